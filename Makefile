@@ -65,7 +65,8 @@ FLOOR_TESTS ?= tests/core tests/checkpoint/test_safetensors_header.py tests/chec
   tests/checkpoint/test_hub.py tests/model/test_answer_formats.py tests/sampling/test_constraint.py \
   tests/sampling/test_verify.py tests/engine/test_lossless.py tests/engine/test_families.py \
   tests/server/test_anthropic.py tests/server/test_batch_api.py tests/server/test_chat.py tests/server/test_service.py \
-  tests/ui/cli/test_doctor.py tests/ui/cli/test_generate.py tests/ui/tui/test_composer.py
+  tests/ui/cli/test_doctor.py tests/ui/cli/test_generate.py tests/ui/tui/test_composer.py \
+  tests/ui/tui/test_thinking_block.py tests/ui/tui/test_search.py
 
 .PHONY: env demo chat test test-all test-gpu test-floors check docs site format clean
 

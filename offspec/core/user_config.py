@@ -6,7 +6,7 @@ import tomllib
 
 from offspec.core.cache_dir import user_folder
 from offspec.core.errors import RequestError
-from offspec.core.files import disk_full, write_file
+from offspec.core.files import disk_full, real_path, write_file
 
 Value = str | int | float
 
@@ -35,10 +35,12 @@ class UserConfig:
 
     def set(self, key: str, value: Value) -> None:
         """Write a value, in the place of one that is there."""
-        line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
-        text, count = _line_of(key).subn(lambda _: line, self._text, count=1)
+        written = json.dumps(value, ensure_ascii=False)
+        text, count = _value_of(key).subn(lambda found: found[1] + written, self._text, count=1)
         if not count:
-            text = self._text + ("" if self._text.endswith("\n") or not self._text else "\n") + line + "\n"
+            end = "\r\n" if "\r\n" in self._text else "\n"
+            begun = "" if self._text.endswith("\n") or not self._text else end
+            text = f"{self._text}{begun}{key} = {written}{end}"
         self._write(text, self.values | {key: value})
 
     def unset(self, key: str) -> None:
@@ -49,7 +51,7 @@ class UserConfig:
 
     def _read(self) -> str:
         try:
-            return self.file.read_text("utf-8")
+            return self.file.read_bytes().decode("utf-8")  # ends of lines stay as they are
         except FileNotFoundError:
             return ""
         except (OSError, UnicodeDecodeError) as error:
@@ -77,13 +79,20 @@ class UserConfig:
             raise RequestError(f"{self.file} is written in a way that only you can edit: change it by hand")
         try:
             with disk_full(self.file):
-                self.file.parent.mkdir(parents=True, exist_ok=True)
-                write_file(self.file, text.encode())
+                file = real_path(self.file)  # a link, as to a folder of dotfiles, stays one
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_file(file, text.encode(), file.stat().st_mode & 0o777 if file.exists() else 0o666)
         except OSError as error:
             raise RequestError(
                 f"cannot write {self.file} ({error.strerror or error}): {_ELSEWHERE}"
             ) from error
         self._text, self.values = text, expected
+
+
+def _value_of(key: str) -> re.Pattern[str]:
+    """The value of a key without a comment after it; a group has what is before it on its line."""
+    value = r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s#"']+)"""
+    return re.compile(rf"^([ \t]*{re.escape(key)}[ \t]*=[ \t]*){value}", re.MULTILINE)
 
 
 def _line_of(key: str) -> re.Pattern[str]:

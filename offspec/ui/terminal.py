@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 LINE = "\r\x1b[2K\x1b[?25h"  # erases a line that moves, and shows the cursor
+SAVE_TITLE, RESTORE_TITLE = "\x1b[22;2t", "\x1b[23;2t"  # of the window, where the terminal keeps titles
 # Ends bracketed paste, reports of size, mouse and focus, the keyboard's protocol, and the screen of its own.
 SCREEN = (
     "\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[<u\x1b[?1049l\x1b[?25h"
-    "\x1b[?1004l"
+    "\x1b[?1004l" + RESTORE_TITLE
 )
 _ERR = 2
 

@@ -52,6 +52,10 @@ class Tmux:
         """What is to be seen now."""
         return self._run("capture-pane", "-p")
 
+    def title(self) -> str:
+        """The title that the program gave the terminal."""
+        return self._run("display-message", "-p", "#{pane_title}").rstrip("\n")
+
     def pid(self) -> int:
         """The process id of the program."""
         return int((self._folder / "pid").read_text())

@@ -176,9 +176,11 @@ of every pass; without a draft all tokens are of that kind.""",
     ),
     Command(
         "copy",
-        "/copy [n]",
-        "Copy the last answer to the clipboard, or the n-th last.",
-        "Without its thinking. Over ssh too, where the terminal knows OSC 52, as most do.",
+        "/copy [code] [n]",
+        "Copy the last answer, or the last block of code, to the clipboard.",
+        """`/copy 2` copies the last answer but one, without its thinking; `/copy code` copies the last block
+of code, and `/copy code 2` the one before. It works over ssh too, if the terminal knows OSC 52, as most
+do.""",
         while_busy=True,
     ),
     Command(

@@ -145,5 +145,6 @@ _ARGUMENTS: Mapping[str, _Offer] = {
     "export": lambda begun, saved: _files(begun, (".md",)),
     "load": _sessions,
     "draft": _drafts,
+    "copy": _words(("code", "the last block of code")),
     "sources": _words(("on", "mark them"), ("off", "plain text")),
 }

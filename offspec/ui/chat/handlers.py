@@ -9,6 +9,7 @@ from offspec.core.config import AUTO, NONE, SOURCES, read_drafts
 from offspec.core.errors import DiskFullError, RequestError, SessionError
 from offspec.ui.chat import settings, versions
 from offspec.ui.chat.attach import attach
+from offspec.ui.chat.code_blocks import copy_code
 from offspec.ui.chat.commands import help_of, parse
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.export import export
@@ -139,6 +140,8 @@ def _sources(chat: ChatController, argument: str) -> Outcome:
 
 
 def _copy(chat: ChatController, argument: str) -> Outcome:
+    if argument.split()[:1] == ["code"]:
+        return copy_code(chat, argument.removeprefix("code").strip())
     back = versions.count(argument, "/copy 2 copies the last answer but one")
     answers = [m for m in chat.session.messages if m.role == "assistant" and m.content.strip()]
     if not answers:

@@ -18,16 +18,22 @@ def save(chat: ChatController, argument: str) -> Outcome:
     if _names_file(argument):
         with as_request_error(f"{clean_title(argument)} cannot be written"):
             return _copy_to(chat, Path(argument).expanduser())
+    save_as(chat, clean_title(argument))
+    title = chat.session.conversation.title
+    return ShowText(f"Saved as **{title}**, and from now on by itself, in `{chat.file}`.")
+
+
+def save_as(chat: ChatController, title: str) -> None:
+    """Save the conversation under a title, or if that is empty under its own. Raises OffspecError."""
     conversation = chat.session.conversation
     before = conversation.title
-    if argument:
-        conversation.title = _free_title(chat, clean_title(argument))
+    if title:
+        conversation.title = _free_title(chat, title)
     try:
         chat.session.save(chat.file)
     except OffspecError:
         conversation.title = before
         raise
-    return ShowText(f"Saved as **{conversation.title}**, and from now on by itself, in `{chat.file}`.")
 
 
 def _names_file(argument: str) -> bool:

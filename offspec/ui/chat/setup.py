@@ -29,7 +29,8 @@ class Setup:
     plan: a plan file to follow. resume: None begins a new conversation, "" takes up the latest one held with
     this model, and anything else names one. It goes on with the parameters it had, but for those whose names
     are in `given`. trees: whether verified trees are gathered, to be looked at. command: the words
-    that began the chat, but for those that name a conversation.
+    that began the chat, but for those that name a conversation. notify: whether the end of a long answer is
+    announced with a bell and a desktop notice.
     """
 
     config: EngineConfig
@@ -40,6 +41,7 @@ class Setup:
     given: frozenset[str] = frozenset()
     trees: bool = True
     command: tuple[str, ...] = ("offspec", "chat")
+    notify: bool = True
 
     def resumed(self, archive: "Archive") -> Path | None:
         """The file of the conversation to take up, None for a new one. Raises SessionError.

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -55,6 +55,14 @@ Plain = Annotated[
         "of the two is a pipe or a file.",
     ),
 ]
+Notify = Annotated[
+    Literal["on", "off"],
+    opt.output_option(
+        "--notify",
+        help="Ring the terminal's bell when an answer took over ten seconds, and show a desktop notice "
+        "(OSC 9) if another window has the focus. Not in line mode.",
+    ),
+]
 
 
 @opt.takes_options
@@ -67,6 +75,7 @@ def chat(
     max_tokens: opt.MaxTokens = 2048,
     stop: opt.Stop = None,
     plain: Plain = False,
+    notify: Notify = "on",
     quiet: opt.Quiet = False,
 ) -> None:
     """Chat with a model. Its caches keep the conversation, so each question computes only its own tokens."""
@@ -80,6 +89,7 @@ def chat(
         resume="" if resume else session,
         given=_given(ctx),
         command=command_words(sys.argv),
+        notify=notify == "on",
     )
     checks.check_files(setup.config, setup.plan)
     _begin(setup, plain=plain or not _has_screen(), quiet=quiet)

@@ -13,7 +13,7 @@ THEMES = ("dark", "light")
 # Options by their names, less the dashes; those that a chat has decide what is a value.
 KEYS = (
     *("model", "memory", "vram", "device", "dtype", "context", "kv-cache", "quantize", "draft", "draft-bits"),
-    *("temperature", "theme"),
+    *("temperature", "theme", "notify"),
 )
 COMMANDS = ("generate", "chat", "serve", "batch", "bench", "plan")
 _OF_THIS_MACHINE = ("memory", "vram", "device")

@@ -10,7 +10,8 @@ from functools import partial
 from typing import ClassVar
 
 from rich.segment import Segment
-from textual.app import App, ComposeResult, SystemCommand
+from textual import events, on
+from textual.app import App, ComposeResult, SuspendNotSupported, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.containers import Horizontal, Vertical
@@ -19,7 +20,7 @@ from textual.filter import LineFilter
 from textual.screen import Screen
 
 from offspec.chat.archive import Archive
-from offspec.chat.conversation import Conversation, Message
+from offspec.chat.conversation import Conversation, Message, clean_title
 from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError
 from offspec.ui import interrupt
@@ -33,8 +34,12 @@ from offspec.ui.tui.answer import Answer
 from offspec.ui.tui.completion import CompletionList
 from offspec.ui.tui.composer import Composer
 from offspec.ui.tui.loading import LoadingView
+from offspec.ui.tui.notices import Notices
 from offspec.ui.tui.panel import SidePanel
+from offspec.ui.tui.search import Search
+from offspec.ui.tui.search_bar import SearchBar
 from offspec.ui.tui.status import Header, StatusLine
+from offspec.ui.tui.suspend import suspend
 from offspec.ui.tui.transcript_view import TranscriptView
 from offspec.ui.tui.user_input import UserInput
 from offspec.ui.tui.worker import EngineThread, end_on_hangup
@@ -45,7 +50,10 @@ _STOPPING = 5.0  # seconds that leaving waits for a pass to be broken off
 _TWICE = 3.0  # seconds in which a second Ctrl+C leaves
 _IDLE = "Enter sends · / commands · F1 help"
 # While another page is open they would act on what is not seen.
-_OF_THE_CHAT = {"stop", "interrupt", "folds", "panel", "command", "page", "switch", "command_palette"}
+_OF_THE_CHAT = {
+    *("stop", "interrupt", "folds", "panel", "command", "page", "end", "search", "switch"),
+    "command_palette",
+}
 
 
 class ChatApp(App[None]):
@@ -61,18 +69,22 @@ class ChatApp(App[None]):
         Binding("escape", "stop", "Stop", show=False),
         Binding("ctrl+c", "interrupt", "Stop or leave", show=False),
         Binding("ctrl+q", "quit", "Leave", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", "Suspend", show=False, priority=True),
         Binding("f1", "command('/help')", "Help", show=False),
         Binding("f2", "folds", "Open or fold thinking", show=False),
         Binding("ctrl+b", "panel", "Side panel", show=False),
         Binding("ctrl+t", "command('/tree')", "Tree", show=False),
         Binding("ctrl+o", "command('/sources')", "Colours of tokens", show=False),
         Binding("ctrl+r", "command('/retry')", "Retry", show=False),
+        Binding("ctrl+end", "end", "End of the conversation", show=False),
+        Binding("ctrl+f", "search", "Search", show=False, priority=True),
         Binding("ctrl+l", "command('/clear')", "New conversation", show=False),
     ]
 
     def __init__(self, setup: Setup, opener: Opener, archive: Archive | None = None) -> None:
         super().__init__(css_path=["app.tcss", "panel.tcss"])
         self.setup, self.opener, self.archive = setup, opener, archive or Archive()
+        self.notices = Notices(self, announce=setup.notify)
         self.engine: EngineThread | None = None
         self.controller: ChatController | None = None
         self.failure: BaseException | None = None
@@ -95,6 +107,7 @@ class ChatApp(App[None]):
     def compose(self) -> ComposeResult:
         choices = CompletionList()
         self.transcript = TranscriptView(_welcome(self.setup.config))
+        self.search = Search(self.transcript)
         self.composer = Composer(choices, self.complete)
         self.status = StatusLine()
         yield Header(self.setup.config.model)
@@ -104,11 +117,13 @@ class ChatApp(App[None]):
                 yield LoadingView(self.setup.config.model)
                 yield choices
             yield SidePanel()
+        yield SearchBar()
         yield self.status
         yield self.composer
 
     def on_mount(self) -> None:
         wrong_theme = themes.register(self)
+        self.notices.begin()
         self.composer.focus()
         self._timer = self.set_interval(_TICK, self._tick, pause=True)
         self.engine = EngineThread(self.setup, self.opener, self.archive, self.post_message)
@@ -129,15 +144,18 @@ class ChatApp(App[None]):
         self.status.doing("You can write already; it is sent when the model is there")
         self.call_after_refresh(self._begin)  # the first frame before torch takes the processor
 
+    def on_unmount(self) -> None:
+        self.notices.end()
+
     def get_system_commands(self, screen: Screen[object]) -> Iterator[SystemCommand]:
         """What Ctrl+P lists: our own commands and themes. One that takes something goes into the input."""
         for command in COMMANDS.values():
             write = partial(self.composer.set_text, f"/{command.name} ")
             run = partial(self.action_command, f"/{command.name}")
             yield SystemCommand(f"/{command.name}", command.help, write if command.takes_argument else run)
-        for name, theme in themes.THEMES.items():
-            use = partial(setattr, self, "theme", theme.name)
-            yield SystemCommand(f"{name} theme", f"Use {name} colours.", use)
+        for name in themes.THEMES:
+            use = partial(self._use_theme, name)
+            yield SystemCommand(f"{name} theme", f"Use {name} colours, also the next time.", use)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return action not in _OF_THE_CHAT or len(self.screen_stack) == 1
@@ -164,6 +182,7 @@ class ChatApp(App[None]):
             await self.user_input.command(message.text)
         else:
             await self.user_input.ask(unescaped(message.text))
+            self._show_title()
 
     async def action_command(self, line: str) -> None:
         await self.user_input.command(line)
@@ -210,6 +229,10 @@ class ChatApp(App[None]):
         self._tick()
         self.set_timer(_STOPPING, self._leave)
 
+    def action_suspend_process(self) -> None:
+        with suppress(SuspendNotSupported):
+            suspend(self)
+
     def interrupt(self) -> None:
         """SIGINT, which comes from no key here: leave. May be called from the handler of the signal."""
         if self._loop is None:
@@ -237,6 +260,25 @@ class ChatApp(App[None]):
 
     async def action_page(self, by: int) -> None:
         await self.transcript.page(by)
+
+    def on_transcript_view_end_in_view(self, message: TranscriptView.EndInView) -> None:
+        self.status.more_below(not message.shown)
+
+    @on(events.Click, "#below")
+    def action_end(self) -> None:
+        """Show the end of the conversation, and follow what comes."""
+        self.transcript.anchor()
+
+    def action_search(self) -> None:
+        self.query_one(SearchBar).open()
+
+    async def on_search_bar_sought(self, message: SearchBar.Sought) -> None:
+        place = await self.search.seek(message.words, message.by)
+        self.query_one(SearchBar).show_place(place)
+
+    def on_search_bar_closed(self) -> None:
+        self.search.end()
+        self.composer.focus()
 
     # What the engine's thread tells
 
@@ -277,6 +319,8 @@ class ChatApp(App[None]):
 
     async def on_answer_done(self, message: messages.AnswerDone) -> None:
         await self.user_input.end(message)
+        if message.result is None or message.result.finish_reason != "halted":  # as the user wanted
+            self.notices.answer_ended(self._title(), failed=message.result is None)
         if self._leaving:
             self._leave()
             return
@@ -288,6 +332,8 @@ class ChatApp(App[None]):
     def busy(self, now: bool) -> None:
         """An answer begins, or is over."""
         if now:
+            self.notices.answer_began()
+            self._show_title()
             self._timer.resume()
             self._tick()
         else:
@@ -328,9 +374,23 @@ class ChatApp(App[None]):
         for note in notes:
             await self.transcript.note(note.text, note.kind or "notice")
 
+    def _show_title(self) -> None:
+        self.notices.title(self._title(), answering=self.answer is not None)
+
+    def _title(self) -> str:
+        """The title of the conversation, which has none before its first answer: then its first question."""
+        talk = self._resumed if self.controller is None else self.controller.session.conversation
+        asked = next((entry.text for entry in self.transcript.entries if entry.is_question), "")
+        return (talk and talk.title) or clean_title(asked.strip().partition("\n")[0])
+
+    def _use_theme(self, name: str) -> None:
+        self.theme = themes.THEMES[name].name
+        self.status.doing(themes.remember(name))
+
     def show_stats(self) -> None:
         """Header, side panel and meter, as the controller has them now."""
         self._passed = False
+        self._show_title()
         if self.controller is not None:
             self.query_one(Header).update_from(self.controller)
             self.query_one(SidePanel).update_from(self.controller)

@@ -25,6 +25,8 @@ class Composer(TextArea):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("pageup", "app.page(-1)", show=False),
         Binding("pagedown", "app.page(1)", show=False),
+        # Ctrl+_ as terminals send it, without and with the kitty keyboard protocol.
+        Binding("ctrl+underscore,ctrl+shift+underscore,ctrl+shift+minus", "undo", show=False),
     ]
 
     @dataclass

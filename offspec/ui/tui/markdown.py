@@ -14,9 +14,11 @@ from functools import cache
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from rich import markdown as rich_markdown
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.console import RenderResult as RichResult
 from rich.segment import Segment
+from rich.style import Style
 from rich.syntax import Syntax
 from rich.text import Text
 from rich.theme import Theme
@@ -94,14 +96,30 @@ class _Block:
         return self.lines[width, dark]
 
 
+def _parser() -> MarkdownIt:
+    """HTML stays text: it would not be shown at all."""
+    return MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+
+
+def plain_text(markdown: str) -> str:
+    """The words of Markdown without its marks, a block a line."""
+    tokens = _parser().parse(markdown)
+    return "\n".join(_plain(token) for token in tokens if token.type in ("inline", "fence", "code_block"))
+
+
+def _plain(token: Token) -> str:
+    if token.children is None:
+        return token.content
+    return "".join("\n" if child.type.endswith("break") else child.content for child in token.children)
+
+
 class MarkdownLines:
     """Markdown that grows at its end. `read`: characters parsed so far, for tests."""
 
     def __init__(self) -> None:
         self.source = ""
         self.read = 0
-        # HTML stays text: it would not be shown at all.
-        self._parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+        self._parser = _parser()
         self._blocks: list[_Block] = []
 
     def set_source(self, source: str) -> bool:
@@ -231,7 +249,7 @@ class StreamedMarkdown(Widget, can_focus=False):
         selection = self.text_selection
         span = selection.get_span(y) if selection is not None else None
         if span is not None:
-            strip = _lit(strip, span, self)
+            strip = _highlighted(strip, span, self)
         return strip.adjust_cell_length(width, plain).apply_offsets(0, y)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
@@ -243,9 +261,13 @@ class StreamedMarkdown(Widget, can_focus=False):
         self.refresh()
 
 
-def _lit(strip: Strip, span: tuple[int, int], widget: Widget) -> Strip:
-    """The strip with the cells from span[0] to span[1] (-1: its end) shown as selected."""
-    start, end = span[0], strip.cell_length if span[1] == -1 else span[1]
-    style = widget.screen.get_component_rich_style("screen--selection")
+def _highlighted(strip: Strip, span: tuple[int, int], widget: Widget) -> Strip:
+    """Return the strip with the characters from span[0] to span[1] (-1: its end) shown as selected."""
+    text = strip.text
+    start, end = (cell_len(text[:at]) if at >= 0 else strip.cell_length for at in span)
+    selected = widget.screen.get_component_rich_style("screen--selection")
+    # Colours of code are chosen for another background.
+    style = Style(color=widget.rich_style.color, bgcolor=selected.bgcolor, reverse=selected.reverse)
     before, inside, after = strip.divide([start, end, max(end, strip.cell_length)])
-    return Strip.join([before, inside.apply_style(style), after])
+    shown = Strip(Segment.apply_style(inside, post_style=style), inside.cell_length)
+    return Strip.join([before, shown, after])

@@ -16,7 +16,8 @@ KEYS = (
     ("Enter", "send the question"),
     ("Shift+Enter, Ctrl+J", "a new line in it"),
     ("Tab", "complete a command"),
-    ("Ctrl+U", "empty the input; Ctrl+Z brings it back"),
+    ("Ctrl+U", "empty the input"),
+    ("Ctrl+_, Ctrl+Y", "undo and redo changes of the input"),
     ("↑ ↓", "earlier and later questions, from the first and last line"),
     ("Esc", "stop the answer; what came is kept"),
     ("Ctrl+R", "ask the last question again; its answer is kept"),
@@ -27,9 +28,12 @@ KEYS = (
     ("Ctrl+L", "begin a new conversation"),
     ("F2", "open or fold thinking"),
     ("Page Up, Page Down", "scroll the conversation"),
+    ("Ctrl+F", "search in the conversation; ↑ ↓ go through the places"),
+    ("Ctrl+End", "go to the end of the conversation, and follow what comes"),
     ("Ctrl+P", "find a command or a theme"),
     ("F1", "this page"),
-    ("Ctrl+C", "stop the answer, or leave when pressed twice"),
+    ("Ctrl+C", "copy what is selected; else stop the answer, or leave when pressed twice"),
+    ("Ctrl+Z", "suspend the chat; `fg` in the shell continues it"),
     ("Ctrl+Q", "leave; the conversation is saved"),
 )
 

@@ -1,47 +1,74 @@
-"""Saved conversations to choose from."""
+"""Saved conversations to look at, choose from, rename and delete."""
 
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.containers import Container, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from offspec.chat.conversation import Conversation
+from offspec.core.errors import OffspecError, SessionError
+from offspec.ui.chat.thinking import without_thinking
 from offspec.ui.printable import printable
+from offspec.ui.tui.prompt_screens import ConfirmScreen, NameScreen
+from offspec_planners.units import format_count
 
 if TYPE_CHECKING:
     from offspec.chat.archive import Archive, Damaged, Entry
+    from offspec.chat.message import Message
+
+_KEYS = "↑ ↓ choose   enter opens   ctrl+r renames   ctrl+d deletes"
+_FIRST, _LAST = 2, 4  # messages of a preview
+_PARAGRAPH = 400  # characters of a message in it
 
 
 class SessionsScreen(ModalScreen[Path | None]):
-    """The newest first. Typing narrows the list; it is dismissed with the file chosen, or None."""
+    """The newest first. Typing narrows the list; it is dismissed with the file chosen, or None.
+
+    Args:
+        archive: The folder of the conversations.
+        rename: Gives the conversation of a file a title. Raises OffspecError.
+        delete: Deletes the conversation of a file. Raises OffspecError.
+    """
 
     CSS_PATH = "sessions_screen.tcss"
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]  # noqa: RUF012 - as Textual declares it
     AUTO_FOCUS = "#sessions-wanted"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,ctrl+c", "dismiss(None)", "Close"),
+        Binding("ctrl+r", "rename", "Rename", show=False),
+        Binding("ctrl+d", "delete", "Delete", show=False, priority=True),  # a field deletes a letter with it
         Binding("down", "move('cursor_down')", "Down", show=False),
         Binding("up", "move('cursor_up')", "Up", show=False),
         Binding("pagedown", "move('page_down')", "Page down", show=False),
         Binding("pageup", "move('page_up')", "Page up", show=False),
     ]
 
-    def __init__(self, archive: "Archive") -> None:
+    def __init__(
+        self, archive: "Archive", rename: Callable[[Path, str], None], delete: Callable[[Path], None]
+    ) -> None:
         super().__init__()
-        self._archive = archive
+        self._archive, self._rename, self._delete = archive, rename, delete
         self._entries: list[Entry] = []
 
     def compose(self) -> ComposeResult:
         with Vertical(id="sessions") as box:
             box.border_title = "Conversations"
+            box.border_subtitle = "esc closes"
             yield Input(placeholder="part of a title or a model", id="sessions-wanted")
-            yield OptionList(id="sessions-list")
+            with Container(id="sessions-middle"):
+                yield OptionList(id="sessions-list")
+                with VerticalScroll(id="sessions-preview", can_focus=False):
+                    yield Static(markup=False)
             yield Static("looking …", id="sessions-note", markup=False)
 
     def on_mount(self) -> None:
@@ -66,19 +93,69 @@ class SessionsScreen(ModalScreen[Path | None]):
             if all(word in f"{entry.title} {entry.model}".lower() for word in words)
         ]
         options = self.query_one(OptionList)
+        chosen, at = self._chosen, options.highlighted or 0
         options.clear_options()
         options.add_options([Option(_line(entry), id=str(entry.file)) for entry in fitting])
         options.add_options([Option(_unread(damaged), disabled=True) for damaged in self._archive.damaged])
-        options.highlighted = 0 if fitting else None
+        files = [entry.file for entry in fitting]
+        place = files.index(chosen.file) if chosen and chosen.file in files else min(at, len(files) - 1)
+        options.highlighted = place if fitting else None
+        if not fitting:
+            self._look_into(None)
         self.query_one("#sessions-note", Static).update(self._note(len(fitting)))
 
     def _note(self, fitting: int) -> str:
         if not self._entries:
             note = "No conversation is saved yet."
         else:
-            note = f"{fitting:,} of {len(self._entries):,}   ↑ ↓ choose   enter opens   esc closes"
+            note = f"{fitting:,} of {len(self._entries):,}   {_KEYS}"
         damaged = len(self._archive.damaged)
         return f"{note}   {damaged:,} cannot be read" if damaged else note
+
+    @property
+    def _chosen(self) -> "Entry | None":
+        """The conversation under the highlight."""
+        options = self.query_one(OptionList)
+        name = None if options.highlighted is None else options.get_option_at_index(options.highlighted).id
+        return next((entry for entry in self._entries if str(entry.file) == name), None)
+
+    def on_option_list_option_highlighted(self) -> None:
+        self._look_into(self._chosen)
+
+    @work(thread=True, exclusive=True, group="preview")
+    def _look_into(self, entry: "Entry | None") -> None:
+        """Read a conversation beside the interface, and show its beginning and end if it is still chosen."""
+        shown = Content() if entry is None else _preview(entry)
+        self.app.call_from_thread(self._show_preview, entry, shown)
+
+    def _show_preview(self, entry: "Entry | None", shown: Content) -> None:
+        if self.is_attached and entry == self._chosen:
+            self.query_one("#sessions-preview Static", Static).update(shown)
+            self.query_one("#sessions-preview").scroll_home(animate=False)
+
+    @work
+    async def action_rename(self) -> None:
+        if (entry := self._chosen) is not None:
+            title = await self.app.push_screen_wait(NameScreen("Rename", entry.title))
+            if title is not None and title != entry.title:
+                self._change(partial(self._rename, entry.file, title))
+
+    @work
+    async def action_delete(self) -> None:
+        if (entry := self._chosen) is not None:
+            question = f"Delete {entry.title!r}, {_questions(entry)}? This cannot be undone."
+            if await self.app.push_screen_wait(ConfirmScreen("Delete", question)):
+                self._change(partial(self._delete, entry.file))
+
+    def _change(self, change: Callable[[], None]) -> None:
+        """Change the files, and list them anew; or say why that is not possible."""
+        try:
+            change()
+        except OffspecError as error:
+            said = Content.assemble(("error:", "bold"), " ", printable(str(error)))
+            self.query_one("#sessions-note", Static).update(said)
+        else:
+            self._look()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._narrow(event.value)
@@ -95,10 +172,41 @@ class SessionsScreen(ModalScreen[Path | None]):
 
 
 def _line(entry: "Entry") -> Content:
-    turns = f"{entry.turns:,} {'question' if entry.turns == 1 else 'questions'}"
-    about = f"{_when(entry.updated)}   {entry.model}   {turns}"
+    about = f"{_when(entry.updated)}   {entry.model}   {_questions(entry)}"
     title = printable(entry.title) or "(no title)"
     return Content.assemble((title, "bold"), "\n", (printable(about), "$foreground 60%"))
+
+
+def _questions(entry: "Entry") -> str:
+    return format_count(entry.turns, "question")
+
+
+def _preview(entry: "Entry") -> Content:
+    """The first messages and the last ones, each at most as long as a paragraph."""
+    try:
+        talk = Conversation.read(entry.file)
+    except SessionError as error:
+        return Content.styled(printable(str(error)), "$error")
+    first, last = talk.messages[:_FIRST], talk.messages[_FIRST:][-_LAST:]
+    left_out = len(talk.messages) - len(first) - len(last)
+    parts = [Content.styled(f"System: {_short(talk.system)}", "italic")] if talk.system else []
+    parts += map(_message, first)
+    parts += (
+        [Content.styled(f"⋯ {format_count(left_out, 'more message')}", "$foreground 60%")] if left_out else []
+    )
+    parts += map(_message, last)
+    return Content("\n\n").join(parts)
+
+
+def _message(message: "Message") -> Content:
+    if message.role == "user":
+        return Content.styled(_short(message.content), "bold")
+    return Content(_short(without_thinking(message.content, message.opened)))
+
+
+def _short(text: str) -> str:
+    text = printable(text.strip())
+    return text if len(text) <= _PARAGRAPH else f"{text[:_PARAGRAPH].rstrip()} …"
 
 
 def _unread(damaged: "Damaged") -> Content:

@@ -48,7 +48,15 @@ class StatusLine(Horizontal):
 
     def compose(self) -> ComposeResult:
         yield Static("", id="doing", markup=False)
+        yield Static("↓ more below", id="below", markup=False)
         yield Static("", id="meter", markup=False)
+
+    def on_mount(self) -> None:
+        self.more_below(False)
+
+    def more_below(self, there_is: bool) -> None:
+        """Whether the conversation goes on below what is shown."""
+        self.query_one("#below").display = there_is
 
     def doing(self, text: str) -> None:
         """What is being done, or a hint; the latest stays."""

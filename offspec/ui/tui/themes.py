@@ -1,15 +1,19 @@
 """A dark and a light theme, and which of them a terminal wants.
 
-OFFSPEC_THEME says it: "dark", "light". Else COLORFGBG does, which several terminals set to the numbers of
-their text and background colours. Else it is dark.
+OFFSPEC_THEME says it: "dark", "light". The program sets it to the user's default, if there is one. Else
+COLORFGBG does, which several terminals set to the numbers of their text and background colours. Else it is
+dark.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from os import environ
 from typing import Any
 
 from textual.app import App
 from textual.theme import Theme
+
+from offspec.core.errors import OffspecError
+from offspec.core.user_config import UserConfig
 
 DARK = Theme(
     name="offspec-dark",
@@ -58,6 +62,20 @@ def register(app: App[Any], variables: Mapping[str, str] = environ) -> str:
     if not named or named.lower() in THEMES:
         return ""
     return f"there is no theme {named!r}, as OFFSPEC_THEME has it; there are {' and '.join(THEMES)}"
+
+
+def remember(name: str, variables: MutableMapping[str, str] = environ) -> str:
+    """Make "dark" or "light" the user's default; return a line that says so, or why that is not possible."""
+    try:
+        config = UserConfig()
+        default = str(config.values.get("theme", ""))
+        config.set("theme", name)
+    except OffspecError as error:
+        return f"the {name} theme is not remembered: {error}"
+    if variables.get("OFFSPEC_THEME", default) != default:
+        return f"OFFSPEC_THEME is set, and decides the next time; without it, {name} is remembered"
+    variables["OFFSPEC_THEME"] = name
+    return f"the {name} theme is remembered in {config.file}"
 
 
 def wants_light(variables: Mapping[str, str]) -> bool:

@@ -25,7 +25,6 @@ class ThinkingBlock(Vertical):
         padding: 0 1;
         text-wrap: nowrap;
         text-overflow: ellipsis;
-        pointer: pointer;
     }
     ThinkingBlock > .title:hover {
         color: $foreground;

@@ -5,10 +5,12 @@ So a conversation of hundreds of turns costs no more to lay out than one of a do
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from textual import events, on
 from textual.containers import VerticalScroll
 from textual.content import Content
+from textual.message import Message as TextualMessage
 from textual.widget import Widget
 from textual.widgets import Static
 
@@ -25,6 +27,12 @@ _STEP = 3  # entries that come at once; a key must not wait for more of them to 
 class TranscriptView(VerticalScroll, can_focus=False):
     """Stays at its end while text comes, unless the user has scrolled up."""
 
+    @dataclass
+    class EndInView(TextualMessage):
+        """The end has come into view, or gone out of it."""
+
+        shown: bool
+
     def __init__(self, welcome: Content | str = "") -> None:
         """welcome: what is shown while there is nothing else."""
         super().__init__(id="transcript")
@@ -34,10 +42,22 @@ class TranscriptView(VerticalScroll, can_focus=False):
         self._earlier = Static("", id="earlier", markup=False)
         self._earlier.display = False
         self._welcome = Static(welcome, id="welcome", markup=False)
+        self._end_shown = True
 
     async def on_mount(self) -> None:
         await self.mount(self._welcome, self._earlier)
         self.anchor()
+        for changing in ("scroll_y", "virtual_size", "size"):
+            self.watch(self, changing, self._look_for_end)
+
+    def _look_for_end(self) -> None:
+        """Once all is laid out: text that is followed goes out of view for a moment."""
+        self.call_after_refresh(self._tell_of_end)
+
+    def _tell_of_end(self) -> None:
+        if self._at_end != self._end_shown:
+            self._end_shown = self._at_end
+            self.post_message(self.EndInView(self._end_shown))
 
     async def show(
         self, messages: Sequence[Message], waiting: Sequence[Entry] = (), forks: Sequence[Fork] = ()
@@ -143,6 +163,15 @@ class TranscriptView(VerticalScroll, can_focus=False):
         elif self.scroll_y > 0 or self._first:
             await self._look_back(round(self._height - self.scroll_y) + self._page)
 
+    async def reveal(self, entry: Entry) -> None:
+        """Give the entry a widget, and all after it."""
+        await self._reveal(self._first - self.entries.index(entry))
+
+    def show_row(self, widget: Widget, row: int) -> None:
+        """Scroll so that a row of a widget is in view, with what is said before it."""
+        at = self.scroll_y + widget.region.y + row - self.scrollable_content_region.y
+        self.scroll_to(y=max(at - self._page // 3, 0), animate=False)
+
     async def _look_back(self, lines: int) -> None:
         """Show what is `lines` lines before the end. Earlier entries are mounted until there are as many."""
         if self._first and self._height < lines:
@@ -207,7 +236,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
 
     async def _reveal(self, count: int) -> None:
         """Give widgets to the `count` entries before the first that has one."""
-        start = max(0, self._first - count)
+        start = max(0, self._first - max(count, 0))
         widgets = []
         for entry in self.entries[start : self._first]:
             entry.widget = self._widget(entry)

@@ -1,6 +1,7 @@
 """What the user sends: questions, which are answered one after the other, and commands."""
 
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
 
 from textual.app import App
@@ -15,6 +16,7 @@ from offspec.ui.chat.commands import escaped, parse
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.report import report
+from offspec.ui.chat.saved import delete, rename
 from offspec.ui.printable import printable
 from offspec.ui.told import told
 from offspec.ui.tui.answer import LEGEND, Answer, ending_of
@@ -255,10 +257,14 @@ class UserInput:
             case "sessions":
 
                 async def chosen(file: Path | None) -> None:
+                    self._show_stats()  # the present one may have another title
                     if file is not None:
                         await self.command(f"/load {file}")
 
-                self._app.push_screen(SessionsScreen(controller.archive), chosen)
+                saved = SessionsScreen(
+                    controller.archive, partial(rename, controller), partial(delete, controller)
+                )
+                self._app.push_screen(saved, chosen)
 
 
 def _what_to_do(error: BaseException | None) -> str:

@@ -49,7 +49,30 @@ def test_comments_stay(file: Path) -> None:
     UserConfig().set("memory", "9GB")
     UserConfig().set("context", 512)
     UserConfig().unset("draft")
-    assert file.read_text() == '# my laptop\nmemory = "9GB"\n\ncontext = 512\n'
+    assert file.read_text() == '# my laptop\nmemory = "9GB"  # of 16\n\ncontext = 512\n'
+
+
+@pytest.mark.parametrize(
+    "line", ['theme = "a # \\" b"# c', "theme='dark' # c", "  theme =1e3 # c", 'theme = ""# c']
+)
+def test_a_comment_after_a_value_stays(file: Path, line: str) -> None:
+    file.parent.mkdir()
+    file.write_text(f"{line}\n")
+    UserConfig().set("theme", "light")
+    assert file.read_text().endswith(("# c\n",)) and UserConfig().values == {"theme": "light"}
+
+
+def test_the_file_stays_as_it_is_but_for_the_value(file: Path, tmp_path: Path) -> None:
+    """A link to it, its permissions and its ends of lines."""
+    file.parent.mkdir()
+    mine = tmp_path / "dotfiles.toml"
+    mine.write_bytes(b'theme = "dark"\r\n# mine\r\n')
+    mine.chmod(0o600)
+    file.symlink_to(mine)
+    UserConfig().set("theme", "light")
+    UserConfig().set("context", 512)
+    assert mine.read_bytes() == b'theme = "light"\r\n# mine\r\ncontext = 512\r\n'
+    assert file.is_symlink() and mine.stat().st_mode & 0o777 == 0o600
 
 
 def test_what_only_a_person_can_edit_is_left(file: Path) -> None:
@@ -138,6 +161,12 @@ def test_a_theme_is_for_chats_and_the_environment_wins(file: Path, monkeypatch: 
     monkeypatch.delenv("OFFSPEC_THEME")
     defaults.default_map(group_of(), [])
     assert os.environ["OFFSPEC_THEME"] == "light"
+
+
+def test_notices_are_a_default_of_chats(file: Path, offspec: Call) -> None:
+    assert offspec("config", "set", "notify", "off").exit_code == 0
+    assert defaults.default_map(group_of(), [])["chat"]["notify"] == "off"
+    assert "notify cannot be 'loud'" in error_line(offspec("config", "set", "notify", "loud"))
 
 
 @pytest.mark.parametrize("shell", some(["bash", "zsh", "fish"], "bash"))

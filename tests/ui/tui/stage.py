@@ -58,6 +58,7 @@ def app_for(
     passes: int | None = None,
     loads: bool = True,
     failing: Sequence[str] = (),
+    notify: bool = True,
 ) -> tuple[ChatApp, PlannedEngine]:
     """folder: where conversations are kept. passes: after this many, one is held amid its layers.
 
@@ -75,7 +76,8 @@ def app_for(
     opener = ScriptedLoad(engine, failing=failing)
     if not loads:
         opener.gate.clear()
-    app = ChatApp(Setup(config, SamplingParams(max_tokens=2048)), opener, Archive(folder))
+    setup = Setup(config, SamplingParams(max_tokens=2048), notify=notify)
+    app = ChatApp(setup, opener, Archive(folder))
     app.animation_level = "none"
     return app, engine
 

@@ -45,6 +45,20 @@ async def test_the_side_panel_is_there_where_there_is_room(pilot: Pilot[None], a
     assert panel.display
 
 
+@plays("long " * 100 + "\n\n```\n" + "code " * 100 + "\n```", size=(200, 80))
+async def test_lines_of_a_wide_terminal_have_a_hundred_columns_to_read(
+    pilot: Pilot[None], app: ChatApp
+) -> None:
+    await ask(pilot, "why " * 100)
+    await app.transcript.note("note " * 100, "notice")
+    await pilot.pause()
+    await send(pilot, "/help set")
+    await pilot.pause()
+    rows = [line[:160].rstrip() for line in seen(app).split("\n")[1:-2]]
+    for word in ("why", "long", "code", "note", "set"):
+        assert 92 < max(len(row) for row in rows if word in row) <= 103, word
+
+
 @plays(LONG, passes=8)
 async def test_a_resize_in_mid_stream_keeps_the_end_in_view(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
@@ -84,14 +98,35 @@ async def test_scrolling_up_in_mid_stream_stays_there(
     await pilot.press("pageup", "pageup")
     await until(pilot, lambda: "line39" not in seen(app))
     at = app.transcript.scroll_y
+    assert "more below" in seen(app).split("\n")[-2]
     engine.gate.set()
     await until(pilot, lambda: app.answer is None)
     await pilot.pause(0.1)
-    assert app.transcript.scroll_y == at
+    assert app.transcript.scroll_y == at and "more below" in seen(app)
     await pilot.press(*["pagedown"] * 8)
-    await until(pilot, lambda: "line59" in seen(app))
+    await until(pilot, lambda: "line59" in seen(app) and "more below" not in seen(app))
     await app.transcript.note("and this is followed again", "notice")
     await until(pilot, lambda: "and this is followed again" in seen(app))
+
+
+@plays("\n\n".join(f"line{i}" for i in range(60)), passes=10)
+async def test_the_end_is_one_key_or_click_away(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[bool]()
+    await loaded(pilot)
+    monkeypatch.setattr(app.status, "more_below", told.append)
+    await send(pilot, "Count.")
+    await until(pilot, lambda: engine.held.is_set() and "line39" in seen(app))
+    assert not any(told)  # while it is followed
+    monkeypatch.undo()
+    for to_the_end in (lambda: pilot.press("ctrl+end"), lambda: pilot.click("#below")):
+        await pilot.press("pageup", "pageup")
+        await until(pilot, lambda: "more below" in seen(app))
+        await to_the_end()
+        await until(pilot, lambda: "line39" in seen(app) and "more below" not in seen(app))
+    engine.gate.set()
+    await until(pilot, lambda: app.answer is None and "line59" in seen(app))
 
 
 @plays("short", "\n\n".join(f"line{i}" for i in range(60)))

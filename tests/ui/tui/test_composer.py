@@ -171,7 +171,9 @@ async def test_a_key_empties_the_input_and_another_brings_it_back(pilot: Pilot[N
     await loaded(pilot)
     await pilot.press("a", "shift+enter", "b", "left", "ctrl+u")
     assert app.composer.text == ""
-    await pilot.press("ctrl+z")
+    await pilot.press("ctrl+underscore")
+    assert app.composer.text == "a\nb"
+    await pilot.press("ctrl+z")  # suspends, where there is a terminal
     assert app.composer.text == "a\nb"
     await pilot.press("ctrl+u", "/", "h")
     await pilot.press("ctrl+u")

@@ -1,9 +1,7 @@
-"""Pages to read, the help, the list of saved conversations, and the themes."""
+"""Pages to read, the help, and the themes."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +9,11 @@ from textual.app import App
 from textual.binding import Binding
 from textual.pilot import Pilot
 from textual.screen import Screen
-from textual.widgets import OptionList, Static
 
-from offspec.chat.archive import Damaged
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.tui import themes
 from offspec.ui.tui.markdown import StreamedMarkdown
 from offspec.ui.tui.page_screen import KEYS, HelpScreen, PageScreen, help_page
-from offspec.ui.tui.sessions_screen import SessionsScreen
 
 
 class Host(App[None]):
@@ -102,86 +97,6 @@ async def test_help_scrolls_in_a_small_terminal() -> None:
         await pilot.press("end")
         await pilot.pause()
         assert app.screen.query_one("#page").scroll_offset.y > 10
-
-
-@dataclass
-class Entry:
-    file: Path
-    title: str
-    model: str = "demo"
-    updated: str = "2026-01-02T03:04:05Z"
-    turns: int = 2
-    id: str = ""
-
-
-@dataclass
-class Shelf:
-    """As much of an archive as the screen looks at."""
-
-    entries: list[Entry] = field(default_factory=list)
-    damaged: tuple[Damaged, ...] = ()
-
-    def list(self) -> list[Entry]:
-        return self.entries
-
-
-SHELF = [
-    Entry(Path("a.json"), "Why is the sky blue?"),
-    Entry(Path("b.json"), "[b]Holiday[/b] plans", "org/large"),
-    Entry(Path("c.json"), "Rivers in the sky", turns=1),
-]
-
-
-def options(screen: SessionsScreen) -> list[str]:
-    return [str(option.prompt) for option in screen.query_one(OptionList).options]
-
-
-def note(screen: SessionsScreen) -> str:
-    return str(screen.query_one("#sessions-note", Static).visual)
-
-
-async def test_a_conversation_is_chosen_with_the_arrows() -> None:
-    async with showing(SessionsScreen(Shelf(SHELF))) as (pilot, app):
-        await pilot.press("down", "down", "up", "enter")
-        await pilot.pause()
-        assert app.got == Path("b.json")
-
-
-async def test_typing_narrows_the_list() -> None:
-    screen = SessionsScreen(Shelf(SHELF))
-    async with showing(screen) as (pilot, app):
-        assert note(screen).startswith("3 of 3")
-        await pilot.press(*"sky")
-        assert [option.split("\n")[0] for option in options(screen)] == [
-            "Why is the sky blue?",
-            "Rivers in the sky",
-        ]
-        await pilot.press("space", *"riv")
-        assert "1 question" in options(screen)[0]
-        assert note(screen).startswith("1 of 3")
-        await pilot.press("enter")
-        await pilot.pause()
-        assert app.got == Path("c.json")
-
-
-async def test_titles_are_no_markup_and_models_are_searched_too() -> None:
-    screen = SessionsScreen(Shelf(SHELF))
-    async with showing(screen) as (pilot, _):
-        await pilot.press(*"LARGE")
-        assert options(screen)[0].startswith("[b]Holiday[/b] plans\n")
-
-
-@pytest.mark.parametrize("key", ["escape", "ctrl+c"])
-async def test_enter_on_nothing_stays_and_these_leave_without_a_choice(key: str) -> None:
-    screen = SessionsScreen(Shelf([], (Damaged(Path("x.json"), "cannot read x.json: Permission denied"),)))
-    async with showing(screen) as (pilot, app):
-        assert note(screen) == "No conversation is saved yet.   1 cannot be read"
-        assert options(screen) == ["x.json\ncannot read x.json: Permission denied"]
-        await pilot.press("enter", "down")
-        assert app.screen is screen
-        await pilot.press(key)
-        await pilot.pause()
-        assert app.got is None
 
 
 @pytest.mark.parametrize(

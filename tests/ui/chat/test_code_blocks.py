@@ -1,0 +1,39 @@
+"""`/copy code`."""
+
+import pytest
+
+from offspec.chat.archive import Archive
+from offspec.core.errors import RequestError
+from offspec.ui.chat.code_blocks import CodeBlock, code_blocks
+from offspec.ui.chat.controller import ChatController
+from offspec.ui.chat.handlers import run_command
+from offspec.ui.chat.outcomes import Copy
+from tests.support.fake_engine import ScriptedEngine
+from tests.ui.chat.talk import SETUP, say
+
+ANSWERS = (
+    "<think>\n```\nno\n```\n</think>\n```python\nx = 1\n\ny = 2\n```\n",
+    "No code.",
+    "1. Run\n   ```sh -x\n   ls\n   ```\n2. Then\n\n~~~\n```\nopen\n",
+)
+
+
+def test_blocks_of_answers_are_counted_from_the_last(archive: Archive) -> None:
+    chat = ChatController(ScriptedEngine(ANSWERS), SETUP, archive)
+    with pytest.raises(RequestError, match="no block of code"):
+        run_command(chat, "/copy code")
+    for _ in ANSWERS:
+        say(chat, "Why?")
+    assert run_command(chat, "/copy code") == Copy("```\nopen", "block 3 of 3, 2 lines of code")
+    assert run_command(chat, "/copy code 2") == Copy("ls", "block 2 of 3, 1 line of sh")
+    assert run_command(chat, "/copy code 3") == Copy("x = 1\n\ny = 2", "block 1 of 3, 3 lines of python")
+    with pytest.raises(RequestError, match="only 3 blocks of code; /copy code 3 copies the first"):
+        run_command(chat, "/copy code 4")
+    with pytest.raises(RequestError, match="'x' is no number above 0; /copy code 2 copies"):
+        run_command(chat, "/copy code x")
+    with pytest.raises(RequestError, match="'codex' is no number"):
+        run_command(chat, "/copy codex")
+
+
+def test_what_is_a_block_of_code() -> None:
+    assert code_blocks("`x` and\n\n    indented\n\n```\n\n```\n") == [CodeBlock("", "indented")]

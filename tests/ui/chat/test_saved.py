@@ -1,0 +1,99 @@
+"""Renaming and deleting saved conversations."""
+
+from pathlib import Path
+
+import pytest
+
+from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation
+from offspec.core.errors import OffspecError, RequestError, SessionError
+from offspec.core.file_lock import Claim
+from offspec.ui.chat.controller import ChatController
+from offspec.ui.chat.handlers import run_command
+from offspec.ui.chat.outcomes import StreamAnswer
+from offspec.ui.chat.saved import delete, rename
+from tests.ui.chat.talk import said, say
+
+
+@pytest.fixture
+def earlier(chat: ChatController) -> Path:
+    """A conversation with two versions of an answer, which another has followed."""
+    say(chat, "Why?")
+    outcome = run_command(chat, "/edit How?")
+    assert isinstance(outcome, StreamAnswer)
+    list(outcome.events)
+    file = chat.file
+    run_command(chat, "/clear")
+    say(chat, "Where?")
+    return file
+
+
+def titles(archive: Archive) -> list[str]:
+    return sorted(entry.title for entry in archive.list())
+
+
+def test_another_conversation_is_renamed_and_is_otherwise_as_it_was(
+    chat: ChatController, archive: Archive, earlier: Path
+) -> None:
+    before = Conversation.read(earlier)
+    rename(chat, earlier, "  AC/DC\tlive ")
+    after = Conversation.read(earlier)
+    assert after.title == "AC/DC live" and before.branches
+    before.title = after.title
+    assert after == before and titles(archive) == ["AC/DC live", "Where?"]
+    assert not list(archive.folder.glob(f".{earlier.name}*"))
+
+
+def test_the_present_conversation_is_renamed(chat: ChatController, archive: Archive, earlier: Path) -> None:
+    rename(chat, chat.file, "AC/DC live")
+    say(chat, "And?")
+    assert chat.session.conversation.title == "AC/DC live" and titles(archive) == ["AC/DC live", "How?"]
+
+
+@pytest.mark.parametrize(
+    "title,why", [(" \n", "needs a name"), ("where?", "another conversation is called 'where\\?'")]
+)
+def test_a_name_that_is_refused(
+    chat: ChatController, archive: Archive, earlier: Path, title: str, why: str
+) -> None:
+    with pytest.raises(RequestError, match=why):
+        rename(chat, earlier, title)
+    assert titles(archive) == ["How?", "Where?"]
+    rename(chat, earlier, "HOW?")
+    assert titles(archive) == ["HOW?", "Where?"]
+
+
+def test_a_conversation_is_deleted(chat: ChatController, archive: Archive, earlier: Path) -> None:
+    delete(chat, earlier)
+    assert titles(archive) == ["Where?"] and not earlier.exists()
+    assert not list(archive.folder.glob(f".{earlier.name}*"))
+    delete(chat, earlier)  # as another process may have done
+
+
+def test_what_is_open_is_not_deleted(chat: ChatController, archive: Archive, earlier: Path) -> None:
+    with pytest.raises(RequestError, match="is open here; begin a new one with /clear"):
+        delete(chat, chat.file)
+    claim = Claim(earlier)
+    with pytest.raises(SessionError, match="open in another terminal"):
+        delete(chat, earlier)
+    with pytest.raises(SessionError, match="open in another terminal"):
+        rename(chat, earlier, "Mine")
+    claim.release()
+    assert titles(archive) == ["How?", "Where?"] and said(chat)[0] == "Where?"
+
+
+def test_a_folder_that_cannot_be_written(
+    chat: ChatController, earlier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write everywhere, so it is played."""
+
+    def refuse(file: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(OffspecError, match=r"cannot delete .*: Permission denied"),
+    ):
+        patch.setattr(Path, "unlink", refuse)
+        delete(chat, earlier)
+    assert earlier.exists()

@@ -1,0 +1,119 @@
+"""The title of the window, the bell, and the desktop notice."""
+
+from collections.abc import Callable
+
+import pytest
+from textual import events
+from textual.pilot import Pilot
+
+from offspec.ui.tui.app import ChatApp
+from tests.support.fake_engine import Script
+from tests.ui.tui.stage import PlannedEngine, ask, hold, loaded, plays, send, until
+
+BELL, TITLE, NOTICE = "\x07", "\x1b]2;", "\x1b]9;"
+
+
+@pytest.fixture
+def any_answer_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offspec.ui.tui.notices._LONG", 0.0)
+
+
+def written(app: ChatApp, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """What is written to the terminal from now on that begins so."""
+    codes: list[str] = []
+    monkeypatch.setattr(app._driver, "write", codes.append)
+    monkeypatch.setattr(app, "bell", lambda: codes.append(BELL))  # which is silent without a terminal
+    return lambda begun: [code for code in codes if code.startswith(begun)]
+
+
+async def in_another_window(pilot: Pilot[None], engine: PlannedEngine) -> None:
+    """An answer during which the user looks elsewhere."""
+    app = pilot.app
+    assert isinstance(app, ChatApp)
+    engine.gate.clear()
+    await hold(pilot, engine, "Why?")
+    app.post_message(events.AppBlur())
+    await pilot.pause()
+    engine.gate.set()
+    await until(pilot, lambda: app.answer is None)
+
+
+@plays("Blue.", passes=0)
+async def test_the_title_names_the_conversation_and_marks_an_answer(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = written(app, monkeypatch)
+    await hold(pilot, engine, "Why\tis it \x1b]2;blue?\nSay.")
+    assert codes(TITLE)[-1] == "\x1b]2;⋯ Why is it ]2;blue? · offspec\x07"
+    engine.gate.set()
+    await until(pilot, lambda: app.answer is None)
+    assert codes(TITLE)[-1] == "\x1b]2;Why is it ]2;blue? · offspec\x07"
+    await send(pilot, "/save Colours")
+    await send(pilot, "/clear")
+    await pilot.pause()
+    assert codes(TITLE)[-1] == "\x1b]2;a new conversation · offspec\x07"
+    assert not codes(BELL) and not codes(NOTICE)  # it was short
+
+
+@plays("Blue.")
+async def test_a_long_answer_rings_and_notifies_other_windows(
+    pilot: Pilot[None],
+    app: ChatApp,
+    engine: PlannedEngine,
+    any_answer_is_long: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await loaded(pilot)
+    codes = written(app, monkeypatch)
+    await ask(pilot, "Why?")
+    assert codes(BELL) == [BELL] and not codes(NOTICE)
+    await in_another_window(pilot, engine)
+    assert codes(BELL) == [BELL, BELL] and codes(NOTICE) == ["\x1b]9;The answer is complete: Why?\x07"]
+    app.post_message(events.AppFocus())
+    await ask(pilot, "Then?")
+    assert len(codes(BELL)) == 3 and len(codes(NOTICE)) == 1
+
+
+@plays(Script("Not quite, not quite", fail_after=1, pass_tokens=1))
+async def test_an_answer_that_fails_says_so(
+    pilot: Pilot[None],
+    app: ChatApp,
+    engine: PlannedEngine,
+    any_answer_is_long: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await loaded(pilot)
+    codes = written(app, monkeypatch)
+    await in_another_window(pilot, engine)
+    assert codes(NOTICE) == ["\x1b]9;The answer was broken off by an error: Why?\x07"] and codes(BELL) == [
+        BELL
+    ]
+
+
+@plays("word " * 40, passes=1)
+async def test_an_answer_that_the_user_stops_is_silent(
+    pilot: Pilot[None],
+    app: ChatApp,
+    engine: PlannedEngine,
+    any_answer_is_long: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await hold(pilot, engine, "Count.")
+    codes = written(app, monkeypatch)
+    await pilot.press("escape")
+    await until(pilot, lambda: app.answer is None)
+    assert not codes(BELL)
+
+
+@plays("Blue.", notify=False)
+async def test_notices_can_be_turned_off(
+    pilot: Pilot[None],
+    app: ChatApp,
+    engine: PlannedEngine,
+    any_answer_is_long: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await loaded(pilot)
+    codes = written(app, monkeypatch)
+    await in_another_window(pilot, engine)
+    assert codes(TITLE) and not codes(BELL) and not codes(NOTICE)

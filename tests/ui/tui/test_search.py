@@ -1,0 +1,115 @@
+"""Ctrl+F: words are found in questions and answers, and shown where they are."""
+
+from textual.pilot import Pilot
+from textual.widgets import Input, Static
+
+from offspec.chat.conversation import Conversation, Message
+from offspec.ui.tui.app import ChatApp
+from offspec.ui.tui.markdown import plain_text
+from tests.support.fake_engine import Turnstile
+from tests.ui.tui.stage import PlannedEngine, ask, loaded, plays, said, seen, send, until
+
+LONG = "\n\n".join(f"line{i}" for i in range(40))
+ANSWER = f"""<think>
+a hidden needle
+</think>
+
+- The **long** `needle` is a
+  Needle.
+
+```python
+needle = 1
+```
+
+{LONG}
+"""
+
+
+async def search(pilot: Pilot[None], *keys: str) -> str:
+    """Press these keys in the search, and return what it says then."""
+    await pilot.press(*keys)
+    await pilot.pause()
+    await pilot.pause()
+    return str(pilot.app.query_one("#search-place", Static).visual)
+
+
+def selected(app: ChatApp) -> str:
+    return (app.screen.get_selected_text() or "").strip()
+
+
+@plays(ANSWER, "No *needles* here.\n\n" + LONG)
+async def test_the_places_are_gone_through_from_the_latest(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "Where is the needle?", "And now?")
+    await app.transcript.note("a needle of the program", "notice")
+    assert await search(pilot, "ctrl+f", *"needle") == "5 of 5"
+    assert selected(app) == "needle" and "No needles here." in seen(app)
+    assert await search(pilot, "up") == "4 of 5"
+    assert selected(app) == "needle" and "needle = 1" in seen(app)
+    assert await search(pilot, "enter") == "3 of 5"
+    assert selected(app) == "Needle"
+    assert await search(pilot, "up", "up") == "1 of 5"
+    assert selected(app) == "needle" and "Where is the needle?" in seen(app)
+    assert await search(pilot, "up") == "5 of 5"
+    assert await search(pilot, "down") == "1 of 5"
+    assert await search(pilot, "escape") == "1 of 5"
+    assert selected(app) == "" and app.focused is app.composer and "Where is the needle?" in seen(app)
+    assert not app.query_one("#search").display
+    await pilot.press("x")
+    assert app.composer.text == "x"
+
+
+@plays(ANSWER)
+async def test_words_are_found_over_marks_and_ends_of_lines(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "Why?")
+    assert await search(pilot, "ctrl+f", *"long needle is  a needle") == "1 of 1"
+    assert " ".join(selected(app).split()) == "long needle is a Needle"
+    assert await search(pilot, "ctrl+a", "ctrl+k", *"[b](") == "nothing found"
+    assert selected(app) == ""
+    assert await search(pilot, "ctrl+a", "ctrl+k") == ""
+    assert await search(pilot, *"hidden") == "nothing found"  # folded thinking
+
+
+@plays("ok")
+async def test_a_folded_question_is_opened(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, f"{LONG}\n\nneedle", *["more"] * 5)
+    assert await search(pilot, "ctrl+f", *"needle") == "1 of 1"
+    assert selected(app) == "needle" and "needle" in seen(app)
+
+
+@plays("one", "two\n\n" + LONG)
+async def test_a_search_while_an_answer_comes(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
+    await ask(pilot, "first")
+    engine.gate = Turnstile(3)
+    await send(pilot, "second")
+    await until(pilot, lambda: engine.held.is_set())
+    assert await search(pilot, "ctrl+f", *"one") == "1 of 1"
+    engine.gate.set()
+    await until(pilot, lambda: app.answer is None)
+    assert selected(app) == "one" and "first" in seen(app)
+    assert await search(pilot, "ctrl+a", "ctrl+k", *"line39") == "1 of 1"
+    assert "line39" in seen(app)
+
+
+@plays("ok")
+async def test_places_among_the_earliest_of_many_turns(pilot: Pilot[None], app: ChatApp) -> None:
+    many = Conversation(model="demo", title="many")
+    for n in range(31):
+        many.messages.append(Message("user", f"question {n}" if n else "first needle"))
+        many.messages.append(Message("assistant", "ok 世界 needle", finish="eos"))
+    many.write(app.archive.file_for(many))
+    await loaded(pilot)
+    await send(pilot, "/load many")
+    await until(pilot, lambda: len(said(app)) > 60)
+    assert await search(pilot, "ctrl+f", *"needle") == "32 of 32"
+    assert selected(app) == "needle"
+    assert await search(pilot, "down") == "1 of 32"
+    assert "first needle" in seen(app)
+    assert await search(pilot, "down") == "2 of 32"
+    assert app.focused is app.query_one("#search Input", Input)
+
+
+def test_plain_text_has_what_is_shown() -> None:
+    markdown = "# A *b*\n\n> `c` <d>\n> e\n\n| f | g |\n|---|---|\n| h | i |\n\n```\n*j*\n```\n"
+    assert plain_text(markdown).split("\n") == ["A b", "c <d>", "e", "f", "g", "h", "i", "*j*", ""]

@@ -1,0 +1,80 @@
+"""What is selected with the mouse is seen, with colours and without."""
+
+import pytest
+from rich.style import Style
+from textual.app import App, ComposeResult
+from textual.geometry import Offset
+from textual.pilot import Pilot
+from textual.selection import Selection
+
+from offspec.ui.tui import themes
+from offspec.ui.tui.app import ChatApp
+from offspec.ui.tui.markdown import StreamedMarkdown
+from tests.ui.tui.stage import ask, plays
+
+MARKDOWN = "α *β* `γ` line.\n\n```python\nδ = 1\n```\n\n世 π"
+LETTERS = "αβγδ世π"  # plain, emphasized, code in a line, code in a block, wide, after wide
+
+
+class Page(App[None]):
+    def __init__(self, prose: StreamedMarkdown) -> None:
+        super().__init__()
+        self.prose = prose
+
+    def compose(self) -> ComposeResult:
+        yield self.prose
+
+
+def styles(app: App[None]) -> dict[str, Style]:
+    """The style of each character on the screen."""
+    strips = app.screen._compositor.render_strips()
+    pieces = [(letter, piece.style) for strip in strips for piece in strip for letter in piece.text]
+    return {letter: style or Style() for letter, style in pieces}
+
+
+@pytest.mark.parametrize("theme", themes.THEMES)
+async def test_selected_markdown_has_the_colours_of_a_selection(theme: str) -> None:
+    page = Page(StreamedMarkdown(MARKDOWN))
+    async with page.run_test(size=(30, 12)) as pilot:
+        themes.register(page, {"OFFSPEC_THEME": theme})
+        await pilot.pause()
+        before = styles(page)
+        page.screen.text_select_all()
+        await pilot.pause()
+        selected = page.screen.get_component_rich_style("screen--selection").bgcolor
+        for letter in LETTERS:
+            shown = styles(page)[letter]
+            assert before[letter].bgcolor != shown.bgcolor == selected, letter
+            assert shown.color == before["α"].color, letter
+
+
+@pytest.fixture
+def no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def test_a_selection_is_seen_without_colour(no_colour: None, request: pytest.FixtureRequest) -> None:
+    @plays(MARKDOWN)
+    async def scene(pilot: Pilot[None], app: ChatApp) -> None:
+        await ask(pilot, "ω?")
+        assert not any(styles(app)[letter].reverse for letter in LETTERS + "ω")
+        app.screen.text_select_all()
+        await pilot.pause()
+        assert all(styles(app)[letter].reverse for letter in LETTERS + "ω")
+
+    scene(tmp_path=request.getfixturevalue("tmp_path"))
+
+
+async def test_a_selection_after_wide_characters_is_shown_where_it_is() -> None:
+    prose = StreamedMarkdown("世界 plain")
+    page = Page(prose)
+    async with page.run_test(size=(30, 12)) as pilot:
+        await pilot.pause()
+        page.screen.selections = {prose: Selection(Offset(3, 0), Offset(5, 0))}
+        await pilot.pause()
+        shown = styles(page)
+        assert (page.screen.get_selected_text() or "").strip() == "pl"
+        assert [letter for letter in "世界plain" if shown[letter].bgcolor != shown["世"].bgcolor] == [
+            "p",
+            "l",
+        ]
