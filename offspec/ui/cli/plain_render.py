@@ -116,7 +116,11 @@ class PlainRenderer:
         if self._err.is_terminal:
             from rich.markdown import Markdown
 
-            self._err.print(Markdown(printable(markdown)))
+            from offspec.ui.markdown_parser import markdown_parser
+
+            shown = Markdown("")
+            shown.parsed = markdown_parser().parse(printable(markdown))
+            self._err.print(shown)
         else:
             self._line(markdown)
 

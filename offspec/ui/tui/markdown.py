@@ -7,11 +7,11 @@ again when the last grows, several times a second while an answer comes. Lines n
 """
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from rich import markdown as rich_markdown
 from rich.console import Console, ConsoleOptions
@@ -25,6 +25,8 @@ from textual.geometry import Region, Size
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.widget import Widget
+
+from offspec.ui.markdown_parser import markdown_parser
 
 Line = list[Segment]
 
@@ -100,8 +102,7 @@ class MarkdownLines:
     def __init__(self) -> None:
         self.source = ""
         self.read = 0
-        # HTML stays text: it would not be shown at all.
-        self._parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+        self._parser = markdown_parser()
         self._blocks: list[_Block] = []
 
     def set_source(self, source: str) -> bool:
@@ -116,7 +117,7 @@ class MarkdownLines:
 
     def _parse(self, text: str) -> list[_Block]:
         self.read += len(text)
-        rows, blocks, tokens = text.splitlines(keepends=True), list[_Block](), list[Token]()
+        rows, blocks, tokens = re.findall(r"[^\n]*\n|[^\n]+", text), list[_Block](), list[Token]()
         begun = 0  # the row at which the present block begins: what stands before the first is its own
         for token in self._parser.parse(text):
             starts = token.level == 0 and token.nesting >= 0 and token.map is not None

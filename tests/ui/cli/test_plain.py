@@ -377,6 +377,13 @@ def test_ctrl_c_stops_and_a_second_at_the_prompt_leaves(
     assert offspec.questions() == ["Why?", "And?"]
 
 
+def test_a_page_keeps_the_line_breaks_of_an_answer(open_terminal: Callable[..., Terminal]) -> None:
+    terminal = open_terminal("--plain", script={"answers": ["A frog\njumps in", "Splash!"]})
+    for typed, shown in (("Why?", "jumps in"), ("/retry", "Splash!"), ("/branch 1", "A frog *\r\n *jumps in")):
+        terminal.answer_prompt(f"{typed}\n")
+        terminal.wait_for(shown)
+
+
 def test_sources_are_underlined(offspec: Program, open_terminal: Callable[..., Terminal]) -> None:
     terminal = open_terminal("--plain")
     terminal.answer_prompt("/sources\n")
