@@ -16,7 +16,8 @@ class Command:
     """A command as the user knows it.
 
     usage: as typed, with what is optional in brackets. help: one line of Markdown. more: further
-    help, a paragraph whose newlines mean nothing. while_busy: whether it may run while an answer is under way.
+    help, a paragraph whose newlines mean nothing. while_busy: whether it may run while an answer is
+    under way.
     """
 
     name: str
@@ -241,4 +242,5 @@ def _begins_as_command(text: str) -> bool:
 def help_of(name: str) -> str:
     """One command in Markdown. Raises RequestError for an unknown one."""
     command = find(name)
-    return "\n\n".join(filter(None, (f"**`{command.usage}`**", command.help, " ".join(command.more.split("\n")))))
+    more = command.more.replace("\n", " ")
+    return "\n\n".join(filter(None, (f"**`{command.usage}`**", command.help, more)))

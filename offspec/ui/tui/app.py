@@ -10,6 +10,7 @@ from functools import partial
 from typing import ClassVar
 
 from rich.segment import Segment
+from textual import events
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.color import Color
@@ -36,6 +37,7 @@ from offspec.ui.tui.loading import LoadingView
 from offspec.ui.tui.panel import SidePanel
 from offspec.ui.tui.status import Header, StatusLine
 from offspec.ui.tui.transcript_view import TranscriptView
+from offspec.ui.tui.typed_text import as_text
 from offspec.ui.tui.user_input import UserInput
 from offspec.ui.tui.worker import EngineThread, end_on_hangup
 
@@ -138,6 +140,9 @@ class ChatApp(App[None]):
         for name, theme in themes.THEMES.items():
             use = partial(setattr, self, "theme", theme.name)
             yield SystemCommand(f"{name} theme", f"Use {name} colours.", use)
+
+    async def on_event(self, event: events.Event) -> None:
+        await super().on_event(as_text(event))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return action not in _OF_THE_CHAT or len(self.screen_stack) == 1

@@ -379,7 +379,8 @@ def test_ctrl_c_stops_and_a_second_at_the_prompt_leaves(
 
 def test_a_page_keeps_the_line_breaks_of_an_answer(open_terminal: Callable[..., Terminal]) -> None:
     terminal = open_terminal("--plain", script={"answers": ["A frog\njumps in", "Splash!"]})
-    for typed, shown in (("Why?", "jumps in"), ("/retry", "Splash!"), ("/branch 1", "A frog *\r\n *jumps in")):
+    both = r"A frog *\r\n *jumps in"
+    for typed, shown in (("Why?", "jumps in"), ("/retry", "Splash!"), ("/branch 1", both)):
         terminal.answer_prompt(f"{typed}\n")
         terminal.wait_for(shown)
 

@@ -153,6 +153,8 @@ async def test_what_is_selected_can_be_copied() -> None:
         pilot.app.screen.text_select_all()
         await pilot.pause()
         assert pilot.app.screen.get_selected_text() == "A long line that is\nwrapped.\n\n • item"
+
+
 HAIKU = "An old silent pond\nA frog jumps into the pond\nSplash! Silence again"
 
 
