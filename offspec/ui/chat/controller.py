@@ -8,8 +8,9 @@ from pathlib import Path
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation
-from offspec.core.config import EngineConfig
-from offspec.core.errors import OffspecError
+from offspec.checkpoint.open import local_path
+from offspec.core.config import AUTO, EngineConfig
+from offspec.core.errors import OffspecError, RequestError
 from offspec.core.events import Event, Notice, TreeSeen
 from offspec.ui.chat.attachment import Attachment
 from offspec.ui.chat.completion import Completer, Completion
@@ -19,6 +20,7 @@ from offspec.ui.told import told
 
 __all__ = ["ChatController", "Completion"]
 
+NO_MODEL = "No model is loaded now: /draft NAME, such as /draft auto, loads it again. What was said is saved."
 _TREES = 200  # of the latest passes, to look back through
 
 
@@ -43,6 +45,9 @@ class ChatController:
         self.notes: list[str] = []
         self.sources = False
         self.attached: list[Attachment] = []
+        self.is_open = True
+        self._used: str = AUTO  # the sources among those that are loaded
+        self._kind = local_path(setup.config.model)[1]  # a folder, a file, or "" for a hub id
         self._completer = Completer(archive)
         self.session = engine.chat(system=setup.system, params=setup.params)
         self.file = archive.file_for(self.session.conversation)
@@ -79,6 +84,8 @@ class ChatController:
 
     def follow(self, events: Generator[Event, None, None]) -> Generator[Event, None, None]:
         """The same events, which stats and trees take note of."""
+        if not self.is_open:
+            raise RequestError("no model is loaded; /draft auto loads it again")
         try:
             with closing(events):
                 for event in events:
@@ -109,6 +116,19 @@ class ChatController:
         else:
             self.stats.on_event(event)
 
+    def use(self, draft: str) -> None:
+        """Draw on other sources of those that are loaded. Raises RequestError."""
+        self.engine.use(draft)
+        self._used = draft
+
+    def check_reload(self) -> None:
+        """Raises RequestError where the model is no longer there to be loaded again."""
+        if local_path(self.config.model)[1] != self._kind:
+            raise RequestError(
+                f"this loads the model again, and {self.config.model} is no longer there: give the "
+                f"{self._kind} its name back, or /quit and begin with the new name (--session continues this)"
+            )
+
     def reload(
         self,
         config: EngineConfig,
@@ -119,21 +139,26 @@ class ChatController:
         """Load the model with other settings under the same conversation, or as it was where that fails.
 
         notify: the listener of the new engine. failed: hears why it is as it was, before it is loaded again.
-        Raises OffspecError where no engine is open in the end.
+        Raises OffspecError where no engine is open in the end; the conversation is there all the same.
         """
         self.engine.close()  # two do not fit in memory
+        self.is_open, used = False, AUTO
         try:
             engine = opener(config, self._plan_for(config), notify)
         except Exception as error:
             failed(error)
-            config = self.config
+            config, used = self.config, self._used
             engine = opener(config, self._plan_for(config), notify)
+            with suppress(RequestError):  # the sources it had are not all there in less memory
+                engine.use(used)
         session = engine.chat()
         session.resume(self.session.conversation)
         with suppress(OffspecError):  # what it could not write, the next one will, or say so
             self.session.close()
         session.keep(self.file)
         self.engine, self.session, self.config = engine, session, config
+        self.is_open, self._used = True, used
+        session.recount()
 
     def _plan_for(self, config: EngineConfig) -> Path | None:
         """The plan file was made for the settings of the command line, so only they get it."""
@@ -178,3 +203,4 @@ class ChatController:
         self.session.params = replace(self.session.params, **given)
         if self.setup.system is not None:
             self.session.system = self.setup.system
+        self.session.recount()

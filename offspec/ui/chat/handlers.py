@@ -96,15 +96,16 @@ def _draft(chat: ChatController, argument: str) -> Outcome:
             "goes on without."
         )
     names, loaded = read_drafts(argument), argument == chat.config.draft
-    if loaded or set(names) <= set(chat.engine.sources):
+    if chat.is_open and (loaded or set(names) <= set(chat.engine.sources)):
         before = chat.engine.draft
-        chat.engine.use(AUTO if loaded else argument)
+        chat.use(AUTO if loaded else argument)
         already = chat.engine.draft == before
         return ShowText(
             f"The draft is {chat.engine.draft} {'already' if already else 'from the next answer on'}."
         )
     for name in names:
         _check_model(name)
+    chat.check_reload()
     return Reload(replace(chat.config, draft=argument, draft_bits=None))  # the bits were for the other
 
 

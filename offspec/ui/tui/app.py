@@ -25,10 +25,11 @@ from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError
 from offspec.ui import interrupt
 from offspec.ui.chat.commands import COMMANDS, is_command, unescaped
-from offspec.ui.chat.controller import ChatController, Completion
+from offspec.ui.chat.controller import NO_MODEL, ChatController, Completion
 from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.chat.welcome import HINTS, opening
 from offspec.ui.printable import printable, without_controls
+from offspec.ui.told import told
 from offspec.ui.tui import messages, themes
 from offspec.ui.tui.answer import Answer
 from offspec.ui.tui.completion import CompletionList
@@ -259,9 +260,19 @@ class ChatApp(App[None]):
         self.busy(False)
         await self.user_input.go_on()
 
-    def on_load_failed(self, message: messages.LoadFailed) -> None:
-        self.failure = message.error
-        self.exit(return_code=1)
+    async def on_load_failed(self, message: messages.LoadFailed) -> None:
+        if self.controller is None or not isinstance(message.error, OffspecError):
+            self.failure = message.error
+            self.exit(return_code=1)
+            return
+        self.user_input.controller = self.controller
+        self.query_one(LoadingView).end()
+        await self.transcript.note(f"{told(message.error)}\n\n{NO_MODEL}", "error")
+        await self.user_input.return_waiting()
+        self.busy(False)
+
+    def on_counted(self, message: messages.Counted) -> None:
+        self.show_stats()
 
     def on_answer_started(self, message: messages.AnswerStarted) -> None:
         if self.answer is not None:

@@ -211,6 +211,8 @@ class UserInput:
         match outcome:
             case outcomes.ShowText(markdown):
                 await self._transcript.note(markdown)
+                self._show_stats()  # the title may be another
+                self._engine.recount()  # and the system message
             case outcomes.StreamAnswer(events, question, dropped):
                 await self._transcript.remove_messages(dropped)
                 asked = None if question is None else await self._transcript.ask(question)
@@ -227,6 +229,7 @@ class UserInput:
                 self._app.query_one(StatusLine).doing("Enter asks it so; Esc leaves all as it was")
             case outcomes.Reset(note):
                 await self.show_conversation()
+                self._engine.recount()
                 await self._transcript.note(note, "notice")
             case outcomes.ShowSources(shown):
                 self._transcript.show_sources(shown)

@@ -281,6 +281,14 @@ def test_another_draft(offspec: Program) -> None:
     assert code == 1
 
 
+def test_the_chat_outlives_a_model_that_cannot_be_loaded_again(offspec: Program) -> None:
+    """Neither the other draft, nor the model as it was."""
+    lines = "Why?\n/draft none\nAnd?\n/save trip\n/draft auto\nMore?\n"
+    out, err, _ = offspec.pipe(lines, script={"away": [2, 3]})
+    assert out == f"{ANSWER}\n" * 2 and offspec.questions("trip") == ["Why?", "More?"]
+    assert "No model is loaded now" in err and "error: no model is loaded; /draft auto loads it again" in err
+
+
 def test_copy_needs_a_terminal(offspec: Program) -> None:
     assert "error: there is no terminal here" in offspec.pipe("Why?\n/copy\n")[1]
 
@@ -358,7 +366,7 @@ def _sleeps(pid: int) -> bool:
     return True
 
 
-def test_ctrl_c_stops_and_a_second_at_the_prompt_leaves(
+def test_ctrl_c_stops_and_two_at_the_prompt_leave(
     offspec: Program, open_terminal: Callable[..., Terminal]
 ) -> None:
     terminal = open_terminal("--plain", script={"answers": ["word " * 4000, ANSWER], "delay": 0.05})
@@ -370,6 +378,12 @@ def test_ctrl_c_stops_and_a_second_at_the_prompt_leaves(
     terminal.wait_for(re.escape(ANSWER))
     terminal.wait_for("> ")
     # readline overlooks a signal between writing its prompt and waiting for a key, as no person would hit it.
+    terminal.type("not this one")
+    terminal.wait_for("not this one")
+    until(lambda: _sleeps(terminal.program.pid))
+    terminal.program.send_signal(signal.SIGINT)
+    terminal.wait_for("Ctrl-C again to leave")
+    terminal.wait_for("> ")
     until(lambda: _sleeps(terminal.program.pid))
     terminal.program.send_signal(signal.SIGINT)
     assert terminal.leave() == 130

@@ -10,12 +10,12 @@ from textual.message import Message
 from textual.pilot import Pilot
 
 from offspec.core.config import EngineConfig
-from offspec.core.errors import OffspecError, RequestError
+from offspec.core.errors import DraftError, OffspecError, RequestError
 from offspec.core.events import Event, PassProgress
 from offspec.ui.chat.setup import ChatEngine
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.messages import AnswerDone
-from tests.support.fake_engine import Script
+from tests.support.fake_engine import Script, ScriptedLoad
 from tests.support.waiting import PATIENCE
 from tests.ui.tui.stage import PlannedEngine, app_for, ask, hold, loaded, play, plays, said, seen, send, until
 
@@ -342,3 +342,51 @@ async def test_another_draft_that_fails_leaves_the_chat_as_it_was(pilot: Pilot[N
     assert ("notice", "bad/draft has another vocabulary; loading the model as it was before") in said(app)
     await ask(pilot, "second")
     assert said(app)[-2:] == [("question", "second"), ("answer", "one")]  # a new engine begins anew
+
+
+@plays("one")
+async def test_a_chat_goes_on_without_a_model_that_cannot_be_loaded_again(
+    pilot: Pilot[None], app: ChatApp
+) -> None:
+    await ask(pilot, "first")
+    assert isinstance(app.opener, ScriptedLoad)
+    app.opener.fail = DraftError("the disk is away")
+    await send(pilot, "/draft none")
+    await until(pilot, lambda: "/draft auto, loads it again" in said(app)[-1][1])
+    await send(pilot, "second")
+    await until(pilot, lambda: "no model is loaded" in said(app)[-1][1])
+    assert app.composer.text == "second" and ("question", "second") not in said(app)
+    app.opener.fail = None
+    await send(pilot, "/draft auto")
+    await until(pilot, lambda: not app.is_loading and app.controller is not None and app.controller.is_open)
+    await ask(pilot, "second")
+    assert said(app)[-2:] == [("question", "second"), ("answer", "one")]
+
+
+@plays("one two three")
+async def test_the_title_is_that_which_was_given(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "Why?")
+    await send(pilot, "/save Two words")
+    await until(pilot, lambda: "Saved as" in seen(app))
+    lines = seen(app).split("\n")
+    assert "Two words" in lines[0] and "Two words" in "".join(line[66:] for line in lines)
+
+
+@plays("one two three")
+async def test_the_meter_counts_what_was_loaded(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "Why is the sky so very blue today?")
+    assert app.controller is not None
+    used = app.controller.session.used
+    meter = f"{used} of 4,096 tokens"
+    assert meter in seen(app).split("\n")[-2]
+    await send(pilot, "/clear")
+    await until(pilot, lambda: "0 of 4,096 tokens" in seen(app).split("\n")[-2])
+    await send(pilot, "/load Why is the sky so very blue today?")
+    await until(pilot, lambda: meter in seen(app).split("\n")[-2])
+    await send(pilot, "/system Be kind, and brief.")
+    await until(pilot, lambda: f"{used + 6} of 4,096 tokens" in seen(app).split("\n")[-2])
+    await send(pilot, "/system none")
+    await until(pilot, lambda: meter in seen(app).split("\n")[-2])
+    await send(pilot, "/draft none")
+    await until(pilot, lambda: ("notice", "the draft is none") in said(app))
+    await until(pilot, lambda: meter in seen(app).split("\n")[-2])
