@@ -476,9 +476,10 @@ class ScriptedLoad:
     """Gives `engine` at first, and another like it each later time.
 
     delay: seconds that it takes. told: progress that it tells meanwhile. notices: told of a load that went
-    well. failing: drafts that cannot be loaded. away: numbers of loads, from 1, in which nothing can. fail: raised in place of an engine where set; a test may set
-    and clear it between two calls. gate: loading goes on once it is open, as it is at first. asked: settings
-    and plan of every call so far; engines: those it gave out, the latest last.
+    well. failing: drafts that cannot be loaded. away: numbers of loads, from 1, in which nothing can. fail:
+    raised in place of an engine where set; a test may set and clear it between two calls. gate: loading goes
+    on once it is open, as it is at first. asked: settings and plan of every call so far; engines: those it
+    gave out, the latest last.
     """
 
     def __init__(

@@ -163,8 +163,8 @@ def _help_page() -> str:
             *commands,
             "",
             "A line is a question. One that ends in `\\` continues in the next; a question of many lines "
-            'goes between two lines of `"""`. Ctrl-C stops an answer; where there is none, it discards the line, '
-            "and a second one leaves.",
+            'goes between two lines of `"""`. Ctrl-C stops an answer; where there is none, it discards the '
+            "line, and a second one leaves.",
         )
     )
 

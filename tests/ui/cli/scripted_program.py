@@ -1,8 +1,9 @@
 """`offspec` with a scripted engine: `python -m tests.ui.cli.scripted_program SCRIPT ARGS…`.
 
 SCRIPT is JSON: {"answers": ["…", …], "delay": 0, "fail_after": null, "pass_tokens": 4, "load_delay": 0,
-"loud": false, "failing_drafts": ["…"], "away": [2, 3]}. fail_after and pass_tokens are of the first answer; a loud engine
-writes on stderr what it begins and closes; a draft in failing_drafts cannot be loaded; in the loads away, counted from 1, nothing can.
+"loud": false, "failing_drafts": ["…"], "away": [2, 3]}. fail_after and pass_tokens are of the first answer; a
+loud engine writes on stderr what it begins and closes; a draft in failing_drafts cannot be loaded; in the
+loads away, counted from 1, nothing can.
 """
 
 import json
