@@ -36,7 +36,7 @@ _LIST = (
         "help",
         "/help [command]",
         "Explain all commands, or one of them.",
-        """`/help set` tells what can be set. A question that begins with the name of a command is written
+        """`/help set` lists all that can be set. A question that begins with the name of a command is written
 with two slashes: `//help` asks the model about `/help`.""",
         while_busy=True,
     ),

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
-from dataclasses import replace
 from pathlib import Path
 
 from offspec.chat.archive import Archive
@@ -199,8 +198,7 @@ class ChatController:
 
     def _resume(self, file: Path) -> None:
         self.notes.append(self.load_conversation(file))
-        given = {key: getattr(self.setup.params, key) for key in self.setup.given}
-        self.session.params = replace(self.session.params, **given)
+        self.session.params = self.setup.params_over(self.session.params)
         if self.setup.system is not None:
             self.session.system = self.setup.system
         self.session.recount()

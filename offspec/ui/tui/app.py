@@ -21,10 +21,11 @@ from textual.screen import Screen
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation, Message
-from offspec.core.config import EngineConfig
+from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import OffspecError
 from offspec.ui import interrupt
 from offspec.ui.chat.commands import COMMANDS, is_command, unescaped
+from offspec.ui.chat.completion import Completer
 from offspec.ui.chat.controller import NO_MODEL, ChatController, Completion
 from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.chat.welcome import HINTS, opening
@@ -76,6 +77,7 @@ class ChatApp(App[None]):
     def __init__(self, setup: Setup, opener: Opener, archive: Archive | None = None) -> None:
         super().__init__(css_path=["app.tcss", "panel.tcss"])
         self.setup, self.opener, self.archive = setup, opener, archive or Archive()
+        self._completer = Completer(self.archive)
         self.engine: EngineThread | None = None
         self.controller: ChatController | None = None
         self.failure: BaseException | None = None
@@ -123,6 +125,8 @@ class ChatApp(App[None]):
             load=self.load,
             busy=self.busy,
             show_stats=self.show_stats,
+            params=self.params,
+            defaults=self.setup.params,
         )
         end_on_hangup(self.engine)
         self._loop = asyncio.get_running_loop()
@@ -160,8 +164,14 @@ class ChatApp(App[None]):
         self.engine.load(config)
 
     def complete(self, line: str) -> Sequence[Completion]:
-        """What a line may become; nothing before there is a model to ask."""
-        return self.controller.complete(line) if self.controller is not None else ()
+        """What a line may become."""
+        return (self.controller or self._completer).complete(line)
+
+    def params(self) -> SamplingParams:
+        """How answers are chosen, also where the model of the conversation is being loaded."""
+        if self.controller is not None:
+            return self.controller.session.params
+        return self.setup.params if self._resumed is None else self.setup.params_over(self._resumed.params)
 
     # What the user does
 
@@ -252,6 +262,7 @@ class ChatApp(App[None]):
     async def on_loaded(self, message: messages.Loaded) -> None:
         first = self.controller is None
         self.controller = self.user_input.controller = message.controller
+        self.user_input.apply_settings()
         self.query_one(LoadingView).end()
         if first:
             await self._show_first()
@@ -266,6 +277,7 @@ class ChatApp(App[None]):
             self.exit(return_code=1)
             return
         self.user_input.controller = self.controller
+        self.user_input.apply_settings()
         self.query_one(LoadingView).end()
         await self.transcript.note(f"{told(message.error)}\n\n{NO_MODEL}", "error")
         await self.user_input.return_waiting()

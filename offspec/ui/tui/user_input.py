@@ -7,13 +7,13 @@ from textual.app import App
 
 from offspec.chat.branches import Fork
 from offspec.chat.message import Message
-from offspec.core.config import EngineConfig
+from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import OffspecError, RequestError
 from offspec.core.events import Event
-from offspec.ui.chat import outcomes, versions
+from offspec.ui.chat import outcomes, settings, versions
 from offspec.ui.chat.commands import escaped, parse
 from offspec.ui.chat.controller import ChatController
-from offspec.ui.chat.handlers import run_command
+from offspec.ui.chat.handlers import help_page, run_command
 from offspec.ui.chat.report import report
 from offspec.ui.printable import printable
 from offspec.ui.told import told
@@ -47,11 +47,18 @@ class UserInput:
         load: Callable[[EngineConfig], None],
         busy: Callable[[bool], None],
         show_stats: Callable[[], None],
+        params: Callable[[], SamplingParams],
+        defaults: SamplingParams,
     ) -> None:
-        """busy: told when an answer begins and when it is over. show_stats: the conversation has changed."""
+        """busy: told when an answer begins and when it is over. show_stats: the conversation has changed.
+
+        params: those of the conversation, also while its model is loaded. defaults: for `/set default`.
+        """
         self._app, self._engine, self._transcript, self._composer = app, engine, transcript, composer
         self._load, self._busy, self._show_stats = load, busy, show_stats
+        self._params, self._defaults = params, defaults
         self._waiting: list[Entry] = []
+        self._settings: list[str] = []  # arguments of /set that wait for the model
         self._asked: Entry | None = None
         self._edits = False
         self.controller: ChatController | None = None
@@ -68,6 +75,19 @@ class UserInput:
         text = text if self.controller is None else self.controller.compose(text)
         self._waiting.append(await self._transcript.ask(text, waiting=True))
         await self.go_on()
+
+    def apply_settings(self) -> None:
+        """Set what was set while the model was loaded."""
+        assert self.controller is not None
+        if self._settings:
+            self.controller.session.params = self._params_to_be()
+            self._settings.clear()
+
+    def _params_to_be(self) -> SamplingParams:
+        params = self._params()
+        for argument in self._settings:
+            params = settings.run_set(params, argument, self._defaults)[0]
+        return params
 
     async def go_on(self) -> None:
         """Send the question that has waited longest, if there is one and it can be sent."""
@@ -187,9 +207,9 @@ class UserInput:
         The engine's thread may be ahead of the screen: an answer is over when the screen says so.
         """
         try:
-            command = parse(line)[0]
+            command, argument = parse(line)
             if self.controller is None:
-                await self._without_a_model(command.name)
+                await self._without_a_model(command.name, argument)
             elif self.answer is None or command.while_busy:
                 await self._show(run_command(self.controller, line), self.controller)
             elif self.stopping:
@@ -199,9 +219,15 @@ class UserInput:
         except OffspecError as error:
             await self._transcript.note(told(error), "error")
 
-    async def _without_a_model(self, name: str) -> None:
+    async def _without_a_model(self, name: str, argument: str) -> None:
         if name == "quit":
             await self._app.action_quit()
+        elif name == "set":
+            news = settings.run_set(self._params_to_be(), argument, self._defaults)[1]
+            self._settings += [argument] if argument else []
+            await self._transcript.note(news)
+        elif name == "help" and argument:
+            await self._transcript.note(help_page(argument, self._params_to_be()))
         elif name == "help":
             self._app.push_screen(HelpScreen())
         else:

@@ -390,3 +390,44 @@ async def test_the_meter_counts_what_was_loaded(pilot: Pilot[None], app: ChatApp
     await send(pilot, "/draft none")
     await until(pilot, lambda: ("notice", "the draft is none") in said(app))
     await until(pilot, lambda: meter in seen(app).split("\n")[-2])
+
+
+@plays("one", loads=False)
+async def test_what_is_set_while_the_model_loads_holds_for_the_first_answer(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
+    await send(pilot, "/set temperature=0.7")
+    await send(pilot, "Why?")
+    await send(pilot, "/set top_k=5 seed=3")
+    await send(pilot, "/set top_q=5")
+    await send(pilot, "/set temperature")
+    await send(pilot, "/help set")
+    await until(pilot, lambda: len(said(app)) == 6)
+    told = [text for kind, text in said(app) if kind != "question"]
+    assert "temperature` is `0.7`" in told[0] and "top_k` is `5`" in told[1]
+    assert "'top_q' cannot be set" in told[2] and "`temperature` is `0.7`: " in told[3]
+    assert "| `top_k` | `5` |" in told[4]
+    app.composer.set_text("/set seed=r")
+    await until(pilot, lambda: "/set seed=random" in seen(app))
+    app.composer.clear()
+    assert not engine.asked and isinstance(app.opener, ScriptedLoad)
+    app.opener.gate.set()
+    await until(pilot, lambda: len(engine.asked) == 1 and app.answer is None)
+    assert engine.asked[0].params == replace(app.setup.params, temperature=0.7, top_k=5, seed=3)
+    assert app.controller is not None and app.controller.session.params == engine.asked[0].params
+
+
+@plays("one")
+async def test_what_is_set_while_another_draft_loads_is_kept(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "first")
+    assert isinstance(app.opener, ScriptedLoad) and app.controller is not None
+    app.opener.gate.clear()
+    await send(pilot, "/set top_k=5")
+    await send(pilot, "/draft none")
+    await until(pilot, lambda: app.is_loading)
+    await send(pilot, "/set top_p=0.5")
+    await until(pilot, lambda: "top_p` is `0.5`" in said(app)[-1][1])
+    app.opener.gate.set()
+    await until(pilot, lambda: not app.is_loading)
+    params = app.controller.session.params
+    assert (params.top_k, params.top_p) == (5, 0.5)
