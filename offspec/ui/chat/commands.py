@@ -42,12 +42,12 @@ with two slashes: `//help` asks the model about `/help`.""",
     ),
     Command(
         "retry",
-        "/retry",
+        "/retry [temperature]",
         "Answer the last question again.",
         """The previous answer is kept beside the new one: `/undo` brings it back, and so does ← in an empty
-input. Only the answer is computed again; the question stays in the caches. A fixed seed increases by one;
-at temperature 0 the answer is the same unless something else changed, so try `/set temperature=0.7`
-first. Use it too to continue after an error or a stop.""",
+input. Only the answer is computed again; the question stays in the caches. A fixed seed increases by one.
+At temperature 0 the answer would be the same unless something else changed, so `/retry 0.7` answers at
+temperature 0.7, this once. Use it too to continue after an error or a stop.""",
     ),
     Command(
         "edit",

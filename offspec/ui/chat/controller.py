@@ -3,14 +3,15 @@
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation
 from offspec.checkpoint.open import local_path
-from offspec.core.config import AUTO, EngineConfig
+from offspec.core.config import AUTO, EngineConfig, SamplingParams
 from offspec.core.errors import OffspecError, RequestError
-from offspec.core.events import Event, Notice, TreeSeen
+from offspec.core.events import Event, Finished, Notice, TreeSeen
 from offspec.ui.chat.attachment import Attachment
 from offspec.ui.chat.completion import Completer, Completion
 from offspec.ui.chat.setup import ChatEngine, Opener, Setup
@@ -45,6 +46,7 @@ class ChatController:
         self.sources = False
         self.attached: list[Attachment] = []
         self.is_open = True
+        self._answered: set[int] = set()  # what was answered to the end, by `_asked_with`
         self._used: str = AUTO  # the sources among those that are loaded
         self._kind = local_path(setup.config.model)[1]  # a folder, a file, or "" for a hub id
         self._completer = Completer(archive)
@@ -81,10 +83,33 @@ class ChatController:
         """Say this to the model, as it is. Raises OffspecError, when the generator is run."""
         return self.follow(self.session.send(text, trees=self.setup.trees))
 
-    def follow(self, events: Generator[Event, None, None]) -> Generator[Event, None, None]:
-        """The same events, which stats and trees take note of."""
+    def retry(self, params: SamplingParams) -> Generator[Event, None, None]:
+        """As `ask`, for another answer to the last question, with these parameters."""
+        return self.follow(self.session.retry(params=params, trees=self.setup.trees), params)
+
+    def has_answer(self, params: SamplingParams) -> bool:
+        """Whether the last question has the answer that these parameters would give again, word for word."""
+        return params.temperature == 0 and self._asked_with(params) in self._answered
+
+    def _asked_with(self, params: SamplingParams) -> int:
+        """What decides the answer to the last question at temperature 0; a conversation may be long."""
+        said = [(message.role, message.content) for message in self.session.messages]
+        while said and said[-1][0] == "assistant":
+            said.pop()
+        return hash((replace(params, seed=None), self.session.system, tuple(said)))
+
+    def follow(
+        self, events: Generator[Event, None, None], params: SamplingParams | None = None
+    ) -> Generator[Event, None, None]:
+        """The same events, which stats and trees take note of.
+
+        Args:
+            events: of an answer.
+            params: of it, where they are not the session's.
+        """
         if not self.is_open:
             raise RequestError("no model is loaded; /draft auto loads it again")
+        used = params or self.session.params
         try:
             with closing(events):
                 for event in events:
@@ -92,6 +117,8 @@ class ChatController:
                         self.trees.append(event)
                     else:
                         self.on_event(event)
+                    if isinstance(event, Finished) and event.result.finish_reason != "halted":
+                        self._answered.add(self._asked_with(used))
                     yield event
         finally:
             self.stats.idle()

@@ -143,11 +143,14 @@ class _LineMode:
                     self._begun = printable(line)  # readline shows it as it is
                 else:
                     self._renderer.page(f"`/edit TEXT` asks this question differently:\n\n{question}")
+            case outcomes.Offer(reason, line):
+                self._renderer.page(reason)
+                self._begun = line if self._input.edits else ""
             case outcomes.Reset():
                 self.controller.session.recount()
                 self._renderer.page(outcome.note)
-            case outcomes.OpenView():
-                self._renderer.page(page(outcome.view, self.controller))
+            case outcomes.OpenView(view):
+                self._show(view)
             case outcomes.ShowSources():
                 self._renderer.sources = outcome.shown
                 self._renderer.page(
@@ -159,6 +162,13 @@ class _LineMode:
                 self._reload(outcome.config)
             case outcomes.Copy():
                 self._copy(outcome)
+
+    def _show(self, view: outcomes.View) -> None:
+        if view == "plan":
+            assert self.controller.engine.plan is not None
+            self._renderer.plan(self.controller.engine.plan)
+        else:
+            self._renderer.page(page(view, self.controller))
 
     def _copy(self, outcome: outcomes.Copy) -> None:
         try:

@@ -23,6 +23,7 @@ from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation, Message
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import OffspecError
+from offspec.core.events import LoadProgress
 from offspec.ui import interrupt
 from offspec.ui.chat.commands import COMMANDS, is_command, unescaped
 from offspec.ui.chat.completion import Completer
@@ -258,6 +259,7 @@ class ChatApp(App[None]):
 
     def on_loading(self, message: messages.Loading) -> None:
         self.query_one(LoadingView).show(message.event)
+        self._show_loading(message.event)
 
     async def on_loaded(self, message: messages.Loaded) -> None:
         first = self.controller is None
@@ -343,6 +345,7 @@ class ChatApp(App[None]):
             if file is not None:
                 self._resumed = Conversation.read(file)
                 await self.user_input.show_messages(self._resumed.messages, self._resumed.tree.forks())
+        self._show_loading(None)
         self.load(self.setup.config)
 
     async def _show_first(self) -> None:
@@ -355,6 +358,11 @@ class ChatApp(App[None]):
         await self.user_input.show_conversation()
         for note in notes:
             await self.transcript.note(note.text, note.kind or "notice")
+
+    def _show_loading(self, event: LoadProgress | None) -> None:
+        """The side panel before there is a model; later it keeps what it shows."""
+        if self.controller is None:
+            self.query_one(SidePanel).update_while_loading(self.setup.config, event, self._resumed)
 
     def show_stats(self) -> None:
         """Header, side panel and meter, as the controller has them now."""

@@ -21,13 +21,13 @@ from offspec.ui.tui.answer import LEGEND, Answer, ending_of
 from offspec.ui.tui.composer import Composer
 from offspec.ui.tui.messages import AnswerDone
 from offspec.ui.tui.page_screen import HelpScreen, PageScreen
+from offspec.ui.tui.plan_screen import PlanScreen
 from offspec.ui.tui.sessions_screen import SessionsScreen
 from offspec.ui.tui.status import StatusLine
 from offspec.ui.tui.transcript_entries import Entry
 from offspec.ui.tui.transcript_view import TranscriptView
 from offspec.ui.tui.tree_screen import TreeScreen
 from offspec.ui.tui.worker import EngineThread
-from offspec_planners.plan.explain import explain
 
 
 class UserInput:
@@ -253,6 +253,10 @@ class UserInput:
             case outcomes.EditQuestion():
                 self._composer.begin_edit(printable(outcome.line))
                 self._app.query_one(StatusLine).doing("Enter asks it so; Esc leaves all as it was")
+            case outcomes.Offer(reason, line):
+                await self._transcript.note(reason)
+                self._composer.begin_edit(line)
+                self._app.query_one(StatusLine).doing("Enter sends it; Esc leaves all as it was")
             case outcomes.Reset(note):
                 await self.show_conversation()
                 self._engine.recount()
@@ -280,7 +284,7 @@ class UserInput:
                 self._app.push_screen(PageScreen("Figures", report(controller)))
             case "plan":
                 assert controller.engine.plan is not None
-                self._app.push_screen(PageScreen("Plan", "\n\n".join(explain(controller.engine.plan))))
+                self._app.push_screen(PlanScreen(controller.engine.plan))
             case "sessions":
 
                 async def chosen(file: Path | None) -> None:

@@ -146,7 +146,7 @@ def test_stdout_has_only_the_answers(offspec: Program) -> None:
     assert "From the next answer on `temperature` is `0.5`" in err
     assert "7 tokens in 1.0 s" in err and "| tokens | 7 | 7 |" in err
     assert '" because" 0.80' in err and '" scattering." by the target' in err
-    assert "`/retry`: Answer the last question again." in err
+    assert "`/retry [temperature]`: Answer the last question again." in err
     assert "\x1b" not in out + err
     assert offspec.questions() == ["Why?", "And?"]
 
@@ -260,7 +260,7 @@ def test_resume_and_session_exclude_each_other(offspec: Program) -> None:
 
 def test_edit_undo_retry_and_quit(offspec: Program) -> None:
     lines = ["Why?", "/retry", "/edit Why not?", "More?", "/edit", "/undo", "/undo", "/branch 3", "/undo 1"]
-    out, err, code = offspec.pipe("\n".join([*lines, "/undo", "/quit", "Never?\n"]))
+    out, err, code = offspec.pipe("\n".join([*lines, "/undo", "/quit", "Never?\n"]), "--temperature", "0.5")
     assert (out.count(ANSWER), code) == (4, 2)
     assert "`/edit TEXT` asks this question differently:\n\nMore?" in err
     assert f"Version 2 of 3:\n\nWhy?\n\n{ANSWER}\nVersion 3 of 3:\n\nWhy not?\n\n{ANSWER}" in err
@@ -392,7 +392,8 @@ def test_ctrl_c_stops_and_two_at_the_prompt_leave(
 
 
 def test_a_page_keeps_the_line_breaks_of_an_answer(open_terminal: Callable[..., Terminal]) -> None:
-    terminal = open_terminal("--plain", script={"answers": ["A frog\njumps in", "Splash!"]})
+    script = {"answers": ["A frog\njumps in", "Splash!"]}
+    terminal = open_terminal("--plain", "--temperature", "0.5", script=script)
     both = r"A frog *\r\n *jumps in"
     for typed, shown in (("Why?", "jumps in"), ("/retry", "Splash!"), ("/branch 1", both)):
         terminal.answer_prompt(f"{typed}\n")

@@ -75,7 +75,7 @@ def app_for(
     opener = ScriptedLoad(engine, failing=failing)
     if not loads:
         opener.gate.clear()
-    app = ChatApp(Setup(config, SamplingParams(max_tokens=2048)), opener, Archive(folder))
+    app = ChatApp(Setup(config, SamplingParams(max_tokens=2048, temperature=0.5)), opener, Archive(folder))
     app.animation_level = "none"
     return app, engine
 

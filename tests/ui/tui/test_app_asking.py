@@ -431,3 +431,35 @@ async def test_what_is_set_while_another_draft_loads_is_kept(pilot: Pilot[None],
     await until(pilot, lambda: not app.is_loading)
     params = app.controller.session.params
     assert (params.top_k, params.top_p) == (5, 0.5)
+
+
+@plays("one", "two")
+async def test_a_retry_that_would_be_the_same_offers_another(pilot: Pilot[None], app: ChatApp) -> None:
+    await loaded(pilot)
+    await send(pilot, "/set temperature=0")
+    await ask(pilot, "Why?")
+    app.composer.set_text("half a question")
+    await pilot.press("ctrl+r")
+    await until(pilot, lambda: app.composer.text == "/retry 0.7")
+    assert "Nothing would differ" in said(app)[-1][1] and "Enter sends it" in seen(app)
+    await pilot.press("escape")
+    assert app.composer.text == "half a question"
+    app.composer.clear()
+    await pilot.press("ctrl+r")
+    await until(pilot, lambda: app.composer.text == "/retry 0.7")
+    await pilot.press("enter")
+    await until(pilot, lambda: app.answer is None and ("answer", "two") in said(app))
+    assert ("answer", "one") not in said(app)
+
+
+def test_the_side_panel_fills_while_the_model_loads(tmp_path: Path) -> None:
+    app, _ = app_for(["one"], tmp_path, loads=False)
+    app.setup = replace(app.setup, config=replace(app.setup.config, memory=1_300_000_000, draft="suffix"))
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: "limit 1.30 GB" in seen(app))
+        for text in ("draft suffix", "trees by the plan", "a new conversation", "0 questions", "nothing yet"):
+            assert text in seen(app)
+        await until(pilot, lambda: "reading" in "".join(line[66:] for line in seen(app).split("\n")))
+
+    play(app, scene, size=(100, 40))
