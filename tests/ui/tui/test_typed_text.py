@@ -6,8 +6,6 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from textual import events
-from textual._xterm_parser import XTermParser
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -16,21 +14,13 @@ from offspec.chat.conversation import Conversation
 from offspec.ui.tui.app import ChatApp
 from tests.support.tmux import HAS_TMUX, Tmux
 from tests.ui.cli.program import DRIVER, ROOT
-from tests.ui.tui.stage import PlannedEngine, loaded, plays, said, send, until
+from tests.ui.tui.stage import PlannedEngine, loaded, plays, said, send, type_as_terminal, until
 
 PERSIAN = "می\u200cخواهم"
 DEVANAGARI = "क्\u200dष"
 FAMILY = "👩\u200d👩\u200d👧"
 # One of every kind that is no control and not printable: marks of direction, spaces, tags, private use, new.
 OTHERS = "a\u200fb\u00adc\u00a0d\u202fe\u3000g\ue000h\U000e0067i\U0001fbffj\ufeffk\u0378l"
-
-
-def type_as_terminal(pilot: Pilot[None], text: str) -> None:
-    """What the terminal driver makes of these letters, posted as it does."""
-    for message in XTermParser().feed(text):
-        assert isinstance(message, events.Key)
-        message.set_sender(pilot.app)
-        pilot.app.post_message(message)
 
 
 @pytest.mark.parametrize("text", [PERSIAN, DEVANAGARI, FAMILY, OTHERS])
