@@ -434,3 +434,18 @@ def test_an_edited_question_is_there_to_be_changed(
     terminal.type("/qu\t\n")
     assert terminal.leave() == 0
     assert offspec.questions() == ["Why is it so?"]
+
+
+@pytest.mark.parametrize("script", [{}, {"LC_ALL": "C.UTF-8"}], ids=["no locale", "UTF-8"])
+def test_every_character_that_is_typed_is_asked(
+    script: dict[str, str], offspec: Program, open_terminal: Callable[..., Terminal]
+) -> None:
+    offspec.environment |= script
+    texts = ["می\u200cخواهم", "क्\u200dष", "👩\u200d👩\u200d👧", "a\u00a0b\u3000c\u00add"]
+    terminal = open_terminal("--plain")
+    for text in texts:
+        terminal.answer_prompt(f"{text}\n")
+        terminal.wait_for(re.escape(ANSWER))
+    terminal.answer_prompt("/quit\n")
+    assert terminal.leave() == 0
+    assert offspec.questions() == texts
