@@ -72,7 +72,8 @@ offspec config set memory 12GB                  # a default for generate, chat a
 offspec generate demo "Why is the sky blue?" --memory 1.2GB --trace run.json    # a timeline
 ```
 
-`offspec --install-completion` has the shell complete them.
+`offspec --install-completion` has the shell complete commands, options and values: models on this machine,
+draft sources, hardware presets, saved conversations and the keys of `offspec config`.
 
 The answer goes to standard output as it comes. Everything else (progress, notices, statistics, the
 report of `--check`) goes to standard error, so `offspec generate … > answer.txt` holds the answer and

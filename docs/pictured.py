@@ -15,8 +15,8 @@ is long, so little blue is left.
 Sunlight holds all colours, and the molecules of the air scatter the **short wavelengths** most.
 
 - By day, scattered blue light reaches you from every direction.
-- At sunset the light has come a long way through the air. Most of the blue has left the beam, and *red* is
-  what arrives.""",
+- At sunset the light has come a long way through the air. Most of the blue has left the beam, and *red* is \
+what arrives.""",
     """The strength goes with the inverse fourth power of the wavelength:
 
 ```python

@@ -67,7 +67,7 @@ class Answering:
     """Asks the engine for one answer after the other. The caller sees to it that they do not overlap.
 
     conversation: what was said. last: the result of the last answer that came to its end. autosave: keeps
-    the conversation in a file.
+    the conversation in a file. counted: `used` is a count, not an estimate.
     """
 
     def __init__(self, engine: AnsweringEngine, wording: Wording, conversation: Conversation) -> None:
@@ -79,7 +79,7 @@ class Answering:
         self._wording, self._prompts = wording, PromptReuse(wording)
         self._window, self._told = ContextWindow(self._prompts), 0  # questions that were told to be left out
         self._turn: _Turn | None = None
-        self._used = self._estimate()
+        self._used, self.counted = self._estimate(), False
 
     @property
     def coming(self) -> PartialAnswer | None:
@@ -89,7 +89,7 @@ class Answering:
 
     @property
     def used(self) -> int:
-        """Tokens of the prompt, with those of the answer under way; an estimate after `take_up`."""
+        """Tokens of the prompt, with those of the answer under way; an estimate unless `counted`."""
         coming = self.coming
         return self._used + (len(coming.ids) if coming else 0)
 
@@ -118,8 +118,12 @@ class Answering:
     def change(self, tree: MessageTree) -> None:
         """Go on with other messages and branches, and write them."""
         self.conversation.change(tree.messages, tree.branches)
-        self._used = self._count()
+        self.recount()
         self.autosave.write(self.snapshot)
+
+    def recount(self) -> None:
+        """Count the tokens of the conversation: half a second for 100,000 of them."""
+        self._used, self.counted = self._count(), True
 
     def take_up(self, conversation: Conversation) -> None:
         """Go on with another conversation. Answers lose the tokens that this model did not say."""
@@ -131,7 +135,7 @@ class Answering:
         conversation.messages, conversation.branches = list(tree.messages), tree.branches
         self.conversation, self.last = conversation, None
         self._window, self._told = ContextWindow(self._prompts), 0
-        self._used = self._estimate()
+        self._used, self.counted = self._estimate(), False
 
     def run(
         self, asked: MessageTree, params: SamplingParams, halt: threading.Event, *, trees: bool
@@ -182,8 +186,8 @@ class Answering:
         tokens: of the prompt. Of what the engine refuses, before anything came, nothing is kept.
         """
         turn = _Turn(self.conversation.tree, asked, coming)
-        updated, used, refused = self.conversation.updated, self._used, False
-        self._turn, self._used = turn, tokens
+        updated, used, refused = self.conversation.updated, (self._used, self.counted), False
+        self._turn, self._used, self.counted = turn, tokens, True
         self._keep(turn.so_far())
         try:
             with self.autosave.meanwhile(self.snapshot):
@@ -198,7 +202,7 @@ class Answering:
         finally:
             unchanged = refused or turn.says_nothing_new
             self._turn, self.last = None, coming.result or self.last
-            self._used = used if unchanged else tokens + len(coming.ids)
+            self._used, self.counted = used if unchanged else (tokens + len(coming.ids), True)
             self._keep(turn.before if unchanged else turn.ended(), updated if unchanged else None)
 
     def _keep(self, tree: MessageTree, updated: str | None = None) -> None:
@@ -219,10 +223,15 @@ class Answering:
         return min(sum(map(len, said)), self.engine.context)
 
     def _count(self) -> int:
-        """Tokens of the conversation, 0 where its chat template cannot say."""
-        try:
-            if not self.conversation.messages:
-                return 0
-            return len(self._window.encode(self.conversation, self.engine.context).ids)
-        except OffspecError:
+        """Tokens of the conversation as `run` leaves it: of a prompt, and of the answer to it."""
+        talk, answered = self.conversation, 0
+        if not talk.messages:
             return 0
+        last = talk.messages[-1]
+        if last.role == "assistant":
+            talk = replace(talk, messages=talk.messages[:-1])
+            answered = self.count(last.content) if last.token_ids is None else len(last.token_ids)
+        try:
+            return len(self._window.encode(talk, self.engine.context).ids) + answered
+        except OffspecError:  # the chat template refuses it, or the last question has no room
+            return self._estimate()

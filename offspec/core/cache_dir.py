@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from offspec.core.file_lock import lock_beside
+from offspec.core.file_lock import lock_beside, release
 from offspec.core.files import disk_full, new_folder, partial_name, unfinished, writing
 
 _PARTIAL = ".partial"
@@ -71,9 +71,10 @@ def claim_folder(folder: Path, waiting: Callable[[], None], fix: str = ELSEWHERE
             waiting()
             lock.acquire()
     try:
-        yield
+        with unfinished(Path(lock.lock_file)):
+            yield
     finally:
-        lock.release()
+        release(lock)
 
 
 def remove_folder(folder: Path) -> None:
@@ -93,5 +94,8 @@ def _sweep(root: Path, own: str) -> None:
         if key == own:
             shutil.rmtree(partial, ignore_errors=True)
             continue
-        with suppress(Timeout, OSError), lock_beside(root / key).acquire(timeout=0):
+        with suppress(Timeout, OSError):
+            lock = lock_beside(root / key)
+            lock.acquire(timeout=0)
             shutil.rmtree(partial, ignore_errors=True)
+            release(lock)

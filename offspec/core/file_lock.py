@@ -44,7 +44,7 @@ class Claim:
             ) from None
         except (OSError, ValueError):
             return
-        self._held = weakref.finalize(self, _release, lock)
+        self._held = weakref.finalize(self, release, lock)
 
     def release(self) -> None:
         """Let others have it."""
@@ -74,15 +74,15 @@ def lock_beside(path: Path) -> BaseFileLock:
     from filelock import FileLock
 
     probe(path)  # where no file can be made, as in /proc, a lock would wait for ever
-    return FileLock(_beside(path), thread_local=False)
+    return FileLock(_beside(path), mode=0o600, thread_local=False)
+
+
+def release(lock: BaseFileLock) -> None:
+    """Give a lock back. Its file goes while it is held, so that no other process can have taken it."""
+    with suppress(OSError):
+        os.unlink(lock.lock_file)
+    lock.release()
 
 
 def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.lock")
-
-
-def _release(lock: BaseFileLock) -> None:
-    """Take the lock's file away while it is held, so that no other process can have taken it."""
-    with suppress(OSError):
-        os.unlink(lock.lock_file)
-    lock.release()

@@ -32,24 +32,31 @@ def tighten(notify: Callable[[Event], None], cache: Path | None = None) -> None:
 
 
 def _tighten(folder: Path) -> bool:
-    """Whether something in a folder was open to others. No link is followed."""
+    """Whether others could read something in a folder. No link is followed."""
     found = False
     with suppress(OSError):
-        for path, mode, wanted in _open_to_others(folder):
+        for path, mode, wanted, readable in _open_to_others(folder):
             path.chmod(mode & wanted)
-            found = True
+            found |= readable
     return found
 
 
-def _open_to_others(place: Path) -> Iterator[tuple[Path, int, int]]:
-    """Path, mode and the most that the mode may be, of what is ours: the folder first."""
+def _open_to_others(place: Path, reached: bool = True) -> Iterator[tuple[Path, int, int, bool]]:
+    """Path, mode, the most that the mode may be, and whether others could read anything of what is ours.
+
+    The folder comes first. Others can read no empty file, such as a lock, and none in a closed folder.
+
+    Args:
+        place: a file or folder.
+        reached: whether others could come to it.
+    """
     about = place.lstat()
     mode = stat.S_IMODE(about.st_mode)
     ours = about.st_uid == os.getuid()
     if stat.S_ISDIR(about.st_mode):
         if ours and mode & _OTHERS:
-            yield place, mode, _FOLDER
+            yield place, mode, _FOLDER, reached
         for inner in sorted(place.iterdir()):
-            yield from _open_to_others(inner)
+            yield from _open_to_others(inner, reached and bool(mode & _OTHERS))
     elif stat.S_ISREG(about.st_mode) and ours and mode & _OTHERS:
-        yield place, mode, PRIVATE
+        yield place, mode, PRIVATE, reached and about.st_size > 0

@@ -8,6 +8,7 @@ import pytest
 from offspec.chat.conversation import Conversation, Message
 from offspec.chat.session import Session
 from offspec.core.config import EngineConfig
+from offspec.core.errors import RequestError
 from tests.support.fake_engine import ScriptedEngine
 
 
@@ -86,3 +87,34 @@ def test_loaded_with_its_own_words_and_settings(tmp_path: Path) -> None:
     session.save(tmp_path / "x.json")
     again = Session.load(engine, tmp_path / "x.json")
     assert again.system == "Be kind." and again.params.temperature == 0.5
+
+
+@pytest.mark.parametrize("stop", [0, 1])
+def test_counted_again_it_is_as_it_was(tmp_path: Path, stop: int) -> None:
+    engine = ScriptedEngine(["It scatters more than red light does."])
+    session = engine.chat(system="Be kind, and answer in few words.")
+    for question in ("Why is the sky blue?", "And at night?", "So?")[stop:]:
+        list(session.send(question))
+    used = session.used
+    session.save(tmp_path / "x.json")
+    again = Session.load(engine, tmp_path / "x.json")
+    again.recount()
+    assert again.used == used == len(engine.asked[-1][0]) + 7
+    list(again.send("And then?"))
+    list(session.send("And then?"))
+    assert engine.asked[-1][0] == engine.asked[-2][0] and again.used == session.used
+    again.rewind(1)
+    assert again.used == used
+    again.system = None
+    again.recount()
+    assert again.used < used
+
+
+def test_no_recount_while_an_answer_comes() -> None:
+    session = ScriptedEngine(["Well " * 40]).chat()
+    answer = session.send("Why?")
+    next(answer)
+    with pytest.raises(RequestError, match="under way"):
+        session.recount()
+    list(answer)
+    session.recount()

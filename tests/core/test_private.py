@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from offspec.core.events import Event, Notice
-from offspec.core.file_lock import is_claimed, lock_beside
+from offspec.core.file_lock import is_claimed, lock_beside, release
 from offspec.core.private import tighten
 
 
@@ -53,3 +53,29 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 def test_a_lock_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".session.json.lock")
     assert not is_claimed(tmp_path / "session.json")
+
+
+def test_a_lock_is_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its file, which is empty, nor a file that others cannot come to."""
+    monkeypatch.setenv("OFFSPEC_DATA", str(tmp_path))
+    sessions = tmp_path / "sessions"
+    sessions.mkdir(mode=0o755)
+    lock, said = sessions / ".a.json.lock", sessions / "a.json"
+    lock.touch(0o644)
+    told: list[Event] = []
+    sessions.chmod(0o700)
+    said.write_text("said")
+    said.chmod(0o644)
+    tighten(told.append)
+    assert told == [] and mode(lock) == mode(said) == 0o600
+    sessions.chmod(0o755)
+    tighten(told.append)
+    assert len(told) == 1, "its names could be read"
+
+
+def test_a_lock_is_private_and_goes_with_its_release(tmp_path: Path) -> None:
+    lock = lock_beside(tmp_path / "a")
+    lock.acquire()
+    assert mode(tmp_path / ".a.lock") == 0o600
+    release(lock)
+    assert list(tmp_path.iterdir()) == []

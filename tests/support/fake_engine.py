@@ -476,9 +476,10 @@ class ScriptedLoad:
     """Gives `engine` at first, and another like it each later time.
 
     delay: seconds that it takes. told: progress that it tells meanwhile. notices: told of a load that went
-    well. failing: drafts that cannot be loaded. fail: raised in place of an engine where set; a test may set
-    and clear it between two calls. gate: loading goes on once it is open, as it is at first. asked: settings
-    and plan of every call so far; engines: those it gave out, the latest last.
+    well. failing: drafts that cannot be loaded. away: numbers of loads, from 1, in which nothing can. fail:
+    raised in place of an engine where set; a test may set and clear it between two calls. gate: loading goes
+    on once it is open, as it is at first. asked: settings and plan of every call so far; engines: those it
+    gave out, the latest last.
     """
 
     def __init__(
@@ -490,8 +491,9 @@ class ScriptedLoad:
         notices: Sequence[str] = (),
         failing: Sequence[str] = (),
         fail: Exception | None = None,
+        away: Sequence[int] = (),
     ) -> None:
-        self.engine, self.fail, self.failing = engine, fail, failing
+        self.engine, self.fail, self.failing, self.away = engine, fail, failing, away
         self.told = reading(3) if told is None else told
         self.asked: list[tuple[EngineConfig, Path | None]] = []
         self.engines: list[ScriptedEngine] = []
@@ -517,6 +519,8 @@ class ScriptedLoad:
             raise
         if config.draft in self.failing:
             raise DraftError(f"{config.draft} has another vocabulary")
+        if len(self.asked) in self.away:
+            raise StreamError("the disk is away", file="model.safetensors", offset=0)
         if self.fail is not None:
             raise self.fail
         for notice in self._notices:

@@ -38,6 +38,10 @@ class Tmux:
         """Characters as they are."""
         self._run("send-keys", "-l", "--", text)
 
+    def type_bytes(self, data: bytes) -> None:
+        """Bytes as they are, which need not be text."""
+        self._run("send-keys", "-H", *(f"{byte:02x}" for byte in data))
+
     def press(self, key: str) -> None:
         """A key by the name that tmux has for it: Enter, Escape, C-b."""
         self._run("send-keys", key)

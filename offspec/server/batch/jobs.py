@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp
 
 from offspec.core.errors import ClosedError, OffspecError
-from offspec.core.file_lock import lock_beside
+from offspec.core.file_lock import lock_beside, release
 from offspec.core.files import private_folder
 from offspec.core.private import data_root
 from offspec.server.batch.answering import Answering, result
@@ -89,7 +89,7 @@ class BatchJobs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._held is not None:
-            self._held.release()
+            release(self._held)
             self._held = None
 
     def open(self) -> None:

@@ -16,7 +16,8 @@ class Command:
     """A command as the user knows it.
 
     usage: as typed, with what is optional in brackets. help: one line of Markdown. more: further
-    help. while_busy: whether it may run while an answer is under way.
+    help, a paragraph whose newlines mean nothing. while_busy: whether it may run while an answer is
+    under way.
     """
 
     name: str
@@ -35,18 +36,18 @@ _LIST = (
         "help",
         "/help [command]",
         "Explain all commands, or one of them.",
-        """`/help set` tells what can be set. A question that begins with the name of a command is written
+        """`/help set` lists all that can be set. A question that begins with the name of a command is written
 with two slashes: `//help` asks the model about `/help`.""",
         while_busy=True,
     ),
     Command(
         "retry",
-        "/retry",
+        "/retry [temperature]",
         "Answer the last question again.",
         """The previous answer is kept beside the new one: `/undo` brings it back, and so does ← in an empty
-input. Only the answer is computed again; the question stays in the caches. A fixed seed increases by one;
-at temperature 0 the answer is the same unless something else changed, so try `/set temperature=0.7`
-first. Use it too to continue after an error or a stop.""",
+input. Only the answer is computed again; the question stays in the caches. A fixed seed increases by one.
+At temperature 0 the answer would be the same unless something else changed, so `/retry 0.7` answers at
+temperature 0.7, this once. Use it too to continue after an error or a stop.""",
     ),
     Command(
         "edit",
@@ -243,4 +244,5 @@ def _begins_as_command(text: str) -> bool:
 def help_of(name: str) -> str:
     """One command in Markdown. Raises RequestError for an unknown one."""
     command = find(name)
-    return "\n\n".join(filter(None, (f"**`{command.usage}`**", command.help, command.more)))
+    more = command.more.replace("\n", " ")
+    return "\n\n".join(filter(None, (f"**`{command.usage}`**", command.help, more)))

@@ -1,18 +1,15 @@
 """What a command that is being typed may become."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
 
 from offspec.chat.archive import Archive, Entry
+from offspec.checkpoint.local_names import local_names
 from offspec.core.config import AUTO, NONE, SOURCES
 from offspec.ui.chat.commands import COMMANDS
-from offspec.ui.chat.settings import MEANINGS
+from offspec.ui.chat.settings import MEANINGS, values_of
+from offspec.ui.path_completion import MODELS, complete_explicit_path, complete_path
 from offspec_planners.units import format_count
-
-_MOST_FILES = 50
 
 _Saved = Callable[[], list[Entry]]
 _Offer = Callable[[str, _Saved], Iterator[tuple[str, str]]]
@@ -68,8 +65,13 @@ def _commands(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
 
 def _settings(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
     before, _, last = begun.rpartition(" ")
+    wanted, equals, value = last.lower().partition("=")
     for name, meaning in MEANINGS.items():
-        if name.startswith(last.lower()):
+        if equals and name == wanted:
+            for choice, means in values_of(name):
+                if choice.startswith(value):
+                    yield f"{before} {name}={choice}".lstrip(), means
+        elif not equals and name.startswith(wanted):
             yield f"{before} {name}=".lstrip(), meaning
 
 
@@ -77,25 +79,29 @@ def _sessions(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
     for entry in saved():
         if begun.lower() in entry.title.lower() or entry.id.startswith(begun):
             yield entry.title or entry.id, f"{format_count(entry.turns, 'question')}, {entry.model}"
-    yield from _files(begun, (".json",))
+    yield from complete_explicit_path(begun, (".json",))
 
 
 def _copies(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
-    yield from _files(begun, (".json",))
+    yield from complete_explicit_path(begun, (".json",))
 
 
 def _attachable(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
     """Files of the present folder too: nothing else could be meant."""
-    for name, meaning in _files(begun if "/" in begun or begun.startswith("~") else f"./{begun}", ("",)):
-        yield name.removeprefix("./") if not begun.startswith(".") else name, meaning
+    return complete_path(begun)
 
 
 def _drafts(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
+    return complete_drafts(begun)
+
+
+def complete_drafts(begun: str) -> Iterator[tuple[str, str]]:
+    """What names of draft sources may become, with commas between them: each with what it means."""
     before, comma, last = begun.rpartition(",")
-    for name, meaning in SOURCES.items():
-        if name.startswith(last.lower()) and not (comma and name in (AUTO, NONE)):
+    for name, meaning in (*SOURCES.items(), *local_names()):
+        if name.lower().startswith(last.lower()) and not (comma and name in (AUTO, NONE)):
             yield f"{before}{comma}{name}", meaning
-    for name, meaning in _files(last, (".gguf", ".safetensors", ".pt", ".bin")):
+    for name, meaning in complete_explicit_path(last, MODELS):
         yield f"{before}{comma}{name}", meaning
 
 
@@ -106,35 +112,6 @@ def _words(*choices: tuple[str, str]) -> _Offer:
     return offered
 
 
-def _files(begun: str, endings: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Files and folders that go on from what was begun, once it looks like a path."""
-    if not begun.startswith(("/", "~", ".")) and "/" not in begun:
-        return
-    shown, _, last = begun.rpartition("/")
-    folder = Path(f"{shown}/" if shown or begun.startswith("/") else ".")
-    try:
-        found = sorted(os.scandir(folder.expanduser()), key=lambda entry: entry.name)
-    except (OSError, RuntimeError, ValueError):  # no such folder, an unknown ~user
-        return
-    wanted = [entry for entry in found if entry.name.startswith(last) and not _hidden(entry.name, last)]
-    fitting = (entry for entry in wanted if entry.name.endswith(endings) or _is_folder(entry))
-    for entry in islice(fitting, _MOST_FILES):
-        name = f"{shown}/{entry.name}" if "/" in begun else entry.name
-        yield (f"{name}/", "a folder") if _is_folder(entry) else (name, "a file")
-
-
-def _hidden(name: str, begun: str) -> bool:
-    return name.startswith(".") and not begun.startswith(".")
-
-
-def _is_folder(entry: "os.DirEntry[str]") -> bool:
-    """Also where it is a link that goes nowhere one may look."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
-
-
 _ARGUMENTS: Mapping[str, _Offer] = {
     "help": _commands,
     "set": _settings,
@@ -142,7 +119,7 @@ _ARGUMENTS: Mapping[str, _Offer] = {
     "system": _words(("none", "no system message")),
     "save": _copies,
     "attach": _attachable,
-    "export": lambda begun, saved: _files(begun, (".md",)),
+    "export": lambda begun, saved: complete_explicit_path(begun, (".md",)),
     "load": _sessions,
     "draft": _drafts,
     "copy": _words(("code", "the last block of code")),

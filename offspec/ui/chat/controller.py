@@ -8,9 +8,10 @@ from pathlib import Path
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation
-from offspec.core.config import EngineConfig
-from offspec.core.errors import OffspecError
-from offspec.core.events import Event, Notice, TreeSeen
+from offspec.checkpoint.open import local_path
+from offspec.core.config import AUTO, EngineConfig, SamplingParams
+from offspec.core.errors import OffspecError, RequestError
+from offspec.core.events import Event, Finished, Notice, TreeSeen
 from offspec.ui.chat.attachment import Attachment
 from offspec.ui.chat.completion import Completer, Completion
 from offspec.ui.chat.setup import ChatEngine, Opener, Setup
@@ -19,6 +20,7 @@ from offspec.ui.told import told
 
 __all__ = ["ChatController", "Completion"]
 
+NO_MODEL = "No model is loaded now: /draft NAME, such as /draft auto, loads it again. What was said is saved."
 _TREES = 200  # of the latest passes, to look back through
 
 
@@ -43,6 +45,10 @@ class ChatController:
         self.notes: list[str] = []
         self.sources = False
         self.attached: list[Attachment] = []
+        self.is_open = True
+        self._answered: set[int] = set()  # what was answered to the end, by `_asked_with`
+        self._used: str = AUTO  # the sources among those that are loaded
+        self._kind = local_path(setup.config.model)[1]  # a folder, a file, or "" for a hub id
         self._completer = Completer(archive)
         self.session = engine.chat(system=setup.system, params=setup.params)
         self.file = archive.file_for(self.session.conversation)
@@ -77,8 +83,33 @@ class ChatController:
         """Say this to the model, as it is. Raises OffspecError, when the generator is run."""
         return self.follow(self.session.send(text, trees=self.setup.trees))
 
-    def follow(self, events: Generator[Event, None, None]) -> Generator[Event, None, None]:
-        """The same events, which stats and trees take note of."""
+    def retry(self, params: SamplingParams) -> Generator[Event, None, None]:
+        """As `ask`, for another answer to the last question, with these parameters."""
+        return self.follow(self.session.retry(params=params, trees=self.setup.trees), params)
+
+    def has_answer(self, params: SamplingParams) -> bool:
+        """Whether the last question has the answer that these parameters would give again, word for word."""
+        return params.temperature == 0 and self._asked_with(params) in self._answered
+
+    def _asked_with(self, params: SamplingParams) -> int:
+        """What decides the answer to the last question at temperature 0; a conversation may be long."""
+        said = [(message.role, message.content) for message in self.session.messages]
+        while said and said[-1][0] == "assistant":
+            said.pop()
+        return hash((replace(params, seed=None), self.session.system, tuple(said)))
+
+    def follow(
+        self, events: Generator[Event, None, None], params: SamplingParams | None = None
+    ) -> Generator[Event, None, None]:
+        """The same events, which stats and trees take note of.
+
+        Args:
+            events: of an answer.
+            params: of it, where they are not the session's.
+        """
+        if not self.is_open:
+            raise RequestError("no model is loaded; /draft auto loads it again")
+        used = params or self.session.params
         try:
             with closing(events):
                 for event in events:
@@ -86,6 +117,8 @@ class ChatController:
                         self.trees.append(event)
                     else:
                         self.on_event(event)
+                    if isinstance(event, Finished) and event.result.finish_reason != "halted":
+                        self._answered.add(self._asked_with(used))
                     yield event
         finally:
             self.stats.idle()
@@ -109,6 +142,19 @@ class ChatController:
         else:
             self.stats.on_event(event)
 
+    def use(self, draft: str) -> None:
+        """Draw on other sources of those that are loaded. Raises RequestError."""
+        self.engine.use(draft)
+        self._used = draft
+
+    def check_reload(self) -> None:
+        """Raises RequestError where the model is no longer there to be loaded again."""
+        if local_path(self.config.model)[1] != self._kind:
+            raise RequestError(
+                f"this loads the model again, and {self.config.model} is no longer there: give the "
+                f"{self._kind} its name back, or /quit and begin with the new name (--session continues this)"
+            )
+
     def reload(
         self,
         config: EngineConfig,
@@ -119,21 +165,26 @@ class ChatController:
         """Load the model with other settings under the same conversation, or as it was where that fails.
 
         notify: the listener of the new engine. failed: hears why it is as it was, before it is loaded again.
-        Raises OffspecError where no engine is open in the end.
+        Raises OffspecError where no engine is open in the end; the conversation is there all the same.
         """
         self.engine.close()  # two do not fit in memory
+        self.is_open, used = False, AUTO
         try:
             engine = opener(config, self._plan_for(config), notify)
         except Exception as error:
             failed(error)
-            config = self.config
+            config, used = self.config, self._used
             engine = opener(config, self._plan_for(config), notify)
+            with suppress(RequestError):  # the sources it had are not all there in less memory
+                engine.use(used)
         session = engine.chat()
         session.resume(self.session.conversation)
         with suppress(OffspecError):  # what it could not write, the next one will, or say so
             self.session.close()
         session.keep(self.file)
         self.engine, self.session, self.config = engine, session, config
+        self.is_open, self._used = True, used
+        session.recount()
 
     def _plan_for(self, config: EngineConfig) -> Path | None:
         """The plan file was made for the settings of the command line, so only they get it."""
@@ -174,7 +225,7 @@ class ChatController:
 
     def _resume(self, file: Path) -> None:
         self.notes.append(self.load_conversation(file))
-        given = {key: getattr(self.setup.params, key) for key in self.setup.given}
-        self.session.params = replace(self.session.params, **given)
+        self.session.params = self.setup.params_over(self.session.params)
         if self.setup.system is not None:
             self.session.system = self.setup.system
+        self.session.recount()

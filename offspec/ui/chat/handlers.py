@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from offspec.checkpoint.open import DEMO, local_path
-from offspec.core.config import AUTO, NONE, SOURCES, read_drafts
+from offspec.core.config import AUTO, NONE, SOURCES, SamplingParams, read_drafts
 from offspec.core.errors import DiskFullError, RequestError, SessionError
 from offspec.ui.chat import settings, versions
 from offspec.ui.chat.attach import attach
 from offspec.ui.chat.code_blocks import copy_code
-from offspec.ui.chat.commands import help_of, parse
+from offspec.ui.chat.commands import find, help_of, parse
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.export import export
 from offspec.ui.chat.outcomes import (
@@ -31,7 +31,13 @@ _SWITCH = {"on": True, "off": False}
 
 
 def _help(chat: ChatController, argument: str) -> Outcome:
-    return ShowText(help_of(argument)) if argument else OpenView("help")
+    return ShowText(help_page(argument, chat.session.params)) if argument else OpenView("help")
+
+
+def help_page(name: str, params: SamplingParams) -> str:
+    """One command in Markdown, of /set with all that can be set. Raises RequestError for an unknown one."""
+    text = help_of(name)
+    return f"{text}\n\n{settings.table(params)}" if find(name).name == "set" else text
 
 
 def _system(chat: ChatController, argument: str) -> Outcome:
@@ -50,29 +56,11 @@ def _system(chat: ChatController, argument: str) -> Outcome:
 
 
 def _set(chat: ChatController, argument: str) -> Outcome:
-    params = chat.session.params
-    if not argument:
-        return ShowText(f"{settings.table(params)}\n\n`/set temperature=0.7` changes one.")
-    if argument == "default":
-        return _take_settings(chat, argument)
-    if len(argument.split()) == 1 and "=" not in argument:
-        name = settings.known(argument)
-        return ShowText(f"`{name}` is `{settings.shown(params, name)}`: {settings.MEANINGS[name]}.")
-    return _take_settings(chat, argument)
-
-
-def _take_settings(chat: ChatController, argument: str) -> Outcome:
-    before, defaults = chat.session.params, chat.setup.params
-    after = defaults if argument == "default" else settings.changed(before, argument, defaults)
-    chat.session.params = after
-    news = [
-        f"`{name}` is `{settings.shown(after, name)}`"
-        for name in settings.MEANINGS
-        if getattr(before, name) != getattr(after, name)
-    ]
-    if not news:
-        return ShowText("Nothing changes: it was set so already.")
-    return ShowText(f"From the next answer on {', '.join(news)}.")
+    before = chat.session.params
+    after, news = settings.run_set(before, argument, chat.setup.params)
+    if after != before:
+        chat.session.params = after
+    return ShowText(news)
 
 
 def _seed(chat: ChatController, argument: str) -> Outcome:
@@ -97,15 +85,16 @@ def _draft(chat: ChatController, argument: str) -> Outcome:
             "goes on without."
         )
     names, loaded = read_drafts(argument), argument == chat.config.draft
-    if loaded or set(names) <= set(chat.engine.sources):
+    if chat.is_open and (loaded or set(names) <= set(chat.engine.sources)):
         before = chat.engine.draft
-        chat.engine.use(AUTO if loaded else argument)
+        chat.use(AUTO if loaded else argument)
         already = chat.engine.draft == before
         return ShowText(
             f"The draft is {chat.engine.draft} {'already' if already else 'from the next answer on'}."
         )
     for name in names:
         _check_model(name)
+    chat.check_reload()
     return Reload(replace(chat.config, draft=argument, draft_bits=None))  # the bits were for the other
 
 

@@ -66,6 +66,17 @@ class EditQuestion:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """Nothing was done, for a reason; a line to send in place of the command.
+
+    reason: in Markdown.
+    """
+
+    reason: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reset:
     """Another conversation has begun; show it from its beginning, with a note below."""
 
@@ -112,6 +123,7 @@ Outcome = (
     | Rewound
     | Switched
     | EditQuestion
+    | Offer
     | Reset
     | OpenView
     | ShowSources

@@ -30,6 +30,24 @@ MEANINGS: Mapping[str, str] = {
 _TEXTS = ("stop", "bad_words")  # may be given several times
 
 
+def run_set(params: SamplingParams, argument: str, defaults: SamplingParams) -> tuple[SamplingParams, str]:
+    """What `/set ARGUMENT` makes of the parameters, and what it says, in Markdown. Raises RequestError."""
+    if not argument:
+        return params, f"{table(params)}\n\n`/set temperature=0.7` changes one."
+    if len(argument.split()) == 1 and "=" not in argument and argument != "default":
+        name = known(argument)
+        return params, f"`{name}` is `{shown(params, name)}`: {MEANINGS[name]}."
+    after = defaults if argument == "default" else changed(params, argument, defaults)
+    news = [
+        f"`{name}` is `{shown(after, name)}`"
+        for name in MEANINGS
+        if getattr(params, name) != getattr(after, name)
+    ]
+    if not news:
+        return after, "Nothing changes: it was set so already."
+    return after, f"From the next answer on {', '.join(news)}."
+
+
 def changed(params: SamplingParams, text: str, defaults: SamplingParams) -> SamplingParams:
     """params after `name=value …`, or `name value`. defaults: what the value `default` stands for.
 
@@ -65,6 +83,18 @@ def table(params: SamplingParams) -> str:
     """All that can be set, in Markdown."""
     rows = [f"| `{name}` | `{shown(params, name)}` | {means} |" for name, means in MEANINGS.items()]
     return "\n".join(("| name | value | meaning |", "|---|---|---|", *rows))
+
+
+def values_of(name: str) -> list[tuple[str, str]]:
+    """Values that are words, each with what it means."""
+    words = [("default", "what the chat began with")]
+    if name == "seed":
+        words.append(("random", "a new seed for every answer"))
+    elif name in _TEXTS:
+        words.append(("none", "no text"))
+    elif name == "ignore_eos":
+        words += [("on", "continue after it"), ("off", "end with it")]
+    return words
 
 
 def known(name: str) -> str:

@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -42,6 +42,10 @@ class Setup:
     trees: bool = True
     command: tuple[str, ...] = ("offspec", "chat")
     notify: bool = True
+
+    def params_over(self, held: SamplingParams) -> SamplingParams:
+        """The parameters of a conversation that is resumed, in which those that were given are others."""
+        return replace(held, **{name: getattr(self.params, name) for name in self.given})
 
     def resumed(self, archive: "Archive") -> Path | None:
         """The file of the conversation to take up, None for a new one. Raises SessionError.

@@ -3,17 +3,29 @@
 from offspec.chat.branches import Fork
 from offspec.chat.conversation import headline
 from offspec.core.errors import RequestError
+from offspec.ui.chat import settings
 from offspec.ui.chat.commands import escaped, unescaped
 from offspec.ui.chat.controller import ChatController
-from offspec.ui.chat.outcomes import EditQuestion, Outcome, Rewound, ShowText, StreamAnswer, Switched
+from offspec.ui.chat.outcomes import EditQuestion, Offer, Outcome, Rewound, ShowText, StreamAnswer, Switched
+
+_OTHER = 0.7  # a temperature at which answers differ and make sense
 
 
 def retry(chat: ChatController, argument: str) -> Outcome:
-    """Another answer to the last question. Raises RequestError."""
+    """Another answer to the last question, at a temperature that is given or as set. Raises RequestError."""
     _check_turns(chat, 1)
+    params = chat.session.params
+    if argument:
+        params = settings.changed(params, f"temperature={argument}", params)
+    if chat.has_answer(params):
+        return Offer(
+            "Nothing would differ: at temperature 0 this question has the same answer each time. "
+            f"`/retry {_OTHER}` answers once at temperature {_OTHER}.",
+            f"/retry {_OTHER}",
+        )
     last = chat.session.messages[-1]
     dropped = (last,) if last.role == "assistant" else ()
-    return StreamAnswer(chat.follow(chat.session.retry(trees=chat.setup.trees)), None, dropped)
+    return StreamAnswer(chat.retry(params), None, dropped)
 
 
 def edit(chat: ChatController, argument: str) -> Outcome:

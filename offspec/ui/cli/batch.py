@@ -12,7 +12,7 @@ import typer
 from offspec.core.config import AUTO, EngineConfig, SamplingParams
 from offspec.core.errors import RequestError
 from offspec.ui import interrupt
-from offspec.ui.cli import checks
+from offspec.ui.cli import checks, completion
 from offspec.ui.cli import options as opt
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
@@ -87,7 +87,15 @@ Quiet = Annotated[bool, _option("--quiet", "-q", metavar="", help="No progress o
 class BatchOptions(opt.SharedOptions):
     """A model, where the input is not only checked."""
 
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="What answers.", show_default=False)] = ""
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="What answers.",
+            show_default=False,
+            autocompletion=completion.models,
+        ),
+    ] = ""
 
 
 @opt.takes_options

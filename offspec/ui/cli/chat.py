@@ -10,7 +10,7 @@ from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError, SessionError
 from offspec.ui.chat.leaving import command_words
 from offspec.ui.chat.setup import Setup, open_engine
-from offspec.ui.cli import checks
+from offspec.ui.cli import checks, completion
 from offspec.ui.cli import options as opt
 
 EPILOG = """[bold]Examples[/]
@@ -44,6 +44,7 @@ SessionName = Annotated[
         "--session",
         metavar="NAME",
         help="Continue this conversation: its name, the beginning of its id, or its file.",
+        autocompletion=completion.sessions,
     ),
 ]
 Plain = Annotated[

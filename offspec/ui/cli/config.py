@@ -1,12 +1,13 @@
 """`offspec config`: the user's defaults, in one TOML file."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from offspec.core.errors import RequestError
 from offspec.core.user_config import UserConfig, Value
-from offspec.ui.cli import defaults
+from offspec.ui.cli import completion, defaults
 from offspec.ui.cli.output import Output
 
 EPILOG = """[bold]Examples[/]
@@ -22,11 +23,18 @@ Talk to this model, in this much memory, wherever nothing else is said:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", epilog=EPILOG)
 
-Key = Annotated[
-    str, typer.Argument(metavar="KEY", help=f"One of {', '.join(defaults.KEYS)}.", show_default=False)
+_key = partial(typer.Argument, metavar="KEY", help=f"One of {', '.join(defaults.KEYS)}.", show_default=False)
+Key = Annotated[str, _key(autocompletion=completion.config_keys)]
+KeyThatIsSet = Annotated[str, _key(autocompletion=completion.set_config_keys)]
+Text = Annotated[
+    str,
+    typer.Argument(
+        metavar="VALUE",
+        help="As the option takes it.",
+        show_default=False,
+        autocompletion=completion.config_values,
+    ),
 ]
-
-Text = Annotated[str, typer.Argument(metavar="VALUE", help="As the option takes it.", show_default=False)]
 
 
 @app.callback()
@@ -44,7 +52,7 @@ def list_all() -> None:
 
 
 @app.command()
-def get(key: Key) -> None:
+def get(key: KeyThatIsSet) -> None:
     """Print a default."""
     Output().write(f"{_found(UserConfig(), key)}\n")
 
@@ -53,9 +61,7 @@ def get(key: Key) -> None:
 def set_one(
     ctx: typer.Context,
     key: Key,
-    value: Annotated[
-        str, typer.Argument(metavar="VALUE", help="As the option takes it.", show_default=False)
-    ],
+    value: Text,
 ) -> None:
     """Set a default. A value that its option would not take is refused."""
     defaults.check(ctx.find_root().command, key, value)
@@ -65,7 +71,7 @@ def set_one(
 
 
 @app.command()
-def unset(key: Key) -> None:
+def unset(key: KeyThatIsSet) -> None:
     """Remove a default, also one that is wrong."""
     config = UserConfig()
     _found(config, key)

@@ -8,6 +8,7 @@ import typer
 from rich.console import ConsoleRenderable
 
 from offspec.core.errors import RequestError
+from offspec.ui.cli import completion
 from offspec.ui.cli import options as opt
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Output
@@ -38,6 +39,7 @@ Name = Annotated[
         help="A machine to show instead of this one: a preset, such as [bold]rtx-4090[/], or a JSON file; "
         "[bold]list[/] names the presets.",
         show_default=False,
+        autocompletion=completion.machines_or_list,
     ),
 ]
 AsJson = Annotated[

@@ -10,6 +10,7 @@ from rich.console import ConsoleRenderable
 
 from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
+from offspec.ui.cli import completion
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
@@ -47,7 +48,12 @@ Id = Annotated[
 ]
 Name = Annotated[
     str,
-    typer.Argument(metavar="ID", help="A name that [bold]offspec models[/] lists.", show_default=False),
+    typer.Argument(
+        metavar="ID",
+        help="A name that [bold]offspec models[/] lists.",
+        show_default=False,
+        autocompletion=completion.cached_models,
+    ),
 ]
 Json = Annotated[
     bool, typer.Option("--json", metavar="", help="Print a list of JSON objects instead of a table.")

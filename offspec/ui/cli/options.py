@@ -23,6 +23,7 @@ from offspec.core.config import (
     parse_bytes,
 )
 from offspec.core.errors import RequestError
+from offspec.ui.cli import completion
 
 # Options by their panel of the help. A flag has metavar="", or the help would show a type for it.
 model_option = partial(typer.Option, rich_help_panel="Model and machine")
@@ -90,6 +91,7 @@ Model = Annotated[
         help="The target: a hub id, a local folder, a [bold].gguf[/] file, or [bold]demo[/], the small "
         "model that [bold]make env[/] installs. [bold]offspec config set model[/] makes one the default.",
         show_default=False,
+        autocompletion=completion.models,
     ),
 ]
 Memory = Annotated[
@@ -198,6 +200,7 @@ class EngineOptions:
         str,
         draft_option(
             metavar="NAME|PATH[,...]|auto|none",
+            autocompletion=completion.drafts,
             help="Draft sources, one or several with commas between: a small model or a trained "
             "head (folder, file or hub id); [bold]substitute[/], a copy of the target in 4 bits or fewer; "
             "[bold]suffix[/] or [bold]lookup[/], which copy from the text; [bold]early-exit[/] or "

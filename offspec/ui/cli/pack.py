@@ -11,6 +11,7 @@ from offspec.checkpoint.open import check_model
 from offspec.checkpoint.pack_manifest import check_pack
 from offspec.core.config import PackFormat, format_bytes, parse_bytes
 from offspec.core.errors import RequestError
+from offspec.ui.cli import completion
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
 
@@ -44,6 +45,7 @@ Source = Annotated[
         help="The model to pack, in bf16, fp16 or fp32: a hub id, a local folder, or a [bold].gguf[/] file. "
         "With [bold]--verify[/] the folder of a pack.",
         show_default=False,
+        autocompletion=completion.models,
     ),
 ]
 To = Annotated[

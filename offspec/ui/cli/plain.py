@@ -1,6 +1,8 @@
 """The line mode of `offspec chat`: a question a line, answers on stdout, everything else on stderr."""
 
+import math
 import threading
+import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 
@@ -13,7 +15,7 @@ from offspec.core.errors import OffspecError
 from offspec.core.events import Event, Finished, LoadProgress, Notice, Result, TextDelta
 from offspec.ui import interrupt
 from offspec.ui.chat import outcomes
-from offspec.ui.chat.controller import ChatController
+from offspec.ui.chat.controller import NO_MODEL, ChatController
 from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.leaving import resume_line
 from offspec.ui.chat.setup import Opener, Setup
@@ -22,6 +24,8 @@ from offspec.ui.cli.plain_input import PlainInput
 from offspec.ui.cli.plain_render import PlainRenderer, page
 from offspec.ui.printable import printable
 from offspec.ui.told import told
+
+_TWICE = 3.0  # seconds in which a second Ctrl-C leaves
 
 
 def run(setup: Setup, opener: Opener, archive: Archive, *, quiet: bool = False) -> None:
@@ -38,6 +42,10 @@ def run(setup: Setup, opener: Opener, archive: Archive, *, quiet: bool = False) 
         mode.close()
 
 
+class _Discarded(KeyboardInterrupt):
+    """The line that was being typed is not wanted."""
+
+
 class _LineMode:
     def __init__(self, setup: Setup, opener: Opener, archive: Archive, renderer: PlainRenderer) -> None:
         self._setup, self._opener, self._archive, self._renderer = setup, opener, archive, renderer
@@ -49,6 +57,7 @@ class _LineMode:
         self._failure: OffspecError | None = None
         self._told = 0  # notes of the controller that were shown
         self._interrupted = False
+        self._discarded_at = -math.inf
 
     @property
     def controller(self) -> ChatController:
@@ -85,7 +94,8 @@ class _LineMode:
             self._tell_notes()
             try:
                 begun, self._begun = self._begun, ""
-                typed = self._input.read(begun)
+                with self._leaving_at_second():
+                    typed = self._input.read(begun)
                 if typed is None:
                     break
                 if not typed.text.strip():
@@ -95,6 +105,9 @@ class _LineMode:
                 else:
                     question = self.controller.compose(typed.text)
                     outcome = outcomes.StreamAnswer(self.controller.ask(question), question)
+            except _Discarded:
+                self._renderer.note("Press Ctrl-C again to leave, or Ctrl-D.")
+                continue
             except OffspecError as error:
                 self._complain(error)
                 continue
@@ -130,10 +143,14 @@ class _LineMode:
                     self._begun = printable(line)  # readline shows it as it is
                 else:
                     self._renderer.page(f"`/edit TEXT` asks this question differently:\n\n{question}")
+            case outcomes.Offer(reason, line):
+                self._renderer.page(reason)
+                self._begun = line if self._input.edits else ""
             case outcomes.Reset():
+                self.controller.session.recount()
                 self._renderer.page(outcome.note)
-            case outcomes.OpenView():
-                self._renderer.page(page(outcome.view, self.controller))
+            case outcomes.OpenView(view):
+                self._show(view)
             case outcomes.ShowSources():
                 self._renderer.sources = outcome.shown
                 self._renderer.page(
@@ -145,6 +162,13 @@ class _LineMode:
                 self._reload(outcome.config)
             case outcomes.Copy():
                 self._copy(outcome)
+
+    def _show(self, view: outcomes.View) -> None:
+        if view == "plan":
+            assert self.controller.engine.plan is not None
+            self._renderer.plan(self.controller.engine.plan)
+        else:
+            self._renderer.page(page(view, self.controller))
 
     def _copy(self, outcome: outcomes.Copy) -> None:
         try:
@@ -195,11 +219,25 @@ class _LineMode:
         with interrupt.instead(stop):
             yield
 
-    def _reload(self, config: EngineConfig) -> None:
-        """Exchange the engine, or load the one from before again where that fails.
+    @contextmanager
+    def _leaving_at_second(self) -> Iterator[None]:
+        """Ctrl-C at a terminal's prompt discards the line, and a second one soon after leaves.
 
-        Raises OffspecError where there is none in the end.
+        Raises _Discarded, KeyboardInterrupt.
         """
+        if not self._input.is_terminal or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def discard() -> None:
+            before, self._discarded_at = self._discarded_at, time.monotonic()
+            raise interrupt.interrupted() if self._discarded_at - before < _TWICE else _Discarded()
+
+        with interrupt.instead(discard):
+            yield
+
+    def _reload(self, config: EngineConfig) -> None:
+        """Exchange the engine, or load the one from before again where that fails."""
 
         def failed(error: Exception) -> None:
             self._renderer.complain(error)
@@ -209,6 +247,10 @@ class _LineMode:
 
         try:
             self.controller.reload(config, self._opener, self._on_event, failed)
+        except OffspecError as error:
+            self._complain(error)
+            self._renderer.note(NO_MODEL)
+            return
         finally:
             self._renderer.still()
         self._renderer.page(f"The draft is {self.controller.engine.draft}.")

@@ -3,6 +3,7 @@
 import base64
 import json
 import sys
+from typing import TYPE_CHECKING, Literal
 
 from rich.text import Text
 
@@ -12,13 +13,15 @@ from offspec.core.errors import RequestError
 from offspec.core.events import FinishReason, LoadProgress, Result, TextDelta, TreeSeen
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.chat.controller import ChatController
-from offspec.ui.chat.outcomes import View
 from offspec.ui.chat.report import report
 from offspec.ui.chat.thinking import without_thinking
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Live, Output, open_live
 from offspec.ui.printable import printable
 from offspec.ui.told import told
+
+if TYPE_CHECKING:
+    from offspec_planners.plan import Plan
 
 _BESIDE = 3  # rejected guesses shown beside an accepted one
 _SESSIONS = 20
@@ -117,9 +120,21 @@ class PlainRenderer:
         if self._err.is_terminal:
             from rich.markdown import Markdown
 
-            self._err.print(Markdown(printable(markdown)))
+            from offspec.ui.markdown_parser import markdown_parser
+
+            shown = Markdown("")
+            shown.parsed = markdown_parser().parse(printable(markdown))
+            self._err.print(shown)
         else:
             self._line(markdown)
+
+    def plan(self, plan: "Plan") -> None:
+        """A plan that was asked for, as `offspec plan` prints it."""
+        from offspec.ui.cli.plan_page import render  # only now: it needs numpy
+
+        self._live.stop()
+        sys.stderr.write(render(Console(stderr=True, highlight=False), plan))
+        sys.stderr.flush()
 
     def copy(self, text: str) -> None:
         """Hand text to the terminal's clipboard. Raises RequestError where there is no terminal."""
@@ -134,8 +149,8 @@ class PlainRenderer:
         self._err.print(Text(printable(text), style=style), soft_wrap=True)
 
 
-def page(view: View, controller: ChatController) -> str:
-    """A view that the terminal UI has a screen for."""
+def page(view: Literal["help", "tree", "stats", "sessions"], controller: ChatController) -> str:
+    """A view that the terminal UI has a screen for, in Markdown."""
     match view:
         case "help":
             return _help_page()
@@ -145,11 +160,6 @@ def page(view: View, controller: ChatController) -> str:
             return report(controller)
         case "sessions":
             return _sessions_page(controller.archive)
-        case "plan":
-            assert controller.engine.plan is not None
-            from offspec_planners.plan.explain import explain  # only now: it needs numpy
-
-            return "\n\n".join(explain(controller.engine.plan))
 
 
 def _help_page() -> str:
@@ -160,7 +170,8 @@ def _help_page() -> str:
             *commands,
             "",
             "A line is a question. One that ends in `\\` continues in the next; a question of many lines "
-            'goes between two lines of `"""`. Ctrl-C stops an answer, and leaves where there is none.',
+            'goes between two lines of `"""`. Ctrl-C stops an answer; where there is none, it discards the '
+            "line, and a second one leaves.",
         )
     )
 

@@ -12,7 +12,7 @@ from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.files import probe
 from offspec.plan.prompts import VALIDATION
-from offspec.ui.cli import checks
+from offspec.ui.cli import checks, completion
 from offspec.ui.cli import options as opt
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
@@ -63,6 +63,7 @@ Machine = Annotated[
         help="Plan for another machine: a preset such as rtx-4090, or a profile that "
         "[bold]offspec hardware --json[/] printed. Nothing is measured, and only the config of the model is "
         "needed.",
+        autocompletion=completion.machines,
     ),
 ]
 Validate = Annotated[

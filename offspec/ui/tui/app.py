@@ -21,14 +21,17 @@ from textual.screen import Screen
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation, Message, clean_title
-from offspec.core.config import EngineConfig
+from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import OffspecError
+from offspec.core.events import LoadProgress
 from offspec.ui import interrupt
 from offspec.ui.chat.commands import COMMANDS, is_command, unescaped
-from offspec.ui.chat.controller import ChatController, Completion
+from offspec.ui.chat.completion import Completer
+from offspec.ui.chat.controller import NO_MODEL, ChatController, Completion
 from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.chat.welcome import HINTS, opening
 from offspec.ui.printable import printable, without_controls
+from offspec.ui.told import told
 from offspec.ui.tui import messages, themes
 from offspec.ui.tui.answer import Answer
 from offspec.ui.tui.completion import CompletionList
@@ -41,6 +44,7 @@ from offspec.ui.tui.search_bar import SearchBar
 from offspec.ui.tui.status import Header, StatusLine
 from offspec.ui.tui.suspend import suspend
 from offspec.ui.tui.transcript_view import TranscriptView
+from offspec.ui.tui.typed_text import as_text
 from offspec.ui.tui.user_input import UserInput
 from offspec.ui.tui.worker import EngineThread, end_on_hangup
 
@@ -85,6 +89,7 @@ class ChatApp(App[None]):
         super().__init__(css_path=["app.tcss", "panel.tcss"])
         self.setup, self.opener, self.archive = setup, opener, archive or Archive()
         self.notices = Notices(self, announce=setup.notify)
+        self._completer = Completer(self.archive)
         self.engine: EngineThread | None = None
         self.controller: ChatController | None = None
         self.failure: BaseException | None = None
@@ -135,6 +140,8 @@ class ChatApp(App[None]):
             load=self.load,
             busy=self.busy,
             show_stats=self.show_stats,
+            params=self.params,
+            defaults=self.setup.params,
         )
         end_on_hangup(self.engine)
         self._loop = asyncio.get_running_loop()
@@ -157,6 +164,9 @@ class ChatApp(App[None]):
             use = partial(self._use_theme, name)
             yield SystemCommand(f"{name} theme", f"Use {name} colours, also the next time.", use)
 
+    async def on_event(self, event: events.Event) -> None:
+        await super().on_event(as_text(event))
+
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return action not in _OF_THE_CHAT or len(self.screen_stack) == 1
 
@@ -172,8 +182,14 @@ class ChatApp(App[None]):
         self.engine.load(config)
 
     def complete(self, line: str) -> Sequence[Completion]:
-        """What a line may become; nothing before there is a model to ask."""
-        return self.controller.complete(line) if self.controller is not None else ()
+        """What a line may become."""
+        return (self.controller or self._completer).complete(line)
+
+    def params(self) -> SamplingParams:
+        """How answers are chosen, also where the model of the conversation is being loaded."""
+        if self.controller is not None:
+            return self.controller.session.params
+        return self.setup.params if self._resumed is None else self.setup.params_over(self._resumed.params)
 
     # What the user does
 
@@ -284,10 +300,12 @@ class ChatApp(App[None]):
 
     def on_loading(self, message: messages.Loading) -> None:
         self.query_one(LoadingView).show(message.event)
+        self._show_loading(message.event)
 
     async def on_loaded(self, message: messages.Loaded) -> None:
         first = self.controller is None
         self.controller = self.user_input.controller = message.controller
+        self.user_input.apply_settings()
         self.query_one(LoadingView).end()
         if first:
             await self._show_first()
@@ -296,9 +314,20 @@ class ChatApp(App[None]):
         self.busy(False)
         await self.user_input.go_on()
 
-    def on_load_failed(self, message: messages.LoadFailed) -> None:
-        self.failure = message.error
-        self.exit(return_code=1)
+    async def on_load_failed(self, message: messages.LoadFailed) -> None:
+        if self.controller is None or not isinstance(message.error, OffspecError):
+            self.failure = message.error
+            self.exit(return_code=1)
+            return
+        self.user_input.controller = self.controller
+        self.user_input.apply_settings()
+        self.query_one(LoadingView).end()
+        await self.transcript.note(f"{told(message.error)}\n\n{NO_MODEL}", "error")
+        await self.user_input.return_waiting()
+        self.busy(False)
+
+    def on_counted(self, message: messages.Counted) -> None:
+        self.show_stats()
 
     def on_answer_started(self, message: messages.AnswerStarted) -> None:
         if self.answer is not None:
@@ -361,6 +390,7 @@ class ChatApp(App[None]):
             if file is not None:
                 self._resumed = Conversation.read(file)
                 await self.user_input.show_messages(self._resumed.messages, self._resumed.tree.forks())
+        self._show_loading(None)
         self.load(self.setup.config)
 
     async def _show_first(self) -> None:
@@ -386,6 +416,11 @@ class ChatApp(App[None]):
     def _use_theme(self, name: str) -> None:
         self.theme = themes.THEMES[name].name
         self.status.doing(themes.remember(name))
+
+    def _show_loading(self, event: LoadProgress | None) -> None:
+        """The side panel before there is a model; later it keeps what it shows."""
+        if self.controller is None:
+            self.query_one(SidePanel).update_while_loading(self.setup.config, event, self._resumed)
 
     def show_stats(self) -> None:
         """Header, side panel and meter, as the controller has them now."""

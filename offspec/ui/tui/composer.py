@@ -1,5 +1,6 @@
 """Where the user writes: several lines, earlier questions with the arrow keys, completion with tab."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from textual.widgets import TextArea
 from offspec.ui.chat.controller import Completion
 from offspec.ui.tui.completion import CompletionList
 
+_LINE_END = re.compile("\r\n|[\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")  # those of `str.splitlines`
 _TOGETHER = 1000  # letters that are put in with one edit at most
 
 
@@ -136,6 +138,17 @@ class Composer(TextArea):
             event.stop()
             event.prevent_default()
             acts[event.key]()
+        elif await self._run_own_binding(event.key):
+            event.stop()
+            event.prevent_default()
+
+    async def _run_own_binding(self, key: str) -> bool:
+        """Whether a key edits the text or moves in it, which is done.
+
+        The app would do it once the key has come up to it, with the letters typed meanwhile in the text.
+        """
+        actions = [binding.action for binding in self._bindings.key_to_bindings.get(key, ())]
+        return any([await self.app.run_action(action, self) for action in actions if "." not in action])
 
     def _send(self) -> None:
         self._offer()
@@ -208,11 +221,10 @@ class Composer(TextArea):
         self._take(message.line)
 
     async def _on_paste(self, event: events.Paste) -> None:
-        """Terminals send the end of a line as a carriage return."""
-        text = event.text.replace("\r\n", "\n").replace("\r", "\n")
+        """Terminals send the end of a line as a carriage return, and Textual drops some kinds of it."""
         event.stop()
         event.prevent_default()
-        self._put(text)
+        self._put(_LINE_END.sub("\n", event.text))
 
     def _take(self, line: str) -> None:
         self.set_text(line)

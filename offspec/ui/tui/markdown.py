@@ -7,11 +7,11 @@ again when the last grows, several times a second while an answer comes. Lines n
 """
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from rich import markdown as rich_markdown
 from rich.cells import cell_len
@@ -27,6 +27,8 @@ from textual.geometry import Region, Size
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.widget import Widget
+
+from offspec.ui.markdown_parser import markdown_parser
 
 Line = list[Segment]
 
@@ -96,14 +98,9 @@ class _Block:
         return self.lines[width, dark]
 
 
-def _parser() -> MarkdownIt:
-    """HTML stays text: it would not be shown at all."""
-    return MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
-
-
 def plain_text(markdown: str) -> str:
     """The words of Markdown without its marks, a block a line."""
-    tokens = _parser().parse(markdown)
+    tokens = markdown_parser().parse(markdown)
     return "\n".join(_plain(token) for token in tokens if token.type in ("inline", "fence", "code_block"))
 
 
@@ -119,7 +116,7 @@ class MarkdownLines:
     def __init__(self) -> None:
         self.source = ""
         self.read = 0
-        self._parser = _parser()
+        self._parser = markdown_parser()
         self._blocks: list[_Block] = []
 
     def set_source(self, source: str) -> bool:
@@ -134,7 +131,7 @@ class MarkdownLines:
 
     def _parse(self, text: str) -> list[_Block]:
         self.read += len(text)
-        rows, blocks, tokens = text.splitlines(keepends=True), list[_Block](), list[Token]()
+        rows, blocks, tokens = re.findall(r"[^\n]*\n|[^\n]+", text), list[_Block](), list[Token]()
         begun = 0  # the row at which the present block begins: what stands before the first is its own
         for token in self._parser.parse(text):
             starts = token.level == 0 and token.nesting >= 0 and token.map is not None

@@ -28,9 +28,14 @@ class Loaded(Message):
 
 @dataclass
 class LoadFailed(Message):
-    """No model is open, and none will be."""
+    """No model is open."""
 
     error: BaseException
+
+
+@dataclass
+class Counted(Message):
+    """The tokens of the conversation were counted again."""
 
 
 @dataclass

@@ -7,6 +7,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
+from textual.widget import Widget
 
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.printable import printable
@@ -59,7 +60,11 @@ class PageScreen(ModalScreen[None]):
         with VerticalScroll(id="page") as page:
             page.border_title = Content(self._heading)
             page.border_subtitle = "esc closes   ↑ ↓ scroll"
-            yield StreamedMarkdown(self._markdown)
+            yield self.content()
+
+    def content(self) -> Widget:
+        """What the page shows."""
+        return StreamedMarkdown(self._markdown)
 
     def action_close(self) -> None:
         self.dismiss()

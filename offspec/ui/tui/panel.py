@@ -4,7 +4,7 @@ No line is wider than the panel. Bars are drawn in characters that differ, so th
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
@@ -12,13 +12,18 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
+from offspec.core.events import LoadProgress
 from offspec_planners.units import format_bytes, format_number, format_seconds
 
 if TYPE_CHECKING:
+    from offspec.chat.conversation import Conversation
+    from offspec.core.config import EngineConfig
     from offspec.ui.chat.controller import ChatController
     from offspec.ui.chat.setup import ChatEngine
     from offspec.ui.chat.stats import ChatStats, PassTimes
     from offspec_planners.plan import Plan
+
+Sections = Mapping[str, Content]
 
 WIDTH = 30  # columns
 _STEPS = "▁▂▃▄▅▆▇█"
@@ -154,6 +159,27 @@ def _lines(*lines: Content | str) -> Content:
     return Content("\n").join(lines)
 
 
+def loading(config: "EngineConfig", event: LoadProgress | None, resumed: "Conversation | None") -> Sections:
+    """What is known before there is an engine: what was asked for, and how far it has come."""
+    limits = [
+        f"{name:<5}{'what is free' if limit is None else f'limit {format_bytes(limit)}'}"
+        for name, limit in (("RAM", config.memory), ("VRAM", config.vram))
+        if name == "RAM" or limit is not None
+    ]
+    stage: list[Content | str] = []
+    if event is not None:
+        stage = [event.stage, bar(event.done / event.total)] if event.total else [event.stage]
+    trees = "trees by the plan" if config.budget is None else f"≤ {config.budget:,} nodes"
+    title = resumed.title if resumed is not None and resumed.title else "a new conversation"
+    turns = 0 if resumed is None else resumed.turns
+    return {
+        **dict.fromkeys(("speed", "split", "spark"), _NOTHING),
+        "memory": _lines(*limits, *stage),
+        "plan": _lines(f"draft {config.draft}", trees),
+        "session": _lines(title, f"{turns:,} {'question' if turns == 1 else 'questions'}"),
+    }
+
+
 class SidePanel(VerticalScroll, can_focus=False):
     """Statistics of the chat. A section is painted again only when its text has changed."""
 
@@ -166,6 +192,13 @@ class SidePanel(VerticalScroll, can_focus=False):
         for name, title in _SECTIONS.items():
             yield Static(title, classes="panel-title", markup=False)
             yield _Section(id=f"panel-{name}")
+
+    def update_while_loading(
+        self, config: "EngineConfig", event: LoadProgress | None, resumed: "Conversation | None"
+    ) -> None:
+        """Show what is known before there is a controller."""
+        if self.display and self.is_mounted:
+            self._show(loading(config, event, resumed))
 
     def update_from(self, controller: "ChatController") -> None:
         """Show what the controller knows now."""
@@ -181,6 +214,9 @@ class SidePanel(VerticalScroll, can_focus=False):
             self._engine = weakref.ref(controller.engine)
             shown["memory"] = memory(controller.engine)
             shown["plan"] = plan_line(controller.engine)
+        self._show(shown)
+
+    def _show(self, shown: Sections) -> None:
         for name, content in shown.items():
             self.query_one(f"#panel-{name}", _Section).show(content)
 

@@ -8,13 +8,13 @@ from textual.app import App
 
 from offspec.chat.branches import Fork
 from offspec.chat.message import Message
-from offspec.core.config import EngineConfig
+from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import OffspecError, RequestError
 from offspec.core.events import Event
-from offspec.ui.chat import outcomes, versions
+from offspec.ui.chat import outcomes, settings, versions
 from offspec.ui.chat.commands import escaped, parse
 from offspec.ui.chat.controller import ChatController
-from offspec.ui.chat.handlers import run_command
+from offspec.ui.chat.handlers import help_page, run_command
 from offspec.ui.chat.report import report
 from offspec.ui.chat.saved import delete, rename
 from offspec.ui.printable import printable
@@ -23,13 +23,13 @@ from offspec.ui.tui.answer import LEGEND, Answer, ending_of
 from offspec.ui.tui.composer import Composer
 from offspec.ui.tui.messages import AnswerDone
 from offspec.ui.tui.page_screen import HelpScreen, PageScreen
+from offspec.ui.tui.plan_screen import PlanScreen
 from offspec.ui.tui.sessions_screen import SessionsScreen
 from offspec.ui.tui.status import StatusLine
 from offspec.ui.tui.transcript_entries import Entry
 from offspec.ui.tui.transcript_view import TranscriptView
 from offspec.ui.tui.tree_screen import TreeScreen
 from offspec.ui.tui.worker import EngineThread
-from offspec_planners.plan.explain import explain
 
 
 class UserInput:
@@ -49,11 +49,18 @@ class UserInput:
         load: Callable[[EngineConfig], None],
         busy: Callable[[bool], None],
         show_stats: Callable[[], None],
+        params: Callable[[], SamplingParams],
+        defaults: SamplingParams,
     ) -> None:
-        """busy: told when an answer begins and when it is over. show_stats: the conversation has changed."""
+        """busy: told when an answer begins and when it is over. show_stats: the conversation has changed.
+
+        params: those of the conversation, also while its model is loaded. defaults: for `/set default`.
+        """
         self._app, self._engine, self._transcript, self._composer = app, engine, transcript, composer
         self._load, self._busy, self._show_stats = load, busy, show_stats
+        self._params, self._defaults = params, defaults
         self._waiting: list[Entry] = []
+        self._settings: list[str] = []  # arguments of /set that wait for the model
         self._asked: Entry | None = None
         self._edits = False
         self.controller: ChatController | None = None
@@ -70,6 +77,19 @@ class UserInput:
         text = text if self.controller is None else self.controller.compose(text)
         self._waiting.append(await self._transcript.ask(text, waiting=True))
         await self.go_on()
+
+    def apply_settings(self) -> None:
+        """Set what was set while the model was loaded."""
+        assert self.controller is not None
+        if self._settings:
+            self.controller.session.params = self._params_to_be()
+            self._settings.clear()
+
+    def _params_to_be(self) -> SamplingParams:
+        params = self._params()
+        for argument in self._settings:
+            params = settings.run_set(params, argument, self._defaults)[0]
+        return params
 
     async def go_on(self) -> None:
         """Send the question that has waited longest, if there is one and it can be sent."""
@@ -189,9 +209,9 @@ class UserInput:
         The engine's thread may be ahead of the screen: an answer is over when the screen says so.
         """
         try:
-            command = parse(line)[0]
+            command, argument = parse(line)
             if self.controller is None:
-                await self._without_a_model(command.name)
+                await self._without_a_model(command.name, argument)
             elif self.answer is None or command.while_busy:
                 await self._show(run_command(self.controller, line), self.controller)
             elif self.stopping:
@@ -201,9 +221,15 @@ class UserInput:
         except OffspecError as error:
             await self._transcript.note(told(error), "error")
 
-    async def _without_a_model(self, name: str) -> None:
+    async def _without_a_model(self, name: str, argument: str) -> None:
         if name == "quit":
             await self._app.action_quit()
+        elif name == "set":
+            news = settings.run_set(self._params_to_be(), argument, self._defaults)[1]
+            self._settings += [argument] if argument else []
+            await self._transcript.note(news)
+        elif name == "help" and argument:
+            await self._transcript.note(help_page(argument, self._params_to_be()))
         elif name == "help":
             self._app.push_screen(HelpScreen())
         else:
@@ -213,6 +239,8 @@ class UserInput:
         match outcome:
             case outcomes.ShowText(markdown):
                 await self._transcript.note(markdown)
+                self._show_stats()  # the title may be another
+                self._engine.recount()  # and the system message
             case outcomes.StreamAnswer(events, question, dropped):
                 await self._transcript.remove_messages(dropped)
                 asked = None if question is None else await self._transcript.ask(question)
@@ -227,8 +255,13 @@ class UserInput:
             case outcomes.EditQuestion():
                 self._composer.begin_edit(printable(outcome.line))
                 self._app.query_one(StatusLine).doing("Enter asks it so; Esc leaves all as it was")
+            case outcomes.Offer(reason, line):
+                await self._transcript.note(reason)
+                self._composer.begin_edit(line)
+                self._app.query_one(StatusLine).doing("Enter sends it; Esc leaves all as it was")
             case outcomes.Reset(note):
                 await self.show_conversation()
+                self._engine.recount()
                 await self._transcript.note(note, "notice")
             case outcomes.ShowSources(shown):
                 self._transcript.show_sources(shown)
@@ -253,7 +286,7 @@ class UserInput:
                 self._app.push_screen(PageScreen("Figures", report(controller)))
             case "plan":
                 assert controller.engine.plan is not None
-                self._app.push_screen(PageScreen("Plan", "\n\n".join(explain(controller.engine.plan))))
+                self._app.push_screen(PlanScreen(controller.engine.plan))
             case "sessions":
 
                 async def chosen(file: Path | None) -> None:

@@ -10,12 +10,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial
 
 from textual.message import Message
 
 from offspec.chat.archive import Archive
 from offspec.core.config import EngineConfig
+from offspec.core.errors import RequestError
 from offspec.core.events import Event, Finished, LoadProgress, Notice, PassStats, Prefill, Result, TextDelta
 from offspec.ui import terminal
 from offspec.ui.chat.controller import ChatController
@@ -47,6 +49,10 @@ class EngineThread:
         Ends in `Loaded`; in `LoadFailed` where nothing could be opened, not even the model from before.
         """
         self._jobs.put(partial(self._load, config))
+
+    def recount(self) -> None:
+        """Count the tokens of the conversation, where they were estimated. Ends in `Counted`."""
+        self._jobs.put(self._recount)
 
     def answer(self, events: Generator[Event, None, None]) -> None:
         """Run through an answer. Ends in `AnswerDone`."""
@@ -87,6 +93,12 @@ class EngineThread:
         else:
             self._controller = controller
             self._post(messages.Loaded(controller, notes))
+
+    def _recount(self) -> None:
+        if self._controller is not None:
+            with suppress(RequestError):  # an answer of a later conversation is under way
+                self._controller.session.recount()
+            self._post(messages.Counted())
 
     def _go_back(self, error: Exception) -> None:
         self._post(messages.Noticed(f"{told(error)}; loading the model as it was before"))

@@ -44,7 +44,7 @@ class Bench:
         return "\n".join(event.text for event in self.events if isinstance(event, Notice))
 
     def left(self) -> list[str]:
-        return sorted(path.name for path in self.out.parent.iterdir() if not path.name.endswith(".lock"))
+        return sorted(path.name for path in self.out.parent.iterdir())
 
     def content(self, folder: Path | None = None) -> dict[str, bytes]:
         return {file.name: file.read_bytes() for file in (folder or self.out).iterdir()}

@@ -9,7 +9,7 @@ from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import ShowText
 from offspec.ui.chat.setup import Setup
 
-SETUP = Setup(EngineConfig("demo"), SamplingParams(max_tokens=100))
+SETUP = Setup(EngineConfig("demo"), SamplingParams(max_tokens=100, temperature=0.5))
 ANSWER = "The sky is blue because of scattering."
 
 

@@ -16,6 +16,7 @@ def test_every_command_does_something_and_says_what() -> None:
         assert command.usage.split()[0] == f"/{name}"
         assert command.help.endswith((".", "it.")) and "\n" not in command.help
         assert command.help in help_of(name) and command.usage in help_of(f"/{name}")
+        assert "\n" not in help_of(name).replace("\n\n", ""), "a newline within a paragraph would be shown"
 
 
 @pytest.mark.parametrize(

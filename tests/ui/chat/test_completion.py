@@ -30,7 +30,14 @@ def test_completion(chat: ChatController, tmp_path: Path, monkeypatch: pytest.Mo
     assert completions(chat, "/help re") == ["/help retry"]
     assert completions(chat, "/set te") == ["/set temperature="]
     assert completions(chat, "/set top_k=5 top") == ["/set top_k=5 top_p=", "/set top_k=5 top_k="]
-    assert completions(chat, "/draft ") == [f"/draft {name}" for name in SOURCES]
+    assert completions(chat, "/set top_k=5 ign") == ["/set top_k=5 ignore_eos="]
+    assert completions(chat, "/set ignore_eos=o") == ["/set ignore_eos=on", "/set ignore_eos=off"]
+    assert completions(chat, "/set seed=") == ["/set seed=default", "/set seed=random"]
+    assert completions(chat, "/set stop=n") == ["/set stop=none"]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--some--model" / "snapshots").mkdir(parents=True)
+    assert completions(chat, "/draft ") == [f"/draft {name}" for name in (*SOURCES, "demo", "some/model")]
+    assert completions(chat, "/draft suffix,SO") == ["/draft suffix,some/model"]
     assert completions(chat, "/sources o") == ["/sources on", "/sources off"]
     assert completions(chat, "/clear ") == completions(chat, "hello") == completions(chat, "//he") == []
     assert all(completion.help for completion in chat.complete("/"))

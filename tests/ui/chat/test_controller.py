@@ -9,15 +9,16 @@ import pytest
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation
-from offspec.core.config import EngineConfig
+from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import DiskFullError, OffspecError, RequestError, StreamError
-from offspec.core.events import Finished, Notice, TreeSeen
+from offspec.core.events import Finished, Notice, TextDelta, TreeSeen
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import (
     Copy,
     EditQuestion,
+    Offer,
     OpenView,
     Quit,
     Reset,
@@ -99,6 +100,45 @@ def test_retry(chat: ChatController) -> None:
     assert isinstance(outcome, StreamAnswer) and outcome.question is None and outcome.dropped == (before,)
     assert finished(outcome.events) == ANSWER
     assert said(chat) == ["Why?", ANSWER]
+
+
+def test_a_retry_of_which_nothing_would_differ_is_not_made(archive: Archive) -> None:
+    engine = ScriptedEngine(["one", "two", "three", "four", "five"])
+    chat = ChatController(engine, replace(SETUP, params=SamplingParams()), archive)
+    say(chat, "Why?")
+    offer = run_command(chat, "/retry")
+    assert isinstance(offer, Offer) and offer.line == "/retry 0.7" and "temperature 0" in offer.reason
+    assert run_command(chat, "/retry 0") == offer and len(engine.asked) == 1
+    again = run_command(chat, offer.line)
+    assert isinstance(again, StreamAnswer) and finished(again.events) == "two"
+    assert (
+        engine.asked[1].params == SamplingParams(temperature=0.7) and chat.session.params == SamplingParams()
+    )
+    assert run_command(chat, "/retry") == offer, "that answer is there already, as another version"
+    run_command(chat, "/set presence_penalty=1")
+    again = run_command(chat, "/retry")
+    assert isinstance(again, StreamAnswer) and finished(again.events) == "three"
+    say(chat, "And?")
+    run_command(chat, "/undo")
+    run_command(chat, "/system Be kind.")
+    assert isinstance(run_command(chat, "/retry"), StreamAnswer), "it begins differently now"
+    for wrong in ("-1", "hot"):
+        with pytest.raises(RequestError, match="temperature"):
+            run_command(chat, f"/retry {wrong}")
+    chat.close()
+
+
+def test_a_retry_after_a_stop_goes_on(archive: Archive) -> None:
+    chat = ChatController(
+        ScriptedEngine([" ".join(["word"] * 20)]), replace(SETUP, params=SamplingParams()), archive
+    )
+    answer = chat.ask("Why?")
+    for event in answer:
+        if isinstance(event, TextDelta):
+            chat.stop()
+    assert chat.session.messages[-1].finish == "halted"
+    assert isinstance(run_command(chat, "/retry"), StreamAnswer)
+    chat.close()
 
 
 def test_edit_with_a_text_asks_in_place_of_the_last_question(chat: ChatController) -> None:

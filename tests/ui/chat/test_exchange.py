@@ -9,7 +9,7 @@ import pytest
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation
 from offspec.core.config import EngineConfig
-from offspec.core.errors import OffspecError, RequestError, SessionError
+from offspec.core.errors import DraftError, OffspecError, RequestError, SessionError
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import Reload
@@ -91,3 +91,66 @@ def test_an_engine_without_a_controller_is_closed(archive: Archive) -> None:
     with pytest.raises(SessionError):
         ChatController.open(replace(SETUP, resume="nowhere"), opener, archive, lambda event: None)
     assert opener.engines[0].closed
+
+
+def test_a_failed_exchange_restores_the_sources_there_were(archive: Archive) -> None:
+    opener = Openings("bad/draft")
+    opener.engine.sources = ("substitute", "suffix")
+    chat = ChatController.open(SETUP, opener, archive, lambda event: None)
+    assert "suffix from the next" in shown(chat, "/draft suffix")
+    chat.reload(replace(SETUP.config, draft="bad/draft"), opener, chat.on_event, lambda error: None)
+    assert chat.engine.draft == "suffix" and len(opener.engines) == 2
+    chat.reload(replace(SETUP.config, draft="none"), opener, chat.on_event, pytest.fail)
+    chat.reload(replace(SETUP.config, draft="bad/draft"), opener, chat.on_event, lambda error: None)
+    assert chat.engine.draft == "none", "what was chosen among the sources before was for the other engine"
+    chat.close()
+
+
+def test_a_chat_outlives_two_failures(archive: Archive) -> None:
+    """The other draft cannot be loaded, nor the model as it was: as when its disk is away."""
+    opener = Openings()
+    chat = ChatController.open(SETUP, opener, archive, lambda event: None)
+    say(chat, "Why?")
+    used = chat.session.used
+    opener.fail = DraftError("the disk is away")
+    with pytest.raises(DraftError, match="away"):
+        chat.reload(replace(SETUP.config, draft="none"), opener, chat.on_event, lambda error: None)
+    assert not chat.is_open
+    with pytest.raises(RequestError, match="/draft auto loads it again"):
+        say(chat, "And?")
+    assert said(chat) == ["Why?", ANSWER] and chat.session.used == used
+    assert "Saved as" in shown(chat, "/save trip")
+    opener.fail = None
+    outcome = run_command(chat, "/draft auto")
+    assert outcome == Reload(SETUP.config), "though these sources are the ones it had"
+    chat.reload(outcome.config, opener, chat.on_event, pytest.fail)
+    assert chat.is_open and say(chat, "And?") == ANSWER and len(said(chat)) == 4
+    chat.close()
+
+
+def test_a_model_that_was_renamed_is_not_given_up(
+    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some" / "model").mkdir(parents=True)  # its name has the form of a hub id as well
+    setup = replace(SETUP, config=replace(SETUP.config, model="some/model"))
+    opener = Openings()
+    chat = ChatController.open(setup, opener, archive, lambda event: None)
+    (tmp_path / "some").rename(tmp_path / "other")
+    with pytest.raises(RequestError, match="some/model is no longer there: give the folder its name back"):
+        run_command(chat, "/draft none")
+    assert say(chat, "Why?") == ANSWER
+    (tmp_path / "other").rename(tmp_path / "some")
+    assert isinstance(run_command(chat, "/draft none"), Reload)
+    chat.close()
+
+
+def test_the_context_is_counted_after_an_exchange_and_a_resume(archive: Archive) -> None:
+    setup = replace(SETUP, system="Be kind, and answer in few words.")
+    chat = ChatController(ScriptedEngine([ANSWER]), setup, archive)
+    say(chat, "Why is the sky blue?")
+    used = chat.session.used
+    chat.reload(replace(SETUP.config, draft="none"), Openings(), chat.on_event, pytest.fail)
+    assert chat.session.used == used
+    chat.close()
+    assert ChatController(ScriptedEngine(), replace(setup, resume=""), archive).session.used == used

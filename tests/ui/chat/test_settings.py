@@ -99,3 +99,10 @@ def test_seed_leaves_out_answers_that_were_told_none(chat: ChatController) -> No
     untold = replace(answer, figures=replace(answer.figures, seed=None))
     chat.session.conversation.change([question, untold])
     assert "the last answer" not in shown(chat, "/seed")
+
+
+def test_help_lists_what_can_be_set(chat: ChatController) -> None:
+    run_command(chat, "/set top_k=7")
+    page = shown(chat, "/help set")
+    assert all(f"| `{name}` |" in page for name in MEANINGS) and "`7`" in page
+    assert "| `top_k`" not in shown(chat, "/help seed")

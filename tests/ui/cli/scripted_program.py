@@ -1,8 +1,9 @@
 """`offspec` with a scripted engine: `python -m tests.ui.cli.scripted_program SCRIPT ARGS…`.
 
 SCRIPT is JSON: {"answers": ["…", …], "delay": 0, "fail_after": null, "pass_tokens": 4, "load_delay": 0,
-"loud": false, "failing_drafts": ["…"]}. fail_after and pass_tokens are of the first answer; a loud engine
-writes on stderr what it begins and closes; a draft in failing_drafts cannot be loaded.
+"loud": false, "failing_drafts": ["…"], "away": [2, 3]}. fail_after and pass_tokens are of the first answer; a
+loud engine writes on stderr what it begins and closes; a draft in failing_drafts cannot be loaded; in the
+loads away, counted from 1, nothing can.
 """
 
 import json
@@ -22,7 +23,8 @@ def main() -> None:
     engine = ScriptedEngine([script, *others], delay=given.get("delay", 0.0))
     engine.loud = given.get("loud", False)
     delay, failing = given.get("load_delay", 0.0), given.get("failing_drafts", ())
-    load = ScriptedLoad(engine, told=LOADING, delay=delay, failing=failing)
+    away = given.get("away", ())
+    load = ScriptedLoad(engine, told=LOADING, delay=delay, failing=failing, away=away)
     sys.modules["offspec.engine.load"] = load.as_module()
 
     from offspec.ui.chat import setup

@@ -146,7 +146,7 @@ def test_stdout_has_only_the_answers(offspec: Program) -> None:
     assert "From the next answer on `temperature` is `0.5`" in err
     assert "7 tokens in 1.0 s" in err and "| tokens | 7 | 7 |" in err
     assert '" because" 0.80' in err and '" scattering." by the target' in err
-    assert "`/retry`: Answer the last question again." in err
+    assert "`/retry [temperature]`: Answer the last question again." in err
     assert "\x1b" not in out + err
     assert offspec.questions() == ["Why?", "And?"]
 
@@ -260,7 +260,7 @@ def test_resume_and_session_exclude_each_other(offspec: Program) -> None:
 
 def test_edit_undo_retry_and_quit(offspec: Program) -> None:
     lines = ["Why?", "/retry", "/edit Why not?", "More?", "/edit", "/undo", "/undo", "/branch 3", "/undo 1"]
-    out, err, code = offspec.pipe("\n".join([*lines, "/undo", "/quit", "Never?\n"]))
+    out, err, code = offspec.pipe("\n".join([*lines, "/undo", "/quit", "Never?\n"]), "--temperature", "0.5")
     assert (out.count(ANSWER), code) == (4, 2)
     assert "`/edit TEXT` asks this question differently:\n\nMore?" in err
     assert f"Version 2 of 3:\n\nWhy?\n\n{ANSWER}\nVersion 3 of 3:\n\nWhy not?\n\n{ANSWER}" in err
@@ -279,6 +279,14 @@ def test_another_draft(offspec: Program) -> None:
     )
     assert offspec.questions() == ["Why?", "And?", "More?"]
     assert code == 1
+
+
+def test_the_chat_outlives_a_model_that_cannot_be_loaded_again(offspec: Program) -> None:
+    """Neither the other draft, nor the model as it was."""
+    lines = "Why?\n/draft none\nAnd?\n/save trip\n/draft auto\nMore?\n"
+    out, err, _ = offspec.pipe(lines, script={"away": [2, 3]})
+    assert out == f"{ANSWER}\n" * 2 and offspec.questions("trip") == ["Why?", "More?"]
+    assert "No model is loaded now" in err and "error: no model is loaded; /draft auto loads it again" in err
 
 
 def test_copy_needs_a_terminal(offspec: Program) -> None:
@@ -358,7 +366,7 @@ def _sleeps(pid: int) -> bool:
     return True
 
 
-def test_ctrl_c_stops_and_a_second_at_the_prompt_leaves(
+def test_ctrl_c_stops_and_two_at_the_prompt_leave(
     offspec: Program, open_terminal: Callable[..., Terminal]
 ) -> None:
     terminal = open_terminal("--plain", script={"answers": ["word " * 4000, ANSWER], "delay": 0.05})
@@ -370,11 +378,26 @@ def test_ctrl_c_stops_and_a_second_at_the_prompt_leaves(
     terminal.wait_for(re.escape(ANSWER))
     terminal.wait_for("> ")
     # readline overlooks a signal between writing its prompt and waiting for a key, as no person would hit it.
+    terminal.type("not this one")
+    terminal.wait_for("not this one")
+    until(lambda: _sleeps(terminal.program.pid))
+    terminal.program.send_signal(signal.SIGINT)
+    terminal.wait_for("Ctrl-C again to leave")
+    terminal.wait_for("> ")
     until(lambda: _sleeps(terminal.program.pid))
     terminal.program.send_signal(signal.SIGINT)
     assert terminal.leave() == 130
     assert "Traceback" not in terminal.seen and "> \r\n\x1b[2mto continue: " in terminal.seen
     assert offspec.questions() == ["Why?", "And?"]
+
+
+def test_a_page_keeps_the_line_breaks_of_an_answer(open_terminal: Callable[..., Terminal]) -> None:
+    script = {"answers": ["A frog\njumps in", "Splash!"]}
+    terminal = open_terminal("--plain", "--temperature", "0.5", script=script)
+    both = r"A frog *\r\n *jumps in"
+    for typed, shown in (("Why?", "jumps in"), ("/retry", "Splash!"), ("/branch 1", both)):
+        terminal.answer_prompt(f"{typed}\n")
+        terminal.wait_for(shown)
 
 
 def test_sources_are_underlined(offspec: Program, open_terminal: Callable[..., Terminal]) -> None:
@@ -411,3 +434,18 @@ def test_an_edited_question_is_there_to_be_changed(
     terminal.type("/qu\t\n")
     assert terminal.leave() == 0
     assert offspec.questions() == ["Why is it so?"]
+
+
+@pytest.mark.parametrize("script", [{}, {"LC_ALL": "C.UTF-8"}], ids=["no locale", "UTF-8"])
+def test_every_character_that_is_typed_is_asked(
+    script: dict[str, str], offspec: Program, open_terminal: Callable[..., Terminal]
+) -> None:
+    offspec.environment |= script
+    texts = ["می\u200cخواهم", "क्\u200dष", "👩\u200d👩\u200d👧", "a\u00a0b\u3000c\u00add"]
+    terminal = open_terminal("--plain")
+    for text in texts:
+        terminal.answer_prompt(f"{text}\n")
+        terminal.wait_for(re.escape(ANSWER))
+    terminal.answer_prompt("/quit\n")
+    assert terminal.leave() == 0
+    assert offspec.questions() == texts

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from textual._xterm_parser import XTermParser
 from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
 
@@ -76,7 +77,7 @@ def app_for(
     opener = ScriptedLoad(engine, failing=failing)
     if not loads:
         opener.gate.clear()
-    setup = Setup(config, SamplingParams(max_tokens=2048), notify=notify)
+    setup = Setup(config, SamplingParams(max_tokens=2048, temperature=0.5), notify=notify)
     app = ChatApp(setup, opener, Archive(folder))
     app.animation_level = "none"
     return app, engine
@@ -203,6 +204,13 @@ async def send(pilot: Pilot[None], text: str) -> None:
     assert isinstance(app, ChatApp)
     app.composer.set_text(text)
     await pilot.press("enter")
+
+
+def type_as_terminal(pilot: Pilot[None], sent: str) -> None:
+    """What the terminal driver makes of the characters that a terminal sends, posted as it does."""
+    for message in XTermParser().feed(sent):
+        message.set_sender(pilot.app)
+        pilot.app.post_message(message)
 
 
 def seen(app: ChatApp) -> str:

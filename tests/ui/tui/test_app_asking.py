@@ -10,12 +10,12 @@ from textual.message import Message
 from textual.pilot import Pilot
 
 from offspec.core.config import EngineConfig
-from offspec.core.errors import OffspecError, RequestError
+from offspec.core.errors import DraftError, OffspecError, RequestError
 from offspec.core.events import Event, PassProgress
 from offspec.ui.chat.setup import ChatEngine
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.messages import AnswerDone
-from tests.support.fake_engine import Script
+from tests.support.fake_engine import Script, ScriptedLoad
 from tests.support.waiting import PATIENCE
 from tests.ui.tui.stage import PlannedEngine, app_for, ask, hold, loaded, play, plays, said, seen, send, until
 
@@ -342,3 +342,124 @@ async def test_another_draft_that_fails_leaves_the_chat_as_it_was(pilot: Pilot[N
     assert ("notice", "bad/draft has another vocabulary; loading the model as it was before") in said(app)
     await ask(pilot, "second")
     assert said(app)[-2:] == [("question", "second"), ("answer", "one")]  # a new engine begins anew
+
+
+@plays("one")
+async def test_a_chat_goes_on_without_a_model_that_cannot_be_loaded_again(
+    pilot: Pilot[None], app: ChatApp
+) -> None:
+    await ask(pilot, "first")
+    assert isinstance(app.opener, ScriptedLoad)
+    app.opener.fail = DraftError("the disk is away")
+    await send(pilot, "/draft none")
+    await until(pilot, lambda: "/draft auto, loads it again" in said(app)[-1][1])
+    await send(pilot, "second")
+    await until(pilot, lambda: "no model is loaded" in said(app)[-1][1])
+    assert app.composer.text == "second" and ("question", "second") not in said(app)
+    app.opener.fail = None
+    await send(pilot, "/draft auto")
+    await until(pilot, lambda: not app.is_loading and app.controller is not None and app.controller.is_open)
+    await ask(pilot, "second")
+    assert said(app)[-2:] == [("question", "second"), ("answer", "one")]
+
+
+@plays("one two three")
+async def test_the_title_is_that_which_was_given(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "Why?")
+    await send(pilot, "/save Two words")
+    await until(pilot, lambda: "Saved as" in seen(app))
+    lines = seen(app).split("\n")
+    assert "Two words" in lines[0] and "Two words" in "".join(line[66:] for line in lines)
+
+
+@plays("one two three")
+async def test_the_meter_counts_what_was_loaded(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "Why is the sky so very blue today?")
+    assert app.controller is not None
+    used = app.controller.session.used
+    meter = f"{used} of 4,096 tokens"
+    assert meter in seen(app).split("\n")[-2]
+    await send(pilot, "/clear")
+    await until(pilot, lambda: "0 of 4,096 tokens" in seen(app).split("\n")[-2])
+    await send(pilot, "/load Why is the sky so very blue today?")
+    await until(pilot, lambda: meter in seen(app).split("\n")[-2])
+    await send(pilot, "/system Be kind, and brief.")
+    await until(pilot, lambda: f"{used + 6} of 4,096 tokens" in seen(app).split("\n")[-2])
+    await send(pilot, "/system none")
+    await until(pilot, lambda: meter in seen(app).split("\n")[-2])
+    await send(pilot, "/draft none")
+    await until(pilot, lambda: ("notice", "the draft is none") in said(app))
+    await until(pilot, lambda: meter in seen(app).split("\n")[-2])
+
+
+@plays("one", loads=False)
+async def test_what_is_set_while_the_model_loads_holds_for_the_first_answer(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
+    await send(pilot, "/set temperature=0.7")
+    await send(pilot, "Why?")
+    await send(pilot, "/set top_k=5 seed=3")
+    await send(pilot, "/set top_q=5")
+    await send(pilot, "/set temperature")
+    await send(pilot, "/help set")
+    await until(pilot, lambda: len(said(app)) == 6)
+    told = [text for kind, text in said(app) if kind != "question"]
+    assert "temperature` is `0.7`" in told[0] and "top_k` is `5`" in told[1]
+    assert "'top_q' cannot be set" in told[2] and "`temperature` is `0.7`: " in told[3]
+    assert "| `top_k` | `5` |" in told[4]
+    app.composer.set_text("/set seed=r")
+    await until(pilot, lambda: "/set seed=random" in seen(app))
+    app.composer.clear()
+    assert not engine.asked and isinstance(app.opener, ScriptedLoad)
+    app.opener.gate.set()
+    await until(pilot, lambda: len(engine.asked) == 1 and app.answer is None)
+    assert engine.asked[0].params == replace(app.setup.params, temperature=0.7, top_k=5, seed=3)
+    assert app.controller is not None and app.controller.session.params == engine.asked[0].params
+
+
+@plays("one")
+async def test_what_is_set_while_another_draft_loads_is_kept(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "first")
+    assert isinstance(app.opener, ScriptedLoad) and app.controller is not None
+    app.opener.gate.clear()
+    await send(pilot, "/set top_k=5")
+    await send(pilot, "/draft none")
+    await until(pilot, lambda: app.is_loading)
+    await send(pilot, "/set top_p=0.5")
+    await until(pilot, lambda: "top_p` is `0.5`" in said(app)[-1][1])
+    app.opener.gate.set()
+    await until(pilot, lambda: not app.is_loading)
+    params = app.controller.session.params
+    assert (params.top_k, params.top_p) == (5, 0.5)
+
+
+@plays("one", "two")
+async def test_a_retry_that_would_be_the_same_offers_another(pilot: Pilot[None], app: ChatApp) -> None:
+    await loaded(pilot)
+    await send(pilot, "/set temperature=0")
+    await ask(pilot, "Why?")
+    app.composer.set_text("half a question")
+    await pilot.press("ctrl+r")
+    await until(pilot, lambda: app.composer.text == "/retry 0.7")
+    assert "Nothing would differ" in said(app)[-1][1] and "Enter sends it" in seen(app)
+    await pilot.press("escape")
+    assert app.composer.text == "half a question"
+    app.composer.clear()
+    await pilot.press("ctrl+r")
+    await until(pilot, lambda: app.composer.text == "/retry 0.7")
+    await pilot.press("enter")
+    await until(pilot, lambda: app.answer is None and ("answer", "two") in said(app))
+    assert ("answer", "one") not in said(app)
+
+
+def test_the_side_panel_fills_while_the_model_loads(tmp_path: Path) -> None:
+    app, _ = app_for(["one"], tmp_path, loads=False)
+    app.setup = replace(app.setup, config=replace(app.setup.config, memory=1_300_000_000, draft="suffix"))
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: "limit 1.30 GB" in seen(app))
+        for text in ("draft suffix", "trees by the plan", "a new conversation", "0 questions", "nothing yet"):
+            assert text in seen(app)
+        await until(pilot, lambda: "reading" in "".join(line[66:] for line in seen(app).split("\n")))
+
+    play(app, scene, size=(100, 40))

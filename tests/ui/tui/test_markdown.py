@@ -153,3 +153,26 @@ async def test_what_is_selected_can_be_copied() -> None:
         pilot.app.screen.text_select_all()
         await pilot.pause()
         assert pilot.app.screen.get_selected_text() == "A long line that is\nwrapped.\n\n • item"
+
+
+HAIKU = "An old silent pond\nA frog jumps into the pond\nSplash! Silence again"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (HAIKU, HAIKU.split("\n")),
+        ("1 Main St\nOld Town\n\nBye", ["1 Main St", "Old Town", "", "Bye"]),
+        ("- one\n  more\n- two", [" • one", "   more", " • two"]),
+        ("> a\n> b", ["▌ a", "▌ b"]),
+        ("*a\nb* `c\nd`", ["a", "b c d"]),  # a newline in a span of code is a space, as in all Markdown
+        ("two  \nspaces\\\nbackslash", ["two", "spaces", "backslash"]),
+        # What Python takes for ends of lines, and Markdown does not.
+        ("a\u2028b\u2028c\u2028d\n\nx\n\ny", ["a\u2028b\u2028c\u2028d", "", "x", "", "y"]),
+    ],
+)
+def test_a_newline_is_a_newline(text: str, lines: list[str]) -> None:
+    assert drawn(text) == lines
+    grown = MarkdownLines()
+    assert all(grown.set_source(text[:end]) for end in range(len(text) + 1))
+    assert shown(grown) == lines

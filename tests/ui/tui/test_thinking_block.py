@@ -68,3 +68,12 @@ async def test_a_word_more_is_no_new_layout_and_a_finished_thought_no_work(
     await answer._paint()
     assert updates == []
     answer.finish()
+
+
+@plays("<think>\nfirst line\nsecond line\n</think>\n\nSo.")
+async def test_a_thought_keeps_its_line_breaks(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "Why?")
+    await pilot.press("f2")
+    await pilot.pause()
+    lines = [line[:60].strip() for line in seen(app).split("\n")]
+    assert lines.index("second line") == lines.index("first line") + 1

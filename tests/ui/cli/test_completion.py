@@ -1,0 +1,97 @@
+"""What a shell is offered for a word of a command line, by the protocol that the installed script speaks."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation, Message
+from offspec.core.config import SOURCES
+from offspec.ui.cli.main import app
+from offspec_planners.hardware import preset_names
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with a model in the cache of the hub, two conversations, a default, and files here."""
+    hub = tmp_path / "hub"
+    for name in (
+        "models--Qwen--Qwen3-0.6B/snapshots/abc",
+        "datasets--a--b/snapshots/abc",
+        "models--x--begun",
+    ):
+        (hub / name).mkdir(parents=True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    for name in ("DATA", "CONFIG", "CACHE"):
+        monkeypatch.setenv(f"OFFSPEC_{name}", str(tmp_path / name.lower()))
+    for title, ident in (("trip", "aaaa"), ("Why so?", "bbbb")):
+        talk = Conversation(model="demo", messages=[Message("user", "Why?")], title=title)
+        talk.id = ident
+        talk.write(Archive().file_for(talk))
+    here = tmp_path / "here"
+    (here / "Llama").mkdir(parents=True)
+    for name in ("notes.txt", "one.gguf", "mine.json"):
+        (here / name).touch()
+    monkeypatch.chdir(here)
+    return tmp_path
+
+
+def offered(line: str) -> list[str]:
+    """What may take the place of the last word of a line, which is begun."""
+    words = line.split(" ")
+    variables = {
+        "_OFFSPEC_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    done = CliRunner().invoke(app, [], env=variables, prog_name="offspec")
+    assert done.exception is None or isinstance(done.exception, SystemExit), done
+    return list(filter(None, done.output.split("\n")))
+
+
+@pytest.mark.parametrize("command", ["chat", "generate", "plan", "pack", "distill", "serve"])
+def test_models_are_those_on_this_machine(command: str) -> None:
+    assert offered(f"offspec {command} ") == ["demo", "Qwen/Qwen3-0.6B", "Llama/", "one.gguf"]
+    assert offered(f"offspec {command} Q") == ["Qwen/Qwen3-0.6B"]
+    assert offered(f"offspec {command} ./") == ["./Llama/", "./one.gguf"]
+
+
+def test_the_model_of_a_batch_comes_last() -> None:
+    assert offered("offspec batch in.jsonl out.jsonl Q") == ["Qwen/Qwen3-0.6B"]
+
+
+def test_drafts_and_lists_of_them() -> None:
+    assert offered("offspec chat demo --draft ") == [*SOURCES, "demo", "Qwen/Qwen3-0.6B"]
+    assert offered("offspec chat demo --draft suffix,Q") == ["suffix,Qwen/Qwen3-0.6B"]
+
+
+def test_machines() -> None:
+    presets = [name for name in preset_names() if name.startswith("rtx-40")]
+    assert presets and offered("offspec plan demo --hardware rtx-40") == presets
+    assert offered("offspec hardware rtx-40") == presets
+    assert offered("offspec hardware l")[0] == "list"
+    assert offered("offspec plan demo --hardware m")[-1] == "mine.json"
+
+
+def test_conversations_by_names_that_need_no_quotes() -> None:
+    assert sorted(offered("offspec chat demo --session ")) == ["bbbb", "trip"]
+
+
+def test_keys_and_values_of_defaults() -> None:
+    assert "draft" in offered("offspec config set ") and offered("offspec config set th") == ["theme"]
+    assert offered("offspec config unset ") == []
+    CliRunner().invoke(app, ["config", "set", "theme", "dark"])
+    assert offered("offspec config unset ") == offered("offspec config get t") == ["theme"]
+    assert offered("offspec config set theme ") == ["dark", "light"]
+    assert offered("offspec config set dtype b") == ["bfloat16"]
+    assert (
+        offered("offspec config set model Q") == offered("offspec config set draft Q") == ["Qwen/Qwen3-0.6B"]
+    )
+    assert offered("offspec config set memory ") == []
+
+
+def test_nothing_is_raised_where_nothing_can_be_read(home: Path) -> None:
+    (home / "config").mkdir()
+    (home / "config" / "config.toml").write_text("not = toml = at all")
+    assert offered("offspec config unset ") == []
