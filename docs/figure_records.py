@@ -1,7 +1,7 @@
-"""The record behind each figure of README.md and docs/figures.md; tests/docs/test_figures.py compares them.
+"""The record behind each figure of README.md, docs/figures.md and docs/quickstart.md.
 
-A block is a row of a table, an item of a list or a paragraph, found by the text that it begins with. Its figures
-are given as printed, each with the value of its record. A figure that is not printed here has no record.
+tests/docs/test_figures.py compares them. A block is a row of a table, an item of a list or a paragraph, found
+by the text that it begins with. Its figures are given as printed, each with the value of its record.
 """
 
 import json
@@ -100,8 +100,9 @@ CALIBRATION = Record("calibration.json")
 PUBLISHED = Record("published.json")
 PREDICTED = Record("predicted.json")
 WIDE = Record("gpu/h200-wide.json", ("steps", "wide"))
-WIDE_ON = WIDE["x16 nf4 8GB 25 GB/s"]
-WIDE_OFF = WIDE["x16 nf4 8GB 25 GB/s off"]
+_WIDE_CASE = "x16 nf4 8GB 25 GB/s"
+WIDE_ON = WIDE[_WIDE_CASE]
+WIDE_OFF = WIDE[f"{_WIDE_CASE} off"]
 EARLIER = Record("gpu/h200-b.json", ("steps", "wide", "x16 nf4 8GB 25 GB/s"))
 LARGE = Record("gpu/h200-large.json", ("steps", "large", "70B nf4 24GB 25 GB/s"))
 LINK = Record("gpu/h200-a.json", ("steps", "link"))
@@ -132,7 +133,9 @@ def _both(get: str, name: str, scale: float = 1.0) -> tuple[float, float]:
     return tuple(_contender(case, name)[get] / scale for case in (PEERS, PEERS_INTEL))  # type: ignore[return-value]
 
 
-def _in_order(start: str, record: Record | tuple[Record, ...], printed: str, values: tuple[float, ...]) -> Block:
+def _in_order(
+    start: str, record: Record | tuple[Record, ...], printed: str, values: tuple[float, ...]
+) -> Block:
     """A block whose figures are printed in the order of the values."""
     return block(start, record, dict(zip(printed.split(), values, strict=True)))
 
@@ -165,7 +168,9 @@ def _plan_row(start: str, name: str, speeds: str, errors: str) -> Block:
 
 def _packed_row(rows: int, printed: str) -> Block:
     of_rows = [run["ratio"] for run in PACKED["runs"] if run["rows"] == rows]
-    return _in_order(f"| {rows} | 0" if rows < 100 else f"| {rows} | 1", PACKED, printed, (min(of_rows), max(of_rows)))
+    return _in_order(
+        f"| {rows} | 0" if rows < 100 else f"| {rows} | 1", PACKED, printed, (min(of_rows), max(of_rows))
+    )
 
 
 def _what_if(change: str) -> Record:
@@ -184,7 +189,9 @@ _PUBLISHED = tuple(sorted(abs(100 * row["ratio"] - 100) for row in PUBLISHED["ro
 _CORES = "docs/hardware/two-cores.json --memory 12GB"
 
 README = (
-    block("offspec streams a model's weights", PEERS, {"9.6": _contender(PEERS, "offspec")["tokens_per_pass"]}),
+    block(
+        "offspec streams a model's weights", PEERS, {"9.6": _contender(PEERS, "offspec")["tokens_per_pass"]}
+    ),
     block(
         "**Measured** on 2 cores",
         PEERS,
@@ -266,7 +273,15 @@ README = (
         "1.3",
     ),
     _predicted("| Qwen3-8B | RTX 4060 laptop", "Qwen/Qwen3-8B --hardware laptop-8gb", "8.4", "1.2"),
-    _predicted("| Qwen3-8B | 2 CPU cores", f"Qwen/Qwen3-8B --hardware {_CORES}", "2.6", "0.47"),
+    _predicted("| Qwen3-8B | no GPU", f"Qwen/Qwen3-8B --hardware {_CORES}", "2.6", "0.47"),
+    block(
+        "**Just looking?**",
+        PEERS,
+        {
+            "1.5": PEERS["memory_bytes"] / GB,
+            "3.9": (PEERS["ceiling", "layer_bytes"] + 2 * PEERS["ceiling", "head_bytes"]) / GB,
+        },
+    ),
     block(
         "The first line of every run",
         PREDICTED["models"],
@@ -334,7 +349,11 @@ FIGURES = (
             ("| offspec without speculation", "0.71 0.44", _both("tokens_per_s", "offspec_off")),
             ("| transformers, assisted generation", "1.31 1.36", _both("tokens_per_s", "assisted")),
             ("| accelerate, disk offload", "0.34 0.37", _both("tokens_per_s", "accelerate")),
-            ("| offspec over assisted", "3.2 3.4", tuple(_over(case, "assisted") for case in (PEERS, PEERS_INTEL))),
+            (
+                "| offspec over assisted",
+                "3.2 3.4",
+                tuple(_over(case, "assisted") for case in (PEERS, PEERS_INTEL)),
+            ),
             (
                 "| offspec over accelerate",
                 "12.4 12.1",
@@ -378,7 +397,12 @@ FIGURES = (
         )
         for start, name, figure, printed in (
             ("| offspec, its own checkpoint", "offspec_pack", "tokens_per_s", "1.68 1.75 2.31"),
-            ("| llama.cpp with its own speculation | 0", "llama_cpp_drafted", "tokens_per_s", "0.75 0.40 0.95"),
+            (
+                "| llama.cpp with its own speculation | 0",
+                "llama_cpp_drafted",
+                "tokens_per_s",
+                "0.75 0.40 0.95",
+            ),
             ("| seconds to the first token: offspec", "offspec_pack", "ttft_s", "4.3 5.1 4.6"),
             ("| seconds to the first token: llama.cpp", "llama_cpp_drafted", "ttft_s", "11.3 11.8 9.5"),
         )
@@ -444,7 +468,12 @@ FIGURES = (
     block(
         "Measured with `python -m bench.gpu_day`",
         (WIDE, LARGE),
-        {"21": WIDE_ON["answers", 0, "pass_bytes_streamed"] / WIDE_ON["answers", 0, "pass_target_seconds"] / GB},
+        {
+            "25": float(_WIDE_CASE.split()[-2]),
+            "21": WIDE_ON["answers", 0, "pass_bytes_streamed"]
+            / WIDE_ON["answers", 0, "pass_target_seconds"]
+            / GB,
+        },
     ),
     block(
         "SmolLM2 widened to 28 B in NF4",
@@ -519,9 +548,7 @@ FIGURES = (
         tuple(LINK["copies", f"{size} MiB", "bytes_per_s"] / GB for size in (1, 16, 512)),
     ),
     block("| layers from RAM through", LINK, {"52": LINK["ring", "bytes_per_s"] / GB}),
-    block(
-        "| pinning 2.15 GB", LINK, {"0.99": LINK["arena", "seconds"], "2.15": LINK["arena", "bytes"] / GB}
-    ),
+    block("| pinning 2.15 GB", LINK, {"0.99": LINK["arena", "seconds"], "2.15": LINK["arena", "bytes"] / GB}),
     block("| NF4 of a 70B layer", PRODUCTS, {"0.78": _layer("dequant", 1)}),
     _in_order(
         "| its seven products by `row_linear`",
@@ -558,6 +585,11 @@ FIGURES = (
         tuple(100 * each(run["ui_of_a_core"] for run in CHAT["streaming"]) for each in (min, max)),
     ),
     block("| its share when idle", CHAT, {"0.3": 100 * CHAT["idle_usage", "ui_of_a_core"]}),
+    block(
+        "Passes over the widened model",
+        Record("stream.json"),
+        {"1.5": Record("stream.json")["memory_bytes"] / GB},
+    ),
     *(
         block(f"| {rows:,} | {share}", STREAM, {share: STREAM[str(rows)]})
         for rows, share in ((1, "1.36"), (64, "1.47"), (256, "0.90"), (1024, "0.92"))
@@ -574,4 +606,16 @@ FIGURES = (
     ),
 )
 
-PAGES = {"README.md": README, "docs/figures.md": FIGURES}
+QUICKSTART = tuple(
+    block(start, PREDICTED["plans", words], {speed: PREDICTED["plans", words, "tok_per_s"]})
+    for start, words, speed in (
+        ("| 24 GB GPU, 64 GB RAM | `offspec plan", "Qwen/Qwen3-32B --hardware rtx-4090", "4.6"),
+        ("| the same, in 4 bits | `offspec plan", "Qwen/Qwen3-32B --hardware rtx-4090 --quantize nf4", "24"),
+        ("| the same, 70B", "meta-llama/Llama-3.3-70B-Instruct --hardware rtx-4090 --quantize nf4", "7.7"),
+        ("| 12 GB GPU, 32 GB RAM | `offspec plan", "Qwen/Qwen3-14B --hardware rtx-3060-12gb", "8.3"),
+        ("| 8 GB laptop GPU", "Qwen/Qwen3-8B --hardware laptop-8gb", "8.4"),
+        ("| 2 CPU cores, 12 GB", f"Qwen/Qwen3-8B --hardware {_CORES}", "2.6"),
+    )
+)
+
+PAGES = {"README.md": README, "docs/figures.md": FIGURES, "docs/quickstart.md": QUICKSTART}

@@ -74,7 +74,9 @@ def measure() -> dict[str, Any]:
             "least_memory_bytes": alone[0]["least_memory"],
             "least_vram_bytes": alone[1]["least_vram"],
         }
-    asked = [words(model, options, *more) for model in MODELS for options in MACHINES.values() for more in BITS]
+    asked = [
+        words(model, options, *more) for model in MODELS for options in MACHINES.values() for more in BITS
+    ]
     return {
         "bench": "predicted",
         "command": "python docs/make_models.py",

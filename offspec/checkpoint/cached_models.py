@@ -23,8 +23,8 @@ _ROOMS: dict[str, Kind] = {PACKED: "pack", ROUNDED: "draft", UNPACKED: "GGUF"}
 
 # Bytes of RAM, and of a GPU's memory, that a model takes at least, without a draft and with 4,096 tokens of
 # context: so much, and so much for each byte of a layer. Fitted to the plans of models from 135M to 405B.
-_LEAST_RAM = (550_000_000, 2.65)
-_LEAST_GPU = (960_000_000, 2.5)
+_LEAST_RAM = (550_000_000, 2.55)
+_LEAST_GPU = (960_000_000, 2.07)
 
 
 @dataclass(frozen=True, slots=True)

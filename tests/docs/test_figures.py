@@ -12,8 +12,9 @@ from docs import figure_records, make_models
 from docs.figure_records import PAGES, Block, Record
 
 ROOT = Path(__file__).parents[2]
-_NUMBER = r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?![\d,]*[\w-])"
+_NUMBER = r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?![\d,]*[\w-])"
 _UNIT = r"(?:%|times|tokens?/s|tok/s|tokens? per (?:second|pass)|GB/s|seconds?|ms|s)(?!\w)"
+_DIFFERENCES = ("first_differences", "mismatches", "cases_with_mismatch", "differ", "wrong")
 # Numbers that are names: versions, and generations of a bus.
 _NAMES = re.compile(r"(?:Python|torch|Triton|transformers|PCIe|alpha \(|Apache-) ?\d[\d.]*\)?", re.IGNORECASE)
 
@@ -40,14 +41,16 @@ def cleaned(block: str) -> str:
 def claims(block: str) -> list[str]:
     """The figures that need a record.
 
-    In cells of a table that begin with a number, all numbers, but not in the first cell. Elsewhere numbers with a
-    decimal point, or with a unit of speed, time or share.
+    All numbers in cells of a table that begin with one, and elsewhere those with a decimal point, or with a
+    unit of speed, time or share. Headings, and the first cell of a row, say what the figures are of.
     """
+    if block.startswith("#"):
+        return []
     text = cleaned(block)
-    cells = text.strip("|").split("|") if text.startswith("|") else []
-    figures = [cell for cell in cells[1:] if re.match(r"[\s*]*\d", cell)]
+    cells = text.strip("|").split("|")[1:] if text.startswith("|") else []
+    figures = [cell for cell in cells if re.match(r"[\s*]*\d", cell)]
     found = re.findall(_NUMBER, " ".join(figures))
-    text = " ".join(cell for cell in cells if cell not in figures) if cells else text
+    text = " ".join(cell for cell in cells if cell not in figures) if text.startswith("|") else text
     for number in re.finditer(_NUMBER, text):
         if "." in number[0] or re.match(r"\s?" + _UNIT, text[number.end() :]):
             found.append(number[0])
@@ -73,7 +76,9 @@ def changed_answers(record: Any) -> list[str]:
                 walk(each, f"{path}.{place}", key)
         if (
             (re.match("same(_tokens|_texts)?$", key) and value is False)
-            or (key in ("first_differences", "mismatches", "cases_with_mismatch", "differ", "wrong") and value)
+            or (
+                key in ("first_differences", "mismatches", "cases_with_mismatch", "differ", "wrong") and value
+            )
             or (isinstance(value, str) and "speculation changed" in value)
         ):
             found.append(f"{path.strip('.')}: {value}")
@@ -103,7 +108,11 @@ def wrong_figures(page: str, known: tuple[Block, ...]) -> list[str]:
                 if printed_as(value, figure) != figure:
                     wrong.append(f"{each.start}: {figure} is {value:.6g} in its record")
         for figure, values in each.at_most.items():
-            wrong += [f"{each.start}: {value:.6g} is more than {figure}" for value in values if value > float(figure)]
+            wrong += [
+                f"{each.start}: {value:.6g} is more than {figure}"
+                for value in values
+                if value > float(figure)
+            ]
     for text in blocks(page):
         missing = [figure for figure in claims(text) if figure not in recorded.get(text, ())]
         wrong += [f"{text[:60]}: no record for {figure}" for figure in missing]
@@ -129,7 +138,9 @@ def test_a_record_of_changed_answers_is_found() -> None:
     assert changed_answers({"runs": [{"same_tokens": False}]}) == ["runs.0.same_tokens: False"]
     assert changed_answers({"answers": [{"mismatches": [{"index": 3}]}]})
     assert changed_answers({"shortfalls": ["speculation changed 1 answers at temperature 0"]})
-    assert not changed_answers({"same_tokens": None, "mismatches": None, "first_differences": {}, "same": True})
+    assert not changed_answers(
+        {"same_tokens": None, "mismatches": None, "first_differences": {}, "same": True}
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,7 +150,10 @@ def test_a_record_of_changed_answers_is_found() -> None:
         ("| a | 4.3 |", "4.25 is not printed"),
         ("| a | 4.25 | 7 |", "no record for 7"),
         ("| a | 4.25 |\n\nIt is 12 times as fast.", "no record for 12"),
-        ("| a | 4.25 |\n\nIt takes 0.5 s, with 48 tokens and Python 3.11 on an `x 3.5 y`.", "no record for 0.5"),
+        (
+            "| a | 4.25 |\n\nIt takes 0.5 s, with 48 tokens and Python 3.11 on an `x 3.5 y`.",
+            "no record for 0.5",
+        ),
         ("| a | 4.25 |\n\n- 37 % too high", "no record for 37"),
         ("| a | 4.25 |\n\nA 1.9B model of Qwen3-1.7B, a 24 GB card.", ""),
     ],
