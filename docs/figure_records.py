@@ -128,9 +128,9 @@ def _over(case: Record, name: str) -> float:
     return faster
 
 
-def _both(get: str, name: str, scale: float = 1.0) -> tuple[float, float]:
+def _both(get: str, name: str, scale: float = 1.0) -> tuple[float, ...]:
     """A figure of a contender in both cases of the widened model."""
-    return tuple(_contender(case, name)[get] / scale for case in (PEERS, PEERS_INTEL))  # type: ignore[return-value]
+    return tuple(_contender(case, name)[get] / scale for case in (PEERS, PEERS_INTEL))
 
 
 def _in_order(
@@ -146,7 +146,8 @@ def _predicted(start: str, words: str, speed: str, alone: str) -> Block:
 
 
 def _case(name: str) -> Record:
-    return next(case for case in PLAN if case["case"] == name)
+    found: Record = next(case for case in PLAN if case["case"] == name)
+    return found
 
 
 def _plan_row(start: str, name: str, speeds: str, errors: str) -> Block:
@@ -174,7 +175,8 @@ def _packed_row(rows: int, printed: str) -> Block:
 
 
 def _what_if(change: str) -> Record:
-    return next(each for each in _case("x4:1.5GB:0")["what_ifs"] if each["change"] == change)
+    found: Record = next(each for each in _case("x4:1.5GB:0")["what_ifs"] if each["change"] == change)
+    return found
 
 
 def _layer(way: str, *rows: int) -> tuple[float, ...]:
@@ -265,9 +267,11 @@ README = (
         {"10": _WITHIN[:-1]},
     ),
     _predicted("| Qwen3-32B |", "Qwen/Qwen3-32B --hardware rtx-4090", "4.6", "0.55"),
-    _predicted("| Qwen3-32B in NF4 |", "Qwen/Qwen3-32B --hardware rtx-4090 --quantize nf4", "24", "5.8"),
     _predicted(
-        "| Llama-3.3-70B in NF4 |",
+        "| Qwen3-32B in NF4 (4 bits) |", "Qwen/Qwen3-32B --hardware rtx-4090 --quantize nf4", "24", "5.8"
+    ),
+    _predicted(
+        "| Llama-3.3-70B in NF4 (4 bits) |",
         "meta-llama/Llama-3.3-70B-Instruct --hardware rtx-4090 --quantize nf4",
         "7.7",
         "1.3",

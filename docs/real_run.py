@@ -25,9 +25,9 @@ from offspec.core.config import EngineConfig, SamplingParams, parse_bytes  # noq
 from offspec.ui.chat.setup import Setup, open_engine  # noqa: E402
 from offspec.ui.tui.app import ChatApp  # noqa: E402
 
-QUESTIONS = ("Why is the sky blue?", "And why is a sunset red?")
+QUESTION = "Why is the sky blue, and a sunset red?"
 _MODEL, _MEMORY = "demo", "0.75GB"
-_SIZE = (116, 34)
+_SIZE = (116, 30)
 _LONGEST = 900.0  # seconds for loading, and for each answer
 
 
@@ -40,11 +40,10 @@ async def draw(model: str, memory: int, folder: Path) -> str:
         await _until(pilot, lambda: app.controller is not None and not app.is_loading)
         assert app.controller is not None
         session = app.controller.session
-        for question in QUESTIONS:
-            app.composer.text = question
-            await pilot.press("enter")
-            await _until(pilot, lambda: session.busy)
-            await _until(pilot, lambda: not session.busy and app.answer is None)
+        app.composer.text = QUESTION
+        await pilot.press("enter")
+        await _until(pilot, lambda: session.conversation.turns == 1)
+        await _until(pilot, lambda: not session.busy and app.answer is None)
         app.composer.cursor_blink = False
         await pilot.pause(1.0)  # the last statistics are painted by a timer
         picture = app.export_screenshot(title=f"offspec chat {model}")
