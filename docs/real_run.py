@@ -1,7 +1,7 @@
 """Draw docs/images/run.svg: the real chat with a real model, after it has answered.
 
-python docs/real_run.py                    the demo model in 0.75 GB, where most layers stream
-python docs/real_run.py MODEL MEMORY       another model, such as demo-wide 1.5GB
+python docs/real_run.py                    the wide demo model, whose layers stream in 1.5 GB
+python docs/real_run.py MODEL MEMORY       another model, such as demo 0.75GB
 
 Its text and figures are those of the run, so no check compares this picture. `make docs` does not draw it.
 """
@@ -17,6 +17,10 @@ ROOT = Path(__file__).parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from offspec.core.openmp import limit_spinning  # noqa: E402
+
+limit_spinning()  # before torch is imported, as the program does
+
 from textual.pilot import Pilot  # noqa: E402
 
 from docs.screenshots import IMAGES, named, plain_environment  # noqa: E402
@@ -25,15 +29,15 @@ from offspec.core.config import EngineConfig, SamplingParams, parse_bytes  # noq
 from offspec.ui.chat.setup import Setup, open_engine  # noqa: E402
 from offspec.ui.tui.app import ChatApp  # noqa: E402
 
-QUESTION = "Why is the sky blue, and a sunset red?"
-_MODEL, _MEMORY = "demo", "0.75GB"
+QUESTION = "Why is the sky blue?"
+_MODEL, _MEMORY = "demo-wide", "1.5GB"
 _SIZE = (116, 30)
 _LONGEST = 900.0  # seconds for loading, and for each answer
 
 
 async def draw(model: str, memory: int, folder: Path) -> str:
     """The picture. memory: limit in bytes; folder: where the conversation is kept meanwhile."""
-    config = EngineConfig(model=model, memory=memory, context=1024)
+    config = EngineConfig(model=model, draft="auto", memory=memory, context=1024)
     app = ChatApp(Setup(config, SamplingParams(max_tokens=160)), open_engine, Archive(folder))
     app.animation_level = "none"
     async with app.run_test(size=_SIZE) as pilot:
