@@ -29,7 +29,7 @@ from offspec.core.config import EngineConfig, SamplingParams, parse_bytes  # noq
 from offspec.ui.chat.setup import Setup, open_engine  # noqa: E402
 from offspec.ui.tui.app import ChatApp  # noqa: E402
 
-QUESTION = "Why is the sky blue?"
+QUESTION = "Explain in two sentences why the sky is blue."
 _MODEL, _MEMORY = "demo-wide", "1.5GB"
 _SIZE = (116, 30)
 _LONGEST = 900.0  # seconds for loading, and for each answer
@@ -38,7 +38,7 @@ _LONGEST = 900.0  # seconds for loading, and for each answer
 async def draw(model: str, memory: int, folder: Path) -> str:
     """The picture. memory: limit in bytes; folder: where the conversation is kept meanwhile."""
     config = EngineConfig(model=model, draft="auto", memory=memory, context=1024)
-    app = ChatApp(Setup(config, SamplingParams(max_tokens=160)), open_engine, Archive(folder))
+    app = ChatApp(Setup(config, SamplingParams(max_tokens=240)), open_engine, Archive(folder))
     app.animation_level = "none"
     async with app.run_test(size=_SIZE) as pilot:
         await _until(pilot, lambda: app.controller is not None and not app.is_loading)
