@@ -1,6 +1,8 @@
-"""Write the table of models and machines in docs/models.md, from what `offspec plan` predicts.
+"""Write the predictions of `offspec plan` for well-known models: a record, and the table in docs/models.md.
 
-python docs/make_models.py    takes some minutes; needs neither the models nor the machines
+python docs/make_models.py    takes about ten minutes; needs neither the models nor the machines
+
+README.md and docs/quickstart.md print figures of the same record, bench/results/predicted.json.
 """
 
 import json
@@ -13,6 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGE = Path(__file__).with_name("models.md")
+RECORD = ROOT / "bench" / "results" / "predicted.json"
 MODELS = (
     "Qwen/Qwen3-8B",
     "Qwen/Qwen3-14B",
@@ -21,18 +24,20 @@ MODELS = (
     "meta-llama/Llama-3.1-405B-Instruct",
 )
 MACHINES = {
-    "no GPU: 2 cores, 16 GB": ("--hardware", "docs/hardware/two-cores.json", "--memory", "14GB"),
+    "no GPU: 2 cores, 16 GB": ("--hardware", "docs/hardware/two-cores.json", "--memory", "12GB"),
     "8 GB laptop GPU, 16 GB": ("--hardware", "laptop-8gb"),
     "RTX 3060 12 GB, 32 GB": ("--hardware", "rtx-3060-12gb"),
     "RTX 4090 24 GB, 64 GB": ("--hardware", "rtx-4090"),
 }
+BITS: tuple[tuple[str, ...], ...] = ((), ("--quantize", "nf4"))
+Prediction = dict[str, Any]
 _CPU, *_, _GPU = MACHINES.values()
 _MARKS = ("<!-- written by docs/make_models.py -->\n", "<!-- end -->\n")
 
 
-def plan(model: str, options: Sequence[str]) -> dict[str, Any] | None:
-    """The plan as JSON; None where the machine has too little memory for the model."""
-    command = [sys.executable, "-m", "offspec", "plan", model, *options, "--json"]
+def plan(*words: str) -> dict[str, Any] | None:
+    """What `offspec plan` prints as JSON; None if the machine has too little memory for the model."""
+    command = [sys.executable, "-m", "offspec", "plan", *words, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode == 1 and "too little" in done.stderr:
         return None
@@ -41,24 +46,71 @@ def plan(model: str, options: Sequence[str]) -> dict[str, Any] | None:
     return found
 
 
-def speeds(found: dict[str, Any] | None) -> str:
-    """Tokens per second in 16 bits and packed to NF4; "fits" where no layer streams."""
+def prediction(*words: str) -> Prediction | None:
+    """The figures of a plan that the pages print, and the draft that it chose."""
+    found = plan(*words)
     if found is None:
-        return "-"
-    if not re.search("host|disk", found["placement"]["tiers"]):
-        return "fits"
-    plain = found["forecast"]["tok_per_s"]
-    packed = next(item["tok_per_s"] for item in found["what_ifs"] if item["change"].endswith("nf4"))
-    return f"{plain:.2g} · {packed:.2g}"
+        return None
+    forecast = found["forecast"]
+    alone = [change["tok_per_s"] for change in found["what_ifs"] if change["change"] == "no draft"]
+    return {
+        "draft": found["draft"],
+        "streams": bool(re.search("host|disk", found["placement"]["tiers"])),
+        "tok_per_s": forecast["tok_per_s"],
+        "without_draft_tok_per_s": alone[0] if alone else None,
+        "tokens_per_pass": forecast["tokens_per_pass"],
+        "seconds_per_pass": forecast["seconds_per_pass"],
+    }
 
 
-def row(model: str) -> list[str]:
+def measure() -> dict[str, Any]:
+    """The record: sizes by model, and predictions by the words of their command."""
+    models = {}
+    for model in MODELS:
+        alone = [plan(model, *options[:2], "--draft", "none") for options in (_CPU, _GPU)]
+        assert alone[0] and alone[1]
+        models[model] = {
+            "disk_bytes": _disk_bytes(model),
+            "least_memory_bytes": alone[0]["least_memory"],
+            "least_vram_bytes": alone[1]["least_vram"],
+        }
+    asked = [
+        words(model, options, *more) for model in MODELS for options in MACHINES.values() for more in BITS
+    ]
+    return {
+        "bench": "predicted",
+        "command": "python docs/make_models.py",
+        "models": models,
+        "plans": {" ".join(each): prediction(*each) for each in asked},
+    }
+
+
+def words(model: str, options: Sequence[str], *more: str) -> tuple[str, ...]:
+    """Words of the command `offspec plan` for a model on one of the machines."""
+    return (model, *options, *more)
+
+
+def speeds(plain: Prediction | None, packed: Prediction | None) -> str:
+    """Tokens per second at 16 bits and in NF4; "fits" if no layer streams at 16 bits."""
+    if plain is None or packed is None:
+        return "-" if packed is None else f"- · {packed['tok_per_s']:.2g}"
+    return f"{plain['tok_per_s']:.2g} · {packed['tok_per_s']:.2g}" if plain["streams"] else "fits"
+
+
+def row(model: str, record: dict[str, Any]) -> list[str]:
     """Model, bytes on disk, least RAM without a GPU, least GPU memory, and the speed on each machine."""
-    alone = [plan(model, (*options[:2], "--draft", "none")) for options in (_CPU, _GPU)]
-    assert alone[0] and alone[1]
-    least = (alone[0]["least_memory"], alone[1]["least_vram"])
-    sizes = [f"{_disk_bytes(model) / 1e9:.0f} GB", *(f"{size / 1e9:.1f} GB" for size in least)]
-    return [f"`{model}`", *sizes, *(speeds(plan(model, options)) for options in MACHINES.values())]
+    size = record["models"][model]
+    plans = record["plans"]
+    return [
+        f"`{model}`",
+        f"{size['disk_bytes'] / 1e9:.0f} GB",
+        f"{size['least_memory_bytes'] / 1e9:.1f} GB",
+        f"{size['least_vram_bytes'] / 1e9:.1f} GB",
+        *(
+            speeds(*(plans[" ".join(words(model, options, *more))] for more in BITS))
+            for options in MACHINES.values()
+        ),
+    ]
 
 
 def _disk_bytes(model: str) -> int:
@@ -70,16 +122,23 @@ def _disk_bytes(model: str) -> int:
     return sum(weight.numel() * 2 for weight in opened.skeleton.model.parameters())
 
 
-def table() -> str:
+def table(record: dict[str, Any]) -> str:
     heads = ["model", "disk, 16 bits", "least RAM", "least GPU memory", *MACHINES]
-    lines = [heads, ["---"] * len(heads), *(row(model) for model in MODELS)]
+    lines = [heads, ["---"] * len(heads), *(row(model, record) for model in MODELS)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def main() -> None:
-    before, _, rest = PAGE.read_text("utf-8").partition(_MARKS[0])
+def renewed(page: str, record: dict[str, Any]) -> str:
+    """The page with the table as the record has it."""
+    before, _, rest = page.partition(_MARKS[0])
     _, _, after = rest.partition(_MARKS[1])
-    PAGE.write_text(before + _MARKS[0] + table() + _MARKS[1] + after, "utf-8")
+    return before + _MARKS[0] + table(record) + _MARKS[1] + after
+
+
+def main() -> None:
+    record = measure()
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    PAGE.write_text(renewed(PAGE.read_text("utf-8"), record), "utf-8")
 
 
 if __name__ == "__main__":

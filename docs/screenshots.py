@@ -37,7 +37,7 @@ async def draw(folder: Path) -> dict[str, str]:
     pictures = {}
 
     def take(name: str) -> None:
-        pictures[name] = _named(app.export_screenshot(title="offspec chat"), name)
+        pictures[name] = named(app.export_screenshot(title="offspec chat"), name)
 
     async with app.run_test(size=_SIZE) as pilot:
         await stage.ask(pilot, *pictured.QUESTIONS)
@@ -61,7 +61,7 @@ async def draw(folder: Path) -> dict[str, str]:
     return pictures
 
 
-def _named(picture: str, name: str) -> str:
+def named(picture: str, name: str) -> str:
     """The picture with a prefix of our own for the names inside, which rich makes from a checksum.
 
     It takes the fonts that are installed: rich has others loaded from a server.
@@ -71,7 +71,7 @@ def _named(picture: str, name: str) -> str:
 
 
 @contextmanager
-def _plain_environment() -> Iterator[None]:
+def plain_environment() -> Iterator[None]:
     """Without what a user may have set for the terminal."""
     kept = {name: os.environ.pop(name) for name in _UNSET if name in os.environ}
     try:
@@ -82,7 +82,7 @@ def _plain_environment() -> Iterator[None]:
 
 def pictures() -> dict[str, str]:
     """The pictures by name, as the program draws them today."""
-    with _plain_environment(), tempfile.TemporaryDirectory() as folder:
+    with plain_environment(), tempfile.TemporaryDirectory() as folder:
         return asyncio.run(draw(Path(folder)))
 
 

@@ -22,9 +22,9 @@ Kind = Literal["built in", "hub", "pack", "draft", "GGUF", "incomplete"]
 _ROOMS: dict[str, Kind] = {PACKED: "pack", ROUNDED: "draft", UNPACKED: "GGUF"}
 
 # Bytes of RAM, and of a GPU's memory, that a model takes at least, without a draft and with 4,096 tokens of
-# context: so much, and so much for each byte of a layer. Fitted to what plans say of models from 8B to 405B.
-_LEAST_RAM = (850_000_000, 2.5)
-_LEAST_GPU = (1_300_000_000, 2.3)
+# context: so much, and so much for each byte of a layer. Fitted to the plans of models from 135M to 405B.
+_LEAST_RAM = (550_000_000, 2.55)
+_LEAST_GPU = (960_000_000, 2.07)
 
 
 @dataclass(frozen=True, slots=True)

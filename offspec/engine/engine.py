@@ -46,7 +46,7 @@ _CLOSING_S = 0.02  # how often `close` looks whether an answer in another thread
 
 
 class Engine(Texts, Asking):
-    """A loaded target and draft. One request at a time; a context manager; see `load`."""
+    """A loaded target and draft, as a context manager; see `load`. Requests of `submit` share passes."""
 
     def __init__(
         self,

@@ -33,6 +33,11 @@ def _blocks(language: str) -> Iterator[tuple[str, str]]:
 
 EXAMPLES = dict(_blocks("python"))
 COMMANDS = [line for _, text in _blocks("") for line in text.splitlines() if line.startswith("offspec ")]
+IN_TABLES = [
+    command
+    for page in PAGES[:2]
+    for command in re.findall(r"^\|.*`(offspec [^`]+)`", page.read_text("utf-8"), re.MULTILINE)
+]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +58,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., offspec.Engi
 def test_there_are_examples() -> None:
     assert any(name.startswith("README") for name in EXAMPLES)
     assert any("session.send" in code for code in EXAMPLES.values())
-    assert len(COMMANDS) >= 12
+    assert len(COMMANDS) >= 12 and len(IN_TABLES) >= 12
 
 
 @pytest.mark.exhaustive
@@ -77,7 +82,7 @@ def test_an_example_runs(
     assert "session.rewind" not in code or "removed: And in the evening?" in printed
 
 
-@pytest.mark.parametrize("line", COMMANDS)
+@pytest.mark.parametrize("line", COMMANDS + IN_TABLES)
 def test_a_command_has_these_options(line: str) -> None:
     name, *words = shlex.split(line, comments=True)[1:]
     words = words[: words.index(">")] if ">" in words else words

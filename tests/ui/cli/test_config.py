@@ -94,6 +94,12 @@ def test_a_command_takes_the_defaults_and_options_win(file: Path, offspec: Call,
     assert (chatted.model, chatted.memory, chatted.draft) == ("./mine", 8 * 10**9, "suffix")
 
 
+def test_help_names_the_commands_that_take_defaults(offspec: Call) -> None:
+    shown = offspec("config", "--help").stdout
+    told = " ".join(shown.split())
+    assert all(name in told for name in defaults.COMMANDS)
+
+
 def test_without_a_default_a_chat_needs_its_model(file: Path, offspec: Call) -> None:
     result = offspec("chat", input="Why?\n")
     assert result.exit_code == 2 and "Missing argument 'MODEL'" in result.stderr
