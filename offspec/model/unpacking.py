@@ -26,7 +26,7 @@ _REMEDY = "download the model, or pack it, again"
 
 
 def is_read_directly(name: str) -> bool:
-    """Return whether layers read the matrix of this name without running its module, as Mamba's do."""
+    """Return whether layers read the matrix of this name without running its module: Mamba's do so."""
     return name.endswith("dt_proj.weight")
 
 

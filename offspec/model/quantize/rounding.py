@@ -42,8 +42,8 @@ class RoundedMatrix:
 def packs(name: str, shape: Sequence[int]) -> bool:
     """Return whether a weight is rounded: a matrix, or a stack of them, of whole groups.
 
-    Weights of convolutions and Mamba's `dt_proj` are not. They are small, and layers read them without running
-    their module, which is when packed weights are unpacked.
+    Weights of convolutions and Mamba's `dt_proj` are not. They are small, and layers read them without
+    running their module, which is when packed weights are unpacked.
     """
     return len(shape) >= 2 and shape[-2] != 1 and not is_read_directly(name) and _has_groups(shape)
 

@@ -68,7 +68,8 @@ def plan_contents(source: Checkpoint, to: PackFormat) -> list[FileContents]:
     """The files of a pack, the rest first.
 
     Rounded are the matrices of decoder layers whose rows are whole groups, except routers and what layers
-    read directly. Reads headers only; raises what opening the model raises, and UnsupportedModelError where nothing can be rounded.
+    read directly. Reads headers only; raises what opening the model raises, and UnsupportedModelError where
+    nothing can be rounded.
     """
     skeleton = build_skeleton(source.folder, torch.bfloat16)
     by_layer: dict[int, list[WeightRecipe]] = {}
