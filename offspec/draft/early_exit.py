@@ -98,6 +98,19 @@ class _SomeRows(TreeCache):
         cache.snapshots.most = self.snapshots.most
         return cache
 
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Rows that a family is told of, which asks the first layer."""
+        return int(super().get_seq_length(self._full(layer_idx)))
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Rows that a family makes its mask for."""
+        found: tuple[int, int] = super().get_mask_sizes(query_length, self._full(layer_idx))
+        return found
+
+    def _full(self, layer: int) -> int:
+        """A layer with all rows: the one that is asked for, unless it holds none."""
+        return layer if layer in self._used else max(self._used, key=lambda used: self.rows[used].filled)
+
     def adopt(self, start: int, layers: Sequence[KeysAndValues | None]) -> None:
         super().adopt(start, [found if i in self._used else None for i, found in enumerate(layers)])
         self.rewind(self.length)  # the empty layers count along
@@ -131,7 +144,7 @@ def _twin(module: Any) -> Any:
 
 
 def _hand_on(wraps: int, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The states as they are, with what the layer before handed on besides, as layers of this family return it.
+    """The states as they are, and what the layer before handed on besides, as layers of the family return it.
 
     wraps: see `Skeleton`.
     """
