@@ -268,10 +268,12 @@ class TextCodec:
         vocabulary has tokens for single bytes ("<0xFF>"): one wrong byte makes U+FFFD of every byte of its
         run, also of characters that have been shown.
         """
-        shown = self._mended([i for i in ids if i not in self.hidden_ids])
+        shown = [i for i in ids if i not in self.hidden_ids]
         # Tidying spaces up ("Hello ." to "Hello.") would change text that was already shown.
         with self._damage("tokens"):
-            text = self.tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            text = self.tokenizer.decode(
+                self._mended(shown), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
         assert isinstance(text, str)
         return text
 
@@ -279,7 +281,7 @@ class TextCodec:
     def _bytes(self) -> dict[int, int]:
         """The byte of each token that is one, from 0 to 255; empty if the vocabulary has no such tokens."""
         names = [f"<0x{byte:02X}>" for byte in range(256)]
-        tokens: list[int] = self.tokenizer.convert_tokens_to_ids(names)
+        tokens: Any = self.tokenizer.convert_tokens_to_ids(names)
         known = None not in tokens and self.tokenizer.convert_ids_to_tokens(tokens) == names
         found = {token: byte for byte, token in enumerate(tokens)} if known else {}
         return found if found and self.tokenizer.decode(tokens[ord("A")]) == "A" else {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING
+from transformers import AutoConfig
 
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.folder import Checkpoint
@@ -87,7 +87,7 @@ def test_what_layers_read_directly(tmp_path: Path, family: str, place: str) -> N
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "pad_token_id": 0}
     rank = "mamba_dt_rank" if family == "jamba" else "time_step_rank"
     source = write_config(
-        tmp_path / "source", CONFIG_MAPPING[family](vocab_size=VOCABULARY, **sizes, **{rank: 64})
+        tmp_path / "source", AutoConfig.for_model(family, vocab_size=VOCABULARY, **sizes, **{rank: 64})
     )
     checkpoint, dense = packed_checkpoint(source, tmp_path / "packed", to_grouped(4))
     assert any(
