@@ -217,7 +217,8 @@ class Result:
     """A finished answer. Also the object that `offspec generate --json` prints.
 
     Args:
-        text: The answer.
+        text: The answer, special tokens left out. Bytes that are not UTF-8 are U+FFFD, and whole characters
+            next to them stay.
         token_ids: Its tokens.
         passes: Trips of the target's weights.
         seconds: Wall time of the answer.

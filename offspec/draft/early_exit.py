@@ -9,6 +9,7 @@ guesses well only where few layers stream, or where the target was trained for i
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,29 +32,39 @@ class EarlyExitDrafter(LMDrafter):
 
     def __init__(self, target: LoadedModel, rows: int) -> None:
         total = len(target.layers)
-        used = _usable(total, target.resident_layers, target.tree_model.streams_head)
+        used = _usable(target.skeleton, target.resident_layers, target.tree_model.streams_head)
         model = _SomeLayers(target.tree_model, used, rows)
         name = f"early-exit ({len(used)} of {total} layers)"
         super().__init__(name, model, target.device, model.close, target.tree_model.cache)
 
 
-def _usable(total: int, resident: Sequence[int], streams_head: bool) -> tuple[int, ...]:
-    """Which of a target's layers to draft with: those that stay on the device, or half of them if all do.
+def _usable(skeleton: Skeleton, resident: Sequence[int], streams_head: bool) -> tuple[int, ...]:
+    """Layers of a target to draft with: those that stay on the device, or half of them if all do.
 
-    Raises DraftError where that is not possible.
+    Layers that read the keys of others are left out unless those others draft, too. Raises DraftError if no
+    layer can draft.
     """
     if streams_head:
         raise DraftError(
             "early-exit drafts with the target's head, which has no room to stay in memory: give more "
             "memory, or use another `draft`"
         )
-    if not resident:
+    total, readers = len(skeleton.layers), _readers(skeleton)
+    used = sorted(resident)[: max(total // 2, 1) if len(resident) == total else None]
+    if not {*range(total)} - readers <= {*used}:
+        used = [layer for layer in used if layer not in readers]
+    if not used:
         raise DraftError(
             "early-exit drafts with the layers of the target that stay in memory, and none has room to: "
             "give more memory, or use another `draft`"
         )
-    used = tuple(sorted(resident))
-    return used if len(used) < total else used[: max(total // 2, 1)]
+    return tuple(used)
+
+
+def _readers(skeleton: Skeleton) -> set[int]:
+    """Layers that attend to keys of layers before them, since they keep none."""
+    kept = skeleton.rows.kept if skeleton.has_no_states else ()
+    return {layer for layer, numbers in enumerate(kept) if not numbers}
 
 
 class _SomeLayers(TreeModel):
@@ -87,6 +98,19 @@ class _SomeRows(TreeCache):
         cache.snapshots.most = self.snapshots.most
         return cache
 
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Rows that a family is told of, which asks the first layer."""
+        return int(super().get_seq_length(self._full(layer_idx)))
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Rows that a family makes its mask for."""
+        found: tuple[int, int] = super().get_mask_sizes(query_length, self._full(layer_idx))
+        return found
+
+    def _full(self, layer: int) -> int:
+        """A layer with all rows: the one that is asked for, unless it holds none."""
+        return layer if layer in self._used else max(self._used, key=lambda used: self.rows[used].filled)
+
     def adopt(self, start: int, layers: Sequence[KeysAndValues | None]) -> None:
         super().adopt(start, [found if i in self._used else None for i, found in enumerate(layers)])
         self.rewind(self.length)  # the empty layers count along
@@ -97,7 +121,7 @@ def _twins(skeleton: Skeleton, used: Sequence[int]) -> Skeleton:
     layers = torch.nn.ModuleList(_twin(layer) for layer in skeleton.layers)
     for index, layer in enumerate(layers):
         if index not in used:
-            layer.forward = _hand_on
+            layer.forward = partial(_hand_on, skeleton.wraps)
     model = _twin_with(skeleton.model, skeleton.layers_prefix.split("."), layers)
     decoder = model.get_submodule(skeleton.layers_prefix.rpartition(".")[0])
     return replace(skeleton, model=model, decoder=decoder, layers=layers)
@@ -119,5 +143,12 @@ def _twin(module: Any) -> Any:
     return twin
 
 
-def _hand_on(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return hidden
+def _hand_on(wraps: int, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The states as they are, and what the layer before handed on besides, as layers of the family return it.
+
+    wraps: see `Skeleton`.
+    """
+    if not wraps:
+        return hidden
+    before = [*args, *(value for name, value in kwargs.items() if name.startswith("prev_"))]
+    return (hidden, *before, *[None] * wraps)[:wraps]

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from offspec.model.tokenizer import TextCodec
 
 _REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character, or none yet
+_LONGEST = 4  # bytes of a character
 
 
 class IncrementalText:
@@ -46,11 +47,7 @@ class IncrementalText:
         return "" if token in self._codec.hidden_ids else self._add(token)
 
     def _text(self) -> str:
-        text = self._codec.decode(self._window)
-        if text.startswith(self._given):
-            return text
-        # Byte-fallback decoders write U+FFFD for all of a run of bytes while its last character is open.
-        return self._given + self._codec.decode(self._window[self._boundary :])
+        return self._codec.decode(self._window)
 
     def _add(self, token: int) -> str:
         self._window.append(token)
@@ -69,9 +66,13 @@ class IncrementalText:
 
     def _cut(self, text: str) -> str:
         """Shortens a window that finds no end; gives the part of its U+FFFD that nothing can mend."""
-        self._window = self._window[-self._REST :]
-        self._boundary = 0
-        rest = self._codec.decode(self._window)
+        rest = ""
+        for size in range(self._REST, self._REST + _LONGEST):  # between characters, so that none is parted
+            before, after = self._window[:-size], self._window[-size:]
+            rest = self._codec.decode(after)
+            if self._codec.decode(before) + rest == text:
+                break
+        self._window, self._boundary = after, 0
         held = len(text) - len(self._given)
         self._given = rest.rstrip(_REPLACEMENT)
         return _REPLACEMENT * (held - (len(rest) - len(self._given)))

@@ -22,6 +22,7 @@ from offspec.core.errors import CheckpointError, OffspecError
 from offspec.core.events import Event, Notice
 from offspec.core.files import private_folder, require_space, writing
 from offspec.engine.prefill_rate import PrefillRate
+from offspec.model.arithmetic import arithmetic
 from offspec.model.cache import TreeCache
 from offspec.model.cache_file import CacheFile, look_at, read_cache, size_of, write_cache
 from offspec.model.loaded import LoadedModel
@@ -229,6 +230,7 @@ def open_prefixes(
         target.long_factors,
         [str(device.type) for device in target.row_devices],  # each kind rounds in its own way
         machine_fingerprint(config.device),
+        arithmetic(),
     )
     key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
     return Prefixes(target, key, config.cache_size, notify)

@@ -9,7 +9,7 @@ import torch
 
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
 from offspec.model.row_products import has_row_blocks
-from offspec.model.unpacking import ModuleUnpacker, Scratch, view_in, weight_in
+from offspec.model.unpacking import ModuleUnpacker, Scratch, is_read_directly, view_in, weight_in
 from offspec.model.weights import WeightRecipe
 from offspec.stream.layout import UnitLayout, lay_out
 from offspec_kernels.errors import ArgumentError
@@ -58,7 +58,8 @@ class Binder:
         for recipe in recipes:
             modules = {parameter.rpartition(".")[0] for parameter in recipe.names}
             # A layer's own hooks would run before the layer has been entered.
-            if recipe.is_packed and len(modules) == 1 and modules != {prefix.rstrip(".")}:
+            runs = modules != {prefix.rstrip(".")} and not any(map(is_read_directly, recipe.names))
+            if recipe.is_packed and len(modules) == 1 and runs:
                 waiting.setdefault(modules.pop(), []).append(recipe)
             else:
                 self._plain.append(recipe)

@@ -30,7 +30,8 @@ class Skeleton:
     measured; branches: whether a token tree may be more than one path. masked: whether its layers are to be
     given a tree as a dense mask; closed: whether they compute attention in their own way, which is why.
     merges: whether rows of several sequences may go through a layer together, each attending to its own keys;
-    apart: and attention takes one sequence after the other.
+    apart: and attention takes one sequence after the other. wraps: of how many values the tuples are that
+    layers return; 0: they return no tuples.
     """
 
     model: Any
@@ -45,6 +46,7 @@ class Skeleton:
     closed: bool = False
     merges: bool = False
     apart: bool = False
+    wraps: int = 0
 
     @property
     def config(self) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -254,19 +255,48 @@ class TextCodec:
         """The text of token ids with the special tokens in it, as a chat template would write it."""
         with self._damage("tokens"):
             text = self.tokenizer.decode(
-                list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+                self._mended(list(ids)), skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
         assert isinstance(text, str)
         return text
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids, special tokens left out, spaces as the tokens have them."""
+        """The text of token ids, special tokens left out, spaces as the tokens have them.
+
+        `Result.text` is the same. Bytes that are not UTF-8 become U+FFFD as Python's `errors="replace"` makes
+        them, and whole characters next to them stay. transformers' own `decode` does otherwise if a
+        vocabulary has tokens for single bytes ("<0xFF>"): one wrong byte makes U+FFFD of every byte of its
+        run, also of characters that have been shown.
+        """
         shown = [i for i in ids if i not in self.hidden_ids]
         # Tidying spaces up ("Hello ." to "Hello.") would change text that was already shown.
         with self._damage("tokens"):
-            text = self.tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            text = self.tokenizer.decode(
+                self._mended(shown), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
         assert isinstance(text, str)
         return text
+
+    @cached_property
+    def _bytes(self) -> dict[int, int]:
+        """The byte of each token that is one, from 0 to 255; empty if the vocabulary has no such tokens."""
+        names = [f"<0x{byte:02X}>" for byte in range(256)]
+        tokens: Any = self.tokenizer.convert_tokens_to_ids(names)
+        known = None not in tokens and self.tokenizer.convert_ids_to_tokens(tokens) == names
+        found = {token: byte for byte, token in enumerate(tokens)} if known else {}
+        return found if found and self.tokenizer.decode(tokens[ord("A")]) == "A" else {}
+
+    def _mended(self, ids: list[int]) -> list[int]:
+        """The tokens, with those of U+FFFD in the place of bytes that are no UTF-8."""
+        if self._bytes.keys().isdisjoint(ids):
+            return ids
+        mended, tokens = list[int](), [*self._bytes]
+        for is_byte, run in groupby(ids, self._bytes.__contains__):
+            if is_byte:
+                text = bytes(self._bytes[token] for token in run).decode("utf-8", "replace")
+                run = (tokens[byte] for byte in text.encode())
+            mended += run
+        return mended
 
     @contextmanager
     def _damage(self, at: str) -> Iterator[None]:

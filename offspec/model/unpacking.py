@@ -25,6 +25,11 @@ _WARM_UP_ROWS = 64  # a multiple of 16, as weights have: Triton compiles numbers
 _REMEDY = "download the model, or pack it, again"
 
 
+def is_read_directly(name: str) -> bool:
+    """Return whether layers read the matrix of this name without running its module: Mamba's do so."""
+    return name.endswith("dt_proj.weight")
+
+
 class Scratch:
     """A stack of values in one piece of memory, since a module may run inside another.
 

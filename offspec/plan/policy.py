@@ -73,12 +73,14 @@ class DraftPolicy:
     def priced(self, costs: PassCosts, known: Calibration | None) -> "DraftPolicy":
         """The same by other costs: without the plan's draft as long as that does not pay by them.
 
+        A fixed shape stays. It was chosen beforehand, and tokens that are drawn by it depend on it.
+
         Args:
             costs: Of passes and steps.
             known: What is known of that draft; None where there is none.
         """
         budget, width = self.planned_budget, self.growth.width
-        if known is not None and budget > 1:
+        if known is not None and budget > 1 and self.shape is None:
             drafted, alone = outlook(known, costs, budget, width), outlook(known, costs, 1, 1)
             if drafted.choice.tok_per_s < alone.choice.tok_per_s:
                 budget = 1

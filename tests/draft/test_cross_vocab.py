@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from offspec.core.config import SamplingParams
@@ -196,6 +196,20 @@ def test_nothing_to_say(folder: Path, target: Any, tmp_path: Path) -> None:
     known = [i for i in range(VOCABULARY) if i != 9]
     torch.testing.assert_close(after[0][known], logits[known], atol=1e-4, rtol=1e-4)
     assert after[0][9] == -torch.inf
+    drafter.close()
+
+
+def test_a_prompt_that_is_nothing_to_the_draft(folder: Path, target: Any) -> None:
+    """Its tokenizer may drop all of a text."""
+    draft = load_tokenizer(folder)
+    draft.backend_tokenizer.normalizer = normalizers.Replace(tokenizers.Regex(".+"), "")
+    vocab = VocabMap.between(target, draft)
+    drafter = TranslatedDrafter(plain(folder), vocab, Reading(vocab, target, draft), CPU)
+    scorer = Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration(), children=8)
+    silent = opinions(drafter, IDS[1:], scorer)
+    assert [answer.token.shape for answer in silent] == [(len(nodes), 0) for nodes in CALLS]
+    drafter.commit([0, 1])
+    assert all(answer.token.shape[1] for answer in opinions(drafter, [*IDS[1:], TOKENS[0], 9], scorer))
     drafter.close()
 
 

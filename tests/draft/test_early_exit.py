@@ -7,17 +7,32 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
 
+from offspec import SamplingParams
 from offspec.core.errors import DraftError
+from offspec.core.events import Notice
 from offspec.draft.early_exit import EarlyExitDrafter
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.loaded import LoadedModel
+from offspec.model.probe.small_config import small_config
 from offspec_planners.placement import Placement, Tier
 from tests.draft.asking import CALLS, CHAINS, ask, paths
 from tests.support.packed_models import packed_checkpoint, to_grouped
-from tests.support.tiny_models import nothing, open_model, write_model
+from tests.support.products import some
+from tests.support.tiny_models import (
+    FAMILIES as DENSE,
+)
+from tests.support.tiny_models import (
+    HYBRIDS,
+    nothing,
+    open_model,
+    tiny_engine,
+    write_config,
+    write_hybrid,
+    write_model,
+)
 
 IDS = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 USED = (0, 2)
@@ -118,6 +133,43 @@ def test_what_is_said_is_what_the_layers_that_stay_say(
         drafter.rewind(0)
     drafter.close()
     target.close()
+
+
+# Families with attention of their own, and what makes small models of them.
+OWN: dict[str, dict[str, Any]] = {
+    "falcon": {"alibi": True, "new_decoder_architecture": False},
+    "bloom": {},
+    "gptj": {},
+    "mpt": {},
+}
+# Layers that return tuples, share keys, or are given masks by the length of the first layer's cache.
+UNUSUAL = ("bamba", "falcon_h1", "gemma3n_text", "gemma4_text", "falcon", "bloom")
+
+
+@pytest.mark.parametrize("family", some([*DENSE, *HYBRIDS, *OWN], *UNUSUAL))
+@pytest.mark.parametrize("first", [False, True], ids=["behind the first", "with the first"])
+def test_it_drafts_for_every_family(family: str, first: bool, tmp_path: Path) -> None:
+    """Whichever layers stay, no draft step fails, and tokens are the target's."""
+    folder, heard = tmp_path / "model", list[object]()
+    if family in HYBRIDS:
+        write_hybrid(folder, family)
+    elif family in DENSE:
+        write_model(folder, family)
+    else:
+        write_config(folder, small_config(CONFIG_MAPPING[family](**OWN[family])))
+    count, sampling = len(open_model(folder).layers), SamplingParams(max_tokens=8, ignore_eos=True)
+    stay = [0, *range(2, count)] if first else [*range(1, count)]
+    with tiny_engine(folder, "none", budget=1) as engine:
+        alone = engine.generate(IDS, sampling).token_ids
+    with tiny_engine(
+        folder,
+        "none",
+        resident=stay,
+        more=lambda target: {"early-exit": EarlyExitDrafter(target, 64)},
+        notify=heard.append,
+    ) as engine:
+        assert engine.generate(IDS, sampling).token_ids == alone
+    assert not [event.text for event in heard if isinstance(event, Notice)]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "opt"])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import pre_tokenizers
+from tokenizers import models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from offspec.core.errors import CheckpointError, ModelNotFoundError, RequestError
@@ -83,26 +84,55 @@ def test_any_text_comes_back_from_a_real_tokenizer(smollm2: TextCodec, text: str
     assert streamed(smollm2, chunks(ids, cuts)) == smollm2.decode(ids)
 
 
+@pytest.mark.parametrize(("name", "size"), [("byte-level", 330), ("byte-fallback", 278)])
 @quick
-@given(ids=st.lists(st.integers(0, 329), max_size=100))
-def test_any_tokens_come_back_even_if_they_are_no_text(codecs: dict[str, TextCodec], ids: list[int]) -> None:
-    codec = codecs["byte-level"]
+@given(data=st.data())
+def test_any_tokens_come_back_even_if_they_are_no_text(
+    codecs: dict[str, TextCodec], name: str, size: int, data: st.DataObject
+) -> None:
+    codec, ids = codecs[name], data.draw(st.lists(st.integers(0, size - 1), max_size=100))
     assert streamed(codec, [[i] for i in ids]) == codec.decode(ids)
 
 
-@quick
-@given(ids=st.lists(st.integers(0, 277), max_size=100))
-def test_broken_bytes_do_not_spoil_the_characters_around_them(
-    codecs: dict[str, TextCodec], ids: list[int]
-) -> None:
-    """Here a whole run of bytes decodes to U+FFFD if one is wrong; what was shown before that stays."""
-    codec = codecs["byte-fallback"]
-    ids = [*encode(codec, "é"), *ids, *encode(codec, "the cat")]
-    text = streamed(codec, [[i] for i in ids])
-    assert text.startswith("é") and text.endswith("the cat")
+# Runs longer than the window in which no character ends, and whole ones among them.
+garbage = st.lists(
+    st.tuples(st.sampled_from([b"\xf0\x9f\x8e", b"\xe6\x97", b"\xff", "🎉".encode()]), st.integers(1, 40)),
+    max_size=6,
+).map(lambda runs: b"".join(count * run for run, count in runs))
 
-    broken = [*encode(codec, "é🎉"), codec.tokenizer.get_vocab()["<0xFF>"], *encode(codec, "the cat")]
-    assert streamed(codec, [[i] for i in broken]) == "é🎉\ufffd the cat"
+
+@quick
+@given(text=st.binary(max_size=100) | garbage)
+def test_bytes_that_are_no_text(codecs: dict[str, TextCodec], text: bytes) -> None:
+    """Whole characters stay, as in Python; transformers gives up a run of bytes for a wrong one."""
+    codec = codecs["byte-fallback"]
+    vocabulary = codec.tokenizer.get_vocab()
+    ids = [vocabulary["<0x41>"], *(vocabulary[f"<0x{byte:02X}>"] for byte in text)]
+    expected = f"A{text.decode('utf-8', 'replace')}"
+    assert codec.decode(ids) == codec.spell(ids) == streamed(codec, [[i] for i in ids]) == expected
+    with suppress(UnicodeDecodeError):
+        text.decode()
+        assert codec.tokenizer.decode(ids) == expected
+
+
+def test_broken_bytes_do_not_spoil_the_characters_around_them(codecs: dict[str, TextCodec]) -> None:
+    codec = codecs["byte-fallback"]
+    wrong = codec.tokenizer.get_vocab()["<0xFF>"]
+    ids = [*encode(codec, "é🎉"), wrong, *encode(codec, "日é")[1:], *encode(codec, "the cat")]
+    assert codec.decode(ids) == streamed(codec, [[i] for i in ids]) == "é🎉\ufffd日é the cat"
+    assert set(codec.tokenizer.decode(ids[1:8])) == {"\ufffd"}
+
+
+def test_a_vocabulary_that_only_spells_bytes(tmp_path: Path) -> None:
+    """Names like those of bytes, in a vocabulary that decodes them as they are."""
+    tokenizer = tokenizers.Tokenizer(
+        models.WordLevel(
+            {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}, unk_token="<unk>"
+        )
+    )
+    folder = saved(tokenizer, tmp_path)
+    codec = TextCodec(load_tokenizer(folder), folder, {})
+    assert codec.decode([256, 66]) == codec.tokenizer.decode([256, 66]) == "<0xFF> <0x41>"
 
 
 def test_a_character_waits_for_its_last_byte(codecs: dict[str, TextCodec]) -> None:

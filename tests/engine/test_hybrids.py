@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from offspec import SamplingParams
+from offspec.core.events import Notice
 from offspec.engine.engine import Engine
 from offspec.engine.passes import Passes
 from offspec.model import runner
@@ -225,6 +226,17 @@ def test_a_commit_that_is_broken_off(strike: int, tmp_path: Path, monkeypatch: p
             engine.generate(PROMPT, PARAMS[0])
         prompt = [*PROMPT, *says[:8]]
         assert engine.generate(prompt, PARAMS[0]).token_ids == anew(other, prompt, PARAMS[0])
+
+
+@with_hybrids(*USUAL)
+def test_a_packed_draft_of_a_hybrid(hybrid: Written) -> None:
+    """Layers read some of their weights without running the module that would unpack them."""
+    heard = list[object]()
+    with tiny_engine(hybrid.folder, expand=False, notify=heard.append) as engine:
+        result = engine.generate(PROMPT, PARAMS[0])
+    assert not [event.text for event in heard if isinstance(event, Notice)]
+    assert result.token_ids == hybrid.says[PARAMS[0]]
+    assert result.tokens_per_pass > 1
 
 
 def test_a_hybrid_drafts_for_a_plain_model(other: Path, hostile: Path) -> None:

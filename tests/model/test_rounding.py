@@ -95,8 +95,9 @@ def test_a_weight_takes_half_a_bit_more_than_its_code(bits: int, each: float) ->
 
 
 def test_what_is_rounded_at_all() -> None:
-    assert all(map(packs, [(64, 64), (3, 64), (32, 32), (2, 16, 4), (0, 64)]))
-    assert not any(map(packs, [(), (64,), (4096,), (3, 5), (63, 65)]))
+    assert all(packs("q.weight", shape) for shape in [(64, 64), (3, 64), (32, 32), (2, 16, 4), (0, 64)])
+    assert not any(packs("q.weight", shape) for shape in [(), (64,), (4096,), (3, 5), (63, 65)])
+    assert not packs("conv1d.weight", (64, 1, 4)) and not packs("mixer.dt_proj.weight", (64, 64))
 
 
 @_WIDTHS

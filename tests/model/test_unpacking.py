@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.folder import Checkpoint
@@ -26,7 +27,7 @@ from offspec_kernels.row_linear import blocks
 from offspec_planners.placement import Placement, Tier
 from tests.support.packed_models import packed_checkpoint, to_grouped
 from tests.support.products import some
-from tests.support.tiny_models import nothing, open_model, write_model
+from tests.support.tiny_models import VOCABULARY, nothing, open_model, write_config, write_model
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([5, 9, 2, 40, 7, 7, 31])
@@ -74,6 +75,28 @@ def test_the_same_as_stored_whole(tmp_path: Path, place: str, family: str) -> No
         assert packed.is_packed and not whole.is_packed
         expected = _logits(whole, _EVERYTHING)
         assert torch.equal(_logits(packed, placement), expected)
+    finally:
+        packed.close()
+        whole.close()
+
+
+@pytest.mark.parametrize("place", ["memory", "mixed"])
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
+def test_what_layers_read_directly(tmp_path: Path, family: str, place: str) -> None:
+    """The module of a matrix that a layer takes for itself never runs, so its values are made beforehand."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "pad_token_id": 0}
+    rank = "mamba_dt_rank" if family == "jamba" else "time_step_rank"
+    source = write_config(
+        tmp_path / "source", AutoConfig.for_model(family, vocab_size=VOCABULARY, **sizes, **{rank: 64})
+    )
+    checkpoint, dense = packed_checkpoint(source, tmp_path / "packed", to_grouped(4))
+    assert any(
+        name.endswith("dt_proj.weight") and isinstance(weight, PackedInfo)
+        for name, weight in checkpoint.tensors.items()
+    )
+    packed, whole = _model(checkpoint), open_model(dense)
+    try:
+        assert torch.equal(_logits(packed, _PLACEMENTS[place]), _logits(whole, _EVERYTHING))
     finally:
         packed.close()
         whole.close()

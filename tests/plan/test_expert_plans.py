@@ -232,6 +232,22 @@ def test_a_draft_rests_while_experts_make_its_trees_too_dear() -> None:
     assert policy.priced(_costs(5.0), None).growth.budget == 64  # lookups take no time: each tree is priced
 
 
+def test_a_fixed_shape_stays_whatever_is_learnt_of_experts(slow: World) -> None:
+    """No tree is on record of one, so that its draft is not weighed anew; it is paused while it is slower."""
+    memory = least_memory(slow.target) + 12 * MB
+    settings: dict[str, Any] = {"draft": str(slow.near), "memory": memory, "tree": "sequoia", "budget": 8}
+    with _load(slow, **settings) as engine:
+        shape, passes = engine.drafting.policy.shape, list[PassStats]()
+        assert shape is not None and engine.plan is not None and engine.plan.placement.by_need
+        while len(passes) < 40:
+            passes += _passes(engine)
+        record, policy = engine.drafting.experts, engine.drafting.policy
+        assert record is not None and record.use.passes >= 40 and engine.drafting.record is not None
+        assert not engine.drafting.record.entry(0.0, True).forest
+        assert policy.shape == shape and policy.growth.budget == 8
+        assert policy.growth.costs is not None and policy.growth.costs.experts != engine.plan.costs.experts
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": 1, "passes": "many"}'])
 def test_a_damaged_record_is_none(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path))

@@ -13,6 +13,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
+from offspec_kernels.row_linear.attempt import attempt
+
 _BRGEMM = "_ZN2at6native7cpublas6brgemmEllllllbPKN3c108BFloat16ES5_Pfb"  # the signature is in the name
 _RELEASE = "_ZN2at6native7cpublas14brgemm_releaseEb"
 
@@ -27,7 +29,7 @@ class Addresses(NamedTuple):
 
 @cache
 def find_brgemm() -> Addresses | None:
-    """The functions, where this torch has them and the processor multiplies bfloat16."""
+    """The functions, where this torch has them, and processor and oneDNN multiply bfloat16."""
     folder = Path(torch.__file__).parent / "lib"
     try:
         if not (
@@ -37,9 +39,22 @@ def find_brgemm() -> Addresses | None:
             return None
         library = ctypes.CDLL(str(folder / "libtorch_cpu.so"))
         found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in (_BRGEMM, _RELEASE)]
+        addresses = Addresses(*(address or 0 for address in found))
+        return addresses if all(addresses) and _multiplies(addresses) else None
     except (OSError, AttributeError):
         return None
-    return Addresses(*(address or 0 for address in found)) if all(found) else None
+
+
+def _multiplies(addresses: Addresses) -> bool:
+    """Return whether oneDNN makes such a product.
+
+    ONEDNN_MAX_CPU_ISA may allow it fewer instructions than the processor has. It throws then, which would end
+    the process where a compiled loop calls it.
+    """
+    rows, pairs, sums = torch.ones(16, 32).bfloat16(), torch.ones(32, 16).bfloat16(), torch.zeros(16, 16)
+    pointers = (rows.data_ptr(), pairs.data_ptr(), sums.data_ptr())
+    made = attempt(addresses.product, 16, 16, 32, 32, 16, 16, 0, *pointers, 1)
+    return made and attempt(addresses.release, 1) and bool((sums == 32).all())
 
 
 def _call(arguments: int) -> Any:

@@ -3,7 +3,7 @@
 import codecs
 import copy
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,8 +46,9 @@ class Reading:
 
     @property
     def told(self) -> bool:
-        """Whether the draft has read the last token, and so can say what follows it."""
-        return len(self._read) > 0 and self._ends[-1] not in (_INSIDE, self._ends[-2])
+        """Return whether the draft has read the last token, and so can draft what follows it."""
+        before = next((end for end in islice(reversed(self._ends), 1, None) if end != _INSIDE), None)
+        return before is not None and self._ends[-1] not in (_INSIDE, before)
 
     def follow(self, ids: Sequence[int]) -> int:
         """Read the committed ids; returns how many of the draft's are as they were."""

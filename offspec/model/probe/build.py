@@ -44,7 +44,12 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
     if found.refusal:
         raise UnsupportedModelError(f"{config.model_type} cannot be run over a token tree: {found.refusal}")
     return replace(
-        skeleton, rows=found.rows, branches=not found.chains, merges=found.merges, apart=found.apart
+        skeleton,
+        rows=found.rows,
+        branches=not found.chains,
+        merges=found.merges,
+        apart=found.apart,
+        wraps=found.wraps,
     )
 
 
@@ -76,7 +81,7 @@ def _tried(config: Any, skeleton: Skeleton) -> Findings:
         rows = measure_rows(skeleton, behaviour.wraps)
     except OffspecError as error:
         return _refused(str(error))
-    return Findings("", not behaviour.trees, rows, behaviour.merges, behaviour.apart)
+    return Findings("", not behaviour.trees, rows, behaviour.merges, behaviour.apart, behaviour.wraps)
 
 
 def _refused(reason: str) -> Findings:

@@ -12,7 +12,7 @@ from offspec.core.files import write_file
 from offspec.model.probe.cache_rows import CacheRows
 from offspec_planners.json_fields import parse, read
 
-_VERSION = 6
+_VERSION = 7
 # What a configuration says beside its architecture.
 _BESIDE = (
     "_name_or_path",
@@ -34,6 +34,7 @@ class Findings:
         rows: What each position takes in the cache.
         merges: Whether rows of several sequences may go through a layer together.
         apart: Whether attention then takes one sequence after the other.
+        wraps: Of how many values the tuples are that layers return; 0: they return no tuples.
     """
 
     refusal: str
@@ -41,6 +42,7 @@ class Findings:
     rows: CacheRows
     merges: bool = False
     apart: bool = False
+    wraps: int = 0
 
 
 def key_of(config: Any) -> str:

@@ -157,7 +157,7 @@ class KeptRounding:
         tensors = {name: view_in(memory, layout, infos[name]).clone() for name in infos}
         found = RoundedLayer({}, {})
         for name, parameter in self._layers[layer].items():
-            if not packs(parameter.shape):
+            if not packs(name, parameter.shape):
                 found.others[name] = tensors[name]
                 continue
             parts = {part: tensors[f"{name}.{part}"] for part in packed_parts(parameter.shape, self._bits)}
@@ -168,7 +168,7 @@ class KeptRounding:
         """The tensors of a layer's file."""
         entries = list[Entry]()
         for name, parameter in layer.items():
-            if packs(parameter.shape):
+            if packs(name, parameter.shape):
                 parts = packed_parts(parameter.shape, self._bits)
                 entries += [
                     (f"{name}.{part}", dtype_name(of.dtype), tuple(of.shape)) for part, of in parts.items()

@@ -1,5 +1,6 @@
 """Weights of a draft kept in memory, its matrices rounded to few bits."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -17,15 +18,18 @@ from offspec.stream.workers import BytesMoved, RingStats
 
 def rounded_bytes(layer: torch.nn.Module, bits: int) -> int:
     """Bytes of a layer's weights once all of them are rounded that can be."""
-    return sum(packed_bytes(w.shape, bits) if packs(w.shape) else w.nbytes for w in layer.parameters())
+    return sum(
+        packed_bytes(w.shape, bits) if packs(name, w.shape) else w.nbytes
+        for name, w in layer.named_parameters()
+    )
 
 
 def unpacked_values(layer: torch.nn.Module) -> int:
     """Values of the module with the most rounded weights, which is unpacked at once."""
-    return max(
-        sum(w.numel() for w in module.parameters(recurse=False) if packs(w.shape))
-        for module in layer.modules()
-    )
+    values = Counter[str]()
+    for name, weight in layer.named_parameters():
+        values[name.rpartition(".")[0]] += weight.numel() if packs(name, weight.shape) else 0
+    return max(values.values())
 
 
 class RoundedLayers:
@@ -83,7 +87,7 @@ class RoundedLayers:
         moments.close()
         binder, found = self._binders[layer], RoundedLayer({}, {})
         for name, tensor in tensors.items():
-            if packs(tensor.shape):
+            if packs(name, tensor.shape):
                 importance = moments.importance(name.removeprefix(binder.prefix), tensor)
                 found.matrices[name] = round_matrix(tensor, self._bits, importance)
             else:

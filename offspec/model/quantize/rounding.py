@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from offspec.model.unpacking import is_read_directly
 from offspec_kernels.dequant import Part, dequantise
 from offspec_kernels.dequant.grouped import GROUP, Grouped, pack_codes
 
@@ -38,9 +39,17 @@ class RoundedMatrix:
         return sum(part.nbytes for part in self.parts.values())
 
 
-def packs(shape: Sequence[int]) -> bool:
-    """Whether tensors of this shape are rounded: matrices, and stacks of them, of whole groups."""
-    return len(shape) >= 2 and math.prod(shape) % GROUP == 0
+def packs(name: str, shape: Sequence[int]) -> bool:
+    """Return whether a weight is rounded: a matrix, or a stack of them, of whole groups.
+
+    Weights of convolutions and Mamba's `dt_proj` are not. They are small, and layers read them without
+    running their module, which is when packed weights are unpacked.
+    """
+    return len(shape) >= 2 and shape[-2] != 1 and not is_read_directly(name) and _has_groups(shape)
+
+
+def _has_groups(shape: Sequence[int]) -> bool:
+    return math.prod(shape) % GROUP == 0
 
 
 def _in_groups(shape: Sequence[int]) -> tuple[int, ...]:
@@ -66,7 +75,7 @@ def round_matrix(
     Scratch: some tens of megabytes, or several times the tensor where groups straddle rows.
 
     Args:
-        weight: Of a shape that `packs`.
+        weight: Of whole groups.
         bits: 2, 3 or 4, the default.
         importance: Weight of each squared error, broadcast to that shape; None counts all alike.
     """
@@ -93,7 +102,7 @@ def _slabs(
     weight: torch.Tensor, bits: int, importance: torch.Tensor | None
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Slices of the rows, with their codes [B, 64] uint8, steps and offsets [B, 1] float16."""
-    assert packs(weight.shape), "it has no whole groups"
+    assert _has_groups(weight.shape), "it has no whole groups"
     if importance is None or not float(importance.sum()) > 0:
         importance = torch.ones(1, device=weight.device)
     columns = _in_groups(weight.shape)[-1]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 import offspec
 from offspec.checkpoint import open_checkpoint
@@ -24,7 +25,15 @@ from offspec_planners.placement import Placement
 from tests.model.quantize.stage import FORMATS, LAYERS, SIZES, Bench, values
 from tests.support.expert_models import by_need
 from tests.support.products import some
-from tests.support.tiny_models import HYBRIDS, nothing, open_model, write_hybrid, write_model
+from tests.support.tiny_models import (
+    HYBRIDS,
+    VOCABULARY,
+    nothing,
+    open_model,
+    write_config,
+    write_hybrid,
+    write_model,
+)
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -90,6 +99,17 @@ def test_experts_are_rounded_and_routers_are_not(tmp_path: Path, family: str) ->
         stack, _, expert = name.rpartition(".")
         original = stored[name] if name in stored else stored[stack][int(expert)]
         assert (values(tmp_path / "pack", name) - original).abs().max() < 0.02
+
+
+def test_what_layers_read_directly_is_not_rounded(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "pad_token_id": 0}
+    config = AutoConfig.for_model("mamba", vocab_size=VOCABULARY, time_step_rank=64, **sizes)
+    pack_model(str(write_config(tmp_path / "mamba", config)), "int8", out=tmp_path / "pack")
+    tensors = open_checkpoint(str(tmp_path / "pack")).tensors
+    packed = {
+        name.rpartition("mixer.")[2] for name, weight in tensors.items() if isinstance(weight, PackedInfo)
+    }
+    assert packed == {"in_proj.weight", "out_proj.weight", "x_proj.weight"}
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])

@@ -18,6 +18,7 @@ from offspec.core.config import PackFormat
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.experts import is_experts, parameter_names
 from offspec.model.probe.build import build_skeleton
+from offspec.model.unpacking import is_read_directly
 from offspec.model.weights import WeightRecipe, map_weights
 
 GROUP = 64  # weights that share a scale in every format; groups do not go beyond a row
@@ -66,8 +67,9 @@ class FileContents:
 def plan_contents(source: Checkpoint, to: PackFormat) -> list[FileContents]:
     """The files of a pack, the rest first.
 
-    Rounded are the matrices of decoder layers whose rows are whole groups, except routers. Reads headers
-    only; raises what opening the model raises, and UnsupportedModelError where nothing can be rounded.
+    Rounded are the matrices of decoder layers whose rows are whole groups, except routers and what layers
+    read directly. Reads headers only; raises what opening the model raises, and UnsupportedModelError where
+    nothing can be rounded.
     """
     skeleton = build_skeleton(source.folder, torch.bfloat16)
     by_layer: dict[int, list[WeightRecipe]] = {}
@@ -102,7 +104,7 @@ def packed_bytes(files: Sequence[FileContents], to: PackFormat) -> int:
 def _contents(layer: int, recipes: list[WeightRecipe], experts: Mapping[str, int]) -> FileContents:
     packed, kept = list[TensorInfo](), list[TensorInfo]()
     for recipe in recipes:
-        rounds = layer >= 0 and not is_router(recipe.names[0])
+        rounds = layer >= 0 and not (is_router(recipe.names[0]) or is_read_directly(recipe.names[0]))
         count = experts.get(recipe.names[0], 0) if recipe.converter is None else 0
         for source, _ in recipe.sources:
             assert isinstance(source, TensorInfo)
