@@ -3,12 +3,13 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
 from offspec.core.constraint import Constraint as Constraint
 from offspec.core.errors import RequestError
+from offspec.core.keywords import check_keywords
 from offspec.core.values import read_fields, read_value, shown
 from offspec_planners.units import format_bytes as format_bytes
 
@@ -229,6 +230,10 @@ def check_comparable(verify: Verify, params: SamplingParams) -> None:
         )
 
 
+PARAMS = tuple(field.name for field in fields(SamplingParams))
+FOR_PARAMS = "a request takes it in its parameters, as in engine.generate(prompt, SamplingParams({}=...))"
+
+
 class Settings(TypedDict, total=False):
     """The settings of `EngineConfig` beside the model, as a caller may write them: sizes like "1.5GB"."""
 
@@ -329,8 +334,7 @@ class EngineConfig:
     def of(cls, model: str | Path, settings: Settings) -> "EngineConfig":
         """A configuration from settings as a caller writes them. Raises RequestError."""
         given: dict[str, Any] = dict(settings)
-        if unknown := given.keys() - Settings.__annotations__.keys():
-            raise TypeError(f"there is no setting {min(unknown)!r}; see offspec.EngineConfig")
+        check_keywords(given, Settings.__annotations__, "setting", {FOR_PARAMS: PARAMS})
         if isinstance(given.get("draft"), list | tuple):
             given["draft"] = ",".join(map(str, given["draft"]))
         for size in ("memory", "vram"):

@@ -1,5 +1,6 @@
 """Sizes, read and written; what parameters and settings are given as."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,21 @@ def test_settings_of_another_type_are_refused(settings: Any, told: str) -> None:
     model: Any = settings.pop("model", "demo")
     with pytest.raises(RequestError, match=told):
         EngineConfig.of(model, settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("mem", "no setting 'mem': did you mean 'memory'?"),
+        ("max_tokens", "engine.generate(prompt, SamplingParams(max_tokens=...))"),
+        ("max_new_tokens", "did you mean 'max_tokens'? a request takes it in its parameters"),
+        ("xyzzy", "no setting 'xyzzy': there are draft, draft_bits, memory"),
+    ],
+)
+def test_a_setting_that_does_not_exist(name: str, told: str) -> None:
+    settings: Any = {"budget": 8, name: 5}
+    with pytest.raises(TypeError, match=re.escape(told)):
+        EngineConfig.of("m", settings)
 
 
 def test_settings_as_callers_have_them() -> None:
