@@ -55,14 +55,16 @@ class Checkpoint:
     def fingerprint(self) -> str:
         """A hash of the configuration, every tensor's place, and the size and time of each file.
 
-        Cheap: no weights are read. Raises MissingTensorError when a file has gone.
+        Names of files and folders are left out, so that a model may be renamed and moved. Cheap: no weights
+        are read. Raises MissingTensorError when a file has gone.
         """
         seen = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         tensors = [tensor for weight in self.tensors.values() for tensor in on_disk(weight)]
+        files = {file: number for number, file in enumerate(dict.fromkeys(tensor.file for tensor in tensors))}
         for tensor in tensors:
-            place = (tensor.name, tensor.dtype, tensor.shape, tensor.offset, tensor.file.name)
+            place = (tensor.name, tensor.dtype, tensor.shape, tensor.offset, files[tensor.file])
             seen.update(repr(place).encode())
-        for file in sorted({tensor.file for tensor in tensors}):
+        for file in files:
             seen.update(stamp(file))
         return seen.hexdigest()
 
