@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from offspec.core.events import Event, Finished, Result
 from offspec.engine.drafting import Request
+from offspec_planners.units import format_seconds
 
 
 class Answer:
@@ -129,7 +130,7 @@ class Answer:
     def _wait(self, timeout: float | None) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: self._ended, timeout):
-                raise TimeoutError(f"the answer has not ended within {timeout} s")
+                raise TimeoutError(f"the answer has not ended within {format_seconds(timeout or 0)}")
 
     def _check(self) -> None:
         if self._error is not None:

@@ -9,6 +9,7 @@ import pytest
 
 from offspec import RequestError
 from offspec.core.config import EngineConfig, SamplingParams, format_bytes, parse_bytes
+from offspec_planners.units import format_seconds
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,12 @@ def test_sizes_are_written() -> None:
         "1.50 GB",
         "3.00 TB",
     ]
+
+
+def test_durations_are_written() -> None:
+    written = [format_seconds(seconds) for seconds in (0, 0.0213, 1.6, 119.4, 562, 3570, 7260)]
+    assert written == ["0 s", "21.3 ms", "1.60 s", "119 s", "9 min", "1 h 00 min", "2 h 01 min"]
+    assert [format_seconds(seconds, 1) for seconds in (0.04, 12.34, 562)] == ["0.0 s", "12.3 s", "9 min"]
 
 
 @pytest.mark.parametrize(

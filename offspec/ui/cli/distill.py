@@ -16,6 +16,7 @@ from offspec.distill.questions import read_questions
 from offspec.ui.cli.options import Device, Dtype, Memory, Model
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
+from offspec_planners.units import format_seconds
 
 if TYPE_CHECKING:
     from offspec.distill.make import Distilled
@@ -145,7 +146,7 @@ def _summary(made: "Distilled") -> list[str]:
     ]
     return [
         f"{made.kind}: {format_bytes(made.nbytes)} of weights, {made.tokens} tokens of text, "
-        f"{made.trained.epochs:.1f} epochs, in {made.seconds / 60:.1f} minutes",
+        f"{made.trained.epochs:.1f} epochs, in {format_seconds(made.seconds)}",
         f"on {made.measured.rows} held-out tokens its first choice is right, by depth: {', '.join(shares)}",
         f"with trees of {made.measured.nodes} nodes that is {made.measured.expected:.2f} tokens per pass",
     ]

@@ -19,6 +19,7 @@ from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Live, Output, open_live
 from offspec.ui.printable import printable
 from offspec.ui.told import told
+from offspec_planners.units import format_seconds
 
 _BESIDE = 3  # rejected guesses shown beside an accepted one
 _SESSIONS = 20
@@ -80,7 +81,8 @@ class PlainRenderer:
         self._out.end_line()
         if result is not None:
             self.note(
-                f"{result.tokens:,} tokens in {result.seconds:.1f} s, {result.tok_per_s:.2f} tok/s, "
+                f"{result.tokens:,} tokens in {format_seconds(result.seconds, 1)}, "
+                f"{result.tok_per_s:.2f} tok/s, "
                 f"{result.tokens_per_pass:.1f} a pass{_ENDINGS[result.finish_reason]}"
             )
 
