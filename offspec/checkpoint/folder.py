@@ -30,7 +30,7 @@ OLDER_SETTINGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.
 TEXT_FILES = (".json", ".jinja", ".model", ".tiktoken", ".txt")  # endings of what a model has beside weights
 _MOST_TEXT = 256 * 2**20  # bytes of one of them; the largest tokenizers have 40 MB
 _MOST_CONFIG = 4 * 2**20  # bytes of config.json, of which lists are made of every part
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,7 +215,7 @@ def _no_safetensors(names: Collection[str], place: str) -> str:
     if ggufs := sorted(name for name in names if name.endswith(".gguf")):
         shown = ", ".join(ggufs[:8]) + (", …" if len(ggufs) > 8 else "")
         return f"{place} has only GGUF files ({shown}): download one and name that file"
-    if pickled := sorted(name for name in names if name.endswith(_PICKLED)):
+    if pickled := sorted(name for name in names if name.endswith(PICKLED)):
         return (
             f"{place} has only pickled weights ({pickled[0]}), which can run code and are never opened: "
             "convert it to safetensors (load it with transformers, then call save_pretrained)"

@@ -125,7 +125,7 @@ NAMES: dict[str, tuple[Callable[[Place], object], str]] = {
     ),
     "a weights file": (lambda place: place.model / "model.safetensors", "name its folder"),
     "a text file": (lambda place: place.file("model.txt", "hi"), "is not a model"),
-    "a configuration": (lambda place: place.model / "config.json", "is not a model"),
+    "a configuration": (lambda place: place.model / "config.json", "has no weights and is not a model"),
     "an empty GGUF file": (lambda place: place.file("empty.gguf"), "empty.gguf"),
     "a GGUF file of garbage": (lambda place: place.file("bad.gguf", GARBAGE), "bad.gguf"),
     "a GGUF file of text": (
@@ -147,7 +147,10 @@ def linked(place: Place) -> Path:
 @pytest.mark.parametrize("kind", NAMES)
 def test_names_that_are_no_model(place: Place, command: str, kind: str) -> None:
     name, told = NAMES[kind]
-    assert told in complaint(call(*COMMANDS[command](name(place), place)), 1)
+    args = COMMANDS[command](name(place), place)
+    if (command, kind) == ("plan", "a configuration"):
+        args.append("--validate")  # a plan is made of it
+    assert told in complaint(call(*args), 1)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
