@@ -291,8 +291,15 @@ def test_damaged_headers(place: Place, kind: str) -> None:
 
 # Found when the model is made of its parts, after torch is imported.
 PARTS: dict[str, tuple[Damage, str]] = {
-    "no model type": (lambda model: rewrite(model, model_type=None), "config.json"),
-    "an unknown model type": (lambda model: rewrite(model, model_type="perceptron"), "perceptron"),
+    "no model type": (lambda model: rewrite(model, model_type=None), "config.json has no model_type"),
+    "an unknown model type": (
+        lambda model: rewrite(model, model_type="perceptron"),
+        "does not know the model type 'perceptron': for a new family run `pip install --upgrade",
+    ),
+    "a model with code of its own": (
+        lambda model: rewrite(model, model_type="per\nceptron", auto_map={"AutoConfig": "own.Config"}),
+        "does not know the model type 'per\\nceptron'; code that comes with a model is never run: for a new",
+    ),
     "a model type that is a number": (lambda model: rewrite(model, model_type=5), "config.json"),
     "a model that writes no text": (lambda model: rewrite(model, model_type="vit"), "vit"),
     "no size": (lambda model: rewrite(model, hidden_size="wide"), "config.json"),
@@ -336,6 +343,13 @@ def test_damaged_parts(place: Place, kind: str) -> None:
     damage(place.model)
     args = [*COMMANDS["generate"](place.model, place), "--draft", "none", "--budget", "1", "--width", "1"]
     assert told in complaint(call(*args), 2 if kind in REQUESTS else 1)
+
+
+def test_a_draft_of_an_unknown_family_is_named(place: Place) -> None:
+    draft = shutil.copytree(place.model, place.root / "other")
+    rewrite(draft, model_type="perceptron")
+    line = complaint(call(*COMMANDS["generate"](place.model, place), "--draft", draft), 1)
+    assert f"the draft {draft} cannot be used: the installed transformers" in line
 
 
 # Options beside a model that is whole: what is given, what the line says, and its exit code.
