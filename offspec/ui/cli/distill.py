@@ -13,6 +13,7 @@ from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
 from offspec.distill.config import Wanted
 from offspec.distill.questions import read_questions
+from offspec.distill.time_limit import TimeLimit
 from offspec.ui.cli.options import Device, Dtype, Memory, Model
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
@@ -81,8 +82,14 @@ Prompts = Annotated[
 Length = Annotated[int, _text_option(metavar="TOKENS", help="Most tokens of one answer.")]
 Epochs = Annotated[int, _text_option(metavar="N", help="Most epochs over the text.")]
 Minutes = Annotated[
-    float,
-    _text_option(metavar="M", help="Longest training time in minutes, without generating the text."),
+    float | None,
+    _text_option(
+        metavar="M",
+        help="Longest time of the whole run in minutes: opening the model, generating text, training and "
+        "measuring. What there is no time for is left out; [bold]--tokens[/] and [bold]--epochs[/] are then "
+        "upper limits. Without it: as long as the text takes, and 8 minutes of training.",
+        show_default=False,
+    ),
 ]
 Json = Annotated[
     bool,
@@ -103,7 +110,7 @@ def distill(
     prompts: Prompts = None,
     length: Length = 160,
     epochs: Epochs = 10,
-    minutes: Minutes = 8.0,
+    minutes: Minutes = None,
     memory: Memory = None,
     device: Device = "cpu",
     dtype: Dtype = "bfloat16",
@@ -115,6 +122,7 @@ def distill(
     The head is written in the published format, and [bold]--draft[/] takes
     its folder. It is measured on text held out from training.
     """
+    limit = TimeLimit(minutes)  # what is imported below takes time, too
     count = parse_count(tokens)
     wanted = Wanted(model, kind, out, count, length=length, epochs=epochs, minutes=minutes, depth=depth)
     check_model(model)
@@ -124,7 +132,13 @@ def distill(
         from offspec.distill.make import distill_head  # imports torch: after every check of the options
 
         made = distill_head(
-            wanted, prompts=prompts, memory=memory, device=device, dtype=dtype, notify=renderer.show
+            wanted,
+            prompts=prompts,
+            memory=memory,
+            device=device,
+            dtype=dtype,
+            notify=renderer.show,
+            limit=limit,
         )
         for line in _summary(made):
             renderer.note(line)

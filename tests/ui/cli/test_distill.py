@@ -52,7 +52,7 @@ def test_the_folder_goes_to_stdout(offspec: Call, asked: dict[str, Any], tmp_pat
         "50 % (50 % in five), 25 % (25 % in five)",
         "with trees of 64 nodes that is 1.62 tokens per pass",
     ]
-    assert asked["wanted"] == Wanted("some/m", "medusa", tmp_path / "head", minutes=8.0)
+    assert asked["wanted"] == Wanted("some/m", "medusa", tmp_path / "head")
     assert asked["memory"] is None
 
 
