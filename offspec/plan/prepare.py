@@ -32,7 +32,7 @@ from offspec.model import device as devices
 from offspec.plan import records as ledger
 from offspec.plan.fit import Opened
 from offspec.plan.hardware_profile import machine_fingerprint
-from offspec.plan.initial_fit import initial_fit
+from offspec.plan.initial_fit import InitialFit, initial_fit
 from offspec.plan.load import Assembly, load_models, open_models
 from offspec.plan.make import CONTENDED, acceptance_for, measure, plan_by
 from offspec.plan.model_sizes import expert_sizes
@@ -44,6 +44,10 @@ from offspec_planners.placement import Tier
 from offspec_planners.plan import Plan
 
 _ENOUGH_PASSES = 64  # to know by how experts are asked for
+_AT_ONCE = (
+    "the whole model fits in memory, so it answers at once, without a draft model; `offspec plan` measures "
+    "whether one is faster, and later runs follow that plan"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +98,13 @@ def prepare(
     opened = open_models(config, notify, timeline)
     try:
         key = plan_key(opened)
-        kept = None
-        if named is None and not replan:
-            kept = _up_to_date(ledger.load_plan(key), opened, notify)
+        saved = None if named is not None or replan else ledger.load_plan(key)
+        kept = _up_to_date(saved, opened, notify)
         start = initial_fit(opened, None if replan else named, kept, notify)
+        if named is saved is None and not replan and _answers_at_once(opened, start):
+            notify(Notice(_AT_ONCE))
+            opened = _without_draft(opened)
+            start = initial_fit(opened, None, None, notify)
         record = record_of(opened, start.fit.draft_bits)
     except BaseException:
         opened.close()
@@ -124,6 +131,28 @@ def prepare(
         assembly.sources.close()
         opened.close()
         raise
+
+
+def _answers_at_once(opened: Opened, start: InitialFit) -> bool:
+    """Whether preparing a draft, which was not asked for by name, would only delay the first token.
+
+    It would if target and draft stay in memory as a whole and no plan says that drafting pays. Conversations,
+    and several answers at a time, are worth the preparation.
+    """
+    config, placement = opened.config, start.fit.placement
+    if opened.asked != AUTO or not opened.drafts.names or config.converses or config.sequences != 1:
+        return False
+    if config.budget or config.width or config.tree != "dynamic":
+        return False
+    streams = placement.slots or placement.by_need or placement.head is not Tier.DEVICE
+    return not streams and len(placement.resident) == len(placement.tiers)
+
+
+def _without_draft(opened: Opened) -> Opened:
+    """The target by itself; its draft is closed."""
+    if opened.draft is not None:
+        opened.draft.close()
+    return opened.alone()
 
 
 def record_of(opened: Opened, bits: int) -> DraftRecord:
