@@ -212,7 +212,7 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
-def checked_params(params: SamplingParams | None) -> SamplingParams:
+def checked_params(params: object) -> SamplingParams:
     """The parameters of a request, by default greedy ones. Raises RequestError for anything else."""
     if not isinstance(params, SamplingParams | None):
         raise RequestError(

@@ -36,9 +36,8 @@ Predicted beside measured speed, with real passes over three prompts:
 
   offspec plan ./Qwen3-8B --memory 4GB --validate --prompts 3
 
-For another machine, and a model that is not downloaded; a path of its config.json does as well, also for
-this machine, and
-`offspec plan list` names those that need neither:
+For another machine, or a model that is not downloaded: the path of its config.json is enough, and
+`offspec plan list` names models that need neither:
 
   offspec plan meta-llama/Llama-3.1-70B-Instruct --hardware rtx-4090 --draft meta-llama/Llama-3.1-8B-Instruct
 
