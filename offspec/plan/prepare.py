@@ -77,6 +77,7 @@ def prepare(
     *,
     named: Plan | None = None,
     replan: bool = False,
+    at_once: bool = False,
 ) -> Prepared:
     """Open models, decide and load. On an error nothing stays open.
 
@@ -86,6 +87,8 @@ def prepare(
         timeline: Records loading.
         named: A plan to follow; None: a saved or a new one.
         replan: Measure again, even if there is a plan. Default False.
+        at_once: Answer without a draft model where preparing one delays the first token; see
+            `_delays_answer`. Default False.
 
     Raises:
         OffspecError: See `offspec.core.errors`.
@@ -101,7 +104,7 @@ def prepare(
         saved = None if named is not None or replan else ledger.load_plan(key)
         kept = _up_to_date(saved, opened, notify)
         start = initial_fit(opened, None if replan else named, kept, notify)
-        if named is saved is None and not replan and _answers_at_once(opened, start):
+        if at_once and named is saved is None and not replan and _delays_answer(opened, start):
             notify(Notice(_AT_ONCE))
             opened = _without_draft(opened)
             start = initial_fit(opened, None, None, notify)
@@ -112,7 +115,7 @@ def prepare(
     try:
         assembly = load_models(opened, start.config, start.fit, notify)
     except KernelsRefusedError:  # again, without them
-        return prepare(config, notify, timeline, named=named, replan=replan)
+        return prepare(config, notify, timeline, named=named, replan=replan, at_once=at_once)
     prepared = Prepared(start.config, assembly, DraftPolicy.fixed(start.config), record, opened)
     if not start.plans and not replan:
         return prepared
@@ -133,14 +136,13 @@ def prepare(
         raise
 
 
-def _answers_at_once(opened: Opened, start: InitialFit) -> bool:
-    """Whether preparing a draft, which was not asked for by name, would only delay the first token.
+def _delays_answer(opened: Opened, start: InitialFit) -> bool:
+    """Whether preparing a draft, which was not asked for by name, delays the first token more than it helps.
 
-    It would if target and draft stay in memory as a whole and no plan says that drafting pays. Conversations,
-    and several answers at a time, are worth the preparation.
+    It does if target and draft stay in memory as a whole and no plan says that drafting pays.
     """
     config, placement = opened.config, start.fit.placement
-    if opened.asked != AUTO or not opened.drafts.names or config.converses or config.sequences != 1:
+    if opened.asked != AUTO or not opened.drafts.names:
         return False
     if config.budget or config.width or config.tree != "dynamic":
         return False

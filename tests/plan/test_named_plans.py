@@ -22,7 +22,7 @@ GREEDY = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
 def test_a_smaller_promise_than_the_plans_remakes_it(world: World, tmp_path: Path) -> None:
     folder = write_large(tmp_path / "large")
     settings = {"model": folder, "draft": "auto"}
-    plan = world.plan(memory="3GB", replan=True, **settings)
+    plan = world.plan(memory="3GB", **settings)
     file = saved(plan, tmp_path / "plan.json")
     assert world.followed(plan=file, **settings).to_json() == plan.to_json()
     least = least_memory(folder, draft="auto", budget=128)
@@ -84,7 +84,7 @@ def test_the_bits_of_the_draft_are_the_plans(world: World, tmp_path: Path) -> No
             assert (engine.plan, engine.draft) == (plan, "near (3-bit)")
     with pytest.raises(PlanError, match="draft_bits 3, not 4: leave out `draft_bits`"):
         world.load(plan=file, draft_bits=4)
-    mine = world.plan(draft="auto", replan=True)
+    mine = world.plan(draft="auto")
     assert mine.draft_bits == 4, "the most that fit"
     with world.load(
         draft="auto", plan=saved(mine, tmp_path / "mine.json", draft_mode="packed", draft_bits=2)
@@ -121,7 +121,7 @@ def test_a_plan_for_more_memory_than_there_is(
 ) -> None:
     folder = write_large(tmp_path / "large")
     settings = {"model": folder, "draft": "auto"}
-    file = saved(world.plan(**settings, memory="3GB", replan=True), tmp_path / "plan.json")
+    file = saved(world.plan(**settings, memory="3GB"), tmp_path / "plan.json")
     world.followed(plan=file, **settings)
     free = least_memory(folder, draft="auto", budget=128) + 12 * MB
     monkeypatch.setattr(process_memory, "available_bytes", lambda: free)
@@ -197,7 +197,7 @@ def test_an_edited_context_over_the_models(world: World, tmp_path: Path) -> None
 
 
 def test_a_head_that_a_substitute_shares_cannot_stream(world: World, tmp_path: Path) -> None:
-    plan = world.plan(draft="auto", replan=True)
+    plan = world.plan(draft="auto")
     placement = {"tiers": "5 device", "slots": 2, "head": "disk", "staging": 0}
     file = saved(plan, tmp_path / "plan.json", placement=placement)
     assert world.remade("does not fit", plan=file, draft="auto").placement.head is Tier.DEVICE

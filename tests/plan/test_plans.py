@@ -239,19 +239,19 @@ def test_where_nothing_has_room_lookups_guess_without_a_plan(
 
 
 def test_a_model_that_fits_answers_before_a_draft_is_prepared(world: World, asked: None) -> None:
-    """Until a plan says that one pays; and a draft that is named, or a conversation, is worth the wait."""
-    with world.load(draft="auto") as engine:
+    """If that is asked for, until a plan says that one pays; a draft that is named is prepared."""
+    with world.load(draft="auto", at_once=True) as engine:
         assert (engine.plan, engine.draft) == (None, "suffix")
         answer = engine.generate(PROMPT, GREEDY).token_ids
     assert world.measured == 0 and not any((world.cache / ROUNDED).glob("*"))
     assert len(world.notices) == 1 and "answers at once, without a draft model" in world.notices[0]
-    for settings in ({"draft": "substitute"}, {"draft": "auto", "converses": True}):
+    for settings in ({"draft": "substitute", "at_once": True}, {"draft": "auto", "memory": "3GB"}):
         with world.load(**settings) as engine:
             assert engine.plan is not None and "substitute" in engine.draft
             assert engine.generate(PROMPT, GREEDY).token_ids == answer
     plan = planning.make_plan(world.config(draft="auto"), notify=world.notify)
     assert plan.draft_mode != "none"
-    with world.load(draft="auto") as engine:
+    with world.load(draft="auto", at_once=True) as engine:
         assert engine.plan == plan and "substitute" in engine.draft and not world.notices
         assert engine.generate(PROMPT, GREEDY).token_ids == answer
 
@@ -259,7 +259,8 @@ def test_a_model_that_fits_answers_before_a_draft_is_prepared(world: World, aske
 def test_a_model_that_streams_is_planned_for(world: World, tmp_path: Path) -> None:
     folder = write_large(tmp_path / "large")
     least = least_memory(folder, draft="auto", budget=128)
-    assert world.plan(model=folder, draft="auto", memory=least + 8 * MB).placement.slots
+    plan = world.plan(model=folder, draft="auto", memory=least + 8 * MB, at_once=True)
+    assert plan.placement.slots
 
 
 def test_a_second_engine_fits_beside_the_first(world: World) -> None:
