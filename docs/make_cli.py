@@ -99,7 +99,7 @@ read from disk), `bytes_read` (weights read from disk), `peak_memory_bytes`,
 `finish_reason` (`eos`, `stop`, `length`, `context`), `draft`, `budget`, `seed`, `draft_seconds`,
 `target_seconds`, `prompt_tokens`, `reused_tokens`; `mismatches`: null without `--check`, else a
 list of `index`, `token`, `unspeculated_token` and `gap`; and `logprobs`: null without `--logprobs`, else for
-each token `token`, `logprob`, and `top`, a list of pairs.
+each token `token`, its `text`, `logprob`, and `top`, a list of the likeliest tokens with the same keys.
 
 `offspec plan` prints a page as wide as the terminal (80 columns where there is none, or `COLUMNS`), and
 with `--json` the plan itself, which `--save` writes to a file that can be edited. With `--json --validate`

@@ -53,12 +53,12 @@ class Summing:
 
 
 def stamp(file: Path) -> bytes:
-    """A file's name, size and time, by which a change shows unread. Raises MissingTensorError."""
+    """A file's size and time, by which a change shows unread. Raises MissingTensorError."""
     try:
         stat = file.stat()
     except OSError as error:
         raise MissingTensorError(f"{file} is gone: {error.strerror or error}") from error
-    return repr((file.name, stat.st_size, stat.st_mtime_ns)).encode()
+    return repr((stat.st_size, stat.st_mtime_ns)).encode()
 
 
 def sum_of(data: bytes) -> FileSum:

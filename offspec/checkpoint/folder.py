@@ -30,7 +30,7 @@ OLDER_SETTINGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.
 TEXT_FILES = (".json", ".jinja", ".model", ".tiktoken", ".txt")  # endings of what a model has beside weights
 _MOST_TEXT = 256 * 2**20  # bytes of one of them; the largest tokenizers have 40 MB
 _MOST_CONFIG = 4 * 2**20  # bytes of config.json, of which lists are made of every part
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,14 +55,16 @@ class Checkpoint:
     def fingerprint(self) -> str:
         """A hash of the configuration, every tensor's place, and the size and time of each file.
 
-        Cheap: no weights are read. Raises MissingTensorError when a file has gone.
+        Names of files and folders are left out, so that a model may be renamed and moved. Cheap: no weights
+        are read. Raises MissingTensorError when a file has gone.
         """
         seen = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         tensors = [tensor for weight in self.tensors.values() for tensor in on_disk(weight)]
+        files = {file: number for number, file in enumerate(dict.fromkeys(tensor.file for tensor in tensors))}
         for tensor in tensors:
-            place = (tensor.name, tensor.dtype, tensor.shape, tensor.offset, tensor.file.name)
+            place = (tensor.name, tensor.dtype, tensor.shape, tensor.offset, files[tensor.file])
             seen.update(repr(place).encode())
-        for file in sorted({tensor.file for tensor in tensors}):
+        for file in files:
             seen.update(stamp(file))
         return seen.hexdigest()
 
@@ -213,7 +215,7 @@ def _no_safetensors(names: Collection[str], place: str) -> str:
     if ggufs := sorted(name for name in names if name.endswith(".gguf")):
         shown = ", ".join(ggufs[:8]) + (", …" if len(ggufs) > 8 else "")
         return f"{place} has only GGUF files ({shown}): download one and name that file"
-    if pickled := sorted(name for name in names if name.endswith(_PICKLED)):
+    if pickled := sorted(name for name in names if name.endswith(PICKLED)):
         return (
             f"{place} has only pickled weights ({pickled[0]}), which can run code and are never opened: "
             "convert it to safetensors (load it with transformers, then call save_pretrained)"

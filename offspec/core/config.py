@@ -3,12 +3,13 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
 from offspec.core.constraint import Constraint as Constraint
 from offspec.core.errors import RequestError
+from offspec.core.keywords import check_keywords
 from offspec.core.values import read_fields, read_value, shown
 from offspec_planners.units import format_bytes as format_bytes
 
@@ -211,7 +212,7 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
-def checked_params(params: SamplingParams | None) -> SamplingParams:
+def checked_params(params: object) -> SamplingParams:
     """The parameters of a request, by default greedy ones. Raises RequestError for anything else."""
     if not isinstance(params, SamplingParams | None):
         raise RequestError(
@@ -227,6 +228,10 @@ def check_comparable(verify: Verify, params: SamplingParams) -> None:
             '`check` compares tokens, and those of `verify="sequoia"` depend on the draft: take '
             '`verify="coupled"`, or `temperature=0`'
         )
+
+
+PARAMS = tuple(field.name for field in fields(SamplingParams))
+FOR_PARAMS = "a request takes it in its parameters, as in engine.generate(prompt, SamplingParams({}=...))"
 
 
 class Settings(TypedDict, total=False):
@@ -329,8 +334,7 @@ class EngineConfig:
     def of(cls, model: str | Path, settings: Settings) -> "EngineConfig":
         """A configuration from settings as a caller writes them. Raises RequestError."""
         given: dict[str, Any] = dict(settings)
-        if unknown := given.keys() - Settings.__annotations__.keys():
-            raise TypeError(f"there is no setting {min(unknown)!r}; see offspec.EngineConfig")
+        check_keywords(given, Settings.__annotations__, "setting", {FOR_PARAMS: PARAMS})
         if isinstance(given.get("draft"), list | tuple):
             given["draft"] = ",".join(map(str, given["draft"]))
         for size in ("memory", "vram"):

@@ -1,8 +1,8 @@
 """The events that an engine yields and a user interface renders. They hold no tensors."""
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Guessed = tuple[tuple[str, int], ...]  # tokens by the name of the source that guessed them
@@ -98,11 +98,26 @@ class TokenLogprobs:
         token: The chosen one.
         logprob: Of that, in nats.
         top: (token, logprob) of the likeliest, best first.
+        text: Text of the token; U+FFFD stands for bytes that are part of a character.
+        top_text: Texts of `top`.
     """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    text: str = ""
+    top_text: tuple[str, ...] = ()
+
+    def with_text(self, text_of: Callable[[int], str]) -> "TokenLogprobs":
+        """Copy with the texts of its tokens."""
+        texts = tuple(text_of(token) for token, _ in self.top)
+        return replace(self, text=text_of(self.token), top_text=texts)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict; the likeliest tokens are dicts with the same keys."""
+        pairs = zip(self.top, self.top_text or [""] * len(self.top), strict=True)
+        top = [{"token": token, "text": text, "logprob": logprob} for (token, logprob), text in pairs]
+        return {"token": self.token, "text": self.text, "logprob": self.logprob, "top": top}
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +299,10 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict with the fields and the derived figures."""
+        logprobs = None if self.logprobs is None else [token.to_json() for token in self.logprobs]
         return {
             **asdict(self),
+            "logprobs": logprobs,
             "tokens": self.tokens,
             "tokens_per_pass": self.tokens_per_pass,
             "tok_per_s": self.tok_per_s,

@@ -24,7 +24,8 @@ class Wanted:
         tokens: Tokens of training text that the target generates.
         length: Most tokens of one answer.
         epochs: Most epochs over the text.
-        minutes: Longest training time.
+        minutes: Longest time of the whole run: opening the model, text, training and measuring. None: as long
+            as the text takes, and eight minutes of training.
         depth: Tokens that the head predicts in a row.
         inner: Width of an MLPSpeculator; None: the target's.
 

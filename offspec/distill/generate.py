@@ -1,21 +1,25 @@
 """Having the target answer questions, batch by batch, until there is text enough."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from offspec.core import memory
 from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, LoadProgress, Notice
-from offspec.distill.config import Wanted
+from offspec.distill.config import LEAST_TOKENS, Wanted
 from offspec.distill.generate_batch import Question, answer
 from offspec.distill.questions import rounds
 from offspec.distill.store import Store
+from offspec.distill.time_limit import TimeLimit
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec
+from offspec_planners.units import format_seconds
 
 LONGEST_QUESTION = 512  # tokens; what is longer is left out
 
 _TEMPERATURES = (0.0, 0.7, 0.0, 1.0)  # of answers, in turn
+_BATCH_IN_TIME = 32  # most questions at a time if there is a limit: the first pass reads all of them
 _AGAIN = 0.8  # of an answer to a question that was answered greedily before
 
 
@@ -26,11 +30,12 @@ def write_text(
     questions: Sequence[str],
     wanted: Wanted,
     batch: int,
+    limit: TimeLimit,
     notify: Callable[[Event], None],
 ) -> None:
     """Answers to `batch` questions at a time, each kept as it is complete, beside those that are there.
 
-    Raises RequestError where no question is short enough, DiskFullError.
+    Raises RequestError where no question is short enough, or the time for too little text; DiskFullError.
     """
     missing = wanted.tokens - store.tokens
     if store.tokens:
@@ -42,17 +47,48 @@ def write_text(
     notify(Notice(f"{missing} tokens of text with their states take about {size} in {store.folder}"))
     asked = _short(codec, questions)
     stage = f"{wanted.model} writes text"
-    while store.tokens < wanted.tokens:
+    limit.begin_text()
+    batch = batch if limit.minutes is None else min(batch, _BATCH_IN_TIME)
+    began, steps, first = limit.spent, 0, 0.0
+    while store.tokens < wanted.tokens and not (steps and limit.text_is_due):
         before = store.tokens
 
-        def step(count: int, before: int = before) -> None:
+        def step(count: int, before: int = before) -> bool:
+            nonlocal steps, first
+            steps, first = steps + 1, first or limit.spent
             done = min(before + count, wanted.tokens)
             notify(LoadProgress(stage, done, wanted.tokens, "tokens"))
+            return limit.text_is_due
 
         chosen = [_question(asked, store.passages + at) for at in range(batch)]
         chosen.sort(key=lambda question: len(question.ids))  # so that they begin to be answered together
-        store.add(answer(target, chosen, wanted.length, codec.eos_ids, seed=store.passages, step=step))
+        seed = store.passages
+        if passages := answer(target, chosen, wanted.length, codec.eos_ids, seed=seed, step=step):
+            store.add(passages)
         memory.trim()  # what a batch took is given back before the next is begun
+    if store.tokens < LEAST_TOKENS:
+        seconds = (limit.spent - first) / (steps - 1) if steps > 1 else first - began
+        raise RequestError(_too_short(limit, began, seconds, chosen))
+    if store.tokens < wanted.tokens:
+        notify(Notice(f"the time is up for text: {store.tokens} of {wanted.tokens} tokens are used"))
+
+
+def _too_short(limit: TimeLimit, began: float, step: float, chosen: Sequence[Question]) -> str:
+    """Why there is too little text, and the time that would do.
+
+    Args:
+        limit: The time that was given.
+        began: Seconds before the text was begun.
+        step: Seconds of a pass.
+        chosen: Questions that are answered together, the shortest first.
+    """
+    passes = len(chosen[-1].ids) - len(chosen[0].ids) + math.ceil(LEAST_TOKENS / len(chosen))
+    needed = (began + 2 * passes * step) / 60  # half of the time is for training
+    took = f"opening the model took {format_seconds(began)}, and a pass takes {format_seconds(step)}"
+    return (
+        f"`minutes` {limit.minutes:g} is too short for {LEAST_TOKENS} tokens of text: {took}; "
+        f"give {math.ceil(needed)} minutes or more"
+    )
 
 
 def _short(codec: TextCodec, questions: Sequence[str]) -> list[tuple[int, ...]]:

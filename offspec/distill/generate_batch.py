@@ -49,11 +49,12 @@ def answer(
     ends: frozenset[int],
     *,
     seed: int = 0,
-    step: Callable[[int], None] | None = None,
+    step: Callable[[int], bool | None] | None = None,
 ) -> list[Passage]:
     """Answers of at most `most` tokens, or up to one of `ends`, to questions that are answered side by side.
 
-    step: told after each pass how many tokens are written; it may raise to break off.
+    step: takes after each pass how many tokens are written. If it returns True, all answers end there, and
+        questions without one are left out; it may raise to break off.
     """
     length = max(len(question.ids) for question in questions) + most
     batch = Batch(target, length)
@@ -87,7 +88,7 @@ class _Answers:
         self._written = torch.zeros(count, dtype=torch.int64)
         self._states: torch.Tensor | None = None  # [B, n, H]
 
-    def write(self, step: Callable[[int], None] | None) -> list[Passage]:
+    def write(self, step: Callable[[int], bool | None] | None) -> list[Passage]:
         alive = torch.arange(len(self._prompt))
         position = int(self._prompt.min())
         for start in range(0, position, PIECE):
@@ -99,14 +100,14 @@ class _Answers:
             ended = torch.isin(said, self._ends.cpu()) & (position >= self._prompt[alive])
             position += 1
             ended |= position >= self._stop[alive]
-            if step is not None:
-                step(int((self._written - self._prompt).clamp_min(0).sum()))
+            if step is not None and step(int((self._written - self._prompt).clamp_min(0).sum())):
+                break
             if bool(ended.any()):
                 kept = (~ended).nonzero()[:, 0]
                 alive, hidden = alive[kept], hidden[kept.to(hidden.device)]
                 self._batch.keep(kept.to(hidden.device))
                 memory.trim()  # of the caches that were left
-        return [self._passage(row) for row in range(len(self._prompt))]
+        return [self._passage(row) for row in (self._written > self._prompt).nonzero()[:, 0].tolist()]
 
     def _run(self, alive: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """Positions start to end of the sequences that go on; the states [B, H] of the last."""

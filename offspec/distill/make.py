@@ -1,6 +1,5 @@
 """`distill_head`: text, training, measurement, files."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -29,6 +28,7 @@ from offspec.distill.publish import claim_out, write_head
 from offspec.distill.questions import own_questions, read_questions
 from offspec.distill.store import Store, TextOrigin
 from offspec.distill.student import Pupil
+from offspec.distill.time_limit import TimeLimit
 from offspec.distill.train import Schedule, Trained, Training
 from offspec.model.loaded import LoadedModel
 from offspec.plan.load import Assembly, assemble
@@ -39,6 +39,7 @@ Dtype = Literal["bfloat16", "float32"]
 
 _COMMON = 4096  # tokens of the vocabulary that a head learns to tell apart
 _BLOCKS = 1  # of a Medusa head
+_MINUTES = 8.0  # of training, where the whole run has no limit
 _RATES: dict[Kind, float] = {"medusa": 3e-3, "mlp": 2e-3, "eagle3": 1e-3}  # of learning, at their highest
 
 
@@ -67,6 +68,7 @@ def distill_head(
     device: str = "cpu",
     dtype: Dtype = "bfloat16",
     notify: Notify | None = None,
+    limit: TimeLimit | None = None,
     cache_dir: Path | None = None,
 ) -> Distilled:
     """Train a draft head for a target, on answers of the target, and write it in the published format.
@@ -81,6 +83,7 @@ def distill_head(
         device: "cpu" by default, or "cuda".
         dtype: Of the target's arithmetic, "bfloat16" by default.
         notify: Takes LoadProgress and Notice events.
+        limit: Time for the run. None: `wanted.minutes` from now on.
         cache_dir: For text and states, instead of `OFFSPEC_CACHE` or `~/.cache/offspec`.
 
     Raises:
@@ -90,7 +93,7 @@ def distill_head(
         CheckpointError: The target cannot be opened.
         UnsupportedModelError: Its layers carry a state from token to token.
     """
-    began, notify = time.perf_counter(), notify or unheard
+    limit, notify = limit or TimeLimit(wanted.minutes), notify or unheard
     questions = own_questions() if prompts is None else read_questions(prompts)
     given = memories.within_groups(memory, notify) if memory else memories.usable_bytes()
     tighten(notify, cache_dir)
@@ -108,7 +111,7 @@ def distill_head(
             store = Store(
                 place.folder, int(target.skeleton.config.hidden_size), target.dtype.itemsize, notify
             )
-            write_text(store, target, assembly.codec, questions, wanted, batch, notify)
+            write_text(store, target, assembly.codec, questions, wanted, batch, limit, notify)
             taps = published_taps(len(target.layers)) if wanted.kind == "eagle3" else ()
             if taps:
                 write_taps(store, target, taps, batch, notify)
@@ -119,7 +122,7 @@ def distill_head(
     del assembly, target
     memories.trim()
     torch.set_grad_enabled(True)
-    return _teach(wanted, _pupil(wanted, ends, taps, config), store, ends, memory, began, notify)
+    return _teach(wanted, _pupil(wanted, ends, taps, config), store, ends, memory, limit, notify)
 
 
 def _open(wanted: Wanted, given: int, device: str, dtype: Dtype, notify: Notify) -> tuple[int, Assembly]:
@@ -165,12 +168,13 @@ def _teach(
     store: Store,
     ends: Ends,
     memory: int | None,
-    began: float,
+    limit: TimeLimit,
     notify: Notify,
 ) -> Distilled:
     """Train, measure, and write the folder."""
     rows = rows_together(pupil, ends, memory)
-    schedule = Schedule(epochs=wanted.epochs, minutes=wanted.minutes, rows=rows, rate=_RATES[wanted.kind])
+    minutes = limit.training_minutes()
+    schedule = Schedule(wanted.epochs, _MINUTES if minutes is None else minutes, rows, _RATES[wanted.kind])
     name = repr((wanted, rows, store.rows))
     state = store.folder / f"training-{sha256(name.encode()).hexdigest()[:16]}.pt"
     training = Training(pupil, store, ends, schedule, state, name)
@@ -185,12 +189,12 @@ def _teach(
         store,
         numbers,
         ends.matrix.device,
+        limit,
         lambda done: notify(LoadProgress("measuring on text held out", done, len(numbers), "texts")),
     )
     nbytes = write_head(pupil.published(wanted.model), wanted.out)
     state.unlink(missing_ok=True)
-    seconds = time.perf_counter() - began
-    return Distilled(wanted.out, wanted.kind, store.tokens, measured, trained, nbytes, seconds)
+    return Distilled(wanted.out, wanted.kind, store.tokens, measured, trained, nbytes, limit.spent)
 
 
 def _pupil(wanted: Wanted, ends: Ends, taps: Sequence[int], config: Any) -> Pupil:

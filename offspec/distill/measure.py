@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from offspec.distill.batch import read_lesson
 from offspec.distill.store import Store
 from offspec.distill.student import Pupil
+from offspec.distill.time_limit import TimeLimit
 from offspec_planners.sequoia import best_tree_shape
 
 RANKS = 32
@@ -51,13 +52,18 @@ class HeadAcceptance:
 
 
 def measure_head(
-    pupil: Pupil, store: Store, numbers: Sequence[int], device: torch.device, progress: Callable[[int], None]
+    pupil: Pupil,
+    store: Store,
+    numbers: Sequence[int],
+    device: torch.device,
+    limit: TimeLimit,
+    progress: Callable[[int], None],
 ) -> HeadAcceptance:
-    """Ask a head about some passages. progress: told how many are done."""
+    """Ask a head about some passages, as many as there is time for. progress: takes how many are done."""
     hits, counts = np.zeros((pupil.depth, RANKS)), np.zeros(pupil.depth)
     with torch.no_grad():
         for done, number in enumerate(numbers):
-            if counts[0] >= _MOST:
+            if counts[0] >= _MOST or (counts[0] and limit.left <= 0):
                 break
             lesson = read_lesson(store, [number], device, whole=pupil.whole)
             for depth, scores in enumerate(pupil.guesses(lesson)):

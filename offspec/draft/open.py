@@ -6,7 +6,7 @@ from typing import Literal
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.core.config import EARLY_EXIT, LOOKUPS, MTP, NONE, SUBSTITUTE, EngineConfig
-from offspec.core.errors import DraftError, RequestError
+from offspec.core.errors import DraftError, RequestError, UnsupportedModelError
 from offspec.core.events import Event, Notice
 from offspec.draft.base import Drafter, Wants
 from offspec.draft.cross_vocab.vocab_map import VocabMap
@@ -136,8 +136,11 @@ class DraftOpener:
     def _with_model(self, found: Drafts, name: str) -> Drafts:
         """A model's headers, checked against the target. Raises DraftError and any CheckpointError."""
         ours, other = self._codec.tokenizer, open_checkpoint(name, notify=self._notify)
+        try:
+            model = LoadedModel(other.folder, other.tensors, self._target.dtype, self._target.device)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"the draft {name} cannot be used: {error}") from error
         codec = TextCodec(load_tokenizer(other.folder), other.folder, other.config)
-        model = LoadedModel(other.folder, other.tensors, self._target.dtype, self._target.device)
         size, vocab = model.skeleton.vocab_size, None
         if same_vocabulary(ours, codec.tokenizer) is not None or size < len(ours):
             vocab = VocabMap.between(ours, codec.tokenizer, size)

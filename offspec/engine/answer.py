@@ -7,10 +7,11 @@ from contextlib import suppress
 
 from offspec.core.events import Event, Finished, Result
 from offspec.engine.drafting import Request
+from offspec_planners.units import format_seconds
 
 
 class Answer:
-    """What became of a request that was submitted; see `Engine.submit`.
+    """A request that was submitted; see `Engine.submit`. Methods are named as in `concurrent.futures.Future`.
 
     It can be iterated, also with `async for`, any number of times: events come as they happen. `await` gives
     the result.
@@ -25,19 +26,23 @@ class Answer:
         self._changed = threading.Condition()
         self._wakes = list[Callable[[], None]]()
 
-    @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether it has ended, well or not."""
         return self._ended
 
-    @property
     def cancelled(self) -> bool:
-        """Whether it was asked to end."""
+        """Return whether it was asked to end before it had ended."""
         return self.request.halt.is_set()
 
-    def cancel(self) -> None:
-        """End it with what there is, after the pass under way; at once where it is by itself."""
+    def cancel(self) -> bool:
+        """End it with the text so far, after the pass under way; at once where it is by itself.
+
+        Unlike a future's, its `result` is then what came of it. Return False where it has ended already.
+        """
+        if self._ended:
+            return False
         self.request.halt.set()
+        return True
 
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the whole answer.
@@ -49,10 +54,20 @@ class Answer:
             OffspecError: See `offspec.core.errors`; the engine can be used on.
             TimeoutError: It goes on.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._ended, timeout):
-                raise TimeoutError(f"the answer has not ended within {timeout} s")
+        self._wait(timeout)
         return self._result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end, and return the error that `result` would raise; None if there is an answer.
+
+        Args:
+            timeout: As in `result`.
+
+        Raises:
+            TimeoutError: It goes on.
+        """
+        self._wait(timeout)
+        return self._error
 
     def put(
         self, events: Sequence[Event], *, ended: bool = False, error: BaseException | None = None
@@ -111,6 +126,11 @@ class Answer:
         async for _ in self:
             pass
         return self._result()
+
+    def _wait(self, timeout: float | None) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._ended, timeout):
+                raise TimeoutError(f"the answer has not ended within {format_seconds(timeout or 0)}")
 
     def _check(self) -> None:
         if self._error is not None:

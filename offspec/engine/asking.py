@@ -2,10 +2,10 @@
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Generator, Iterable
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from typing import Unpack
 
-from offspec.core.config import SamplingParams
+from offspec.core.config import SamplingParams, checked_params
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, Finished, Result
 from offspec.core.threads import in_thread
@@ -121,8 +121,13 @@ class Asking(ABC):
         params: SamplingParams | Iterable[SamplingParams] | None,
         options: SharedOptions,
     ) -> list[Answer]:
+        if isinstance(prompts, str):
+            raise RequestError("`generate_many` takes a list of prompts, not one text: put it in brackets")
         every = [*prompts]
-        each = [params] * len(every) if params is None or isinstance(params, SamplingParams) else [*params]
+        if isinstance(params, Iterable) and not isinstance(params, str | Mapping):
+            each = [*params]
+        else:
+            each = [checked_params(params)] * len(every)
         if len(each) != len(every):
             raise RequestError(f"there are {len(each)} `params` for {len(every)} prompts; give one for each")
         answers = list[Answer]()

@@ -23,7 +23,7 @@ from offspec.engine.asking import Asking
 from offspec.engine.checking import compared
 from offspec.engine.decode import DecodeState
 from offspec.engine.drafting import Drafting, Request
-from offspec.engine.options import Draft, RequestOptions
+from offspec.engine.options import Draft, RequestOptions, check_options
 from offspec.engine.passes import Passes
 from offspec.engine.prefixes import open_prefixes
 from offspec.engine.request import RunningRequest
@@ -164,27 +164,25 @@ class Engine(Texts, Asking):
         params = checked_params(params)
         if check and options.get("speculate", True):
             check_comparable(self.config.verify, params)
-        events = self._stream(check, *self._request(prompt, params, **options))
+        events = self._stream(check, *self._request(prompt, params, options))
         self._streams.add(events)
         return events
 
     def _request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        raw: bool = False,
-        draft: Draft | None = None,
-        speculate: bool = True,
-        halt: threading.Event | None = None,
-        trees: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        shown: frozenset[int] = frozenset(),
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions
     ) -> tuple[Request, Callable[[], list[int]]]:
-        """A request as its options say, see `RequestOptions`; and what encodes its prompt, which it lacks."""
-        sources = self.drafting.chosen(draft) if speculate else ()
-        request = Request((), _seeded(params), sources, halt or threading.Event(), trees, shown)
-        return request, partial(self.encode, prompt, raw, chat_template_kwargs)
+        """A request as its options say, and what encodes its prompt, which it lacks."""
+        check_options(options)
+        request = Request(
+            ids=(),
+            params=_seeded(params),
+            sources=self.drafting.chosen(options.get("draft")) if options.get("speculate", True) else (),
+            halt=options.get("halt") or threading.Event(),
+            trees=options.get("trees", False),
+            shown=options.get("shown", frozenset()),
+        )
+        raw, template = options.get("raw", False), options.get("chat_template_kwargs")
+        return request, partial(self.encode, prompt, raw, template)
 
     def _stream(
         self, check: bool, request: Request, encode: Callable[[], list[int]]
@@ -237,7 +235,7 @@ class Engine(Texts, Asking):
             raise RequestError(_BUSY)
         params = checked_params(params)
         self.check(params)
-        request, encode = self._request(prompt, params, **options)
+        request, encode = self._request(prompt, params, options)
         answer = Answer(replace(request, ids=encode()), progress)
         self._scheduler.submit(answer)
         return answer

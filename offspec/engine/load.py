@@ -24,6 +24,7 @@ def load(
     *,
     plan: str | Path | Plan | None = None,
     replan: bool = False,
+    at_once: bool = False,
     notify: Callable[[Event], None] | None = None,
     timeline: Timeline | None = None,
     **settings: Unpack[Settings],
@@ -34,6 +35,8 @@ def load(
         model: A hub id, a folder, a .gguf file, or "demo"; or a whole configuration.
         plan: A plan to follow, or its file. None: the one of an earlier run, or a new one.
         replan: Measure and plan again, even if there is a saved plan. Default False.
+        at_once: Answer one prompt soon: no draft model if all of the target fits in memory, the draft was not
+            named, and no plan was made. Default False.
         notify: Takes LoadProgress and Notice events now, and Prefill and PassProgress ones from the thread
             that answers.
         timeline: Records what runs when, for its `write`.
@@ -54,7 +57,7 @@ def load(
         notify(Notice(told))
     texts = read_corpus(config.corpus)
     with timeline.span("engine", "load"):
-        prepared = prepare(config, notify, timeline, named=named, replan=replan)
+        prepared = prepare(config, notify, timeline, named=named, replan=replan, at_once=at_once)
     suffix, codec = prepared.assembly.sources.lookups["suffix"], prepared.assembly.codec
     assert isinstance(suffix, SuffixLookup)
     for text in texts:

@@ -1,9 +1,12 @@
 """What a request may say beside its prompt and its parameters."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
+
+from offspec.core.config import FOR_PARAMS, PARAMS, Settings
+from offspec.core.keywords import check_keywords
 
 Draft = str | Path | Sequence[str | Path]  # names, joined by commas or one by one
 
@@ -36,3 +39,10 @@ class RequestOptions(SharedOptions, total=False):
     halt: threading.Event | None
     trees: bool
     shown: frozenset[int]
+
+
+def check_options(given: Iterable[str]) -> None:
+    """Raise TypeError for a name that is no option of a request; say where it belongs."""
+    settings = "it is a setting of the engine, as in offspec.load(model, {}=...)"
+    elsewhere = {FOR_PARAMS: PARAMS, settings: Settings.__annotations__}
+    check_keywords(given, RequestOptions.__annotations__, "option", elsewhere)

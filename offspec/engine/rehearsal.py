@@ -5,13 +5,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from offspec.checkpoint.open import hub_id
+from offspec.checkpoint.open import config_alone, hub_id
+from offspec.core import memory
 from offspec.core.config import NONE, EngineConfig, SamplingParams
 from offspec.core.errors import ModelNotFoundError, RequestError
-from offspec.core.events import LoadProgress, PassStats, unheard
+from offspec.core.events import LoadProgress, Notice, PassStats, unheard
 from offspec.draft.open import Notify
 from offspec.engine.engine import Engine
+from offspec.model import device as devices
 from offspec.plan import records as ledger
+from offspec.plan.hardware_profile import profile
 from offspec.plan.initial_fit import fit_of_plan
 from offspec.plan.load import open_models
 from offspec.plan.make import plan_by
@@ -42,7 +45,8 @@ def make_plan(
 
     Args:
         config: Models, memory limits and settings.
-        hardware: Another machine; of the models a config.json is then enough. None: this one.
+        hardware: Another machine. None: this one. Of the models a config.json is enough; without weights to
+            measure, this machine's profile is planned with.
         replan: Measure again, even if there is a saved plan. Default False.
         notify: Takes LoadProgress and Notice events.
 
@@ -52,6 +56,8 @@ def make_plan(
     notify = notify or unheard
     if hardware is not None:
         return plan_for_hardware(config, hardware)
+    if config_alone(config.model) is not None:
+        return _plan_without_weights(config, notify)
     try:
         if not replan and (kept := _kept(config, notify)) is not None:
             return kept
@@ -64,6 +70,15 @@ def make_plan(
             f"{error}; to plan without its weights, add `hardware=NAME` (for this machine a profile that "
             "`offspec hardware --json > here.json` makes)"
         ) from error
+
+
+def _plan_without_weights(config: EngineConfig, notify: Notify) -> Plan:
+    """A plan for this machine by its profile, which is measured once, and a configuration."""
+    device = devices.resolve(config.device)
+    notify(Notice("there are no weights to measure: this is planned from the machine's profile alone"))
+    hardware = profile(device.split(",")[0], notify).hardware
+    limit = config.memory or memory.usable_bytes()
+    return plan_for_hardware(replace(config, device=device, memory=limit), hardware)
 
 
 def _kept(config: EngineConfig, notify: Notify) -> Plan | None:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from offspec.engine.forest import Member, PassResult
 from offspec.engine.stopping import Ending, Halted
 from offspec.model import device as devices
 from offspec.model.runner import Spent
+from offspec.model.token_bytes import token_text
 from offspec.plan.load import Assembly
 from offspec_planners.placement import Tier
 
@@ -86,6 +87,7 @@ class RunningRequest:
         )
         self._draft = drafting.described(request.sources)
         self._spell = lru_cache(maxsize=4096)(lambda token: codec.spell([token]))
+        self._token_text = lru_cache(maxsize=4096)(partial(token_text, codec.tokenizer))
         self._passes: list[PassStats] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -128,8 +130,8 @@ class RunningRequest:
         self._first = self._first or time.perf_counter() - self._began
         self._tokens += done.walk.tokens
         self.gaps += done.walk.gaps
-        self._logprobs += done.walk.logprobs
         delta = self._delta(done)
+        self._logprobs += delta.logprobs
         self._shown.append(delta.text)
         stats = self._stats(done, spent)
         self._passes.append(stats)
@@ -152,7 +154,8 @@ class RunningRequest:
         texts = self._text.finish() if self._ending.reason else self._text.take()
         guessed = len(accepted(done)) - 1
         pieces = [Piece(text, "draft" if i < guessed else "bonus") for i, text in enumerate(texts) if text]
-        return TextDelta("".join(texts), done.walk.tokens, tuple(pieces), done.walk.logprobs)
+        logprobs = tuple(token.with_text(self._token_text) for token in done.walk.logprobs)
+        return TextDelta("".join(texts), done.walk.tokens, tuple(pieces), logprobs)
 
     def _stats(self, done: PassResult, spent: PassSpent) -> PassStats:
         tree = done.grown.tree

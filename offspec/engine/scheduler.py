@@ -97,7 +97,7 @@ class Scheduler:
         for answer in [*self._waiting]:
             if self._closing.is_set():
                 break
-            if answer.cancelled:
+            if answer.cancelled():
                 self._waiting.remove(answer)
                 answer.put((), error=RequestError("this was stopped before its turn came"))
             else:

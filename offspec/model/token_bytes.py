@@ -30,6 +30,11 @@ def token_bytes(tokenizer: "PreTrainedTokenizerBase", token: int) -> bytes:
     return text.encode("utf-8", "replace")
 
 
+def token_text(tokenizer: "PreTrainedTokenizerBase", token: int) -> str:
+    """Text of a token within a text; U+FFFD stands for bytes that are part of a character."""
+    return token_bytes(tokenizer, token).decode("utf-8", "replace")
+
+
 @cache
 def _letters() -> dict[str, int]:
     """The byte behind each letter of byte-level tokenizers (Radford et al. 2019).

@@ -32,7 +32,7 @@ from offspec.model import device as devices
 from offspec.plan import records as ledger
 from offspec.plan.fit import Fit, Opened
 from offspec.plan.hardware_profile import machine_fingerprint
-from offspec.plan.initial_fit import initial_fit
+from offspec.plan.initial_fit import InitialFit, initial_fit
 from offspec.plan.load import Assembly, load_models, open_models
 from offspec.plan.make import CONTENDED, acceptance_for, measure, plan_by
 from offspec.plan.model_sizes import expert_sizes
@@ -44,6 +44,10 @@ from offspec_planners.placement import Tier
 from offspec_planners.plan import Plan
 
 _ENOUGH_PASSES = 64  # to know by how experts are asked for
+_AT_ONCE = (
+    "the whole model fits in memory, so it answers at once, without a draft model; `offspec plan` measures "
+    "whether one is faster, and later runs follow that plan"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ def prepare(
     *,
     named: Plan | None = None,
     replan: bool = False,
+    at_once: bool = False,
 ) -> Prepared:
     """Open models, decide and load. On an error nothing stays open.
 
@@ -82,6 +87,8 @@ def prepare(
         timeline: Records loading.
         named: A plan to follow; None: a saved or a new one.
         replan: Measure again, even if there is a plan. Default False.
+        at_once: Answer without a draft model where preparing one delays the first token; see
+            `_delays_answer`. Default False.
 
     Raises:
         OffspecError: See `offspec.core.errors`.
@@ -94,10 +101,13 @@ def prepare(
     opened = open_models(config, notify, timeline)
     try:
         key = plan_key(opened)
-        kept = None
-        if named is None and not replan:
-            kept = _up_to_date(ledger.load_plan(key), opened, notify)
+        saved = None if named is not None or replan else ledger.load_plan(key)
+        kept = _up_to_date(saved, opened, notify)
         start = initial_fit(opened, None if replan else named, kept, notify)
+        if at_once and named is saved is None and not replan and _delays_answer(opened, start):
+            notify(Notice(_AT_ONCE))
+            opened = _without_draft(opened)
+            start = initial_fit(opened, None, None, notify)
         record = record_of(opened, start.fit.draft_bits)
     except BaseException:
         opened.close()
@@ -105,7 +115,7 @@ def prepare(
     try:
         assembly = load_models(opened, start.config, start.fit, notify)
     except KernelsRefusedError:  # again, without them
-        return prepare(config, notify, timeline, named=named, replan=replan)
+        return prepare(config, notify, timeline, named=named, replan=replan, at_once=at_once)
     prepared = Prepared(start.config, assembly, DraftPolicy.fixed(start.config), record, opened)
     if not start.plans and not replan:
         return prepared
@@ -118,22 +128,44 @@ def prepare(
                 notify(Notice(CONTENDED))
             plan = plan_by(opened, start.config, measured, record)
             ledger.save_plan(key, plan)
-            if not replan and leaves_draft_out(plan, start.fit):  # its memory is worth more to the target
-                assembly.sources.close()
-                opened.close()
-                return prepare(config, notify, timeline, named=plan)
-        return replace(prepared, policy=DraftPolicy.planned(plan, start.config, record), measured=measured)
+        policy = DraftPolicy.planned(plan, start.config, record)
     except BaseException:
         torch.set_grad_enabled(recording)  # Ctrl-C may have struck where it was about to be set back
         assembly.sources.close()
         opened.close()
         raise
+    if measured is not None and not replan and leaves_draft_out(plan, start.fit):
+        assembly.sources.close()  # the draft's memory is worth more to the target
+        opened.close()
+        return prepare(config, notify, timeline, named=plan)
+    return replace(prepared, policy=policy, measured=measured)
 
 
 def leaves_draft_out(plan: Plan, fit: Fit) -> bool:
     """Whether a model that drafts was loaded, and the plan does without any."""
     alone = ("head", "none")
     return plan.draft_mode in alone and fit.draft_mode not in alone
+
+
+def _delays_answer(opened: Opened, start: InitialFit) -> bool:
+    """Whether preparing a draft, which was not asked for by name, delays the first token more than it helps.
+
+    It does if target and draft stay in memory as a whole and no plan says that drafting pays.
+    """
+    config, placement = opened.config, start.fit.placement
+    if opened.asked != AUTO or not opened.drafts.names:
+        return False
+    if config.budget or config.width or config.tree != "dynamic":
+        return False
+    streams = placement.slots or placement.by_need or placement.head is not Tier.DEVICE
+    return not streams and len(placement.resident) == len(placement.tiers)
+
+
+def _without_draft(opened: Opened) -> Opened:
+    """The target by itself; its draft is closed."""
+    if opened.draft is not None:
+        opened.draft.close()
+    return opened.alone()
 
 
 def record_of(opened: Opened, bits: int) -> DraftRecord:

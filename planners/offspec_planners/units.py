@@ -27,8 +27,15 @@ def format_count(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def format_seconds(seconds: float) -> str:
-    """`0.0213` as `21.3 ms`, `1.6` as `1.60 s`, `7200` as `2 h 00 min`."""
+def format_seconds(seconds: float, places: int | None = None) -> str:
+    """`0.0213` as `21.3 ms`, `1.6` as `1.60 s`, `562` as `9 min`, `7200` as `2 h 00 min`.
+
+    Args:
+        seconds: Duration in seconds.
+        places: Decimals of a duration under two minutes, for one that is shown again and again.
+    """
+    if seconds < 120 and places is not None:
+        return f"{seconds:.{places}f} s"
     if 0 < seconds < 0.1:
         return f"{format_number(seconds * 1e3)} ms"
     if seconds < 120:

@@ -84,6 +84,8 @@ def test_the_fingerprint_follows_what_matters(folder: Path) -> None:
     moved = folder.with_name("moved")
     shutil.copytree(folder, moved)
     assert open_checkpoint(str(moved)).fingerprint == first
+    moved = moved.rename(folder.with_name("renamed"))
+    assert open_checkpoint(str(moved)).fingerprint == first
     os.utime(moved / "model-2.safetensors", ns=(1, 1))
     seen.add(open_checkpoint(str(moved)).fingerprint)
     (moved / "config.json").write_text("{}")

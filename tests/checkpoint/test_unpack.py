@@ -97,6 +97,9 @@ def test_another_file_is_another_folder(bench: Bench, llama: PreTrainedModel) ->
     moved.file.parent.mkdir()
     shutil.copy2(bench.file, moved.file)
     assert moved.open(unpack=True).folder == first
+    renamed = moved._replace(file=moved.file.rename(moved.file.with_name("renamed.gguf")))
+    assert renamed.open(unpack=True).folder == first
+    assert renamed.open().fingerprint == bench.open().fingerprint  # what is made of it is found as well
     os.utime(bench.file, ns=(1, 1))
     assert bench.open(unpack=True).folder != first
 

@@ -1,5 +1,6 @@
 """Sizes, read and written; what parameters and settings are given as."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from offspec import RequestError
 from offspec.core.config import EngineConfig, SamplingParams, format_bytes, parse_bytes
+from offspec_planners.units import format_seconds
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,12 @@ def test_sizes_are_written() -> None:
         "1.50 GB",
         "3.00 TB",
     ]
+
+
+def test_durations_are_written() -> None:
+    written = [format_seconds(seconds) for seconds in (0, 0.0213, 1.6, 119.4, 562, 3570, 7260)]
+    assert written == ["0 s", "21.3 ms", "1.60 s", "119 s", "9 min", "1 h 00 min", "2 h 01 min"]
+    assert [format_seconds(seconds, 1) for seconds in (0.04, 12.34, 562)] == ["0.0 s", "12.3 s", "9 min"]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +152,21 @@ def test_settings_of_another_type_are_refused(settings: Any, told: str) -> None:
     model: Any = settings.pop("model", "demo")
     with pytest.raises(RequestError, match=told):
         EngineConfig.of(model, settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("mem", "no setting 'mem': did you mean 'memory'?"),
+        ("max_tokens", "engine.generate(prompt, SamplingParams(max_tokens=...))"),
+        ("max_new_tokens", "did you mean 'max_tokens'? a request takes it in its parameters"),
+        ("xyzzy", "no setting 'xyzzy': there are draft, draft_bits, memory"),
+    ],
+)
+def test_a_setting_that_does_not_exist(name: str, told: str) -> None:
+    settings: Any = {"budget": 8, name: 5}
+    with pytest.raises(TypeError, match=re.escape(told)):
+        EngineConfig.of("m", settings)
 
 
 def test_settings_as_callers_have_them() -> None:

@@ -12,8 +12,9 @@ from offspec.core import memory
 from offspec.core.errors import CapacityError, CheckpointError, DiskFullError, RequestError
 from offspec.core.events import Event, LoadProgress, Notice, unheard
 from offspec.distill import memory as room
-from offspec.distill.config import KINDS, Kind, Wanted
+from offspec.distill.config import KINDS, LEAST_TOKENS, Kind, Wanted
 from offspec.distill.make import distill_head
+from offspec.distill.time_limit import TimeLimit
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.open import open_head
 from tests.support.products import some
@@ -178,3 +179,50 @@ def test_training_that_does_not_fit_is_refused_before_text_is_written(
     with pytest.raises(CapacityError, match=r"training the head needs .* are allowed: raise `memory`, or"):
         distil(wanted(model, tmp_path / "out", kind), prompts, memory=given)
     assert not [file for file in (tmp_path / "cache").rglob("*") if file.is_file() and file.stat().st_size]
+
+
+class Clock:
+    """A clock that goes on by some seconds whenever it is looked at."""
+
+    def __init__(self, step: float) -> None:
+        self.now, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def test_the_time_of_a_whole_run_is_divided() -> None:
+    clock = Clock(0.0)
+    limit = TimeLimit(2.0, clock)
+    clock.now = 20.0  # the model was opened
+    limit.begin_text()
+    assert not limit.text_is_due and limit.left == 100
+    clock.now = 70.0
+    assert limit.text_is_due and limit.training_minutes() == pytest.approx(0.85 * 50 / 60)
+    clock.now = 125.0
+    with pytest.raises(RequestError, match="training could begin after 2 min; give 5 minutes"):
+        limit.training_minutes()
+    assert TimeLimit(None, clock).training_minutes() is None and not TimeLimit(None, clock).text_is_due
+
+
+def test_a_limit_cuts_text_and_training_and_a_head_comes_out(
+    model: Path, prompts: Path, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    made = distil(
+        wanted(model, tmp_path / "head", tokens=10**6, epochs=1000, length=64, minutes=2.0),
+        prompts,
+        lambda event: told.append(event.text) if isinstance(event, Notice) else None,
+        limit=TimeLimit(2.0, Clock(0.5)),
+    )
+    assert LEAST_TOKENS <= made.tokens < 10**6 and made.measured.rows > 0 and made.trained.steps > 0
+    assert any("the time is up for text" in text for text in told)
+    assert (tmp_path / "head" / "config.json").exists()
+
+
+def test_a_limit_that_is_too_short_says_what_it_takes(model: Path, prompts: Path, tmp_path: Path) -> None:
+    short = wanted(model, tmp_path / "head", tokens=10**6, minutes=1.0)
+    with pytest.raises(RequestError, match=r"too short for 1000 tokens of text: .* give \d+ minutes or more"):
+        distil(short, prompts, limit=TimeLimit(1.0, Clock(8.0)))
+    assert not (tmp_path / "head").exists()

@@ -15,6 +15,7 @@ from offspec.distill.medusa import Medusa
 from offspec.distill.mlp import MLP
 from offspec.distill.publish import write_head
 from offspec.distill.student import Pupil, Teacher
+from offspec.distill.time_limit import TimeLimit
 from offspec.distill.train import Schedule, Training
 from offspec.draft.base import Features
 from offspec.draft.growing_tree import GrowingTree, Subtree
@@ -114,7 +115,7 @@ def test_time_ends_a_training(school: School, tmp_path: Path) -> None:
 def test_figures_are_those_of_counting(school: School, kind: str) -> None:
     pupil = PUPILS[kind](school, school.all_ends)
     numbers = [3, 5, 7]
-    found = measure_head(pupil, school.store, numbers, CPU, ignore)
+    found = measure_head(pupil, school.store, numbers, CPU, TimeLimit(None), ignore)
     hits, counts = np.zeros((pupil.depth, RANKS)), np.zeros(pupil.depth)
     with torch.no_grad():
         for number in numbers:

@@ -105,8 +105,8 @@ def _ask(engine: Engine, requests: list[Asked]) -> list[Answer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Passes, "step", counted)
         send()
-        while not all(answer.done for answer in answers) or waiting:
-            passes += not any(not answer.done for answer in answers)
+        while not all(answer.done() for answer in answers) or waiting:
+            passes += not any(not answer.done() for answer in answers)
             send()
             for answer in answers:
                 _end(answer)
@@ -124,7 +124,7 @@ def _end(answer: Answer) -> None:
     try:
         answer.result(timeout=60)
     except RequestError:
-        assert answer.cancelled
+        assert answer.cancelled()
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_request_waits_for_memory_that_others_have(
         first = engine.submit(PROMPT, PARAMS)
         second = engine.submit(PROMPT[::-1], PARAMS)
         next(event for event in first if isinstance(event, TextDelta))
-        assert not second.done
+        assert not second.done()
         gate.set()
         assert [answer.result(timeout=60).token_ids for answer in (first, second)] == expected
 
@@ -355,7 +355,7 @@ def test_streams_and_answers_wait_for_each_other(model: Path) -> None:
         other = threading.Thread(target=lambda: submitted.append(engine.submit(PROMPT, PARAMS)))
         other.start()
         other.join()
-        assert not submitted[0].done
+        assert not submitted[0].done()
         with pytest.raises(TimeoutError):
             submitted[0].result(timeout=0.02)
         assert isinstance([*events][-1], Finished)
@@ -476,7 +476,7 @@ def test_what_is_cancelled_while_it_waits_ends_with_the_pass(
         step, ran = Passes.step, list[bool]()
 
         def counted(own: Passes, requests: list[RunningRequest]) -> list[list[Event]]:
-            ran.append(second.done)
+            ran.append(second.done())
             return step(own, requests)
 
         monkeypatch.setattr(Passes, "step", counted)
@@ -497,7 +497,7 @@ def test_a_prompt_that_another_reads_holds_up_none_behind_it(
         others = [3, 4, 5]
         reading, same, short = _together(engine, [long, long, others], PARAMS)
         assert short.result(timeout=60).tokens == PARAMS.max_tokens
-        assert not same.done
+        assert not same.done()
         alone = [reading.result(timeout=60), same.result(timeout=60)]
         assert alone[1].reused_tokens > len(long) - 256
         engine._state.forget()

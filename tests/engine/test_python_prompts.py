@@ -1,6 +1,7 @@
 """What Python callers may give: prompts of every form, messages to go on from, variables of templates."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +213,44 @@ def test_a_plan_is_a_plan_or_a_file(model: Path) -> None:
     with pytest.raises(RequestError, match=r"an offspec\.Plan or the path"):
         offspec.load(model, plan=wrong)
     assert Plan.__module__.startswith("offspec_planners")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("max_tokens", r"no option 'max_tokens': .* SamplingParams\(max_tokens=\.\.\.\)"),
+        ("memory", r"no option 'memory': .* offspec\.load\(model, memory=\.\.\.\)"),
+        ("speculative", "did you mean 'speculate'"),
+    ],
+)
+def test_an_option_that_does_not_exist(engine: Engine, name: str, told: str) -> None:
+    wrong: Any = {name: 4}
+    for ask in (
+        engine.generate,
+        engine.stream,
+        engine.submit,
+        lambda text, **o: engine.generate_many([text], **o),
+    ):
+        with pytest.raises(TypeError, match=told):
+            ask("w5", **wrong)
+    assert engine.generate(IDS, PARAMS).tokens == 6
+
+
+def test_many_prompts_are_a_list(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="not one text: put it in brackets"):
+        engine.generate_many("w5 w9", PARAMS)
+    wrong: Any = {"max_tokens": 4}
+    with pytest.raises(RequestError, match="params must be SamplingParams"):
+        engine.generate_many(["w5 w9"], wrong)
+    (one,) = engine.generate_many([IDS], [PARAMS])
+    assert one.token_ids == engine.generate(IDS, PARAMS).token_ids
+
+
+def test_an_answer_is_asked_as_a_future_is(engine: Engine) -> None:
+    answer = engine.submit(IDS, PARAMS)
+    assert answer.result(timeout=60).tokens == 6
+    assert answer.done() and not answer.cancelled() and answer.exception() is None
+    assert not answer.cancel() and not answer.cancelled()
+    left = engine.submit(IDS, replace(PARAMS, max_tokens=200))
+    assert left.cancel() == left.cancelled()
+    assert isinstance(left.exception(timeout=60), RequestError | None) and left.done()

@@ -1,5 +1,6 @@
 """Rules of a request change what the target says, and speculation changes nothing about it."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
@@ -127,6 +128,12 @@ def test_logprobs_come_with_events_and_results(engine: Engine) -> None:
         assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
         assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
     assert engine.generate(PROMPT, params({}, 0.8)).logprobs is None
+    told = alone.to_json()["logprobs"]
+    for known, each in zip(alone.logprobs, told, strict=True):
+        assert (each["token"], each["text"]) == (known.token, engine.spell([known.token]))
+        assert [(top["token"], top["logprob"]) for top in each["top"]] == list(known.top)
+        assert [top["text"] for top in each["top"]] == [engine.spell([token]) for token, _ in known.top]
+    assert json.loads(json.dumps(told)) == told
     assert len(found) == 40 and all(known.top[0][1] >= known.logprob for known in found)
 
 

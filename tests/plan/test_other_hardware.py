@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from offspec.checkpoint.shapes import known_config
+from offspec.core import memory
 from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, CheckpointError, ModelNotFoundError, RequestError
+from offspec.core.events import Event, Notice
+from offspec.engine import rehearsal
 from offspec.engine.rehearsal import make_plan
-from offspec.plan.hardware_profile import known_machine
+from offspec.plan.hardware_profile import Profile, known_machine
 from offspec.plan.other_hardware import plan_for_hardware
 from offspec_planners.acceptance import typical
 from offspec_planners.hardware import preset
@@ -46,6 +49,28 @@ def test_a_configuration_is_enough(tmp_path: Path) -> None:
     assert len({plan.target_print for plan in found}) == 1
     assert len({(plan.placement, plan.forecast, plan.costs) for plan in found}) == 1
     assert Plan.from_text(found[1].to_text()) == found[1]
+
+
+def test_a_configuration_is_planned_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its profile, with the memory that is free; what is no configuration is an error of one line."""
+    asked, told = list[str](), list[Event]()
+
+    def profile(device: str, notify: object) -> Profile:
+        asked.append(device)
+        return Profile(LAPTOP, "2026-01-01T00:00:00+00:00")
+
+    monkeypatch.setattr(rehearsal, "profile", profile)
+    (tmp_path / "config.json").write_text(json.dumps(known_config(SMALL)))
+    for name in ("config.json", "."):
+        plan = make_plan(EngineConfig(str(tmp_path / name), draft="none"), notify=told.append)
+        assert plan.hardware == LAPTOP and plan.forecast.tok_per_s > 0
+        assert plan.memory <= memory.usable_bytes() * 1.2
+    limited = make_plan(EngineConfig(str(tmp_path / "config.json"), draft="none", memory=2 * GB))
+    assert limited.memory == 2 * GB and asked == ["cpu"] * 3
+    assert all(isinstance(event, Notice) and "no weights to measure" in event.text for event in told)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        make_plan(EngineConfig(str(tmp_path / "config.json")))
 
 
 @pytest.mark.exhaustive

@@ -9,6 +9,7 @@ import pytest
 import offspec
 from offspec import SamplingParams
 from offspec.core import memory as process_memory
+from offspec.core.cache_dir import ROUNDED
 from offspec.engine import rehearsal as planning
 from offspec.plan import draft_memory
 from offspec.plan import fit as fits
@@ -236,6 +237,31 @@ def test_where_nothing_has_room_lookups_guess_without_a_plan(
     plan = planning.make_plan(world.config(draft="auto"), notify=world.notify)
     assert (plan.draft, plan.draft_mode, plan.budget) == ("auto", "none", 64)
     assert plan.forecast.tokens_per_pass == 1.0 and "suffix" in plan.notes[0]
+
+
+def test_a_model_that_fits_answers_before_a_draft_is_prepared(world: World, asked: None) -> None:
+    """If that is asked for, until a plan says that one pays; a draft that is named is prepared."""
+    with world.load(draft="auto", at_once=True) as engine:
+        assert (engine.plan, engine.draft) == (None, "suffix")
+        answer = engine.generate(PROMPT, GREEDY).token_ids
+    assert world.measured == 0 and not any((world.cache / ROUNDED).glob("*"))
+    assert len(world.notices) == 1 and "answers at once, without a draft model" in world.notices[0]
+    for settings in ({"draft": "substitute", "at_once": True}, {"draft": "auto", "memory": "3GB"}):
+        with world.load(**settings) as engine:
+            assert engine.plan is not None and "substitute" in engine.draft
+            assert engine.generate(PROMPT, GREEDY).token_ids == answer
+    plan = planning.make_plan(world.config(draft="auto"), notify=world.notify)
+    assert plan.draft_mode != "none"
+    with world.load(draft="auto", at_once=True) as engine:
+        assert engine.plan == plan and "substitute" in engine.draft and not world.notices
+        assert engine.generate(PROMPT, GREEDY).token_ids == answer
+
+
+def test_a_model_that_streams_is_planned_for(world: World, tmp_path: Path) -> None:
+    folder = write_large(tmp_path / "large")
+    least = least_memory(folder, draft="auto", budget=128)
+    plan = world.plan(model=folder, draft="auto", memory=least + 8 * MB, at_once=True)
+    assert plan.placement.slots
 
 
 def test_a_second_engine_fits_beside_the_first(world: World) -> None:

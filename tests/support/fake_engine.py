@@ -508,6 +508,7 @@ class ScriptedLoad:
         plan: Path | None = None,
         notify: Callable[[Event], None] = unheard,
         timeline: Timeline | None = None,
+        at_once: bool = False,
     ) -> ScriptedEngine:
         self.asked.append((config, plan))
         self.timeline = timeline

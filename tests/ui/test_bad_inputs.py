@@ -125,7 +125,7 @@ NAMES: dict[str, tuple[Callable[[Place], object], str]] = {
     ),
     "a weights file": (lambda place: place.model / "model.safetensors", "name its folder"),
     "a text file": (lambda place: place.file("model.txt", "hi"), "is not a model"),
-    "a configuration": (lambda place: place.model / "config.json", "is not a model"),
+    "a configuration": (lambda place: place.model / "config.json", "has no weights and is not a model"),
     "an empty GGUF file": (lambda place: place.file("empty.gguf"), "empty.gguf"),
     "a GGUF file of garbage": (lambda place: place.file("bad.gguf", GARBAGE), "bad.gguf"),
     "a GGUF file of text": (
@@ -147,7 +147,10 @@ def linked(place: Place) -> Path:
 @pytest.mark.parametrize("kind", NAMES)
 def test_names_that_are_no_model(place: Place, command: str, kind: str) -> None:
     name, told = NAMES[kind]
-    assert told in complaint(call(*COMMANDS[command](name(place), place)), 1)
+    args = COMMANDS[command](name(place), place)
+    if (command, kind) == ("plan", "a configuration"):
+        args.append("--validate")  # a plan is made of it
+    assert told in complaint(call(*args), 1)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -288,8 +291,15 @@ def test_damaged_headers(place: Place, kind: str) -> None:
 
 # Found when the model is made of its parts, after torch is imported.
 PARTS: dict[str, tuple[Damage, str]] = {
-    "no model type": (lambda model: rewrite(model, model_type=None), "config.json"),
-    "an unknown model type": (lambda model: rewrite(model, model_type="perceptron"), "perceptron"),
+    "no model type": (lambda model: rewrite(model, model_type=None), "config.json has no model_type"),
+    "an unknown model type": (
+        lambda model: rewrite(model, model_type="perceptron"),
+        "does not know the model type 'perceptron': for a new family run `pip install --upgrade",
+    ),
+    "a model with code of its own": (
+        lambda model: rewrite(model, model_type="per\nceptron", auto_map={"AutoConfig": "own.Config"}),
+        "does not know the model type 'per\\nceptron'; code that comes with a model is never run: for a new",
+    ),
     "a model type that is a number": (lambda model: rewrite(model, model_type=5), "config.json"),
     "a model that writes no text": (lambda model: rewrite(model, model_type="vit"), "vit"),
     "no size": (lambda model: rewrite(model, hidden_size="wide"), "config.json"),
@@ -333,6 +343,13 @@ def test_damaged_parts(place: Place, kind: str) -> None:
     damage(place.model)
     args = [*COMMANDS["generate"](place.model, place), "--draft", "none", "--budget", "1", "--width", "1"]
     assert told in complaint(call(*args), 2 if kind in REQUESTS else 1)
+
+
+def test_a_draft_of_an_unknown_family_is_named(place: Place) -> None:
+    draft = shutil.copytree(place.model, place.root / "other")
+    rewrite(draft, model_type="perceptron")
+    line = complaint(call(*COMMANDS["generate"](place.model, place), "--draft", draft), 1)
+    assert f"the draft {draft} cannot be used: the installed transformers" in line
 
 
 # Options beside a model that is whole: what is given, what the line says, and its exit code.

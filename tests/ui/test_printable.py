@@ -61,6 +61,18 @@ def test_bars_and_status_lines() -> None:
     assert not ACTING.search(own)
 
 
+def test_a_bar_says_how_long_the_rest_takes() -> None:
+    now = 0.0
+    console = Console(
+        file=io.StringIO(), force_terminal=True, width=300, color_system=None, get_time=lambda: now
+    )
+    live = open_live(console, wanted=True)
+    for now, done in ((0.0, 0), (10.0, 16), (20.0, 32)):  # noqa: B007 - it is the console's clock
+        live.progress(LoadProgress("training", done, 1000, "steps", detail="loss 3"))
+    live.stop()
+    assert "32 of 1000 steps, 10 min left, loss 3" in drawn(console)
+
+
 def test_what_libraries_write_by_themselves() -> None:
     code = f"""
 import logging, threading, warnings

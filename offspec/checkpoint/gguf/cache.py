@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from offspec.checkpoint.folder import CONFIG, Checkpoint
 from offspec.checkpoint.gguf.header import GgufHeader
 from offspec.checkpoint.gguf.text import builds_tokenizers, write_text_files
-from offspec.core.cache_dir import cache_root, make_folder, remove_folder
+from offspec.core.cache_dir import cache_root, folder_of, make_folder, remove_folder
 from offspec.core.errors import CheckpointError
 from offspec.core.events import Event, Notice
 from offspec.core.files import write_file
@@ -29,7 +28,8 @@ class CachedFolder:
     def __init__(self, header: GgufHeader, room: str, version: int, cache_dir: Path | None) -> None:
         self._header, self._version = header, version
         self._name = header.path.name
-        self.path = cache_root(cache_dir) / room / _key(header, version)
+        self._key = _key(header, version)
+        self.path = folder_of(cache_root(cache_dir) / room, header.path.stem, self._key)
 
     def open(
         self,
@@ -50,7 +50,7 @@ class CachedFolder:
 
         def fill_whole(folder: Path) -> None:
             fill(folder)
-            if _key(self._header, self._version) != self.path.name:
+            if _key(self._header, self._version) != self._key:
                 raise CheckpointError(f"{self._name} changed while it was read: run the same command again")
 
         make_folder(self.path, fill_whole, waiting)
@@ -73,5 +73,4 @@ def _key(header: GgufHeader, version: int) -> str:
     stats = [file.stat() for file in header.files]
     seen = repr((version, header.digest, [(stat.st_size, stat.st_mtime_ns) for stat in stats]))
     seen += "" if builds_tokenizers() else " tokenizer by architecture"
-    stem = re.sub(r"[^\w.-]", "_", header.path.stem)[:80]
-    return f"{stem}-{hashlib.sha256(seen.encode()).hexdigest()[:16]}"
+    return hashlib.sha256(seen.encode()).hexdigest()[:16]

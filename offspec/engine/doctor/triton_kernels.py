@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from offspec.engine.doctor.finding import Asked, Figure, Finding
 from offspec.engine.doctor.worker import cause_of
+from offspec_planners.units import format_seconds
 
 if TYPE_CHECKING:
     import torch
@@ -63,11 +64,15 @@ def _kernel(part: str, device: "torch.device") -> Finding:
             got = row_linear(rows.to(device), weight.to(device), path="triton").cpu()
     except Exception as error:  # of Triton, of a C compiler, of the driver
         return Finding(part, "failed", f"a kernel cannot be compiled: {cause_of(error)}", remedy_for(error))
-    figures: dict[str, Figure] = {"seconds": round(time.perf_counter() - began, 2)}
+    seconds = time.perf_counter() - began
+    figures: dict[str, Figure] = {"seconds": round(seconds, 2)}
     if not torch.equal(got, rows @ weight.T):
         return Finding(part, "failed", "a kernel gives wrong numbers", _AGAIN, figures)
     return Finding(
-        part, "ok", f"a kernel compiles in {figures['seconds']} s and gives what it should", figures=figures
+        part,
+        "ok",
+        f"a kernel compiles in {format_seconds(seconds)} and gives what it should",
+        figures=figures,
     )
 
 

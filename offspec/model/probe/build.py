@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from offspec.checkpoint.folder import CONFIG
 from offspec.checkpoint.gguf.stub import quiet
+from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.meta_model import FOR_OTHERS, has_language_model
 from offspec.core.errors import OffspecError, UnsupportedModelError
 from offspec.model.probe import findings as kept
@@ -35,7 +37,7 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # config.json is a stranger's file, checked by many hands
-        raise UnsupportedModelError(f"config.json cannot be used: {of_config(error)}") from error
+        raise UnsupportedModelError(_refusal(folder, error)) from error
     skeleton = skeleton_of(config, dtype)
     found = find(config, skeleton)
     if FOR_OTHERS in found.refusal and has_language_model(text := config.get_text_config()):
@@ -50,6 +52,24 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
         merges=found.merges,
         apart=found.apart,
         wraps=found.wraps,
+    )
+
+
+def _refusal(folder: Path, error: Exception) -> str:
+    """Why transformers cannot read a config.json, and what to do."""
+    from transformers import CONFIG_MAPPING, __version__
+
+    config = read_json(folder / CONFIG)
+    family = config.get("model_type")
+    if family is None:
+        return "config.json has no model_type, which names the architecture: download it again"
+    if not isinstance(family, str) or family in CONFIG_MAPPING:
+        return f"config.json cannot be used: {of_config(error)}"
+    shown = ascii(family[:40])
+    own_code = "; code that comes with a model is never run" if config.get("auto_map") else ""
+    return (
+        f"the installed transformers {__version__} does not know the model type {shown}{own_code}: for a new "
+        "family run `pip install --upgrade transformers`, else choose a model of a family that it knows"
     )
 
 

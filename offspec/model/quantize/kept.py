@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from offspec.checkpoint.safetensors import read_header
 from offspec.checkpoint.tensors import bytes_of, dtype_name
 from offspec.checkpoint.write import Entry, SafetensorsWriter
-from offspec.core.cache_dir import ROUNDED, cache_root, make_folder, remove_folder
+from offspec.core.cache_dir import ROUNDED, cache_root, folder_of, make_folder, remove_folder
 from offspec.core.config import format_bytes
 from offspec.core.errors import CheckpointError, DiskFullError, OffspecError
 from offspec.core.events import Event, Notice
@@ -60,8 +59,8 @@ class KeptRounding:
         notify: Callable[[Event], None],
     ) -> None:
         seen = json.dumps((_VERSION, fingerprint, bits, depends), default=str).encode()
-        stem = re.sub(r"[^\w.-]", "_", Path(name).stem)[:80]
-        self.folder = cache_root() / ROUNDED / f"{stem}-{bits}bit-{hashlib.sha256(seen).hexdigest()[:16]}"
+        key = f"{bits}bit-{hashlib.sha256(seen).hexdigest()[:16]}"
+        self.folder = folder_of(cache_root() / ROUNDED, Path(name).stem, key)
         self._bits, self._layers, self._notify = bits, layers, notify
         self._partial: Path | None = None
         self._failure: OffspecError | OSError | None = None

@@ -11,6 +11,7 @@ from offspec.server.batch.answering import LONGEST, Answering, result
 from offspec.server.batch.lines import Line
 from offspec.server.batch.results import ResultFile
 from offspec.server.bodies import Limits
+from offspec.server.openai_common import error_body
 from offspec.server.service import Service
 
 
@@ -45,6 +46,11 @@ class BatchRun:
         lines = list(lines)
         waiting = [line for line in lines if line.id not in self._results.done]
         self._done, self._total = len(lines) - len(waiting), len(lines)
+        if all(line.fault for line in waiting):  # no model is needed
+            for line in waiting:
+                assert line.fault is not None
+                self._keep(line, line.fault.status, error_body(line.fault))
+            return
         try:
             asyncio.run(self._run(waiting))
         except asyncio.CancelledError:
@@ -84,6 +90,9 @@ class BatchRun:
             raise self._service.error
 
     async def _take(self, line: Line, status: int, value: dict[str, Any]) -> None:
+        self._keep(line, status, value)
+
+    def _keep(self, line: Line, status: int, value: dict[str, Any]) -> None:
         self.failed += status != 200
         self.tokens += (value.get("usage") or {}).get("completion_tokens", 0)
         self._results.add(line.id, result(line, status, value))

@@ -70,4 +70,9 @@ function bar(share) {
 }
 
 const figure = (value) => value.toLocaleString("en", { maximumSignificantDigits: 3 });
-const time = (seconds) => (seconds < 1 ? `${figure(1000 * seconds)} ms` : `${figure(seconds)} s`);
+
+function time(seconds) {
+  if (seconds < 120) return seconds < 1 ? `${figure(1000 * seconds)} ms` : `${figure(seconds)} s`;
+  const minutes = Math.round(seconds / 60);
+  return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}

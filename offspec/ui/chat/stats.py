@@ -15,7 +15,7 @@ from offspec.core.events import (
     Result,
     total_guessed,
 )
-from offspec_planners.units import format_rate
+from offspec_planners.units import format_rate, format_seconds
 
 HISTORY = 120  # passes that are remembered
 _LONG = 2.0  # seconds of a pass from which on the user is told how long it will take
@@ -161,7 +161,9 @@ class ChatStats:
         usual = self._usual if at.index > 1 else 0.0
         return [
             *parts,
-            f"{seconds:.1f} of {usual:.1f} s" if usual >= max(_LONG, seconds) else _seconds(seconds),
+            f"{_seconds(seconds)} of {_seconds(usual)}"
+            if usual >= max(_LONG, seconds)
+            else _seconds(seconds),
         ]
 
 
@@ -171,4 +173,4 @@ def _reading(prefill: Prefill) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s"
+    return format_seconds(seconds, 1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from offspec.core.config import AUTO, EngineConfig, SamplingParams
-from offspec.core.errors import RequestError
+from offspec.core.errors import OffspecError, RequestError
 from offspec.ui import interrupt
 from offspec.ui.cli import checks, completion
 from offspec.ui.cli import options as opt
@@ -47,6 +47,7 @@ Interrupted or killed, the same command goes on from there. Without a model the 
 """
 
 _option = partial(typer.Option, rich_help_panel="Batch")
+_MOST_REPORTED = 10  # wrong lines, unless they are asked for
 
 Input = Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Requests, one a line.", show_default=False)]
 Results = Annotated[
@@ -119,8 +120,11 @@ def batch(
     from offspec.server.batch.lines import read_lines
 
     lines = list(read_lines(requests))
-    if validate:
-        _validate(requests, lines)
+    wrong = [line for line in lines if line.fault is not None]
+    if validate or len(wrong) == len(lines):
+        _report_lines(wrong, len(wrong) if validate else _MOST_REPORTED)
+        _check_lines(requests, len(lines), len(wrong))
+        Output().write(f"{len(lines)} requests can be asked\n")
         return
     if results is None or not options.model:
         raise RequestError("name a file for the results and a model: offspec batch IN.jsonl OUT.jsonl MODEL")
@@ -140,9 +144,13 @@ def batch(
         kept = results.with_name(f"{results.name}.jsonl")
     names = tuple(dict.fromkeys([*(alias or ()), own_name(options.model)]))
     make = _here if ray is None else partial(_on_ray, ray, ray_actors)
-    _answer(lines, kept, partial(make, config, options.plan, names, defaults), quiet)
+    if not quiet:
+        _report_lines(wrong, _MOST_REPORTED)
+    answered = _answer(lines, kept, partial(make, config, options.plan, names, defaults), quiet)
     if kept is not results:
         parquet.write_parquet(kept, results)
+    if not answered:
+        raise OffspecError(f"none of the lines could be answered; {results} has the error of each")
 
 
 def _answer(
@@ -150,8 +158,11 @@ def _answer(
     results: Path,
     make: "Callable[[ResultFile, Renderer], BatchRun | RayBatchRun]",
     quiet: bool,
-) -> None:
-    """Answer what is not answered yet, and say how far it is. make: a run, by the file and who shows it."""
+) -> bool:
+    """Answer what is not answered yet, and show progress.
+
+    make: makes a run, by the file and who shows it. Return False if lines were asked and all of them failed.
+    """
     from offspec.server.batch.results import ResultFile
 
     with ResultFile(results) as file, Renderer(as_json=False, quiet=quiet) as renderer:
@@ -169,7 +180,9 @@ def _answer(
             )
             raise
         failed = f", {run.failed} of them errors" if run.failed else ""
-        renderer.note(f"{len(lines)} results are in {results}{failed}; {run.tokens} tokens in this run")
+        said = "1 result is" if len(lines) == 1 else f"{len(lines)} results are"
+        renderer.note(f"{said} in {results}{failed}; {run.tokens} tokens in this run")
+        return not run.failed or run.failed < len(lines) - done
 
 
 @contextmanager
@@ -222,12 +235,18 @@ def _on_ray(
     return RayBatchRun(config, file, renderer.show, **given)
 
 
-def _validate(path: Path, lines: "list[Line]") -> None:
-    """Tell what is wrong with lines. Raises RequestError where something is."""
-    wrong = [line for line in lines if line.fault is not None]
-    for line in wrong:
+def _report_lines(wrong: "list[Line]", most: int) -> None:
+    """Print what is wrong with lines, `most` of them at most."""
+    for line in wrong[:most]:
         assert line.fault is not None
         sys.stderr.write(f"line {line.number}: {printable(line.fault.message)}\n")
+    if len(wrong) > most:
+        sys.stderr.write(f"and {len(wrong) - most} more lines, which --validate lists\n")
+
+
+def _check_lines(path: Path, count: int, wrong: int) -> None:
+    """Raise RequestError if the file has no lines, or some that cannot be asked."""
+    if not count:
+        raise RequestError(f'{path} has no requests: write one a line, such as {{"prompt": "Why?"}}')
     if wrong:
-        raise RequestError(f"{len(wrong)} of {len(lines)} lines of {path} cannot be asked")
-    Output().write(f"{len(lines)} requests can be asked\n")
+        raise RequestError(f"{wrong} of {count} lines of {path} cannot be asked")

@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
-from offspec.checkpoint.open import check_model, check_name
+from offspec.checkpoint.open import check_model, check_name, config_alone
 from offspec.core.config import SOURCES, EngineConfig
 
 
-def check_files(config: EngineConfig, plan: Path | None = None) -> None:
-    """See that target, drafts, texts and plan are there and can be read. Raises OffspecError."""
-    check_model(config.model)
+def check_files(config: EngineConfig, plan: Path | None = None, *, weights: bool = True) -> None:
+    """See that target, drafts, texts and plan are there and can be read. Raises OffspecError.
+
+    weights: whether the target must have any; else its config.json is enough.
+    """
+    if weights or config_alone(config.model) is None:
+        check_model(config.model)
     for name in config.drafts:
         if name not in SOURCES:
             check_name(name)

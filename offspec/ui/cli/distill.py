@@ -13,9 +13,11 @@ from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
 from offspec.distill.config import Wanted
 from offspec.distill.questions import read_questions
+from offspec.distill.time_limit import TimeLimit
 from offspec.ui.cli.options import Device, Dtype, Memory, Model
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
+from offspec_planners.units import format_seconds
 
 if TYPE_CHECKING:
     from offspec.distill.make import Distilled
@@ -80,8 +82,14 @@ Prompts = Annotated[
 Length = Annotated[int, _text_option(metavar="TOKENS", help="Most tokens of one answer.")]
 Epochs = Annotated[int, _text_option(metavar="N", help="Most epochs over the text.")]
 Minutes = Annotated[
-    float,
-    _text_option(metavar="M", help="Longest training time in minutes, without generating the text."),
+    float | None,
+    _text_option(
+        metavar="M",
+        help="Longest time of the whole run in minutes: opening the model, generating text, training and "
+        "measuring. What there is no time for is left out; [bold]--tokens[/] and [bold]--epochs[/] are then "
+        "upper limits. Without it: as long as the text takes, and 8 minutes of training.",
+        show_default=False,
+    ),
 ]
 Json = Annotated[
     bool,
@@ -102,7 +110,7 @@ def distill(
     prompts: Prompts = None,
     length: Length = 160,
     epochs: Epochs = 10,
-    minutes: Minutes = 8.0,
+    minutes: Minutes = None,
     memory: Memory = None,
     device: Device = "cpu",
     dtype: Dtype = "bfloat16",
@@ -114,6 +122,7 @@ def distill(
     The head is written in the published format, and [bold]--draft[/] takes
     its folder. It is measured on text held out from training.
     """
+    limit = TimeLimit(minutes)  # what is imported below takes time, too
     count = parse_count(tokens)
     wanted = Wanted(model, kind, out, count, length=length, epochs=epochs, minutes=minutes, depth=depth)
     check_model(model)
@@ -123,7 +132,13 @@ def distill(
         from offspec.distill.make import distill_head  # imports torch: after every check of the options
 
         made = distill_head(
-            wanted, prompts=prompts, memory=memory, device=device, dtype=dtype, notify=renderer.show
+            wanted,
+            prompts=prompts,
+            memory=memory,
+            device=device,
+            dtype=dtype,
+            notify=renderer.show,
+            limit=limit,
         )
         for line in _summary(made):
             renderer.note(line)
@@ -145,7 +160,7 @@ def _summary(made: "Distilled") -> list[str]:
     ]
     return [
         f"{made.kind}: {format_bytes(made.nbytes)} of weights, {made.tokens} tokens of text, "
-        f"{made.trained.epochs:.1f} epochs, in {made.seconds / 60:.1f} minutes",
+        f"{made.trained.epochs:.1f} epochs, in {format_seconds(made.seconds)}",
         f"on {made.measured.rows} held-out tokens its first choice is right, by depth: {', '.join(shares)}",
         f"with trees of {made.measured.nodes} nodes that is {made.measured.expected:.2f} tokens per pass",
     ]

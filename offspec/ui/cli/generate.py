@@ -148,7 +148,7 @@ def generate(
         from offspec.engine.load import load  # imports torch: after every check of the options
 
         with (
-            load(config, plan=options.plan, notify=renderer.show, timeline=timeline) as engine,
+            load(config, plan=options.plan, at_once=True, notify=renderer.show, timeline=timeline) as engine,
             closing(  # a stream left before its end must be idle before the engine is closed
                 engine.stream(messages, params, raw=raw, speculate=not no_speculation, check=check)
             ) as events,

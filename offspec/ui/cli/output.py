@@ -17,7 +17,7 @@ from offspec.core.events import LoadProgress
 from offspec.ui import terminal
 from offspec.ui.cli.console import Console
 from offspec.ui.printable import printable
-from offspec_planners.units import format_bytes, format_rate
+from offspec_planners.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -124,7 +124,8 @@ class _Moving:
             )
         task = self._tasks[event.stage]
         self._bars.update(task, completed=event.done, total=event.total or None)
-        self._bars.update(task, amount=_amount(event, self._bars.tasks[task].speed))
+        shown = self._bars.tasks[task]
+        self._bars.update(task, amount=_amount(event, shown.speed, shown.time_remaining))
 
     def status(self, text: str) -> None:
         if self._line is None:
@@ -146,24 +147,31 @@ class _Moving:
 
 
 def _bars(console: Console) -> "Progress":
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.fields[amount]}"),
-        TimeRemainingColumn(),
         console=console,
         transient=True,
     )
 
 
-def _amount(event: LoadProgress, speed: float | None) -> str:
+def _amount(event: LoadProgress, speed: float | None, remaining: float | None) -> str:
+    """What is done of a stage, and how long the rest takes.
+
+    Args:
+        event: How far the stage is.
+        speed: Units per second; None if not known.
+        remaining: Seconds; None if not known.
+    """
     shown = escape(printable(event.detail))
     detail = f", {shown}" if shown else ""
+    left = f", {format_seconds(remaining, 0)} left" if remaining else ""
     if not event.total:
         return shown
     if event.unit != "bytes":
-        return f"{event.done} of {event.total} {event.unit}{detail}"
+        return f"{event.done} of {event.total} {event.unit}{left}{detail}"
     rate = f", {format_rate(speed)}" if speed else ""
-    return f"{format_bytes(event.done)} of {format_bytes(event.total)}{rate}{detail}"
+    return f"{format_bytes(event.done)} of {format_bytes(event.total)}{rate}{left}{detail}"

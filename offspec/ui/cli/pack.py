@@ -14,6 +14,7 @@ from offspec.core.errors import RequestError
 from offspec.ui.cli import completion
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
+from offspec_planners.units import format_seconds
 
 if TYPE_CHECKING:
     from offspec.checkpoint.pack_manifest import Manifest
@@ -136,7 +137,7 @@ def _summary(pack: "Pack") -> str:
     if pack.kept == pack.files:
         return f"{pack.folder.name} was there already: {pack.files} files, {format_bytes(pack.nbytes)}"
     sizes = f"{format_bytes(pack.source_bytes)} became {format_bytes(pack.nbytes)}"
-    return f"{sizes} in {pack.files} files, in {pack.seconds:.1f} s"
+    return f"{sizes} in {pack.files} files, in {format_seconds(pack.seconds, 1)}"
 
 
 def _of_pack(pack: "Pack") -> dict[str, Any]:

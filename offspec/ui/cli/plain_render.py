@@ -19,6 +19,7 @@ from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Live, Output, open_live
 from offspec.ui.printable import printable
 from offspec.ui.told import told
+from offspec_planners.units import format_seconds
 
 if TYPE_CHECKING:
     from offspec_planners.plan import Plan
@@ -84,8 +85,9 @@ class PlainRenderer:
         if result is not None:
             paused = f", drafting paused in {result.paused_passes} passes" if result.paused_passes else ""
             self.note(
-                f"{result.tokens:,} tokens in {result.seconds:.1f} s, {result.tok_per_s:.2f} tok/s, "
-                f"{result.tokens_per_pass:.1f} a pass{paused}{_ENDINGS[result.finish_reason]}"
+                f"{result.tokens:,} tokens in {format_seconds(result.seconds, 1)}, "
+                f"{result.tok_per_s:.2f} tok/s, "
+                f"{result.tokens_per_pass:.1f} per pass{paused}{_ENDINGS[result.finish_reason]}"
             )
 
     def note(self, text: str) -> None:

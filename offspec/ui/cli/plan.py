@@ -36,8 +36,8 @@ Predicted beside measured speed, with real passes over three prompts:
 
   offspec plan ./Qwen3-8B --memory 4GB --validate --prompts 3
 
-For another machine, and a model that is not downloaded; a path of its config.json does as well, and
-`offspec plan list` names those that need neither:
+For another machine, or a model that is not downloaded: the path of its config.json is enough, and
+`offspec plan list` names models that need neither:
 
   offspec plan meta-llama/Llama-3.1-70B-Instruct --hardware rtx-4090 --draft meta-llama/Llama-3.1-8B-Instruct
 
@@ -170,7 +170,7 @@ def plan(
     apart = machine is not None and machine.link is not None
     config = opt.engine_config(options, device=options.device or ("cuda" if apart else "cpu"))
     if machine is None:
-        checks.check_files(config)
+        checks.check_files(config, weights=validate)
     with Renderer(as_json=as_json, quiet=quiet) as renderer:
         from offspec.engine import rehearsal as planning  # import torch: after every check of the options
         from offspec.engine import validation

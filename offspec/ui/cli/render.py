@@ -28,6 +28,7 @@ from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Live, Output, StdoutClosed, open_live
 from offspec.ui.printable import printable
 from offspec.ui.told import told
+from offspec_planners.units import format_seconds
 
 _ENDINGS: dict[FinishReason, str] = {
     "eos": "the model ended its answer",
@@ -158,13 +159,15 @@ def statistics(result: Result) -> list[str]:
     disk = f", {result.bytes_read / 1e9:.2f} GB read from disk" if from_disk else ""
     kept = ", keys and values in int8" if result.kv_cache == "int8" else ""
     return [
-        f"{_count(result.tokens, 'token')} in {result.seconds:.2f} s: {result.tok_per_s:.2f} tok/s, "
-        f"first token after {result.ttft_s:.2f} s; {_ENDINGS[result.finish_reason]}",
+        f"{_count(result.tokens, 'token')} in {format_seconds(result.seconds, 2)}: "
+        f"{result.tok_per_s:.2f} tok/s, "
+        f"first token after {format_seconds(result.ttft_s, 2)}; {_ENDINGS[result.finish_reason]}",
         f"{result.tokens_per_pass:.2f} tokens per pass, {_count(result.passes, 'pass')}; "
         f"{result.bytes_streamed / 1e9:.2f} GB streamed at {rate / 1e9:.2f} GB/s{disk}; "
         f"peak memory {format_bytes(result.peak_memory_bytes)}{device}",
         f"draft {result.draft}, budget {result.budget}, seed {result.seed}{kept}; "
-        f"{result.draft_seconds:.2f} s drafting, {result.target_seconds:.2f} s in the target{beside}",
+        f"{format_seconds(result.draft_seconds, 2)} drafting, "
+        f"{format_seconds(result.target_seconds, 2)} in the target{beside}",
         *_paused(result),
         *_guessed(result),
     ]

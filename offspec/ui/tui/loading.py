@@ -10,6 +10,7 @@ from textual.widgets import Static
 from offspec.core.config import format_bytes
 from offspec.core.events import LoadProgress
 from offspec.ui.printable import printable
+from offspec_planners.units import format_seconds
 
 _CELLS = 24
 
@@ -55,7 +56,7 @@ class LoadingView(Static):
 
     def text(self, now: float) -> str:
         """Lines as of `now`, in the clock's seconds."""
-        title = f"loading {self._model} · {now - self._began:.1f} s"
+        title = f"loading {self._model} · {format_seconds(now - self._began, 1)}"
         event = self._event
         if event is None:
             return title
@@ -69,9 +70,8 @@ class LoadingView(Static):
     def _amount(self, event: LoadProgress, seconds: float) -> str:
         gone = event.done - self._first
         rate = gone / seconds if seconds > 0.2 else 0.0
-        left = (
-            f" · {(event.total - event.done) / rate:.0f} s left" if rate and event.done < event.total else ""
-        )
+        remaining = event.total - event.done
+        left = f" · {format_seconds(remaining / rate, 0)} left" if rate and remaining > 0 else ""
         detail = f" · {event.detail}" if event.detail else ""
         if event.unit != "bytes":
             return f"{event.done:,} of {event.total:,} {event.unit}{left}{detail}"

@@ -58,15 +58,20 @@ def identify(device: str = "cpu") -> Identity:
 
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     place = torch.device(device)
+    waits = ""
     if place.type == "cuda":
-        processor = torch.cuda.get_device_name(place)
+        chip = torch.cuda.get_device_name(place)
         memory = torch.cuda.get_device_properties(place).total_memory
     else:
         threads = torch.get_num_threads()
-        team = (f"{threads} threads", wait_policy()) if threads > 1 else ("1 thread",)
-        processor, memory = ", ".join(filter(None, (_cpu_name(), *team))), ram
-    apart = place.type != "cpu"
-    return Identity(f"{processor}, {ram / 1e9:.0f} GB RAM", ram, processor, memory, apart)
+        chip, memory = _joined(_cpu_name(), f"{threads} thread{'s' if threads > 1 else ''}"), ram
+        waits = wait_policy() if threads > 1 else ""
+    name = _joined(chip, f"{ram / 1e9:.0f} GB RAM")  # without settings, which the processor has
+    return Identity(name, ram, _joined(chip, waits), memory, place.type != "cpu")
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
 
 
 def wait_policy() -> str:

@@ -1,6 +1,7 @@
 """A rounded draft in the cache: it is the one that was rounded, and where it cannot be kept, that is told."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,13 +44,15 @@ def told() -> list[str]:
 
 @pytest.fixture
 def kept(folder: Path, told: list[str]) -> Kept:
-    def make(model: LoadedModel, fingerprint: str = "print", bits: int = 4) -> KeptRounding:
+    def make(
+        model: LoadedModel, fingerprint: str = "print", bits: int = 4, name: str = "a/model"
+    ) -> KeptRounding:
         def hear(event: Event) -> None:
             assert isinstance(event, Notice)
             told.append(event.text)
 
         layers = [binder.parameters for binder in model.layers]
-        return KeptRounding("a/model", fingerprint, bits, layers, ("float32", "cpu"), hear)
+        return KeptRounding(name, fingerprint, bits, layers, ("float32", "cpu"), hear)
 
     return make
 
@@ -110,6 +113,14 @@ def test_other_weights_or_bits_are_another_rounding(folder: Path, kept: Kept) ->
     assert kept(model).is_there()
     assert not kept(model, bits=3).is_there() and not kept(model, "other weights").is_there()
     model.close()
+
+
+def test_a_renamed_model_finds_its_rounding(folder: Path, kept: Kept, rounds: list[int]) -> None:
+    first = run(folder, kept)
+    rounds.clear()
+    renamed = partial(kept, name="b/renamed")
+    assert torch.equal(run(folder, renamed), first) and not rounds
+    assert len(folders(folder)) == 1
 
 
 def test_what_is_damaged_is_made_again(folder: Path, kept: Kept, rounds: list[int]) -> None:

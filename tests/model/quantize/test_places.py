@@ -78,6 +78,14 @@ def test_the_room_is_that_of_the_folder_it_goes_to(
         bench.pack()
 
 
+def test_a_renamed_model_finds_its_pack(bench: Bench, tmp_path: Path) -> None:
+    first = packed_model(str(bench.model), "nf4", bench.events.append, cache_dir=tmp_path).folder
+    bench.model = Path(shutil.copytree(bench.model, tmp_path / "renamed"))
+    bench.events.clear()
+    assert packed_model(str(bench.model), "nf4", bench.events.append, cache_dir=tmp_path).folder == first
+    assert not bench.events
+
+
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="there is no /proc")
 def test_a_folder_in_which_no_file_can_be_made(bench: Bench) -> None:
     with pytest.raises(CheckpointError, match=r"cannot write to /proc \(.*name another folder by `out`"):

@@ -49,7 +49,7 @@ def test_the_line_follows_an_answer() -> None:
     clock.now += 0.2
     assert stats.live_line() == "tree of 412 · waiting for layer 1 · 1.1 s"
     stats.on_event(PassProgress(2, 412, 37, 80, 1_900_000_000, 1.0))
-    assert stats.live_line() == "layer 37/80 · 1.90 GB/s · tree of 412 · 1.0 of 26.0 s"
+    assert stats.live_line() == "layer 37/80 · 1.90 GB/s · tree of 412 · 1.0 s of 26.0 s"
     clock.now += 30  # the disk stands still, and the line says so
     assert stats.live_line().endswith("· 31.0 s")
     stats.idle()

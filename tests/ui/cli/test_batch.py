@@ -47,6 +47,44 @@ def test_validate_loads_nothing(offspec: Program, load: ScriptedLoad, requests: 
     assert last == f"error: 2 of 3 lines of {requests} cannot be asked"
 
 
+def test_a_file_without_a_good_line_loads_nothing(
+    offspec: Program, load: ScriptedLoad, requests: Path
+) -> None:
+    """No result is kept either: the ids of lines that are mended are still to be asked."""
+    out = requests.with_name("out.jsonl")
+    requests.write_text('{"prompt": 3}\n' * 12)
+    result = offspec("batch", str(requests), str(out), "demo")
+    first, *_, more, last = result.stderr.splitlines()
+    assert first.startswith("line 1: messages[0].content: ") and more.startswith("and 2 more lines")
+    assert last == f"error: 12 of 12 lines of {requests} cannot be asked"
+    assert (result.exit_code, load.asked, out.exists()) == (2, [], False)
+    requests.write_text("\n")
+    result = offspec("batch", str(requests), str(out), "demo")
+    assert (result.exit_code, load.asked) == (2, []) and "has no requests" in error_line(result)
+
+
+def test_wrong_lines_are_named(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
+    out = requests.with_name("out.jsonl")
+    requests.write_text('{"prompt": "Why?"}\nnonsense\n')
+    result = offspec("batch", str(requests), str(out), "demo")
+    assert result.exit_code == 0 and result.stderr.startswith("line 2: the body is not")
+    assert f"2 results are in {out}, 1 of them errors; " in result.stderr
+    with requests.open("a") as file:
+        file.write("more nonsense\n")
+    loaded = len(load.asked)
+    assert offspec("batch", str(requests), str(out), "demo", "--quiet").exit_code == 1
+    assert len(load.asked) == loaded and len(out.read_text().splitlines()) == 3
+
+
+def test_lines_of_which_none_is_answered(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
+    out = requests.with_name("out.jsonl")
+    requests.write_text('{"prompt": "Why?", "model": "another"}\n')
+    result = offspec("batch", str(requests), str(out), "demo")
+    assert result.exit_code == 1 and "none of the lines could be answered" in result.stderr
+    assert "1 result is in" in result.stderr and "another" in out.read_text()
+    assert offspec("batch", str(requests), str(out), "demo").exit_code == 0  # nothing is asked again
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -47,12 +47,12 @@ def test_the_folder_goes_to_stdout(offspec: Call, asked: dict[str, Any], tmp_pat
     assert result.stdout == "/some/place\n"
     assert result.stderr.splitlines() == [
         "distilling [some/m]",
-        "medusa: 2.66 MB of weights, 20000 tokens of text, 2.5 epochs, in 2.0 minutes",
+        "medusa: 2.66 MB of weights, 20000 tokens of text, 2.5 epochs, in 2 min",
         "on 4000 held-out tokens its first choice is right, by depth: "
         "50 % (50 % in five), 25 % (25 % in five)",
         "with trees of 64 nodes that is 1.62 tokens per pass",
     ]
-    assert asked["wanted"] == Wanted("some/m", "medusa", tmp_path / "head", minutes=8.0)
+    assert asked["wanted"] == Wanted("some/m", "medusa", tmp_path / "head")
     assert asked["memory"] is None
 
 

@@ -59,7 +59,7 @@ def planning(monkeypatch: pytest.MonkeyPatch) -> Planning:
         vars(module).update(functions)
         monkeypatch.setitem(sys.modules, f"offspec.engine.{name}", module)
         monkeypatch.setattr(package, name, module, raising=False)
-    monkeypatch.setattr(checks, "check_files", lambda config: None)  # what is named is not there
+    monkeypatch.setattr(checks, "check_files", lambda config, weights: None)  # what is named is not there
     return planning
 
 

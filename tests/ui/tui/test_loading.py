@@ -42,3 +42,13 @@ async def test_it_is_laid_out_where_its_lines_change_and_not_ten_times_a_second(
         app.now = 10.0  # a figure more, and a line may break elsewhere
         app.view.tick()
         assert laid_out[4:] == [True]
+
+
+def test_the_time_that_is_left_is_in_minutes_where_it_is_long() -> None:
+    view = LoadingView("demo", lambda: 0.0)
+    view.show(LoadProgress("reading the draft", 0, 100, "layers"))
+    view.show(LoadProgress("reading the draft", 10, 100, "layers"))
+    assert "10 of 100 layers · 9 s left" in view.text(1.0)
+    told = view.text(62.4)
+    assert "loading demo · 62.4 s" in told and "10 of 100 layers · 9 min left" in told
+    assert "loading demo · 2 min" in view.text(124.0)

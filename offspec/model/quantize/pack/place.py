@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,7 +11,7 @@ from pathlib import Path
 from offspec.checkpoint.checksum import damage
 from offspec.checkpoint.folder import open_folder
 from offspec.checkpoint.pack_manifest import MANIFEST, VERSION, Manifest, Origin, quoted, read_manifest
-from offspec.core.cache_dir import PACKED, cache_root, claim_folder
+from offspec.core.cache_dir import PACKED, cache_root, claim_folder, folder_of
 from offspec.core.errors import CheckpointError, RequestError
 from offspec.core.events import Event, Notice
 from offspec.core.files import real_path, writing
@@ -37,9 +36,8 @@ class PackLocation:
                 raise RequestError(f"`out` {folder} is the root of a disk: name a folder in it")
             return cls(folder, cached=False)
         seen = repr((VERSION, origin.fingerprint, origin.format)).encode()
-        stem = re.sub(r"[^\w.-]", "_", Path(origin.model).stem)[:80]
-        name = f"{stem}-{origin.format}-{hashlib.sha256(seen).hexdigest()[:16]}"
-        return cls(cache_root(cache_dir) / PACKED / name, cached=True)
+        key = f"{origin.format}-{hashlib.sha256(seen).hexdigest()[:16]}"
+        return cls(folder_of(cache_root(cache_dir) / PACKED, Path(origin.model).stem, key), cached=True)
 
     @property
     def partial(self) -> Path:
