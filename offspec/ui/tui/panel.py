@@ -51,7 +51,7 @@ def speed(stats: "ChatStats") -> Content:
         return _NOTHING
     shown = [
         f"{format_number(stats.tok_per_s)} tok/s",
-        f"{format_number(stats.tokens_per_pass)} tokens per pass",
+        f"{format_number(stats.tokens_per_pass)} tokens a pass",
     ]
     if asked := stats.answer.experts_asked:
         shown.append(f"{1 - stats.answer.experts_read / asked:.0%} of experts in memory")
