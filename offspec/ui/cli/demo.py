@@ -24,6 +24,7 @@ from offspec.core.events import (
     TreeSeen,
     unheard,
 )
+from offspec.ui import interrupt
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.demo_summary import Processors, larger, summary
 from offspec.ui.cli.demo_view import Run, View, Work, open_view
@@ -112,17 +113,19 @@ def demo(
     config = _config(model, memory)
     processors = Processors.now()
     alone, drafted = Run("one token per pass"), Run("with speculation")
-    with open_view([alone, drafted]) as view:
-        if model == DEMO_WIDE:
-            view.note(_BEFORE)
-        try:
+    try:
+        with open_view([alone, drafted]) as view:
+            if model == DEMO_WIDE:
+                view.note(_BEFORE)
             undrafted = replace(config, draft="none", draft_bits=None, budget=1)
             config = replace(config, memory=_answer(alone, undrafted, case, view).memory)
             config = _answer(drafted, config, case, view)
-        except DiskFullError as error:
-            raise DiskFullError(
-                f"{error}; or run `offspec demo --model {DEMO}`, which needs no room"
-            ) from error
+    except DiskFullError as error:
+        raise DiskFullError(f"{error}; or run `offspec demo --model {DEMO}`, which needs no room") from error
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        interrupt.was_said()
+        raise
     out = Output()
     for line in summary(alone, drafted, config, processors):
         out.write(line + "\n")

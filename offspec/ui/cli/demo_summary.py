@@ -122,7 +122,8 @@ def _why(ratio: float, passes: list[PassStats], result: Result, busy: str) -> li
     paused = sum(stats.draft_steps == 0 for stats in passes[:-1])  # the last pass may need no draft
     if paused:
         lines.append(
-            f"Drafting was paused in {paused} of {result.passes} passes: passes without it were faster."
+            f"Drafting was paused in {paused} of {result.passes} passes, to find out whether it pays or "
+            "because it did not."
         )
     if busy:
         lines.append(busy)

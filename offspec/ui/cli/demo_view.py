@@ -15,6 +15,7 @@ from rich.text import Text
 
 from offspec.core.config import format_bytes
 from offspec.core.events import LoadProgress, PassProgress, PassStats, Result, TreeSeen
+from offspec.ui import terminal
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Output
 from offspec.ui.printable import printable
@@ -121,11 +122,13 @@ class Columns:
         )
 
     def __enter__(self) -> Self:
+        terminal.changed(terminal.LINE)
         self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+        terminal.changed("")
 
     def changed(self, run: Run, text: str) -> None:
         """Nothing: the next refresh shows it."""

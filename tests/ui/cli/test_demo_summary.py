@@ -88,7 +88,9 @@ def test_less_than_one_never_goes_without_a_reason(idle: Processors) -> None:
 def test_paused_drafting_is_told(idle: Processors) -> None:
     paused = run(10, 1, 1.0, draft=0.1, steps=0)
     said = [line for line in summary(run(10, 1, 1.0), paused, OWN, idle) if "paused" in line]
-    assert said == ["Drafting was paused in 9 of 10 passes: passes without it were faster."]
+    assert said == [
+        "Drafting was paused in 9 of 10 passes, to find out whether it pays or because it did not."
+    ]
 
 
 def test_answers_that_differ_are_not_called_the_same(idle: Processors) -> None:
