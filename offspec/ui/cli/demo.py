@@ -26,7 +26,7 @@ from offspec.core.events import (
 )
 from offspec.ui import interrupt
 from offspec.ui.cli.console import Console
-from offspec.ui.cli.demo_summary import Processors, larger, summary
+from offspec.ui.cli.demo_summary import Processors, larger, summary, wrapped
 from offspec.ui.cli.demo_view import Run, View, Work, open_view
 from offspec.ui.cli.output import Output, open_live
 from offspec.ui.told import told
@@ -128,14 +128,14 @@ def demo(
         raise
     out = Output()
     for line in summary(alone, drafted, config, processors):
-        out.write(line + "\n")
+        out.write(wrapped(line, out) + "\n")
     live = open_live(Console(stderr=True), wanted=sys.stderr is not None and sys.stderr.isatty())
     live.status("planning for a larger model")
     try:
         line = larger(unheard)
     finally:
         live.stop()
-    out.write(line + "\n")
+    out.write(wrapped(line, out) + "\n")
 
 
 def _is_terminal() -> bool:

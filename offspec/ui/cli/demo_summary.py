@@ -1,6 +1,8 @@
 """The lines under the two answers of `offspec demo`: speeds, what bound each, and what they stand for."""
 
 import os
+import shutil
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ from offspec.core.config import EngineConfig, format_bytes
 from offspec.core.errors import OffspecError
 from offspec.core.events import Event, PassStats, Result
 from offspec.ui.cli.demo_view import Run
+from offspec.ui.cli.output import Output
 from offspec.ui.told import told
 
 _DRAFT = "Qwen/Qwen3-0.6B"
@@ -132,6 +135,14 @@ def _why(ratio: float, passes: list[PassStats], result: Result, busy: str) -> li
     elif ratio < 1:
         lines.append("For this prompt drafting cost more than it gained.")
     return lines
+
+
+def wrapped(line: str, out: Output) -> str:
+    """The line with breaks between words in a terminal; whole in a file, so that it can be searched."""
+    if not out.is_terminal:
+        return line
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
 
 
 def larger(notify: Callable[[Event], None]) -> str:

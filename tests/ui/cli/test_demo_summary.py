@@ -8,8 +8,9 @@ import pytest
 from offspec.core.config import EngineConfig
 from offspec.core.events import PassStats, Result
 from offspec.ui.cli import demo_summary
-from offspec.ui.cli.demo_summary import Processors, summary
+from offspec.ui.cli.demo_summary import Processors, summary, wrapped
 from offspec.ui.cli.demo_view import Run
+from offspec.ui.cli.output import Output
 
 WIDE = EngineConfig("demo-wide", memory=1_500_000_000)
 OWN = EngineConfig("./model", memory=4_000_000_000)
@@ -91,6 +92,16 @@ def test_paused_drafting_is_told(idle: Processors) -> None:
     assert said == [
         "Drafting was paused in 9 of 10 passes, to find out whether it pays or because it did not."
     ]
+
+
+def test_a_terminal_has_breaks_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    line = f"{'word ' * 15}`offspec plan Qwen/Qwen3-14B`"
+    assert wrapped(line, Output()) == line
+    terminal = Output()
+    terminal.is_terminal = True
+    assert max(map(len, wrapped(line, terminal).splitlines())) <= 60
+    assert " ".join(wrapped(line, terminal).split()) == line
 
 
 def test_answers_that_differ_are_not_called_the_same(idle: Processors) -> None:
