@@ -1,6 +1,7 @@
 # make env     everything installed into .venv (again only when pyproject.toml or constraints.txt change);
 #              TORCH=cuda with the build of torch for GPUs (TORCH=cu126: for an older driver), TORCH=cpu without
-# make demo    a real model, streamed from disk under a memory limit, without speculation and with it
+# make demo    a real model, streamed from disk under a memory limit, without speculation and with it; the first
+#              time it writes that model, 3.9 GB, to the cache (offspec models rm demo-wide removes it)
 # make chat    a conversation with that model, in the terminal
 # make test    the tests, without the products of settings that are marked exhaustive
 # make test-all  with them, which is what CI runs
@@ -97,7 +98,7 @@ demo: env
 	@echo "$(ACTIVATE)"
 
 chat: env
-	$(BIN)/offspec chat demo --memory 1.3GB $(ARGS)
+	$(BIN)/offspec chat demo-wide --memory 1.5GB --draft demo --draft-bits 4 $(ARGS)
 
 test: env
 	$(TESTS)
@@ -121,7 +122,7 @@ $(FLOORS)/.installed: pyproject.toml tests/support/floors.py
 	@touch $@
 
 test-floors: $(FLOORS)/.installed
-	$(FLOORS)/bin/offspec demo "$(PROMPT)" --max-tokens 16
+	$(FLOORS)/bin/offspec demo "$(PROMPT)" --model demo --max-tokens 16
 	$(FLOORS)/bin/offspec doctor
 	$(FLOORS)/bin/python -m pytest -q $(FLOOR_TESTS)
 

@@ -22,7 +22,7 @@ from bench.lib.process import tell_liberties
 from bench.lib.report import Prompt, Report, grid, model_name, ratio, read_prompts
 from bench.lib.streamed import ask, layer_files, product_rates, raw_bandwidth, widened
 from bench.lib.tally import Ceiling, tally
-from bench.lib.widen import read_recipe
+from offspec.checkpoint.widen import read_recipe
 from offspec.core.config import format_bytes, parse_bytes
 
 NOTE = (

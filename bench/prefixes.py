@@ -25,7 +25,7 @@ from unittest import mock
 from bench.lib.command import Command, shared
 from bench.lib.report import Report, ratio
 from bench.lib.streamed import layer_files, raw_bandwidth, widened
-from bench.lib.widen import read_recipe
+from offspec.checkpoint.widen import read_recipe
 from offspec.core.config import format_bytes, parse_bytes
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ Written by `docs/make_cli.py` from what `--help` prints; `make docs` renews it.
 offspec generate MODEL "your prompt" --memory 12GB
 ```
 
-`MODEL` is a Hugging Face hub id, a folder, a `.gguf` file, or `demo`. The options that matter most:
+`MODEL` is a Hugging Face hub id, a folder, a `.gguf` file, `demo` or `demo-wide`. The main options:
 
 | option | what it does |
 |---|---|

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.gpu_day.day import Day
-from bench.lib import random_model, widen, widening
+from bench.lib import random_model
 from bench.lib.cgroup import BenchError
+from offspec.checkpoint import widen, widening
 from offspec.checkpoint.write import Entry, SafetensorsWriter
 from offspec.core.files import new_folder
 
@@ -65,11 +66,11 @@ def widened(day: Day, factor: int, *, nf4: bool = False) -> Path:
     if out.exists():
         return out
     checkpoint = open_checkpoint("demo", unpack=True)
-    files = widening.plan(checkpoint, factor)
+    files = widening.wide_files(checkpoint, factor)
     with new_folder(out) as partial:
         if not nf4:
-            _in_threads(files.items(), lambda item: widen._write_file(partial / item[0], item[1], None))
-            widen._write_rest(checkpoint, partial, files, factor)
+            _in_threads(files.items(), lambda item: widen.write_tensors(partial / item[0], item[1]))
+            widen.write_rest(checkpoint, partial, files, factor)
             return out
         _write_files(
             partial, {file: [s for wide in some for s in _wide_nf4(wide)] for file, some in files.items()}

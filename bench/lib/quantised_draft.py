@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from bench.lib.cgroup import BenchError
 from bench.lib.command import printed
 from bench.lib.process import say
-from bench.lib.widen import fingerprint
-from bench.lib.widening import dense
+from offspec.checkpoint.widen import fingerprint
+from offspec.checkpoint.widening import dense
 from offspec.core.cache_dir import cache_root, make_folder
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ from bench.lib.command import printed
 from bench.lib.process import say
 from bench.lib.report import read_prompts
 from bench.lib.upcycling import ExpertFile, Mixture, expert_files, mixture_config
-from bench.lib.widen import copy_tokenizer, fingerprint, progress_line, short_name, write_index, write_json
+from bench.lib.widen import progress_line, short_name
 from offspec.checkpoint.tensors import bytes_of
+from offspec.checkpoint.widen import copy_tokenizer, fingerprint, write_index, write_json
 from offspec.checkpoint.write import SafetensorsWriter
 from offspec.core.cache_dir import cache_root
 from offspec.core.files import new_folder, require_space

@@ -3,7 +3,8 @@
 Each MLP is copied to E experts, of which a router (`bench/lib/routers.py`) chooses k for a row. The weights
 of the chosen sum to one, so their weighted sum is what the MLP says. The intermediate neurons of each copy
 have an order of their own: no two experts have the same bytes, and sums are taken in another order, which is
-all that can differ. The tensors are Mixtral's. Widening by a factor (`bench/lib/widening.py`) comes first.
+all that can differ. The tensors are Mixtral's. Widening by a factor comes first: see
+`offspec/checkpoint/widening.py`.
 
 Letters: E experts, k chosen, H hidden size, I intermediate size.
 """
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.lib.cgroup import BenchError
-from bench.lib.widening import WideTensor, plan, wide_config
+from offspec.checkpoint.widening import WideTensor, wide_config, wide_files
 from offspec.core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def expert_files(checkpoint: Checkpoint, mixture: Mixture) -> dict[str, ExpertFi
             f"a {kind} model cannot be upcycled; {' and '.join(MODEL_TYPES)} models can"
         )
     found: dict[str, ExpertFile] = {}
-    for file, tensors in plan(checkpoint, mixture.factor).items():
+    for file, tensors in wide_files(checkpoint, mixture.factor).items():
         if any(tensor.name.endswith(".bias") for tensor in tensors):
             raise UnsupportedModelError("a model with biases cannot be upcycled: Mixtral's layout has none")
         number = _LAYER_FILE.fullmatch(file)

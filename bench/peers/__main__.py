@@ -25,7 +25,6 @@ from bench.lib.command import Command, shared
 from bench.lib.process import child, tell_liberties
 from bench.lib.report import Prompt, Report, environment, model_name, read_prompts
 from bench.lib.streamed import layer_files, raw_bandwidth, widened
-from bench.lib.widen import read_recipe
 from bench.peers import env as peers_env
 from bench.peers import quantised as peers_quantised
 from bench.peers.jobs import ACCELERATE, ASSISTED, CONTENDERS, PLAIN, TITLES, Scene, prepare, run, variants
@@ -33,6 +32,7 @@ from bench.peers.llama import BUILDING, DRAFT_LENGTHS
 from bench.peers.quantised import LLAMA, LLAMA_DRAFTED
 from bench.peers.tally import DECODING, GOALS, fastest, our_answers, shortfalls, speed_ups, summarise
 from bench.peers.view import NOTE, ceiling_json, plot, show, show_ceiling
+from offspec.checkpoint.widen import read_recipe
 from offspec.core.config import format_bytes, parse_bytes
 
 

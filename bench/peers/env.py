@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.lib.cgroup import BenchError
 from bench.lib.process import say
-from bench.lib.widen import RECIPE
+from offspec.checkpoint.widen import RECIPE
 from offspec.core.cache_dir import cache_root, make_folder, remove_folder
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")

@@ -19,9 +19,9 @@ import numpy as np
 
 from bench.lib.cgroup import BenchError
 from bench.lib.upcycle import read_recipe
-from bench.lib.widening import dense
 from bench.peers import llama_models
 from bench.peers.llama_models import Values, describe, heads_of, renamed, rotated, sizes_of, source_file
+from offspec.checkpoint.widening import dense
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter

@@ -23,8 +23,8 @@ from bench.lib.cgroup import BenchError
 from bench.lib.command import printed, shared
 from bench.lib.process import say
 from bench.lib.report import read_prompts
-from bench.lib.widen import read_recipe
-from bench.lib.widening import dense
+from offspec.checkpoint.widen import read_recipe
+from offspec.checkpoint.widening import dense
 from offspec.core.cache_dir import cache_root, make_folder
 
 if TYPE_CHECKING:

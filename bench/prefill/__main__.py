@@ -23,9 +23,9 @@ from bench.lib.command import Command, shared
 from bench.lib.process import measured_job
 from bench.lib.report import Report, ratio
 from bench.lib.streamed import layer_files, pack_of, widened
-from bench.lib.widen import read_recipe
 from bench.stream.floor import Compute, Floor
 from bench.stream.view import show_disk
+from offspec.checkpoint.widen import read_recipe
 from offspec.core.config import format_bytes, parse_bytes
 from offspec_planners.measure import RawDisk
 

@@ -22,9 +22,9 @@ from bench.lib.command import Command, shared
 from bench.lib.process import child, measured_job, tell_liberties
 from bench.lib.report import Prompt, Report, model_name, read_prompts
 from bench.lib.streamed import ask, layer_files, pack_of, raw_bandwidth, widened
-from bench.lib.widen import read_recipe
 from bench.quantised.tally import BF16, NF4, judged, passes, rows_of, shortfalls, speeds
 from bench.quantised.view import NOTE, show, show_ceiling
+from offspec.checkpoint.widen import read_recipe
 from offspec.core.config import format_bytes, parse_bytes
 
 OFF, GIVEN, PLANNED = "off", "as given", "as planned"

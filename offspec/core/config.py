@@ -265,7 +265,7 @@ class EngineConfig:
     """Everything that is decided before a model is opened.
 
     Args:
-        model: A hub id, a folder, a .gguf file, or "demo".
+        model: A hub id, a folder, a .gguf file, "demo" or "demo-wide".
         draft: Draft sources, joined by commas: a model or a head by its id or path, "substitute" (the target
             itself in few bits), "early-exit" and "mtp" (layers of its own), "suffix" and "lookup" (which copy
             from the text); "auto", the best there is, or "none".

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 
+from offspec.checkpoint.open import DEMO, DEMO_WIDE
 from offspec.checkpoint.shapes import known_config, known_models
 
 Kind = Literal["mtp", "eagle3", "eagle", "medusa", "mlp_speculator", "model"]
@@ -154,6 +155,8 @@ def known_drafts(target: str, config: Mapping[str, Any] | None = None) -> tuple[
         config: Its config.json, which may name the model or have the shape of one; the drafts of all models
             of that shape are given then.
     """
+    if target == DEMO_WIDE:
+        return (KnownDraft(DEMO, "model", "the small model that it is a wide copy of", target),)
     config = config or {}
     found: dict[str, KnownDraft] = {}
     modules = config.get("num_nextn_predict_layers")

@@ -32,7 +32,7 @@ def load(
     """Open a model and everything it needs to answer.
 
     Args:
-        model: A hub id, a folder, a .gguf file, or "demo"; or a whole configuration.
+        model: A hub id, a folder, a .gguf file, "demo" or "demo-wide"; or a whole configuration.
         plan: A plan to follow, or its file. None: the one of an earlier run, or a new one.
         replan: Measure and plan again, even if there is a saved plan. Default False.
         at_once: Answer one prompt soon: no draft model if all of the target fits in memory, the draft was not

@@ -13,6 +13,7 @@ import torch
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.checkpoint.hub import is_cached
+from offspec.checkpoint.open import DEMO
 from offspec.core import memory
 from offspec.core.config import AUTO, LOOKUPS, MTP, EngineConfig, format_bytes
 from offspec.core.errors import CapacityError, OffspecError, RequestError
@@ -167,7 +168,7 @@ def _with_best_draft(
 
     choice = DraftChoice((LOOKUPS[0],))
     if opened.config.budget != 1:
-        choice = choose_draft(known, lambda name: name == MTP or is_cached(name), obstacle)
+        choice = choose_draft(known, lambda name: name in (MTP, DEMO) or is_cached(name), obstacle)
     for name, found in tried.items():
         if name not in choice.names and found.draft is not None:
             found.draft.close()

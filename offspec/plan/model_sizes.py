@@ -9,10 +9,13 @@ import torch
 
 from offspec.checkpoint import Checkpoint, local_path, open_checkpoint
 from offspec.checkpoint.config_sizes import check_sizes
+from offspec.checkpoint.demo_wide import FACTOR
 from offspec.checkpoint.folder import CONFIG, read_config
 from offspec.checkpoint.json_file import read_json
+from offspec.checkpoint.open import DEMO, DEMO_WIDE
 from offspec.checkpoint.shapes import known_config
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, bytes_of, dtype_name
+from offspec.checkpoint.widening import wide_config
 from offspec.core.config import PackFormat
 from offspec.core.errors import ModelNotFoundError, UnsupportedModelError
 from offspec.core.files import scratch_folder
@@ -128,6 +131,8 @@ def imagine(
 
 def _config_alone(model: str) -> dict[str, Any] | None:
     """The configuration of a model without weights: of a file, a folder, or a well-known hub id."""
+    if model == DEMO_WIDE:  # which need not be written for it
+        return wide_config(open_checkpoint(DEMO).config, FACTOR)
     path, _ = local_path(model)
     if path.is_file() and path.suffix == ".json":
         return read_json(path)

@@ -118,3 +118,8 @@ def test_every_entry_is_an_id() -> None:
         assert [draft.id for draft in found if draft.trained] == list(heads), target
         kinds = [draft.kind for draft in found]
         assert kinds == sorted(kinds, key=["eagle3", "eagle", "medusa", "mlp_speculator", "model"].index)
+
+
+def test_the_wide_demo_model_is_drafted_for_by_the_small_one() -> None:
+    (draft,) = known_drafts("demo-wide")
+    assert (draft.id, draft.kind) == ("demo", "model")

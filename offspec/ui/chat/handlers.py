@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from offspec.checkpoint.open import DEMO, local_path
+from offspec.checkpoint.open import DEMO, DEMO_WIDE, local_path
 from offspec.core.config import AUTO, NONE, SOURCES, SamplingParams, read_drafts
 from offspec.core.errors import DiskFullError, RequestError, SessionError
 from offspec.ui.chat import settings, versions
@@ -100,7 +100,7 @@ def _draft(chat: ChatController, argument: str) -> Outcome:
 
 def _check_model(name: str) -> None:
     """Raises RequestError for what is plainly missing, before the loaded model is given up for it."""
-    if name in (*SOURCES, DEMO) or local_path(name)[1] or _HUB_ID.fullmatch(name):
+    if name in (*SOURCES, DEMO, DEMO_WIDE) or local_path(name)[1] or _HUB_ID.fullmatch(name):
         return
     raise RequestError(
         f"there is no model {name!r}: give a folder, a file, a hub id, or {', '.join(SOURCES)}"

@@ -67,7 +67,8 @@ def models(ctx: typer.Context, as_json: Json = False) -> None:
     """List the models in the caches: their size, what they need, and their speed here where it is known.
 
     Listed are models of the hub, packs, drafts that were rounded, GGUF files
-    that were unpacked, and the built-in demo. A speed is the prediction of an
+    that were unpacked, widened models such as [bold]demo-wide[/], and the
+    built-in demo. A speed is the prediction of an
     earlier plan; [bold]offspec plan ID[/] makes one.
     """
     if ctx.invoked_subcommand is not None:

@@ -14,8 +14,8 @@ from bench.lib.cgroup import BenchError
 from bench.lib.routers import chosen_shares, make_router, mlp_inputs, wanted_shares
 from bench.lib.upcycle import RECIPE, ensure, read_recipe, upcycle
 from bench.lib.upcycling import Mixture, expert_files
-from bench.lib.widening import dense
 from offspec.checkpoint import open_checkpoint
+from offspec.checkpoint.widening import dense
 from offspec.core.errors import UnsupportedModelError
 from tests.support.bench_models import load_model, logits, make_model
 

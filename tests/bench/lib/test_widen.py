@@ -1,26 +1,14 @@
-"""The widened model says what the small one says, and its weights are the small ones', exactly scaled."""
+"""`bench.lib.widen`: a widened model is built once and used again."""
 
-from __future__ import annotations
-
-import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 
 from bench.lib.cgroup import BenchError
-from bench.lib.widen import RECIPE, ensure, widen
-from bench.lib.widening import divide, plan, wide_config
-from offspec.checkpoint import Checkpoint, open_checkpoint
-from offspec.core.errors import UnsupportedModelError
-from tests.support.bench_models import load_model, logits, make_model
-
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "smollm3")
+from bench.lib.widen import default_folder, ensure
+from offspec.checkpoint.demo_wide import demo_wide_folder
+from offspec.core.errors import CheckpointError
+from tests.support.bench_models import make_model
 
 
 @pytest.fixture(scope="module")
@@ -28,70 +16,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "small"
     make_model(folder)
     return folder
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("factor", [1, 2, 4])
-def test_same_logits(tmp_path: Path, family: str, factor: int) -> None:
-    extra = {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}
-    model = make_model(tmp_path / "small", family, **extra)
-    widen(open_checkpoint(str(tmp_path / "small")), tmp_path / "wide", factor)
-    wide = load_model(tmp_path / "wide")
-    assert wide.config.hidden_size == 24 * factor
-    assert wide.lm_head.weight.data_ptr() != wide.get_input_embeddings().weight.data_ptr()
-    expected = logits(model)
-    assert expected.std() > 0.3  # far above the tolerance
-    torch.testing.assert_close(logits(wide), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_untied_head_is_the_models_own(tmp_path: Path) -> None:
-    model = make_model(tmp_path / "small", tie_word_embeddings=False)
-    widen(open_checkpoint(str(tmp_path / "small")), tmp_path / "wide", 2)
-    torch.testing.assert_close(logits(load_model(tmp_path / "wide")), logits(model), rtol=1e-5, atol=1e-5)
-
-
-def test_bfloat16_weights_are_exact(tmp_path: Path) -> None:
-    model = make_model(tmp_path / "small", dtype=torch.bfloat16)
-    widen(open_checkpoint(str(tmp_path / "small")), tmp_path / "wide", 4)
-    weights = {
-        key: value
-        for file in sorted((tmp_path / "wide").glob("*.safetensors"))
-        for key, value in load_file(file).items()
-    }
-    for name, original in model.state_dict().items():
-        wide = weights.pop(name)
-        assert wide.dtype == torch.bfloat16
-        scale = 1 if original.ndim == 1 or "embed" in name else 4
-        repeats = [wide.shape[axis] // original.shape[axis] for axis in range(original.ndim)]
-        assert repeats == ([4] if original.ndim == 1 else [1, 4] if original.shape[0] == 61 else [4, 4])
-        assert torch.equal(wide * scale, original.repeat(*repeats)), name
-    assert not weights
-
-
-def test_layout_on_disk(small: Path, tmp_path: Path) -> None:
-    (small / "tokenizer.json").write_text("{}")
-    out = tmp_path / "wide"
-    widen(open_checkpoint(str(small)), out, 2)
-    assert sorted(file.name for file in out.glob("*.safetensors")) == [
-        "model-layer-000.safetensors",
-        "model-layer-001.safetensors",
-        "model-outer.safetensors",
-    ]
-    recipe = json.loads((out / RECIPE).read_text())
-    layer_bytes = 0
-    for file in out.glob("*.safetensors"):
-        header = int.from_bytes(file.read_bytes()[:8], "little")
-        assert (8 + header) % 4096 == 0
-        assert file.stat().st_blocks * 512 >= file.stat().st_size  # no holes
-        layer_bytes += file.stat().st_size - 8 - header if "layer" in file.name else 0
-    assert recipe["layer_bytes"] == layer_bytes
-    with safe_open(out / "model-outer.safetensors", "pt") as outer:
-        assert sorted(outer.keys()) == ["lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"]
-    index = json.loads((out / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == recipe["total_bytes"]
-    assert (out / "tokenizer.json").read_text() == "{}"
-    assert (out / "generation_config.json").exists()
-    assert not list(tmp_path.glob(".*"))
 
 
 def test_ensure_builds_once_and_knows_its_source(small: Path, tmp_path: Path) -> None:
@@ -110,53 +34,10 @@ def test_ensure_builds_once_and_knows_its_source(small: Path, tmp_path: Path) ->
 def test_force_spares_a_folder_that_is_not_its_own(small: Path, tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "dear.txt").write_text("keep me")
-    with pytest.raises(BenchError, match="was not made by"):
+    with pytest.raises(CheckpointError, match="is not a widened model"):
         ensure(str(small), tmp_path / "letters", 2, force=True)
     assert (tmp_path / "letters" / "dear.txt").exists()
 
 
-def test_nothing_is_left_after_an_error(small: Path, tmp_path: Path) -> None:
-    def stop(count: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        widen(open_checkpoint(str(small)), tmp_path / "wide", 2, on_write=stop)
-    assert not list(tmp_path.iterdir())
-
-
-def altered(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
-    return replace(checkpoint, config={**checkpoint.config, **changes})
-
-
-def test_unknown_families_and_tensors_are_refused(small: Path) -> None:
-    checkpoint = open_checkpoint(str(small))
-    with pytest.raises(UnsupportedModelError, match="gemma2"):
-        plan(altered(checkpoint, model_type="gemma2"), 2)
-    name = "model.layers.0.self_attn.q_proj.weight"
-    odd = {**checkpoint.tensors, "model.layers.0.gate": checkpoint.tensors[name]}
-    with pytest.raises(UnsupportedModelError, match=r"model\.layers\.0\.gate"):
-        plan(replace(checkpoint, tensors=odd), 2)
-
-
-def test_division_that_is_not_exact_is_refused() -> None:
-    assert divide(np.array([0x3F80], np.uint16), 4, "one")[0] == 0x3E80  # bfloat16 1.0 -> 0.25
-    for values in (
-        np.array([0x0001], np.uint16),  # the least bfloat16
-        np.array([0x7F80], np.uint16) | 1,  # not a number
-        np.array([6e-8], np.float16),
-        np.array([1e-45], np.float32),
-    ):
-        with pytest.raises(UnsupportedModelError, match="tiny"):
-            divide(values, 4, "tiny")
-
-
-def test_head_dim_is_written_out() -> None:
-    config = {
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-    }
-    wide = wide_config(config, 4)
-    assert wide["head_dim"] == 64
-    assert (wide["num_attention_heads"], wide["num_key_value_heads"]) == (36, 12)
+def test_benches_share_the_wide_demo_model_with_the_program() -> None:
+    assert default_folder("demo", 4) == demo_wide_folder()

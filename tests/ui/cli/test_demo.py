@@ -10,20 +10,22 @@ import pytest
 from rich.console import Console
 from typer.testing import Result
 
-from offspec.core.errors import CapacityError, PlanError
+from offspec.core.errors import CapacityError, DiskFullError, PlanError
+from offspec.core.events import LoadProgress, PassProgress
 from offspec.plan import hardware_profile, other_hardware
-from offspec.ui.cli import demo
-from tests.support.fake_engine import ScriptedEngine, ScriptedLoad
+from offspec.ui.cli import demo, demo_summary, demo_view
+from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, plausible_tree
 from tests.support.sample_plans import LAPTOP, large
 from tests.ui.cli.program import TEXT
 
 Call = Callable[..., Result]
 LINE = "A larger model would do."
+LONG = "".join(f"word{number} " for number in range(40))
 
 
 @pytest.fixture
 def larger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "_larger", lambda notify: LINE)
+    monkeypatch.setattr(demo, "larger", lambda notify: LINE)
 
 
 @pytest.mark.usefixtures("larger")
@@ -33,14 +35,44 @@ def test_both_runs_and_their_speeds_are_shown(offspec: Call, load: ScriptedLoad)
     lines = result.stdout.splitlines()
     assert lines[:4] == ["one token per pass:", TEXT, "with speculation:", TEXT]
     assert [line.split("  ")[0] for line in lines[5:7]] == ["one token per pass", "with speculation"]
-    assert all("tokens per second" in line for line in lines[5:7])
-    assert "times the speed, the same text; limit 1.10 GB" in lines[7] and lines[8] == LINE
-    assert [(config.draft, config.memory) for config, _ in load.asked] == [
-        ("none", 1_100_000_000),
-        ("auto", 1_100_000_000),
+    assert all("tok/s: " in line and "bound by computing (50% of the time)" in line for line in lines[5:7])
+    assert lines[8].startswith("1.0 times the speed, the same text. Memory limit 1.50 GB, ")
+    assert "1.9 B parameters" in lines[-2] and "that of a small pair" in lines[-2]
+    assert lines[-1] == LINE
+    assert [(config.model, config.draft, config.draft_bits, config.memory) for config, _ in load.asked] == [
+        ("demo-wide", "none", None, 1_500_000_000),
+        ("demo-wide", "demo", 4, 1_500_000_000),
     ]
+    assert [config.device for config, _ in load.asked] == ["cpu", "cpu"], "it streams beside a GPU too"
+    assert all(config.budget for config, _ in load.asked), "nothing is measured before the first token"
     assert [engine.asked[-1].speculate for engine in load.engines] == [False, True]
-    assert "O_DIRECT" in result.stderr, "notices are told"
+    assert "O_DIRECT" in result.stderr, "notices are shown"
+    assert result.stderr.startswith("The demo model, widened to 1.9 B parameters"), "it says what comes"
+
+
+@pytest.mark.usefixtures("larger")
+def test_without_speculation_only_the_rate_is_measured(
+    offspec: Call, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.answers = [Script(LONG, pass_tokens=1)]
+    monkeypatch.setattr(demo, "_ENOUGH_SECONDS", 0.0)
+    lines = offspec("demo").stdout.splitlines()
+    assert lines[1] == LONG[: LONG.index("word10")].rstrip() or lines[1] == LONG[: LONG.index("word10")]
+    assert lines[3].rstrip() == LONG.rstrip(), "with speculation the answer is whole"
+    text = "\n".join(lines)
+    assert "the same 10 tokens" in text
+    assert "Without speculation 10 tokens were generated, to measure the rate." in text
+
+
+@pytest.mark.usefixtures("larger")
+def test_a_model_of_ones_own(offspec: Call, load: ScriptedLoad) -> None:
+    result = offspec("demo", "--model", "demo")
+    assert [(config.model, config.draft, config.memory) for config, _ in load.asked] == [
+        ("demo", "none", 1_100_000_000),
+        ("demo", "auto", 1_100_000_000),
+    ]
+    assert load.asked[1][0].budget is None, "its tree is planned"
+    assert "1.9 B parameters" not in result.stdout + result.stderr
 
 
 @pytest.mark.usefixtures("larger")
@@ -57,19 +89,50 @@ def test_a_limit_that_is_too_small_is_raised_unless_it_was_given(
 
     monkeypatch.setattr(sys.modules["offspec.engine.load"], "load", strict)
     assert offspec("demo").exit_code == 0
-    assert limits == [1_100_000_000, 2_100_000_000, 2_100_000_000]
+    assert limits == [1_500_000_000, 2_100_000_000, 2_100_000_000]
     limits.clear()
     assert offspec("demo", "--memory", "1GB").exit_code == 1
     assert limits == [1_000_000_000]
 
 
-def test_columns_stand_side_by_side() -> None:
+def test_a_full_disk_names_the_demo_that_needs_none(offspec: Call, load: ScriptedLoad) -> None:
+    load.fail = DiskFullError("demo-wide needs 3.9 GB: make room there")
+    result = offspec("demo")
+    assert result.exit_code == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith(
+        "error: demo-wide needs 3.9 GB: make room there; or run `offspec demo --model demo`"
+    )
+
+
+def test_ctrl_c_says_one_word(offspec: Call, load: ScriptedLoad, monkeypatch: pytest.MonkeyPatch) -> None:
+    def struck(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["offspec.engine.load"], "load", struck)
+    result = offspec("demo")
+    assert (result.exit_code, result.stderr.splitlines()[1:]) == (130, ["stopped"])
+
+
+def test_both_texts_a_bar_and_the_tree_are_drawn() -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=False)
-    runs = [demo.Run("alone", "none", "one two " * 8, tokens=2), demo.Run("drafted", "auto", state="loading")]
-    console.print(demo.Columns(console, runs)._drawn())
+    runs = [demo_view.Run("alone", "one two " * 8, tokens=2), demo_view.Run("drafted")]
+    runs[0].work = demo_view.Work.in_pass(PassProgress(3, 128, 15, 30, 1_800_000_000, 0.5))
+    runs[0].tree = plausible_tree(2, "Light", [" scatters", " in", " air"])
+    console.print(demo_view.Columns(console, runs).drawn())
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert "alone" in lines[1] and "tok/s" in lines[1] and "drafted  loading" in lines[1]
+    assert "alone" in lines[1] and "tok/s" in lines[1] and "drafted" in lines[1]
     assert lines[2].startswith("one two") and len(lines) > 3
+    shown = "\n".join(lines)
+    assert "pass 3 over 128 nodes: layer 15 of 30, 1.80 GB streamed" in shown
+    assert "tree of pass 2: 9 nodes, 2 accepted" in shown and "★ ·air" in shown
+
+
+def test_loading_is_told_in_its_unit() -> None:
+    work = demo_view.Work.loading(LoadProgress("writing demo-wide", 1_930_000_000, 3_860_000_000))
+    assert (work.text, work.done) == ("writing demo-wide: 1.93 GB of 3.86 GB", 0.5)
+    assert demo_view.Work.loading(LoadProgress("rounding", 1, 4, "layers")).text == "rounding: 1 of 4 layers"
+    assert demo_view.Work.loading(LoadProgress("opening", 0, 0)).text == "opening"
 
 
 def test_the_larger_model_is_one_that_memory_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +148,7 @@ def test_the_larger_model_is_one_that_memory_does_not_hold(monkeypatch: pytest.M
         return large()
 
     monkeypatch.setattr(other_hardware, "plan_for_hardware", planned)
-    line = demo._larger(lambda event: None)
+    line = demo_summary.larger(lambda event: None)
     assert asked == ["Qwen/Qwen3-14B"]
     assert f"about {large().forecast.tok_per_s:.2g} tokens per second" in line
     assert "`offspec plan Qwen/Qwen3-14B` says why" in line
@@ -94,4 +157,4 @@ def test_the_larger_model_is_one_that_memory_does_not_hold(monkeypatch: pytest.M
         raise PlanError("no disk")
 
     monkeypatch.setattr(other_hardware, "plan_for_hardware", fail)
-    assert demo._larger(lambda event: None).endswith("cannot be predicted: no disk")
+    assert demo_summary.larger(lambda event: None).endswith("cannot be predicted: no disk")

@@ -1,6 +1,6 @@
-"""A wider model that says what a small one says: a real text at a real size.
+"""Weights of a wider model with the output of a small one: a real text at a real size.
 
-Every hidden unit is held `k` times over. With x' = [x, x, …, x] (k copies):
+Every hidden unit is held k times. With x' = [x, x, …, x] (k copies):
 
     RMSNorm    the mean square of x' is that of x, so its weight is only repeated
     linear     W' is a k by k grid of W / k: each output sums k equal parts, and comes out k times
@@ -21,14 +21,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from bench.lib.cgroup import BenchError
-from offspec.core.errors import UnsupportedModelError
+from offspec.checkpoint.folder import Checkpoint
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo
+from offspec.core.errors import RequestError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from offspec.checkpoint import Checkpoint
-    from offspec.checkpoint.tensors import TensorInfo
+    import numpy as np
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 _PIECE = 8 << 20  # bytes widened at a time
@@ -63,7 +61,9 @@ class WideTensor:
         return self.source.nbytes * self.rows * self.columns
 
     def pieces(self) -> Iterator[np.ndarray[Any, Any]]:
-        """The wide tensor's rows in order, some at a time, as its raw elements."""
+        """Rows of the wide tensor in order, some at a time, as raw elements."""
+        import numpy as np
+
         kind = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}[self.source.dtype]
         small = np.memmap(self.source.file, kind, "r", self.source.offset, shape=self.source.shape)
         columns = self.columns if small.ndim == 2 else 1
@@ -76,6 +76,8 @@ class WideTensor:
 
 def divide(values: np.ndarray[Any, Any], divisor: int, name: str) -> np.ndarray[Any, Any]:
     """values / divisor, where uint16 stands for bfloat16. Raises UnsupportedModelError unless it is exact."""
+    import numpy as np
+
     if divisor == 1:
         return values
     brain = values.dtype == np.uint16
@@ -97,9 +99,7 @@ def divide(values: np.ndarray[Any, Any], divisor: int, name: str) -> np.ndarray[
 
 
 def dense(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
-    """Where the tensors of a model lie, none of them quantised. Raises UnsupportedModelError otherwise."""
-    from offspec.checkpoint.tensors import PackedInfo
-
+    """Tensors of a model that is not quantized, by name. Raises UnsupportedModelError for a quantized one."""
     found: dict[str, TensorInfo] = {}
     for name, weight in checkpoint.tensors.items():
         if isinstance(weight, PackedInfo):
@@ -110,13 +110,13 @@ def dense(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
     return found
 
 
-def plan(checkpoint: Checkpoint, factor: int) -> dict[str, list[WideTensor]]:
-    """The files of the wide model and the tensors in each: one file a layer, one for the rest.
+def wide_files(checkpoint: Checkpoint, factor: int) -> dict[str, list[WideTensor]]:
+    """Files of the wide model and the tensors in each: one file per layer, one for the rest.
 
     Raises UnsupportedModelError for a family or a tensor whose widening is not known.
     """
     if factor < 1 or factor & (factor - 1):
-        raise BenchError(
+        raise RequestError(
             f"the factor must be 1, 2, 4, …: a power of two, so that weights stay exact, not {factor}"
         )
     config = checkpoint.config
@@ -161,6 +161,11 @@ def _wide(name: str, source: TensorInfo, factor: int) -> WideTensor:
     if layer and _KEPT.fullmatch(part):
         return WideTensor(name, source, 1, 1, 1)
     raise UnsupportedModelError(f"it is not known how to widen tensor {name}")
+
+
+def total_bytes(files: dict[str, list[WideTensor]]) -> int:
+    """Bytes of all tensors."""
+    return sum(tensor.nbytes for tensors in files.values() for tensor in tensors)
 
 
 def wide_config(config: dict[str, Any], factor: int) -> dict[str, Any]:
