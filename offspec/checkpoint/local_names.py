@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from offspec.checkpoint.open import DEMO, embedded_model
+from offspec.checkpoint.open import DEMO, DEMO_WIDE, embedded_model
 from offspec.core.errors import CheckpointError
 
 _PREFIX = "models--"
@@ -16,6 +16,7 @@ def local_names() -> Iterator[tuple[str, str]]:
     try:
         embedded_model()
         yield DEMO, "the small model that is installed"
+        yield DEMO_WIDE, "the same widened to 1.9B"
     except CheckpointError:
         pass
     from huggingface_hub import constants
