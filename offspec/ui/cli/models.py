@@ -41,7 +41,8 @@ Id = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help="A hub id, [bold]organisation/name[/] or with [bold]@revision[/].",
+        help="A hub id: [bold]organisation/name[/], with [bold]@revision[/], or with [bold]:Q4_K_M[/] for "
+        "one of its GGUF files; or the address of its page.",
         show_default=False,
     ),
 ]
@@ -81,14 +82,16 @@ def models(ctx: typer.Context, as_json: Json = False) -> None:
 def pull(model: Id, quiet: Quiet = False) -> None:
     """Download a model into the hub's cache; after an interruption the same command resumes."""
     from offspec.checkpoint.hub import download
-    from offspec.checkpoint.open import hub_id
+    from offspec.checkpoint.hub_name import hub_name
 
-    named = hub_id(model)
+    named = hub_name(model)
     if named is None:
-        raise RequestError(f"{model} is no hub id: write organisation/name, or organisation/name@revision")
+        raise RequestError(
+            f"{model} is not a hub id: write organisation/name, or organisation/name:Q4_K_M for a GGUF file"
+        )
     with Renderer(as_json=False, quiet=quiet) as renderer:
-        folder = download(*named, renderer.show)
-    Output().write(f"{folder}\n")
+        path = download(named, renderer.show)
+    Output().write(f"{path}\n")
 
 
 @app.command()

@@ -166,4 +166,4 @@ def test_pull(caches: Caches) -> None:
         assert Path(pulled.stdout.strip()) == caches.hub / "models--org--model" / "snapshots" / COMMIT
         assert caches.listed()["org/model"]["kind"] == "hub"
     wrong = caches.call("pull", "not an id")
-    assert wrong.exit_code == 2 and "not an id is no hub id" in wrong.stderr
+    assert wrong.exit_code == 2 and "not an id is not a hub id" in wrong.stderr
