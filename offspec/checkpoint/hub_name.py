@@ -1,4 +1,4 @@
-"""Names of models on the Hugging Face Hub, as people type them for other programs or copy them from a browser."""
+"""Names of models on the Hugging Face Hub, as people type them or copy them from a browser."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from offspec.core.errors import (
     TruncatedError,
     UnsupportedModelError,
 )
-from tests.checkpoint.gguf_files import PARTS, Bench, split_gguf, write_gguf
+from tests.checkpoint.gguf_files import Bench, split_gguf, write_gguf
 from tests.checkpoint.gguf_values import ours
 
 

@@ -1,6 +1,5 @@
 """What the commands do: each takes the chat and what was typed after the name, and says what came of it."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 

@@ -11,6 +11,7 @@ from rich.console import ConsoleRenderable
 from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
 from offspec.ui.cli.console import Console
+from offspec.ui.cli.other_names import Commands
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
 from offspec.ui.cli.tables import PageLayout, columns, indented, page, plain, prose
@@ -35,7 +36,7 @@ Make room on the disk:
   offspec models rm Qwen/Qwen3-0.6B
 """
 
-app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich", epilog=EPILOG)
+app = typer.Typer(cls=Commands, invoke_without_command=True, rich_markup_mode="rich", epilog=EPILOG)
 
 Id = Annotated[
     str,

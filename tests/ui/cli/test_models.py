@@ -14,6 +14,7 @@ from huggingface_hub import constants
 from safetensors.torch import save
 from typer.testing import CliRunner, Result
 
+from offspec.checkpoint.open import embedded_model
 from offspec.ui.cli.main import app
 from tests.checkpoint.hub_standin import COMMIT, StandIn, serve
 from tests.support.sample_plans import large
@@ -113,6 +114,15 @@ def test_what_is_in_the_caches_is_listed_without_torch(caches: Caches) -> None:
     assert shown.stderr == "[]\n", "torch is not needed for it"
     page = shown.stdout
     assert "org/model" in page and max(map(len, page.splitlines())) <= 80
+
+
+def test_gguf_files_of_the_hub_are_a_model(caches: Caches) -> None:
+    """What the demo's file takes is what that file takes in the hub's cache."""
+    caches.add("org/model-GGUF", {"README.md": b"", "model-Q8_0.gguf": embedded_model().read_bytes()})
+    found = caches.listed()
+    model, same = found["org/model-GGUF"], found["demo"]
+    assert model["kind"] == "hub"
+    assert (model["bytes"], model["least_memory"]) == (same["bytes"], same["least_memory"])
 
 
 def test_a_saved_plan_says_how_fast_it_is(caches: Caches) -> None:
