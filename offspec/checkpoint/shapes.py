@@ -1,11 +1,30 @@
 """What `config.json` says of well-known models, so that they can be planned for without a network."""
 
 import json
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
 _FILE = "shapes.json"
+SIZES = "known_sizes.json"  # written by docs/make_sizes.py
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSize:
+    """What a well-known model takes.
+
+    Args:
+        nbytes: Bytes on disk, as the hub has it.
+        least_ram: Bytes of RAM that it needs without a GPU and without a draft; see `Plan.least_memory`.
+        least_vram: Bytes of a GPU's memory that it needs.
+        refused: Why its architecture cannot be run; "" if it can. Sizes are 0 then.
+    """
+
+    nbytes: int = 0
+    least_ram: int = 0
+    least_vram: int = 0
+    refused: str = ""
 
 
 def known_config(hub_id: str) -> dict[str, Any] | None:
@@ -34,13 +53,23 @@ def known_models() -> tuple[str, ...]:
     return tuple(_configs())
 
 
-def named_models() -> tuple[str, ...]:
-    """The same as the hub spells them, in alphabetical order."""
+def model_groups() -> tuple[tuple[str, ...], ...]:
+    """Hub ids as the hub spells them, in alphabetical order; models of one configuration together."""
     models: dict[str, Any] = _file()["models"]
-    names = [name for hub_id, model in models.items() for name in (hub_id, *model["also"])]
-    return tuple(sorted(names, key=str.lower))
+    groups = ((hub_id, *model["also"]) for hub_id, model in models.items())
+    return tuple(sorted(groups, key=lambda names: names[0].lower()))
+
+
+def known_sizes() -> dict[str, KnownSize]:
+    """What each well-known model takes, by hub id in alphabetical order."""
+    found = json.loads(_text(SIZES))
+    sizes = {name: KnownSize(**found[names[0]]) for names in model_groups() for name in names}
+    return dict(sorted(sizes.items(), key=lambda item: item[0].lower()))
 
 
 def _file() -> dict[str, Any]:
-    file = resources.files("offspec.checkpoint").joinpath(_FILE)
-    return dict(json.loads(file.read_text(encoding="utf-8")))
+    return dict(json.loads(_text(_FILE)))
+
+
+def _text(name: str) -> str:
+    return resources.files("offspec.checkpoint").joinpath(name).read_text(encoding="utf-8")

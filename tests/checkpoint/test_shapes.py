@@ -46,6 +46,12 @@ ABOUT = {
     "Qwen/Qwen3.6-35B-A3B": (35e9, 0.02),
     "zai-org/GLM-4.5": (355e9, 0.01),
     "zai-org/GLM-4.5-Air": (106e9, 0.01),
+    "Qwen/Qwen3.8-27B": (27e9, 0.01),
+    "google/gemma-4-31B-it": (30.7e9, 5e-4),
+    "google/gemma-4-26B-A4B-it": (25.2e9, 2e-3),
+    "mistralai/Mistral-Medium-3.5-128B": (128e9, 0.03),  # which has a vision tower besides
+    "zai-org/GLM-5": (744e9, 1e-3),
+    "deepseek-ai/DeepSeek-V4-Flash": (284.4e9, 1e-3),
 }
 
 
