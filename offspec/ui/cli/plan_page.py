@@ -260,14 +260,12 @@ def _what_ifs(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     yield heading("What would help")
     rows = [
         (row.change, f"{format_number(speed)} tok/s", f"x {format_number(speed / here, 2)}", row.note)
-        for speed, row in sorted(gains, key=lambda gain: -gain[0])
+        for speed, row in sorted(gains, key=lambda gain: gain[0], reverse=True)
     ]
     if layout.narrow:
-        yield facts(
-            [(change, f"{speed} {times}".rstrip(), note) for change, speed, times, note in rows], layout
-        )
+        yield facts([(change, f"{figure} {times}", note) for change, figure, times, note in rows], layout)
         return
     table = columns((False, True, True, False), layout)
-    for change, speed, times, note in rows:
-        table.add_row(plain(change), plain(speed, "bold"), times, plain(note, "dim"))
+    for change, figure, times, note in rows:
+        table.add_row(plain(change), plain(figure, "bold"), times, plain(note, "dim"))
     yield indented(table)

@@ -1,0 +1,45 @@
+"""One function chooses the draft, for runs here and for plans for other machines."""
+
+from pathlib import Path
+
+import pytest
+
+from offspec.core.config import EngineConfig
+from offspec.engine.rehearsal import make_plan
+from offspec.plan.choose import fetches_drafts
+from offspec.plan.load import open_models
+from offspec.plan.other_hardware import plan_for_hardware
+from offspec_planners.hardware import preset
+from tests.support.tiny_models import write_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("models") / "target"))
+
+
+def test_a_run_a_plan_here_and_a_plan_for_another_machine_take_one_draft(folder: str) -> None:
+    config = EngineConfig(folder, memory=2 * 10**9, learn=False)
+    opened = open_models(config, lambda event: None)
+    opened.close()
+    assert opened.config.drafts == ("substitute", "suffix")
+    here = make_plan(config, replan=True)
+    assert "selects substitute with suffix, for this plan and for a run" in " ".join(here.notes)
+    elsewhere = plan_for_hardware(config, preset("desktop-32gb"))
+    assert elsewhere.draft in ("substitute", "none")  # none, if the model is faster alone
+
+
+@pytest.mark.parametrize(
+    ("model", "fetches"),
+    [("org/name", True), ("hf.co/org/name-GGUF:Q4_K_M", True), ("demo", False), ("./folder", False)],
+)
+def test_drafts_are_fetched_for_models_of_the_hub_alone(model: str, fetches: bool) -> None:
+    assert fetches_drafts(model) == fetches
+
+
+def test_a_folder_that_is_named_like_a_hub_model_fetches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert not fetches_drafts("org/name")
