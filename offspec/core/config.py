@@ -24,21 +24,19 @@ PackFormat = Literal["nf4", "int8", "int4-g64"]
 KVCache = Literal["model", "int8"]
 
 
-_FEWEST_BYTES = 10**6  # a smaller number without a unit was meant in another one
+_FEWEST_BYTES = 10**6  # a smaller number that is typed without a unit was meant in another one
 
 
 def parse_bytes(text: str | int, name: str = "a memory size", least: int = 1) -> int:
     """Bytes, `least` or more, from `"1.5GB"`, `"800MiB"`, `"12G"` or a plain number.
 
-    Raises RequestError, also for a plain number of bytes that was meant in another unit.
+    Raises RequestError, also for text without a unit that can hardly be meant in bytes.
     """
     wanted = "above 0" if least else "0 or above"
     if not isinstance(text, str):
         size: int = read_value(name, text, int, "a size such as 1.5GB, or a whole number of bytes")
         if size < least:
             raise RequestError(f"a memory size must be {wanted}, not {size}")
-        if 0 < size < _FEWEST_BYTES:
-            raise _without_unit(str(size))
         return size
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if not match or (match[3] and not match[2]):
@@ -276,7 +274,7 @@ class EngineConfig:
     """Everything that is decided before a model is opened.
 
     Args:
-        model: A hub id, a folder, a .gguf file, or "demo".
+        model: A hub id ("org/name:Q4_K_M" for a GGUF file), its address, a folder, a .gguf file, or "demo".
         draft: Draft sources, joined by commas: a model or a head by its id or path, "substitute" (the target
             itself in few bits), "early-exit" and "mtp" (layers of its own), "suffix" and "lookup" (which copy
             from the text); "auto", the best there is, or "none".
