@@ -88,7 +88,8 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="The target: a hub id, with [bold]:Q4_K_M[/] for one of its GGUF files, a local folder, a "
-        "[bold].gguf[/] file, or [bold]demo[/], the small model that [bold]make env[/] installs. [bold]offspec config set model[/] makes one the default.",
+        "[bold].gguf[/] file, or [bold]demo[/], the small model that [bold]make env[/] installs. "
+        "[bold]offspec config set model[/] makes one the default.",
         show_default=False,
     ),
 ]

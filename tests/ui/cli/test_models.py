@@ -183,7 +183,8 @@ def test_pull(caches: Caches) -> None:
 def test_a_gguf_file_of_the_hub_answers_as_the_same_file_does_here(caches: Caches) -> None:
     hub = StandIn()
     hub.repositories = {"org/demo-GGUF": {"README.md": b"", "demo-Q8_0.gguf": embedded_model().read_bytes()}}
-    words = ["The sky is", *"--max-tokens 6 --draft none --budget 1 --width 1 --quiet --raw".split()]
+    simple = ("--draft", "none", "--budget", "1", "--width", "1", "--quiet", "--raw")
+    words = ("The sky is", "--max-tokens", "6", *simple)
     with serve(hub):
         said = [
             subprocess.run(
