@@ -6,6 +6,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from offspec.checkpoint.hub_name import hub_name
+
 _FILE = "shapes.json"
 SIZES = "known_sizes.json"  # written by docs/make_sizes.py
 
@@ -31,8 +33,11 @@ def known_config(hub_id: str) -> dict[str, Any] | None:
     """The configuration of a hub model, as transformers' AutoConfig reads it; None for one not known here.
 
     Sizes are the model's own; what plays no part in planning is that of its instruction-tuned variant.
-    Capital letters in the id do not matter, as they do not on the hub.
+    Capital letters in the id do not matter, as they do not on the hub. An address of the model does as well.
     """
+    name = hub_name(hub_id)
+    if name is not None and not name.gguf and name.revision is None:
+        hub_id = name.repository
     config = _configs().get(hub_id.lower())
     return None if config is None else dict(json.loads(config))
 

@@ -24,7 +24,7 @@ from offspec.draft.published import KnownDraft, known_drafts
 from offspec.model import device as devices
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer
-from offspec.plan.choose import choose, fetches_drafts
+from offspec.plan.auto_draft import choose_auto_draft, fetches_drafts
 from offspec.plan.draft_memory import tree_nodes
 from offspec.plan.fit import Fit, Opened
 from offspec.plan.hot_experts import recall_experts
@@ -150,7 +150,7 @@ def _with_best_draft(
     opened: Opened, opener: DraftOpener, known: Sequence[KnownDraft], notify: Notify
 ) -> Opened:
     """With the best draft there is in the place of "auto"."""
-    chosen = choose(
+    chosen = choose_auto_draft(
         opened,
         known,
         lambda name: opener.open([name]),

@@ -12,7 +12,7 @@ from offspec.core.config import AUTO, EARLY_EXIT, LOOKUPS, MTP, NONE, SUBSTITUTE
 from offspec.core.errors import CapacityError, CheckpointError, DraftError, RequestError
 from offspec.draft.open import Drafts, substitute_print
 from offspec.draft.published import known_drafts
-from offspec.plan.choose import choose, fetches_drafts
+from offspec.plan.auto_draft import choose_auto_draft, fetches_drafts
 from offspec.plan.draft_memory import unpacks, with_most_width
 from offspec.plan.fit import Fit, Opened
 from offspec.plan.make import Acceptance, build_plan, in_bits, typical_substitute
@@ -24,7 +24,7 @@ from offspec_planners.placement import Tier
 from offspec_planners.plan import Plan
 from offspec_planners.search import shared_budgets
 
-_MOST_NODES = 1024
+_NODES = (1024, 256, 64)  # to make room for, before it is known how many pay: the first that fits
 _FREE = 0.9  # of a machine's RAM, where no limit is given
 _FREE_DEVICE = 0.95
 
@@ -105,7 +105,7 @@ def _drafts(opened: Opened) -> list[tuple[Opened, str]]:
         return _imagined((name,), opened)
 
     known = known_drafts(config.model, opened.target.skeleton.config.to_dict())
-    chosen = choose(opened, known, imagined, lambda name: name == MTP, fetches=True)
+    chosen = choose_auto_draft(opened, known, imagined, lambda name: name == MTP, fetches=True)
     main, line = chosen.choice.names[0], chosen.choice.line
     note = f"{line[0].upper()}{line[1:]}." if line else ""
     if main not in (SUBSTITUTE, *LOOKUPS) and not fetches_drafts(config.model):
@@ -157,10 +157,12 @@ def _imagined(sources: Sequence[str], opened: Opened) -> Drafts:
 def _held(opened: Opened) -> tuple[Opened, EngineConfig, Fit]:
     """With room for the largest trees: what was opened, its settings, and what fits where.
 
-    A named draft that does not fit as it is stored may fit rounded to 4 bits. Raises CapacityError.
+    A draft that does not fit beside them as it is stored may fit beside smaller ones, as in a run, and one
+    that was named may fit rounded to 4 bits. Raises CapacityError.
     """
     config, sequences = opened.config, opened.config.least_sequences
-    room = with_most_width(replace(config, budget=config.budget or max(_MOST_NODES, sequences)))
+    most, *fewer = [config.budget] if config.budget else [max(nodes, sequences) for nodes in _NODES]
+    room = with_most_width(replace(config, budget=most))
     try:
         fit = opened.fit(room)
         for budget in () if config.budget else shared_budgets(sequences):
@@ -172,5 +174,9 @@ def _held(opened: Opened) -> tuple[Opened, EngineConfig, Fit]:
     except CapacityError:
         if opened.draft is None or config.substitutes or config.draft_bits is not None:
             raise
+    for budget in fewer:
+        with suppress(CapacityError):
+            smaller = replace(room, budget=budget)
+            return opened, smaller, opened.fit(smaller)
     room, config = replace(room, draft_bits=4), replace(config, draft_bits=4)
     return replace(opened, config=config), room, opened.fit(room)

@@ -83,6 +83,10 @@ def test_every_known_model_has_the_configuration_of_one_that_is_counted() -> Non
 def test_capital_letters_do_not_matter_and_the_unknown_is_none() -> None:
     assert known_config("META-LLAMA/llama-3.1-8b") == known_config("meta-llama/Llama-3.1-8B")
     assert known_config("meta-llama/Llama-9-1T") is None
+    for address in ("hf.co/Qwen/Qwen3-8B", "https://huggingface.co/Qwen/Qwen3-8B/tree/main"):
+        assert known_config(address) == known_config("Qwen/Qwen3-8B")
+    for other in ("Qwen/Qwen3-8B:Q4_K_M", "Qwen/Qwen3-8B@v2"):  # other files than the configuration is of
+        assert known_config(other) is None
 
 
 def test_what_a_caller_changes_is_changed_for_him_alone() -> None:

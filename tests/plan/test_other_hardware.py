@@ -478,3 +478,9 @@ def test_a_preset_by_the_name_of_a_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert known_machine("rtx-4090.json") == LAPTOP
     with pytest.raises(RequestError, match="presets are"):
         known_machine("rtx-9999.json")
+
+
+def test_a_draft_is_not_rounded_where_smaller_trees_leave_it_room() -> None:
+    """As in a run, which rounds a draft only if it is told to."""
+    plan = plan_for_hardware(EngineConfig(LARGE), known_machine("laptop-8gb"))
+    assert (plan.draft, plan.draft_mode, plan.draft_bits) == (SMALL, "full", 16)

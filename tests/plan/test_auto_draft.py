@@ -6,7 +6,7 @@ import pytest
 
 from offspec.core.config import EngineConfig
 from offspec.engine.rehearsal import make_plan
-from offspec.plan.choose import fetches_drafts
+from offspec.plan.auto_draft import fetches_drafts
 from offspec.plan.load import open_models
 from offspec.plan.other_hardware import plan_for_hardware
 from offspec_planners.hardware import preset

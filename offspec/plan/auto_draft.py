@@ -26,7 +26,7 @@ class Chosen:
     opened: Mapping[str, Opened]
 
 
-def choose(
+def choose_auto_draft(
     opened: Opened,
     known: Sequence[KnownDraft],
     open_draft: Callable[[str], Drafts],
