@@ -24,6 +24,7 @@ from offspec.core.events import Event, LoadProgress, Notice
 from offspec.core.files import disk_full, require_space
 
 _PATIENCE = 20.0  # seconds to wait for the hub's first answer
+_GLANCE = 3.0  # seconds to wait for any answer, before something is fetched that can be done without
 
 # From the names of a repository's files, and a reader of those that are JSON, to the files that are wanted.
 Choose = Callable[[Collection[str], Callable[[str], dict[str, Any]]], Sequence[str]]
@@ -267,6 +268,17 @@ def _is_gguf(names: Collection[str], gguf: str) -> bool:
     """Whether a repository of these files is run from GGUF: if one is named, or there is nothing else."""
     safetensors = any(name.endswith(".safetensors") and "/" not in name for name in names)
     return bool(gguf) or (not safetensors and bool(gguf_models(dict.fromkeys(names, 0))))
+
+
+def is_reachable() -> bool:
+    """Return whether the hub answers at all, within seconds."""
+    import huggingface_hub as hub
+
+    try:
+        hub.get_session().head(hub.constants.ENDPOINT, timeout=_GLANCE)
+    except Exception:  # the network fails in many shapes
+        return False
+    return True
 
 
 def is_cached(repository: str) -> bool:

@@ -13,9 +13,27 @@ from offspec.draft.published import KnownDraft
 from offspec.plan.fit import LEAST_BUDGET, Opened
 
 
-def fetches_drafts(model: str) -> bool:
-    """Return whether a run of this target fetches a small model: only if the target is of the hub itself."""
+def of_hub(model: str) -> bool:
+    """Return whether a target is of the hub; for one that is not, a run fetches no small model."""
     return hub_name(model) is not None and not local_path(model)[1]
+
+
+def fetches_drafts(
+    model: str,
+    known: Sequence[KnownDraft],
+    is_here: Callable[[str], bool],
+    is_reachable: Callable[[], bool],
+) -> bool:
+    """Return whether a run of this target may fetch a small model.
+
+    Args:
+        model: The target's name.
+        known: Published drafts for it.
+        is_here: Whether a hub id need not be fetched.
+        is_reachable: Whether the hub answers; called only if something would be fetched.
+    """
+    small = [draft for draft in known if not draft.trained]
+    return of_hub(model) and not all(is_here(draft.id) for draft in small) and is_reachable()
 
 
 @dataclass(frozen=True, slots=True)

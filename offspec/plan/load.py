@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
-from offspec.checkpoint.hub import is_cached
+from offspec.checkpoint.hub import is_cached, is_reachable
 from offspec.core import memory
 from offspec.core.config import AUTO, MTP, EngineConfig, format_bytes
 from offspec.core.errors import CapacityError, RequestError
@@ -155,7 +155,7 @@ def _with_best_draft(
         known,
         lambda name: opener.open([name]),
         lambda name: name == MTP or is_cached(name),
-        fetches=fetches_drafts(opened.config.model),
+        fetches=fetches_drafts(opened.config.model, known, is_cached, is_reachable),
     )
     choice = chosen.choice
     for name, found in chosen.opened.items():

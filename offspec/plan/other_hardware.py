@@ -12,7 +12,7 @@ from offspec.core.config import AUTO, EARLY_EXIT, LOOKUPS, MTP, NONE, SUBSTITUTE
 from offspec.core.errors import CapacityError, CheckpointError, DraftError, RequestError
 from offspec.draft.open import Drafts, substitute_print
 from offspec.draft.published import known_drafts
-from offspec.plan.auto_draft import choose_auto_draft, fetches_drafts
+from offspec.plan.auto_draft import choose_auto_draft, of_hub
 from offspec.plan.draft_memory import unpacks, with_most_width
 from offspec.plan.fit import Fit, Opened
 from offspec.plan.make import Acceptance, build_plan, in_bits, typical_substitute
@@ -108,7 +108,7 @@ def _drafts(opened: Opened) -> list[tuple[Opened, str]]:
     chosen = choose_auto_draft(opened, known, imagined, lambda name: name == MTP, fetches=True)
     main, line = chosen.choice.names[0], chosen.choice.line
     note = f"{line[0].upper()}{line[1:]}." if line else ""
-    if main not in (SUBSTITUTE, *LOOKUPS) and not fetches_drafts(config.model):
+    if main not in (SUBSTITUTE, *LOOKUPS) and not of_hub(config.model):
         note += f' A run of a local model fetches that only with `draft="{main}"`.'
     alone = replace(opened, config=replace(config, draft=NONE), asked=NONE)
     if main not in chosen.opened:

@@ -14,6 +14,7 @@ VISIT = """
 import json, sys
 from pathlib import Path
 from offspec.checkpoint import open_checkpoint
+from offspec.checkpoint.hub import is_reachable
 from offspec.checkpoint.open import locate
 from offspec.core.errors import OffspecError
 from offspec.core.events import LoadProgress
@@ -22,6 +23,8 @@ try:
     if sys.argv[2] == "open":
         found = open_checkpoint(sys.argv[1], notify=events.append, cache_dir=Path("CACHE"))
         said["tensors"] = {name: "" for name in found.tensors}
+    elif sys.argv[2] == "look":
+        said["text"] = str(is_reachable())
     else:
         path = locate(sys.argv[1], events.append)
         said["folder"] = str(path)
@@ -115,3 +118,9 @@ def test_a_part_that_the_repository_lacks_is_known_before_the_others_come(
     said = visit(f"{NAME}:F16")
     assert said.error == "CheckpointError" and f"lacks {gone}" in said.text
     assert hub.downloads() == []
+
+
+def test_whether_the_hub_answers_is_known_within_seconds(visit: Visitor) -> None:
+    assert visit(NAME, "look").text == "True"
+    assert visit(NAME, "look", HF_ENDPOINT="http://127.0.0.1:9").text == "False"
+    assert visit(NAME, "look", HF_HUB_OFFLINE="1").text == "False"

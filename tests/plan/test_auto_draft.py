@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from offspec.core.config import EngineConfig
+from offspec.draft.published import KnownDraft
 from offspec.engine.rehearsal import make_plan
-from offspec.plan.auto_draft import fetches_drafts
+from offspec.plan.auto_draft import fetches_drafts, of_hub
 from offspec.plan.load import open_models
 from offspec.plan.other_hardware import plan_for_hardware
 from offspec_planners.hardware import preset
@@ -29,17 +30,39 @@ def test_a_run_a_plan_here_and_a_plan_for_another_machine_take_one_draft(folder:
     assert elsewhere.draft in ("substitute", "none")  # none, if the model is faster alone
 
 
+SMALL = (KnownDraft("org/small", "model", "small", "org/target", 0.1),)
+
+
 @pytest.mark.parametrize(
-    ("model", "fetches"),
-    [("org/name", True), ("hf.co/org/name-GGUF:Q4_K_M", True), ("demo", False), ("./folder", False)],
+    ("model", "known", "here", "reachable", "fetches", "asked"),
+    [
+        ("org/name", SMALL, False, True, True, 1),
+        ("hf.co/org/name-GGUF:Q4_K_M", SMALL, False, True, True, 1),
+        ("org/name", SMALL, False, False, False, 1),
+        ("org/name", SMALL, True, True, False, 0),  # what is here is used without
+        ("org/name", (), False, True, False, 0),
+        ("demo", SMALL, False, True, False, 0),
+        ("./folder", SMALL, False, True, False, 0),
+    ],
 )
-def test_drafts_are_fetched_for_models_of_the_hub_alone(model: str, fetches: bool) -> None:
-    assert fetches_drafts(model) == fetches
+def test_small_models_are_fetched_for_models_of_the_hub_alone(
+    model: str, known: tuple[KnownDraft, ...], here: bool, reachable: bool, fetches: bool, asked: int
+) -> None:
+    """And the hub is asked only if there is something to fetch."""
+    calls = list[str]()
+
+    def is_reachable() -> bool:
+        calls.append("hub")
+        return reachable
+
+    assert fetches_drafts(model, known, lambda name: here, is_reachable) == fetches
+    assert len(calls) == asked
 
 
-def test_a_folder_that_is_named_like_a_hub_model_fetches_nothing(
+def test_a_folder_that_is_named_like_a_hub_model_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert of_hub("org/name")
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert not fetches_drafts("org/name")
+    assert not of_hub("org/name")
