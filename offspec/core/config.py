@@ -25,8 +25,14 @@ PackFormat = Literal["nf4", "int8", "int4-g64"]
 KVCache = Literal["model", "int8"]
 
 
+_FEWEST_BYTES = 10**6  # a smaller number that is typed without a unit was meant in another one
+
+
 def parse_bytes(text: str | int, name: str = "a memory size", least: int = 1) -> int:
-    """Bytes, `least` or more, from `"1.5GB"`, `"800MiB"`, `"12G"` or a plain number. Raises RequestError."""
+    """Bytes, `least` or more, from `"1.5GB"`, `"800MiB"`, `"12G"` or a plain number.
+
+    Raises RequestError, also for text without a unit that can hardly be meant in bytes.
+    """
     wanted = "above 0" if least else "0 or above"
     if not isinstance(text, str):
         size: int = read_value(name, text, int, "a size such as 1.5GB, or a whole number of bytes")
@@ -38,9 +44,17 @@ def parse_bytes(text: str | int, name: str = "a memory size", least: int = 1) ->
         raise RequestError(f"cannot read {text!r} as a memory size; write it like 1.5GB or 800MiB")
     units = _BINARY if match[3] else _UNITS
     size = int(float(match[1]) * units[match[2].upper()])
+    if 0 < float(match[1]) < _FEWEST_BYTES and text.strip()[-1].isdigit():
+        raise _without_unit(match[1])
     if size < least:
         raise RequestError(f"a memory size must be {wanted}, not {text!r}")
     return size
+
+
+def _without_unit(number: str) -> RequestError:
+    """The error for a number without a unit that is too small for a number of bytes."""
+    meant = f"{number}GB" if float(number) < 1024 else f"{number}MB"
+    return RequestError(f"a memory size of {number} means {number} bytes: write {meant}")
 
 
 AUTO, NONE, SUBSTITUTE = "auto", "none", "substitute"
@@ -265,7 +279,8 @@ class EngineConfig:
     """Everything that is decided before a model is opened.
 
     Args:
-        model: A hub id, a folder, a .gguf file, "demo" or "demo-wide".
+        model: A hub id ("org/name:Q4_K_M" for a GGUF file), its address, a folder, a .gguf file, "demo" or
+            "demo-wide".
         draft: Draft sources, joined by commas: a model or a head by its id or path, "substitute" (the target
             itself in few bits), "early-exit" and "mtp" (layers of its own), "suffix" and "lookup" (which copy
             from the text); "auto", the best there is, or "none".

@@ -7,6 +7,7 @@ from offspec.core.config import LOOKUPS, SUBSTITUTE
 from offspec.draft.published import KnownDraft
 
 _MIXED = LOOKUPS[0]  # what every draft is mixed with: it costs next to nothing
+_SMALL = 1 / 6  # of the target's weights; a larger model takes too long to draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +27,34 @@ def choose_draft(
     known: Sequence[KnownDraft],
     is_here: Callable[[str], bool],
     obstacle: Callable[[str], str | None],
+    *,
+    fetches: bool,
 ) -> DraftChoice:
-    """The first that can be used: a published draft that was fetched before, a substitute, one to be fetched.
+    """The first that can be used.
+
+    In this order: a trained head that was fetched before; a model of the target's family, several times
+    smaller; a substitute; a head to be fetched, or else the smallest model.
 
     Args:
         known: Published drafts for the target, the best kind first.
         is_here: Whether a hub id need not be fetched.
         obstacle: Opens a draft, and says in a clause why it cannot be used; None where it can.
+        fetches: Whether a small model is fetched in preference to a substitute.
     """
     refused = list[str]()
-    for draft in known:
-        if is_here(draft.id):
-            problem = obstacle(draft.id)
-            if problem is None:
-                return DraftChoice((draft.id, _MIXED), f"draft: {draft.id}, {draft.reason}, with {_MIXED}")
-            refused.append(problem)
+    small = [draft for draft in known if not draft.trained and draft.share <= _SMALL]
+    heads = [draft for draft in known if draft.trained and is_here(draft.id)]
+    for draft in (*heads, *(draft for draft in small if fetches or is_here(draft.id))):
+        problem = obstacle(draft.id)
+        if problem is None:
+            return DraftChoice((draft.id, _MIXED), f"draft: {draft.id}, {draft.reason}, with {_MIXED}")
+        refused.append(problem)
     problem = obstacle(SUBSTITUTE)
     if problem is None:
-        return DraftChoice((SUBSTITUTE, _MIXED), _other_than(known, refused))
+        return DraftChoice((SUBSTITUTE, _MIXED), _other_than(known, small, refused))
     refused.append(problem)
-    fetched = _to_fetch([draft for draft in known if not is_here(draft.id)])
+    tried = {draft.id for draft in small} if fetches else set[str]()
+    fetched = _to_fetch([draft for draft in known if not is_here(draft.id) and draft.id not in tried])
     if fetched is not None:
         problem = obstacle(fetched.id)
         if problem is None:
@@ -55,18 +64,16 @@ def choose_draft(
     return DraftChoice((_MIXED,), f"draft: {_MIXED} alone, since {'; '.join(refused)}")
 
 
-def _other_than(known: Sequence[KnownDraft], refused: Sequence[str]) -> str:
+def _other_than(known: Sequence[KnownDraft], small: Sequence[KnownDraft], refused: Sequence[str]) -> str:
     """What to know where a substitute drafts: why not what is here, or what could be had."""
     if refused:
         return f"draft: a substitute of the target with {_MIXED}, since {refused[0]}"
     trained = [draft for draft in known if draft.trained]
-    if not trained:
+    if not (trained or small):
         return ""
-    best = trained[0]
-    return (
-        f"draft: a substitute of the target with {_MIXED}; {best.target} has a trained head, which "
-        f'`draft="{best.id}"` fetches'
-    )
+    best = (trained or small)[0]
+    kind = f"{best.target} has a trained head" if trained else "a small model of its family may be faster"
+    return f'draft: a substitute of the target with {_MIXED}; {kind}, which `draft="{best.id}"` fetches'
 
 
 def _to_fetch(known: Sequence[KnownDraft]) -> KnownDraft | None:

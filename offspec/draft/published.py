@@ -25,12 +25,14 @@ class KnownDraft:
         kind: Of head, or "model".
         reason: Why to use it, in a few words.
         target: The model that it drafts for.
+        share: Its weights as a share of the target's, by their names; 0 for a head, or if they do not say.
     """
 
     id: str
     kind: Kind
     reason: str
     target: str
+    share: float = 0.0
 
     @property
     def trained(self) -> bool:
@@ -186,8 +188,9 @@ def _named(name: str) -> Iterator[KnownDraft]:
     for family, siblings in _SIBLINGS.items():
         if stem.startswith(family):
             for sibling in siblings:
-                if _billions(sibling) < _billions(name):
-                    yield KnownDraft(sibling, "model", _REASONS["model"], name)
+                share = _billions(sibling) / _billions(name)
+                if share < 1:
+                    yield KnownDraft(sibling, "model", _REASONS["model"], name, share)
 
 
 def _stem(name: str) -> str:

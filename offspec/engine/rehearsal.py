@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from offspec.checkpoint.open import config_alone, hub_id
+from offspec.checkpoint.hub_name import hub_name
+from offspec.checkpoint.open import config_alone
 from offspec.core import memory
 from offspec.core.config import NONE, EngineConfig, SamplingParams
 from offspec.core.errors import ModelNotFoundError, RequestError
@@ -64,7 +65,7 @@ def make_plan(
         with rehearsed(config, notify) as rehearsal:
             return rehearsal.plan
     except ModelNotFoundError as error:
-        if not hub_id(config.model):
+        if not hub_name(config.model):
             raise
         raise ModelNotFoundError(
             f"{error}; to plan without its weights, add `hardware=NAME` (for this machine a profile that "

@@ -15,7 +15,7 @@ from offspec.core.errors import CapacityError, CheckpointError, OffspecError, Pl
 from offspec.core.events import Event, LoadProgress, Notice
 from offspec.core.files import write_file
 from offspec.plan.disk_files import in_caches, in_folder, large_files, made_folder, written_file
-from offspec_planners.hardware import Hardware, Identity, preset, preset_names
+from offspec_planners.hardware import Hardware, Identity, find_preset, preset, preset_names
 from offspec_planners.units import format_rate
 
 _FILE = "hardware.json"
@@ -36,7 +36,8 @@ def known_machine(name: str) -> Hardware:
     """A preset, or the profile in a JSON file.
 
     Args:
-        name: Of a preset, or a path; a preset may be named like a file, as long as there is no such file.
+        name: Of a preset, or a path; a preset may be named like a file, as long as there is no such file, and
+            without what others do not share: 4090 is rtx-4090.
 
     Raises:
         RequestError: There is neither.
@@ -44,14 +45,14 @@ def known_machine(name: str) -> Hardware:
     """
     _, kind = local_path(name)
     known = name if kind else name.removesuffix(".json")
-    if known in preset_names():
-        return preset(known)
+    if found := find_preset(known):
+        return preset(found)
     try:
         return Hardware.load(Path(name))
     except OSError as error:
         raise RequestError(
-            f"{name[:200]} is no preset and no file that can be read ({error.strerror or error}); "
-            f"presets are {', '.join(preset_names())}"
+            f"unknown hardware {name[:200]!r} (as a file: {error.strerror or error}); presets are "
+            f"{', '.join(preset_names())}"
         ) from error
     except ValueError as error:
         raise PlanError(f"{name[:200]} is no hardware profile: {error}") from error

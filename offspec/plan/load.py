@@ -12,22 +12,22 @@ from typing import Any
 import torch
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
-from offspec.checkpoint.hub import is_cached
+from offspec.checkpoint.hub import is_cached, is_reachable
 from offspec.checkpoint.open import DEMO
 from offspec.core import memory
-from offspec.core.config import AUTO, LOOKUPS, MTP, EngineConfig, format_bytes
-from offspec.core.errors import CapacityError, OffspecError, RequestError
+from offspec.core.config import AUTO, MTP, EngineConfig, format_bytes
+from offspec.core.errors import CapacityError, RequestError
 from offspec.core.events import Notice
 from offspec.core.trace import OFF, Timeline
-from offspec.draft.auto import DraftChoice, choose_draft
 from offspec.draft.mix.sources import Sources
 from offspec.draft.open import DraftOpener, Notify
 from offspec.draft.published import KnownDraft, known_drafts
 from offspec.model import device as devices
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer
+from offspec.plan.auto_draft import choose_auto_draft, fetches_drafts
 from offspec.plan.draft_memory import tree_nodes
-from offspec.plan.fit import LEAST_BUDGET, Fit, Opened
+from offspec.plan.fit import Fit, Opened
 from offspec.plan.hot_experts import recall_experts
 from offspec.plan.load_drafts import bytes_progress, load_drafts
 from offspec.plan.warm_up import warm_up_kernels
@@ -150,31 +150,21 @@ def _with_sequences(opened: Opened) -> Opened:
 def _with_best_draft(
     opened: Opened, opener: DraftOpener, known: Sequence[KnownDraft], notify: Notify
 ) -> Opened:
-    """With the best draft there is in the place of "auto"; see `choose_draft`."""
-    tried = dict[str, Opened]()
-
-    def obstacle(name: str) -> str | None:
-        config = replace(opened.config, draft=f"{name},{LOOKUPS[0]}")
-        try:
-            found = replace(opened, config=config, drafts=opener.open([name]))
-        except OffspecError as error:
-            return str(error)
-        tried[name] = found
-        try:
-            fit = found.fit(replace(config, budget=config.budget or LEAST_BUDGET))
-        except CapacityError:
-            return f"{name} does not fit in memory beside the target"
-        return found.no_room(config) if fit.draft_mode == "none" else None
-
-    choice = DraftChoice((LOOKUPS[0],))
-    if opened.config.budget != 1:
-        choice = choose_draft(known, lambda name: name in (MTP, DEMO) or is_cached(name), obstacle)
-    for name, found in tried.items():
+    """With the best draft there is in the place of "auto"."""
+    chosen = choose_auto_draft(
+        opened,
+        known,
+        lambda name: opener.open([name]),
+        lambda name: name in (MTP, DEMO) or is_cached(name),
+        fetches=fetches_drafts(opened.config.model, known, is_cached, is_reachable),
+    )
+    choice = chosen.choice
+    for name, found in chosen.opened.items():
         if name not in choice.names and found.draft is not None:
             found.draft.close()
     if choice.line:
         notify(Notice(choice.line))
-    taken = tried.get(choice.names[0], opened)
+    taken = chosen.opened.get(choice.names[0], opened)
     return replace(taken, config=replace(opened.config, draft=",".join(choice.names)))
 
 

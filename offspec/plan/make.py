@@ -3,7 +3,7 @@
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from offspec.core.config import LOOKUPS, EngineConfig
+from offspec.core.config import AUTO, LOOKUPS, EngineConfig
 from offspec.core.events import LoadProgress
 from offspec.draft.base import foreseeing
 from offspec.draft.open import Notify
@@ -279,6 +279,9 @@ def _build(
 def notes_on(opened: Opened) -> tuple[str, ...]:
     """What a plan leaves out of account."""
     lookups, notes = [name for name in opened.config.drafts if name in LOOKUPS], list[str]()
+    if opened.asked == AUTO and opened.drafts.names:
+        names = " with ".join(opened.config.drafts)
+        notes.append(f'`draft="auto"` selects {names}, for this plan and for a run.')
     if lookups:
         copy = "copy" if len(lookups) > 1 else "copies"
         notes.append(

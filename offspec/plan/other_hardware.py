@@ -1,5 +1,6 @@
 """A plan for a machine that is elsewhere: from its profile, and from the configurations of the models."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -8,10 +9,10 @@ import torch
 from offspec.checkpoint.shapes import known_config
 from offspec.core import memory
 from offspec.core.config import AUTO, EARLY_EXIT, LOOKUPS, MTP, NONE, SUBSTITUTE, EngineConfig
-from offspec.core.errors import CapacityError, CheckpointError, RequestError
+from offspec.core.errors import CapacityError, CheckpointError, DraftError, RequestError
 from offspec.draft.open import Drafts, substitute_print
 from offspec.draft.published import known_drafts
-from offspec.model.loaded import LoadedModel
+from offspec.plan.auto_draft import choose_auto_draft, of_hub
 from offspec.plan.draft_memory import unpacks, with_most_width
 from offspec.plan.fit import Fit, Opened
 from offspec.plan.make import Acceptance, build_plan, in_bits, typical_substitute
@@ -23,7 +24,7 @@ from offspec_planners.placement import Tier
 from offspec_planners.plan import Plan
 from offspec_planners.search import shared_budgets
 
-_MOST_NODES = 1024
+_NODES = (1024, 256, 64)  # to make room for, before it is known how many pay: the first that fits
 _FREE = 0.9  # of a machine's RAM, where no limit is given
 _FREE_DEVICE = 0.95
 
@@ -32,8 +33,8 @@ def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
     """The plan for another machine, from its profile alone.
 
     Args:
-        config: Models, memory limits and settings. Draft "auto" is the fastest that fits: a substitute, or a
-            small model of the family of a well-known target.
+        config: Models, memory limits and settings. Draft "auto" is the one that a run there would choose, or
+            none where that is faster.
         hardware: The profile.
 
     Raises:
@@ -65,10 +66,25 @@ def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
         int8_cache=config.kv_cache == "int8",
         quantize=config.quantize,
     )
+    vram = None
+    if hardware.link is not None:
+        vram = config.vram or int(_FREE_DEVICE * hardware.processor.memory)
+    opened = Opened(
+        config,
+        target,
+        fingerprint,
+        Drafts(),
+        config.memory or int(_FREE * hardware.ram),
+        vram,
+        memory.RUNTIME,  # a process there, not this one
+        config.draft,
+        more_vram=(vram,) * config.device.count(",") if vram else (),
+    )
     plans, failure = list[Plan](), None
-    for wanted in _drafts(config, target):
+    for wanted, note in _drafts(opened):
         try:
-            plans.append(_plan(wanted, hardware, target, fingerprint))
+            plan = _plan(wanted, hardware)
+            plans.append(replace(plan, notes=(*plan.notes, note)) if note else plan)
         except (CapacityError, CheckpointError) as error:
             failure = failure or error
     if plans:
@@ -77,32 +93,32 @@ def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
     raise failure
 
 
-def _drafts(config: EngineConfig, target: LoadedModel) -> list[EngineConfig]:
-    """Possible drafts, and none. Of those that are equally fast the first is taken."""
+def _drafts(opened: Opened) -> list[tuple[Opened, str]]:
+    """No draft and the one that a run would choose, each with a note; of equally fast ones the first."""
+    config = opened.config
     if config.draft != AUTO:
-        return [config]
-    # Of heads, and of some models, no sizes are known to plan with.
-    known = known_drafts(config.model, target.skeleton.config.to_dict())
-    siblings = dict.fromkeys(draft.id for draft in known if known_config(draft.id))
-    return [replace(config, draft=name) for name in (NONE, SUBSTITUTE, *siblings)]
+        return [(replace(opened, drafts=_imagined(config.drafts, opened)), "")]
+
+    def imagined(name: str) -> Drafts:
+        if name != SUBSTITUTE and known_config(name) is None:
+            raise DraftError(f"{name} cannot be planned for without its files")
+        return _imagined((name,), opened)
+
+    known = known_drafts(config.model, opened.target.skeleton.config.to_dict())
+    chosen = choose_auto_draft(opened, known, imagined, lambda name: name == MTP, fetches=True)
+    main, line = chosen.choice.names[0], chosen.choice.line
+    note = f"{line[0].upper()}{line[1:]}." if line else ""
+    if main not in (SUBSTITUTE, *LOOKUPS) and not of_hub(config.model):
+        note += f' A run of a local model fetches that only with `draft="{main}"`.'
+    alone = replace(opened, config=replace(config, draft=NONE), asked=NONE)
+    if main not in chosen.opened:
+        return [(alone, note)]
+    found = replace(chosen.opened[main], config=replace(config, draft=main), asked=main)
+    return [(alone, ""), (found, note)]
 
 
-def _plan(config: EngineConfig, hardware: Hardware, target: LoadedModel, fingerprint: str) -> Plan:
-    drafts = _imagined(config, target, fingerprint)
-    vram = None
-    if hardware.link is not None:
-        vram = config.vram or int(_FREE_DEVICE * hardware.processor.memory)
-    opened = Opened(
-        config,
-        target,
-        fingerprint,
-        drafts,
-        config.memory or int(_FREE * hardware.ram),
-        vram,
-        memory.RUNTIME,  # a process there, not this one
-        config.draft,
-        more_vram=(vram,) * config.device.count(",") if vram else (),
-    )
+def _plan(opened: Opened, hardware: Hardware) -> Plan:
+    config, target, drafts = opened.config, opened.target, opened.drafts
     opened, room, fit = _held(opened)
     notes = list[str]()
     if drafts.names and fit.draft_mode == "none":
@@ -125,25 +141,28 @@ def _plan(config: EngineConfig, hardware: Hardware, target: LoadedModel, fingerp
     return replace(plan, notes=(*plan.notes, *notes))
 
 
-def _imagined(config: EngineConfig, target: LoadedModel, fingerprint: str) -> Drafts:
+def _imagined(sources: Sequence[str], opened: Opened) -> Drafts:
     """What drafts, known by its configuration. Raises RequestError for what is not known by that."""
-    names = tuple(name for name in config.drafts if name not in (NONE, *LOOKUPS))
+    target = opened.target
+    names = tuple(name for name in sources if name not in (NONE, *LOOKUPS))
     if not names:
         return Drafts()
     if len(names) > 1 or names[0] in (EARLY_EXIT, MTP):
         raise RequestError("a plan for another machine goes by one draft: a model, or substitute")
     if names[0] == SUBSTITUTE:
-        return Drafts(names, target, substitute_print(fingerprint))
+        return Drafts(names, target, substitute_print(opened.target_print))
     return Drafts(names, *imagine(names[0], target.dtype, target.device))
 
 
 def _held(opened: Opened) -> tuple[Opened, EngineConfig, Fit]:
     """With room for the largest trees: what was opened, its settings, and what fits where.
 
-    A named draft that does not fit as it is stored may fit rounded to 4 bits. Raises CapacityError.
+    A draft that does not fit beside them as it is stored may fit beside smaller ones, as in a run, and one
+    that was named may fit rounded to 4 bits. Raises CapacityError.
     """
     config, sequences = opened.config, opened.config.least_sequences
-    room = with_most_width(replace(config, budget=config.budget or max(_MOST_NODES, sequences)))
+    most, *fewer = [config.budget] if config.budget else [max(nodes, sequences) for nodes in _NODES]
+    room = with_most_width(replace(config, budget=most))
     try:
         fit = opened.fit(room)
         for budget in () if config.budget else shared_budgets(sequences):
@@ -155,5 +174,9 @@ def _held(opened: Opened) -> tuple[Opened, EngineConfig, Fit]:
     except CapacityError:
         if opened.draft is None or config.substitutes or config.draft_bits is not None:
             raise
+    for budget in fewer:
+        with suppress(CapacityError):
+            smaller = replace(room, budget=budget)
+            return opened, smaller, opened.fit(smaller)
     room, config = replace(room, draft_bits=4), replace(config, draft_bits=4)
     return replace(opened, config=config), room, opened.fit(room)

@@ -7,6 +7,7 @@ which. Bytes are plain numbers, rates are per second.
 import hashlib
 import json
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -33,6 +34,8 @@ from offspec_planners.json_fields import (
 VERSION = 1
 _SLOWEST_MEMORY = 1e9  # bytes per second; what was measured to be slower was something else
 _GB = 10**9
+# In the names of presets.
+_SEPARATORS, _MAKERS, _MEMORY = re.compile(r"[\s_-]+"), re.compile(r"nvidia|geforce"), re.compile(r"-\d+gb\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +213,20 @@ def preset_names() -> tuple[str, ...]:
     """Names of the machines that come with the package, in alphabetical order."""
     files = resources.files("offspec_planners").joinpath("presets").iterdir()
     return tuple(sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json")))
+
+
+def find_preset(name: str) -> str | None:
+    """The preset that a name stands for, as people write it: "4090" and "NVIDIA RTX 4090" are "rtx-4090".
+
+    A name may lack the maker, "rtx" and the amount of memory; the preset with the shortest name is taken.
+    """
+    wanted = _MAKERS.sub("", _SEPARATORS.sub("", name.lower()))
+    for known in sorted(preset_names(), key=lambda known: (known != name, len(known))):
+        whole = _SEPARATORS.sub("", known)
+        names = {whole, _MEMORY.sub("", known).replace("-", "")}
+        if wanted and wanted in names | {each.removeprefix("rtx") for each in names}:
+            return known
+    return None
 
 
 def preset(name: str) -> Hardware:

@@ -45,6 +45,7 @@ class Bench(NamedTuple):
         return sorted(file.name for file in self.cache.glob("*/*"))
 
 
+PARTS = 3  # files that a model is split into
 # Where the blocks of types that the gguf package cannot write have their float16 scales, in bytes.
 SCALES = {
     "Q2_K": (80, 82),
@@ -106,6 +107,39 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def split_gguf(
+    whole: Path, folder: Path, *, first_empty: bool = False, stated: int | None = None
+) -> list[Path]:
+    """Write a model's tensors into PARTS files: all keys in the first, the numbers of the parts in each."""
+    reader = gguf.GGUFReader(whole)
+    groups = PARTS - first_empty
+    folder.mkdir(exist_ok=True)
+    files = []
+    for number in range(PARTS):
+        files.append(folder / f"tiny-{number + 1:05}-of-{PARTS:05}.gguf")
+        writer = gguf.GGUFWriter(files[-1], "llama")
+        if number:
+            del writer.kv_data[0]["general.architecture"]
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", PARTS)
+        writer.add_int32("split.tensors.count", len(reader.tensors) if stated is None else stated)
+        for field in () if number else reader.fields.values():
+            if field.name.startswith("GGUF.") or field.name == "general.architecture":
+                continue
+            if field.types[0] == gguf.GGUFValueType.ARRAY:
+                writer.add_array(field.name, field.contents())
+            else:
+                writer.add_key_value(field.name, field.contents(), field.types[0])
+        for index, tensor in enumerate(reader.tensors):
+            if index % groups + first_empty == number:
+                writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return files
 
 
 def random_blocks(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.checkpoint.config_sizes import check_sizes
 from offspec.checkpoint.folder import INDEX, open_folder
-from offspec.checkpoint.shapes import known_config, named_models
+from offspec.checkpoint.shapes import known_config, known_models
 from offspec.core.errors import (
     CheckpointError,
     HeaderError,
@@ -271,7 +271,7 @@ def test_sizes_of_every_family_are_those_of_its_tensors(tmp_path: Path, family: 
     assert open_folder(write_model(tmp_path / "model", family)).tensors
 
 
-@pytest.mark.parametrize("name", named_models())
+@pytest.mark.parametrize("name", known_models())
 def test_sizes_of_models_that_are_known_by_name_can_be(name: str) -> None:
     config = known_config(name)
     assert config is not None

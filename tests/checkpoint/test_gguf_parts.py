@@ -18,41 +18,8 @@ from offspec.core.errors import (
     TruncatedError,
     UnsupportedModelError,
 )
-from tests.checkpoint.gguf_files import Bench, write_gguf
+from tests.checkpoint.gguf_files import Bench, split_gguf, write_gguf
 from tests.checkpoint.gguf_values import ours
-
-PARTS = 3
-
-
-def split(whole: Path, folder: Path, *, first_empty: bool = False, stated: int | None = None) -> list[Path]:
-    """Write a model's tensors into PARTS files: all keys in the first, the numbers of the parts in each."""
-    reader = gguf.GGUFReader(whole)
-    groups = PARTS - first_empty
-    folder.mkdir(exist_ok=True)
-    files = []
-    for number in range(PARTS):
-        files.append(folder / f"tiny-{number + 1:05}-of-{PARTS:05}.gguf")
-        writer = gguf.GGUFWriter(files[-1], "llama")
-        if number:
-            del writer.kv_data[0]["general.architecture"]
-        writer.add_uint16("split.no", number)
-        writer.add_uint16("split.count", PARTS)
-        writer.add_int32("split.tensors.count", len(reader.tensors) if stated is None else stated)
-        for field in () if number else reader.fields.values():
-            if field.name.startswith("GGUF.") or field.name == "general.architecture":
-                continue
-            if field.types[0] == gguf.GGUFValueType.ARRAY:
-                writer.add_array(field.name, field.contents())
-            else:
-                writer.add_key_value(field.name, field.contents(), field.types[0])
-        for index, tensor in enumerate(reader.tensors):
-            if index % groups + first_empty == number:
-                writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    return files
 
 
 @pytest.fixture
@@ -63,7 +30,7 @@ def whole(bench: Bench, llama: PreTrainedModel) -> Path:
 
 @pytest.fixture
 def parts(whole: Path) -> list[Path]:
-    return split(whole, whole.parent / "parts")
+    return split_gguf(whole, whole.parent / "parts")
 
 
 def opened(file: Path, bench: Bench, *, unpack: bool = False) -> Checkpoint:
@@ -72,7 +39,7 @@ def opened(file: Path, bench: Bench, *, unpack: bool = False) -> Checkpoint:
 
 @pytest.mark.parametrize("first_empty", [False, True])
 def test_any_part_opens_the_whole(bench: Bench, whole: Path, first_empty: bool) -> None:
-    files = split(whole, whole.parent / "parts", first_empty=first_empty)
+    files = split_gguf(whole, whole.parent / "parts", first_empty=first_empty)
     expected = ours(bench.open()).state_dict()
     folders = set()
     for file in files:
@@ -117,11 +84,11 @@ def test_a_part_in_the_place_of_another(bench: Bench, parts: list[Path]) -> None
 
 
 def test_parts_of_different_models(bench: Bench, whole: Path, parts: list[Path]) -> None:
-    others = split(whole, whole.parent / "others", first_empty=True)
+    others = split_gguf(whole, whole.parent / "others", first_empty=True)
     parts[1].write_bytes(others[1].read_bytes())
     with pytest.raises(HeaderError, match=r"is in another part too|all parts together have"):
         opened(parts[0], bench)
-    stated = split(whole, whole.parent / "stated", stated=5)
+    stated = split_gguf(whole, whole.parent / "stated", stated=5)
     with pytest.raises(HeaderError, match="it states 5 tensors, and all parts together have"):
         opened(stated[0], bench)
 

@@ -146,7 +146,7 @@ def test_answers_that_are_no(hub: StandIn, visit: Visitor) -> None:
         "org/absent": ["no such public model", "check the spelling"],
         "org/model@v9": ["no revision v9"],
         "org/gated": ["asks for permission", "hf auth login"],
-        "org/a..b": ["is no hub id", "organisation/name"],
+        "org/a..b": ["is not a hub id", "organisation/name"],
     }.items():
         said = visit(model)
         assert said.error == "ModelNotFoundError", model
@@ -156,7 +156,10 @@ def test_answers_that_are_no(hub: StandIn, visit: Visitor) -> None:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"a.gguf": b"", "b.gguf": b"", "config.json": b"{}"}, "only GGUF files (a.gguf, b.gguf)"),
+        (
+            {"a.gguf": b"", "b.gguf": b"", "config.json": b"{}"},
+            "2 GGUF models: name one, as in org/other:a, of a (0 B), b (0 B)",
+        ),
         ({"pytorch_model.bin": b"", "config.json": b"{}"}, "convert it to safetensors"),
         ({"README.md": b""}, "no safetensors weights"),
         ({"model.safetensors": b""}, "no config.json"),
@@ -169,7 +172,7 @@ def test_repositories_that_hold_no_model(
 ) -> None:
     hub.repositories["org/other"] = files
     said = visit("org/other")
-    assert said.error in ("CheckpointError", "HeaderError")
+    assert said.error in ("CheckpointError", "HeaderError", "ModelNotFoundError")
     assert words in said.text
     assert not any(name.endswith((".gguf", ".bin")) for name in hub.downloads())
 

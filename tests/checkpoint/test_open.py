@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offspec.checkpoint import hub, open_checkpoint
+from offspec.checkpoint.hub_name import HubName
 from offspec.checkpoint.open import DEMO_PACKAGE, embedded_model
 from offspec.core.errors import CheckpointError, HeaderError, ModelNotFoundError, OffspecError
 
@@ -29,6 +30,11 @@ from offspec.core.errors import CheckpointError, HeaderError, ModelNotFoundError
         ("org/model.gguf", "check the path"),
         ("org/name@", "check the path"),
         ("~nobody-of-that-name/x", "check the path"),
+        ("llama3.3:70b", "names of the Ollama library are not known here; give a hub id"),
+        ("https://example.com/a/model-Q4_0.gguf", "download that file and give its path"),
+        ("https://huggingface.co/datasets/org/name", "copy the address of the model's page"),
+        ("https://huggingface.co/org/name/resolve/main/model.safetensors", "write organisation/name"),
+        ("hf.co/gpt2", "write organisation/name"),
         ("x" * 5000, "there is no model x"),
         ("a\nb", "there is no model"),
         ("\ud800", "there is no model"),
@@ -45,26 +51,24 @@ def test_words_that_name_nothing(model: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "repository", "revision"),
+    ("model", "meant"),
     [
-        ("org/name", "org/name", None),
-        ("Org-1/some.name_x@v1.0", "Org-1/some.name_x", "v1.0"),
-        ("o/n@refs/pr/1", "o/n", "refs/pr/1"),
+        ("org/name", HubName("org/name")),
+        ("Org-1/some.name_x@v1.0", HubName("Org-1/some.name_x", "v1.0")),
+        ("hf.co/org/name:Q4_K_M", HubName("org/name", None, "Q4_K_M")),
     ],
 )
-def test_hub_ids_go_to_the_hub(
-    monkeypatch: pytest.MonkeyPatch, model: str, repository: str, revision: str | None
-) -> None:
+def test_hub_ids_go_to_the_hub(monkeypatch: pytest.MonkeyPatch, model: str, meant: HubName) -> None:
     asked: list[object] = []
 
-    def download(*args: object) -> Path:
-        asked.extend(args[:2])
+    def download(name: HubName, notify: object) -> Path:
+        asked.append(name)
         raise ModelNotFoundError("asked")
 
     monkeypatch.setattr(hub, "download", download)
     with pytest.raises(ModelNotFoundError, match="asked"):
         open_checkpoint(model)
-    assert asked == [repository, revision]
+    assert asked == [meant]
 
 
 def test_a_folder_wins_over_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

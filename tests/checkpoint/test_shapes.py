@@ -46,6 +46,12 @@ ABOUT = {
     "Qwen/Qwen3.6-35B-A3B": (35e9, 0.02),
     "zai-org/GLM-4.5": (355e9, 0.01),
     "zai-org/GLM-4.5-Air": (106e9, 0.01),
+    "Qwen/Qwen3.8-27B": (27e9, 0.01),
+    "google/gemma-4-31B-it": (30.7e9, 5e-4),
+    "google/gemma-4-26B-A4B-it": (25.2e9, 2e-3),
+    "mistralai/Mistral-Medium-3.5-128B": (128e9, 0.03),  # which has a vision tower besides
+    "zai-org/GLM-5": (744e9, 1e-3),
+    "deepseek-ai/DeepSeek-V4-Flash": (284.4e9, 1e-3),
 }
 
 
@@ -77,6 +83,10 @@ def test_every_known_model_has_the_configuration_of_one_that_is_counted() -> Non
 def test_capital_letters_do_not_matter_and_the_unknown_is_none() -> None:
     assert known_config("META-LLAMA/llama-3.1-8b") == known_config("meta-llama/Llama-3.1-8B")
     assert known_config("meta-llama/Llama-9-1T") is None
+    for address in ("hf.co/Qwen/Qwen3-8B", "https://huggingface.co/Qwen/Qwen3-8B/tree/main"):
+        assert known_config(address) == known_config("Qwen/Qwen3-8B")
+    for other in ("Qwen/Qwen3-8B:Q4_K_M", "Qwen/Qwen3-8B@v2"):  # other files than the configuration is of
+        assert known_config(other) is None
 
 
 def test_what_a_caller_changes_is_changed_for_him_alone() -> None:

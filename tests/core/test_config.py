@@ -18,7 +18,7 @@ from offspec_planners.units import format_seconds
         ("1.5GB", 1_500_000_000),
         ("800MiB", 800 * 2**20),
         ("12g", 12 * 10**9),
-        ("4096", 4096),
+        ("4096000", 4_096_000),
         (" 2 kb ", 2000),
     ],
 )
@@ -30,6 +30,16 @@ def test_sizes_are_read(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(RequestError):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("number", "meant"), [("12", "12GB"), (" 1.5", "1.5GB"), ("8192", "8192MB"), ("0.5", "0.5GB")]
+)
+def test_a_number_without_its_unit_is_answered_with_one(number: str, meant: str) -> None:
+    """A number in Python is one of bytes."""
+    with pytest.raises(RequestError, match=rf"means {number.strip()} bytes: write {meant}$"):
+        EngineConfig.of("m", {"vram": number})
+    assert EngineConfig.of("m", {"vram": 12}).vram == 12
 
 
 def test_the_cache_of_conversations_may_have_no_size() -> None:

@@ -8,12 +8,13 @@ from offspec.draft.auto import DraftChoice, choose_draft
 from offspec.draft.published import KnownDraft
 
 HEAD = KnownDraft("org/head", "eagle3", "one layer over states", "org/target")
-SMALL = KnownDraft("org/small", "model", "a small model", "org/target")
-TINY = KnownDraft("org/tiny", "model", "a smaller model", "org/target")
+LARGE = KnownDraft("org/large", "model", "half of the target", "org/target", 1 / 2)
+SMALL = KnownDraft("org/small", "model", "a small model", "org/target", 1 / 8)
+TINY = KnownDraft("org/tiny", "model", "a smaller model", "org/target", 1 / 40)
 
 
 def _choose(
-    known: tuple[KnownDraft, ...], here: Collection[str], fitting: Collection[str]
+    known: tuple[KnownDraft, ...], here: Collection[str], fitting: Collection[str], *, fetches: bool = False
 ) -> tuple[DraftChoice, list[str]]:
     """The choice, and what was opened for it."""
     opened = list[str]()
@@ -22,7 +23,7 @@ def _choose(
         opened.append(name)
         return None if name in fitting else f"{name} takes too much"
 
-    return choose_draft(known, lambda name: name in here, obstacle), opened
+    return choose_draft(known, lambda name: name in here, obstacle, fetches=fetches), opened
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def _choose(
             "org/small,substitute",
             ("org/small takes too much",),
         ),
-        # A head could be had, and is named; a small model is no better than a substitute.
+        # A head could be had, or a small model, and is named.
         (
             (HEAD,),
             (),
@@ -65,7 +66,16 @@ def _choose(
             "substitute",
             ('`draft="org/head"`', "trained head"),
         ),
-        ((SMALL,), (), ("substitute",), "substitute,suffix", "substitute", ()),
+        (
+            (SMALL, TINY),
+            (),
+            ("substitute",),
+            "substitute,suffix",
+            "substitute",
+            ('`draft="org/small"`', "a small model of its family may be faster"),
+        ),
+        # A model that is hardly smaller than the target is here: it drafts too slowly.
+        ((LARGE,), ("org/large",), ("org/large", "substitute"), "substitute,suffix", "substitute", ()),
         # No room for a substitute: what can be fetched, a head or else the smallest model.
         (
             (HEAD, SMALL),
@@ -101,3 +111,24 @@ def test_the_rule(
     assert tried == opened.split(",")
     assert bool(choice.line) == bool(words) and "\n" not in choice.line
     assert all(word in choice.line for word in words)
+
+
+@pytest.mark.parametrize(
+    ("known", "here", "fitting", "names", "opened"),
+    [
+        # The largest small model goes before a substitute, and a head that is here before both.
+        ((HEAD, LARGE, SMALL, TINY), (), ("org/small", "substitute"), "org/small", "org/small"),
+        ((HEAD, SMALL), ("org/head",), ("org/head", "org/small"), "org/head", "org/head"),
+        ((SMALL, TINY), (), ("org/tiny", "substitute"), "org/tiny", "org/small,org/tiny"),
+        # None fits: a substitute, or a head; no model is tried twice.
+        ((HEAD, SMALL), (), ("substitute",), "substitute", "org/small,substitute"),
+        ((HEAD, SMALL), (), ("org/head",), "org/head", "org/small,substitute,org/head"),
+        ((SMALL, TINY), (), (), "", "org/small,org/tiny,substitute"),
+    ],
+)
+def test_the_rule_where_drafts_may_be_fetched(
+    known: tuple[KnownDraft, ...], here: tuple[str, ...], fitting: tuple[str, ...], names: str, opened: str
+) -> None:
+    choice, tried = _choose(known, here, fitting, fetches=True)
+    assert choice.names == (*filter(None, [names]), "suffix")
+    assert tried == opened.split(",") and choice.line

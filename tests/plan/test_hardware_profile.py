@@ -274,7 +274,7 @@ def test_a_known_machine_is_a_preset_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_text(machine.known_machine("rtx-4090").text())
     assert machine.known_machine(str(file)) == machine.known_machine("rtx-4090")
-    with pytest.raises(RequestError, match=r"no preset.*rtx-5090"):
+    with pytest.raises(RequestError, match=r"unknown hardware 'rtx-9090'.*rtx-5090"):
         machine.known_machine("rtx-9090")
     file.write_text('{"version": 1}')
     with pytest.raises(PlanError, match=r"mine\.json is no hardware profile: name is missing"):

@@ -121,17 +121,18 @@ def test_without_a_draft_a_pass_is_a_token() -> None:
         [
             ("rtx-4090", MIDDLE, "full", 0.5, 1.3),  # half of it comes from disk
             ("rtx-4090-256gb", MIDDLE, "full", 1.4, 3.0),  # SpecExec: 2 to 3 tok/s in 16 bits; Sequoia: 1.75
-            ("rtx-4070-ti", MIDDLE, "packed", 0.4, 1.0),  # UMbreLLa's users take the 1B, in 16 bits
-            ("rtx-3060-12gb", MIDDLE, "packed", 0.15, 0.4),
+            ("rtx-4070-ti", SMALL, "full", 0.4, 1.0),  # as UMbreLLa's users take it
+            ("rtx-3060-12gb", SMALL, "full", 0.15, 0.4),
             ("laptop-8gb", SMALL, "full", 0.3, 0.8),
         ],
-        ("rtx-3060-12gb", MIDDLE, "packed", 0.15, 0.4),
+        ("rtx-3060-12gb", SMALL, "full", 0.15, 0.4),
     ),
 )
 def test_a_70b_as_the_field_knows_it(machine: str, draft: str, mode: str, slow: float, fast: float) -> None:
     plan = _plan(LARGE, machine)
     assert (plan.draft, plan.draft_mode, plan.forecast.bound) == (draft, mode, "link")
     assert slow < plan.forecast.tok_per_s < fast
+    assert plan.notes == (f"Draft: {draft}, a small model with the same vocabulary, with suffix.",)
     assert "of the target's weights" in plan.acceptance and "not measured" in plan.acceptance
     assert plan.forecast.tok_per_s > 5 * plan.tok_per_s_alone
 
@@ -333,6 +334,7 @@ def test_a_folder_gets_the_drafts_of_its_shape(tmp_path: Path) -> None:
     plan = _plan(str(tmp_path), "rtx-4090")
     alone = _plan(str(tmp_path), "rtx-4090", draft="none")
     assert plan.draft_mode == "full" and plan.forecast.tok_per_s > 3 * alone.forecast.tok_per_s
+    assert plan.notes[-1].endswith(f'A run of a local model fetches that only with `draft="{plan.draft}"`.')
     assert alone.acceptance == "there is no draft"
     for made in (plan, alone):
         assert Tier.DISK not in made.placement.tiers
@@ -501,3 +503,9 @@ def test_a_preset_by_the_name_of_a_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert known_machine("rtx-4090.json") == LAPTOP
     with pytest.raises(RequestError, match="presets are"):
         known_machine("rtx-9999.json")
+
+
+def test_a_draft_is_not_rounded_where_smaller_trees_leave_it_room() -> None:
+    """As in a run, which rounds a draft only if it is told to."""
+    plan = plan_for_hardware(EngineConfig(LARGE), known_machine("laptop-8gb"))
+    assert (plan.draft, plan.draft_mode, plan.draft_bits) == (SMALL, "full", 16)

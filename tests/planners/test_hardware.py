@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offspec_planners.hardware import Hardware, Processor, Rate, preset, preset_names
+from offspec_planners.hardware import Hardware, Processor, Rate, find_preset, preset, preset_names
 
 MACHINE = Hardware(
     name="desk, 16 GB RAM",
@@ -201,3 +201,28 @@ def test_few_rows_of_a_preset_are_bound_by_its_memory(name: str) -> None:
             assert rate <= rows * chip.bandwidth.value * 1.01  # two bytes and two operations a weight and row
         assert chip.flops(1) == pytest.approx(chip.bandwidth.value)
         assert [rate for _, rate in chip.gemm] == sorted(rate for _, rate in chip.gemm)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("4090", "rtx-4090"),
+        ("RTX 4090", "rtx-4090"),
+        ("rtx4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("rtx_4090_sata", "rtx-4090-sata"),
+        ("4090-256gb", "rtx-4090-256gb"),
+        ("3060", "rtx-3060-12gb"),
+        ("4070ti", "rtx-4070-ti"),
+        ("a100", "a100-80gb"),
+        ("laptop", "laptop-8gb"),
+        ("H100", "h100"),
+        ("4080", None),  # another card than the 4080 Super
+        ("rtx", None),
+        ("", None),
+    ],
+)
+def test_presets_are_found_by_the_names_that_people_type(typed: str, meant: str | None) -> None:
+    assert find_preset(typed) == meant
+    for name in preset_names():
+        assert find_preset(name) == name

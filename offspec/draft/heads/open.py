@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offspec.checkpoint.folder import CONFIG
-from offspec.checkpoint.open import hub_id, local_path
+from offspec.checkpoint.hub_name import hub_name
+from offspec.checkpoint.open import local_path
 from offspec.core.errors import DraftError
 from offspec.core.events import Event
 from offspec.draft.heads import eagle, medusa, mlp_speculator
@@ -62,8 +63,8 @@ def open_head(model: str, target: TargetShape, notify: Callable[[Event], None]) 
 
 def _fetched(model: str, notify: Callable[[Event], None]) -> Path | None:
     """The folder of a hub repository that looks like a head's."""
-    found = hub_id(model)
-    if found is None:
+    found = hub_name(model)
+    if found is None or found.gguf:
         return None
     from offspec.checkpoint.hub import download_head
 
@@ -72,7 +73,7 @@ def _fetched(model: str, notify: Callable[[Event], None]) -> Path | None:
             return []
         return weight_files(names, load, model)
 
-    return download_head(*found, notify, choose)
+    return download_head(found.repository, found.revision, notify, choose)
 
 
 def may_be_head(config: Mapping[str, Any], names: Collection[str]) -> bool:

@@ -1,9 +1,9 @@
 """What the commands do: each takes the chat and what was typed after the name, and says what came of it."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from offspec.checkpoint.hub_name import hub_name
 from offspec.checkpoint.open import DEMO, DEMO_WIDE, local_path
 from offspec.core.config import AUTO, NONE, SOURCES, SamplingParams, read_drafts
 from offspec.core.errors import DiskFullError, RequestError, SessionError
@@ -26,7 +26,6 @@ from offspec.ui.chat.outcomes import (
 from offspec.ui.chat.save_load import load, others_titled, save
 from offspec.ui.chat.thinking import without_thinking
 
-_HUB_ID = re.compile(r"[^./~][^/]*/[^/]+")
 _SWITCH = {"on": True, "off": False}
 
 
@@ -100,7 +99,7 @@ def _draft(chat: ChatController, argument: str) -> Outcome:
 
 def _check_model(name: str) -> None:
     """Raises RequestError for what is plainly missing, before the loaded model is given up for it."""
-    if name in (*SOURCES, DEMO, DEMO_WIDE) or local_path(name)[1] or _HUB_ID.fullmatch(name):
+    if name in (*SOURCES, DEMO, DEMO_WIDE) or local_path(name)[1] or hub_name(name):
         return
     raise RequestError(
         f"there is no model {name!r}: give a folder, a file, a hub id, or {', '.join(SOURCES)}"

@@ -13,7 +13,7 @@ from offspec.ui.cli import options as opt
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
-from offspec.ui.cli.tables import PageLayout, facts, heading, indented, page, plain, series
+from offspec.ui.cli.tables import PageLayout, columns, facts, heading, indented, page, plain, series
 from offspec_planners.units import format_bytes, format_number, format_rate
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ Name = Annotated[
     typer.Argument(
         metavar="NAME",
         help="A machine to show instead of this one: a preset, such as [bold]rtx-4090[/], or a JSON file; "
-        "[bold]list[/] names the presets.",
+        "[bold]list[/] lists the presets.",
         show_default=False,
         autocompletion=completion.machines_or_list,
     ),
@@ -78,9 +78,7 @@ def hardware(
     elif path is not None or again:
         raise RequestError(f"--path and --again measure this machine; leave out {name!r} for that")
     elif name == _PRESETS:
-        from offspec_planners.hardware import preset_names
-
-        out.write("".join(f"{preset}\n" for preset in preset_names()))
+        out.write_styled(page(Console(highlight=False), _presets))
         return
     else:
         from offspec.plan.hardware_profile import known_machine
@@ -99,6 +97,31 @@ def _measured(path: Path | None, again: bool, device: str, quiet: bool) -> "tupl
 
         found = profile(device, renderer.show, again=again, folder=path)
     return found.hardware, found.measured
+
+
+def _presets(layout: PageLayout) -> Iterator[ConsoleRenderable]:
+    """The presets, each with its memory and the rates that bound a pass."""
+    from offspec_planners.hardware import preset, preset_names
+
+    machines = [(name, preset(name)) for name in preset_names()]
+    rows = [
+        (
+            name,
+            "no GPU" if machine.link is None else format_bytes(machine.processor.memory),
+            format_bytes(machine.ram),
+            format_rate(machine.disk.value),
+            "" if machine.link is None else format_rate(machine.link.value),
+        )
+        for name, machine in machines
+    ]
+    if layout.narrow:
+        yield facts([(name, vram, f"{ram} of RAM, disk {disk}") for name, vram, ram, disk, _ in rows], layout)
+        return
+    table = columns((False, True, True, True, True), layout)
+    table.add_row(*(plain(head, "dim") for head in ("preset", "VRAM", "RAM", "disk", "RAM to VRAM")))
+    for name, *figures in rows:
+        table.add_row(plain(name, "bold"), *map(plain, figures))
+    yield table
 
 
 def _page(machine: "Hardware", when: str | None) -> str:

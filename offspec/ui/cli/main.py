@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from offspec import __version__
 from offspec.core.errors import OffspecError
@@ -36,6 +35,7 @@ from offspec.ui.cli import (
     serve,
 )
 from offspec.ui.cli.defaults import COMMANDS, default_map
+from offspec.ui.cli.other_names import Commands
 from offspec.ui.cli.output import StdoutClosed, abandon_stdout
 from offspec.ui.printable import guard_libraries
 from offspec.ui.told import option_first, told
@@ -58,14 +58,14 @@ def _failing_plainly() -> Iterator[None]:
         raise typer.Exit(_NO_READER) from None
 
 
-class _Commands(TyperGroup):
+class _Program(Commands):
     def invoke(self, ctx: Any) -> Any:
         with interrupt.command(), _failing_plainly():
             return super().invoke(ctx)
 
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=_Program,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

@@ -12,6 +12,7 @@ from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
 from offspec.ui.cli import completion
 from offspec.ui.cli.console import Console
+from offspec.ui.cli.other_names import Commands
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
 from offspec.ui.cli.tables import PageLayout, columns, indented, page, plain, prose
@@ -36,13 +37,14 @@ Make room on the disk:
   offspec models rm Qwen/Qwen3-0.6B
 """
 
-app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich", epilog=EPILOG)
+app = typer.Typer(cls=Commands, invoke_without_command=True, rich_markup_mode="rich", epilog=EPILOG)
 
 Id = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help="A hub id, [bold]organisation/name[/] or with [bold]@revision[/].",
+        help="A hub id: [bold]organisation/name[/], with [bold]@revision[/], or with [bold]:Q4_K_M[/] for "
+        "one of its GGUF files; or the address of its page.",
         show_default=False,
     ),
 ]
@@ -88,14 +90,16 @@ def models(ctx: typer.Context, as_json: Json = False) -> None:
 def pull(model: Id, quiet: Quiet = False) -> None:
     """Download a model into the hub's cache; after an interruption the same command resumes."""
     from offspec.checkpoint.hub import download
-    from offspec.checkpoint.open import hub_id
+    from offspec.checkpoint.hub_name import hub_name
 
-    named = hub_id(model)
+    named = hub_name(model)
     if named is None:
-        raise RequestError(f"{model} is no hub id: write organisation/name, or organisation/name@revision")
+        raise RequestError(
+            f"{model} is not a hub id: write organisation/name, or organisation/name:Q4_K_M for a GGUF file"
+        )
     with Renderer(as_json=False, quiet=quiet) as renderer:
-        folder = download(*named, renderer.show)
-    Output().write(f"{folder}\n")
+        path = download(named, renderer.show)
+    Output().write(f"{path}\n")
 
 
 @app.command()

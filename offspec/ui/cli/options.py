@@ -88,8 +88,9 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="The target: a hub id, a local folder, a [bold].gguf[/] file, [bold]demo[/], the small model "
-        "that [bold]make env[/] installs, or [bold]demo-wide[/], that one made 16 times as large. "
+        help="The target: a hub id, with [bold]:Q4_K_M[/] for one of its GGUF files, a local folder, a "
+        "[bold].gguf[/] file, [bold]demo[/], the small model that [bold]make env[/] installs, or "
+        "[bold]demo-wide[/], that one made 16 times as large. "
         "[bold]offspec config set model[/] makes one the default.",
         show_default=False,
         autocompletion=completion.models,

@@ -37,7 +37,7 @@ Predicted beside measured speed, with real passes over three prompts:
   offspec plan ./Qwen3-8B --memory 4GB --validate --prompts 3
 
 For another machine, or a model that is not downloaded: the path of its config.json is enough, and
-`offspec plan list` names models that need neither:
+`offspec plan list` lists models that need neither:
 
   offspec plan meta-llama/Llama-3.1-70B-Instruct --hardware rtx-4090 --draft meta-llama/Llama-3.1-8B-Instruct
 
@@ -153,13 +153,11 @@ def plan(
 
     generate and chat follow this plan. The page gives its reasons: where
     each layer goes, how large a tree to verify, how long a pass takes and
-    what bounds it, and what would help most. `offspec plan list` names
-    the models whose sizes are known without a network.
+    what bounds it, and what would help most. `offspec plan list` lists
+    models whose sizes are known without a network, and which run here.
     """
     if options.model == _LIST:
-        from offspec.checkpoint.shapes import named_models
-
-        Output().write("".join(f"{name}\n" for name in named_models()))
+        _list(as_json)
         return
     SamplingParams(temperature=options.temperature)  # raises RequestError
     if hardware is not None and validate:
@@ -183,6 +181,22 @@ def plan(
         if validate:
             found = validation.validate_plan(config, made, prompts=VALIDATION[:prompts], notify=renderer.show)
     _print(made, found, as_json=as_json)
+
+
+def _list(as_json: bool) -> None:
+    """The well-known models, without loading torch."""
+    from offspec.checkpoint.shapes import known_sizes
+    from offspec.core.memory import usable_bytes
+    from offspec.ui.cli import model_list
+    from offspec.ui.cli.console import Console
+    from offspec.ui.cli.tables import page
+
+    sizes, ram = known_sizes(), usable_bytes()
+    if as_json:
+        Output().write(json.dumps(model_list.to_json(sizes, ram)) + "\n")
+        return
+    console = Console(highlight=False)
+    Output().write_styled(page(console, lambda layout: model_list.sections(sizes, ram, layout)))
 
 
 def _print(plan: "Plan", validation: "Validation | None", *, as_json: bool) -> None:

@@ -252,27 +252,20 @@ def _shared(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
 
 
 def _what_ifs(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
-    """What would help most, first."""
-    if not plan.what_ifs:
+    """Gains alone, the largest first."""
+    here = plan.forecast.tok_per_s
+    gains = [(speed, row) for row in plan.what_ifs if (speed := row.tok_per_s or 0.0) > here]
+    if not gains:
         return
     yield heading("What would help")
-    here = plan.forecast.tok_per_s
-    ordered = sorted(plan.what_ifs, key=lambda what_if: -(what_if.tok_per_s or 0.0))
     rows = [
-        (
-            what_if.change,
-            "-" if what_if.tok_per_s is None else f"{format_number(what_if.tok_per_s)} tok/s",
-            "" if what_if.tok_per_s is None else f"x {format_number(what_if.tok_per_s / here, 2)}",
-            what_if.note,
-        )
-        for what_if in ordered
+        (row.change, f"{format_number(speed)} tok/s", f"x {format_number(speed / here, 2)}", row.note)
+        for speed, row in sorted(gains, key=lambda gain: gain[0], reverse=True)
     ]
     if layout.narrow:
-        yield facts(
-            [(change, f"{speed} {times}".rstrip(), note) for change, speed, times, note in rows], layout
-        )
+        yield facts([(change, f"{figure} {times}", note) for change, figure, times, note in rows], layout)
         return
     table = columns((False, True, True, False), layout)
-    for change, speed, times, note in rows:
-        table.add_row(plain(change), plain(speed, "bold"), times, plain(note, "dim"))
+    for change, figure, times, note in rows:
+        table.add_row(plain(change), plain(figure, "bold"), times, plain(note, "dim"))
     yield indented(table)

@@ -1,6 +1,7 @@
 """`offspec hardware`: a page or JSON on stdout, everything else on stderr."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typer.testing import Result
 from offspec.core.errors import DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.plan import hardware_profile as machine
-from offspec_planners.hardware import Hardware, Rate, preset
+from offspec_planners.hardware import Hardware, Rate, preset, preset_names
 from tests.ui.cli.program import error_line
 
 Call = Callable[..., Result]
@@ -80,7 +81,13 @@ def test_a_file_is_shown_without_its_control_characters(offspec: Call, tmp_path:
 
 
 def test_the_presets_are_listed(offspec: Call) -> None:
-    assert "rtx-4090" in offspec("hardware", "list").stdout.splitlines()
+    """Each in a line that begins with its name: memory, disk and link."""
+    lines = offspec("hardware", "list").stdout.splitlines()
+    assert lines[0].split() == ["preset", "VRAM", "RAM", "disk", "RAM", "to", "VRAM"]
+    assert [line.split()[0] for line in lines[1:]] == list(preset_names())
+    listed = {line.split()[0]: re.split(r"  +", line)[1:] for line in lines[1:]}
+    assert listed["rtx-4090"] == ["25.25 GB", "67.35 GB", "6.50 GB/s", "25.00 GB/s"]
+    assert listed["desktop-32gb"][0] == "no GPU" and len(listed["desktop-32gb"]) == 3
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from huggingface_hub import constants
 from safetensors.torch import save
 from typer.testing import CliRunner, Result
 
+from offspec.checkpoint.open import embedded_model
 from offspec.ui.cli.main import app
 from tests.checkpoint.hub_standin import COMMIT, StandIn, serve
 from tests.support.sample_plans import large
@@ -115,6 +116,15 @@ def test_what_is_in_the_caches_is_listed_without_torch(caches: Caches) -> None:
     assert "org/model" in page and max(map(len, page.splitlines())) <= 80
 
 
+def test_gguf_files_of_the_hub_are_a_model(caches: Caches) -> None:
+    """What the demo's file takes is what that file takes in the hub's cache."""
+    caches.add("org/model-GGUF", {"README.md": b"", "model-Q8_0.gguf": embedded_model().read_bytes()})
+    found = caches.listed()
+    model, same = found["org/model-GGUF"], found["demo"]
+    assert model["kind"] == "hub"
+    assert (model["bytes"], model["least_memory"]) == (same["bytes"], same["least_memory"])
+
+
 def test_a_saved_plan_says_how_fast_it_is(caches: Caches) -> None:
     caches.add(SAMPLE.target, MODEL)
     (caches.own / "plans").mkdir(parents=True)
@@ -166,4 +176,25 @@ def test_pull(caches: Caches) -> None:
         assert Path(pulled.stdout.strip()) == caches.hub / "models--org--model" / "snapshots" / COMMIT
         assert caches.listed()["org/model"]["kind"] == "hub"
     wrong = caches.call("pull", "not an id")
-    assert wrong.exit_code == 2 and "not an id is no hub id" in wrong.stderr
+    assert wrong.exit_code == 2 and "not an id is not a hub id" in wrong.stderr
+
+
+@pytest.mark.exhaustive
+def test_a_gguf_file_of_the_hub_answers_as_the_same_file_does_here(caches: Caches) -> None:
+    hub = StandIn()
+    hub.repositories = {"org/demo-GGUF": {"README.md": b"", "demo-Q8_0.gguf": embedded_model().read_bytes()}}
+    simple = ("--draft", "none", "--budget", "1", "--width", "1", "--quiet", "--raw")
+    words = ("The sky is", "--max-tokens", "6", *simple)
+    with serve(hub):
+        said = [
+            subprocess.run(
+                [sys.executable, "-m", "offspec", "generate", model, *words],
+                capture_output=True,
+                text=True,
+                env=environment(**caches.variables, HF_ENDPOINT=hub.url),
+                timeout=2 * PATIENCE,
+            )
+            for model in ("demo", "hf.co/org/demo-GGUF:q8_0")
+        ]
+    assert said[0].returncode == said[1].returncode == 0, said[1].stderr
+    assert said[0].stdout == said[1].stdout != ""

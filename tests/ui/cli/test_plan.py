@@ -13,17 +13,21 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import offspec.engine as package
-from offspec.checkpoint.shapes import known_config
+from offspec.checkpoint.shapes import known_sizes, model_groups
+from offspec.core import memory
 from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.ui.cli import checks
+from offspec.ui.cli.main import app
 from offspec_planners.hardware import Rate
 from offspec_planners.placement import Tier
 from offspec_planners.plan import Part, Plan, Validation, WhatIf
 from tests.support.sample_plans import large, several, small, validation
 
 Call = Callable[..., Result]
+GB = 10**9
+LARGEST, REFUSED = "meta-llama/Meta-Llama-3.1-405B-Instruct", "deepseek-ai/DeepSeek-V4-Flash"
 
 
 @dataclass
@@ -68,8 +72,6 @@ def plan(planning: Planning, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Call `offspec plan demo …` on a page of so many columns."""
 
     def call(*args: str, columns: int = 80) -> Result:
-        from offspec.ui.cli.main import app
-
         monkeypatch.setenv("COLUMNS", str(columns))
         return CliRunner().invoke(app, ["plan", "demo", *args], prog_name="offspec")
 
@@ -148,7 +150,7 @@ def test_the_page_is_the_result_and_the_rest_is_not(plan: Call) -> None:
         "tokens per pass         9.80        measured over 24 passes",
         "speed                   7.38 tok/s  one token a pass would be 0.775 tok/s",
         "budget in nodes",
-        "1.00 GB more RAM         8.40 tok/s   x 1.1  9 more layers stay",  # what would help
+        "1.00 GB more RAM        8.40 tok/s  x 1.1  9 more layers stay",  # what would help
         "the disk's speed drifted by 14 %",
     ],
 )
@@ -194,20 +196,46 @@ def test_memory_that_was_not_what_was_measured_is_left_out(plan: Call, planning:
     assert "MB/s" not in plan().stdout
 
 
-def test_models_that_are_known_without_a_network(planning: Planning) -> None:
-    from offspec.ui.cli.main import app
-
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_well_known_models_are_listed_with_what_they_take(
+    planning: Planning, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(memory, "usable_bytes", lambda: 10 * GB)
     result = CliRunner().invoke(app, ["plan", "list"])
-    names = result.stdout.splitlines()
     assert result.exit_code == 0 and not planning.asked
-    assert "Qwen/Qwen3-8B" in names and len(names) > 27
-    assert all(known_config(name) for name in names)
+    page = " ".join(result.stdout.split())
+    assert max(map(len, result.stdout.splitlines())) <= int(columns)
+    small, large, refused = map(known_sizes().__getitem__, ("Qwen/Qwen3-8B", LARGEST, REFUSED))
+    for name, size, verdict in (("Qwen/Qwen3-8B", small, "yes"), (LARGEST, large, "too little RAM")):
+        row = page.partition(f"{name} ")[2].partition(" meta-llama" if name == LARGEST else " Qwen/")[0]
+        assert f"{size.least_ram / 1e9:.1f} GB" in row and verdict in row
+    assert "10.0 GB of RAM may be used here" in page
+    assert f"cannot run: {refused.refused}." in page
 
 
-def test_what_helps_most_comes_first(plan: Call) -> None:
+def test_well_known_models_are_listed_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "usable_bytes", lambda: 10 * GB)
+    result = CliRunner().invoke(app, ["plan", "list", "--json"])
+    found = {each.pop("name"): each for each in json.loads(result.stdout)}
+    assert set(found) == {name for names in model_groups() for name in names}
+    assert found["Qwen/Qwen3-8B"]["bytes"] == 16_381_607_936
+    assert {name: each["runs"] for name, each in found.items()}[LARGEST] is False
+    refused = found[REFUSED]
+    assert (refused["runs"], refused["bytes"]) == (False, None) and "deepseek_v4" in refused["refused"]
+
+
+def test_what_helps_most_comes_first_and_what_does_not_help_is_not_listed(
+    plan: Call, planning: Planning
+) -> None:
+    made = small()
+    gain = WhatIf("1.00 GB more RAM", 1.2 * made.forecast.tok_per_s, "9 more layers stay")
+    planning.plan = replace(made, what_ifs=(*made.what_ifs[1:], gain))
     page = plan().stdout.partition("What would help")[2]
-    order = [page.index(change) for change in ("4-bit weights", "1.00 GB more RAM", "no draft", "a 2.00 GB")]
-    assert order == sorted(order)
+    assert 0 < page.index("4-bit weights") < page.index("1.00 GB more RAM")
+    assert "no draft" not in page and "a 2.00 GB budget" not in page
+    planning.plan = replace(made, what_ifs=made.what_ifs[2:])
+    assert "What would help" not in plan().stdout
 
 
 @pytest.mark.parametrize("columns", [40, 50, 63, 64, 72, 80, 100, 120, 200])
@@ -258,7 +286,7 @@ def test_names_from_outside_do_nothing(plan: Call, planning: Planning) -> None:
         target="[red]x[/]\x1b[2J",
         notes=("[bold]n[/]\x07",),
         parts=(Part("[dim]p[/]\x1b", "device", 5),),
-        what_ifs=(WhatIf("[i]w[/]\x1b", 1.0, "[b]\x1b"),),
+        what_ifs=(WhatIf("[i]w[/]\x1b", 100.0, "[b]\x1b"),),
     )
     page = plan().stdout
     assert all(name in page for name in ("[red]x[/]�", "[bold]n[/]�", "[dim]p[/]�", "[i]w[/]�", "[b]�"))

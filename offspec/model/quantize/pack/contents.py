@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from offspec.checkpoint.tensors import PackedInfo, TensorInfo, bytes_of, item_si
 from offspec.checkpoint.write import Entry
 from offspec.core.config import PackFormat
 from offspec.core.errors import UnsupportedModelError
+from offspec.core.events import Event
 from offspec.model.experts import is_experts, parameter_names
 from offspec.model.probe.build import build_skeleton
 from offspec.model.unpacking import is_read_directly
@@ -159,9 +160,9 @@ def is_router(parameter: str) -> bool:
     return any(name in ("gate", "shared_expert_gate") or name.startswith("router") for name in modules)
 
 
-def refuse_rounded(model: str) -> None:
+def refuse_rounded(model: str, notify: Callable[[Event], None]) -> None:
     """Raise UnsupportedModelError for a GGUF file whose weights were rounded before."""
-    if kind := gguf_rounding(model):
+    if kind := gguf_rounding(model, notify):
         raise UnsupportedModelError(
             f"{_rounded(model, kind)}; `offspec pack --again` rounds it a second time, which loses more"
         )

@@ -82,7 +82,7 @@ def pack_model(
     began, notify = time.perf_counter(), notify or unheard
     memory = within_groups(memory, notify) if memory else None
     if not twice:
-        refuse_rounded(model)
+        refuse_rounded(model, notify)
     source = open_checkpoint(model, unpack=True, notify=notify, cache_dir=cache_dir)
     refuse_packed(source)
     origin = Origin(_lasting(model), source.fingerprint, to)

@@ -1,0 +1,68 @@
+"""One function chooses the draft, for runs here and for plans for other machines."""
+
+from pathlib import Path
+
+import pytest
+
+from offspec.core.config import EngineConfig
+from offspec.draft.published import KnownDraft
+from offspec.engine.rehearsal import make_plan
+from offspec.plan.auto_draft import fetches_drafts, of_hub
+from offspec.plan.load import open_models
+from offspec.plan.other_hardware import plan_for_hardware
+from offspec_planners.hardware import preset
+from tests.support.tiny_models import write_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("models") / "target"))
+
+
+def test_a_run_a_plan_here_and_a_plan_for_another_machine_take_one_draft(folder: str) -> None:
+    config = EngineConfig(folder, memory=2 * 10**9, learn=False)
+    opened = open_models(config, lambda event: None)
+    opened.close()
+    assert opened.config.drafts == ("substitute", "suffix")
+    here = make_plan(config, replan=True)
+    assert "selects substitute with suffix, for this plan and for a run" in " ".join(here.notes)
+    elsewhere = plan_for_hardware(config, preset("desktop-32gb"))
+    assert elsewhere.draft in ("substitute", "none")  # none, if the model is faster alone
+
+
+SMALL = (KnownDraft("org/small", "model", "small", "org/target", 0.1),)
+
+
+@pytest.mark.parametrize(
+    ("model", "known", "here", "reachable", "fetches", "asked"),
+    [
+        ("org/name", SMALL, False, True, True, 1),
+        ("hf.co/org/name-GGUF:Q4_K_M", SMALL, False, True, True, 1),
+        ("org/name", SMALL, False, False, False, 1),
+        ("org/name", SMALL, True, True, False, 0),  # what is here is used without
+        ("org/name", (), False, True, False, 0),
+        ("demo", SMALL, False, True, False, 0),
+        ("./folder", SMALL, False, True, False, 0),
+    ],
+)
+def test_small_models_are_fetched_for_models_of_the_hub_alone(
+    model: str, known: tuple[KnownDraft, ...], here: bool, reachable: bool, fetches: bool, asked: int
+) -> None:
+    """And the hub is asked only if there is something to fetch."""
+    calls = list[str]()
+
+    def is_reachable() -> bool:
+        calls.append("hub")
+        return reachable
+
+    assert fetches_drafts(model, known, lambda name: here, is_reachable) == fetches
+    assert len(calls) == asked
+
+
+def test_a_folder_that_is_named_like_a_hub_model_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert of_hub("org/name")
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert not of_hub("org/name")
