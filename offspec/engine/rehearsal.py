@@ -12,6 +12,7 @@ from offspec.core.events import LoadProgress, PassStats, unheard
 from offspec.draft.open import Notify
 from offspec.engine.engine import Engine
 from offspec.plan import records as ledger
+from offspec.plan.choose_device import choose_device
 from offspec.plan.initial_fit import fit_of_plan
 from offspec.plan.load import open_models
 from offspec.plan.make import plan_by
@@ -52,6 +53,7 @@ def make_plan(
     notify = notify or unheard
     if hardware is not None:
         return plan_for_hardware(config, hardware)
+    config = choose_device(config, notify)
     try:
         if not replan and (kept := _kept(config, notify)) is not None:
             return kept

@@ -95,7 +95,7 @@ def demo(
     where it does not fit. For the larger model the speed is predicted.
     """
     params = SamplingParams(max_tokens=max_tokens)
-    config = EngineConfig(model, memory=memory or _MEMORY)
+    config = EngineConfig(model, memory=memory or _MEMORY, device="cpu")  # what streams under a limit of RAM
     alone, drafted = Run("one token per pass", "none"), Run("with speculation", "auto")
     with _view([alone, drafted]) as view:
         for run in (alone, drafted):

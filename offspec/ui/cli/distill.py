@@ -104,7 +104,7 @@ def distill(
     epochs: Epochs = 10,
     minutes: Minutes = 8.0,
     memory: Memory = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "bfloat16",
     as_json: Json = False,
     quiet: Quiet = False,
