@@ -1,4 +1,4 @@
-"""Where a model is computed: on the devices that the user names, or on a GPU that is usable, else on the CPU."""
+"""Where a model is computed: on the devices that are named, or on a usable GPU, else on the CPU."""
 
 import os
 from collections.abc import Sequence
@@ -55,7 +55,8 @@ def check_without_gpu(config: EngineConfig, why: str) -> None:
         ("experts", config.experts != AUTO),
     ):
         if given:
-            raise RequestError(f"{why}; leave out `{name}`, which is for a GPU")
+            instead = "; `memory` limits RAM" if name == "vram" else ""
+            raise RequestError(f"{why}; leave out `{name}`, which is for a GPU{instead}")
 
 
 def check_memory(config: EngineConfig, machine: str, ram: int, vram: int | None) -> None:

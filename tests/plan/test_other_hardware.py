@@ -270,13 +270,8 @@ def test_a_measured_machine_without_its_gpu_is_the_one_that_its_cpu_is() -> None
     """A plan for it is followed there, if the model is computed on the CPU."""
     found = replace(LAPTOP, name=f"{LAPTOP.processor.name}, 16 GB RAM")
     chip = replace(found.processor, name="NVIDIA GeForce RTX 4090", memory=24 * GB)
-    beside = replace(
-        found,
-        name="NVIDIA GeForce RTX 4090, 16 GB RAM",
-        link=found.disk,
-        processor=chip,
-        host=found.processor,
-    )
+    name, host = f"{chip.name}, 16 GB RAM", found.processor
+    beside = replace(found, name=name, link=found.disk, processor=chip, host=host)
     assert beside.without_gpu() == found
 
 

@@ -89,7 +89,7 @@ def sparkline(emitted: Sequence[int]) -> Content:
 
 
 def memory(engine: "ChatEngine") -> Content:
-    """What computes, and what lies in each memory. Without a plan only the layers and the limits are known."""
+    """The GPU, and what lies in each memory. Without a plan only the layers and the limits are known."""
     placement, plan = engine.placement, engine.plan
     resident, host = placement["resident_layers"], placement["cpu_layers"] + placement["host_layers"]
     slots, behind = placement["expert_slots"], placement["host_expert_slots"]
