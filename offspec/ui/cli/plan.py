@@ -62,7 +62,7 @@ Machine = Annotated[
         metavar="NAME|FILE.json",
         help="Plan for another machine: a preset such as rtx-4090, or a profile that "
         "[bold]offspec hardware --json[/] printed. Nothing is measured, and only the config of the model is "
-        "needed.",
+        "needed. With [bold]--device cpu[/] its GPU is left out.",
     ),
 ]
 Validate = Annotated[
