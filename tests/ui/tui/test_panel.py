@@ -136,7 +136,7 @@ def test_memory_of_three_tiers() -> None:
                 "host_expert_slots": 0,
             }
 
-        gpus = ("NVIDIA GeForce RTX 4090",)
+        gpus: tuple[str, ...] = ("NVIDIA GeForce RTX 4090",)
 
     engine = OnCard(plan=large())
     shown = lines(panel.memory(engine))
