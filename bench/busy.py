@@ -40,7 +40,7 @@ from offspec.model.contention import Contention
 if os.environ.get("BENCH_SPINS"):
     Contention.look = lambda self: None
 tokens = int(sys.argv[2])
-with offspec.load(sys.argv[1], budget=32, width=8, learn=False) as engine:
+with offspec.load(sys.argv[1], device="cpu", budget=32, width=8, learn=False) as engine:
     params = offspec.SamplingParams(max_tokens=tokens, ignore_eos=True)
     print("ready", flush=True)
     for question in sys.stdin:

@@ -201,7 +201,7 @@ def measure_guesses(args: argparse.Namespace, scratch: Path, report: Report) -> 
             for name, budget, width in (("right", 2, 1), ("tokens_per_pass", args.budget, args.width)):
                 with offspec.load(
                     str(target), draft=str(draft), draft_bits=16, dtype="float32", budget=budget, width=width,
-                    context=512, learn=False,
+                    context=512, device="cpu", learn=False,
                 ) as engine:  # fmt: skip
                     always_drafting(engine)
                     results = [engine.generate(prompt, params) for prompt in prompts]

@@ -56,7 +56,7 @@ def opened(args: argparse.Namespace, folder: Path, scratch: Path) -> Iterator[En
         offspec.load(
             str(folder), draft="none", budget=1, width=1, memory=parse_bytes(args.memory), dtype=args.dtype,
             kv_cache=args.kv_cache, context=args.length + 256, cache_size="100GB",
-            learn=False,
+            device="cpu", learn=False,
         ) as engine,
     ):  # fmt: skip
         yield engine

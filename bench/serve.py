@@ -150,7 +150,7 @@ def write_persons(args: argparse.Namespace, report: Report) -> list[dict[str, An
     }
     found = [dict[str, Any](name=person[0]) for person in _PERSONS[_EXAMPLES:]]
     for way, params in ways.items():
-        with offspec.load(args.model, learn=False, budget=_BUDGET, width=_WIDTH) as engine:
+        with offspec.load(args.model, device="cpu", learn=False, budget=_BUDGET, width=_WIDTH) as engine:
             for person, run in zip(_PERSONS[_EXAMPLES:], found, strict=True):
                 result = engine.generate(f"{shown}{line(*person)}", params)
                 run[way] = {"text": result.text.strip(), "tokens": result.tokens, "passes": result.passes}
@@ -171,7 +171,7 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     import offspec
 
     persons = write_persons(args, report)
-    with offspec.load(args.model, learn=False) as engine:
+    with offspec.load(args.model, device="cpu", learn=False) as engine:
         rounds = compare(engine, args, report)
     api, server = (statistics.median(run[name] for run in rounds) for name in ("api", "server"))
     share = statistics.median(run["ratio"] for run in rounds)

@@ -91,8 +91,9 @@ def soak(model: Path, requests: int, reload: int, seed: int = 0) -> list[Reading
     every = max(requests // 20, 1)
     while done < requests:
         with offspec.load(
-            str(model), memory=_MEMORY, draft="lookup", budget=4, width=2, context=256, sequences=_SEQUENCES
-        ) as engine:
+            str(model), device="cpu", memory=_MEMORY, draft="lookup", budget=4, width=2, context=256,
+            sequences=_SEQUENCES,
+        ) as engine:  # fmt: skip
             until = min(done + reload, requests)
             while done < until:
                 done += use(engine, random)

@@ -43,8 +43,9 @@ offspec generate MODEL "your prompt" --memory 12GB
 | option | what it does |
 |---|---|
 | `--memory 12GB` | memory limit of the whole process; what does not fit streams from disk |
-| `--device cuda --vram 8GB` | compute on a GPU within that limit; what does not fit comes from RAM, \
-then from disk |
+| `--vram 8GB` | memory limit on the GPU; what does not fit comes from RAM, then from disk |
+| `--device cpu` | leave out the GPU; the default, `auto`, takes a usable GPU, else the CPU, and the \
+first line of a run says which and why |
 | `--device cuda:0,cuda:1` | divide the layers among two GPUs, or `all` |
 | `--quantize nf4` | round the target to 4 bits, once, and run that |
 | `--cpu-layers 8` | have the CPU compute layers where they lie in RAM, beside the GPU; pays with \

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -97,6 +97,26 @@ def _freeze() -> None:
     """Loading a model collects garbage; what earlier files imported would be looked through each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def auto_is_cpu() -> Iterator[Callable[[], object]]:
+    """On a machine with a GPU, too, what a test loads without naming a device is computed on the CPU."""
+    from offspec_planners.measure import gpu
+    from offspec_planners.measure.driver import Fault
+
+    real = gpu.usable_gpu
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "usable_gpu", lambda: Fault("this machine has no NVIDIA GPU"))
+        yield real
+
+
+@pytest.fixture
+def auto_chooses(monkeypatch: pytest.MonkeyPatch, auto_is_cpu: Callable[[], object]) -> None:
+    """In a test that asks for this, "auto" is a GPU where there is one."""
+    from offspec_planners.measure import gpu
+
+    monkeypatch.setattr(gpu, "usable_gpu", auto_is_cpu)
 
 
 @pytest.fixture(autouse=True)

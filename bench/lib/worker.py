@@ -37,7 +37,7 @@ def work(
 
     start = time.perf_counter()
     answers = []
-    with offspec.load(**job["load"], notify=say_notice) as engine:
+    with offspec.load(**{"device": "cpu", **job["load"]}, notify=say_notice) as engine:
         load_seconds, load_reads = time.perf_counter() - start, read_bytes()
         for prompt in job["prompts"]:
             params = SamplingParams(**job["params"], seed=job["seed"] + prompt["number"])

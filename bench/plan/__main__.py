@@ -88,6 +88,8 @@ def validate(
     asked = ("--memory", str(memory), "--temperature", f"{case.temperature:g}")
     options = ("--replan", "--validate", "--prompts", str(args.prompts), "--json", "--quiet")
     words = ["-m", "offspec", "plan", *target.words(besides), *asked, *options]
+    if "--device" not in besides:
+        words += ["--device", "cpu"]
     with cache_of_its_own(args.first_run) as before:
         line, peaks = measured(args, [*before, sys.executable, *words], memory)
     return json.loads(line), peaks

@@ -110,7 +110,7 @@ def measure(args: argparse.Namespace, prompts: Sequence[Prompt], report: Report)
 
     runs = []
     with offspec.load(
-        args.model, draft=args.draft, dtype=args.dtype, budget=args.budget, width=args.width
+        args.model, draft=args.draft, device="cpu", dtype=args.dtype, budget=args.budget, width=args.width
     ) as engine:
         always_drafting(engine)
         for temperature in args.temperatures:

@@ -93,6 +93,7 @@ class Target:
             draft=self.draft,
             draft_bits=None if self.draft == "substitute" else 4,
             memory=memory,
+            device="cpu",
             context=self.context,
             temperature=temperature,
         )

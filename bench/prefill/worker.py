@@ -23,7 +23,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     threads, block = job["raw_shape"]
     raw = RawDisk([Path(file) for file in job["files"]], job["raw_bytes"], (threads, block))
     chosen, runs = random.Random(0), []
-    with offspec.load(**job["load"]) as engine:
+    with offspec.load(**{"device": "cpu", **job["load"]}) as engine:
         vocabulary = json.loads((Path(job["load"]["model"]) / "config.json").read_text())["vocab_size"]
         _first_token(engine, [1, 2, 3])  # the ring reads nothing before; lazy parts of torch are loaded
         for _ in range(job["repeats"]):

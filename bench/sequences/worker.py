@@ -26,7 +26,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     from offspec.core.events import Finished, PassStats
 
     began = time.perf_counter()
-    with offspec.load(**job["load"], sequences=job["sequences"], replan=True) as engine:
+    with offspec.load(**{"device": "cpu", **job["load"]}, sequences=job["sequences"], replan=True) as engine:
         load_seconds, target = time.perf_counter() - began, engine._assembly.target
         head = target.head_stored_bytes if engine.placement["head"] == "disk" else 0
         reads, streamed = read_bytes(), target.bytes_streamed

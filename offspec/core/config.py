@@ -295,8 +295,8 @@ class EngineConfig:
             it that it has no room for; "cpu", all of them from RAM, however many the GPU has room for. In
             bfloat16 answers depend on it, as on `cpu_layers`. "auto": in float32 what a plan says is faster,
             in bfloat16 the GPU.
-        device: "cpu", "cuda" or "cuda:1": where the target is computed; "cuda:0,cuda:1" or "all": on several
-            GPUs, which share its layers; `vram` is of each.
+        device: Where the target is computed: "auto", a GPU that is usable, else the CPU; "cpu"; "cuda" or
+            "cuda:1"; "cuda:0,cuda:1" or "all": several GPUs, which share its layers; `vram` is of each.
         dtype: "bfloat16" or "float32", of the values that are computed with.
         kv_cache: How the target keeps keys and values: "model", in `dtype`, or "int8", in 8 bits with a scale
             for each head of each token, which makes other answers. Drafts keep theirs in `dtype`.
@@ -329,7 +329,7 @@ class EngineConfig:
     vram: int | None = None
     cpu_layers: int | None = None
     experts: Experts = "auto"
-    device: str = "cpu"
+    device: str = "auto"
     dtype: Dtype = "bfloat16"
     kv_cache: KVCache = "model"
     budget: int | None = None

@@ -31,6 +31,7 @@ from offspec.distill.student import Pupil
 from offspec.distill.time_limit import TimeLimit
 from offspec.distill.train import Schedule, Trained, Training
 from offspec.model.loaded import LoadedModel
+from offspec.plan.choose_device import choose_device
 from offspec.plan.load import Assembly, assemble
 from offspec.plan.model_sizes import imagine
 
@@ -65,7 +66,7 @@ def distill_head(
     *,
     prompts: Path | None = None,
     memory: int | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: Dtype = "bfloat16",
     notify: Notify | None = None,
     limit: TimeLimit | None = None,
@@ -80,7 +81,7 @@ def distill_head(
         wanted: The target, the kind of head and the bounds of training.
         prompts: A file of prompts; None: those that come with offspec.
         memory: Bytes of RAM that the process may use; None: what is free.
-        device: "cpu" by default, or "cuda".
+        device: "auto" by default, a usable GPU, else the CPU; "cpu"; or "cuda".
         dtype: Of the target's arithmetic, "bfloat16" by default.
         notify: Takes LoadProgress and Notice events.
         limit: Time for the run. None: `wanted.minutes` from now on.
@@ -94,6 +95,7 @@ def distill_head(
         UnsupportedModelError: Its layers carry a state from token to token.
     """
     limit, notify = limit or TimeLimit(wanted.minutes), notify or unheard
+    device = choose_device(EngineConfig(wanted.model, memory=memory, device=device), notify).device
     questions = own_questions() if prompts is None else read_questions(prompts)
     given = memories.within_groups(memory, notify) if memory else memories.usable_bytes()
     tighten(notify, cache_dir)

@@ -14,6 +14,7 @@ from offspec.core.values import shown
 from offspec.draft.lookup.suffix import SuffixLookup
 from offspec.engine.corpus import read_corpus
 from offspec.engine.engine import Engine
+from offspec.plan.choose_device import choose_device
 from offspec.plan.prepare import prepare
 from offspec.plan.records import read_plan
 from offspec_planners.plan import Plan
@@ -52,6 +53,7 @@ def load(
         raise RequestError(f"plan must be an offspec.Plan or the path of its file, not {shown(plan)}")
     named = read_plan(Path(plan)) if isinstance(plan, str | Path) else plan
     notify, timeline = notify or unheard, timeline or OFF
+    config = choose_device(config, notify, named)
     tighten(notify)
     if (told := unlimited_spinning()) is not None:
         notify(Notice(told))

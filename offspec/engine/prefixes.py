@@ -229,7 +229,7 @@ def open_prefixes(
         target.int8_cache,
         target.long_factors,
         [str(device.type) for device in target.row_devices],  # each kind rounds in its own way
-        machine_fingerprint(config.device),
+        machine_fingerprint(str(target.device)),
         arithmetic(),
     )
     key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]

@@ -15,6 +15,7 @@ from offspec.draft.open import Notify
 from offspec.engine.engine import Engine
 from offspec.model import device as devices
 from offspec.plan import records as ledger
+from offspec.plan.choose_device import choose_device
 from offspec.plan.hardware_profile import profile
 from offspec.plan.initial_fit import fit_of_plan
 from offspec.plan.load import open_models
@@ -57,6 +58,7 @@ def make_plan(
     notify = notify or unheard
     if hardware is not None:
         return plan_for_hardware(config, hardware)
+    config = choose_device(config, notify)
     if config_alone(config.model) is not None:
         return _plan_without_weights(config, notify)
     try:

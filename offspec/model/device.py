@@ -3,14 +3,14 @@
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
-from offspec.core.config import format_bytes
+from offspec.core.config import AUTO, format_bytes
 from offspec.core.errors import CapacityError, RequestError
 from offspec_kernels.backend import VARIABLE, choose_backend, refusal
 from offspec_kernels.errors import ArgumentError, PathError
+from offspec_planners.measure import gpu
 
 # What a process takes on a CUDA device before its first tensor, which torch's allocator does not count.
 RUNTIME = 700_000_000
@@ -18,9 +18,6 @@ RUNTIME = 700_000_000
 # What it does count and no plan does: work space of libraries, up to 32 MiB for each of two streams; and what
 # is set aside and not in use, up to 115 MB in tests/plan/test_device_memory.py.
 SLACK = 192_000_000
-
-# Of NVIDIA's driver, on machines that have a card for it.
-_DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"))
 
 
 def find_device(name: str) -> torch.device:
@@ -36,8 +33,7 @@ def find_device(name: str) -> torch.device:
         raise RequestError(f"offspec runs on cpu and cuda, not on {name!r}")
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            instead = unused_gpu() or "this machine has no CUDA device that torch can use"
-            raise RequestError(f'{instead}; use `device="cpu"`')
+            raise RequestError(f'there is no usable GPU ({gpu.usable_gpu()}); use `device="cpu"`')
         device, count = torch.device("cuda", device.index or 0), torch.cuda.device_count()
         if device.index >= count:
             raise RequestError(f"there is no {name}; this machine has {count} CUDA devices, from cuda:0 on")
@@ -47,16 +43,6 @@ def find_device(name: str) -> torch.device:
     except (ArgumentError, PathError) as error:
         raise RequestError(str(error)) from error
     return device
-
-
-def unused_gpu() -> str | None:
-    """What to tell where torch is a build for the CPU and the machine has an NVIDIA GPU; else None."""
-    if torch.version.cuda or torch.version.hip or not any(file.exists() for file in _DRIVER_FILES):
-        return None
-    return (
-        f"this machine has an NVIDIA GPU, which torch {torch.__version__}, a build for the CPU, cannot use: "
-        "`make env TORCH=cuda` in a checkout, or `pip install --force-reinstall torch`, installs one that can"
-    )
 
 
 def _use_expandable_segments() -> None:
@@ -98,8 +84,22 @@ def find_devices(names: str) -> tuple[torch.device, ...]:
 
 
 def resolve(names: str) -> str:
-    """The same names with "all" spelled out. Raises RequestError."""
-    return ",".join(map(str, find_devices(names))) if names == "all" else names
+    """The same devices by name and index, "cuda:0,cuda:1" for "all"; "auto" is a usable GPU, else the CPU.
+
+    Raises RequestError.
+    """
+    if names == AUTO:
+        found = gpu.usable_gpu()
+        return f"cuda:{found.index}" if isinstance(found, gpu.Gpu) else "cpu"
+    return ",".join(map(str, find_devices(names)))
+
+
+def described(devices: Sequence[torch.device]) -> str:
+    """Devices by the names of their cards: "NVIDIA GeForce RTX 4090 (cuda:0)", or "the CPU"."""
+    return ", ".join(
+        "the CPU" if device.type == "cpu" else f"{torch.cuda.get_device_name(device)} ({device})"
+        for device in devices
+    )
 
 
 def claim(device: torch.device, vram: int | None) -> int | None:
@@ -110,12 +110,9 @@ def claim(device: torch.device, vram: int | None) -> int | None:
         vram: Memory limit in bytes, which torch is kept within. None: most of what is free.
 
     Raises:
-        RequestError: A limit was given for a CPU.
         CapacityError: The limit is more than the device has free, or less than CUDA and torch take.
     """
     if device.type == "cpu":
-        if vram is not None:
-            raise RequestError("`vram` is for a CUDA device; on a CPU, limit RAM with `memory`")
         return None
     if vram is not None and vram < RUNTIME + SLACK:
         raise CapacityError(
@@ -152,4 +149,4 @@ def is_out_of_memory(error: BaseException) -> bool:
 def peak_bytes(devices: Sequence[torch.device]) -> int:
     """The most memory of GPUs held since `claim`, what was set aside included; 0 on a CPU."""
     gpus = [device for device in devices if device.type == "cuda"]
-    return sum(RUNTIME + torch.cuda.max_memory_reserved(gpu) for gpu in gpus)
+    return sum(RUNTIME + torch.cuda.max_memory_reserved(device) for device in gpus)

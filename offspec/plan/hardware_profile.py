@@ -79,7 +79,7 @@ def profile(
     Figures that cannot be right, or were measured beside busy processes, are not saved, and a Notice says so.
 
     Args:
-        device: "cpu", "cuda" or "cuda:1".
+        device: "cpu", "cuda" or "cuda:1"; "auto": a usable GPU, else the CPU. Of several, the first.
         notify: Takes LoadProgress and Notice events.
         again: Measure even if there is a saved profile. Default False.
         files: Files of the disk to measure; none by default.
@@ -93,10 +93,10 @@ def profile(
     """
     if folder is not None and not folder.is_dir():
         raise RequestError(f"there is no folder {folder}; give one on the disk that is to be measured")
-    from offspec.model.device import find_device
+    from offspec.model.device import resolve
     from offspec_planners.measure import identify
 
-    find_device(device)
+    device = resolve(device).split(",")[0]
     files = files or large_files(in_folder(folder) if folder else in_caches())
     where = files[0] if files else made_folder(folder or cache_root())
     identity = identify(device)

@@ -26,6 +26,7 @@ from offspec.model import device as devices
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer
 from offspec.plan.auto_draft import choose_auto_draft, fetches_drafts
+from offspec.plan.choose_device import choose_device
 from offspec.plan.draft_memory import tree_nodes
 from offspec.plan.fit import Fit, Opened
 from offspec.plan.hot_experts import recall_experts
@@ -38,7 +39,10 @@ _ROUNDING = (
     "tokens are almost equally likely, an answer may depend on the draft"
 )
 
-_NO_CHOICE = "`experts` says what computes the experts of a mixture beside a GPU: {}, so it changes nothing"
+_NO_CHOICE = (
+    "`experts` says what computes the experts of a mixture beside a GPU: this model has none that are read "
+    "one by one, so it changes nothing"
+)
 
 _UNPINNED = (
     "{} of RAM could not be pinned, so that copies to the device take longer: raise the limit of locked "
@@ -71,15 +75,12 @@ class Assembly:
 def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> Opened:
     """Open what a configuration names. Raises any OffspecError; on an error nothing stays open."""
     memory.limit_products()
+    config = choose_device(config)
     device, *more = devices.find_devices(config.device)
     dtype = getattr(torch, config.dtype)
-    if config.cpu_layers and device.type == "cpu":
-        raise RequestError('`cpu_layers` is for use beside a GPU: add `device="cuda"`, or leave it out')
     for gpu in (device, *more):
         if (told := devices.missing_kernels(gpu)) is not None:
             notify(Notice(told))
-    if device.type == "cpu" and (told := devices.unused_gpu()) is not None:
-        notify(Notice(told))
     more_vram = tuple(claimed for gpu in more if (claimed := devices.claim(gpu, config.vram)))
     vram = devices.claim(device, config.vram)  # the last one, which streams and graphs are made on
     if more and len({torch.cuda.get_device_capability(gpu) for gpu in (device, *more)}) > 1:
@@ -97,9 +98,8 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
         more,
         int8_cache=config.kv_cache == "int8",
     )
-    if config.experts != AUTO and (device.type == "cpu" or not target.experts.count):
-        why = "there is no GPU" if target.experts.count else "this model has none that are read one by one"
-        notify(Notice(_NO_CHOICE.format(why)))
+    if config.experts != AUTO and not target.experts.count:
+        notify(Notice(_NO_CHOICE))
     try:
         codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
         opener = DraftOpener(config, checkpoint, target, codec, notify)
@@ -292,6 +292,7 @@ def describe(assembly: Assembly) -> dict[str, Any]:
         "kv_cache": "int8" if assembly.target.int8_cache else "model",
         "memory": assembly.memory,
         "vram": assembly.vram,
+        "gpu_names": [torch.cuda.get_device_name(gpu) for gpu in target.devices if gpu.type == "cuda"],
         "gpus": [
             sum(
                 placement.gpu_of(layer) == gpu

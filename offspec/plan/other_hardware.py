@@ -13,6 +13,7 @@ from offspec.core.errors import CapacityError, CheckpointError, DraftError, Requ
 from offspec.draft.open import Drafts, substitute_print
 from offspec.draft.published import known_drafts
 from offspec.plan.auto_draft import choose_auto_draft, of_hub
+from offspec.plan.choose_device import check_memory, check_without_gpu
 from offspec.plan.draft_memory import unpacks, with_most_width
 from offspec.plan.fit import Fit, Opened
 from offspec.plan.make import Acceptance, build_plan, in_bits, typical_substitute
@@ -42,23 +43,7 @@ def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
         CheckpointError: The model is not known, and its configuration cannot be read.
         RequestError: Settings that the machine does not have.
     """
-    if config.device == "all":
-        raise RequestError("a profile does not say how many GPUs a machine has: name them, as cuda:0,cuda:1")
-    if config.device.startswith("cuda") and hardware.link is None:
-        raise RequestError(f"{hardware.name} has no GPU; leave out `device`")
-    if config.cpu_layers and hardware.link is None:
-        raise RequestError(f"{hardware.name} has no GPU; leave out `cpu_layers`")
-    if config.experts != "auto" and hardware.link is None:
-        raise RequestError(f"{hardware.name} has no GPU; leave out `experts`")
-    if hardware.link is not None and hardware.host is None:
-        for asked, name in ((config.cpu_layers, "cpu_layers"), (config.experts == "cpu", "experts")):
-            if asked:
-                told = f"the profile of {hardware.name} says nothing of its CPU"
-                raise RequestError(f"{told}: add a host, or leave out `{name}`")
-    several = "," in config.device
-    if several and config.experts == "cpu":
-        raise RequestError('`experts="cpu"` is for use beside one GPU: name one with `device`')
-    config = replace(config, device="cpu" if hardware.link is None else config.device if several else "cuda")
+    config, hardware = _with_device(config, hardware)
     target, fingerprint = imagine(
         config.model,
         getattr(torch, config.dtype),
@@ -91,6 +76,34 @@ def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
         return max(plans, key=lambda plan: plan.forecast.tok_per_s)
     assert failure is not None
     raise failure
+
+
+def _with_device(config: EngineConfig, hardware: Hardware) -> tuple[EngineConfig, Hardware]:
+    """Where that machine computes, and its profile as far as it is used for that. Raises RequestError."""
+    if config.device == "all":
+        raise RequestError("a profile does not say how many GPUs a machine has: name them, as cuda:0,cuda:1")
+    has_gpu, why = hardware.link is not None, f"{hardware.name} has no GPU"
+    if config.device.startswith("cuda") and not has_gpu:
+        raise RequestError(f"{why}; leave out `device`")
+    if has_gpu and hardware.host is None:
+        for asked, name in (
+            (config.device == "cpu", "device"),
+            (config.cpu_layers, "cpu_layers"),
+            (config.experts == "cpu", "experts"),
+        ):
+            if asked:
+                told = f"the profile of {hardware.name} says nothing of its CPU"
+                raise RequestError(f"{told}: add a host, or leave out `{name}`")
+    if config.device == "cpu" and hardware.host is not None:
+        hardware, why = hardware.without_gpu(), "the plan is for the CPU, as `device` says"
+    gpus = 0 if hardware.link is None else 1 + config.device.count(",")
+    if not gpus:
+        check_without_gpu(config, why)
+    if gpus > 1 and config.experts == "cpu":
+        raise RequestError('`experts="cpu"` is for use beside one GPU: name one with `device`')
+    check_memory(config, hardware.name, hardware.ram, hardware.processor.memory if gpus else None)
+    device = config.device if gpus > 1 else "cuda" if gpus else "cpu"
+    return replace(config, device=device), hardware
 
 
 def _drafts(opened: Opened) -> list[tuple[Opened, str]]:

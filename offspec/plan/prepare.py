@@ -28,8 +28,8 @@ from offspec.core.errors import PlanError
 from offspec.core.events import Notice
 from offspec.core.trace import OFF, Timeline
 from offspec.draft.open import Notify
-from offspec.model import device as devices
 from offspec.plan import records as ledger
+from offspec.plan.choose_device import choose_device
 from offspec.plan.fit import Fit, Opened
 from offspec.plan.hardware_profile import machine_fingerprint
 from offspec.plan.initial_fit import InitialFit, initial_fit
@@ -93,7 +93,7 @@ def prepare(
     Raises:
         OffspecError: See `offspec.core.errors`.
     """
-    config = replace(config, device=devices.resolve(config.device))
+    config = choose_device(config, plan=named)
     if named is not None:
         named = _as_wished(named, config)
         config = _as_planned(config, named)
@@ -219,7 +219,6 @@ def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
     """The plan's own settings, where the caller gave none. Raises PlanError for others than the plan's."""
     drafts = plan.draft_mode not in ("head", "none") and config.draft != NONE
     for name, given, planned, usual in (
-        ("device", config.device, plan.device, "cpu"),
         ("dtype", config.dtype, plan.dtype, "bfloat16"),
         ("kv_cache", config.kv_cache, plan.kv_cache, "model"),
         ("quantize", config.quantize, plan.quantize or "none", None),

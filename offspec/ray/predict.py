@@ -3,10 +3,11 @@
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from offspec.core.config import EngineConfig, SamplingParams, Settings
+from offspec.core.config import AUTO, EngineConfig, SamplingParams, Settings
 from offspec.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -100,14 +101,15 @@ def predict(
         dataset: Its columns are those of `Predictor`.
         model: See `Predictor`.
         actors: How many, each with a whole machine or, where the device is a GPU, one GPU; None: as many as
-            there is room for.
+            there is room for. With `device="auto"` they take GPUs if the cluster has any.
         batch_size: Rows that an actor is given at a time, and has to answer again where it dies.
         more: See `Predictor`.
     """
     settings = {name: value for name, value in more.items() if name in EngineConfig.__dataclass_fields__}
     config = _config(model, settings)
     given = {"model": config, **{name: value for name, value in more.items() if name not in settings}}
-    pool = actor_pool(config.device, actors)
+    config, pool = on_cluster(config, actors, planned=given.get("plan") is not None)
+    given["model"] = config
     return dataset.map_batches(
         Predictor, fn_constructor_kwargs=given, batch_size=batch_size, batch_format="pyarrow", **pool
     )
@@ -115,6 +117,24 @@ def predict(
 
 def _config(model: str | Path | EngineConfig, settings: dict[str, Any]) -> EngineConfig:
     return model if isinstance(model, EngineConfig) else EngineConfig.of(model, cast(Settings, settings))
+
+
+def on_cluster(
+    config: EngineConfig, actors: int | None, *, planned: bool
+) -> tuple[EngineConfig, dict[str, Any]]:
+    """The configuration of all engines, and arguments of `map_batches` for their actors.
+
+    "auto" becomes one GPU each if the cluster has any, else the CPU: all engines then round alike, and one
+    whose GPU cannot be used says why. planned: they follow a plan, whose device "auto" leaves as it is.
+    Raises RequestError.
+    """
+    import ray
+
+    if config.device != AUTO:
+        return config, actor_pool(config.device, actors)
+    has_gpus = any(node["Resources"].get("GPU", 0) >= 1 for node in ray.nodes() if node["Alive"])
+    device = "cuda" if has_gpus else "cpu"
+    return config if planned else replace(config, device=device), actor_pool(device, actors)
 
 
 def actor_pool(device: str, actors: int | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import ClosedError, OffspecError, RequestError
 from offspec.core.events import Event, LoadProgress, Notice
 from offspec.ray.answerer import Answerer, loader
-from offspec.ray.predict import actor_pool
+from offspec.ray.predict import on_cluster
 from offspec.server.batch.answering import result
 from offspec.server.batch.lines import Line
 from offspec.server.batch.results import ResultFile
@@ -91,8 +91,9 @@ class RayBatchRun:
         load: Loader | None = None,
     ) -> None:
         self._results, self._notify, self._address = results, notify, address
-        self._device, self._actors, self._in_flight = config.device, actors, in_flight
-        self._given = {"load": load or loader(config, plan), "names": names, "defaults": defaults}
+        self._config, self._plan, self._load = config, plan, load
+        self._actors, self._in_flight = actors, in_flight
+        self._given = {"names": names, "defaults": defaults}
         self._done, self._total = 0, 0  # lines
         self.failed = 0  # lines that have an error for a result, of this run
         self.tokens = 0  # of its answers
@@ -117,15 +118,18 @@ class RayBatchRun:
         import ray
         from ray.exceptions import RayError
 
-        pool = actor_pool(self._device, self._actors)
+        config, pool = on_cluster(self._config, self._actors, planned=self._plan is not None)
+        load = self._load or loader(config, self._plan)
         size = pool["compute"].max_size
-        self._notify(Notice(f"{size} {'actor answers' if size == 1 else 'actors answer'} on Ray"))
+        what = "GPUs" if "num_gpus" in pool else "CPUs"
+        told = f"{size} {'actor answers' if size == 1 else 'actors answer'} on Ray"
+        self._notify(Notice(f"{told}; computes on {what} of the cluster"))
         rows = [{"id": line.id, "line": msgspec.json.encode(line)} for line in lines]
         # Several turns for each actor, so that none is left with many lines while others have none.
         share = max(1, min(_MOST_ROWS, len(rows) // (4 * size)))
         dataset = ray.data.from_items(rows, override_num_blocks=-(-len(rows) // share)).map_batches(
             LinePredictor,
-            fn_constructor_kwargs={**self._given, "in_flight": self._in_flight},
+            fn_constructor_kwargs={**self._given, "load": load, "in_flight": self._in_flight},
             batch_size=share,
             **pool,
         )

@@ -11,6 +11,7 @@ import queue
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -32,6 +33,7 @@ log = logging.getLogger("offspec.server")
 
 State = Literal["loading", "ready", "failed", "stopping"]
 # Arguments of transformers' function, with which a client could do other things than set a variable.
+_NOTICES = 100  # that are kept, at most
 _NO_VARIABLES = {
     *("chat_template", "conversation", "tools", "documents", "tokenize", "add_generation_prompt"),
     *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
@@ -67,6 +69,7 @@ class Service:
         self.created = int(time.time())
         self.state: State = "loading"
         self.progress = LoadProgress("starting", 0, 0, "steps")
+        self.notices = deque[Notice](maxlen=_NOTICES)  # the latest, for whoever takes them
         self.error: BaseException | None = None
         self._load, self._on_failure = load, on_failure
         self._engine: ServedEngine | None = None
@@ -253,6 +256,7 @@ class Service:
                 self.progress = event
             case Notice(text=text):
                 log.info("%s", text)
+                self.notices.append(event)
 
 
 def _template(ask: Ask) -> dict[str, Any]:

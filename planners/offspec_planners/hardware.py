@@ -10,7 +10,7 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -166,6 +166,12 @@ class Hardware:
     def fingerprint(self) -> str:
         """12 hex digits of what identifies the machine: names and sizes, not rates."""
         return self.identity.fingerprint()
+
+    def without_gpu(self) -> "Hardware":
+        """The machine as its CPU alone computes, which must be known as `host`."""
+        assert self.host is not None
+        name = self.name.replace(self.processor.name, self.host.name)  # of a measured machine
+        return replace(self, name=name, link=None, processor=self.host, host=None)
 
     def to_json(self) -> dict[str, Any]:
         """The object of a profile, which `from_json` reads."""

@@ -87,7 +87,7 @@ def tell(event):
     if isinstance(event, offspec.Notice) and "spin" in event.text:
         print(event.text)
 try:
-    offspec.load(sys.argv[1], notify=tell)
+    offspec.load(sys.argv[1], device="cpu", notify=tell)
 except offspec.ModelNotFoundError:
     pass
 else:

@@ -140,6 +140,7 @@ def test_models_that_guess_well_badly_and_in_other_words(
                 found = engine.generate(prompt, params(temperature), draft=drafts)
                 assert found.token_ids == expected[temperature, len(prompt)]
     told = [event.text for event in notices if isinstance(event, Notice)]
+    assert told.pop(0).startswith("Computes on")
     assert len(told) == (draft == "unlike") and all("60 of 96 tokens map" in text for text in told)
 
 

@@ -266,7 +266,7 @@ def running(model: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "offspec", "generate", str(model), "w5 w9", "--max-tokens", "4000"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [*command, "--ignore-eos", "--context", "500", "--budget", "2", "--width", "2"],
+        [*command, "--ignore-eos", "--device", "cpu", "--context", "500", "--budget", "2", "--width", "2"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -19,8 +19,9 @@ PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
-# Notices that depend on the disk, and on whether the device's library rounds a row by the rows beside it.
-_OF_THE_MACHINE = ("O_DIRECT", "the rounding of a row")
+# Notices that every run has, or that depend on the disk, and on whether the device's library rounds a row by
+# the rows beside it.
+_OF_THE_MACHINE = ("Computes on", "O_DIRECT", "the rounding of a row")
 
 
 class _Told:

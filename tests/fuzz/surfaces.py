@@ -81,7 +81,9 @@ def write_bases(root: Path) -> None:
 
 def _answer(model: Path) -> None:
     check_model(str(model))
-    with offspec.load(str(model), memory=_MEMORY, draft="none", budget=2, width=2, context=64) as engine:
+    with offspec.load(
+        str(model), device="cpu", memory=_MEMORY, draft="none", budget=2, width=2, context=64
+    ) as engine:
         engine.generate("w5 w9", _PARAMS)
 
 

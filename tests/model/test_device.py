@@ -1,18 +1,14 @@
 """Which device a name stands for, on machines with and without CUDA devices."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from offspec.core.config import EngineConfig
 from offspec.core.errors import RequestError
-from offspec.core.events import Event, Notice
 from offspec.model import device as devices
 from offspec.model.device import find_device, find_devices, resolve
-from offspec.plan.load import open_models
 from offspec_kernels import backend, triton_trial
-from tests.support.tiny_models import write_model
+from offspec_planners.measure import gpu
+from offspec_planners.measure.driver import Fault
 
 
 @pytest.fixture
@@ -43,7 +39,7 @@ def test_several_devices() -> None:
         find_devices("all") == find_devices("cuda:0,cuda:1") == find_devices("cuda,cuda:1") == (first, second)
     )
     assert find_devices("cuda:1,cuda:0") == (second, first), "the draft and the head are the first one's"
-    assert (resolve("all"), resolve("cuda")) == ("cuda:0,cuda:1", "cuda")
+    assert (resolve("all"), resolve("cuda")) == ("cuda:0,cuda:1", "cuda:0")
     for names, told in (("cuda,cuda:0", "twice"), ("cuda,cpu", "`cpu_layers`"), ("cuda,cuda:2", "no cuda:2")):
         with pytest.raises(RequestError, match=told):
             find_devices(names)
@@ -59,19 +55,17 @@ def test_other_names_are_told(name: str, told: str, monkeypatch: pytest.MonkeyPa
     assert find_device("cpu") == torch.device("cpu")
 
 
-def test_a_build_for_the_cpu_beside_a_gpu_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_there_is_no_cuda_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(devices, "_DRIVER_FILES", (tmp_path / "nvidiactl",))
-    assert devices.unused_gpu() is None
-    (tmp_path / "nvidiactl").touch()
-    with pytest.raises(RequestError, match=r"a build for the CPU, cannot use: `make env TORCH=cuda` in a"):
+    monkeypatch.setattr(gpu, "usable_gpu", lambda: Fault("torch is a build for the CPU", "install another"))
+    with pytest.raises(RequestError, match=r"usable GPU \(torch is a build for the CPU; install another\)"):
         find_device("cuda")
-    model, told = str(write_model(tmp_path / "model")), list[Event]()
-    open_models(EngineConfig(model, draft="none"), told.append).close()
-    assert Notice(str(devices.unused_gpu())) in told
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert devices.unused_gpu() is None
+
+
+def test_auto_is_a_gpu_that_is_usable_or_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve("auto") == "cpu"
+    monkeypatch.setattr(gpu, "usable_gpu", lambda: gpu.Gpu(1, "NVIDIA L4", 24 * 10**9, (8, 9), 58))
+    assert resolve("auto") == "cuda:1"
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from offspec.core import memory
 from offspec.core.config import EngineConfig
 from offspec.plan.load import open_models
 
-open_models(EngineConfig(model=sys.argv[1], draft="substitute,suffix", memory=2 * 10**9), print)
+open_models(EngineConfig(model=sys.argv[1], draft="substitute,suffix", memory=2 * 10**9, device="cpu"), print)
 memory.trim()
 print(json.dumps({"modules": list(sys.modules), "bytes": memory.resident_bytes()}))
 """

@@ -214,7 +214,7 @@ def test_a_folder_that_is_not_there(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_there(bench: Bench) -> None:
-    with pytest.raises(RequestError, match="CUDA"):
+    with pytest.raises(RequestError, match="no usable GPU"):
         machine.profile("cuda:99", bench.events.append)
 
 

@@ -110,7 +110,7 @@ def test_what_cannot_go_together_with_the_plan(world: World, tmp_path: Path) -> 
     assert world.followed(plan=static).tree == "sequoia"
     with pytest.raises(PlanError, match="tree dynamic, not sequoia: leave out `tree`"):
         world.load(plan=file, tree="sequoia")
-    with pytest.raises(PlanError, match="device cpu, not cuda: leave out `device`"):
+    with pytest.raises(PlanError, match="device cpu, not cuda:0: leave out `device`"):
         world.load(plan=file, device="cuda")
     assert world.followed(plan=file).dtype == "float32"
 

@@ -18,7 +18,7 @@ from offspec.engine.rehearsal import make_plan
 from offspec.plan.hardware_profile import Profile, known_machine
 from offspec.plan.other_hardware import plan_for_hardware
 from offspec_planners.acceptance import typical
-from offspec_planners.hardware import preset
+from offspec_planners.hardware import Hardware, preset
 from offspec_planners.placement import Tier, cpu_layers
 from offspec_planners.plan import Plan, WhatIf
 from offspec_planners.plan.explain import explain, explain_placement
@@ -33,10 +33,10 @@ MIXTURE = "Qwen/Qwen3-30B-A3B"
 GB = 10**9
 
 
-def _plan(model: str, machine: str, **settings: object) -> Plan:
+def _plan(model: str, machine: str | Hardware, **settings: object) -> Plan:
     """With budget and width given, which leaves only the draft and the placement to choose."""
     config = EngineConfig(model, **{"budget": 768, "width": 32, **settings})
-    return plan_for_hardware(config, known_machine(machine))
+    return plan_for_hardware(config, known_machine(machine) if isinstance(machine, str) else machine)
 
 
 def test_a_configuration_is_enough(tmp_path: Path) -> None:
@@ -264,10 +264,11 @@ def test_two_gpus() -> None:
 
 
 def test_in_float32_a_plan_chooses_how_many_layers_the_cpu_computes() -> None:
-    plan = _plan(MIDDLE, "laptop-8gb", draft="none", budget=1, dtype="float32", memory=60 * GB)
+    machine = replace(preset("laptop-8gb"), ram=64 * GB)
+    plan = _plan(MIDDLE, machine, draft="none", budget=1, dtype="float32", memory=60 * GB)
     chosen = len(plan.placement.layers(Tier.CPU))
     assert chosen > 0
-    none = _plan(MIDDLE, "laptop-8gb", draft="none", budget=1, dtype="float32", memory=60 * GB, cpu_layers=0)
+    none = _plan(MIDDLE, machine, draft="none", budget=1, dtype="float32", memory=60 * GB, cpu_layers=0)
     assert not none.placement.layers(Tier.CPU)
     assert plan.forecast.tok_per_s > 1.2 * none.forecast.tok_per_s
 
@@ -275,6 +276,43 @@ def test_in_float32_a_plan_chooses_how_many_layers_the_cpu_computes() -> None:
 def test_layers_of_the_cpu_that_ram_does_not_hold() -> None:
     with pytest.raises(CapacityError, match=r"layers of the CPU .* GB.*`memory`.*or `cpu_layers`"):
         _plan(LARGE, "rtx-4090", draft="none", budget=1, cpu_layers=60)
+
+
+def test_a_machine_with_a_gpu_may_leave_it_out() -> None:
+    machine = preset("laptop-8gb")
+    plan = _plan(MIDDLE, machine, device="cpu", draft="none")
+    assert machine.host is not None and machine.link is not None
+    alone = replace(machine, link=None, processor=machine.host, host=None)
+    assert plan == _plan(MIDDLE, alone, draft="none")
+    assert (plan.device, plan.vram, plan.hardware) == ("cpu", None, alone)
+    assert plan.forecast != _plan(MIDDLE, machine, draft="none").forecast
+    assert _plan(MIDDLE, machine, draft="none").device == "cuda"
+    for name, value in (("vram", 6 * GB), ("cpu_layers", 3), ("experts", "gpu")):
+        with pytest.raises(RequestError, match=f"for the CPU, as `device` says; leave out `{name}`"):
+            _plan(MIDDLE, machine, device="cpu", **{name: value})
+
+
+def test_a_measured_machine_without_its_gpu_is_the_one_that_its_cpu_is() -> None:
+    """A plan for it is followed there, if the model is computed on the CPU."""
+    found = replace(LAPTOP, name=f"{LAPTOP.processor.name}, 16 GB RAM")
+    chip = replace(found.processor, name="NVIDIA GeForce RTX 4090", memory=24 * GB)
+    name, host = f"{chip.name}, 16 GB RAM", found.processor
+    beside = replace(found, name=name, link=found.disk, processor=chip, host=host)
+    assert beside.without_gpu() == found
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ({"memory": 100 * GB}, r"`memory` is 100.00 GB, and Laptop.* has 16.84 GB of RAM: give a smaller"),
+        ({"vram": 24 * GB}, r"`vram` is 24.00 GB, and Laptop.* has 8.42 GB of GPU memory: give a smaller"),
+        ({"device": "cuda:0,cuda:1", "vram": 24 * GB}, "has 8.42 GB of GPU memory"),
+        ({"device": "cpu", "memory": 100 * GB}, "has 16.84 GB of RAM"),
+    ],
+)
+def test_a_limit_above_what_a_machine_has(limit: dict[str, object], told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        _plan(MIDDLE, "laptop-8gb", draft="none", **limit)
 
 
 def test_a_machine_without_a_gpu(tmp_path: Path) -> None:
@@ -285,11 +323,11 @@ def test_a_machine_without_a_gpu(tmp_path: Path) -> None:
     assert Tier.DISK in plan.placement.tiers and plan.placement.staging == 0
     assert set(plan.placement.tiers) <= {Tier.DEVICE, Tier.DISK}
     assert plan.draft == SMALL and plan.forecast.link_seconds > 1
-    for wanted in ({"device": "cuda"}, {"cpu_layers": 3}):
+    for wanted in ({"device": "cuda"}, {"cpu_layers": 3}, {"vram": 6 * GB}, {"experts": "gpu"}):
         with pytest.raises(RequestError, match="no GPU"):
             _plan(MIDDLE, str(file), **wanted)
     replace(preset("laptop-8gb"), host=None).save(file)
-    for wanted in ({"cpu_layers": 3}, {"experts": "cpu"}):
+    for wanted in ({"cpu_layers": 3}, {"experts": "cpu"}, {"device": "cpu"}):
         with pytest.raises(RequestError, match="says nothing of its CPU"):
             _plan(MIDDLE, str(file), **wanted)
 
@@ -379,12 +417,12 @@ def test_what_would_help_is_what_a_plan_with_it_comes_to(
     change: str, setting: str, value: object, note: str
 ) -> None:
     """And such a plan has no row of its own for it."""
-    model, machine = MIDDLE, "laptop-8gb"
+    model, machine = MIDDLE, replace(preset("laptop-8gb"), ram=32 * GB)
     around: dict[str, object] = {"draft": SMALL, "context": 2048, "memory": 24 * GB}
     if setting == "kv_cache":
         around["context"] = 24576
     if setting == "draft_bits":  # a large draft, beside a target that is small already
-        model, machine, around = LARGE, "rtx-4090", {"draft": MIDDLE, "quantize": "nf4"}
+        model, machine, around = LARGE, preset("rtx-4090"), {"draft": MIDDLE, "quantize": "nf4"}
     plan = _plan(model, machine, **around)
     row = _row(plan, change)
     assert note in row.note

@@ -91,6 +91,41 @@ def test_rows_become_parquet(tmp_path: Path, requests: Path) -> None:
     }
 
 
+_ON_CLUSTER = """
+import os, sys
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+from ray.cluster_utils import Cluster
+from offspec.core.config import EngineConfig
+from offspec.ray.predict import on_cluster
+from offspec.ray.run import connected
+store = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **store})
+try:
+    cluster.add_node(num_gpus=int(sys.argv[1]), **store)
+    with connected(cluster.address):
+        for device, planned in (("auto", False), ("auto", True), ("cpu", False)):
+            config, pool = on_cluster(EngineConfig("tiny", device=device), None, planned=planned)
+            print(config.device, *(name for name in pool if name != "compute"), pool["compute"].max_size)
+finally:
+    cluster.shutdown()
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "found"),
+    [
+        ("0", ["cpu num_cpus 2", "auto num_cpus 2", "cpu num_cpus 2"]),
+        ("2", ["cuda num_gpus 2", "auto num_gpus 2", "cpu num_cpus 2"]),
+    ],
+)
+def test_auto_takes_the_gpus_of_a_cluster(gpus: str, found: list[str]) -> None:
+    """A GPU for each engine, or a machine if there is none; a plan may have a device of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ON_CLUSTER, gpus], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.splitlines() == found, done.stderr[-3000:]
+
+
 def marked(mark: str) -> list[int]:
     """Processes that live and have inherited an environment variable."""
     found = []
@@ -113,6 +148,8 @@ def test_ctrl_c_ends_it_and_keeps_what_is_answered(tmp_path: Path, requests: Pat
     options = [
         "--ray",
         "local",
+        "--device",
+        "cpu",
         "--memory",
         "1GB",
         "--context",

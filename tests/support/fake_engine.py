@@ -204,6 +204,7 @@ class ScriptedEngine:
             "chunk": 1024,
             "memory": 1_500_000_000,
             "vram": None,
+            "gpu_names": [],
         }
 
     def encode(

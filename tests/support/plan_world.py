@@ -50,7 +50,8 @@ class World:
         return MEASURED
 
     def notify(self, event: object) -> None:
-        if isinstance(event, Notice) and "O_DIRECT" not in event.text:
+        known = ("O_DIRECT", "Computes on")
+        if isinstance(event, Notice) and not any(words in event.text for words in known):
             self.notices.append(event.text)
 
     def load(self, model: Path | None = None, **settings: Any) -> Engine:

@@ -33,6 +33,7 @@ CHECKS = (
     _here("software", "software"),
     _here("driver", "NVIDIA driver"),
     _here("torch_build", "torch"),
+    _here("device", "device"),
     _here("memory", "memory"),
     _here("disk", "disks"),
     _here("numba_loops", "numba"),

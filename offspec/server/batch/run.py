@@ -25,7 +25,7 @@ class BatchRun:
     Args:
         service: Started by `run`, and stopped by it.
         results: Takes what is finished. Lines that are in it are not asked again.
-        notify: Takes LoadProgress events, of loading and then of the answers.
+        notify: Takes LoadProgress events, of loading and then of the answers, and Notice events.
     """
 
     def __init__(self, service: Service, results: ResultFile, notify: Callable[[Event], None]) -> None:
@@ -84,8 +84,10 @@ class BatchRun:
     async def _loaded(self) -> None:
         """Wait until the model is there. Raises what keeps it from being so."""
         while self._service.state == "loading":
+            self._tell_notices()
             self._notify(self._service.progress)
             await asyncio.sleep(0.05)
+        self._tell_notices()
         if self._service.error is not None:
             raise self._service.error
 
@@ -99,5 +101,10 @@ class BatchRun:
         self._done += 1
         self._tell()
 
+    def _tell_notices(self) -> None:
+        while self._service.notices:
+            self._notify(self._service.notices.popleft())
+
     def _tell(self) -> None:
+        self._tell_notices()
         self._notify(LoadProgress("answering", self._done, self._total, "answers"))

@@ -1,6 +1,6 @@
 """What `/stats` shows: the speed of the last answer and of all, in tables."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from offspec.ui.chat.controller import ChatController
@@ -22,9 +22,14 @@ def report(chat: ChatController) -> str:
         f"Questions left out of it, from the first on: {session.left_out:,}." if session.left_out else "",
         f"The last prompt had {prompt.tokens:,} new tokens; {prompt.reused:,} were known." if prompt else "",
         guessed_by(stats.session),
+        _computed_on(engine.placement["gpu_names"]),
         f"Target {chat.config.model}, draft {engine.draft}, {_trees(engine.budget, engine.width)}.",
     ]
     return "\n\n".join(filter(None, [speed, *facts]))
+
+
+def _computed_on(gpus: Sequence[str]) -> str:
+    return f"Computed on {' and '.join(gpus)}." if gpus else "Computed on the CPU, not on a GPU."
 
 
 def _trees(budget: int, width: int) -> str:

@@ -154,7 +154,7 @@ def _config(model: str, memory: int | None) -> EngineConfig:
             budget=_BUDGET,
             width=_WIDTH,
         )
-    return EngineConfig(model, memory=memory or _MEMORY)
+    return EngineConfig(model, memory=memory or _MEMORY, device="cpu")
 
 
 def _answer(run: Run, config: EngineConfig, case: _Case, view: View) -> EngineConfig:

@@ -112,7 +112,7 @@ def distill(
     epochs: Epochs = 10,
     minutes: Minutes = None,
     memory: Memory = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "bfloat16",
     as_json: Json = False,
     quiet: Quiet = False,

@@ -68,7 +68,8 @@ def doctor(folders: Folders = None, as_json: AsJson = False, quiet: opt.Quiet = 
     Each part is tried, not just looked up: a kernel is compiled, memory is
     pinned, files are read past the page cache, and a small model answers
     on the processor and on every GPU, with the same tokens. Every line that
-    is not well says what to do. Takes half a minute.
+    is not well says what to do, and one says whether models are computed
+    on the GPU. Takes half a minute.
     """
     for folder in folders or ():
         if not folder.is_dir():

@@ -65,7 +65,7 @@ def hardware(
     as_json: AsJson = False,
     path: Disk = None,
     again: Again = False,
-    device: opt.Device = "cpu",
+    device: opt.Device = "auto",
     quiet: opt.Quiet = False,
 ) -> None:
     """Measure this machine, or show a preset: disk, link, memory, arithmetic.

@@ -151,7 +151,7 @@ def _sections(
             table.add_row(plain(name, "bold"), *map(plain, figures))
         yield table
     total = format_bytes(sum(model.nbytes for model in models))
-    least = "RAM, or with --device cuda GPU: about the least that it runs in; the more, the faster."
+    least = "RAM, or beside a GPU its memory: about the least that it runs in; the more, the faster."
     yield plain("")
     yield prose([f"{total} in all.", least, "`offspec plan MODEL` says what to expect of it."], layout)
 

@@ -40,9 +40,9 @@ def _size_or_none(value: str) -> int:
 
 def checked_device(value: str) -> str:
     """One device, or several GPUs. Raises typer.BadParameter."""
-    if not re.fullmatch(r"cpu|all|cuda(:\d+)?(,cuda:\d+)*", value):
+    if not re.fullmatch(r"auto|cpu|all|cuda(:\d+)?(,cuda:\d+)*", value):
         raise typer.BadParameter(
-            f"{value!r} is neither cpu nor cuda (cuda:1: the second GPU; cuda:0,cuda:1: two; all: every GPU)"
+            f"{value!r} is not auto, cpu or cuda (cuda:1: the second GPU; cuda:0,cuda:1: two; all: every GPU)"
         )
     return value
 
@@ -108,10 +108,11 @@ Memory = Annotated[
 Device = Annotated[
     str,
     model_option(
-        metavar="cpu|cuda|all",
+        metavar="auto|cpu|cuda|all",
         callback=checked_device,
-        help="Where to compute. [bold]cuda:0,cuda:1[/] divides the layers among two GPUs, [bold]all[/] among "
-        "all there are; drafts run on the first.",
+        help="Where to compute. [bold]auto[/] takes a GPU that is usable, else the CPU, and says which and "
+        "why. [bold]cuda:0,cuda:1[/] divides the layers among two GPUs, [bold]all[/] among all there are; "
+        "drafts run on the first.",
     ),
 ]
 Dtype = Annotated[
@@ -149,7 +150,7 @@ class EngineOptions:
             "from RAM, and what does not fit in RAM from disk. Without it: most of what the GPU has free.",
         ),
     ] = None
-    device: Device = "cpu"
+    device: Device = "auto"
     cpu_layers: Annotated[
         Any,
         model_option(

@@ -62,7 +62,7 @@ Machine = Annotated[
         metavar="NAME|FILE.json",
         help="Plan for another machine: a preset such as rtx-4090, or a profile that "
         "[bold]offspec hardware --json[/] printed. Nothing is measured, and only the config of the model is "
-        "needed.",
+        "needed. With [bold]--device cpu[/] its GPU is left out.",
         autocompletion=completion.machines,
     ),
 ]
@@ -113,19 +113,8 @@ Quiet = Annotated[
 
 @dataclass(frozen=True)
 class PlanOptions(opt.EngineOptions):
-    """The device may be left to the machine that is planned for."""
+    """Several answers may be planned for."""
 
-    device: Annotated[
-        str,
-        opt.model_option(
-            "--device",
-            metavar="cpu|cuda|all",
-            callback=lambda value: value and opt.checked_device(value),
-            help="Where to compute. Without it: the CPU, or with [bold]--hardware[/] what that machine "
-            "computes with.",
-            show_default=False,
-        ),
-    ] = ""
     sequences: Annotated[
         int,
         opt.model_option(
@@ -165,8 +154,7 @@ def plan(
     if save is not None:
         _check_place(save)
     machine = None if hardware is None else _machine(hardware)
-    apart = machine is not None and machine.link is not None
-    config = opt.engine_config(options, device=options.device or ("cuda" if apart else "cpu"))
+    config = opt.engine_config(options)
     if machine is None:
         checks.check_files(config, weights=validate)
     with Renderer(as_json=as_json, quiet=quiet) as renderer:

@@ -94,7 +94,7 @@ def sparkline(emitted: Sequence[int]) -> Content:
 
 
 def memory(engine: "ChatEngine") -> Content:
-    """What lies in each memory. Without a plan only the layers and the limits are known."""
+    """The GPU, and what lies in each memory. Without a plan only the layers and the limits are known."""
     placement, plan = engine.placement, engine.plan
     resident, host = placement["resident_layers"], placement["cpu_layers"] + placement["host_layers"]
     slots, behind = placement["expert_slots"], placement["host_expert_slots"]
@@ -106,8 +106,17 @@ def memory(engine: "ChatEngine") -> Content:
         ]
     tiers.append(("disk", (placement["disk_layers"], placement["experts"] if slots else 0), None))
     return _lines(
-        *(line for name, counts, limit in tiers for line in _tier(name, *counts, limit, _held(plan, name)))
+        _gpu(placement["gpu_names"]),
+        *(line for name, counts, limit in tiers for line in _tier(name, *counts, limit, _held(plan, name))),
     )
+
+
+def _gpu(names: Sequence[str]) -> str:
+    """The card that computes, without its maker, or that none does."""
+    cards = [name.removeprefix("NVIDIA ") for name in names]
+    if not cards:
+        return "GPU  none: the CPU computes"
+    return f"GPU  {cards[0]}" if len(cards) == 1 else f"GPU  {len(cards)}, the first {cards[0]}"
 
 
 def _tier(name: str, layers: int, experts: int, limit: int | None, held: int | None) -> list[Content | str]:

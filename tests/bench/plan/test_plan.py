@@ -35,11 +35,11 @@ def test_a_target_is_drafted_for_by_the_small_model() -> None:
     wide = Target("wide", "demo", 1024)
     assert wide.words() == ["wide", "--draft", "demo", "--draft-bits", "4", "--context", "1024"]
     assert wide.config(7, 1.0) == EngineConfig(
-        "wide", draft="demo", draft_bits=4, memory=7, context=1024, temperature=1.0
+        "wide", draft="demo", draft_bits=4, memory=7, device="cpu", context=1024, temperature=1.0
     )
     assert Target.widened("demo", 1) == Target("demo")
     assert Target("demo").words() == ["demo", "--draft", "substitute"]
-    assert Target("demo").config(7) == EngineConfig("demo", draft="substitute", memory=7)
+    assert Target("demo").config(7) == EngineConfig("demo", draft="substitute", memory=7, device="cpu")
 
 
 def test_the_least_memory_is_enough(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_plan_that_is_right(scripted: Scripted, bench: RunBench) -> None:
     assert (least, memory) == (670_000_000, 1_500_000_000)
     assert list(first)[1:5] == ["-m", "offspec", "plan", "demo"]
     assert list(second)[5:11] == ["--draft", "demo", "--draft-bits", "4", "--context", "1024"]
-    asked = "--memory 1500000000 --temperature 1 --replan --validate --prompts 3 --json --quiet"
+    asked = "--memory 1500000000 --temperature 1 --replan --validate --prompts 3 --json --quiet --device cpu"
     assert " ".join(second[11:]) == asked
     assert [case["case"] for case in record["cases"]] == ["x1:least:0", "x4:1.5GB:1"]
     found = record["cases"][1]

@@ -8,6 +8,7 @@ import pytest
 
 from offspec.engine.doctor import driver
 from offspec.engine.doctor.finding import Asked, Finding
+from offspec_planners import measure
 
 
 class Library:
@@ -31,8 +32,8 @@ class Library:
 @pytest.fixture
 def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty PCI bus, and a machine without a driver."""
-    monkeypatch.setattr(driver, "_PCI", tmp_path)
-    monkeypatch.setattr(driver, "_KERNEL_MODULE", tmp_path / "version")
+    monkeypatch.setattr(measure.driver, "_PCI", tmp_path)
+    monkeypatch.setattr(measure.driver, "_KERNEL_MODULE", tmp_path / "version")
     no_library(monkeypatch)
     return tmp_path
 

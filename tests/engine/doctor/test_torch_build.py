@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from offspec.engine.doctor import torch_build
-from offspec.engine.doctor.driver import Driver
 from offspec.engine.doctor.finding import Asked, Finding
+from offspec_planners.measure import gpu
+from offspec_planners.measure.driver import Driver
 
 CARD = SimpleNamespace(
     name="NVIDIA GeForce RTX 4090", total_memory=25_000_000_000, major=8, minor=9, multi_processor_count=128
@@ -32,7 +33,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return real(*args, **options) if machine["sum"] is None else torch.tensor(machine["sum"])
 
     real = torch.arange
-    monkeypatch.setattr(torch_build, "find_driver", lambda: machine["driver"])
+    for module in (torch_build, gpu):
+        monkeypatch.setattr(module, "find_driver", lambda: machine["driver"])
     monkeypatch.setattr(torch, "arange", arange)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -30,6 +30,7 @@ def test_answers_and_what_is_said(offspec: Program, load: ScriptedLoad, requests
     result = offspec("batch", str(requests), str(out), "demo", "--temperature", "0.5")
     assert result.exit_code == 0 and not result.stdout
     assert f"2 results are in {out}; " in result.stderr
+    assert result.stderr.count("reads are buffered: this file system [tmpfs] has no O_DIRECT\n") == 1
     assert {json.loads(line)["id"] for line in out.read_text().splitlines()} == {"a", "b"}
     again = offspec("batch", str(requests), str(out), "demo")
     assert again.exit_code == 0 and "2 of 2 results are in" in again.stderr

@@ -32,7 +32,7 @@ def start(data: Path, *options: str) -> Tmux:
     if not model.exists():
         model.symlink_to(open_checkpoint("demo", unpack=True).folder)
     words = ["chat", str(model), "--memory", "1.2GB", "--context", "1024", "--budget", "16", "--width", "4"]
-    words += ["--dtype", "float32"]
+    words += ["--dtype", "float32", "--device", "cpu"]
     variables = {"OFFSPEC_DATA": str(data), "OFFSPEC_CACHE": os.environ["OFFSPEC_CACHE"]}
     return Tmux([sys.executable, "-m", "offspec", *words, *options], variables)
 

@@ -73,7 +73,7 @@ def test_options_are_passed_on(offspec: Call, asked: dict[str, Any], tmp_path: P
     )
     assert asked["wanted"] == Wanted("some/m", "mlp", tmp_path, 2_000_000, 99, 3, 1.5, 5)
     assert asked["prompts"] == tmp_path / "p"
-    assert (asked["memory"], asked["dtype"], asked["device"]) == (2_000_000_000, "float32", "cpu")
+    assert (asked["memory"], asked["dtype"], asked["device"]) == (2_000_000_000, "float32", "auto")
     assert result.stderr == ""
 
 

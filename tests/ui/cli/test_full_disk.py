@@ -12,7 +12,7 @@ from tests.support.tiny_models import write_model
 from tests.support.waiting import PATIENCE
 from tests.ui.cli.program import environment
 
-ENGINE = ("--memory", "2GB", "--context", "128", "--draft", "none", "--dtype", "float32")
+ENGINE = ("--device", "cpu", "--memory", "2GB", "--context", "128", "--draft", "none", "--dtype", "float32")
 MOUNT = 'mount -t tmpfs -o size="$2" none "$1" && mkdir "$1/filled" || exit 99; '
 FILL = 'cat /dev/zero > "$1/filled/zeros" 2> /dev/null; '
 RUN = 'disk=$1; shift 2; "$@"; code=$?; ls -A "$disk" > "$disk.list"; exit $code'

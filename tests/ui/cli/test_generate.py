@@ -163,7 +163,7 @@ def test_defaults_reach_the_engine(offspec: Call, load: ScriptedLoad) -> None:
         "draft_bits": None,
         "memory": None,
         "vram": None,
-        "device": "cpu",
+        "device": "auto",
         "dtype": "bfloat16",
         "kv_cache": "model",
         "cpu_layers": None,

@@ -44,7 +44,7 @@ def test_the_page_has_figures_with_their_spread(offspec: Call, asked: dict[str, 
     assert "measured 2026-01-02T03:04:05+00:00" in result.stdout
     assert "\x1b" not in result.stdout
     assert result.stderr == "no [O_DIRECT] here\n"
-    assert asked == {"device": "cpu", "again": False, "folder": None}
+    assert asked == {"device": "auto", "again": False, "folder": None}
 
 
 def test_json_can_be_read_back(offspec: Call, asked: dict[str, Any]) -> None:

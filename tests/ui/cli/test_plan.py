@@ -112,13 +112,10 @@ def test_every_option_reaches_planning(plan: Call, planning: Planning) -> None:
 
 
 def test_another_machine_brings_its_device(plan: Call, planning: Planning, tmp_path: Path) -> None:
-    small().hardware.save(tmp_path / "mine.json")
-    assert plan("--hardware", str(tmp_path / "mine.json")).exit_code == 0
-    assert planning.asked["hardware"] == small().hardware
-    assert planning.asked["config"].device == "cpu"
     large().hardware.save(tmp_path / "mine.json")
-    plan("--hardware", str(tmp_path / "mine.json"))
-    assert planning.asked["config"].device == "cuda"
+    assert plan("--hardware", str(tmp_path / "mine.json")).exit_code == 0
+    assert planning.asked["hardware"] == large().hardware
+    assert planning.asked["config"].device == "auto"
     plan("--hardware", str(tmp_path / "mine.json"), "--device", "cpu")
     assert planning.asked["config"].device == "cpu"
 

@@ -46,6 +46,7 @@ class PlannedEngine(ScriptedEngine):
             "disk_layers": len(held.layers(Tier.DISK)),
             "memory": self.plan.memory,
             "vram": self.plan.vram,
+            "gpu_names": [] if self.plan.vram is None else [self.plan.hardware.processor.name],
         }
 
 

@@ -70,7 +70,7 @@ def test_experts_are_counted_where_they_have_slots() -> None:
             return {**super().placement, "disk_layers": 0, "expert_slots": 261, "experts": 1920}
 
     shown = lines(panel.memory(Mixture(layers=30, plan=small())))
-    assert shown[2] == "     7 layers, 261 experts"
+    assert shown[3] == "     7 layers, 261 experts"
     assert shown[-1] == "disk 1,920 experts, 2.71 GB"
 
 
@@ -106,6 +106,7 @@ def test_the_sparkline_has_a_column_for_each_of_the_latest_passes() -> None:
 
 def test_memory_without_a_plan_shows_the_limit() -> None:
     assert lines(panel.memory(ScriptedEngine(layers=8))) == [
+        "GPU  none: the CPU computes",
         "RAM  2 layers, limit 1.50 GB",
         "disk 6 layers",
     ]
@@ -114,8 +115,8 @@ def test_memory_without_a_plan_shows_the_limit() -> None:
 def test_memory_with_a_plan_has_its_parts_added_up() -> None:
     engine = ScriptedEngine(layers=30, plan=small())
     shown = lines(panel.memory(engine))
-    assert shown[0] == "RAM  2.68 GB of 1.50 GB"  # the scripted engine's limit is below what the plan needs
-    assert shown[1] == "▰" * WIDTH
+    assert shown[1] == "RAM  2.68 GB of 1.50 GB"  # the scripted engine's limit is below what the plan needs
+    assert shown[2] == "▰" * WIDTH
     assert shown[-1] == "disk 23 layers, 2.71 GB"
 
 
@@ -130,15 +131,21 @@ def test_memory_of_three_tiers() -> None:
                 "disk_layers": 50,
                 "memory": 60 * 10**9,
                 "vram": 22 * 10**9,
+                "gpu_names": self.gpus,
                 "expert_slots": 0,
                 "host_expert_slots": 0,
             }
 
-    shown = lines(panel.memory(OnCard(plan=large())))
-    assert shown[0] == "VRAM 18.60 GB of 22.00 GB"
-    assert shown[2] == "     5 layers"
-    assert shown[3] == "RAM  50.04 GB of 60.00 GB"
+        gpus: tuple[str, ...] = ("NVIDIA GeForce RTX 4090",)
+
+    engine = OnCard(plan=large())
+    shown = lines(panel.memory(engine))
+    assert shown[:2] == ["GPU  GeForce RTX 4090", "VRAM 18.60 GB of 22.00 GB"]
+    assert shown[3] == "     5 layers"
+    assert shown[4] == "RAM  50.04 GB of 60.00 GB"
     assert shown[-1] == "disk 50 layers, 85.60 GB"
+    engine.gpus = ("NVIDIA L4", "NVIDIA L4")
+    assert lines(panel.memory(engine))[0] == "GPU  2, the first L4"
 
 
 def test_the_plan_in_lines() -> None:

@@ -1,0 +1,151 @@
+"""GPUs by torch: whether its build suits the driver, and whether each GPU computes. No kernel is compiled."""
+
+from dataclasses import dataclass
+
+from offspec_planners.measure.driver import Driver, Fault, cards_on_bus, driver_fault, find_driver
+from offspec_planners.units import format_bytes
+
+_INDEX = "https://download.pytorch.org/whl"
+# CUDA versions of drivers, and the index of the newest build that runs on them. PyPI has one for CUDA 13.
+_INDEXES = (((13, 0), ""), ((12, 8), "cu128"), ((12, 0), "cu126"))
+_TIGHT = 2_000_000_000  # bytes of free device memory
+_KERNELS_FROM = (8, 0)  # compute capability that Triton compiles all of our types for
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A CUDA device.
+
+    Args:
+        index: Of the device, from 0.
+        name: Of the card.
+        memory: Bytes.
+        capability: Compute capability, such as (8, 9).
+        processors: Number of its multiprocessors.
+        free: Bytes of memory that are free; None where the device does not say.
+        fault: Why it cannot be used at all.
+        limit: Why it is slower, or has less memory, than it could.
+    """
+
+    index: int
+    name: str
+    memory: int
+    capability: tuple[int, int]
+    processors: int
+    free: int | None = None
+    fault: Fault | None = None
+    limit: Fault | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether other programs have left too little of its memory."""
+        return self.free is not None and self.free < _TIGHT
+
+    def __str__(self) -> str:
+        capability = ".".join(map(str, self.capability))
+        return f"{self.name}, {format_bytes(self.memory)}, compute capability {capability}"
+
+
+def usable_gpu() -> Gpu | Fault:
+    """The first GPU that computes and has memory free, or why there is none."""
+    import torch
+
+    if torch.version.hip is not None:
+        return Fault("offspec is tested on NVIDIA GPUs alone", '`device="cuda"` tries this one')
+    if not torch.cuda.is_available():
+        driver = find_driver()
+        fault = driver_fault(driver, cards_on_bus())
+        if fault is None and driver is not None:
+            fault = build_fault(driver)
+        return fault or Fault("torch finds no GPU", "`offspec doctor` says more")
+    faults = list[Fault]()
+    for index in range(torch.cuda.device_count()):
+        gpu = try_gpu(index)
+        fault = gpu.fault or (gpu.limit if gpu.is_full else None)
+        if fault is None:
+            return gpu
+        faults.append(fault)
+    return faults[0]
+
+
+def build_fault(driver: Driver) -> Fault | None:
+    """Why this build of torch cannot use the GPUs of a driver that works; None where it can."""
+    import torch
+
+    version, built = torch.__version__, torch.version.cuda
+    if torch.version.hip is None:
+        if built is None:
+            found = f"torch {version} is a build for the processor, and this machine has an NVIDIA GPU"
+            return Fault(found, _install(driver))
+        if int(built.split(".")[0]) > driver.cuda[0]:
+            found = f"torch {version} is built for CUDA {built}, and the driver is for CUDA {driver.name}"
+            return Fault(found, f"update the driver, or: {_install(driver)}")
+    if not torch.cuda.is_available():
+        return Fault(f"torch {version} cannot use the GPU: {_why_not()}", _install(driver))
+    return None
+
+
+def try_gpu(index: int) -> Gpu:
+    """A CUDA device, which adds up some numbers to show that it computes."""
+    import torch
+
+    device = torch.device("cuda", index)
+    try:
+        properties = torch.cuda.get_device_properties(device)
+    except Exception as error:  # another program has it alone, or all of its memory
+        fault = Fault(f"GPU {index} cannot be opened: {_first_line(error)}", "nvidia-smi lists what uses it")
+        return Gpu(index, f"GPU {index}", 0, (0, 0), 0, fault=fault)
+    capability = (properties.major, properties.minor)
+    about = (index, properties.name, properties.total_memory, capability, properties.multi_processor_count)
+    card = str(Gpu(*about))
+    try:
+        torch.cuda.empty_cache()  # what an engine that was closed had is free
+        free, _ = torch.cuda.mem_get_info(device)
+        total = float(torch.arange(1000, device=device, dtype=torch.float32).sum())
+    except Exception as error:  # of many classes; the first use of a device is where it fails
+        known = ", ".join(torch.cuda.get_arch_list())
+        found = f"{card}: {_first_line(error)} (torch has code for {known})"
+        driver = find_driver()
+        return Gpu(*about, fault=Fault(found, _install(driver) if driver else ""))
+    if total != 499500.0:
+        found = f"{card}: the sum of 0 to 999 comes out as {total:g}"
+        fault = Fault(found, "test the card; its memory or its power may be at fault")
+        return Gpu(*about, free, fault)
+    return Gpu(*about, free, limit=_limit(card, free, capability))
+
+
+def _limit(card: str, free: int, capability: tuple[int, int]) -> Fault | None:
+    import torch
+
+    if free < _TIGHT:
+        found = f"{card}, of which only {format_bytes(free)} are free"
+        return Fault(found, "close what else uses the GPU; nvidia-smi lists it")
+    if capability < _KERNELS_FROM and torch.version.hip is None:
+        found = f"{card}: too old for our kernels, so torch's own operations are used, which are slower"
+        return Fault(found, "a card of 2020 or later (Ampere) has them")
+    return None
+
+
+def _install(driver: Driver) -> str:
+    """The line that installs a build for this driver."""
+    for least, index in _INDEXES:
+        if driver.cuda >= least:
+            where = f" --index-url {_INDEX}/{index}" if index else ""
+            return f"pip uninstall -y torch triton && pip install torch{where}"
+    return "update NVIDIA's driver to release 580 or newer, then: pip install --force-reinstall torch"
+
+
+def _why_not() -> str:
+    import torch
+
+    try:
+        torch.cuda.init()
+    except Exception as error:  # RuntimeError, AssertionError
+        return _first_line(error)
+    return "torch.cuda.is_available() is False"
+
+
+def _first_line(error: Exception) -> str:
+    """An error's type, and the first line of it that says something."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -1,0 +1,133 @@
+"""Where a model is computed: what the user is told, what only a GPU has a use for, and what plans go by."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import offspec
+from offspec import PlanError, RequestError, SamplingParams
+from offspec.core.config import EngineConfig
+from offspec.core.events import Event, Notice
+from offspec.engine.rehearsal import make_plan
+from offspec.plan import records
+from offspec.plan.choose_device import choose_device
+from offspec.plan.load import open_models
+from offspec.plan.prepare import plan_key
+from offspec_planners.measure import gpu
+from offspec_planners.measure.driver import Fault
+from tests.support.plan_world import World
+from tests.support.sample_plans import large, small
+from tests.support.tiny_models import write_model
+
+GB = 10**9
+BROKEN = Fault("torch 2.9 is a build for the processor, and this machine has an NVIDIA GPU", "pip install")
+
+
+def told(config: EngineConfig, **more: Any) -> tuple[str, str]:
+    """The chosen device, and the line about it."""
+    events = list[Event]()
+    chosen = choose_device(config, events.append, **more)
+    [notice] = events
+    assert isinstance(notice, Notice)
+    return chosen.device, notice.text
+
+
+def test_auto_without_a_gpu_says_why() -> None:
+    device, line = told(EngineConfig("demo"))
+    assert (device, line) == ("cpu", "Computes on the CPU: this machine has no NVIDIA GPU")
+
+
+def test_auto_with_a_gpu_that_is_unusable_says_why_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "usable_gpu", lambda: BROKEN)
+    device, line = told(EngineConfig("demo"))
+    assert (device, line) == ("cpu", f"Computes on the CPU: no usable GPU ({BROKEN.found}; pip install)")
+
+
+def test_a_device_that_is_named_is_taken() -> None:
+    assert told(EngineConfig("demo", device="cpu")) == ("cpu", "Computes on the CPU, as `device` says")
+
+
+@pytest.mark.parametrize(("name", "value"), [("vram", 8 * GB), ("cpu_layers", 3), ("experts", "gpu")])
+def test_a_setting_for_a_gpu_names_why_there_is_none(
+    name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "usable_gpu", lambda: BROKEN)
+    with pytest.raises(RequestError) as caught:
+        choose_device(EngineConfig("demo", **{name: value}))
+    assert "no usable GPU (torch 2.9 is a build for the processor" in str(caught.value)
+    assert f"pip install); leave out `{name}`, which is for a GPU" in str(caught.value)
+    with pytest.raises(RequestError, match=f"on the CPU, as `device` says; leave out `{name}`"):
+        choose_device(EngineConfig("demo", device="cpu", **{name: value}))
+
+
+def test_more_memory_than_the_machine_has(tmp_path: Path) -> None:
+    for ask in (
+        lambda: offspec.load("demo", memory="900TB"),
+        lambda: make_plan(EngineConfig("demo", memory=900 * 10**12)),
+        lambda: open_models(EngineConfig("demo", memory=900 * 10**12), lambda event: None),
+    ):
+        with pytest.raises(RequestError, match=r"`memory` is .*, and this machine has .* of RAM: give a sm"):
+            ask()
+
+
+def test_the_line_is_the_first_of_a_load_and_comes_once(tmp_path: Path) -> None:
+    folder, events = write_model(tmp_path), list[Event]()
+    with offspec.load(folder, draft="none", notify=events.append) as engine:
+        assert engine.config.device == "cpu"
+        assert engine.placement["gpu_names"] == []
+        engine.generate("w5", SamplingParams(max_tokens=2))
+    lines = [event.text for event in events if isinstance(event, Notice)]
+    assert lines[0].startswith("Computes on the CPU: ")
+    assert sum(line.startswith("Computes on") for line in lines) == 1
+    assert events.index(Notice(lines[0])) == 0
+
+
+def test_a_plan_brings_its_device() -> None:
+    plan = small()
+    assert plan.device == "cpu"
+    assert told(EngineConfig("demo"), plan=plan) == ("cpu", "Computes on the CPU, as the plan says")
+    with pytest.raises(PlanError, match="the plan has device cuda, not cpu: leave out `device`"):
+        choose_device(EngineConfig("demo", device="cpu"), plan=replace(large(), device="cuda"))
+
+
+def test_plans_are_kept_by_the_device_that_was_chosen(world: World) -> None:
+    """What is planned with "auto" is what is followed with the name of that device, and the other way."""
+    plan = world.plan()
+    assert plan.device == "cpu"
+    assert world.followed(device="cpu") == world.followed() == plan
+    keys = list[str]()
+    for device in ("auto", "cpu"):
+        opened = open_models(world.config(device=device), world.notify)
+        keys.append(plan_key(opened))
+        opened.close()
+    assert len(set(keys)) == 1 and records.load_plan(keys[0]) == plan
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("auto_chooses")
+def test_auto_takes_the_gpu(world: World) -> None:
+    name = torch.cuda.get_device_name(0)
+    device, line = told(EngineConfig("demo"))
+    assert device == "cuda:0" and line.startswith(f"Computes on {name} (cuda:0)")
+    line = f"Computes on {name} (cuda:0), as `device` says"
+    assert told(EngineConfig("demo", device="cuda")) == (device, line)
+    with world.load() as engine:
+        assert engine.config.device == "cuda:0" and engine.placement["vram"] > 0
+        assert engine.placement["gpu_names"] == [name]
+        assert engine.plan is not None
+        plan = engine.plan
+    for device in ("cuda", "cuda:0", "auto"):
+        assert world.followed(device=device) == plan
+    alone = world.plan(device="cpu")
+    assert (plan.device, alone.device, alone.vram) == ("cuda:0", "cpu", None)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("auto_chooses")
+def test_a_limit_above_the_memory_of_the_card(tmp_path: Path) -> None:
+    for device in ("auto", "cuda"):
+        with pytest.raises(RequestError, match=r"`vram` is .*, and this machine has .* of GPU memory"):
+            offspec.load(write_model(tmp_path / device), device=device, vram="900TB")

@@ -1,0 +1,160 @@
+"""The GPU that is taken by default, and why there is none: without compiling a kernel."""
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from offspec_planners.measure import driver, gpu
+from offspec_planners.measure.driver import Driver, Fault
+from offspec_planners.measure.gpu import Gpu
+
+GB = 10**9
+pytestmark = pytest.mark.usefixtures("auto_chooses")
+
+
+def card(name: str, major: int = 8, minor: int = 9) -> SimpleNamespace:
+    return SimpleNamespace(
+        name=name, total_memory=24 * GB, major=major, minor=minor, multi_processor_count=128
+    )
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A machine with two cards and a build of torch for them; a test changes a part.
+
+    free: bytes of each card; fails: what its first use raises, by index.
+    """
+    machine: dict[str, Any] = {
+        "cards": [card("NVIDIA L4"), card("NVIDIA L40")],
+        "free": [20 * GB, 20 * GB],
+        "fails": {},
+        "driver": Driver((12, 8), 2),
+    }
+    real = torch.arange
+
+    def arange(*args: Any, device: torch.device, **options: Any) -> torch.Tensor:
+        if device.index in machine["fails"]:
+            raise machine["fails"][device.index]
+        return real(*args, **options)
+
+    monkeypatch.setattr(torch, "arange", arange)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(machine["cards"]))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(machine["cards"]))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: machine["cards"][device.index])
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (machine["free"][device.index], 24 * GB))
+    monkeypatch.setattr(gpu, "find_driver", lambda: machine["driver"])
+    monkeypatch.setattr(gpu, "cards_on_bus", lambda: 2)
+    return machine
+
+
+def chosen() -> Gpu:
+    found = gpu.usable_gpu()
+    assert isinstance(found, Gpu), found
+    return found
+
+
+def fault() -> Fault:
+    found = gpu.usable_gpu()
+    assert isinstance(found, Fault), found
+    return found
+
+
+def test_the_first_card_is_taken(machine: dict[str, Any]) -> None:
+    assert (chosen().index, chosen().name, chosen().free) == (0, "NVIDIA L4", 20 * GB)
+
+
+def test_a_card_that_is_too_old_for_kernels_is_used(machine: dict[str, Any]) -> None:
+    machine["cards"][0] = card("Tesla T4", 7, 5)
+    assert chosen().index == 0
+    assert chosen().limit is not None
+
+
+def test_a_card_that_computes_nothing_is_passed_over(machine: dict[str, Any]) -> None:
+    machine["fails"][0] = RuntimeError("CUDA error: no kernel image is available\nand more")
+    assert chosen().index == 1
+    machine["fails"][1] = RuntimeError("another")
+    assert "NVIDIA L4" in fault().found and "no kernel image is available (torch has code" in fault().found
+    assert "cu128" in fault().remedy and "\n" not in str(fault())
+
+
+def test_a_card_that_is_full_is_passed_over(machine: dict[str, Any]) -> None:
+    machine["free"][0] = GB
+    assert chosen().index == 1
+    machine["free"][1] = 0
+    assert "only 1.00 GB are free" in fault().found and "nvidia-smi" in fault().remedy
+
+
+def test_a_card_that_another_program_has_alone(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", refuse)
+    assert "GPU 0 cannot be opened" in fault().found and "busy" in fault().found
+
+
+def test_a_build_for_the_processor(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine["cards"] = []
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "is a build for the processor, and this machine has an NVIDIA GPU" in fault().found
+    assert "pip install torch --index-url" in fault().remedy
+
+
+def test_a_driver_that_is_too_old(machine: dict[str, Any]) -> None:
+    machine["cards"], machine["driver"] = [], Driver((11, 4), 1)
+    assert "built for CUDA 12.8, and the driver is for CUDA 11.4" in fault().found
+    assert "update" in fault().remedy
+
+
+def test_a_card_without_a_driver(machine: dict[str, Any]) -> None:
+    machine["cards"], machine["driver"] = [], None
+    assert "2 NVIDIA GPUs, but no driver" in fault().found and "--gpus all" in fault().remedy
+
+
+def test_cards_that_are_hidden(machine: dict[str, Any]) -> None:
+    machine["cards"], machine["driver"] = [], Driver((12, 8), 0, error=100)
+    assert "CUDA_VISIBLE_DEVICES" in fault().remedy
+
+
+def test_no_card(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine["cards"], machine["driver"] = [], None
+    monkeypatch.setattr(gpu, "cards_on_bus", driver.cards_on_bus)
+    monkeypatch.setattr(driver, "_PCI", tmp_path)
+    assert fault() == Fault("this machine has no NVIDIA GPU")
+
+
+def test_a_build_for_other_cards_is_not_taken_by_itself(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    assert '`device="cuda"`' in fault().remedy
+
+
+def test_the_driver_is_asked_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    assert driver.find_driver() is None
+    code = "import offspec_planners.measure.gpu, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.gpu
+def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel of ours is compiled for the choice."""
+    monkeypatch.setattr("offspec_kernels.backend.refusal", None)
+    found = chosen()
+    assert (found.index, found.name) == (0, torch.cuda.get_device_name(0))
+    assert found.free is not None and 0 < found.free <= found.memory
