@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated
 
@@ -88,12 +88,14 @@ class _Case:
         params: Of sampling.
         trees: Whether to ask for trees to show.
         grows: Whether a memory limit that is too small is raised.
+        noted: Notices shown so far; the second run repeats some of the first.
     """
 
     prompt: str
     params: SamplingParams
     trees: bool
     grows: bool
+    noted: set[str] = field(default_factory=set)
 
 
 def demo(
@@ -168,7 +170,8 @@ def _answer(run: Run, config: EngineConfig, case: _Case, view: View) -> EngineCo
             run.work = Work.loading(event)
         elif isinstance(event, PassProgress):
             run.work = Work.in_pass(event)
-        elif isinstance(event, Notice):
+        elif isinstance(event, Notice) and event.text not in case.noted:
+            case.noted.add(event.text)
             view.note(told(event))
         view.changed(run, "")
 
