@@ -29,8 +29,8 @@ def sizes(model: str) -> dict[str, Any]:
     except UnsupportedModelError as error:
         return {"refused": str(error)}
     config = EngineConfig(model, draft="none", memory=_AMPLE, vram=_AMPLE)
-    alone = plan_for_hardware(replace(config, vram=None), _with_ram("desktop-32gb"))
-    beside = plan_for_hardware(config, _with_ram("rtx-4090"))
+    alone = plan_for_hardware(replace(config, vram=None), _ample("desktop-32gb"))
+    beside = plan_for_hardware(config, _ample("rtx-4090"))
     return {
         "nbytes": sum(opened.layer_bytes) + opened.rest_bytes + opened.embedding_bytes,
         "least_ram": alone.least_memory,
@@ -38,8 +38,10 @@ def sizes(model: str) -> dict[str, Any]:
     }
 
 
-def _with_ram(name: str) -> Hardware:
-    return replace(preset(name), ram=_AMPLE)
+def _ample(name: str) -> Hardware:
+    """A preset with memory for any model."""
+    machine = preset(name)
+    return replace(machine, ram=_AMPLE, processor=replace(machine.processor, memory=_AMPLE))
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from offspec.core.config import LOOKUPS, SUBSTITUTE
 from offspec.draft.published import KnownDraft
 
 _MIXED = LOOKUPS[0]  # what every draft is mixed with: it costs next to nothing
-_SMALL = 1 / 6  # of the target's weights; a larger model takes too long to draft
+_SMALL = 1 / 5  # of the target's stored bytes; a larger model takes too long to draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ def choose_draft(
     obstacle: Callable[[str], str | None],
     *,
     fetches: bool,
+    bits: float = 16,
 ) -> DraftChoice:
     """The first that can be used.
 
@@ -40,9 +41,10 @@ def choose_draft(
         is_here: Whether a hub id need not be fetched.
         obstacle: Opens a draft, and says in a clause why it cannot be used; None where it can.
         fetches: Whether a small model is fetched in preference to a substitute.
+        bits: Bits that a weight of the target is stored in; those of a small model are stored in 16.
     """
     refused = list[str]()
-    small = [draft for draft in known if not draft.trained and draft.share <= _SMALL]
+    small = [draft for draft in known if not draft.trained and draft.share * 16 / bits <= _SMALL]
     heads = [draft for draft in known if draft.trained and is_here(draft.id)]
     for draft in (*heads, *(draft for draft in small if fetches or is_here(draft.id))):
         problem = obstacle(draft.id)

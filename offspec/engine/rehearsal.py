@@ -80,7 +80,7 @@ def _plan_without_weights(config: EngineConfig, notify: Notify) -> Plan:
     device = devices.resolve(config.device)
     notify(Notice("there are no weights to measure: this is planned from the machine's profile alone"))
     hardware = profile(device.split(",")[0], notify).hardware
-    limit = config.memory or memory.usable_bytes()
+    limit = config.memory or min(memory.usable_bytes(), hardware.ram)
     return plan_for_hardware(replace(config, device=device, memory=limit), hardware)
 
 

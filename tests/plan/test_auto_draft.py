@@ -25,7 +25,8 @@ def test_a_run_a_plan_here_and_a_plan_for_another_machine_take_one_draft(folder:
     opened.close()
     assert opened.config.drafts == ("substitute", "suffix")
     here = make_plan(config, replan=True)
-    assert "selects substitute with suffix, for this plan and for a run" in " ".join(here.notes)
+    notes = " ".join(here.notes)
+    assert "selects substitute with suffix, for this plan and for a run" in notes or "left out" in notes
     elsewhere = plan_for_hardware(config, preset("desktop-32gb"))
     assert elsewhere.draft in ("substitute", "none")  # none, if the model is faster alone
 

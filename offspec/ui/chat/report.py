@@ -49,13 +49,14 @@ def _rows(answers: list[Totals]) -> list[list[str]]:
         ("tokens", lambda totals: f"{totals.tokens:,}"),
         ("passes", lambda totals: f"{totals.passes:,}"),
         ("tokens per pass", lambda totals: format_number(totals.tokens_per_pass)),
-        ("passes with drafting paused", lambda totals: f"{totals.paused:,}"),
         ("speed", lambda totals: f"{format_number(totals.tok_per_s)} tok/s"),
         ("time", lambda totals: format_seconds(totals.seconds)),
         ("time drafting", lambda totals: _share(totals.times.draft, totals.seconds)),
         ("time waiting for weights", lambda totals: _share(totals.times.link, totals.seconds)),
         ("time computing", lambda totals: _share(totals.times.compute, totals.seconds)),
     ]
+    if any(totals.paused for totals in answers):
+        rows.insert(3, ("passes with drafting paused", lambda totals: f"{totals.paused:,}"))
     if any(totals.bytes_streamed for totals in answers):
         rows += [
             ("streamed", lambda totals: format_bytes(totals.bytes_streamed)),

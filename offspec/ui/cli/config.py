@@ -39,7 +39,7 @@ Text = Annotated[
 
 @app.callback()
 def config() -> None:
-    """Defaults for options of generate, chat, serve, batch and plan. The command line wins.
+    """Defaults for options of generate, chat, serve, batch, bench and plan. The command line wins.
 
     They are kept in config.toml in ~/.config/offspec, or $OFFSPEC_CONFIG.
     """

@@ -36,7 +36,9 @@ def test_completion(chat: ChatController, tmp_path: Path, monkeypatch: pytest.Mo
     assert completions(chat, "/set stop=n") == ["/set stop=none"]
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "models--some--model" / "snapshots").mkdir(parents=True)
-    assert completions(chat, "/draft ") == [f"/draft {name}" for name in (*SOURCES, "demo", "some/model")]
+    assert completions(chat, "/draft ") == [
+        f"/draft {name}" for name in (*SOURCES, "demo", "demo-wide", "some/model")
+    ]
     assert completions(chat, "/draft suffix,SO") == ["/draft suffix,some/model"]
     assert completions(chat, "/sources o") == ["/sources on", "/sources off"]
     assert completions(chat, "/clear ") == completions(chat, "hello") == completions(chat, "//he") == []

@@ -52,7 +52,7 @@ def offered(line: str) -> list[str]:
 
 @pytest.mark.parametrize("command", ["chat", "generate", "plan", "pack", "distill", "serve"])
 def test_models_are_those_on_this_machine(command: str) -> None:
-    assert offered(f"offspec {command} ") == ["demo", "Qwen/Qwen3-0.6B", "Llama/", "one.gguf"]
+    assert offered(f"offspec {command} ") == ["demo", "demo-wide", "Qwen/Qwen3-0.6B", "Llama/", "one.gguf"]
     assert offered(f"offspec {command} Q") == ["Qwen/Qwen3-0.6B"]
     assert offered(f"offspec {command} ./") == ["./Llama/", "./one.gguf"]
 
@@ -62,7 +62,7 @@ def test_the_model_of_a_batch_comes_last() -> None:
 
 
 def test_drafts_and_lists_of_them() -> None:
-    assert offered("offspec chat demo --draft ") == [*SOURCES, "demo", "Qwen/Qwen3-0.6B"]
+    assert offered("offspec chat demo --draft ") == [*SOURCES, "demo", "demo-wide", "Qwen/Qwen3-0.6B"]
     assert offered("offspec chat demo --draft suffix,Q") == ["suffix,Qwen/Qwen3-0.6B"]
 
 

@@ -19,12 +19,22 @@ OWN = EngineConfig("./model", memory=4_000_000_000)
 def run(
     passes: int, each: int, seconds: float, *, draft: float = 0.0, wait: float = 0.0, **given: int
 ) -> Run:
-    """A run of equal passes of `each` tokens. draft, wait: seconds of a pass; steps: of the draft in each."""
-    steps, moved = given.get("steps", 3 if draft else 0), given.get("moved", 1_000_000_000)
+    """A run of equal passes of `each` tokens. draft, wait: seconds of a pass; paused: passes without drafting."""
+    steps, moved = 3 if draft else 0, given.get("moved", 1_000_000_000)
     found = Run("with speculation" if draft else "one token per pass")
     found.passes = [
         PassStats(
-            i + 1, 32, 8, steps, each, draft, seconds - draft, moved, wait_seconds=wait, bytes_read=moved
+            i + 1,
+            32,
+            8,
+            steps,
+            each,
+            draft,
+            seconds - draft,
+            moved,
+            wait_seconds=wait,
+            bytes_read=moved,
+            paused=i < given.get("paused", 0),
         )
         for i in range(passes)
     ]
@@ -87,7 +97,7 @@ def test_less_than_one_never_goes_without_a_reason(idle: Processors) -> None:
 
 
 def test_paused_drafting_is_told(idle: Processors) -> None:
-    paused = run(10, 1, 1.0, draft=0.1, steps=0)
+    paused = run(10, 1, 1.0, draft=0.1, paused=9)
     said = [line for line in summary(run(10, 1, 1.0), paused, OWN, idle) if "paused" in line]
     assert said == [
         "Drafting was paused in 9 of 10 passes, to find out whether it pays or because it did not."
