@@ -7,7 +7,8 @@ from offspec.core.config import LOOKUPS, SUBSTITUTE
 from offspec.draft.published import KnownDraft
 
 _MIXED = LOOKUPS[0]  # what every draft is mixed with: it costs next to nothing
-_SMALL = 1 / 5  # of the target's stored bytes; a larger model takes too long to draft
+# Of the target's weights, and of its stored bytes: a larger model takes too long to draft.
+_SMALL, _SMALL_BYTES = 1 / 6, 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ def choose_draft(
         bits: Bits that a weight of the target is stored in; those of a small model are stored in 16.
     """
     refused = list[str]()
-    small = [draft for draft in known if not draft.trained and draft.share * 16 / bits <= _SMALL]
+    most = min(_SMALL, _SMALL_BYTES * bits / 16)
+    small = [draft for draft in known if not draft.trained and draft.share <= most]
     heads = [draft for draft in known if draft.trained and is_here(draft.id)]
     for draft in (*heads, *(draft for draft in small if fetches or is_here(draft.id))):
         problem = obstacle(draft.id)

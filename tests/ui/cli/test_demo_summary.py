@@ -19,7 +19,7 @@ OWN = EngineConfig("./model", memory=4_000_000_000)
 def run(
     passes: int, each: int, seconds: float, *, draft: float = 0.0, wait: float = 0.0, **given: int
 ) -> Run:
-    """A run of equal passes of `each` tokens. draft, wait: seconds of a pass; paused: passes without drafting."""
+    """A run of equal passes of `each` tokens. draft, wait: seconds of a pass; paused: passes without."""
     steps, moved = 3 if draft else 0, given.get("moved", 1_000_000_000)
     found = Run("with speculation" if draft else "one token per pass")
     found.passes = [
