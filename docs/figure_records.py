@@ -88,6 +88,7 @@ GB = 1e9
 
 ACCEPTANCE = Record("acceptance.json")
 SOURCES = Record("sources.json")
+DEMO = Record("demo.json")
 PEERS = Record("peers-x4.json", ("cases", 3))
 PEERS_INTEL = Record("peers-x4.json", ("cases", 2))
 FITS = Record("peers-quantised.json")
@@ -284,9 +285,11 @@ README = (
     _predicted("| Qwen3-8B | no GPU", f"Qwen/Qwen3-8B --hardware {_CORES}", "2.6", "0.47"),
     block(
         "**Just looking?**",
-        PEERS,
+        (PEERS, DEMO),
         {
-            "1.5": PEERS["memory_bytes"] / GB,
+            "1.5": DEMO["memory_bytes"] / GB,
+            "5.4": min(run["ratio"] for run in DEMO["runs"]),
+            "7.3": max(run["ratio"] for run in DEMO["runs"]),
             "3.9": (PEERS["ceiling", "layer_bytes"] + 2 * PEERS["ceiling", "head_bytes"]) / GB,
         },
     ),
