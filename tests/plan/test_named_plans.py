@@ -21,11 +21,11 @@ GREEDY = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
 @pytest.mark.exhaustive
 def test_a_smaller_promise_than_the_plans_remakes_it(world: World, tmp_path: Path) -> None:
     folder = write_large(tmp_path / "large")
-    settings = {"model": folder, "draft": "auto"}
+    settings = {"model": folder, "draft": "auto", "budget": 64}  # which keeps the draft
     plan = world.plan(memory="3GB", **settings)
     file = saved(plan, tmp_path / "plan.json")
     assert world.followed(plan=file, **settings).to_json() == plan.to_json()
-    least = least_memory(folder, draft="auto", budget=128)
+    least = least_memory(folder, draft="auto", budget=64)
     given = least + 12 * MB
     new = world.remade("made for 3.00 GB and does not fit in", plan=file, memory=given, **settings)
     assert new.memory == given and new.placement.slots
@@ -120,10 +120,10 @@ def test_a_plan_for_more_memory_than_there_is(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_large(tmp_path / "large")
-    settings = {"model": folder, "draft": "auto"}
+    settings = {"model": folder, "draft": "auto", "budget": 64}  # which keeps the draft
     file = saved(world.plan(**settings, memory="3GB"), tmp_path / "plan.json")
     world.followed(plan=file, **settings)
-    free = least_memory(folder, draft="auto", budget=128) + 12 * MB
+    free = least_memory(folder, draft="auto", budget=64) + 12 * MB
     monkeypatch.setattr(process_memory, "available_bytes", lambda: free)
     monkeypatch.setattr(process_memory, "resident_bytes", lambda: 0)
     assert world.remade("made for 3.00 GB and does not fit in", plan=file, **settings).placement.slots

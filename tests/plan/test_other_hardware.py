@@ -470,7 +470,7 @@ def test_a_target_that_is_to_be_rounded(tmp_path: Path) -> None:
     ),
 )
 def test_a_rounded_target_that_nearly_fits(tmp_path: Path, memory: int, said: str) -> None:
-    LAPTOP.save(tmp_path / "laptop.json")
+    replace(LAPTOP, ram=16 * GB).save(tmp_path / "laptop.json")
     plan = _plan(MIDDLE, str(tmp_path / "laptop.json"), draft=SMALL, memory=memory * GB, budget=64)
     assert re.search(said, _row(plan, "packed to nf4").note)
 

@@ -120,8 +120,8 @@ def test_memory_that_came_or_went_remakes_the_plan(
 ) -> None:
     """Where nobody promised any: what is free."""
     folder = write_large(tmp_path / "large")
-    settings = {"model": folder, "draft": "auto"}
-    least = least_memory(folder, draft="auto", budget=128)
+    settings = {"model": folder, "draft": "auto", "budget": 64}  # which keeps the draft
+    least = least_memory(folder, draft="auto", budget=64)
 
     def free(more: int) -> None:
         size = int((least + more) / 0.9)
@@ -259,7 +259,7 @@ def test_a_model_that_fits_answers_before_a_draft_is_prepared(world: World, aske
 
 def test_a_model_that_streams_is_planned_for(world: World, tmp_path: Path) -> None:
     folder = write_large(tmp_path / "large")
-    least = least_memory(folder, draft="auto", budget=128)
+    least = least_memory(folder, draft="auto", budget=64)
     plan = world.plan(model=folder, draft="auto", memory=least + 8 * MB, at_once=True)
     assert plan.placement.slots
 

@@ -34,7 +34,7 @@ def test_a_killed_run_is_taken_up(bench: Bench, tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code, str(bench.model), str(bench.out)], cwd=ROOT)
     assert ended.returncode == -signal.SIGKILL
-    assert bench.left() == [".pack.packing"]
+    assert bench.left() == [".pack.lock", ".pack.packing"]
     assert list((bench.out.parent / ".pack.packing").glob(".*.partial"))
     pack = bench.pack()
     assert pack.kept == 2 and pack.files == 4
