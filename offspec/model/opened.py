@@ -115,6 +115,11 @@ class OpenedModel:
         return [sum(p.numel() for p in layer.parameters()) for layer in self.skeleton.layers]
 
     @property
+    def stored_bits(self) -> float:
+        """Bits that a weight of the layers is stored in, on average."""
+        return 8 * sum(self.layer_bytes) / sum(self.layer_elements)
+
+    @property
     def layer_extra(self) -> list[int]:
         """Bytes that each layer takes besides, where its tensors must be converted."""
         return [binder.copied_bytes for binder in self.layers]

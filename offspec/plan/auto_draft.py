@@ -79,7 +79,6 @@ def choose_auto_draft(
 
     choice = DraftChoice((LOOKUPS[0],))
     if config.budget != 1:
-        target = opened.target
-        bits = 8 * sum(target.layer_bytes) / sum(target.layer_elements)
+        bits = opened.target.stored_bits
         choice = choose_draft(known, is_here, obstacle, fetches=fetches, bits=bits)
     return Chosen(choice, tried)

@@ -147,7 +147,7 @@ class WhatIfs:
     def _packed(self) -> list[WhatIf]:
         """The target in fewer bits, which then have to be unpacked; none where it already is."""
         target = self._opened.target
-        stored = 8 * sum(target.layer_bytes) / sum(target.layer_elements)
+        stored = target.stored_bits
         if stored < _WHOLE:
             return []
         rows = list[WhatIf]()
