@@ -351,20 +351,20 @@ def _undrafted(opened: Opened) -> Held:
 
 
 def _modes(opened: Opened, config: EngineConfig) -> list[Held]:
-    """How a draft may be held, the most wanted first: as fast as can be, then in as many bits as can be."""
+    """How a draft may be held, the most wanted first: as fast as can be, then in as many bits as can be.
+
+    A product with packed weights is as fast as one with their values or faster, unless it unpacks them first.
+    """
     alone = _undrafted(opened)
     if opened.draft is None:
         return [alone]
     if not config.substitutes and config.draft_bits in (None, UNROUNDED):
         return [("full", UNROUNDED)]
     widths = _SUBSTITUTE_BITS if config.draft_bits is None else (config.draft_bits,)
-    packed: list[Held] = [("packed", bits) for bits in widths]
-    held: list[Held] = [("expanded", widths[0]), *packed]
-    if config.substitutes:
-        return [*held, alone]
-    # A GPU multiplies with packed weights sooner than with expanded ones, unless they are unpacked first.
-    quick = opened.draft.device.type == "cuda" and not unpacks(opened.draft, widths[0])
-    return packed if quick else held
+    held: list[Held] = [("packed", bits) for bits in widths]
+    if unpacks(opened.draft, widths[0]):
+        held.insert(0, ("expanded", widths[0]))
+    return [*held, alone] if config.substitutes else held
 
 
 def _needs(

@@ -204,6 +204,30 @@ def test_long_prompts_go_in_chunks_and_the_cache_grows(
     both.run(1, [-1, 0, 0])
 
 
+def test_a_step_can_be_broken_off_before_each_layer(pair: tuple[LoadedModel, LoadedModel]) -> None:
+    """A step beside busy processes may take a second: it must notice them, and Ctrl-C, while it runs."""
+    lean_, looks = _take(pair[1]), list[int]()
+    both = _Both(pair[0].tree_model, lean_)
+    both.run(9, [-1, 0])
+    both.commit(9, [0])
+    end, none = lean_.cache.length, torch.zeros(0, 0, dtype=torch.bool)
+    tokens, context = torch.arange(3, 6), TreeContext(end, torch.arange(end, end + 3), 3, none)
+    layers = len(lean_.skeleton.layers)
+    for last in range(1, layers + 1):
+
+        def look(last: int = last) -> None:
+            looks.append(last)
+            if looks.count(last) == last:
+                raise KeyboardInterrupt
+
+        lean_.between = look
+        with pytest.raises(KeyboardInterrupt):
+            lean_.hidden(tokens, context)
+    assert [looks.count(last) for last in range(1, layers + 1)] == list(range(1, layers + 1))
+    lean_.between = None
+    both.run(2, [-1, 0])
+
+
 @pytest.mark.parametrize("static", [False, True])
 def test_what_lies_in_unused_rows_is_never_looked_at(tmp_path: Path, static: bool) -> None:
     folder = write_model(tmp_path / "model", "qwen3", spread=_SPREAD)

@@ -10,7 +10,7 @@ import torch
 
 from offspec import CapacityError, RequestError
 from offspec.core import memory as process_memory
-from offspec.core.config import EngineConfig
+from offspec.core.config import Dtype, EngineConfig
 from offspec.draft.forward import HEAD_ROWS
 from offspec.model.attention import TreeContext
 from offspec.model.fused.products import FourBitProduct, PanelProduct, UnpackingProduct
@@ -113,6 +113,19 @@ def test_a_substitute_has_the_most_bits_that_fit(opened: Callable[..., Opened]) 
     three = replace(found.config, draft_bits=3)
     held = [replace(found, memory=memory).fit(three) for memory in (least, 10**12)]
     assert [(found.draft_mode, found.draft_bits) for found in held] == [("none", 16), ("expanded", 3)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_substitute_stays_packed_if_no_step_unpacks_it(dtype: Dtype, tmp_path: Path) -> None:
+    """Its values would take memory of the target's layers, and steps would be slower: much so in float32."""
+    folder = write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, head_dim=16)
+    config = EngineConfig(str(folder), draft="substitute", dtype=dtype, context=128, budget=64, width=16)
+    found = open_models(config, lambda event: None)
+    try:
+        decided = replace(found, memory=10**12).fit(config)
+        assert (decided.draft_mode, decided.draft_bits) == ("packed", 4)
+    finally:
+        found.close()
 
 
 @pytest.mark.parametrize("bits", some([2, 3, 4], 3))

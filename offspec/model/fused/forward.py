@@ -66,9 +66,9 @@ def lean_model(
 class LeanModel:
     """Hidden states and logits of token trees, with a cache; used as `TreeModel` is.
 
-    between: called before each chunk of a long prompt, and may raise to break it off. static: run steps at
-    fixed shapes, as a CUDA graph needs; by default where there are graphs and kernels made for them. notify:
-    takes a Notice where graphs cannot be made.
+    between: called before each layer on a CPU, else before each chunk of a long prompt; it may raise to break
+    the forward off. static: run steps at fixed shapes, as a CUDA graph needs; by default where there are
+    graphs and kernels made for them. notify: takes a Notice where graphs cannot be made.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class LeanModel:
 
     def _chunk(self, pieces: Sequence[tuple[SequenceRows, slice]]) -> torch.Tensor:
         """Final hidden states of some rows of each of these sequences."""
-        if self.between is not None:
+        if self.between is not None and self._device.type != "cpu":
             self.between()
         tokens, positions, rows, before = list[torch.Tensor](), list[torch.Tensor](), list[LeanRows](), 0
         for sequence, part in pieces:
@@ -180,6 +180,8 @@ class LeanModel:
         turns = list(zip(*(table.split(1, dim=1) for table in turn), strict=True))
         together = JoinedAttention(rows, shape) if JoinedAttention.pays(rows, shape, self._device) else None
         for index, layer in enumerate(self._layers):
+            if self.between is not None and self._device.type == "cpu":
+                self.between()
             heads = layer.qkv(self._normed(hidden, layer.before)).view(count, -1, shape.size)
             turned = heads[:, :turning]  # [T, Q + KV, D]; the values behind them do not turn
             if layer.q_norm is not None and layer.k_norm is not None:
