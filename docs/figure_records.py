@@ -288,8 +288,8 @@ README = (
         (PEERS, DEMO),
         {
             "1.5": DEMO["memory_bytes"] / GB,
-            "5.4": min(run["ratio"] for run in DEMO["runs"]),
-            "7.3": max(run["ratio"] for run in DEMO["runs"]),
+            "7.0": min(run["ratio"] for run in DEMO["runs"]),
+            "8.5": max(run["ratio"] for run in DEMO["runs"]),
             "3.9": (PEERS["ceiling", "layer_bytes"] + 2 * PEERS["ceiling", "head_bytes"]) / GB,
         },
     ),

@@ -501,7 +501,7 @@ class ScriptedLoad:
         self.timeline: Timeline | None = None
         self.gate = threading.Event()
         self.gate.set()
-        self._delay, self._notices = delay, notices
+        self._delay, self.notices = delay, notices
 
     def __call__(
         self,
@@ -525,7 +525,7 @@ class ScriptedLoad:
             raise StreamError("the disk is away", file="model.safetensors", offset=0)
         if self.fail is not None:
             raise self.fail
-        for notice in self._notices:
+        for notice in self.notices:
             notify(Notice(notice))
         engine = self.engine.again(config) if self.engines else self.engine
         engine.config, engine.notify, engine.timeline = config, notify, timeline or OFF

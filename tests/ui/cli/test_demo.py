@@ -10,9 +10,11 @@ import pytest
 from rich.console import Console
 from typer.testing import Result
 
+from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, DiskFullError, PlanError
 from offspec.core.events import LoadProgress, PassProgress
 from offspec.plan import hardware_profile, other_hardware
+from offspec.plan.choose_device import choose_device
 from offspec.ui.cli import demo, demo_summary, demo_view
 from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, plausible_tree
 from tests.support.sample_plans import LAPTOP, large
@@ -62,6 +64,15 @@ def test_without_speculation_only_the_rate_is_measured(
     text = "\n".join(lines)
     assert "the same 10 tokens" in text
     assert "Without speculation 10 tokens were generated, to measure the rate." in text
+
+
+@pytest.mark.usefixtures("larger")
+def test_no_option_is_named_that_the_demo_lacks(offspec: Call, load: ScriptedLoad) -> None:
+    notices = list[str]()
+    choose_device(EngineConfig("demo", device="cpu"), lambda event: notices.append(event.text))
+    load.notices = notices
+    told = offspec("demo").stderr
+    assert "Computes on the CPU" in told and "--device" not in told
 
 
 @pytest.mark.usefixtures("larger")
