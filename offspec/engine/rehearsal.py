@@ -13,7 +13,6 @@ from offspec.core.errors import ModelNotFoundError, RequestError
 from offspec.core.events import LoadProgress, Notice, PassStats, unheard
 from offspec.draft.open import Notify
 from offspec.engine.engine import Engine
-from offspec.model import device as devices
 from offspec.plan import records as ledger
 from offspec.plan.choose_device import choose_device
 from offspec.plan.hardware_profile import profile
@@ -77,11 +76,10 @@ def make_plan(
 
 def _plan_without_weights(config: EngineConfig, notify: Notify) -> Plan:
     """A plan for this machine by its profile, which is measured once, and a configuration."""
-    device = devices.resolve(config.device)
     notify(Notice("there are no weights to measure: this is planned from the machine's profile alone"))
-    hardware = profile(device.split(",")[0], notify).hardware
+    hardware = profile(config.device, notify).hardware
     limit = config.memory or min(memory.usable_bytes(), hardware.ram)
-    return plan_for_hardware(replace(config, device=device, memory=limit), hardware)
+    return plan_for_hardware(replace(config, memory=limit), hardware)
 
 
 def _kept(config: EngineConfig, notify: Notify) -> Plan | None:
