@@ -8,6 +8,7 @@ from offspec.model.fused.cuda_graph import PADDING
 from offspec.model.fused.weights import packed_size
 from offspec.model.loaded import LoadedModel
 from offspec.model.recurrence import snapshots
+from offspec_planners.plan import MODEL_MODES
 
 # How a draft is held: as stored, as rounded values at 16 bits each, or packed. And where there is no model
 # beside the target: whether heads draft, or nothing does.
@@ -46,12 +47,12 @@ def draft_rows(config: EngineConfig) -> int:
 
 def embedding_bytes(held: Held, draft: LoadedModel | None) -> int:
     """Bytes of RAM of the embedding of a draft that is a model."""
-    return 0 if draft is None or held[0] in ("head", "none") else draft.embedding_bytes
+    return 0 if draft is None or held[0] not in MODEL_MODES else draft.embedding_bytes
 
 
 def loading_bytes(held: Held, draft: LoadedModel | None) -> int:
     """Bytes of the layer of a draft that is being rounded or fused, as it is on disk and as values."""
-    if draft is None or held[0] in ("head", "none"):
+    if draft is None or held[0] not in MODEL_MODES:
         return 0
     if draft.is_packed:
         return max(map(sum, zip(draft.held_bytes, draft.held_extra, strict=True)))
@@ -66,7 +67,7 @@ def unpacks(draft: LoadedModel, bits: int) -> bool:
 def draft_bytes(held: Held, draft: LoadedModel | None, config: EngineConfig, context: int) -> int:
     """Bytes that a draft's model takes where it is computed, held in this way, its caches included."""
     mode, bits = held
-    if draft is None or mode in ("head", "none"):
+    if draft is None or mode not in MODEL_MODES:
         return 0
     rows = context + draft_rows(config) + PADDING
     fixed = draft.cache_bytes(rows) + draft.state_bytes(draft_rows(config), snapshots.OF_DRAFT)

@@ -35,7 +35,7 @@ from offspec.plan.model_sizes import expert_sizes
 from offspec.plan.placement import ExpertNeeds, Needs, divide, placement_fits
 from offspec.sampling.noise import CACHED_ROWS
 from offspec_planners.placement import Placement, Tier, cpu_layers
-from offspec_planners.plan import Part
+from offspec_planners.plan import MODEL_MODES, Part
 
 UNROUNDED: DraftBits = 16
 LEAST_BUDGET = 16  # nodes that there must be room for beside a draft
@@ -71,6 +71,11 @@ class Fit:
     def held(self) -> Held:
         """How the draft is held, in how many bits."""
         return self.draft_mode, self.draft_bits
+
+    @property
+    def drafts_with_model(self) -> bool:
+        """Whether memory is set aside for a model that drafts."""
+        return self.draft_mode in MODEL_MODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,9 +392,8 @@ def _needs(
     budget, tree = config.budget or 1, tree_nodes(config)
     capacity = context + tree
     vocabulary = target.skeleton.vocab_size
-    rounded = held[0] in ("expanded", "packed", "full")
     # A substitute drafts with the target's own head, and so do some that are small.
-    shares_head = (config.substitutes and rounded) or any(head.shares_head for head in heads)
+    shares_head = (config.substitutes and held[0] in MODEL_MODES) or any(head.shares_head for head in heads)
     rows = context + draft_rows(config)
     together = min(capacity, PASS_ROWS + budget)  # rows of a pass
     if sequences > 1:

@@ -186,7 +186,7 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
     target, drafts, codec = opened.target, opened.drafts, opened.codec
     assert codec is not None
     try:
-        if drafts.model is not None and fit.draft_mode in ("head", "none"):
+        if drafts.model is not None and not fit.drafts_with_model:
             dropped = set(drafts.names).difference(drafts.without_model().names)
             others = [name for name in config.drafts if name not in dropped]
             instead = f"draft: {' and '.join(others)} alone" if others else "no draft"

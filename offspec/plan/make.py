@@ -173,8 +173,7 @@ def build_plan(
         CapacityError: Not even the least budget fits.
     """
     plan = _build(opened, loaded, pricing, acceptance, hardware)
-    drafts = plan.draft_mode not in ("head", "none") and opened.config.budget is None
-    if not drafts:
+    if not plan.drafts_with_model or opened.config.budget is not None:
         return plan
     alone = replace(opened, drafts=opened.drafts.without_model())
     without = _build(alone, loaded, pricing, acceptance, hardware)
@@ -195,7 +194,7 @@ def _build(
     """The same with the draft as it is held at the most nodes."""
     calibration = acceptance.calibration
     held, draft_print = opened.fit(loaded), opened.draft_print
-    if held.draft_mode in ("head", "none"):  # there was no room for a model, and so it was not tried
+    if not held.drafts_with_model:  # there was no room for a model, and so it was not tried
         opened = replace(opened, drafts=opened.drafts.without_model())
     else:
         loaded = replace(loaded, draft_bits=held.draft_bits)

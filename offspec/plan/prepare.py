@@ -143,8 +143,7 @@ def prepare(
 
 def leaves_draft_out(plan: Plan, fit: Fit) -> bool:
     """Whether a model that drafts was loaded, and the plan does without any."""
-    alone = ("head", "none")
-    return plan.draft_mode in alone and fit.draft_mode not in alone
+    return fit.drafts_with_model and not plan.drafts_with_model
 
 
 def _delays_answer(opened: Opened, start: InitialFit) -> bool:
@@ -217,7 +216,7 @@ def _as_wished(plan: Plan, config: EngineConfig) -> Plan:
 
 def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
     """The plan's own settings, where the caller gave none. Raises PlanError for others than the plan's."""
-    drafts = plan.draft_mode not in ("head", "none") and config.draft != NONE
+    drafts = plan.drafts_with_model and config.draft != NONE
     for name, given, planned, usual in (
         ("dtype", config.dtype, plan.dtype, "bfloat16"),
         ("kv_cache", config.kv_cache, plan.kv_cache, "model"),

@@ -46,6 +46,7 @@ __all__ = [
 
 VERSION = 2
 FORMATS = ("nf4", "int8", "int4-g64")  # that a target is rounded to
+MODEL_MODES = ("full", "expanded", "packed")  # of a draft that is a model of its own
 ROUNDED_BITS = (2, 3, 4)  # of a draft that is expanded or packed; the others have 16
 
 _TIERS = tuple(tier.value for tier in Tier)
@@ -99,7 +100,7 @@ class Plan:
     vram: Count | None
     context: Annotated[int, Meta(ge=2, le=LARGEST, description="a whole number of 2 or more")]
     temperature: Number
-    draft_mode: Annotated[str, one_of("full", "expanded", "packed", "head", "none")]
+    draft_mode: Annotated[str, one_of(*MODEL_MODES, "head", "none")]
     draft_bits: Whole
     chunk: Count
     parts: tuple[Part, ...]
@@ -134,6 +135,11 @@ class Plan:
         return sum(
             part.bytes for part in self.parts if part.what in ("layers", "head") and part.tier in tiers
         )
+
+    @property
+    def drafts_with_model(self) -> bool:
+        """Whether a model drafts; otherwise heads do, lookups, or nothing."""
+        return self.draft_mode in MODEL_MODES
 
     @property
     def tok_per_s_alone(self) -> float:
