@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from docs import figure_records, make_models
-from docs.figure_records import PAGES, Block, Record
+from docs import make_models
+from docs.figure_records import PAGES
+from docs.figure_records.block import Block
+from docs.figure_records.record import Record
 
 ROOT = Path(__file__).parents[2]
 _NUMBER = r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?![\d,]*[\w-])"
@@ -64,7 +66,7 @@ def printed_as(value: float, figure: str) -> str:
 
 
 def changed_answers(record: Any) -> list[str]:
-    """Where a record says that speculation, or a kernel, changed an answer."""
+    """Places of a record that say that speculation, or a kernel, changed an answer."""
     found = list[str]()
 
     def walk(value: Any, path: str, key: str = "") -> None:
@@ -76,9 +78,7 @@ def changed_answers(record: Any) -> list[str]:
                 walk(each, f"{path}.{place}", key)
         if (
             (re.match("same(_tokens|_texts)?$", key) and value is False)
-            or (
-                key in ("first_differences", "mismatches", "cases_with_mismatch", "differ", "wrong") and value
-            )
+            or (key in _DIFFERENCES and value)
             or (isinstance(value, str) and "speculation changed" in value)
         ):
             found.append(f"{path.strip('.')}: {value}")
@@ -160,13 +160,13 @@ def test_a_record_of_changed_answers_is_found() -> None:
 )
 def test_a_figure_without_its_record_is_found(page: str, complaint: str) -> None:
     record = Record("peers-x4.json", ("cases", 3))
-    known = (figure_records.block("| a |", record, {"4.25": 4.2474}),)
+    known = (Block("| a |", record, {"4.25": 4.2474}),)
     found = wrong_figures(page, known)
     assert any(complaint in line for line in found) if complaint else found == []
 
 
 def test_a_figure_that_differs_from_its_record_is_found() -> None:
-    known = (figure_records.block("| a |", Record("peers.json"), {"5.2": 4.25}, {"10": (9.0, 12.3)}),)
+    known = (Block("| a |", Record("peers.json"), {"5.2": 4.25}, {"10": (9.0, 12.3)}),)
     assert wrong_figures("| a | 5.2 | 10 |", known) == [
         "| a |: 5.2 is 4.25 in its record",
         "| a |: 12.3 is more than 10",
