@@ -18,16 +18,19 @@ def any_answer_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offspec.ui.tui.notices._LONG", 0.0)
 
 
-def written(app: ChatApp, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
-    """What is written to the terminal from now on that begins so."""
-    codes: list[str] = []
+long_answers = pytest.mark.usefixtures("any_answer_is_long")
+
+
+async def written(pilot: Pilot[None], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """Codes written to the terminal from now on, by their first characters."""
+    app, codes = await loaded(pilot), list[str]()
     monkeypatch.setattr(app._driver, "write", codes.append)
     monkeypatch.setattr(app, "bell", lambda: codes.append(BELL))  # which is silent without a terminal
     return lambda begun: [code for code in codes if code.startswith(begun)]
 
 
 async def in_another_window(pilot: Pilot[None], engine: PlannedEngine) -> None:
-    """An answer during which the user looks elsewhere."""
+    """Get an answer while another window has the focus."""
     app = pilot.app
     assert isinstance(app, ChatApp)
     engine.gate.clear()
@@ -42,7 +45,7 @@ async def in_another_window(pilot: Pilot[None], engine: PlannedEngine) -> None:
 async def test_the_title_names_the_conversation_and_marks_an_answer(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    codes = written(app, monkeypatch)
+    codes = await written(pilot, monkeypatch)
     await hold(pilot, engine, "Why\tis it \x1b]2;blue?\nSay.")
     assert codes(TITLE)[-1] == "\x1b]2;⋯ Why is it ]2;blue? · offspec\x07"
     engine.gate.set()
@@ -55,16 +58,12 @@ async def test_the_title_names_the_conversation_and_marks_an_answer(
     assert not codes(BELL) and not codes(NOTICE)  # it was short
 
 
+@long_answers
 @plays("Blue.")
 async def test_a_long_answer_rings_and_notifies_other_windows(
-    pilot: Pilot[None],
-    app: ChatApp,
-    engine: PlannedEngine,
-    any_answer_is_long: None,
-    monkeypatch: pytest.MonkeyPatch,
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await loaded(pilot)
-    codes = written(app, monkeypatch)
+    codes = await written(pilot, monkeypatch)
     await ask(pilot, "Why?")
     assert codes(BELL) == [BELL] and not codes(NOTICE)
     await in_another_window(pilot, engine)
@@ -74,46 +73,34 @@ async def test_a_long_answer_rings_and_notifies_other_windows(
     assert len(codes(BELL)) == 3 and len(codes(NOTICE)) == 1
 
 
+@long_answers
 @plays(Script("Not quite, not quite", fail_after=1, pass_tokens=1))
 async def test_an_answer_that_fails_says_so(
-    pilot: Pilot[None],
-    app: ChatApp,
-    engine: PlannedEngine,
-    any_answer_is_long: None,
-    monkeypatch: pytest.MonkeyPatch,
+    pilot: Pilot[None], engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await loaded(pilot)
-    codes = written(app, monkeypatch)
+    codes = await written(pilot, monkeypatch)
     await in_another_window(pilot, engine)
-    assert codes(NOTICE) == ["\x1b]9;The answer was broken off by an error: Why?\x07"] and codes(BELL) == [
-        BELL
-    ]
+    assert codes(BELL) == [BELL]
+    assert codes(NOTICE) == ["\x1b]9;The answer was broken off by an error: Why?\x07"]
 
 
+@long_answers
 @plays("word " * 40, passes=1)
 async def test_an_answer_that_the_user_stops_is_silent(
-    pilot: Pilot[None],
-    app: ChatApp,
-    engine: PlannedEngine,
-    any_answer_is_long: None,
-    monkeypatch: pytest.MonkeyPatch,
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await hold(pilot, engine, "Count.")
-    codes = written(app, monkeypatch)
+    codes = await written(pilot, monkeypatch)
     await pilot.press("escape")
     await until(pilot, lambda: app.answer is None)
     assert not codes(BELL)
 
 
+@long_answers
 @plays("Blue.", notify=False)
 async def test_notices_can_be_turned_off(
-    pilot: Pilot[None],
-    app: ChatApp,
-    engine: PlannedEngine,
-    any_answer_is_long: None,
-    monkeypatch: pytest.MonkeyPatch,
+    pilot: Pilot[None], engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await loaded(pilot)
-    codes = written(app, monkeypatch)
+    codes = await written(pilot, monkeypatch)
     await in_another_window(pilot, engine)
     assert codes(TITLE) and not codes(BELL) and not codes(NOTICE)
