@@ -28,7 +28,7 @@ _NOT_LOADED = {"alternate", "author", "canonical", "edit", "license", "next", "p
 
 
 class _Loads(HTMLParser):
-    """What a page asks its browser to load."""
+    """Parser of the addresses elsewhere that a page makes its browser load."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Write docs/cli.md from what `--help` prints.
+"""Write docs/cli.md from the output of `--help`.
 
 python docs/make_cli.py            write it
 python docs/make_cli.py --check    exit 1 when it is not up to date
@@ -135,7 +135,7 @@ says how many are missing.
 
 
 def help_text(command: tuple[str, ...]) -> str:
-    """What `offspec COMMAND --help` prints, 100 columns wide and without colour."""
+    """Output of `offspec COMMAND --help`, 100 columns wide and without colour."""
     # A small environment of our own: terminals, CI systems and FORCE_COLOR all change what rich prints.
     environment = {
         "PATH": os.environ.get("PATH", ""),

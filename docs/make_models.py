@@ -36,7 +36,7 @@ _MARKS = ("<!-- written by docs/make_models.py -->\n", "<!-- end -->\n")
 
 
 def plan(*words: str) -> dict[str, Any] | None:
-    """What `offspec plan` prints as JSON; None if the machine has too little memory for the model."""
+    """JSON output of `offspec plan`; None if the machine has too little memory for the model."""
     command = [sys.executable, "-m", "offspec", "plan", *words, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode == 1 and "too little" in done.stderr:

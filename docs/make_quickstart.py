@@ -1,4 +1,4 @@
-"""Renew what `offspec plan` prints in docs/quickstart.md.
+"""Renew the output of `offspec plan` in docs/quickstart.md.
 
 Each command is in a comment, and its output in the block below.
 
@@ -29,7 +29,7 @@ def shortened(page: str) -> str:
 
 
 def plan(words: list[str]) -> str:
-    """What `offspec` prints, 80 columns wide."""
+    """Output of `offspec`, 80 columns wide."""
     command = [sys.executable, "-m", "offspec", *words]
     environment = {**os.environ, "COLUMNS": "80"}
     return subprocess.run(

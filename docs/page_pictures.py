@@ -30,7 +30,7 @@ _IDLE = "(send => send.textContent == 'Send' && !send.disabled)(document.getElem
 
 
 class _Pictured(ScriptedEngine):
-    """Tells of trees and passes what the pictures of the terminal show."""
+    """Engine with the trees and passes of the pictures of the terminal."""
 
     def stream(self, *given: Any, **named: Any) -> Generator[Event, None, None]:
         passes = iter(pictured.passes())
@@ -41,7 +41,7 @@ class _Pictured(ScriptedEngine):
                 case TreeSeen(index=index):
                     yield pictured.tree(index)
                 case PassStats():
-                    yield from (told for told in (next(passes, None),) if told is not None)
+                    yield from (each for each in (next(passes, None),) if each is not None)
                 case _:
                     yield event
 

@@ -1,4 +1,4 @@
-"""What the pictures of `offspec chat` show: a conversation, figures and a tree, all made up."""
+"""Content of the pictures of `offspec chat`: a conversation, figures and a tree, all made up."""
 
 from offspec.core.events import PassStats, TreeSeen
 

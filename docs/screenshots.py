@@ -26,7 +26,7 @@ from tests.ui.tui import stage  # noqa: E402
 
 _SIZE = (116, 37)
 _TREE_SIZE = (84, 51)
-# What a terminal's environment changes about a picture.
+# Variables that would change a picture.
 _UNSET = ("NO_COLOR", "OFFSPEC_THEME", "COLORFGBG")
 
 
@@ -72,7 +72,7 @@ def named(picture: str, name: str) -> str:
 
 @contextmanager
 def plain_environment() -> Iterator[None]:
-    """Without what a user may have set for the terminal."""
+    """Unset the variables that a user may have set for the terminal."""
     kept = {name: os.environ.pop(name) for name in _UNSET if name in os.environ}
     try:
         yield

@@ -1,4 +1,4 @@
-"""What mkdocs is told beside mkdocs.yml: pages from outside of docs/, and links as the site has them.
+"""Hooks of mkdocs: add pages from outside of docs/, and rewrite links for the site.
 
 In the repository links go from file to file, such as `../bench/LOG.md`. In the site docs/ is the root.
 """
@@ -24,7 +24,7 @@ _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
 
 
 def in_site(path: str) -> str:
-    """Where the site has a file of the repository; unchanged where it has none, which mkdocs reports."""
+    """Path in the site of a file of the repository; unchanged if it has none, which mkdocs reports."""
     return OUTSIDE.get(path, path.removeprefix("docs/"))
 
 

@@ -1,4 +1,4 @@
-"""What `config.json` says of well-known models, so that they can be planned for without a network."""
+"""Configurations and sizes of well-known models, for plans without a network."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ SIZES = "known_sizes.json"  # written by docs/make_sizes.py
 
 @dataclass(frozen=True, slots=True)
 class KnownSize:
-    """What a well-known model takes.
+    """Sizes of a well-known model.
 
     Args:
         nbytes: Bytes on disk, as the hub has it.
@@ -32,8 +32,8 @@ class KnownSize:
 def known_config(hub_id: str) -> dict[str, Any] | None:
     """The configuration of a hub model, as transformers' AutoConfig reads it; None for one not known here.
 
-    Sizes are the model's own; what plays no part in planning is that of its instruction-tuned variant.
-    Capital letters in the id do not matter, as they do not on the hub. An address of the model does as well.
+    Sizes are the model's own; fields that planning ignores are those of its instruction-tuned variant.
+    The case of the id does not matter, as on the hub. The address of the model's page works as well.
     """
     name = hub_name(hub_id)
     if name is not None and not name.gguf and name.revision is None:
@@ -66,7 +66,7 @@ def model_groups() -> tuple[tuple[str, ...], ...]:
 
 
 def known_sizes() -> dict[str, KnownSize]:
-    """What each well-known model takes, by hub id in alphabetical order."""
+    """Sizes of the well-known models, by hub id in alphabetical order."""
     found = json.loads(_text(SIZES))
     sizes = {name: KnownSize(**found[names[0]]) for names in model_groups() for name in names}
     return dict(sorted(sizes.items(), key=lambda item: item[0].lower()))

@@ -1,4 +1,4 @@
-"""Plans for the asking: for this machine, measured on the models themselves, or for one that is elsewhere."""
+"""Plans: for this machine, measured on the models themselves, or for another machine."""
 
 import time
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ def make_plan(
 
 
 def _plan_without_weights(config: EngineConfig, notify: Notify) -> Plan:
-    """A plan for this machine by its profile, which is measured once, and a configuration."""
+    """Plan for this machine from its profile and a configuration, without weights."""
     notify(Notice("there are no weights to measure: this is planned from the machine's profile alone"))
     hardware = profile(config.device, notify).hardware
     limit = config.memory or min(memory.usable_bytes(), hardware.ram)
@@ -143,7 +143,7 @@ class Rehearsal:
 def answer_passes(
     engine: Engine, prompt: str, params: SamplingParams, count: int
 ) -> list[tuple[float, PassStats]]:
-    """When each of the first passes of an answer was over, and its figures; the answer is then broken off."""
+    """Time and figures of the first passes of an answer, which is then cancelled."""
     events, found = engine.stream(prompt, params), list[tuple[float, PassStats]]()
     try:
         for event in events:

@@ -1,4 +1,4 @@
-"""What a draft takes: where it is computed, in RAM behind that, and while it is loaded."""
+"""Memory of a draft: where it is computed, in RAM next to that, and while it is loaded."""
 
 from dataclasses import replace
 from typing import Literal
@@ -11,7 +11,7 @@ from offspec.model.recurrence import snapshots
 from offspec_planners.plan import MODEL_MODES
 
 # How a draft is held: as stored, as rounded values at 16 bits each, or packed. And where there is no model
-# beside the target: whether heads draft, or nothing does.
+# in addition to the target: whether heads draft, or nothing does.
 DraftMode = Literal["full", "expanded", "packed", "head", "none"]
 Held = tuple[DraftMode, DraftBits]
 
@@ -36,7 +36,7 @@ def most_width(config: EngineConfig) -> int:
 
 
 def with_most_width(config: EngineConfig) -> EngineConfig:
-    """The same settings with that width."""
+    """Copy of the settings with the width of `most_width`."""
     return replace(config, width=most_width(config))
 
 
@@ -60,7 +60,7 @@ def loading_bytes(held: Held, draft: LoadedModel | None) -> int:
 
 
 def unpacks(draft: LoadedModel, bits: int) -> bool:
-    """Whether steps of a draft whose weights are packed in so many bits make values of them first."""
+    """Whether draft steps unpack weights of this many bits before they multiply."""
     return packed_size(draft.skeleton, bits, draft.device).scratch > 0
 
 

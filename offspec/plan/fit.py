@@ -1,4 +1,4 @@
-"""What fits where: the context, how the draft is held, and the tier of each layer.
+"""Division of memory: the context, how the draft is held, and the tier of each layer.
 
 `Opened` is what memory is divided among; its `fit` decides, and everything else here says what that comes to.
 """
@@ -51,12 +51,12 @@ _CONVERSATION = 2048  # tokens that some turns of a conversation take
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What was decided.
+    """Division of memory that was decided.
 
     Args:
         context: Tokens of prompt and answer together.
         draft_mode: How the draft is held.
-        placement: Where each layer and the head lie.
+        placement: Tier of each layer and of the head.
         chunk: Rows of a prompt that run together.
         draft_bits: Bits of the draft's matrices, 16 where they are not rounded, or there is no draft.
     """
@@ -69,7 +69,7 @@ class Fit:
 
     @property
     def held(self) -> Held:
-        """How the draft is held, in how many bits."""
+        """Draft mode and bits."""
         return self.draft_mode, self.draft_bits
 
     @property
@@ -80,18 +80,18 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A target and what drafts for it, whose headers were read, and the memory there is for them.
+    """A target and its drafters, with their headers read, and the memory available for them.
 
     Args:
-        config: With the sources that "auto" came to.
+        config: Settings, with the sources that "auto" resolved to.
         target: The model to run.
-        target_print: What tells the target from others.
-        drafts: Models and heads that draft for it.
+        target_print: Fingerprint of the target.
+        drafts: Models and heads that draft for the target.
         memory: Bytes of RAM for the process.
         vram: Bytes of a device with memory of its own, None where the target is computed in RAM.
         more_vram: Bytes of each further GPU.
         runtime: Bytes that the process takes without any weights.
-        asked: What `draft` said.
+        asked: Value of `draft`.
         codec: The target's tokenizer, where the models are to be loaded.
     """
 
@@ -113,12 +113,12 @@ class Opened:
 
     @property
     def heads(self) -> tuple[OpenedHead, ...]:
-        """Those that are not."""
+        """Drafters that are heads instead of models."""
         return tuple(self.drafts.heads.values())
 
     @property
     def draft_print(self) -> str:
-        """What tells the main drafter from others, whatever bits it has; "none" where there is none."""
+        """Fingerprint of the main drafter, whatever bits it has; "none" without one."""
         return self.drafts.fingerprint
 
     @property
@@ -159,7 +159,7 @@ class Opened:
         raise min(failures, key=lambda error: (error.given == self.vram, error.needed))
 
     def _cache_tiers(self, config: EngineConfig) -> tuple[Tier, ...]:
-        """Where the target's keys and values may live: in RAM where a context that was asked for needs it."""
+        """Tiers that the target's KV cache may be in: RAM only for a context that was asked for."""
         one = self.vram is not None and not self.more_vram and not config.cpu_layers  # computes all layers
         one = one and config.least_sequences == 1  # to which the windows belong
         moves = one and config.context is not None and self.target.caches_move
@@ -227,7 +227,7 @@ class Opened:
         return placement_fits(self.memory, needs, fit.placement, self.vram)
 
     def sequences(self, config: EngineConfig) -> int:
-        """How many there is room for with the same draft and context, and hardly a layer less in memory."""
+        """Number of sequences that fit with the same draft and context, and hardly a layer less in memory."""
         wanted = replace(config, budget=config.budget or LEAST_BUDGET)
         alone = self.fit(replace(wanted, sequences=1))
         for count in _SEQUENCES:
@@ -286,7 +286,7 @@ class Opened:
         return tuple(parts)
 
     def cache_bytes(self, config: EngineConfig, fit: Fit) -> int:
-        """What keys, values and states of all sequences take, those of a draft aside."""
+        """Bytes of the KV caches and states of all sequences, those of a draft excluded."""
         needs = self._needed_by(config, fit)
         windows = 2 * self.target.window_bytes(fit.context + tree_nodes(config)) if needs.hosted else 0
         return needs.caches - windows + needs.hosted
@@ -330,7 +330,7 @@ class Opened:
 
 
 def _choices(opened: Opened, config: EngineConfig) -> list[tuple[Held, int]]:
-    """How a draft may be held and how long the context may be, the most wanted first.
+    """Ways to hold a draft and lengths of the context, the most wanted first.
 
     A conversation wants room: a context that would soon be full is taken only where no other fits.
     """
@@ -356,7 +356,7 @@ def _undrafted(opened: Opened) -> Held:
 
 
 def _modes(opened: Opened, config: EngineConfig) -> list[Held]:
-    """How a draft may be held, the most wanted first: as fast as can be, then in as many bits as can be.
+    """Ways to hold a draft, the most wanted first: the fastest, then the one with the most bits.
 
     A product with packed weights is as fast as one with their values or faster, unless it unpacks them first.
     """
@@ -381,12 +381,12 @@ def _needs(
     caches: Tier,
     cpu: tuple[int, ...],
 ) -> Needs:
-    """What takes room with the draft held in this way.
+    """Needs for memory with the draft held in this way.
 
     Args:
         chunk: Rows of a prompt that run together.
-        caches: Where the target's keys and values live.
-        cpu: Layers that the CPU computes beside a device.
+        caches: Tier of the target's KV cache.
+        cpu: Layers that the CPU computes next to a device.
     """
     target, heads, sequences = opened.target, opened.heads, config.least_sequences
     budget, tree = config.budget or 1, tree_nodes(config)

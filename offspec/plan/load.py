@@ -169,7 +169,7 @@ def _with_best_draft(
 
 
 def _open_target(config: EngineConfig, notify: Notify) -> Checkpoint:
-    """What the target's name stands for: the model, or a pack of it, which is made on first use."""
+    """Open the model, or a pack of it, which is made on first use."""
     if config.quantize is None:
         return open_checkpoint(config.model, notify=notify)
     from offspec.model.quantize.pack import packed_model
@@ -261,7 +261,7 @@ def assemble(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> 
 
 
 def describe(assembly: Assembly) -> dict[str, Any]:
-    """What was decided, for logs and benches."""
+    """Placement and sizes, for logs and benches."""
     placement, target = assembly.placement, assembly.target
     sizes = target.dense_bytes if placement.by_need else target.layer_bytes
     streamed = [i for i, tier in enumerate(placement.tiers) if tier.streams]

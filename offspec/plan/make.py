@@ -87,12 +87,12 @@ def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: No
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What a plan goes by: how often a draft's tokens are accepted.
+    """How often a draft's tokens are accepted, as far as a plan knows.
 
     Args:
         calibration: The counts.
-        origin: Where they come from, in words.
-        measured: Whether they are of this very draft.
+        origin: Source of the counts, in words.
+        measured: Whether the counts are of this draft.
     """
 
     calibration: Calibration
@@ -101,7 +101,7 @@ class Acceptance:
 
 
 def acceptance_for(record: DraftRecord, config: EngineConfig) -> Acceptance:
-    """What is known of the draft at the planned temperature."""
+    """Acceptance of the draft at the planned temperature, as far as it is known."""
     coupled = config.verify == "coupled"
     found = record.find(config.temperature, coupled)
     if found is not None and _is_enough(found, config):
@@ -118,13 +118,13 @@ def acceptance_for(record: DraftRecord, config: EngineConfig) -> Acceptance:
 
 
 def expert_record(target: LoadedModel, target_print: str, *, keeps: bool = True) -> ExpertRecord | None:
-    """What is known of a loaded target's experts; None where they are not read when they are asked for."""
+    """Record of a loaded target's experts; None if they are not loaded on demand."""
     sizes = expert_sizes(target) if target.store is not None else None
     return None if sizes is None else ExpertRecord(target_print, sizes, keeps=keeps)
 
 
 def in_bits(bits: int) -> str:
-    """What rounding adds to the name of a draft; "" where there is none."""
+    """Words for the bits of a rounded draft, after its name; "" if it is not rounded."""
     return "" if bits == 16 else f" in {bits} bits"
 
 
@@ -135,7 +135,7 @@ def typical_substitute(bits: int) -> Acceptance:
 
 
 def _is_enough(known: Calibration, config: EngineConfig) -> bool:
-    """Whether it is known well enough: a fixed shape asks for counts by rank, growing for whole trees."""
+    """Whether enough is known: a fixed shape needs counts by rank, a growing tree whole trees."""
     if config.tree == "sequoia":
         return known.passes >= _ENOUGH_PASSES
     return len(known.forest) >= _ENOUGH_TREES
@@ -163,10 +163,10 @@ def build_plan(
     model is expected to be faster without it, unless a budget was asked for.
 
     Args:
-        opened: What memory is divided among.
+        opened: Models that memory is divided among.
         loaded: Settings with the most nodes there is room for.
-        pricing: What passes and draft steps cost.
-        acceptance: How often the draft's tokens hold.
+        pricing: Costs of passes and draft steps.
+        acceptance: Acceptance rates of the draft's tokens.
         hardware: For the record.
 
     Raises:
@@ -191,7 +191,7 @@ def build_plan(
 def _build(
     opened: Opened, loaded: EngineConfig, pricing: Pricing, acceptance: Acceptance, hardware: Hardware
 ) -> Plan:
-    """The same with the draft as it is held at the most nodes."""
+    """Plan with the draft held as it is at the most nodes."""
     calibration = acceptance.calibration
     held, draft_print = opened.fit(loaded), opened.draft_print
     if not held.drafts_with_model:  # there was no room for a model, and so it was not tried
@@ -276,7 +276,7 @@ def _build(
 
 
 def notes_on(opened: Opened) -> tuple[str, ...]:
-    """What a plan leaves out of account."""
+    """Effects that a plan does not predict."""
     lookups, notes = [name for name in opened.config.drafts if name in LOOKUPS], list[str]()
     if opened.asked == AUTO and opened.drafts.names:
         names = " with ".join(opened.config.drafts)
@@ -296,7 +296,7 @@ def notes_on(opened: Opened) -> tuple[str, ...]:
 def forecast(
     chosen: Outlook, costs: PassCosts, target: ModelSizes, hardware: Hardware, sequences: int = 1
 ) -> Forecast:
-    """What to expect of a choice, with the time to the first token of a prompt of common length.
+    """Forecast of a choice, with the time to the first token of a prompt of common length.
 
     Where several sequences share passes, one that comes waits for a pass of the others, and then with them.
     """

@@ -1,4 +1,4 @@
-"""How trees are to be grown and what goes where: from a plan that an earlier run left, or a new one.
+"""Tree policy and placement of a run, from the plan of an earlier run or a new one.
 
 A budget can only be chosen when it is known what passes and draft steps take, and that only when the models
 are loaded, for which a budget must be known. So the first load takes room for an allowance, and what is
@@ -205,7 +205,7 @@ def _knows_experts(kept: Plan, opened: Opened) -> bool:
 
 
 def _as_wished(plan: Plan, config: EngineConfig) -> Plan:
-    """A plan that is named, with what the caller says besides."""
+    """A named plan, with the caller's own settings."""
     return replace(
         plan,
         budget=config.budget or plan.budget,
@@ -257,7 +257,7 @@ def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
 
 
 def _place(model: str) -> str:
-    """What a model is called wherever the caller stands."""
+    """Name of a model that does not depend on the current folder."""
     path, kind = local_path(model)
     return str(path.resolve()) if kind else model
 

@@ -125,7 +125,7 @@ class Plan:
     shared: tuple[Shared, ...] = ()
 
     def memory_name(self, tier: Tier | str) -> str:
-        """What a person calls a tier on this machine: RAM, VRAM or disk."""
+        """Name of a tier on this machine: RAM, VRAM or disk."""
         if tier == Tier.DISK:
             return "disk"
         return "RAM" if tier in (Tier.HOST, Tier.CPU) or self.vram is None else "VRAM"
