@@ -13,7 +13,7 @@ from offspec.ui.cli import options as opt
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
-from offspec.ui.cli.tables import PageLayout, columns, facts, heading, indented, page, plain, series
+from offspec.ui.cli.tables import PageLayout, facts, heading, indented, listing, page, plain, series
 from offspec_planners.units import format_bytes, format_number, format_rate
 
 if TYPE_CHECKING:
@@ -117,11 +117,8 @@ def _presets(layout: PageLayout) -> Iterator[ConsoleRenderable]:
     if layout.narrow:
         yield facts([(name, vram, f"{ram} of RAM, disk {disk}") for name, vram, ram, disk, _ in rows], layout)
         return
-    table = columns((False, True, True, True, True), layout)
-    table.add_row(*(plain(head, "dim") for head in ("preset", "VRAM", "RAM", "disk", "RAM to VRAM")))
-    for name, *figures in rows:
-        table.add_row(plain(name, "bold"), *map(plain, figures))
-    yield table
+    heads = ("preset", "VRAM", "RAM", "disk", "RAM to VRAM")
+    yield listing(heads, (False, True, True, True, True), rows, layout)
 
 
 def _page(machine: "Hardware", when: str | None) -> str:

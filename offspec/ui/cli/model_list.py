@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import ConsoleRenderable
 
 from offspec.checkpoint.shapes import KnownSize
-from offspec.ui.cli.tables import PageLayout, columns, facts, plain, prose
+from offspec.ui.cli.tables import PageLayout, facts, listing, plain, prose
 
 _HEADS = ("MODEL", "disk", "least RAM", "least GPU", "runs here")
 _FIGURES = 50  # columns that all but the name take
@@ -30,11 +30,7 @@ def sections(sizes: Mapping[str, KnownSize], ram: int, layout: PageLayout) -> It
             layout,
         )
     else:
-        table = columns((False, True, True, True, False), layout)
-        table.add_row(*(plain(head, "dim") for head in _HEADS))
-        for name, *figures in rows:
-            table.add_row(plain(name, "bold"), *map(plain, figures))
-        yield table
+        yield listing(_HEADS, (False, True, True, True, False), rows, layout)
     yield plain("")
     yield prose(_notes(sizes, ram), layout)
 

@@ -15,7 +15,7 @@ from offspec.ui.cli.console import Console
 from offspec.ui.cli.other_names import Commands
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
-from offspec.ui.cli.tables import PageLayout, columns, indented, page, plain, prose
+from offspec.ui.cli.tables import PageLayout, indented, listing, page, plain, prose
 
 if TYPE_CHECKING:
     from offspec.checkpoint.cached_models import CachedModel
@@ -145,11 +145,7 @@ def _sections(
                 )
             )
     else:
-        table = columns((False, False, True, True, True, True), layout)
-        table.add_row(*(plain(head, "dim") for head in _HEADS))
-        for name, *figures in rows:
-            table.add_row(plain(name, "bold"), *map(plain, figures))
-        yield table
+        yield listing(_HEADS, (False, False, True, True, True, True), rows, layout)
     total = format_bytes(sum(model.nbytes for model in models))
     least = "RAM, or beside a GPU its memory: about the least that it runs in; the more, the faster."
     yield plain("")

@@ -26,7 +26,7 @@ _FIGURE = re.compile(r"(?<=\d) (?=(?:s|ms|min|h|[KMGT]?B|GB/s|tok/s|nodes|tokens
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """What the page is drawn on: columns, and whether it has no characters but those of ASCII."""
+    """Columns of the terminal, and whether it has only ASCII characters."""
 
     width: int
     ascii_only: bool = False
@@ -68,7 +68,7 @@ def prose(texts: Iterable[str], layout: PageLayout, style: str = "dim") -> Conso
 
 
 def columns(rights: Sequence[bool], layout: PageLayout) -> Table:
-    """A table without lines. A column of figures is to the right, and never wraps."""
+    """Table without lines. A column of figures is aligned to the right, and never wraps."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for place, right in enumerate(rights):
         table.add_column(
@@ -80,8 +80,19 @@ def columns(rights: Sequence[bool], layout: PageLayout) -> Table:
     return table
 
 
+def listing(
+    heads: Sequence[str], rights: Sequence[bool], rows: Iterable[Sequence[str]], layout: PageLayout
+) -> Table:
+    """Table with a line of headings. Each row begins with a name, in bold."""
+    table = columns(rights, layout)
+    table.add_row(*(plain(head, "dim") for head in heads))
+    for name, *figures in rows:
+        table.add_row(plain(name, "bold"), *map(plain, figures))
+    return table
+
+
 def facts(rows: Sequence[tuple[str, str, str]], layout: PageLayout) -> ConsoleRenderable:
-    """What, how much, and why: three columns, or where those have no room the why below."""
+    """Names, figures and reasons: three columns, or with reasons below if those have no room."""
     figures = max((len(figure) for _, figure, why in rows if why), default=0)
     left = len(_GAP) + LABEL + len(_GAP) + figures + len(_GAP)
     below = layout.narrow or layout.width - left < _LEAST_WHY
