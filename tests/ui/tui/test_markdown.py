@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from textual.app import App, ComposeResult
 
 from offspec.ui.tui.markdown import MarkdownLines, StreamedMarkdown
+from tests.ui.tui.small_apps import MarkdownPage
 
 PIECES = (
     "\n",
@@ -115,15 +115,6 @@ def test_only_the_last_block_is_read_again() -> None:
     assert not lines.set_source("another text") and lines.source == block * 100
 
 
-class Page(App[None]):
-    def __init__(self, prose: StreamedMarkdown) -> None:
-        super().__init__()
-        self.prose = prose
-
-    def compose(self) -> ComposeResult:
-        yield self.prose
-
-
 async def test_it_is_laid_out_anew_only_where_it_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[bool]()
     refresh = StreamedMarkdown.refresh
@@ -133,7 +124,7 @@ async def test_it_is_laid_out_anew_only_where_it_is_longer(monkeypatch: pytest.M
         return refresh(self, *regions, layout=layout, **others)
 
     prose = StreamedMarkdown("one")
-    async with Page(prose).run_test(size=(40, 20)) as pilot:
+    async with MarkdownPage(prose).run_test(size=(40, 20)) as pilot:
         await pilot.pause()
         monkeypatch.setattr(StreamedMarkdown, "refresh", counted)
         assert prose.set_source("one two") and asked == [False]
@@ -147,7 +138,7 @@ async def test_it_is_laid_out_anew_only_where_it_is_longer(monkeypatch: pytest.M
 
 
 async def test_what_is_selected_can_be_copied() -> None:
-    page = Page(StreamedMarkdown("A *long* line that is wrapped.\n\n- item"))
+    page = MarkdownPage(StreamedMarkdown("A *long* line that is wrapped.\n\n- item"))
     async with page.run_test(size=(20, 10)) as pilot:
         await pilot.pause()
         pilot.app.screen.text_select_all()

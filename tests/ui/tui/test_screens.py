@@ -14,22 +14,14 @@ from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.tui import themes
 from offspec.ui.tui.markdown import StreamedMarkdown
 from offspec.ui.tui.page_screen import KEYS, HelpScreen, PageScreen, help_page
-
-
-class Host(App[None]):
-    """Remembers what a screen is dismissed with."""
-
-    got: object = "nothing yet"
-
-    def on_mount(self) -> None:
-        themes.register(self)
+from tests.ui.tui.small_apps import ScreenHost
 
 
 @asynccontextmanager
 async def showing(
     screen: Screen[Any], size: tuple[int, int] = (80, 24)
-) -> AsyncIterator[tuple[Pilot[None], Host]]:
-    app = Host()
+) -> AsyncIterator[tuple[Pilot[None], ScreenHost]]:
+    app = ScreenHost()
     app.animation_level = "none"
     async with app.run_test(size=size) as pilot:
         await app.push_screen(screen, lambda got: setattr(app, "got", got))

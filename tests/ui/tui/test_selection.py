@@ -2,7 +2,7 @@
 
 import pytest
 from rich.style import Style
-from textual.app import App, ComposeResult
+from textual.app import App
 from textual.geometry import Offset
 from textual.pilot import Pilot
 from textual.selection import Selection
@@ -10,19 +10,11 @@ from textual.selection import Selection
 from offspec.ui.tui import themes
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.markdown import StreamedMarkdown
+from tests.ui.tui.small_apps import MarkdownPage
 from tests.ui.tui.stage import ask, plays
 
 MARKDOWN = "α *β* `γ` line.\n\n```python\nδ = 1\n```\n\n世 π"
 LETTERS = "αβγδ世π"  # plain, emphasized, code in a line, code in a block, wide, after wide
-
-
-class Page(App[None]):
-    def __init__(self, prose: StreamedMarkdown) -> None:
-        super().__init__()
-        self.prose = prose
-
-    def compose(self) -> ComposeResult:
-        yield self.prose
 
 
 def styles(app: App[None]) -> dict[str, Style]:
@@ -34,7 +26,7 @@ def styles(app: App[None]) -> dict[str, Style]:
 
 @pytest.mark.parametrize("theme", themes.THEMES)
 async def test_selected_markdown_has_the_colours_of_a_selection(theme: str) -> None:
-    page = Page(StreamedMarkdown(MARKDOWN))
+    page = MarkdownPage(StreamedMarkdown(MARKDOWN))
     async with page.run_test(size=(30, 12)) as pilot:
         themes.register(page, {"OFFSPEC_THEME": theme})
         await pilot.pause()
@@ -67,7 +59,7 @@ def test_a_selection_is_seen_without_colour(no_colour: None, request: pytest.Fix
 
 async def test_a_selection_after_wide_characters_is_shown_where_it_is() -> None:
     prose = StreamedMarkdown("世界 plain")
-    page = Page(prose)
+    page = MarkdownPage(prose)
     async with page.run_test(size=(30, 12)) as pilot:
         await pilot.pause()
         page.screen.selections = {prose: Selection(Offset(3, 0), Offset(5, 0))}

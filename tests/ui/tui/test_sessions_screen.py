@@ -5,16 +5,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation, Message
 from offspec.core.errors import RequestError
-from offspec.ui.tui import themes
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.sessions_screen import SessionsScreen
+from tests.ui.tui.small_apps import ScreenHost
 from tests.ui.tui.stage import ask, loaded, plays, said, seen, until
 
 TITLES = ("Rivers in the sky", "[b]Holiday[/b] plans", "Why is the sky blue?")
@@ -45,15 +44,6 @@ def files(archive: Archive) -> list[Path]:
     return found[::-1]
 
 
-class Host(App[None]):
-    """Remembers what the screen is dismissed with."""
-
-    got: object = "nothing yet"
-
-    def on_mount(self) -> None:
-        themes.register(self)
-
-
 def refuse(*_: object) -> None:
     raise RequestError("this one [stays]")
 
@@ -64,8 +54,8 @@ async def listing(
     rename: Callable[[Path, str], None] = refuse,
     delete: Callable[[Path], None] = refuse,
     size: tuple[int, int] = (80, 30),
-) -> AsyncIterator[tuple[Pilot[None], Host, SessionsScreen]]:
-    app, screen = Host(), SessionsScreen(archive, rename, delete)
+) -> AsyncIterator[tuple[Pilot[None], ScreenHost, SessionsScreen]]:
+    app, screen = ScreenHost(), SessionsScreen(archive, rename, delete)
     app.animation_level = "none"
     async with app.run_test(size=size) as pilot:
         await app.push_screen(screen, lambda got: setattr(app, "got", got))
