@@ -12,7 +12,7 @@ from typer.testing import Result
 
 from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, DiskFullError, PlanError
-from offspec.core.events import LoadProgress, PassProgress
+from offspec.core.events import Event, LoadProgress, Notice, PassProgress
 from offspec.plan import hardware_profile, other_hardware
 from offspec.plan.choose_device import choose_device
 from offspec.ui.cli import demo, demo_summary, demo_view
@@ -68,9 +68,9 @@ def test_without_speculation_only_the_rate_is_measured(
 
 @pytest.mark.usefixtures("larger")
 def test_no_option_is_named_that_the_demo_lacks(offspec: Call, load: ScriptedLoad) -> None:
-    notices = list[str]()
-    choose_device(EngineConfig("demo", device="cpu"), lambda event: notices.append(event.text))
-    load.notices = notices
+    events = list[Event]()
+    choose_device(EngineConfig("demo", device="cpu"), events.append)
+    load.notices = [event.text for event in events if isinstance(event, Notice)]
     told = offspec("demo").stderr
     assert "Computes on the CPU" in told and "--device" not in told
 
