@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command, shared
@@ -26,7 +26,7 @@ from bench.lib.record import keep
 from bench.lib.report import Prompt, Report, model_name, read_prompts
 from bench.plan.cases import Target
 from bench.plan.sweep_figures import Answer, Pair, show, show_ceiling, summarise
-from offspec.core.config import DraftBits, SamplingParams, parse_bytes
+from offspec.core.config import SamplingParams, parse_bytes
 from offspec.core.events import PassStats, unheard
 from offspec.plan.records import DraftRecord
 
@@ -51,7 +51,6 @@ class Unkept(DraftRecord):
 def load(plan: Plan, args: argparse.Namespace, target: Target) -> tuple[Engine, DraftPolicy]:
     """An engine placed by the plan, with room for every tree of the sweep, and the plan's policy for it."""
     from offspec.engine.engine import Engine
-    from offspec.plan.draft_memory import DraftMode
     from offspec.plan.fit import Fit
     from offspec.plan.load import load_models, open_models
     from offspec.plan.policy import DraftPolicy
@@ -61,10 +60,9 @@ def load(plan: Plan, args: argparse.Namespace, target: Target) -> tuple[Engine, 
     most = max(*args.budgets, plan.budget), max(*args.widths, plan.width)
     opened = open_models(target.config(parse_bytes(args.memory), args.temperature), unheard)
     config = replace(opened.config, budget=most[0], width=most[1], context=plan.context)
-    bits = cast(DraftBits, plan.draft_bits)
-    fit = Fit(plan.context, cast(DraftMode, plan.draft_mode), plan.placement, plan.chunk, bits)
+    fit = Fit.of_plan(plan)
     assembly = load_models(opened, config, fit, unheard)
-    record = Unkept(opened.target_print, opened.draft_print, bits)
+    record = Unkept(opened.target_print, opened.draft_print, fit.draft_bits)
     policy = replace(DraftPolicy.planned(plan, config, record), record=0)
     return Engine(config, assembly, unheard, policy=policy, record=record), policy
 

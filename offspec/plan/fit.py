@@ -5,6 +5,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 
@@ -35,7 +36,7 @@ from offspec.plan.model_sizes import expert_sizes
 from offspec.plan.placement import ExpertNeeds, Needs, divide, placement_fits
 from offspec.sampling.noise import CACHED_ROWS
 from offspec_planners.placement import Placement, Tier, cpu_layers
-from offspec_planners.plan import MODEL_MODES, Part
+from offspec_planners.plan import MODEL_MODES, Part, Plan
 
 UNROUNDED: DraftBits = 16
 LEAST_BUDGET = 16  # nodes that there must be room for beside a draft
@@ -66,6 +67,12 @@ class Fit:
     placement: Placement
     chunk: int = CHUNK
     draft_bits: DraftBits = UNROUNDED
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> "Fit":
+        """Division of memory that a plan records."""
+        mode, bits = cast(DraftMode, plan.draft_mode), cast(DraftBits, plan.draft_bits)
+        return cls(plan.context, mode, plan.placement, plan.chunk, bits)
 
     @property
     def held(self) -> Held:

@@ -2,13 +2,12 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import cast
 
-from offspec.core.config import AUTO, DraftBits, EngineConfig, format_bytes
+from offspec.core.config import AUTO, EngineConfig, format_bytes
 from offspec.core.errors import CapacityError, PlanError
 from offspec.core.events import Notice
 from offspec.draft.open import Notify
-from offspec.plan.draft_memory import DraftMode, with_most_width
+from offspec.plan.draft_memory import with_most_width
 from offspec.plan.fit import LEAST_BUDGET, Fit, Opened
 from offspec.plan.hardware_profile import machine_fingerprint
 from offspec_planners.plan import Plan
@@ -95,8 +94,7 @@ def _still_fits(plan: Plan, opened: Opened) -> InitialFit | str:
             return f"it was made for another {other}"
     config = replace(opened.config, budget=plan.budget, width=plan.width, context=plan.context)
     free = format_bytes(opened.memory)
-    bits = cast(DraftBits, plan.draft_bits)
-    fit = Fit(plan.context, cast(DraftMode, plan.draft_mode), plan.placement, plan.chunk, bits)
+    fit = Fit.of_plan(plan)
     if not opened.holds(config, fit):
         return f"it was made for {format_bytes(plan.memory)} and does not fit in {free}"
     reads = plan.placement.slots or 0 < plan.placement.expert_slots < opened.target.experts.count
