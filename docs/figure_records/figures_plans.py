@@ -2,7 +2,7 @@
 
 from docs.figure_records.block import Block
 from docs.figure_records.record import Record
-from docs.figure_records.results import PLAN, WITHIN
+from docs.figure_records.results import PLAN, SPEED_ERRORS
 
 SWEEP = Record("plan_sweep.json")
 CALIBRATION = Record("calibration.json")
@@ -47,9 +47,9 @@ PLANS = (
         "So tokens per second were within",
         PLAN,
         {
-            "7": len(WITHIN[:-1]),
+            "7": len(SPEED_ERRORS[:-1]),
             "8": len(PLAN),
-            "37": WITHIN[-1],
+            "37": SPEED_ERRORS[-1],
             "6.1": (
                 _what_if("the target packed to nf4")["predicted"],
                 _what_if("the target packed to int8")["predicted"],
@@ -57,7 +57,7 @@ PLANS = (
             "4.2": _what_if("the target packed to nf4")["measured"],
             "7.3": _what_if("the target packed to int8")["measured"],
         },
-        {"10": WITHIN[:-1]},
+        {"10": SPEED_ERRORS[:-1]},
     ),
     Block("- The chosen tree size and width", SWEEP, {"1.07": SWEEP["cases", 0, "of_best"]}),
     Block(

@@ -34,6 +34,6 @@ def times_faster(case: Record, name: str) -> float:
 
 
 # Errors of predicted speed in percent, from the lowest to the highest.
-WITHIN = tuple(
+SPEED_ERRORS = tuple(
     sorted(100 * case["tok_per_s", "predicted"] / case["tok_per_s", "measured"] - 100 for case in PLAN)
 )
