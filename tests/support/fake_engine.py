@@ -25,7 +25,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from offspec.core.config import EngineConfig, SamplingParams
-from offspec.core.errors import ClosedError, DraftError, RequestError, StreamError
+from offspec.core.errors import ClosedError, ContextLengthError, DraftError, StreamError
 from offspec.core.events import (
     Event,
     Finished,
@@ -215,7 +215,7 @@ class ScriptedEngine:
     ) -> list[int]:
         ids = self.wording.ids(prompt)
         if len(ids) >= self.context:
-            raise RequestError(
+            raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens, and the context has room for {self.context}"
             )
         return ids
