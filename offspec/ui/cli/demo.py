@@ -164,6 +164,7 @@ def _answer(run: Run, config: EngineConfig, case: _Case, view: View) -> EngineCo
     run.work = Work("starting", 0.0)
     view.changed(run, "")
     from offspec.engine.load import load  # imports torch: after every check of the options
+    from offspec.plan.choose_device import AS_GIVEN
 
     def hear(event: Event) -> None:
         if isinstance(event, LoadProgress):
@@ -172,7 +173,7 @@ def _answer(run: Run, config: EngineConfig, case: _Case, view: View) -> EngineCo
             run.work = Work.in_pass(event)
         elif isinstance(event, Notice) and event.text not in case.noted:
             case.noted.add(event.text)
-            view.note(told(event))
+            view.note(told(Notice(event.text.replace(AS_GIVEN, ": the demo uses no GPU"))))
         view.changed(run, "")
 
     try:

@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 from typer.testing import Result
 
+from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, DiskFullError, PlanError
-from offspec.core.events import LoadProgress, PassProgress
+from offspec.core.events import Event, LoadProgress, PassProgress
 from offspec.plan import hardware_profile, other_hardware
 from offspec.ui.cli import demo, demo_summary, demo_view
 from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, plausible_tree
@@ -93,6 +94,22 @@ def test_a_limit_that_is_too_small_is_raised_unless_it_was_given(
     limits.clear()
     assert offspec("demo", "--memory", "1GB").exit_code == 1
     assert limits == [1_000_000_000]
+
+
+@pytest.mark.usefixtures("larger")
+def test_the_device_is_not_said_to_be_chosen_by_the_user(
+    offspec: Call, load: ScriptedLoad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from offspec.plan.choose_device import choose_device
+
+    def choosing(config: EngineConfig, *, notify: Callable[[Event], None]) -> ScriptedEngine:
+        choose_device(config, notify)
+        return load(config, notify=notify)
+
+    monkeypatch.setattr(sys.modules["offspec.engine.load"], "load", choosing)
+    told = offspec("demo").stderr.splitlines()
+    assert told.count("Computes on the CPU: the demo uses no GPU") == 1
+    assert not any("--device" in line for line in told), "the demo has no such option"
 
 
 def test_a_full_disk_names_the_demo_that_needs_none(offspec: Call, load: ScriptedLoad) -> None:
