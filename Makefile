@@ -27,7 +27,7 @@ endif
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed$(if $(filter-out cpu,$(TORCH)),-$(TORCH))
 OTHER := $(filter-out $(INSTALLED),$(wildcard $(VENV)/.installed*))
-ACTIVATE := The commands of the README are found after: source $(BIN)/activate
+ACTIVATE := To use the commands of the README: source $(BIN)/activate
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 # Compiled modules and rewritten tests are kept, whatever the shell says: each process, and each program that a

@@ -11,7 +11,7 @@ from dataclasses import replace
 from offspec.chat.conversation import Conversation, Message
 from offspec.chat.prompt_reuse import Encoded, PromptReuse
 from offspec.chat.turns import asked
-from offspec.core.errors import RequestError
+from offspec.core.errors import ContextLengthError
 
 _ANSWER = 8  # an answer should have this part of the context
 _FREE = 4  # and this part is free once turns were left out
@@ -37,12 +37,13 @@ class ContextWindow:
             context: Tokens that a prompt and its answer may have together.
 
         Raises:
-            RequestError: The last question alone leaves no room for an answer, or the template refuses it.
+            ContextLengthError: The last question alone leaves no room for an answer.
+            RequestError: The template refuses it.
         """
         messages = conversation.messages
         questions = asked(messages)
         if messages and self._prompts.exceeds(messages[-1].content, context):
-            raise RequestError(
+            raise ContextLengthError(
                 f"the question has more than {2 * context:,} tokens, and the context has room for "
                 f"{context:,} with the answer; shorten it, or load with a larger `context`"
             )
@@ -53,7 +54,7 @@ class ContextWindow:
             encoded, start = self._encode_from(later[min(index, len(later) - 1)], conversation)
         if len(encoded.ids) >= context:
             with_system = " with the system message" if conversation.system else ""
-            raise RequestError(
+            raise ContextLengthError(
                 f"the question has {len(encoded.ids):,} tokens{with_system}, and the context has room for "
                 f"{context:,} with the answer; shorten it, or load with a larger `context`"
             )

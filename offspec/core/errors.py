@@ -2,6 +2,7 @@
 
     OffspecError
     ├── RequestError              the caller asked for something that cannot be done (exit code 2)
+    │   └── ContextLengthError    a prompt that leaves no room for an answer in the context
     ├── CheckpointError           what is on disk is not what it should be
     │   ├── ModelNotFoundError    no such folder, file, or hub id
     │   ├── HeaderError           a header that is damaged or lies about its tensors
@@ -33,6 +34,10 @@ class RequestError(OffspecError):
     """The request itself cannot be met: an empty prompt, a bad parameter, a prompt over the context."""
 
     exit_code = 2
+
+
+class ContextLengthError(RequestError):
+    """The prompt leaves no room for an answer in the context."""
 
 
 class CheckpointError(OffspecError):

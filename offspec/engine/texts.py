@@ -5,7 +5,7 @@ from typing import Any
 
 from offspec.chat.answer_parts import MarkedParts, Parts, PlainText
 from offspec.core.config import SamplingParams
-from offspec.core.errors import RequestError
+from offspec.core.errors import ContextLengthError, RequestError
 from offspec.model import answer_formats
 from offspec.model.prompt import Prompt
 from offspec.model.token_bytes import token_bytes
@@ -54,12 +54,13 @@ class Texts:
             chat_template_kwargs: As in `stream`; "tools" are descriptions of functions for the model to call.
 
         Raises:
-            RequestError: It is no prompt, the chat template refuses it, or the context has no room for it.
+            ContextLengthError: The context has no room for it.
+            RequestError: It is no prompt, or the chat template refuses it.
         """
         ids = self._ids(prompt, raw, chat_template_kwargs, self.context)
         if len(ids) >= self.context:
             count = len(ids) if len(ids) <= 2 * self.context else f"more than {2 * self.context}"
-            raise RequestError(
+            raise ContextLengthError(
                 f"the prompt has {count} tokens, and the context has room for {self.context} with the "
                 "answer; shorten it, or load with a larger `context`"
             )

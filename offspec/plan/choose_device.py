@@ -14,6 +14,8 @@ from offspec.model import device as devices
 from offspec_planners.measure import gpu
 from offspec_planners.plan import Plan
 
+AS_GIVEN = ", as `device` says"  # the reason in the notice if the configuration names devices
+
 
 def choose_device(config: EngineConfig, notify: Notify = unheard, plan: Plan | None = None) -> EngineConfig:
     """The configuration with the devices that its `device` stands for, "cpu" or names with an index.
@@ -32,7 +34,7 @@ def choose_device(config: EngineConfig, notify: Notify = unheard, plan: Plan | N
     if plan is not None and asked not in (AUTO, _with_index(plan.device)):
         raise PlanError(f"the plan has device {plan.device}, not {asked}: leave out `device`, or the plan")
     if asked != AUTO:
-        names, why = asked, ", as `device` says"
+        names, why = asked, AS_GIVEN
     elif plan is not None:
         names, why = plan.device, ", as the plan says"
     elif isinstance(found := gpu.usable_gpu(), gpu.Gpu):

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from offspec.core.errors import CapacityError, ClosedError, OffspecError, RequestError
+from offspec.core.errors import CapacityError, ClosedError, ContextLengthError, OffspecError, RequestError
 
 Kind = Literal[
     "invalid_request",
@@ -129,6 +129,8 @@ def _of_validation(text: str) -> Fault:
 def of_error(error: OffspecError) -> Fault:
     """The fault that an engine's error is for a client, which is not told what concerns the server alone."""
     match error:
+        case ContextLengthError():
+            return Fault("invalid_request", str(error), code="context_length_exceeded")
         case RequestError():
             named = _NAMED.match(str(error))
             return Fault("invalid_request", str(error), field=named["name"] if named else None)

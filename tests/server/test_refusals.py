@@ -90,8 +90,9 @@ def test_what_is_refused(client: openai.OpenAI, given: dict[str, Any], field: st
 def test_a_prompt_without_room(client: openai.OpenAI, stream: bool) -> None:
     """Streamed or not, it is refused by its status, before any byte of an answer."""
     messages: Any = [{"role": "user", "content": "w12 " * 300}]
-    with pytest.raises(openai.BadRequestError, match="the context has room for 256"):
+    with pytest.raises(openai.BadRequestError, match="the context has room for 256") as refused:
         client.chat.completions.create(model=NAME, messages=messages, stream=stream)
+    assert refused.value.code == "context_length_exceeded"
 
 
 def test_another_model(client: openai.OpenAI) -> None:

@@ -25,7 +25,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from offspec.core.config import EngineConfig, SamplingParams
-from offspec.core.errors import ClosedError, DraftError, RequestError, StreamError
+from offspec.core.errors import ClosedError, ContextLengthError, DraftError, StreamError
 from offspec.core.events import (
     Event,
     Finished,
@@ -215,7 +215,7 @@ class ScriptedEngine:
     ) -> list[int]:
         ids = self.wording.ids(prompt)
         if len(ids) >= self.context:
-            raise RequestError(
+            raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens, and the context has room for {self.context}"
             )
         return ids
@@ -501,7 +501,7 @@ class ScriptedLoad:
         self.timeline: Timeline | None = None
         self.gate = threading.Event()
         self.gate.set()
-        self._delay, self.notices = delay, notices
+        self._delay, self._notices = delay, notices
 
     def __call__(
         self,
@@ -525,7 +525,7 @@ class ScriptedLoad:
             raise StreamError("the disk is away", file="model.safetensors", offset=0)
         if self.fail is not None:
             raise self.fail
-        for notice in self.notices:
+        for notice in self._notices:
             notify(Notice(notice))
         engine = self.engine.again(config) if self.engines else self.engine
         engine.config, engine.notify, engine.timeline = config, notify, timeline or OFF

@@ -53,7 +53,6 @@ _BEFORE = (
     "The demo model, widened to 1.9 B parameters, answers in 1.5 GB of memory: its layers are read from disk "
     "in each pass. This takes about a minute."
 )
-_AS_NAMED = ", as `device` says"  # the reason in a notice of `choose_device`; the demo has no such option
 
 _option = partial(typer.Option, rich_help_panel="Demo")
 
@@ -165,6 +164,7 @@ def _answer(run: Run, config: EngineConfig, case: _Case, view: View) -> EngineCo
     run.work = Work("starting", 0.0)
     view.changed(run, "")
     from offspec.engine.load import load  # imports torch: after every check of the options
+    from offspec.plan.choose_device import AS_GIVEN
 
     def hear(event: Event) -> None:
         if isinstance(event, LoadProgress):
@@ -173,7 +173,7 @@ def _answer(run: Run, config: EngineConfig, case: _Case, view: View) -> EngineCo
             run.work = Work.in_pass(event)
         elif isinstance(event, Notice) and event.text not in case.noted:
             case.noted.add(event.text)
-            view.note(told(Notice(event.text.removesuffix(_AS_NAMED))))
+            view.note(told(Notice(event.text.replace(AS_GIVEN, ": the demo uses no GPU"))))
         view.changed(run, "")
 
     try:

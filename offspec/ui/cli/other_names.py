@@ -1,9 +1,10 @@
-"""Names that commands have in other programs, each answered with the command of offspec that does it."""
+"""Commands typed as another program has them, or without a model: the message says what to type."""
 
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
+import typer
 from typer.core import TyperGroup
 
 from offspec.core.errors import RequestError
@@ -29,10 +30,20 @@ _ANSWERS: Mapping[str, Mapping[str, str]] = {
         "remove": "write `offspec models rm {model}`",
     },
 }
+_MODEL = "Give a folder, a .gguf file, a hub id or demo; offspec models lists those you have."
 
 
 class Commands(TyperGroup):
     """A group that knows what its commands are called elsewhere."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. A usage error about a missing MODEL says what can be given."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            if not error.message and error.param is not None and error.param.metavar == "MODEL":
+                error.message = _MODEL
+            raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command. Raises RequestError for the name of another program's command."""

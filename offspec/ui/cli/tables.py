@@ -92,7 +92,10 @@ def listing(
 
 
 def facts(rows: Sequence[tuple[str, str, str]], layout: PageLayout) -> ConsoleRenderable:
-    """Names, figures and reasons: three columns, or with reasons below if those have no room."""
+    """Names, figures and reasons: three columns, or with reasons below if those have no room.
+
+    A figure without a reason may be a long name; it continues below itself.
+    """
     figures = max((len(figure) for _, figure, why in rows if why), default=0)
     left = len(_GAP) + LABEL + len(_GAP) + figures + len(_GAP)
     below = layout.narrow or layout.width - left < _LEAST_WHY
@@ -100,7 +103,11 @@ def facts(rows: Sequence[tuple[str, str, str]], layout: PageLayout) -> ConsoleRe
     lines = []
     for what, figure, why in rows:
         reasons = [plain(line, "dim") for line in wrapped(why, layout.width - left)]
-        fact = Text.assemble(_GAP, plain(what if below else f"{what:<{LABEL}}"), _GAP, plain(figure, "bold"))
+        label = Text.assemble(_GAP, plain(what if below else f"{what:<{LABEL}}"), _GAP)
+        if not why:
+            hanging = "\n" + " " * len(label)
+            figure = hanging.join(wrapped(figure, layout.width - len(label)))
+        fact = label.append_text(plain(figure, "bold"))
         if reasons and not below:
             fact.append(" " * (left - len(fact))).append_text(reasons.pop(0))
         lines += [fact, *(Text(" " * left).append_text(reason) for reason in reasons)]

@@ -105,6 +105,15 @@ def test_without_a_default_a_chat_needs_its_model(file: Path, offspec: Call) -> 
     assert result.exit_code == 2 and "Missing argument 'MODEL'" in result.stderr
 
 
+@pytest.mark.parametrize("command", ["chat", "chat --resume", "generate", "plan", "serve", "pack"])
+def test_a_command_without_a_model_says_what_to_give(file: Path, offspec: Call, command: str) -> None:
+    result = offspec(*command.split())
+    said = " ".join(result.stderr.replace("│", " ").split())
+    assert result.exit_code == 2
+    assert "Missing argument 'MODEL'. Give a folder, a .gguf file, a hub id or demo" in said
+    assert "offspec models lists those you have" in said
+
+
 @pytest.mark.parametrize(
     "text,told",
     [

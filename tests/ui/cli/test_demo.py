@@ -12,9 +12,8 @@ from typer.testing import Result
 
 from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, DiskFullError, PlanError
-from offspec.core.events import Event, LoadProgress, Notice, PassProgress
+from offspec.core.events import Event, LoadProgress, PassProgress
 from offspec.plan import hardware_profile, other_hardware
-from offspec.plan.choose_device import choose_device
 from offspec.ui.cli import demo, demo_summary, demo_view
 from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, plausible_tree
 from tests.support.sample_plans import LAPTOP, large
@@ -67,15 +66,6 @@ def test_without_speculation_only_the_rate_is_measured(
 
 
 @pytest.mark.usefixtures("larger")
-def test_no_option_is_named_that_the_demo_lacks(offspec: Call, load: ScriptedLoad) -> None:
-    events = list[Event]()
-    choose_device(EngineConfig("demo", device="cpu"), events.append)
-    load.notices = [event.text for event in events if isinstance(event, Notice)]
-    told = offspec("demo").stderr
-    assert "Computes on the CPU" in told and "--device" not in told
-
-
-@pytest.mark.usefixtures("larger")
 def test_a_model_of_ones_own(offspec: Call, load: ScriptedLoad) -> None:
     result = offspec("demo", "--model", "demo")
     assert [(config.model, config.draft, config.memory) for config, _ in load.asked] == [
@@ -104,6 +94,22 @@ def test_a_limit_that_is_too_small_is_raised_unless_it_was_given(
     limits.clear()
     assert offspec("demo", "--memory", "1GB").exit_code == 1
     assert limits == [1_000_000_000]
+
+
+@pytest.mark.usefixtures("larger")
+def test_the_device_is_not_said_to_be_chosen_by_the_user(
+    offspec: Call, load: ScriptedLoad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from offspec.plan.choose_device import choose_device
+
+    def choosing(config: EngineConfig, *, notify: Callable[[Event], None]) -> ScriptedEngine:
+        choose_device(config, notify)
+        return load(config, notify=notify)
+
+    monkeypatch.setattr(sys.modules["offspec.engine.load"], "load", choosing)
+    told = offspec("demo").stderr.splitlines()
+    assert told.count("Computes on the CPU: the demo uses no GPU") == 1
+    assert not any("--device" in line for line in told), "the demo has no such option"
 
 
 def test_a_full_disk_names_the_demo_that_needs_none(offspec: Call, load: ScriptedLoad) -> None:

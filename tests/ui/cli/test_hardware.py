@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from typer.testing import Result
 from offspec.core.errors import DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.plan import hardware_profile as machine
+from offspec.ui.cli.console import Console
+from offspec.ui.cli.hardware import machine_section
+from offspec.ui.cli.tables import PageLayout, page
 from offspec_planners.hardware import Hardware, Rate, preset, preset_names
 from tests.ui.cli.program import error_line
 
@@ -119,3 +123,16 @@ def test_an_interrupt_says_so_and_prints_nothing(offspec: Call, asked: dict[str,
     asked["failure"] = KeyboardInterrupt()
     result = offspec("hardware", "--quiet")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "stopped\n")
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_long_name_goes_on_below_itself(width: int) -> None:
+    name = "AMD EPYC, 2 threads, OMP_WAIT_POLICY=active, GOMP_SPINCOUNT=100000"
+    machine = replace(MINE, processor=replace(MINE.processor, name=name))
+    layout = PageLayout(width)
+    shown = page(Console(width=width), lambda _: machine_section(machine, layout)).splitlines()
+    first = next(place for place, line in enumerate(shown) if "AMD EPYC" in line)
+    ends = next(place for place, line in enumerate(shown) if line.split()[:1] == ["RAM"])
+    begins = shown[first].index("AMD EPYC")
+    assert ends > first + 1, "it takes several lines"
+    assert {len(line) - len(line.lstrip()) for line in shown[first + 1 : ends]} == {begins}
