@@ -164,7 +164,9 @@ def connected(address: str) -> Iterator[None]:
     try:
         import ray
     except ImportError as error:
-        raise RequestError(f"{error.name} is not installed; run: pip install 'offspec[ray]'") from None
+        raise RequestError(
+            f"{error.name} is not installed; in the folder of offspec's source run: pip install '.[ray]'"
+        ) from None
     _check_address(address)
     new: dict[str, Any] = {}
     if address == "local":

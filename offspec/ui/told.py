@@ -4,6 +4,8 @@ Below `ui` a message names a setting as Python does, in backticks: `memory`, `dr
 """
 
 import re
+import sys
+from pathlib import Path
 
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.events import Notice
@@ -23,12 +25,25 @@ _OTHERS = (
 _OPTIONS = {name: name.replace("_", "-") for name in (*EngineConfig.__dataclass_fields__, *_OTHERS)}
 _OPTIONS |= {"corpus": "draft-corpus", "folder": "path"}
 _SETTING = re.compile(rf"`({'|'.join(_OPTIONS)})(?:=\"?([^`\"]*)\"?)?`")
+_PIP = re.compile(r"\bpip (install|uninstall)\b")
+# Files of the environments that installers make for one program, in which `pip` on PATH would miss it.
+_INSTALLERS = {
+    "pipx_metadata.json": "pipx runpip offspec {}",
+    "uv-receipt.toml": "uv pip {} --python {prefix}",
+}
 _PARAMETER = re.compile(rf"^({'|'.join(SamplingParams.__dataclass_fields__)})(?= must be )")
 
 
 def told(about: BaseException | Notice) -> str:
     """The text of an error or a notice for a user of the command line, printable."""
-    return printable(with_options(about.text if isinstance(about, Notice) else str(about)))
+    return printable(with_installer(with_options(about.text if isinstance(about, Notice) else str(about))))
+
+
+def with_installer(text: str) -> str:
+    """The same text with pip's commands as this environment has them: pipx and uv install with their own."""
+    prefix = Path(sys.prefix)
+    command = next((to for file, to in _INSTALLERS.items() if (prefix / file).is_file()), "pip {}")
+    return _PIP.sub(lambda found: command.format(found[1], prefix=prefix), text)
 
 
 def with_options(text: str) -> str:

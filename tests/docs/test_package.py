@@ -53,6 +53,7 @@ PUBLIC = {
     "SessionError",
     "StreamError",
     "ClosedError",
+    "ContextLengthError",
 }
 
 

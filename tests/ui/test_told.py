@@ -1,6 +1,7 @@
 """Messages name settings as Python does; the command line shows its options in their place."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,31 @@ ROOT = Path(offspec.__file__).parent
 )
 def test_settings_are_shown_as_options(text: str, shown: str) -> None:
     assert told(RequestError(text)) == told(Notice(text)) == shown
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        (None, "pip uninstall -y torch && pip install 'torch'"),
+        (
+            "pipx_metadata.json",
+            "pipx runpip offspec uninstall -y torch && pipx runpip offspec install 'torch'",
+        ),
+        (
+            "uv-receipt.toml",
+            "uv pip uninstall --python {prefix} -y torch && uv pip install --python {prefix} 'torch'",
+        ),
+    ],
+)
+def test_remedies_install_into_the_environment_of_offspec(
+    file: str | None, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip` on PATH is another one where pipx or uv made the environment."""
+    if file is not None:
+        (tmp_path / file).touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    text = "pip uninstall -y torch && pip install 'torch'"
+    assert told(RequestError(text)) == shown.format(prefix=tmp_path)
 
 
 def test_no_message_below_the_interface_names_an_option() -> None:

@@ -12,7 +12,9 @@ from offspec.core.files import new_file, reading
 def check_installed() -> None:
     """Raises RequestError where no Parquet file could be written."""
     if find_spec("pyarrow") is None:
-        raise RequestError("pyarrow is not installed; run: pip install 'offspec[ray]', or name a .jsonl file")
+        raise RequestError(
+            "pyarrow is not installed; in the folder of offspec's source run: pip install '.[ray]'; or name a .jsonl file"
+        )
 
 
 def write_parquet(results: Path, out: Path) -> None:

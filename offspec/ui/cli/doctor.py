@@ -16,6 +16,7 @@ from offspec.ui.cli import options as opt
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Output, open_live
 from offspec.ui.cli.tables import plain, wrapped
+from offspec.ui.told import with_installer
 
 if TYPE_CHECKING:
     from offspec.engine.doctor.finding import Finding, State
@@ -142,7 +143,7 @@ def _line(console: Console, finding: "Finding") -> str:
     left = " " * (_LEFT if room >= _NARROWEST else 0)
     lines = [head, *(plain(left + line) for line in found)]
     if finding.remedy:
-        lines.append(plain(f"{left}-> {finding.remedy}", "bold"))
+        lines.append(plain(f"{left}-> {with_installer(finding.remedy)}", "bold"))
     with console.capture() as captured:
         console.print(*lines, sep="\n", soft_wrap=True)
     return captured.get()

@@ -109,7 +109,9 @@ def serve(
 def check_installed() -> None:
     """Raises RequestError where a library of the server is missing."""
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise RequestError(f"{missing[0]} is not installed; run: pip install 'offspec[serve]'")
+        raise RequestError(
+            f"{missing[0]} is not installed; in the folder of offspec's source run: pip install '.[serve]'"
+        )
 
 
 def own_name(model: str) -> str:

@@ -166,4 +166,4 @@ def test_ray_is_missing(offspec: Program, load: ScriptedLoad, requests: Path) ->
     """It is said before anything is loaded; the model may be where this machine is not."""
     out = requests.with_name("out.jsonl")
     result = offspec("batch", str(requests), str(out), "/elsewhere/model", "--ray", "auto")
-    assert result.exit_code == 2 and "run: pip install 'offspec[ray]'" in error_line(result)
+    assert result.exit_code == 2 and "run: pip install '.[ray]'" in error_line(result)

@@ -121,7 +121,7 @@ def test_a_missing_extra(offspec: Callable[..., Result], monkeypatch: pytest.Mon
 
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     result = offspec("serve", "demo")
-    assert result.exit_code == 2 and "pip install 'offspec[serve]'" in error_line(result)
+    assert result.exit_code == 2 and "pip install '.[serve]'" in error_line(result)
 
 
 @pytest.mark.parametrize(
