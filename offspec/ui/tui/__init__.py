@@ -19,9 +19,9 @@ _AT_MOST = 10.0
 def run(setup: "Setup", opener: "Opener", archive: "Archive | None" = None) -> int:
     """Chat until the user leaves. The exit code; raises OffspecError where the model cannot be loaded."""
     from offspec.ui.tui.app import ChatApp
-    from offspec.ui.tui.typed_text import keep_wrong_bytes
+    from offspec.ui.tui.typed_text import keep_all_text
 
-    keep_wrong_bytes()
+    keep_all_text()
     app = ChatApp(setup, opener, archive)
     terminal.changed(terminal.SCREEN)
     with interrupt.instead(app.interrupt):
