@@ -4,6 +4,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from offspec.core.files import remove_unfinished
 from offspec.ui import interrupt, terminal
 from offspec.ui.printable import printable
 
@@ -48,6 +49,7 @@ def leave(app: "ChatApp") -> int:
         print(printable(line), file=sys.stderr)
     code = app.return_code or 0
     if not closed:
+        remove_unfinished()
         sys.stderr.flush()
         os._exit(code)
     if app.failure is not None:
