@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from offspec import __version__
-from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.config import NONE, EngineConfig, SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, Finished, LoadProgress, PassStats, TextDelta
 from offspec.engine.engine import Engine
@@ -30,6 +30,7 @@ TOKENS, TOKENS_ALONE = 64, 8  # of each answer, and of each without speculation
 _VERSION = 1
 _PROMPT_TOKENS = 512  # of the prompt that is timed
 _STAGE = "Benchmarking"
+_SAME = ("model is", "format is", "KV cache is", "temperature is")  # where these differ, tokens may
 _CLOSE = 0.15  # relative difference of two speeds that still agree
 
 _Speed = Annotated[float, msgspec.Meta(ge=0)]
@@ -121,6 +122,11 @@ class Benchmark:
     seed: int | None
     answers: tuple[tuple[int, ...], ...]
     version: int = _VERSION
+
+    @property
+    def speculates(self) -> bool:
+        """Whether there was a draft."""
+        return self.settings.get("draft") != NONE
 
     @property
     def prompt_tok_per_s(self) -> float:
@@ -270,7 +276,9 @@ def _settings(engine: Engine, config: EngineConfig, params: SamplingParams) -> d
         "format": f"{config.quantize or 'as stored'}, computed in {config.dtype}",
         "KV cache": "int8" if config.kv_cache == "int8" else config.dtype,
         "draft": engine.draft,
-        "tree": f"up to {engine.budget} nodes, {engine.width} expanded per step",
+        "tree": "none"
+        if engine.draft == NONE
+        else f"up to {engine.budget} nodes, {engine.width} expanded per step",
         "layers": ", ".join(layers),
         "limits": ", ".join(f"{name} {format_bytes(size)}" for name, size in limits.items() if size)
         or "none",
@@ -285,11 +293,14 @@ def disagreements(before: Benchmark, now: Benchmark) -> list[str]:
         before: The earlier run.
         now: The later one.
     """
-    found = [
+    other = [
         f"{name} is {now.settings.get(name)}, and was {value}"
         for name, value in before.settings.items()
-        if name in ("model", "format", "KV cache", "temperature") and now.settings.get(name) != value
+        if now.settings.get(name) != value
     ]
+    found = [line for line in other if line.startswith(_SAME)]
+    if now.seed != before.seed and now.settings.get("temperature") != "0":
+        found.append(f"seed is {now.seed}, and was {before.seed}")
     for number, (earlier, later) in enumerate(zip(before.answers, now.answers, strict=False), 1):
         both = min(len(earlier), len(later))
         if earlier[:both] != later[:both]:
@@ -300,4 +311,6 @@ def disagreements(before: Benchmark, now: Benchmark) -> list[str]:
         label = "with speculation" if name == "drafted" else "without speculation"
         if min(speeds) and abs(speeds[1] / speeds[0] - 1) > _CLOSE:
             found.append(f"{label} {speeds[1]:.3g} tokens per second, and {speeds[0]:.3g} before")
-    return found
+        elif not min(speeds):
+            found.append(f"{label} one of them has no speed; allow more time with --seconds")
+    return [*found, *(line for line in other if line not in found)] if found else []

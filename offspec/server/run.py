@@ -13,6 +13,7 @@ import uvicorn
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
+from offspec.core.files import remove_unfinished
 from offspec.server.app import make_app
 from offspec.server.batch.answering import LONGEST
 from offspec.server.batch.jobs import BatchJobs
@@ -80,6 +81,7 @@ def serve(load: Loader, settings: Settings) -> None:
     if not server.service.join(_CLOSING_S if server.service.loaded else _LOADING_S):
         # Nothing can break off what it does; an interpreter that ends beside it might crash.
         logging.shutdown()
+        remove_unfinished()
         os._exit(128 + (server.signal or 0))
     if server.service.error is not None:
         raise server.service.error

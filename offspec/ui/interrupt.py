@@ -55,11 +55,17 @@ _state = _State()
 
 
 def listen() -> None:
-    """Take Ctrl-C over, unless it is ignored, as behind nohup. Outside of `command` it ends the process."""
+    """Take Ctrl-C over, unless it is ignored, as behind nohup. Outside of `command` it ends the process.
+
+    The signals that end a process remove its unfinished files first.
+    """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGALRM, _strike)
         signal.signal(signal.SIGINT, _strike)
         sys.unraisablehook = _unraisable
+    for signum in (signal.SIGTERM, signal.SIGHUP):  # a terminal that is closed sends the second
+        if signal.getsignal(signum) is signal.SIG_DFL:
+            signal.signal(signum, _end)
 
 
 @contextmanager
@@ -129,6 +135,14 @@ def _strike(signum: int, frame: FrameType | None) -> None:
         leave()
     else:
         signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
+
+
+def _end(signum: int, frame: FrameType | None) -> None:
+    """End as the signal would, without unfinished files."""
+    remove_unfinished()
+    terminal.give_back()
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
 
 
 def _act() -> None:

@@ -1,5 +1,6 @@
 """Ctrl-C at moments that cannot bear an exception, and twice. Each in a process of its own."""
 
+import signal
 import subprocess
 import sys
 import textwrap
@@ -65,6 +66,24 @@ def test_where_a_library_goes_on_the_process_ends_and_leaves_nothing(tmp_path: P
     )
     assert (done.returncode, done.stdout, done.stderr) == (CODE, "", "stopped\n")
     assert not file.exists()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_the_process_leaves_nothing_unfinished(
+    sent: signal.Signals, tmp_path: Path
+) -> None:
+    folder = tmp_path / "half"
+    done = run(
+        f"""
+        with interrupt.command(), unfinished(Path({str(folder)!r})):
+            Path({str(folder)!r}).mkdir()
+            Path({str(folder)!r}, "weights").write_text("half")
+            os.kill(os.getpid(), {int(sent)})
+            time.sleep(10)
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-sent, "", "")
+    assert not folder.exists()
 
 
 def test_a_second_strike_does_not_disturb_what_cleans_up() -> None:

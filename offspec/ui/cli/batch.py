@@ -99,6 +99,9 @@ class BatchOptions(opt.SharedOptions):
     ] = ""
 
 
+_USAGE = "offspec batch IN.jsonl OUT.jsonl MODEL"
+
+
 @opt.takes_options
 def batch(
     requests: Input,
@@ -119,6 +122,8 @@ def batch(
     check_installed()
     from offspec.server.batch.lines import read_lines
 
+    if Path(options.model).suffix in (".jsonl", ".parquet"):
+        raise RequestError(f"{options.model} is not a model, which comes last: {_USAGE}")
     lines = list(read_lines(requests))
     wrong = [line for line in lines if line.fault is not None]
     if validate or len(wrong) == len(lines):
@@ -127,7 +132,7 @@ def batch(
         Output().write(f"{len(lines)} requests can be asked\n")
         return
     if results is None or not options.model:
-        raise RequestError("name a file for the results and a model: offspec batch IN.jsonl OUT.jsonl MODEL")
+        raise RequestError(f"name a file for the results and a model: {_USAGE}")
     if results.resolve() == requests.resolve():
         raise RequestError(f"{results} has the requests: name another file for the results")
     sequences = options.sequences or AUTO

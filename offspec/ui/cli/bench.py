@@ -20,7 +20,7 @@ from offspec.ui.cli.tables import PageLayout, facts, heading, page
 from offspec_planners.units import format_number
 
 if TYPE_CHECKING:
-    from offspec.engine.benchmark import Benchmark
+    from offspec.engine.benchmark import Benchmark, Generation
 
 EPILOG = """[bold]Examples[/]
 
@@ -118,20 +118,17 @@ def _earlier(file: Path) -> "Benchmark":
 
 def _rows(found: "Benchmark") -> Iterator[tuple[str, str, str]]:
     """Name, figure and remark of each speed."""
-    drafted, alone, predicted = found.drafted, found.alone, found.predicted
+    predicted = found.predicted
     yield "prompt", f"{format_number(found.prompt_tok_per_s)} tok/s", f"{found.prompt_tokens} tokens"
-    paused = f", drafting paused in {drafted.paused_passes}" if drafted.paused_passes else ""
-    yield (
-        "with speculation",
-        f"{format_number(drafted.tok_per_s)} tok/s",
-        f"{drafted.tokens} tokens in {drafted.passes} passes, "
-        f"{format_number(drafted.tokens_per_pass)} tokens per pass{paused}",
-    )
-    yield "without", f"{format_number(alone.tok_per_s)} tok/s", f"{alone.tokens} tokens, one per pass"
-    same = "same tokens" if found.same else "DIFFERENT TOKENS, which is a bug"
-    yield "gain", f"{format_number(found.speedup)} times", same
+    if found.speculates:
+        yield "with speculation", *_speed(found.drafted)
+        yield "without", *_speed(found.alone)
+        gain = f"{format_number(found.speedup)} times" if found.speedup else "unknown"
+        yield "gain", gain, "same tokens" if found.same else "DIFFERENT TOKENS, which is a bug"
+    else:
+        yield "generation", *_speed(found.drafted)
     if found.link:
-        rate = f"of {found.link_rate / 1e9:.2f} GB/s, with speculation"
+        rate = f"of {found.link_rate / 1e9:.2f} GB/s" + ", with speculation" * found.speculates
         yield f"{found.link} bandwidth used", f"{found.link_share:.0%}", rate
     else:
         yield "weights", "in memory", "nothing streams"
@@ -142,6 +139,18 @@ def _rows(found: "Benchmark") -> Iterator[tuple[str, str, str]]:
             f"{format_number(predicted.tokens_per_pass)} tokens per pass; "
             f"{format_number(predicted.tok_per_s_alone)} tok/s without speculation",
         )
+
+
+def _speed(found: "Generation") -> tuple[str, str]:
+    """Tokens per second, and what they are from."""
+    if not found.tok_per_s:
+        return "unknown", "the time was over before; allow more with --seconds"
+    passes = "1 pass" if found.passes == 1 else f"{found.passes} passes"
+    paused = f", drafting paused in {found.paused_passes}" if found.paused_passes else ""
+    return (
+        f"{format_number(found.tok_per_s)} tok/s",
+        f"{found.tokens} tokens in {passes}, {format_number(found.tokens_per_pass)} tokens per pass{paused}",
+    )
 
 
 def _sections(found: "Benchmark", layout: PageLayout) -> Iterator[ConsoleRenderable]:

@@ -98,6 +98,7 @@ class _LineMode:
                     typed = self._input.read(begun)
                 if typed is None:
                     break
+                self._discarded_at = -math.inf  # the user goes on
                 if not typed.text.strip():
                     continue
                 if typed.is_command:

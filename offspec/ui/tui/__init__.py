@@ -4,6 +4,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from offspec.core.files import remove_unfinished
 from offspec.ui import interrupt, terminal
 from offspec.ui.printable import printable
 
@@ -19,9 +20,9 @@ _AT_MOST = 10.0
 def run(setup: "Setup", opener: "Opener", archive: "Archive | None" = None) -> int:
     """Chat until the user leaves. The exit code; raises OffspecError where the model cannot be loaded."""
     from offspec.ui.tui.app import ChatApp
-    from offspec.ui.tui.typed_text import keep_wrong_bytes
+    from offspec.ui.tui.typed_text import keep_all_text
 
-    keep_wrong_bytes()
+    keep_all_text()
     app = ChatApp(setup, opener, archive)
     terminal.changed(terminal.SCREEN)
     with interrupt.instead(app.interrupt):
@@ -48,6 +49,7 @@ def leave(app: "ChatApp") -> int:
         print(printable(line), file=sys.stderr)
     code = app.return_code or 0
     if not closed:
+        remove_unfinished()
         sys.stderr.flush()
         os._exit(code)
     if app.failure is not None:

@@ -19,6 +19,7 @@ from offspec.chat.archive import Archive
 from offspec.core.config import EngineConfig
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, Finished, LoadProgress, Notice, PassStats, Prefill, Result, TextDelta
+from offspec.core.files import remove_unfinished
 from offspec.ui import terminal
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.setup import Opener, Setup
@@ -154,6 +155,7 @@ def end_on_hangup(engine: EngineThread) -> None:
 
     def end() -> None:
         engine.close(_HANGUP)
+        remove_unfinished()
         terminal.give_back()  # it may live: another program can send this signal
         os._exit(128 + signal.SIGHUP)
 

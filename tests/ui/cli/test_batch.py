@@ -90,6 +90,7 @@ def test_lines_of_which_none_is_answered(offspec: Program, load: ScriptedLoad, r
     ("given", "expected"),
     [
         (("nowhere.jsonl", "--validate"), "cannot read nowhere.jsonl: No such file or directory"),
+        (("demo", "{in}", "out.jsonl"), "out.jsonl is not a model, which comes last: offspec batch IN.jsonl"),
         (("{in}",), "name a file for the results and a model"),
         (("{in}", "{in}", "demo"), "has the requests"),
         (("{in}", "/nowhere/out", "demo"), "cannot write to /nowhere/out"),

@@ -1,6 +1,7 @@
 """`offspec bench`: real answers of a tiny model, as a table, Markdown and JSON; and an earlier run."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,22 @@ def test_a_run_agrees_with_itself(run: Call, tmp_path: Path, monkeypatch: pytest
     assert (
         other.exit_code == 1 and "does not agree" in error_line(other) and "temperature is 1" in other.stderr
     )
+
+
+def test_without_a_draft_there_is_one_speed_and_no_gain(run: Call) -> None:
+    result = run("--draft", "none")
+    assert result.exit_code == 0, result.output
+    lines = {line[:24].strip(): line[24:].strip() for line in result.stdout.splitlines()}
+    assert "1.00 tokens" in lines["generation"] and lines["tree"] == "none"
+    assert "gain" not in lines and "speculation" not in result.stdout
+
+
+def test_a_speed_that_was_not_measured_is_no_zero(run: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "TOKENS_ALONE", 1)  # the first pass is not timed
+    result = run()
+    assert result.exit_code == 0, result.output
+    assert re.search(r"without +unknown +the time was over", result.stdout)
+    assert re.search(r"gain +unknown", result.stdout)
 
 
 def test_markdown(run: Call) -> None:
@@ -133,4 +150,23 @@ def test_what_two_runs_disagree_on() -> None:
     assert tokens == "answer 1 has other tokens from token 2 on"
     (speed,) = disagreements(_run(), _run(drafted=Generation(80, 10, 16.0)))
     assert speed == "with speculation 5 tokens per second, and 8 before"
-    assert disagreements(_run(), _run(settings={"model": "b"})) == ["model is b, and was a"]
+    other_model = disagreements(_run(), _run(settings={"model": "b", "layers": "5 resident"}))
+    assert other_model == ["model is b, and was a"]
+
+
+def test_what_explains_a_disagreement_is_listed_after_it() -> None:
+    streams = {"model": "a", "layers": "5 on disk"}
+    speed, layers = disagreements(_run(), _run(drafted=Generation(80, 10, 16.0), settings=streams))
+    assert (
+        speed.startswith("with speculation 5 tokens") and layers == "layers is 5 on disk, and was 5 resident"
+    )
+    sampled = {"model": "a", "temperature": "0.7"}
+    seed, tokens = disagreements(_run(settings=sampled), _run(settings=sampled, seed=2, answers=((7,),)))
+    assert seed == "seed is 2, and was 1" and tokens == "answer 1 has other tokens from token 1 on"
+    cold = _run(settings=sampled | {"temperature": "0"})
+    assert disagreements(cold, _run(settings=cold.settings, seed=2)) == []
+
+
+def test_nothing_to_compare_is_no_agreement() -> None:
+    (unknown,) = disagreements(_run(), _run(alone=Generation()))
+    assert unknown == "without speculation one of them has no speed; allow more time with --seconds"

@@ -391,6 +391,24 @@ def test_ctrl_c_stops_and_two_at_the_prompt_leave(
     assert offspec.questions() == ["Why?", "And?"]
 
 
+def test_a_question_between_two_ctrl_c_keeps_the_chat_open(
+    offspec: Program, open_terminal: Callable[..., Terminal]
+) -> None:
+    terminal = open_terminal("--plain")
+    for line in ("not this one", "nor this one"):
+        terminal.wait_for("> ")
+        terminal.type(line)
+        terminal.wait_for(line)
+        until(lambda: _sleeps(terminal.program.pid))
+        terminal.program.send_signal(signal.SIGINT)
+        terminal.wait_for("Ctrl-C again to leave")
+        terminal.answer_prompt("Why?\n")
+        terminal.wait_for(re.escape(ANSWER))
+    terminal.answer_prompt("\x04")
+    assert terminal.leave() == 0
+    assert offspec.questions() == ["Why?", "Why?"]
+
+
 def test_a_page_keeps_the_line_breaks_of_an_answer(open_terminal: Callable[..., Terminal]) -> None:
     script = {"answers": ["A frog\njumps in", "Splash!"]}
     terminal = open_terminal("--plain", "--temperature", "0.5", script=script)

@@ -12,6 +12,7 @@ from textual.widgets import Input
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation
 from offspec.ui.tui.app import ChatApp
+from offspec.ui.tui.typed_text import TerminalDecoder
 from tests.support.tmux import HAS_TMUX, Tmux
 from tests.ui.cli.program import DRIVER, ROOT
 from tests.ui.tui.stage import PlannedEngine, loaded, plays, said, send, type_as_terminal, until
@@ -75,6 +76,31 @@ def test_keys_act_in_the_order_in_which_they_came(typed: str, text: str, tmp_pat
         assert app.composer.text == text
 
     scene(tmp_path=tmp_path)
+
+
+PASTED = "\x1b[31mred\rand \x1b[0m\tplain \x1b"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 100])
+def test_an_escape_within_a_paste_is_no_key(size: int) -> None:
+    typed = f"\x1b[Da\x1b\x1b[200~{PASTED}\x1b[201~\x1b[C\x1b[200~b\x1b[201~é\x1b".encode()
+    decoder = TerminalDecoder()
+    text = "".join(decoder.decode(typed[at : at + size]) for at in range(0, len(typed), size))
+    shown = PASTED.replace("\x1b", "\ufffd")
+    assert text == f"\x1b[Da\x1b\x1b[200~{shown}\x1b[201~\x1b[C\x1b[200~b\x1b[201~é\x1b"
+
+
+@pytest.mark.skipif(not HAS_TMUX, reason="tmux is not installed")
+def test_text_with_an_escape_is_pasted_whole(tmp_path: Path) -> None:
+    script = json.dumps({"answers": ["Yes."]})
+    variables = {"OFFSPEC_DATA": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with Tmux([sys.executable, "-m", DRIVER, script, "chat", "demo"], variables) as terminal:
+        terminal.wait_for("Enter sends")
+        terminal.type_bytes(f"one \x1b[200~{PASTED}\x1b[201~two\r".encode())
+        terminal.wait_for("Yes.")
+        (entry,) = Archive(tmp_path / "sessions").list()
+        (question, _) = Conversation.read(entry.file).messages
+        assert question.content == "one \ufffd[31mred\nand \ufffd[0m\tplain \ufffdtwo"
 
 
 @pytest.mark.skipif(not HAS_TMUX, reason="tmux is not installed")
