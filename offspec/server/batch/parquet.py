@@ -13,8 +13,8 @@ def check_installed() -> None:
     """Raises RequestError where no Parquet file could be written."""
     if find_spec("pyarrow") is None:
         raise RequestError(
-            "pyarrow is not installed; in the folder of offspec's source run: pip install '.[ray]'; or name a "
-            ".jsonl file"
+            "pyarrow is not installed; in the folder of offspec's source run: pip install '.[ray]'; or name "
+            "a .jsonl file"
         )
 
 
