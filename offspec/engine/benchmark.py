@@ -312,5 +312,5 @@ def disagreements(before: Benchmark, now: Benchmark) -> list[str]:
         if min(speeds) and abs(speeds[1] / speeds[0] - 1) > _CLOSE:
             found.append(f"{label} {speeds[1]:.3g} tokens per second, and {speeds[0]:.3g} before")
         elif not min(speeds):
-            found.append(f"{label} one of them has no speed; allow more time with --seconds")
+            found.append(f"{label} one of them has no speed; allow more `seconds`")
     return [*found, *(line for line in other if line not in found)] if found else []

@@ -130,5 +130,5 @@ def test_an_address_where_nothing_listens() -> None:
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
 def test_ray_is_missing() -> None:
-    with pytest.raises(RequestError, match="offspec\\[ray\\]"), connected("local"):
+    with pytest.raises(RequestError, match="\\[ray\\]"), connected("local"):
         pass

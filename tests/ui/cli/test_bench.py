@@ -169,4 +169,4 @@ def test_what_explains_a_disagreement_is_listed_after_it() -> None:
 
 def test_nothing_to_compare_is_no_agreement() -> None:
     (unknown,) = disagreements(_run(), _run(alone=Generation()))
-    assert unknown == "without speculation one of them has no speed; allow more time with --seconds"
+    assert unknown == "without speculation one of them has no speed; allow more `seconds`"
