@@ -1,4 +1,4 @@
-"""What Textual loses of typed text: characters such as U+200D, and all after a wrong byte or a pasted escape.
+"""Typed text that Textual loses: characters such as U+200D, and all after a wrong byte or a pasted escape.
 
 Its widgets insert a key whose character is printable by `str.isprintable`, which no character of these kinds
 is: joiners and marks of direction (Cf), spaces but U+0020, as U+00A0 and U+3000 (Zs), private use (Co), and
