@@ -8,6 +8,7 @@ import signal
 import socket
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 
@@ -81,8 +82,7 @@ def serve(load: Loader, settings: Settings) -> None:
     if not server.service.join(_CLOSING_S if server.service.loaded else _LOADING_S):
         # Nothing can break off what it does; an interpreter that ends beside it might crash.
         logging.shutdown()
-        remove_unfinished()
-        os._exit(128 + (server.signal or 0))
+        _end_now(server.signal or 0)
     if server.service.error is not None:
         raise server.service.error
     if server.signal == signal.SIGINT:
@@ -101,6 +101,12 @@ def _listen(host: str, port: int) -> socket.socket:
         raise RequestError(
             f"cannot listen on {host}:{port}: {reason}; choose another `host` or `port`"
         ) from None
+
+
+def _end_now(signum: int) -> NoReturn:
+    """End the process as by that signal, without unfinished files."""
+    remove_unfinished()
+    os._exit(128 + signum)
 
 
 def _is_loopback(host: str) -> bool:
@@ -166,6 +172,6 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.signal is not None:  # a second one: at once
-            os._exit(128 + sig)
+            _end_now(sig)
         self.signal, self.should_exit = sig, True
         log.info("stopping: an answer under way has %g seconds; once more stops at once", self._patience)

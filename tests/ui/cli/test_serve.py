@@ -3,8 +3,11 @@
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -60,6 +63,23 @@ def test_a_second_signal_ends_it_at_once() -> None:
             program.send_signal(signal.SIGTERM)
             _, err = program.communicate(timeout=PATIENCE)
     assert program.returncode == 143 and "[engine closed]" not in err and "Traceback" not in err
+
+
+def test_a_second_signal_leaves_nothing_unfinished(tmp_path: Path) -> None:
+    """As the first does, though a model may just be written."""
+    folder = tmp_path / "half"
+    code = f"""
+from pathlib import Path
+from types import SimpleNamespace
+from offspec.core.files import unfinished
+from offspec.server.run import Server
+folder = Path({str(folder)!r})
+with unfinished(folder):
+    folder.mkdir()
+    Server.handle_exit(SimpleNamespace(signal=15), 15, None)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE).returncode == 143
+    assert not folder.exists()
 
 
 def test_a_signal_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
