@@ -1,4 +1,4 @@
-"""Write the sizes of well-known models, for `offspec plan list`, from its configuration and the cost model.
+"""Write the sizes of well-known models, for `offspec plan list`, from configurations and the cost model.
 
 python docs/make_sizes.py    takes some minutes; needs neither the models nor the machines
 """

@@ -103,3 +103,10 @@ class StreamError(OffspecError):
 
 class ClosedError(OffspecError):
     """The engine was closed and cannot be used any more."""
+
+
+def missing_package(name: str, extra: str) -> RequestError:
+    """The error for a package that is not installed, and the extra of offspec that has it."""
+    return RequestError(
+        f"{name} is not installed; in the folder of offspec's source run: pip install '.[{extra}]'"
+    )

@@ -30,7 +30,7 @@ TOKENS, TOKENS_ALONE = 64, 8  # of each answer, and of each without speculation
 _VERSION = 1
 _PROMPT_TOKENS = 512  # of the prompt that is timed
 _STAGE = "Benchmarking"
-_SAME = ("model is", "format is", "KV cache is", "temperature is")  # where these differ, tokens may
+_SAME = ("model", "format", "KV cache", "temperature")  # settings without which tokens may differ
 _CLOSE = 0.15  # relative difference of two speeds that still agree
 
 _Speed = Annotated[float, msgspec.Meta(ge=0)]
@@ -293,12 +293,12 @@ def disagreements(before: Benchmark, now: Benchmark) -> list[str]:
         before: The earlier run.
         now: The later one.
     """
-    other = [
-        f"{name} is {now.settings.get(name)}, and was {value}"
+    changed = {
+        name: f"{name} is {now.settings.get(name)}, and was {value}"
         for name, value in before.settings.items()
         if now.settings.get(name) != value
-    ]
-    found = [line for line in other if line.startswith(_SAME)]
+    }
+    found = [line for name, line in changed.items() if name in _SAME]
     if now.seed != before.seed and now.settings.get("temperature") != "0":
         found.append(f"seed is {now.seed}, and was {before.seed}")
     for number, (earlier, later) in enumerate(zip(before.answers, now.answers, strict=False), 1):
@@ -309,8 +309,8 @@ def disagreements(before: Benchmark, now: Benchmark) -> list[str]:
     for name in ("drafted", "alone"):
         speeds: list[float] = [getattr(run, name).tok_per_s for run in (before, now)]
         label = "with speculation" if name == "drafted" else "without speculation"
-        if min(speeds) and abs(speeds[1] / speeds[0] - 1) > _CLOSE:
-            found.append(f"{label} {speeds[1]:.3g} tokens per second, and {speeds[0]:.3g} before")
-        elif not min(speeds):
+        if not min(speeds):
             found.append(f"{label} one of them has no speed; allow more `seconds`")
-    return [*found, *(line for line in other if line not in found)] if found else []
+        elif abs(speeds[1] / speeds[0] - 1) > _CLOSE:
+            found.append(f"{label} {speeds[1]:.3g} tokens per second, and {speeds[0]:.3g} before")
+    return [*found, *(line for name, line in changed.items() if name not in _SAME)] if found else []

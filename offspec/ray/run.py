@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from offspec.core.config import EngineConfig, SamplingParams
-from offspec.core.errors import ClosedError, OffspecError, RequestError
+from offspec.core.errors import ClosedError, OffspecError, RequestError, missing_package
 from offspec.core.events import Event, LoadProgress, Notice
 from offspec.ray.answerer import Answerer, loader
 from offspec.ray.predict import on_cluster
@@ -164,9 +164,7 @@ def connected(address: str) -> Iterator[None]:
     try:
         import ray
     except ImportError as error:
-        raise RequestError(
-            f"{error.name} is not installed; in the folder of offspec's source run: pip install '.[ray]'"
-        ) from None
+        raise missing_package(error.name or "ray", "ray") from None
     _check_address(address)
     new: dict[str, Any] = {}
     if address == "local":

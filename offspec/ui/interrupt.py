@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from offspec.core.files import remove_unfinished
 from offspec.ui import terminal
@@ -113,10 +113,24 @@ def was_said() -> None:
 
 
 def leave() -> None:
-    """End the process now."""
-    remove_unfinished()
-    terminal.give_back("" if _state.said or not _state.active else "stopped\n")
-    os._exit(CODE)
+    """End the process now, after Ctrl-C."""
+    end_now(CODE, "" if _state.said or not _state.active else "stopped\n")
+
+
+def end_now(code: int, text: str = "") -> NoReturn:
+    """End the process without unfinished files, and with the terminal as it was.
+
+    Args:
+        code: Exit code.
+        text: Written to stderr.
+    """
+    _clean_up(text)
+    os._exit(code)
+
+
+def _clean_up(text: str = "") -> None:
+    remove_unfinished()  # first: with the terminal gone, writing to it may never return
+    terminal.give_back(text)
 
 
 def _strike(signum: int, frame: FrameType | None) -> None:
@@ -139,8 +153,7 @@ def _strike(signum: int, frame: FrameType | None) -> None:
 
 def _end(signum: int, frame: FrameType | None) -> None:
     """End as the signal would, without unfinished files."""
-    remove_unfinished()
-    terminal.give_back()
+    _clean_up()
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
 

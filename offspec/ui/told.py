@@ -42,9 +42,7 @@ def told(about: BaseException | Notice) -> str:
 
 def with_installer(text: str) -> str:
     """The same text with pip's commands as this environment has them: pipx and uv install with their own."""
-    prefix = Path(sys.prefix)
-    command = next((to for file, to in _INSTALLERS.items() if (prefix / file).is_file()), "pip {}")
-    return _PIP.sub(lambda found: command.format(found[1], prefix=prefix), text)
+    return _PIP.sub(_installer, text)
 
 
 def with_options(text: str) -> str:
@@ -55,6 +53,12 @@ def with_options(text: str) -> str:
 def option_first(text: str) -> str:
     """The same text, where it begins with a parameter of the answer, with its option."""
     return _PARAMETER.sub(lambda found: "--" + found[1].replace("_", "-"), text)
+
+
+def _installer(command: re.Match[str]) -> str:
+    prefix = Path(sys.prefix)
+    form = next((form for file, form in _INSTALLERS.items() if (prefix / file).is_file()), "pip {}")
+    return form.format(command[1], prefix=prefix)
 
 
 def _option(setting: re.Match[str]) -> str:

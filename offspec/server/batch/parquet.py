@@ -5,17 +5,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from offspec.core.errors import RequestError
+from offspec.core.errors import RequestError, missing_package
 from offspec.core.files import new_file, reading
 
 
 def check_installed() -> None:
     """Raises RequestError where no Parquet file could be written."""
     if find_spec("pyarrow") is None:
-        raise RequestError(
-            "pyarrow is not installed; in the folder of offspec's source run: pip install '.[ray]'; or name "
-            "a .jsonl file"
-        )
+        raise RequestError(f"{missing_package('pyarrow', 'ray')}; or name a .jsonl file")
 
 
 def write_parquet(results: Path, out: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from offspec.core.config import AUTO
-from offspec.core.errors import RequestError
+from offspec.core.errors import RequestError, missing_package
 from offspec.ui.cli import checks
 from offspec.ui.cli import options as opt
 from offspec.ui.told import with_options
@@ -109,9 +109,7 @@ def serve(
 def check_installed() -> None:
     """Raises RequestError where a library of the server is missing."""
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise RequestError(
-            f"{missing[0]} is not installed; in the folder of offspec's source run: pip install '.[serve]'"
-        )
+        raise missing_package(missing[0], "serve")
 
 
 def own_name(model: str) -> str:

@@ -1,10 +1,8 @@
 """The terminal UI of a chat, in Textual. It knows no tensor, and importing it does not wait for torch."""
 
-import os
 import sys
 from typing import TYPE_CHECKING
 
-from offspec.core.files import remove_unfinished
 from offspec.ui import interrupt, terminal
 from offspec.ui.printable import printable
 
@@ -49,9 +47,7 @@ def leave(app: "ChatApp") -> int:
         print(printable(line), file=sys.stderr)
     code = app.return_code or 0
     if not closed:
-        remove_unfinished()
-        sys.stderr.flush()
-        os._exit(code)
+        interrupt.end_now(code)
     if app.failure is not None:
         raise app.failure
     return code

@@ -4,7 +4,6 @@ The model is opened, asked and closed in this one thread. Nothing here waits for
 in a queue, and a slow terminal finds several of them there at once.
 """
 
-import os
 import queue
 import signal
 import threading
@@ -19,8 +18,7 @@ from offspec.chat.archive import Archive
 from offspec.core.config import EngineConfig
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, Finished, LoadProgress, Notice, PassStats, Prefill, Result, TextDelta
-from offspec.core.files import remove_unfinished
-from offspec.ui import terminal
+from offspec.ui import interrupt
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.told import told
@@ -155,9 +153,7 @@ def end_on_hangup(engine: EngineThread) -> None:
 
     def end() -> None:
         engine.close(_HANGUP)
-        remove_unfinished()
-        terminal.give_back()  # it may live: another program can send this signal
-        os._exit(128 + signal.SIGHUP)
+        interrupt.end_now(128 + signal.SIGHUP)  # the terminal may live: another program can send this signal
 
     def hangup(signum: int, frame: object) -> None:
         threading.Thread(target=end, name="offspec-hangup", daemon=True).start()

@@ -90,26 +90,26 @@ def test_an_escape_within_a_paste_is_no_key(size: int) -> None:
     assert text == f"\x1b[Da\x1b\x1b[200~{shown}\x1b[201~\x1b[C\x1b[200~b\x1b[201~é\x1b"
 
 
-@pytest.mark.skipif(not HAS_TMUX, reason="tmux is not installed")
-def test_text_with_an_escape_is_pasted_whole(tmp_path: Path) -> None:
+def question_after(typed: bytes, tmp_path: Path) -> str:
+    """The question in the session file after these bytes came from a terminal."""
     script = json.dumps({"answers": ["Yes."]})
     variables = {"OFFSPEC_DATA": str(tmp_path), "PYTHONPATH": str(ROOT)}
     with Tmux([sys.executable, "-m", DRIVER, script, "chat", "demo"], variables) as terminal:
         terminal.wait_for("Enter sends")
-        terminal.type_bytes(f"one \x1b[200~{PASTED}\x1b[201~two\r".encode())
+        terminal.type_bytes(typed)
         terminal.wait_for("Yes.")
         (entry,) = Archive(tmp_path / "sessions").list()
-        (question, _) = Conversation.read(entry.file).messages
-        assert question.content == "one \ufffd[31mred\nand \ufffd[0m\tplain \ufffdtwo"
+        question, _ = Conversation.read(entry.file).messages
+        return question.content
+
+
+@pytest.mark.skipif(not HAS_TMUX, reason="tmux is not installed")
+def test_text_with_an_escape_is_pasted_whole(tmp_path: Path) -> None:
+    typed = f"one \x1b[200~{PASTED}\x1b[201~two\r".encode()
+    assert question_after(typed, tmp_path) == "one \ufffd[31mred\nand \ufffd[0m\tplain \ufffdtwo"
 
 
 @pytest.mark.skipif(not HAS_TMUX, reason="tmux is not installed")
 def test_a_byte_that_is_not_text_does_not_end_the_chat(tmp_path: Path) -> None:
-    script = json.dumps({"answers": ["Yes."]})
-    variables = {"OFFSPEC_DATA": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    with Tmux([sys.executable, "-m", DRIVER, script, "chat", "demo"], variables) as terminal:
-        terminal.wait_for("Enter sends")
-        terminal.type_bytes(b"caf\xe9? " + PERSIAN.encode() + b"\r")
-        terminal.wait_for("Yes.")
-        (entry,) = Archive(tmp_path / "sessions").list()
-        assert Conversation.read(entry.file).messages[0].content == f"caf\ufffd? {PERSIAN}"
+    typed = b"caf\xe9? " + PERSIAN.encode() + b"\r"
+    assert question_after(typed, tmp_path) == f"caf\ufffd? {PERSIAN}"
