@@ -10,6 +10,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -70,7 +71,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> list[str]:
-    return [f"left out: tests/{place}, without {', '.join(missing)}" for place, missing in _LACKS.items()]
+    first = not any(Path(__file__).parents[1].joinpath("kernels").rglob("*.nbi"))
+    told = ["the first run compiles loops for this processor, which takes a minute or two"] if first else []
+    return [
+        *told,
+        *(f"left out: tests/{place}, without {', '.join(names)}" for place, names in _LACKS.items()),
+    ]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -147,7 +153,7 @@ def auto_chooses(monkeypatch: pytest.MonkeyPatch, auto_is_cpu: Callable[[], obje
 
 @pytest.fixture
 def drafters_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafters never rest, nor do slow steps end trees: for a test that counts trees, passes or drafters' steps.
+    """Drafters never rest, nor do slow steps end trees: for tests that count trees, passes or draft steps.
 
     Which of them there are goes by clocks; tokens do not depend on them.
     """

@@ -11,7 +11,7 @@ _QUIET_S = 2.0
 
 @contextmanager
 def tell_of_compiling(notify: Callable[[LoadProgress | Notice], None]) -> Iterator[None]:
-    """Notify when numba starts to compile, and in the end how long that took. Nothing is said of code that is kept.
+    """Notify when numba starts to compile, and then how long that took; of code that is kept nothing is said.
 
     Args:
         notify: Takes LoadProgress and Notice events.
