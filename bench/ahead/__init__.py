@@ -1,1 +1,0 @@
-"""Drafting while the target loads, off and on in turns."""

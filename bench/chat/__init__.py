@@ -1,1 +1,0 @@
-"""Delays and costs of the chat's terminal interface."""

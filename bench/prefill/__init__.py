@@ -1,1 +1,0 @@
-"""Seconds from a long prompt to its first token."""

@@ -1,1 +1,0 @@
-"""A model in NF4 beside the same in bfloat16."""

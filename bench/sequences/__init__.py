@@ -1,1 +1,0 @@
-"""Many answers from one trip of the weights."""

@@ -1,1 +1,0 @@
-"""Experts by need, on an upcycled model."""
