@@ -30,9 +30,9 @@ from bench.gpu_day.machine import output
 from bench.gpu_day.steps import STEPS
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command
+from bench.lib.process import ROOT
 from bench.lib.report import Report, environment
 
-ROOT = Path(__file__).parents[2]
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")  # a record does not name folders of a machine
 _LEAST_SECONDS = 8  # a step with less time left than this is not begun
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.gpu_day.day import Day
 from bench.gpu_day.watch import Compiled, Stages
+from bench.lib.worker import answer
 
 PROMPTS = (
     "Explain in a few sentences why the sky is blue.",
@@ -54,15 +55,9 @@ def ask(
 ) -> dict[str, Any]:
     """One answer: its ids, speed, bytes, and passes. check: decode it again without speculation."""
     import offspec
-    from offspec.core.events import Finished, PassStats
 
-    passes = list[dict[str, Any]]()
     params = offspec.SamplingParams(max_tokens=tokens, temperature=temperature, seed=1, ignore_eos=True)
-    for event in engine.stream(prompt, params, check=check):
-        if isinstance(event, PassStats):
-            passes.append(asdict(event))
-        elif isinstance(event, Finished):
-            result = event.result
+    result, passes = answer(engine, prompt, params, check=check)
     return {
         "ids": list(result.token_ids),
         "text": result.text[:200],
@@ -92,16 +87,14 @@ def steady(passes: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def short(found: dict[str, Any]) -> str:
     """Speeds of all cases."""
-    return "; ".join(
-        f"{name}: "
-        + (
-            ", ".join(f"{each['steady_tok_per_s']:.1f}" for each in row["answers"])
-            if "answers" in row
-            else "failed"
-        )
-        for name, row in found.items()
-        if isinstance(row, dict) and ("answers" in row or "error" in row)
-    )
+    told = []
+    for name, row in found.items():
+        if isinstance(row, dict) and "answers" in row:
+            speeds = ", ".join(f"{each['steady_tok_per_s']:.1f}" for each in row["answers"])
+            told.append(f"{name}: {speeds}")
+        elif isinstance(row, dict) and "error" in row:
+            told.append(f"{name}: failed")
+    return "; ".join(told)
 
 
 def tried(day: Day, name: str, row: dict[str, Any], error: Exception) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.lib.cgroup import BenchError
 from bench.lib.command import printed
-from bench.lib.process import ROOT
+from bench.lib.process import ROOT, pip
 from offspec.core.config import format_bytes
 
 LIMIT = 64 << 20  # bytes of a call, tracked files included
@@ -59,9 +59,7 @@ def fill(folder: Path, python: str) -> str:
 
 
 def _download(to: Path, *words: str) -> None:
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--disable-pip-version-check"]
-    if subprocess.run([*pip, "-d", str(to), *words]).returncode:
-        raise BenchError("pip could not download what is to be carried; see above")
+    pip("download", "-d", str(to), *words, failure="what is to be carried cannot be downloaded")
 
 
 def _told(place: Path) -> str:

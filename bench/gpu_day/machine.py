@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from bench.gpu_day.day import Day
+from bench.lib.report import version_of
 
 _QUERY = (
     "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.gen.current,pcie.link.width.current,"
@@ -38,7 +37,7 @@ def facts(day: Day) -> None:
     found["disk"] = output("df", "-B1", "/", str(day.models)).splitlines()
     found["locked_memory"] = output("bash", "-c", "ulimit -l")
     found["cores"] = os.cpu_count()
-    found["versions"] = {"python": sys.version.split()[0], **{name: _version(name) for name in _PACKAGES}}
+    found["versions"] = {"python": sys.version.split()[0], **{name: version_of(name) for name in _PACKAGES}}
     day.save()
     import torch
 
@@ -65,10 +64,3 @@ def _read(file: str) -> str:
         return Path(file).read_text("utf-8")
     except OSError:
         return ""
-
-
-def _version(name: str) -> Any:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

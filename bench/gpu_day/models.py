@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +13,13 @@ import numpy as np
 from bench.gpu_day.day import Day
 from bench.lib import random_model
 from bench.lib.cgroup import BenchError
+from bench.lib.random_model import Stored, write_files
 from offspec.checkpoint import widen, widening
-from offspec.checkpoint.write import Entry, SafetensorsWriter
+from offspec.checkpoint.write import Entry
 from offspec.core.files import new_folder
 
 if TYPE_CHECKING:
-    from offspec.checkpoint import Checkpoint
+    pass
 
 DRAFT = random_model.Shape(2048, 8192, 32, 8, layers=16, vocabulary=128256, head_size=64)  # Llama 3.2 1B's
 _BLOCK = 64  # values that share a scale
@@ -28,9 +28,6 @@ _NF4 = {
     "bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_use_double_quant": False,
 }  # fmt: skip
 _DEMO_BYTES = 98_362_432
-_ITEM = {"U8": 1, "F32": 4, "BF16": 2}
-
-Stored = tuple[Entry, Callable[[], Iterable[Any]]]  # a tensor, and its bytes in pieces
 
 
 def install_demo(day: Day) -> None:
@@ -67,22 +64,23 @@ def widened(day: Day, factor: int, *, nf4: bool = False) -> Path:
         return out
     checkpoint = open_checkpoint("demo", unpack=True)
     files = widening.wide_files(checkpoint, factor)
+    stored = _wide_nf4 if nf4 else _as_it_is
     with new_folder(out) as partial:
+        write_files(
+            partial, {file: [s for wide in some for s in stored(wide)] for file, some in files.items()}
+        )
         if not nf4:
-            _in_threads(files.items(), lambda item: widen.write_tensors(partial / item[0], item[1]))
             widen.write_rest(checkpoint, partial, files, factor)
             return out
-        _write_files(
-            partial, {file: [s for wide in some for s in _wide_nf4(wide)] for file, some in files.items()}
-        )
-        _write_config(checkpoint, partial, factor)
+        small = json.loads((checkpoint.folder / "config.json").read_text("utf-8"))
+        config = {**widening.wide_config(small, factor), "quantization_config": _NF4}
+        widen.write_json(partial / "config.json", config)
+        widen.copy_tokenizer(checkpoint, partial)
     return out
 
 
-def _write_config(checkpoint: Checkpoint, folder: Path, factor: int) -> None:
-    config = widening.wide_config(json.loads((checkpoint.folder / "config.json").read_text("utf-8")), factor)
-    widen.write_json(folder / "config.json", {**config, "quantization_config": _NF4})
-    widen.copy_tokenizer(checkpoint, folder)
+def _as_it_is(wide: widening.WideTensor) -> Iterator[Stored]:
+    yield (wide.name, wide.source.dtype, wide.shape), wide.pieces
 
 
 def _wide_nf4(wide: widening.WideTensor) -> Iterator[Stored]:
@@ -92,7 +90,7 @@ def _wide_nf4(wide: widening.WideTensor) -> Iterator[Stored]:
     power of two, the wide model says what the rounded small one does.
     """
     if len(wide.shape) != 2 or ".layers." not in wide.name or wide.source.shape[1] % _BLOCK:
-        yield (wide.name, wide.source.dtype, wide.shape), wide.pieces
+        yield from _as_it_is(wide)
         return
     codes, scales = round_to_nf4(_values(wide))
     yield from _nf4_entries(
@@ -136,30 +134,26 @@ def write_nf4(shape: random_model.Shape, out: Path) -> Path:
     random = np.random.default_rng(0)
     codes = memoryview(random.bytes(32 << 20))
     scales = memoryview(random.uniform(0.02, 0.04, 2 << 20).astype(np.float32).tobytes())
-    plain = random_model._random_block(32 << 20)
+    plain = random_model.random_block()
 
     def stored(entry: Entry) -> Iterator[Stored]:
         name, _, sizes = entry
-        if len(sizes) == 2 and ".layers." in name:
-            count = sizes[0] * sizes[1]
-            yield from _nf4_entries(
-                name, sizes,
-                lambda: random_model._pieces(count // 2, codes),
-                lambda: random_model._pieces(count // _BLOCK * 4, scales),
-            )  # fmt: skip
-        elif len(sizes) == 1:
-            yield entry, lambda: random_model._ones(entry)
-        else:
-            yield entry, lambda: random_model._pieces(random_model.tensor_bytes(entry), plain)
+        if len(sizes) == 1 or ".layers." not in name:
+            yield random_model.at_random(entry, plain)
+            return
+        count = sizes[0] * sizes[1]
+        yield from _nf4_entries(
+            name, sizes,
+            lambda: random_model.repeated(codes, count // 2),
+            lambda: random_model.repeated(scales, count // _BLOCK * 4),
+        )  # fmt: skip
 
+    plan = random_model.plan(shape)
     with new_folder(out) as partial:
-        files = {
-            file: [s for entry in entries for s in stored(entry)]
-            for file, entries in random_model.plan(shape).items()
-        }
-        _write_files(partial, files)
-        random_model.write_tokenizer(partial, min(shape.vocabulary, 1024))
-        widen.write_json(partial / "config.json", {**shape.config(), "quantization_config": _NF4})
+        write_files(
+            partial, {file: [s for entry in entries for s in stored(entry)] for file, entries in plan.items()}
+        )
+        random_model.write_rest(shape, partial, quantization_config=_NF4)
     return out
 
 
@@ -176,21 +170,3 @@ def _nf4_entries(
     yield (f"{name}.absmax", "F32", (count // _BLOCK,)), scales
     yield (f"{name}.quant_map", "F32", (len(table),)), lambda: [table]
     yield (f"{name}.quant_state.bitsandbytes__nf4", "U8", (len(text),)), lambda: [text]
-
-
-def _write_files(folder: Path, files: dict[str, list[Stored]]) -> None:
-    def write(item: tuple[str, list[Stored]]) -> None:
-        with SafetensorsWriter(folder / item[0], [entry for entry, _ in item[1]]) as writer:
-            for entry, pieces in item[1]:
-                for piece in pieces():
-                    writer.write(entry[0], piece)
-
-    _in_threads(files.items(), write)
-    weight_map = {entry[0]: file for file, some in files.items() for entry, _ in some}
-    total = sum(int(np.prod(entry[2])) * _ITEM[entry[1]] for some in files.values() for entry, _ in some)
-    widen.write_index(folder, weight_map, total)
-
-
-def _in_threads(items: Iterable[Any], work: Callable[[Any], None]) -> None:
-    with ThreadPoolExecutor(min(12, os.cpu_count() or 1)) as pool:
-        list(pool.map(work, items))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from bench.gpu_day.day import Day
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # (N, K) of a layer's matrices, and how many there are of that shape.
 LAYER = {
@@ -31,7 +28,7 @@ def measure(day: Day) -> None:
         day.save()
     found["shapes"] = {}
     for name, (width, columns, _) in ({"toy": (128, 128, 1)} if day.dry else LAYER).items():
-        found["shapes"][name] = _Matrix(day, width, columns).measure(clock, day)
+        found["shapes"][name] = _matrix(day, (width, columns), clock)
         torch.cuda.empty_cache()
         day.save()
     if not day.dry:
@@ -41,47 +38,32 @@ def measure(day: Day) -> None:
         )
 
 
-class _Matrix:
-    """A weight of NF4 on the device, and its bfloat16 values."""
+def _matrix(day: Day, shape: tuple[int, int], clock: Any) -> dict[str, Any]:
+    """Times of unpacking a weight of NF4 on the device, and of products with its bfloat16 values."""
+    import torch
+    import torch.nn.functional as F
 
-    def __init__(self, day: Day, width: int, columns: int) -> None:
-        import torch
+    from bench.kernels.dequant import random_parts
+    from offspec_kernels.dequant import dequantise
+    from offspec_kernels.dequant.codebook import Codebook
+    from offspec_kernels.dequant.codebook.tables import TABLES
+    from offspec_kernels.row_linear import row_linear
 
-        from bench.kernels.dequant import random_parts
-        from offspec_kernels.dequant.codebook import Codebook
-        from offspec_kernels.dequant.codebook.tables import TABLES
-
-        self.shape, self.device = (width, columns), day.device
-        self.format = Codebook("nf4", 64)
-        self.parts = random_parts(self.format, self.shape, day.device)
-        self.parts["table"] = torch.tensor(TABLES["nf4"], dtype=torch.float32, device=day.device)
-        self.out = torch.empty(width * columns, dtype=torch.bfloat16, device=day.device)
-        self.weight = self.unpack()
-
-    def unpack(self) -> Tensor:
-        from offspec_kernels.dequant import dequantise
-
-        return dequantise(self.format, self.parts, self.shape, self.out, path="triton")
-
-    def measure(self, clock: Any, day: Day) -> dict[str, Any]:
-        import torch
-
-        seconds = 0.004 if day.dry else 0.02
-        found: dict[str, Any] = {"dequant": _timed({"": self.unpack}, clock, seconds)[""], "rows": {}}
-        for count in (4,) if day.dry else ROWS:
-            rows = torch.randn(count, self.shape[1], device=self.device).to(torch.bfloat16)
-            found["rows"][count] = _timed(self._ways(rows), clock, seconds)
-        return found
-
-    def _ways(self, rows: Tensor) -> dict[str, Callable[[], Tensor]]:
-        import torch.nn.functional as F
-
-        from offspec_kernels.row_linear import row_linear
-
-        return {
-            "row_linear": lambda: row_linear(rows, self.weight, path="triton"),
-            "library": lambda: F.linear(rows, self.weight),
+    format, seconds = Codebook("nf4", 64), 0.004 if day.dry else 0.02
+    parts = random_parts(format, shape, day.device)
+    parts["table"] = torch.tensor(TABLES["nf4"], dtype=torch.float32, device=day.device)
+    out = torch.empty(shape[0] * shape[1], dtype=torch.bfloat16, device=day.device)
+    unpack = partial(dequantise, format, parts, shape, out, path="triton")
+    weight = unpack()
+    found: dict[str, Any] = {"dequant": _timed({"": unpack}, clock, seconds)[""], "rows": {}}
+    for count in (4,) if day.dry else ROWS:
+        rows = torch.randn(count, shape[1], device=day.device).to(torch.bfloat16)
+        ways = {
+            "row_linear": partial(row_linear, rows, weight, path="triton"),
+            "library": partial(F.linear, rows, weight),
         }
+        found["rows"][count] = _timed(ways, clock, seconds)
+    return found
 
 
 def _timed(ways: dict[str, Any], clock: Any, seconds: float) -> dict[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ from bench.kernels import rows as kernels_rows
 from bench.kernels.cases import Setting, Spec, only, parse_spec
 from bench.kernels.clock import Rates, device_name, find_timed_device, measure_rates, variant_of
 from bench.kernels.run import measure
-from bench.kernels.view import show_case, show_ceiling, show_rates, show_steps, show_tuning
+from bench.kernels.view import show_case, show_ceiling, show_rates, show_steps
 from bench.kernels.wanted import CASES, judged
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command
@@ -46,16 +46,7 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--path", choices=get_args(Backend), help="the kernels' path (default: the door's choice)")
     p.add_argument("--spread", type=float, default=1.0, help="standard deviation of attention scores")
     p.add_argument("--seconds", type=float, default=0.2, help="of each of five turns of a way")
-    p.add_argument("--tune", action="store_true", help="also find the fastest blocks for tree_attention")
     p.add_argument("--draft", default="demo", help="whose steps are timed with and without graphs")
-
-
-def open_device(name: str, vram: str | None, path: Backend | None) -> torch.device:
-    """The device, with a limit for its memory if one is given. Raises OffspecError, PathError."""
-    device = find_timed_device(name)
-    choose_backend(device, path)
-    claim(device, parse_bytes(vram) if vram else None)
-    return device
 
 
 def find_specs(args: argparse.Namespace, device: torch.device) -> list[Spec]:
@@ -82,18 +73,6 @@ def run_cases(
     return rows
 
 
-def run_tuning(specs: Sequence[Spec], setting: Setting, report: Report) -> dict[str, Any]:
-    """The fastest cuts of each tree_attention case."""
-    from bench.kernels.tune import tune
-
-    found = {}
-    for spec in only(specs, ["tree_attention"]):
-        report.progress(f"cutting {spec} in many ways")
-        found[str(spec)] = tune(spec, setting)
-        show_tuning(str(spec), found[str(spec)], report)
-    return found
-
-
 def run_steps(args: argparse.Namespace, device: torch.device, report: Report) -> list[dict[str, Any]]:
     """Draft steps with and without graphs, where there can be any."""
     from bench.kernels.graphs import WIDTHS, measure_graphs
@@ -118,9 +97,9 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
 def _bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     if args.spread <= 0 or args.seconds < 0:
         raise RequestError("--spread must be above 0, and --seconds 0 or more")
-    device = open_device(args.device, args.vram, args.path)
-    if args.tune and device.type != "cuda":
-        raise BenchError("--tune is for CUDA devices: add --device cuda, or leave it out")
+    device = find_timed_device(args.device)
+    choose_backend(device, args.path)
+    claim(device, parse_bytes(args.vram) if args.vram else None)
     specs = find_specs(args, device)
     setting = Setting(device, args.path, args.spread)
     report.progress("what the device can do")
@@ -128,7 +107,6 @@ def _bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     show_rates(rates, report)
     with torch.no_grad():
         rows = run_cases(specs, setting, rates, args.seconds, report)
-        tuned = run_tuning(specs, setting, report) if args.tune else {}
     asked_for_steps = STEP in args.ops if args.ops else not args.shapes
     steps = run_steps(args, device, report) if asked_for_steps else []
     summary = {
@@ -139,7 +117,6 @@ def _bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
         "cases": rows,
         "draft": model_name(args.draft) if steps else None,
         "draft_steps": steps,
-        "tuned": tuned,
     }
     report.record(summary, device=device_name(device), variant=variant_of(device))
     report.exit_code = int(any(not row["right"] or row["missed"] for row in rows))

@@ -10,10 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from bench.lib.cgroup import BenchError
 from offspec.model.device import find_device
@@ -28,7 +30,7 @@ _PRODUCT_ROWS = {"cpu": (256, 1024), "cuda": (4096, 8192)}
 _COPIED = {"cpu": 128 << 20, "cuda": 1 << 30}
 _FLUSHED = 512 << 20  # bytes written before a run: more than any cache holds, and 0.15 ms or more of work
 _TURNS = 5  # that the ways of a case take one after the other
-_LEAST_RUNS, _MOST_RUNS = 1, 100  # in a turn
+_MOST_RUNS = 100  # in a turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +109,11 @@ def time_in_turns(ways: Mapping[str, Call], clock: Clock, seconds: float) -> dic
         for name, call in ways.items():
             if not turn:
                 call()
-            found[name] += _turn(call, clock, seconds)
+            start, runs = time.perf_counter(), 0
+            while not runs or (time.perf_counter() - start < seconds and runs < _MOST_RUNS):
+                found[name].append(clock(call))
+                runs += 1
     return {name: _timing(runs) for name, runs in found.items()}
-
-
-def _turn(call: Call, clock: Clock, seconds: float) -> list[tuple[float, float | None]]:
-    runs: list[tuple[float, float | None]] = []
-    start = time.perf_counter()
-    while len(runs) < _LEAST_RUNS or (time.perf_counter() - start < seconds and len(runs) < _MOST_RUNS):
-        runs.append(clock(call))
-    return runs
 
 
 def _timing(runs: Sequence[tuple[float, float | None]]) -> Timing:
@@ -139,22 +136,13 @@ def peak_scratch(call: Call, device: torch.device) -> int:
         scratch = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
         del result
         return scratch
-    return _peak_on_cpu(call)
-
-
-def _peak_on_cpu(call: Call) -> int:
-    from torch.profiler import ProfilerActivity, profile
-
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         result = call()
     assert watched.profiler is not None and watched.profiler.kineto_results is not None
     del result
     events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most - held
+    held = list(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+    return max(0, *held) - held[-1] if held else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lib.command import Command
-from bench.lib.report import Report, grid
+from bench.lib.report import Report
 from offspec.core.errors import RequestError
 
 
@@ -43,7 +43,6 @@ GPUS = {
     90: Gpu("H100", 132, 227 << 10),
     120: Gpu("RTX 5090", 170, 99 << 10),
 }
-REGISTERS = 255  # of a thread, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +126,9 @@ def _measured(op: str, variant: str, program: Any) -> Program:
         command = [str(tool), "-res-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
-    return Program(
-        op,
-        variant,
-        program.name,
-        program.metadata.target.arch,
-        found["REG"],
-        found["STACK"],
-        program.metadata.shared,
-        program.asm["ptx"].count("fma.rn.f64"),
-    )
+    fused, held = program.asm["ptx"].count("fma.rn.f64"), (found["REG"], found["STACK"])
+    architecture, shared = program.metadata.target.arch, program.metadata.shared
+    return Program(op, variant, program.name, architecture, *held, shared, fused)
 
 
 def options(p: argparse.ArgumentParser) -> None:
@@ -191,9 +183,7 @@ def _largest(programs: list[Program]) -> list[dict[str, Any]]:
             "architecture": architecture,
             "kernel": kernel,
             "programs": len(group),
-            "shared": max(one.shared for one in group),
-            "registers": max(one.registers for one in group),
-            "stack": max(one.stack for one in group),
+            **{name: max(getattr(one, name) for one in group) for name in ("shared", "registers", "stack")},
             "spilt": sum(one.stack > 0 for one in group),
         }
         for (architecture, kernel), group in groups.items()
@@ -205,11 +195,13 @@ def show(programs: list[Program], report: Report) -> None:
     for architecture in dict.fromkeys(one.architecture for one in programs):
         gpu = GPUS[architecture]
         report.ceiling(f"sm_{architecture} ({gpu.name}): {gpu.shared:,} bytes of shared memory")
-    view = grid("the most of each kernel", "", "programs", "shared", "registers", "stack", "of them spill")
-    for row in _largest(programs):
-        figures = (f"{row[name]:,}" for name in ("programs", "shared", "registers", "stack", "spilt"))
-        view.add_row(f"sm_{row['architecture']} {row['kernel']}", *figures)
-    report.out.print(view)
+    figures = ("programs", "shared", "registers", "stack", "spilt")
+    rows = [
+        [f"sm_{row['architecture']} {row['kernel']}", *(f"{row[name]:,}" for name in figures)]
+        for row in _largest(programs)
+    ]
+    heads = ("", "programs", "shared", "registers", "stack", "of them spill")
+    report.table("the most of each kernel", heads, rows)
 
 
 main = Command("kernels-compiled", "What kernels take of a GPU.", options, bench, module="kernels.compiled")

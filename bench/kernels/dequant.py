@@ -11,6 +11,7 @@ small matrix has been compared with the format's reference.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from itertools import chain, cycle
 from typing import Any
@@ -21,7 +22,7 @@ from torch import Tensor
 from bench.kernels.clock import clock_of, device_name, find_timed_device, time_in_turns, variant_of
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command
-from bench.lib.report import Report, grid
+from bench.lib.report import Report
 from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
 from offspec_kernels.dequant import Format, Part, dequantise
@@ -96,19 +97,13 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--seconds", type=float, default=0.1, help="of each of five turns (default 0.1)")
 
 
-def write_rate(values: int, device: torch.device, seconds: float) -> float:
-    """Bytes a second at which scratch of so many bfloat16 values is filled, again and again."""
+def measure_ceiling(values: int, device: torch.device, seconds: float) -> dict[str, float]:
+    """Bytes a second at which memory is read, and scratch of so many bfloat16 values is filled again and
+    again, with as many threads as torch has now."""
     scratch = torch.empty(values, dtype=torch.bfloat16, device=device)
     timing = time_in_turns({"fill": lambda: scratch.fill_(1)}, clock_of(device), seconds)["fill"]
-    return scratch.nbytes / timing.least
-
-
-def measure_ceiling(values: int, device: torch.device, seconds: float) -> dict[str, float]:
-    """Bytes a second, with as many threads as torch has now."""
-    return {
-        "write_bytes_per_s": write_rate(values, device, seconds),
-        "read_bytes_per_s": memory_bandwidth(str(device)).high,
-    }
+    read = memory_bandwidth(str(device)).high
+    return {"write_bytes_per_s": scratch.nbytes / timing.least, "read_bytes_per_s": read}
 
 
 def check(name: str, format: Format, device: torch.device) -> None:
@@ -167,15 +162,13 @@ def measure_all(args: argparse.Namespace, device: torch.device, report: Report) 
                 runs[name].append(measure(name, shape, device, ceiling, args.seconds))
     finally:
         torch.set_num_threads(before)
-    return {"ceilings": ceilings, "formats": [_row(name, shape, found) for name, found in runs.items()]}
-
-
-def _row(name: str, shape: tuple[int, int], runs: list[dict[str, Any]]) -> dict[str, Any]:
-    sizes = [
-        part.dtype.itemsize * torch.Size(part.shape).numel() for part in FORMATS[name].parts(shape).values()
-    ]
-    bits = 8 * sum(sizes) / (shape[0] * shape[1])
-    return {"format": name, "bits_per_weight": bits, "packed_bytes": sum(sizes), "runs": runs}
+    rows = []
+    for name, found in runs.items():
+        stored = FORMATS[name].parts(shape).values()
+        size = sum(part.dtype.itemsize * math.prod(part.shape) for part in stored)
+        bits = 8 * size / math.prod(shape)
+        rows.append({"format": name, "bits_per_weight": bits, "packed_bytes": size, "runs": found})
+    return {"ceilings": ceilings, "formats": rows}
 
 
 def _on(device: torch.device, threads: int) -> str:
@@ -187,19 +180,14 @@ def _on(device: torch.device, threads: int) -> str:
 def show(found: dict[str, Any], device: torch.device, report: Report) -> None:
     """A row for each format; the ratio is the ceiling's share of the time."""
     heads = [(_on(device, one["threads"]), "weights a second", "ratio") for one in found["ceilings"]]
-    view = grid("packed bytes a second, to bfloat16", "", "bits a weight", *chain.from_iterable(heads))
+    rows = []
     for row in found["formats"]:
-        cells = [
-            cell
-            for run in row["runs"]
-            for cell in (
-                f"{format_bytes(run['packed_bytes_per_s'])}/s",
-                f"{run['weights_per_s'] / 1e9:.2f} G",
-                f"{run['ratio']:.2f}",
-            )
-        ]
-        view.add_row(row["format"], f"{row['bits_per_weight']:.2f}", *cells)
-    report.out.print(view)
+        cells = [row["format"], f"{row['bits_per_weight']:.2f}"]
+        for run in row["runs"]:
+            cells.append(f"{format_bytes(run['packed_bytes_per_s'])}/s")
+            cells += [f"{run['weights_per_s'] / 1e9:.2f} G", f"{run['ratio']:.2f}"]
+        rows.append(cells)
+    report.table("packed bytes a second, to bfloat16", ("", "bits a weight", *chain(*heads)), rows)
 
 
 def below_aim(found: dict[str, Any]) -> list[str]:

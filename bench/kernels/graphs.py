@@ -2,74 +2,99 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 import torch
 
-from bench.draft import Steps, in_turns, new_scorer, open_draft
 from bench.lib.cgroup import BenchError
 from bench.lib.report import ratio
+from offspec.checkpoint import open_checkpoint
+from offspec.core.config import SamplingParams
+from offspec.draft.base import Children, Scorer
+from offspec.model.attention import TreeContext
 from offspec.model.fused.forward import LeanModel
 from offspec.model.fused.shape import plain_shape
 from offspec.model.fused.weights import fuse_layers
 from offspec.model.loaded import LoadedModel
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
+from offspec_planners.acceptance import Calibration
+from offspec_planners.placement import Placement
 
 WIDTHS = (1, 4, 8, 16, 32)
-_PREFIX, _TEMPERATURE = 200, 1.0
-_BITS, _DTYPE = 16, "bfloat16"
+_PREFIX = 200  # tokens before the step
 _TURNS = 5
 _CLOSE = 0.25  # log-probabilities: two units of a large logit's last place in bfloat16
 
 
-def lean_pair(draft: LoadedModel, capacity: int) -> dict[str, LeanModel]:
-    """Two lean models of the same weights, the one in graphs, the other operation by operation.
+class Steps:
+    """One way of computing a draft step over a prefix: forward, head, noise, and ranking of children."""
 
-    They take the layers over. Raises BenchError where the draft's shape is not plain.
-    """
-    shape = plain_shape(draft.skeleton)
-    if shape is None:
-        raise BenchError("the draft is not of a plain shape: it has no graphs; name another with --draft")
-    layers = fuse_layers(draft.skeleton, shape, lambda index: draft.layers[index].unbind())
-    return {
-        name: LeanModel(draft.skeleton, shape, layers, capacity, draft.device, static=static)
-        for name, static in (("graphs", True), ("plain", False))
-    }
+    def __init__(self, model: LeanModel, device: torch.device) -> None:
+        self._model, self._device, vocabulary = model, device, model.skeleton.vocab_size
+        processor = LogitsProcessor(SamplingParams(temperature=1.0, seed=0), vocabulary, [])
+        self._scorer = Scorer(processor, GumbelNoise(0, vocabulary, str(device)), Calibration())
+        with torch.inference_mode():
+            model.cache.rewind(0)
+            model.hidden(self._tokens(0, _PREFIX), TreeContext.chain(_PREFIX, device))
+            model.cache.commit(_PREFIX, [])
 
+    def _tokens(self, start: int, count: int) -> torch.Tensor:
+        found = torch.arange(start, start + count, device=self._device)
+        return found.remainder(self._model.skeleton.vocab_size)
 
-def compare(ways: dict[str, Steps], widths: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """One row a width: the median step of each way, in turns, and the gain of graphs."""
-    rows = []
-    for width in widths:
-        times = in_turns(ways, width, rounds, _TURNS)
-        spent = {name: median(all_of) for name, all_of in times.items()}
-        rows.append(
-            {
-                "width": width,
-                **{f"{name}_seconds": seconds for name, seconds in spent.items()},
-                "gain": ratio(spent["plain"], spent["graphs"]),
-            }
-        )
-    return rows
+    def run(self, width: int) -> tuple[float, Children]:
+        """Seconds of a step of `width` siblings, and their likeliest children."""
+        model, position = self._model, torch.full((width,), _PREFIX, device=self._device)
+        nodes = self._tokens(7, width)
+        start = time.perf_counter()
+        with torch.inference_mode():
+            alone = torch.eye(width, dtype=torch.bool, device=self._device)
+            logits = model.logits(model.hidden(nodes, TreeContext(_PREFIX, position, 0, alone)))
+            children = self._scorer.children(logits, [], [_PREFIX + 1] * width)
+        spent = time.perf_counter() - start
+        model.cache.rewind(_PREFIX)
+        return spent, children
 
 
 def measure_graphs(
     model: str, device: torch.device, widths: Sequence[int], rounds: int
 ) -> list[dict[str, Any]]:
-    """Steps of a draft with all of its layers on the device. Raises BenchError where the ways differ."""
-    draft = open_draft(model, _BITS, _DTYPE, _PREFIX + max(widths), str(device))
+    """One row a width: the median step of a draft in graphs and without, in turns, and the gain of graphs.
+
+    Raises BenchError where the draft's shape is not plain, or the two differ.
+    """
+    checkpoint = open_checkpoint(model, unpack=True)
+    draft = LoadedModel(checkpoint.folder, checkpoint.tensors, torch.bfloat16, device)
+    capacity, count = _PREFIX + max(widths), len(draft.layers)
+    draft.load(Placement.in_memory(count, range(count), 0), capacity, lambda *_: None)
     try:
-        pair = lean_pair(draft, _PREFIX + max(widths))
-        vocabulary = draft.skeleton.vocab_size
-        ways = {
-            name: Steps(lean, new_scorer(vocabulary, _TEMPERATURE, str(device)), _PREFIX, str(device))
-            for name, lean in pair.items()
-        }
+        shape = plain_shape(draft.skeleton)
+        if shape is None:
+            raise BenchError("the draft is not of a plain shape: it has no graphs; name another with --draft")
+        layers = fuse_layers(draft.skeleton, shape, lambda index: draft.layers[index].unbind())
+        graphs, plain = (
+            Steps(LeanModel(draft.skeleton, shape, layers, capacity, device, static=static), device)
+            for static in (True, False)
+        )
         for width in widths:
-            with_graph, without = (steps.run(width)[1].log_prob[:, 0] for steps in ways.values())
+            with_graph, without = (steps.run(width)[1].log_prob[:, 0] for steps in (graphs, plain))
             if not abs(with_graph - without).mean() <= _CLOSE:
                 raise BenchError(f"a graph of {width} nodes scores their children unlike the plain step")
-        return compare(ways, widths, rounds)
+        return [_row(graphs, plain, width, rounds) for width in widths]
     finally:
         draft.close()
+
+
+def _row(graphs: Steps, plain: Steps, width: int, rounds: int) -> dict[str, Any]:
+    """Several steps in a row of each way, as when a tree grows; the first of them is not counted."""
+    times = dict[Steps, list[float]]({graphs: [], plain: []})
+    for _ in range(_TURNS):
+        for steps, spent in times.items():
+            steps.run(width)
+            spent += [steps.run(width)[0] for _ in range(rounds)]
+    seconds = {"graphs_seconds": median(times[graphs]), "plain_seconds": median(times[plain])}
+    return {"width": width, **seconds, "gain": ratio(seconds["plain_seconds"], seconds["graphs_seconds"])}

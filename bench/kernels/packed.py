@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from bench.kernels.clock import time_in_turns, wall_clock
 from bench.kernels.dequant import FORMATS, packed_bytes, random_parts
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command
-from bench.lib.report import Report, grid
+from bench.lib.report import Report
 from offspec.core.config import format_bytes, parse_bytes
 from offspec.stream.arena import Arena
 from offspec_kernels.dequant import dequantise
@@ -46,21 +45,20 @@ class Layers:
     """Weights of some layers, packed in one format, and values of one layer for torch's product."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
-        hidden, inner = args.hidden, args.inner
-        keys = hidden // 3
-        self._shapes = [(hidden, hidden), (keys, hidden), (keys, hidden), (hidden, hidden),
-                        (inner, hidden), (inner, hidden), (hidden, inner)]  # fmt: skip
-        self._format, self._layers = FORMATS[name], args.layers
-        cpu = torch.device("cpu")
+        hidden, inner, keys = args.hidden, args.inner, args.hidden // 3
+        shapes = [(hidden, hidden), (keys, hidden), (keys, hidden), (hidden, hidden),
+                  (inner, hidden), (inner, hidden), (hidden, inner)]  # fmt: skip
+        self._format, self._layers, cpu = FORMATS[name], args.layers, torch.device("cpu")
         self._parts = [
-            [random_parts(self._format, shape, cpu) for shape in self._shapes] for _ in range(args.layers)
+            (shape, random_parts(self._format, shape, cpu)) for _ in range(args.layers) for shape in shapes
         ]
-        self._values = [torch.randn(shape).bfloat16() for shape in self._shapes]
-        self._scratch = Arena(2 * max(map(math.prod, self._shapes))).tensor.view(torch.bfloat16)
-        self.nbytes = sum(packed_bytes(parts) for layer in self._parts for parts in layer)
+        self._values = [torch.randn(shape).bfloat16() for shape in shapes]
+        self._scratch = Arena(2 * max(map(math.prod, shapes))).tensor.view(torch.bfloat16)
+        self.nbytes = sum(packed_bytes(parts) for _, parts in self._parts)
 
     def inputs(self, rows: int) -> dict[int, Tensor]:
-        return {width: torch.randn(rows, width).bfloat16() for _, width in self._shapes}
+        widths = {values.shape[1] for values in self._values}
+        return {width: torch.randn(rows, width).bfloat16() for width in widths}
 
     def products(self, inputs: dict[int, Tensor]) -> None:
         for _ in range(self._layers):
@@ -68,7 +66,7 @@ class Layers:
                 F.linear(inputs[values.shape[1]], values)
 
     def whole(self, inputs: dict[int, Tensor]) -> list[Tensor]:
-        return [self._whole(inputs[shape[1]], shape, parts) for shape, parts in self._each()]
+        return [self._whole(inputs[shape[1]], shape, parts) for shape, parts in self._parts]
 
     def _whole(self, rows: Tensor, shape: tuple[int, int], parts: dict[str, Tensor]) -> Tensor:
         values = dequantise(self._format, parts, shape, self._scratch[: math.prod(shape)])
@@ -77,14 +75,10 @@ class Layers:
     def packed(self, inputs: dict[int, Tensor]) -> list[Tensor]:
         """As a pass makes them: in panels, or else whole."""
         made = list[Tensor]()
-        for shape, parts in self._each():
+        for shape, parts in self._parts:
             out = packed_linear(inputs[shape[1]], self._format, parts, shape)
             made.append(self._whole(inputs[shape[1]], shape, parts) if out is None else out)
         return made
-
-    def _each(self) -> Iterator[tuple[tuple[int, int], dict[str, Tensor]]]:
-        for layer in self._parts:
-            yield from zip(self._shapes, layer, strict=True)
 
     def check(self, rows: int) -> None:
         """Raise BenchError unless the first row has the same bits alone."""
@@ -102,50 +96,34 @@ def measure(name: str, args: argparse.Namespace, report: Report) -> list[dict[st
     link = layers.nbytes / parse_bytes(args.link)
     for rows in args.tokens:
         given = layers.inputs(rows)
-        timing = time_in_turns(
-            {
-                "products": partial(layers.products, given),
-                "whole": partial(layers.whole, given),
-                "packed": partial(layers.packed, given),
-            },
-            wall_clock,
-            args.seconds,
-        )
-        bound = max(link, timing["products"].seconds)
+        ways = {way: partial(getattr(layers, way), given) for way in ("products", "whole", "packed")}
+        timing = time_in_turns(ways, wall_clock, args.seconds)
+        products, whole, packed = (timing[way].seconds for way in ways)
+        bound = max(link, products)
         report.ceiling(
             f"{name}, {rows} rows: {bound:.4f} s, the larger of link {link:.4f} s"
-            f" ({format_bytes(layers.nbytes)}) and products {timing['products'].seconds:.4f} s"
+            f" ({format_bytes(layers.nbytes)}) and products {products:.4f} s"
         )
-        report.reached(f"{timing['packed'].seconds:.4f} s", timing["packed"].seconds / bound)
-        found.append(
-            {
-                "format": name,
-                "rows": rows,
-                "link_seconds": link,
-                **{way: one.to_json() for way, one in timing.items()},
-                "ratio": timing["packed"].seconds / bound,
-                "of_whole": timing["packed"].seconds / timing["whole"].seconds,
-            }
-        )
+        report.reached(f"{packed:.4f} s", packed / bound)
+        times = {way: one.to_json() for way, one in timing.items()}
+        shares = {"ratio": packed / bound, "of_whole": packed / whole}
+        found.append({"format": name, "rows": rows, "link_seconds": link, **times, **shares})
     return found
 
 
 def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     """Check every format, time it and tell."""
     runs = [run for name in args.formats for run in measure(name, args, report)]
-    view = grid(
-        "packed products of a pass, seconds", "", "rows", "bound", "whole", "packed", "ratio", "of whole"
-    )
+    rows = []
     for run in runs:
         bound = max(run["link_seconds"], run["products"]["seconds"])
-        cells = [f"{seconds:.4f}" for seconds in (bound, run["whole"]["seconds"], run["packed"]["seconds"])]
-        view.add_row(run["format"], str(run["rows"]), *cells, f"{run['ratio']:.2f}", f"{run['of_whole']:.2f}")
-    report.out.print(view)
-    summary = {
-        **report.head(args, "hidden", "inner", "layers", "link"),
-        "threads": torch.get_num_threads(),
-        "runs": runs,
-    }
+        seconds = (bound, run["whole"]["seconds"], run["packed"]["seconds"])
+        cells = [*(f"{one:.4f}" for one in seconds), f"{run['ratio']:.2f}", f"{run['of_whole']:.2f}"]
+        rows.append([run["format"], str(run["rows"]), *cells])
+    heads = ("", "rows", "bound", "whole", "packed", "ratio", "of whole")
+    report.table("packed products of a pass, seconds", heads, rows)
+    known = report.head(args, "hidden", "inner", "layers", "link")
+    summary = {**known, "threads": torch.get_num_threads(), "runs": runs}
     report.record(summary)
     return summary
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from bench.kernels.cases import OURS, Case, Op, Setting, Spec
@@ -11,28 +11,13 @@ from bench.kernels.clock import Call, Rates, clock_of, peak_scratch, time_in_tur
 from offspec_kernels.backend import choose_backend
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """How far a case was from its reference at a small size."""
-
-    at: Spec
-    error: float
-    limit: float
-
-    @property
-    def passed(self) -> bool:
-        return self.error <= self.limit  # which NaN is not
-
-    def to_json(self) -> dict[str, Any]:
-        return {"at": str(self.at), "error": self.error, "limit": self.limit, "passed": self.passed}
-
-
-def check(spec: Spec, op: Op, setting: Setting) -> Checked:
-    """The very path and dtype that will be timed, beside the reference."""
+def check(spec: Spec, op: Op, setting: Setting) -> dict[str, Any]:
+    """How far the very path and dtype that will be timed are from the reference, at a small size."""
     small = op.shrunk(spec)
     case = op.build(small, replace(setting, rivals=False))
     error = case.error(case.look(case.ways[OURS]), case.look(case.reference))
-    return Checked(small, error, case.limit)
+    passed = error <= case.limit  # which NaN is not
+    return {"at": str(small), "error": error, "limit": case.limit, "passed": passed}
 
 
 def agreeing(case: Case) -> tuple[dict[str, Call], dict[str, float], dict[str, str]]:
@@ -58,13 +43,9 @@ def measure(
     Two results may each be off by the limit, so rivals may differ from ours by twice as much. One that
     differs by more makes the case wrong: they cannot both be right.
     """
-    checked = check(spec, op, setting)
-    row: dict[str, Any] = {
-        "case": str(spec),
-        "path": choose_backend(setting.device, setting.path),
-        "checked": checked.to_json(),
-    }
-    if not checked.passed:
+    checked, path = check(spec, op, setting), choose_backend(setting.device, setting.path)
+    row: dict[str, Any] = {"case": str(spec), "path": path, "checked": checked}
+    if not checked["passed"]:
         return {**row, "right": False}
     case = op.build(spec, setting)
     products, memory = rates.seconds(case.flops, case.nbytes, spec.dtype)

@@ -24,42 +24,14 @@ def show_rates(rates: Rates, report: Report) -> None:
 
 
 def show_ceiling(row: dict[str, Any], report: Report) -> None:
-    products = (
-        f"{row['flops'] / 1e9:.3g} GFLOP take {spell(row['products_seconds'])}, " if row["flops"] else ""
-    )
-    report.ceiling(
-        f"{row['case']}: {products}{format_bytes(row['nbytes'])} take {spell(row['memory_seconds'])}"
-    )
+    told = f"{format_bytes(row['nbytes'])} take {spell(row['memory_seconds'])}"
+    if row["flops"]:
+        told = f"{row['flops'] / 1e9:.3g} GFLOP take {spell(row['products_seconds'])}, {told}"
+    report.ceiling(f"{row['case']}: {told}")
 
 
 def show_case(row: dict[str, Any], report: Report) -> None:
     """A case that was timed, or what is wrong with it."""
-    if not row["right"]:
-        _show_wrong(row, report)
-        return
-    ways = ", ".join(f"{name} {spell(timing['seconds'])}" for name, timing in row["ways"].items())
-    faster = "".join(f"; {times:.2f} times {kind}" for kind, times in row["speedup"].items())
-    report.reached(f"{row['path']} path: {ways}{faster}; of the ceiling", row["of_ceiling"])
-    report.note(f"scratch {format_bytes(row['scratch_bytes'])}; the docstring: {row['scratch_stated']}")
-    if "dense_mask_bytes" in row:
-        report.note(f"a dense mask is {format_bytes(row['dense_mask_bytes'])}{_flex(row)}")
-    asking = row["ways"][OURS].get("asking_seconds")
-    if asking is not None:
-        report.note(f"the host takes {spell(asking)} to ask for it")
-    for name, why in row["failed"].items():
-        report.note(f"{name} cannot run: {why}")
-    for short in row["missed"]:
-        report.note(f"MISSED: {short}")
-
-
-def _flex(row: dict[str, Any]) -> str:
-    made = row.get("flex_mask_seconds")
-    return (
-        "" if made is None else f"; FlexAttention's mask of blocks takes {spell(made)} to make, not counted"
-    )
-
-
-def _show_wrong(row: dict[str, Any], report: Report) -> None:
     checked = row["checked"]
     if not checked["passed"]:
         report.note(
@@ -67,17 +39,24 @@ def _show_wrong(row: dict[str, Any], report: Report) -> None:
             f"{checked['limit']:.3g} is allowed; {row['case']} was not timed"
         )
         return
-    apart = ", ".join(f"{name} by {error:.3g}" for name, error in row["rivals_differ_by"].items())
-    report.note(f"WRONG: {row['case']} differs from {apart}; it was not timed")
-
-
-def show_tuning(case: str, tried: list[dict[str, Any]], report: Report) -> None:
-    """The few fastest ways to cut a case, and what the launcher chooses."""
-    for entry in tried[:3]:
-        report.note(f"{case}: {spell(entry['seconds'])} with {entry['blocks']}")
-    chosen = next(entry for entry in tried if entry["chosen"])
-    share = tried[0]["seconds"] / chosen["seconds"]
-    report.reached(f"{case}: {spell(chosen['seconds'])} as the launcher cuts it; of the fastest", share)
+    if not row["right"]:
+        apart = ", ".join(f"{name} by {error:.3g}" for name, error in row["rivals_differ_by"].items())
+        report.note(f"WRONG: {row['case']} differs from {apart}; it was not timed")
+        return
+    ways = ", ".join(f"{name} {spell(timing['seconds'])}" for name, timing in row["ways"].items())
+    faster = "".join(f"; {times:.2f} times {kind}" for kind, times in row["speedup"].items())
+    report.reached(f"{row['path']} path: {ways}{faster}; of the ceiling", row["of_ceiling"])
+    report.note(f"scratch {format_bytes(row['scratch_bytes'])}; the docstring: {row['scratch_stated']}")
+    if "dense_mask_bytes" in row:
+        report.note(f"a dense mask is {format_bytes(row['dense_mask_bytes'])}")
+    if "flex_mask_seconds" in row:
+        report.note(f"FlexAttention's mask of blocks takes {spell(row['flex_mask_seconds'])}, not counted")
+    if "asking_seconds" in row["ways"][OURS]:
+        report.note(f"the host takes {spell(row['ways'][OURS]['asking_seconds'])} to ask for it")
+    for name, why in row["failed"].items():
+        report.note(f"{name} cannot run: {why}")
+    for short in row["missed"]:
+        report.note(f"MISSED: {short}")
 
 
 def show_steps(rows: list[dict[str, Any]], report: Report) -> None:

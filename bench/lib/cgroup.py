@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from offspec.core.config import format_bytes
@@ -36,13 +35,10 @@ class MemoryUse:
 
     peak: everything charged to it, page cache included (the kernel's own high-water mark).
     anon_peak: its anonymous memory alone, as seen by sampling every 50 ms.
-    oom_kills: processes killed because nothing could be reclaimed.
     """
 
-    limit: int
     peak: int
     anon_peak: int
-    oom_kills: int
 
 
 class MemoryCgroup:
@@ -59,9 +55,8 @@ class MemoryCgroup:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit = limit_bytes
-        self.use = MemoryUse(limit_bytes, 0, 0, 0)
-        self._anon_peak = 0
-        self._total_peak = 0
+        self.use = MemoryUse(0, 0)
+        self._anon_peak = self._total_peak = 0
 
     def __enter__(self) -> Self:
         self.folder, self.version = _create_group()
@@ -72,9 +67,7 @@ class MemoryCgroup:
             raise BenchError(f"the memory limit could not be set: {error.strerror}; run as root") from error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for _ in range(100):  # a group stays busy for a moment after its last process is gone
             try:
                 self.folder.rmdir()
@@ -101,8 +94,14 @@ class MemoryCgroup:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
-        self.use = self._measure()
-        if self.use.oom_kills:
+        if self.version == 1:
+            peak = self._number("memory.max_usage_in_bytes")
+            kills = self._stat("memory.oom_control", "oom_kill")
+        else:  # memory.peak came with Linux 5.19; before, the samples must do
+            peak = self._number("memory.peak") or self._total_peak
+            kills = self._stat("memory.events", "oom_kill")
+        self.use = MemoryUse(peak, self._anon_peak)
+        if kills:
             raise BenchError(
                 f"the measured process was killed: it needed more than {format_bytes(self.limit)}; "
                 "raise the cap, or give the engine a smaller --memory"
@@ -115,15 +114,6 @@ class MemoryCgroup:
         while not done.wait(_SAMPLE_SECONDS):
             self._anon_peak = max(self._anon_peak, self._stat("memory.stat", "total_rss", "anon"))
             self._total_peak = max(self._total_peak, self._number("memory.current"))
-
-    def _measure(self) -> MemoryUse:
-        if self.version == 1:
-            peak = self._number("memory.max_usage_in_bytes")
-            kills = self._stat("memory.oom_control", "oom_kill")
-        else:  # memory.peak came with Linux 5.19; before, the samples must do
-            peak = self._number("memory.peak") or self._total_peak
-            kills = self._stat("memory.events", "oom_kill")
-        return MemoryUse(self.limit, peak, self._anon_peak, kills)
 
     def _number(self, name: str) -> int:
         with suppress(OSError, ValueError):
@@ -162,10 +152,21 @@ def _own_group(version: int) -> str:
 def _create_group() -> tuple[Path, int]:
     """A fresh, empty group with a memory controller, and its cgroup version."""
     name = f"offspec-bench-{os.getpid()}-{secrets.token_hex(3)}"
+    place, version = _parent()
+    try:
+        (place / name).mkdir()
+    except OSError as error:
+        raise BenchError(
+            f"a memory cgroup cannot be made here ({error.strerror}): run as root, or pass --no-cgroup"
+        ) from error
+    return place / name, version
+
+
+def _parent() -> tuple[Path, int]:
     if (_V1 / "memory.limit_in_bytes").exists():
         own = _V1 / _own_group(1)
         # In a container the path may be that of the host: the mount itself is then the own group.
-        return _make((own if own.is_dir() else _V1) / name), 1
+        return (own if own.is_dir() else _V1), 1
     for mount in _V2:
         if "memory" not in _words(mount / "cgroup.controllers"):
             continue
@@ -177,18 +178,8 @@ def _create_group() -> tuple[Path, int]:
             with suppress(OSError):
                 (parent / "cgroup.subtree_control").write_text("+memory")
             if "memory" in _words(parent / "cgroup.subtree_control"):
-                return _make(parent / name), 2
+                return parent, 2
     raise BenchError("there is no memory controller for a cgroup here: pass --no-cgroup to measure without")
-
-
-def _make(folder: Path) -> Path:
-    try:
-        folder.mkdir()
-    except OSError as error:
-        raise BenchError(
-            f"a memory cgroup cannot be made here ({error.strerror}): run as root, or pass --no-cgroup"
-        ) from error
-    return folder
 
 
 def _limit_group(folder: Path, version: int, limit: int) -> None:

@@ -6,12 +6,13 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.lib.cgroup import BenchError, MemoryCgroup, drop_caches
 from bench.lib.report import Report
+from offspec.core.cache_dir import make_folder
 from offspec.core.config import parse_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -29,12 +30,35 @@ def say_notice(event: Any) -> None:
         say(f"  notice: {text}")
 
 
+def kept(folder: Path, doing: str, fill: Callable[[Path], None]) -> Path:
+    """A folder of the user's cache, which `fill` makes on the first run. Raises DiskFullError."""
+    if not folder.exists():
+        say(doing)
+        make_folder(folder, fill, lambda: say("another process is at it"))
+    return folder
+
+
+def run(argv: Sequence[str], what: str) -> str:
+    """Stdout of a program. Raises BenchError where it fails."""
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    if done.returncode:
+        raise BenchError(f"{what} failed with exit code {done.returncode}; see above")
+    return done.stdout
+
+
 def child(module: str, *words: str) -> str:
     """Run a module as a process of its own, outside the cgroup; the last line of its stdout."""
-    done = subprocess.run([sys.executable, "-m", module, *words], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    return run([sys.executable, "-m", module, *words], f"python -m {module}").splitlines()[-1]
+
+
+def pip(*words: str, python: str = sys.executable, failure: str) -> None:
+    """Run pip without dependencies. Raises BenchError with `failure` and pip's own reason."""
+    command, *rest = words
+    argv = [python, "-m", "pip", "--disable-pip-version-check", command, "--quiet", "--no-deps", *rest]
+    done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode:
-        raise BenchError(f"python -m {module} failed with exit code {done.returncode}; see above")
-    return done.stdout.splitlines()[-1]
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
+        raise BenchError(f"{failure}: {(errors or ['pip failed'])[-1].removeprefix('ERROR: ')}")
 
 
 def measured(
@@ -49,10 +73,7 @@ def measured(
     if not args.keep_caches:
         drop_caches()
     if args.no_cgroup:
-        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        if done.returncode:
-            raise BenchError(f"the measured process failed with exit code {done.returncode}; see above")
-        output, peaks = done.stdout, {}
+        output, peaks = run(argv, "the measured process"), {}
     else:
         with MemoryCgroup(parse_bytes(args.memory) if memory is None else memory) as group:
             output = group.run(argv, cwd=ROOT)
@@ -60,10 +81,15 @@ def measured(
     return (output.splitlines() or [""])[-1], peaks
 
 
+def measured_argv(args: argparse.Namespace, argv: Sequence[str]) -> dict[str, Any]:
+    """What a program prints, in JSON, with the peaks of its cgroup."""
+    line, peaks = measured(args, argv)
+    return {**json.loads(line), **peaks}
+
+
 def measured_job(args: argparse.Namespace, module: str, job: dict[str, Any]) -> dict[str, Any]:
     """What a module prints, in JSON, of a job that it is given in JSON, with the peaks of its cgroup."""
-    line, peaks = measured(args, [sys.executable, "-m", module, json.dumps(job)])
-    return {**json.loads(line), **peaks}
+    return measured_argv(args, [sys.executable, "-m", module, json.dumps(job)])
 
 
 def tell_liberties(args: argparse.Namespace, report: Report) -> list[str]:

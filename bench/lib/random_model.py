@@ -1,7 +1,5 @@
 """Write a model of random weights in a given shape, as a checkpoint on disk, as fast as the disk takes it.
 
-    python -m bench.lib.random_model OUT --shape 70b --layers 28
-
 A stream is bound by bytes and shapes, not by what the weights say. So one block of random numbers is written
 over and over: every matrix is a run of the same values, small enough that hidden states stay finite. One
 safetensors file for each layer, one for embedding, final norm and head, a config.json, and a tokenizer of
@@ -10,32 +8,31 @@ words that knows no language.
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.lib.cgroup import BenchError
-from bench.lib.command import printed
+from offspec.checkpoint.tensors import bytes_of
+from offspec.checkpoint.widen import write_index, write_json
 from offspec.checkpoint.write import Entry, SafetensorsWriter
-from offspec.core.files import new_folder, require_space, write_file
+from offspec.core.files import new_folder, require_space
+
+Stored = tuple[Entry, Callable[[], Iterable[Any]]]  # a tensor, and its bytes in pieces
 
 RECIPE = "random.json"  # in the folder: the shape that it was made with
-_BLOCK = 32 << 20  # values that are drawn; the rest repeats them
+_BLOCK = 32 << 20  # bytes that are drawn; the rest repeats them
 _DEVIATION = 0.02
-_ITEM = 2  # bytes of a bfloat16
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a model. Layers alone are repeated; the vocabulary is outside of them.
-
-    family: as transformers calls it. more: what its configuration needs beside the sizes.
-    """
+    """The sizes of a Llama. Layers alone are repeated; the vocabulary is outside of them."""
 
     hidden: int
     intermediate: int
@@ -45,13 +42,11 @@ class Shape:
     vocabulary: int
     context: int = 8192
     head_size: int | None = None
-    family: str = "llama"
-    more: Mapping[str, Any] = field(default_factory=dict)
 
     def config(self) -> dict[str, Any]:
         """config.json."""
         return {
-            "model_type": self.family,
+            "model_type": "llama",
             "hidden_size": self.hidden,
             "intermediate_size": self.intermediate,
             "num_hidden_layers": self.layers,
@@ -67,7 +62,6 @@ class Shape:
             "dtype": "bfloat16",
             "bos_token_id": 1,
             "eos_token_id": 2,
-            **self.more,
         }
 
     def entries(self) -> list[Entry]:
@@ -75,34 +69,15 @@ class Shape:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        given = {name: value for name, value in self.config().items() if name != "model_type"}
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(self.family, **given))
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**self.config()))
         return [(name, "BF16", tuple(weight.shape)) for name, weight in model.named_parameters()]
 
 
 SHAPES = {
     "70b": Shape(8192, 28672, 64, 8, layers=80, vocabulary=128256),
     "tiny": Shape(128, 384, 4, 2, layers=6, vocabulary=128, context=2048),
-    "hybrid": Shape(
-        2560, 9216, 16, 4, layers=20, vocabulary=32768, head_size=256,
-        family="qwen3_5_text", more={"linear_num_value_heads": 32, "linear_num_key_heads": 16},
-    ),
-    "tiny-hybrid": Shape(
-        128, 384, 4, 2, layers=8, vocabulary=128, context=2048, family="qwen3_5_text",
-        more={
-            "linear_num_value_heads": 4, "linear_num_key_heads": 2,
-            "linear_key_head_dim": 32, "linear_value_head_dim": 32,
-        },
-    ),
-}  # fmt: skip
-
-
-def tensor_bytes(entry: Entry) -> int:
-    count = _ITEM
-    for size in entry[2]:
-        count *= size
-    return count
+}
 
 
 def layer_file(index: int) -> str:
@@ -119,28 +94,29 @@ def plan(shape: Shape) -> dict[str, list[Entry]]:
     return files
 
 
-def build(shape: Shape, out: Path, *, on_write: Callable[[int], None] | None = None) -> Path:
+def build(shape: Shape, out: Path) -> Path:
     """Write the model into the folder `out`, which appears when it is whole; a like one there is used again.
 
     Raises BenchError where `out` holds something else, DiskFullError.
     """
     if out.exists():
-        if read_shape(out) != shape:
+        if _read_shape(out) != shape:
             raise BenchError(f"{out} holds another model: remove it, or name another folder")
         return out
     files = plan(shape)
-    total = sum(tensor_bytes(entry) for entries in files.values() for entry in entries)
+    total = sum(bytes_of(*entry[1:]) for entries in files.values() for entry in entries)
+    block = random_block(min(_BLOCK, total))
     require_space(out, total + (64 << 20), "the random model")
     out.parent.mkdir(parents=True, exist_ok=True)
+    stored = {file: [at_random(entry, block) for entry in entries] for file, entries in files.items()}
     with new_folder(out) as partial:
-        block = _random_block(min(_BLOCK, total))
-        for file, entries in files.items():
-            _write(partial / file, entries, block, on_write)
-        _write_rest(shape, partial, files, total)
+        write_files(partial, stored)
+        write_json(partial / RECIPE, asdict(shape))
+        write_rest(shape, partial)
     return out
 
 
-def read_shape(folder: Path) -> Shape | None:
+def _read_shape(folder: Path) -> Shape | None:
     """The shape that a folder was made with, or None where it was not made here."""
     try:
         return Shape(**json.loads((folder / RECIPE).read_text("utf-8")))
@@ -148,45 +124,48 @@ def read_shape(folder: Path) -> Shape | None:
         return None
 
 
-def _random_block(nbytes: int) -> memoryview:
+def random_block(nbytes: int = _BLOCK) -> memoryview:
+    """Random bfloat16 numbers, as bytes."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    values = torch.randn(-(-nbytes // _ITEM), generator=generator).mul_(_DEVIATION).to(torch.bfloat16)
+    values = torch.randn(nbytes // 2, generator=generator).mul_(_DEVIATION).to(torch.bfloat16)
     block: Any = values.view(torch.uint8).numpy()
     return memoryview(block)
 
 
-def _write(
-    file: Path, entries: list[Entry], block: memoryview, on_write: Callable[[int], None] | None
-) -> None:
-    with SafetensorsWriter(file, entries, on_write=on_write) as writer:
-        for entry in entries:
-            one_dimension = len(entry[2]) == 1  # norms: ones, as a trained model's nearly are
-            for piece in _ones(entry) if one_dimension else _pieces(tensor_bytes(entry), block):
-                writer.write(entry[0], piece)
+def at_random(entry: Entry, block: memoryview) -> Stored:
+    """A tensor of a block's numbers; norms are ones, as a trained model's nearly are."""
+    if len(entry[2]) == 1:
+        return entry, lambda: [b"\x80\x3f" * entry[2][0]]  # 1.0 in bfloat16, little endian
+    return entry, lambda: repeated(block, bytes_of(*entry[1:]))
 
 
-def _ones(entry: Entry) -> Iterator[bytes]:
-    yield b"\x80\x3f" * entry[2][0]  # 1.0 in bfloat16, little endian
-
-
-def _pieces(nbytes: int, block: memoryview) -> Iterator[memoryview]:
+def repeated(block: memoryview, nbytes: int) -> Iterator[memoryview]:
+    """So many bytes, a block over and over."""
     for start in range(0, nbytes, len(block)):
         yield block[: min(len(block), nbytes - start)]
 
 
-def _write_rest(shape: Shape, folder: Path, files: dict[str, list[Entry]], total: int) -> None:
-    index = {
-        "metadata": {"total_size": total},
-        "weight_map": {entry[0]: file for file, entries in files.items() for entry in entries},
-    }
-    for name, content in (
-        ("model.safetensors.index.json", index),
-        ("config.json", shape.config()),
-        (RECIPE, asdict(shape)),
-    ):
-        write_file(folder / name, json.dumps(content, indent=2).encode() + b"\n")
+def write_files(folder: Path, files: Mapping[str, Sequence[Stored]]) -> None:
+    """Write the files of a checkpoint, each by a thread of its own, and their index."""
+
+    def write(file: str) -> None:
+        with SafetensorsWriter(folder / file, [entry for entry, _ in files[file]]) as writer:
+            for entry, pieces in files[file]:
+                for piece in pieces():
+                    writer.write(entry[0], piece)
+
+    with ThreadPoolExecutor(min(12, os.cpu_count() or 1)) as pool:
+        list(pool.map(write, files))
+    entries = {entry: file for file, stored in files.items() for entry, _ in stored}
+    total = sum(bytes_of(*entry[1:]) for entry in entries)
+    write_index(folder, {entry[0]: file for entry, file in entries.items()}, total)
+
+
+def write_rest(shape: Shape, folder: Path, **more: Any) -> None:
+    """The configuration, with `more` in it, and a tokenizer of words."""
+    write_json(folder / "config.json", {**shape.config(), **more})
     write_tokenizer(folder, min(shape.vocabulary, 1024))
 
 
@@ -202,18 +181,3 @@ def write_tokenizer(folder: Path, words: int) -> None:
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
     ).save_pretrained(folder)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Build the model and print its folder on stdout."""
-    parser = argparse.ArgumentParser(prog="python -m bench.lib.random_model", description=main.__doc__)
-    parser.add_argument("out", type=Path, help="the folder to make")
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="70b")
-    parser.add_argument("--layers", type=int, help="how many layers (default: all of the shape)")
-    args = parser.parse_args(argv)
-    shape = SHAPES[args.shape]
-    return printed(lambda: build(replace(shape, layers=args.layers or shape.layers), args.out))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,7 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "system": platform.system(),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "transformers", "bitsandbytes")},
+        **{name: version_of(name) for name in ("torch", "transformers", "bitsandbytes")},
     }
 
 
@@ -86,7 +86,8 @@ def _field(file: Path, pattern: str) -> str:
     return found[1].strip() if found else ""
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Of an installed package."""
     # From the metadata: importing torch here would keep its pages in the cache that a bench empties.
     try:
         return importlib.metadata.version(name)
@@ -125,6 +126,13 @@ class Report:
     def progress(self, text: str) -> None:
         self.err.print(text, markup=False, soft_wrap=True, style="dim")
 
+    def table(self, title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """A table of figures; see `grid`."""
+        view = grid(title, *heads)
+        for row in rows:
+            view.add_row(*row)
+        self.out.print(view)
+
     def missed(self, text: str) -> None:
         """A note on an aim that was not reached, which the exit code tells too."""
         self.note(text)
@@ -134,9 +142,9 @@ class Report:
         """What a record begins with: the bench, and settings that it was run with."""
         return {"bench": self.name, **{name: getattr(args, name) for name in settings}}
 
-    def file(self, variant: str = "", suffix: str = ".json") -> Path:
-        """Where the record goes, or with another suffix what lies beside it."""
-        return (self._out or RESULTS / f"{self.name}{variant}.json").with_suffix(suffix)
+    def file(self, variant: str = "") -> Path:
+        """Where the record goes."""
+        return self._out or RESULTS / f"{self.name}{variant}.json"
 
     def write(self, record: dict[str, Any], variant: str = "") -> None:
         """Write a record to bench/results/<name><variant>.json, or where --json says."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from bench.lib.process import child, measured_job
 from bench.lib.report import Prompt
 from offspec.core.config import parse_bytes
 from offspec_planners.measure import Bandwidth, read_bandwidth
+
+_LOADED = ("draft_bits", "dtype", "budget", "width", "context")
 
 
 def widened(args: argparse.Namespace) -> Path:
@@ -36,23 +37,12 @@ def layer_files(folder: Path, recipe: Mapping[str, Any]) -> list[Path]:
     return [folder / name for name in recipe["layer_files"]]
 
 
-def product_rates(
-    config: Mapping[str, Any], tokens: Iterable[int], dtype: str = "bfloat16"
-) -> dict[int, float]:
-    """FLOP/s of a model's largest matrix by tokens, measured in another process."""
-    shape = ("--rows", str(config["intermediate_size"]), "--columns", str(config["hidden_size"]))
-    words = ("--dtype", dtype, *shape, "--tokens", *map(str, tokens))
-    return {rate["tokens"]: rate["flops_per_s"] for rate in json.loads(child("bench.lib.gemm_rates", *words))}
-
-
 def ask(
     args: argparse.Namespace,
     folder: Path,
     group: Sequence[tuple[int, Prompt]],
     temperature: float,
     on: bool,
-    module: str = "bench.lib.worker",
-    **more: Any,
 ) -> dict[str, Any]:
     """Answers of one measured process, with the cgroup's peaks beside them.
 
@@ -60,24 +50,17 @@ def ask(
         args: of the bench; for the engine, the length of answers with and without speculation, the limits.
         group: prompts with their numbers, from which seeds are made.
         on: whether it speculates.
-        module: of the process. more: what its job has besides.
     """
+    load = {key: getattr(args, key) for key in _LOADED}
+    load |= {"model": str(folder), "draft": args.draft if on else "none", "device": "cpu"}
     job = {
-        **more,
-        "load": {
-            "model": str(folder),
-            "draft": args.draft if on else "none",
-            "memory": args.engine_memory or args.memory,
-            "device": "cpu",
-            **{key: getattr(args, key) for key in ("draft_bits", "dtype", "budget", "width", "context")},
-        },
+        "load": {**load, "memory": args.engine_memory or args.memory},
         "params": {"temperature": temperature, "max_tokens": args.tokens if on else args.off_tokens},
         "seed": args.seed,
         "speculate": on,
-        "check": on and args.check,
         "prompts": numbered(group),
     }
-    found = measured_job(args, module, job)
+    found = measured_job(args, "bench.lib.worker", job)
     return {"speculate": on, "temperature": temperature, **found}
 
 

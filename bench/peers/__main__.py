@@ -3,13 +3,12 @@
     python -m bench.peers [--prompts 2] [--temperatures 0 1.0] [--only offspec accelerate ...]
 
 Contenders: offspec; offspec without speculation; accelerate's disk offload; transformers' assisted
-generation over it, with the very draft that offspec has; AirLLM. With --llama-cpp also those whose target is
-quantised (`peers_quantised.py`): offspec on an NF4 pack and on llama.cpp's own GGUF file, llama.cpp, and its
-speculation. Each measured run is a process of its own in a memory cgroup, started with an empty page
-cache; bytes read are those that the kernel counts for all alike. Peers from PyPI run in an environment of
-their own (`peers_env.py`). On the first prompt a peer is tried with several settings, and the fastest counts.
-A peer that gives a token a pass is run for a few tokens and projected to offspec's number: first token, then
-its median pass.
+generation over it, with the very draft that offspec has. With --llama-cpp also those whose target is
+quantised: offspec on a pack and on llama.cpp's own GGUF file, llama.cpp, and its speculation. Each measured
+run is a process of its own in a memory cgroup, started with an empty page cache; bytes read are those that
+the kernel counts for all alike. Peers from PyPI run in an environment of their own (`env.py`). On the first
+prompt a peer is tried with several settings, and the fastest counts. A peer that gives a token a pass is run
+for a few tokens and projected to offspec's number: first token, then its median pass.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +24,22 @@ from bench.lib.process import child, tell_liberties
 from bench.lib.report import Prompt, Report, environment, model_name, read_prompts
 from bench.lib.streamed import layer_files, raw_bandwidth, widened
 from bench.peers import env as peers_env
-from bench.peers import quantised as peers_quantised
-from bench.peers.jobs import ACCELERATE, ASSISTED, CONTENDERS, PLAIN, TITLES, Scene, prepare, run, variants
+from bench.peers.jobs import (
+    ACCELERATE,
+    ASSISTED,
+    CONTENDERS,
+    LLAMA,
+    LLAMA_DRAFTED,
+    PLAIN,
+    TITLES,
+    Scene,
+    prepare,
+    run,
+    variants,
+)
 from bench.peers.llama import BUILDING, DRAFT_LENGTHS
-from bench.peers.quantised import LLAMA, LLAMA_DRAFTED
 from bench.peers.tally import DECODING, GOALS, fastest, our_answers, shortfalls, speed_ups, summarise
-from bench.peers.view import NOTE, ceiling_json, plot, show, show_ceiling
+from bench.peers.view import NOTE, ceiling_json, show, show_ceiling
 from offspec.checkpoint.widen import read_recipe
 from offspec.core.config import format_bytes, parse_bytes
 
@@ -46,8 +54,7 @@ def measure(
         for temperature in args.temperatures:
             disk = raw_bandwidth(args, layer_files(scene.target, scene.recipe)).bytes_per_s
             report.progress(f"T {temperature:g}, {prompt.id}, disk {format_bytes(disk)}/s")
-            wanted = args.only[turn % len(args.only) :] + args.only[: turn % len(args.only)]
-            for contender in wanted:
+            for contender in args.only[turn % len(args.only) :] + args.only[: turn % len(args.only)]:
                 for variant in _settings(args, scene, runs, contender, temperature):
                     report.progress(f"{TITLES[contender]} {variant.name}".rstrip())
                     found = run(args, scene, variant, [(number, prompt)], temperature)
@@ -63,10 +70,10 @@ def _settings(
 ) -> list[Any]:
     """What a contender is run with now: all settings at first, then the fastest; none where all failed."""
     before = [r for r in runs if (r["contender"], r["temperature"]) == (contender, temperature)]
-    if contender in scene.errors:
+    if scene.error and contender in (ACCELERATE, ASSISTED):
         if not before:
             place = {"contender": contender, "variant": "", "temperature": temperature, "prompt": ""}
-            runs.append({**place, "error": scene.errors[contender]})
+            runs.append({**place, "error": scene.error})
         return []
     found = variants(args, scene, contender)
     if not before:
@@ -88,10 +95,9 @@ def options(p: argparse.ArgumentParser) -> None:
                    help="format of offspec's own pack (default nf4)")  # fmt: skip
     p.add_argument("--draft-lengths", type=int, nargs="+", default=list(DRAFT_LENGTHS), metavar="TOKENS",
                    help="drafts that llama.cpp is tried with (default 4 8 16)")  # fmt: skip
-    p.add_argument("--airllm-tokens", type=int, default=4, help="most new tokens of AirLLM")
     p.add_argument("--peer-seconds", type=int, default=600, help="a peer's process is ended after so long")
     # The draft is a checkpoint whose weights are 4-bit values already; there is nothing to set.
-    p.set_defaults(draft_bits=16, dtype="bfloat16", check=False)
+    p.set_defaults(draft_bits=16, dtype="bfloat16")
 
 
 def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
@@ -99,16 +105,15 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     args.only = args.only or list(CONTENDERS if args.llama_cpp else PLAIN)
     prompts = read_prompts(args.prompts)
     target = widened(args)
-    quantised = peers_quantised.prepare(args, target)
     draft = Path(child("bench.lib.quantised_draft", args.model))
     args.draft, recipe = str(draft), read_recipe(target)
-    scene = replace(prepare(target, recipe, draft, args.only), quantised=quantised)
-    ceiling = ceiling_json(raw_bandwidth(args, layer_files(target, recipe)), recipe, quantised)
+    scene = prepare(args, target, recipe, draft)
+    ceiling = ceiling_json(raw_bandwidth(args, layer_files(target, recipe)), scene)
     show_ceiling(ceiling, report)
     liberties = tell_liberties(args, report)
     runs = measure(args, scene, prompts, report)
     rows = [summarise(runs, temperature) for temperature in args.temperatures]
-    keys = ("factor", "dtype", "budget", "width", "context", "tokens", "off_tokens", "airllm_tokens", "seed")
+    keys = ("factor", "dtype", "budget", "width", "context", "tokens", "off_tokens", "seed")
     summary = {
         **report.head(args, *keys, "only", "pack"),
         "model": target.name,
@@ -130,7 +135,6 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
         "note": NOTE,
     }
     show(summary, report)
-    report.note(plot(rows, target.name, report.file(suffix=".svg")))
     machine = {**environment(), "peers": peers_env.pinned()}
     report.record(summary, environment=machine, processes=runs)
     for sentence in summary["shortfalls"]:

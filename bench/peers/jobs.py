@@ -1,9 +1,14 @@
-"""The contenders of the peers bench, the settings each is tried with, and their measured processes."""
+"""The contenders of the peers bench, the settings each is tried with, and their measured processes.
+
+Where the target is quantised the draft is the small model for all: offspec keeps it in 16 bits, as llama.cpp
+does, or rounds it to 4. Which tokens come differs between formats, so speeds are compared, and texts are not.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -12,29 +17,33 @@ from pathlib import Path
 from typing import Any
 
 from bench.lib.cgroup import BenchError
-from bench.lib.process import measured
+from bench.lib.process import child, measured_argv
 from bench.lib.report import Prompt
-from bench.lib.streamed import ask, numbered
+from bench.lib.streamed import ask, numbered, pack_of
 from bench.peers import env as peers_env
-from bench.peers import quantised as peers_quantised
-from bench.peers.quantised import QUANTISED, QUANTISED_TITLES, Quantised
+from bench.peers import llama
+from bench.peers.llama import LlamaFiles
 from bench.peers.worker import one_line
 from offspec.core.config import format_bytes, parse_bytes
 from offspec.core.errors import OffspecError
 
 Group = Sequence[tuple[int, Prompt]]  # prompts with their numbers, from which seeds are made
 
-OFFSPEC, OFF, ACCELERATE, ASSISTED, AIRLLM = "offspec", "offspec_off", "accelerate", "assisted", "airllm"
-PLAIN = (OFFSPEC, OFF, ACCELERATE, ASSISTED, AIRLLM)  # with the target in bfloat16
-CONTENDERS = (*PLAIN, *QUANTISED)
+OFFSPEC, OFF, ACCELERATE, ASSISTED = "offspec", "offspec_off", "accelerate", "assisted"
+PACKED, STORED, LLAMA, LLAMA_DRAFTED = "offspec_pack", "offspec_gguf", "llama_cpp", "llama_cpp_drafted"
+PLAIN = (OFFSPEC, OFF, ACCELERATE, ASSISTED)  # with the target in bfloat16
+QUANTISED = (PACKED, STORED, LLAMA, LLAMA_DRAFTED)
 TITLES = {
     OFFSPEC: "offspec",
     OFF: "offspec, draft off",
     ACCELERATE: "accelerate, disk",
     ASSISTED: "assisted generation",
-    AIRLLM: "AirLLM",
-    **QUANTISED_TITLES,
+    PACKED: "offspec, its own pack",
+    STORED: "offspec, Q4_0 GGUF",
+    LLAMA: "llama.cpp, Q4_0",
+    LLAMA_DRAFTED: "llama.cpp, speculative",
 }
+CONTENDERS = tuple(TITLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,42 +57,54 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What all contenders share: the target and its recipe, the draft, and each peer's needs.
+    """What the contenders need, as far as they are wanted.
 
-    airllm: its folders. errors: contenders that cannot even be started, with the reason. quantised: for
-    those whose target is.
+    Args:
+        target, recipe, draft: The widened model, and the draft of those that run it in bfloat16.
+        python: Interpreter of the peers' environment. error: Why there is none.
+        pack: offspec's own pack. llama: llama.cpp's programs and files.
     """
 
     target: Path
     recipe: Mapping[str, Any]
     draft: Path
-    python: Path | None
-    airllm: Mapping[str, str]
-    errors: Mapping[str, dict[str, str]]
-    quantised: Quantised | None = None
+    python: Path | None = None
+    error: dict[str, str] | None = None
+    pack: Path | None = None
+    llama: LlamaFiles | None = None
+
+    @property
+    def quantised_sizes(self) -> dict[str, int]:
+        """Bytes of the pack and of llama.cpp's files, and of the layers in one of them."""
+        found = self.llama.sizes() if self.llama else {}
+        if self.pack is not None:
+            files = sorted(file.stat().st_size for file in self.pack.glob("*.safetensors"))
+            # A file holds a layer, and the largest of all what is no layer.
+            return {**found, "pack_bytes": sum(files), "quantised_layer_bytes": sum(files[:-1])}
+        return {**found, "quantised_layer_bytes": self.llama.layer_bytes} if self.llama else {}
 
 
-def prepare(target: Path, recipe: Mapping[str, Any], draft: Path, only: Sequence[str]) -> Scene:
-    """Make what the wanted contenders need. What cannot be made is an error of that contender alone."""
-    python, airllm = None, dict[str, str]()
-    errors: dict[str, dict[str, str]] = {}
-    peers = [name for name in only if name in (ACCELERATE, ASSISTED, AIRLLM)]
-    if peers:
+def prepare(args: argparse.Namespace, target: Path, recipe: Mapping[str, Any], draft: Path) -> Scene:
+    """Make what the wanted contenders need. An environment that cannot be made is its contenders' error."""
+    python, error = None, None
+    if {ACCELERATE, ASSISTED} & set(args.only):
         try:
             python = peers_env.ensure()
-        except OffspecError as error:
-            errors |= dict.fromkeys(peers, failure(error, "environment"))
-    if python and AIRLLM in peers:
-        try:
-            airllm = peers_env.airllm_folders(python, target, recipe)
-        except OffspecError as error:
-            errors[AIRLLM] = failure(error, "preparation")
-    return Scene(target, recipe, draft, python, airllm, errors)
+        except OffspecError as caught:
+            error = failure(caught, "environment")
+    pack = Path(pack_of(target, args.pack)) if PACKED in args.only else None
+    files = None
+    if wanted := [name for name in args.only if name in (STORED, LLAMA, LLAMA_DRAFTED)]:
+        if args.llama_cpp is None:
+            raise BenchError(f"{wanted[0]} needs --llama-cpp, a {llama.BUILDING}")
+        words = (str(target), "--model", args.model, "--prompts", str(args.prompts))
+        files = LlamaFiles.of(args.llama_cpp.resolve(), child("bench.peers.llama_models", *words))
+    return Scene(target, recipe, draft, python, error, pack, files)
 
 
-def failure(error: Exception, kind: str | None = None) -> dict[str, str]:
+def failure(error: Exception, kind: str) -> dict[str, str]:
     """An error as results tell it: its kind, and one line."""
-    return {"kind": kind or type(error).__name__, "message": one_line(str(error))}
+    return {"kind": kind, "message": one_line(str(error))}
 
 
 def variants(args: argparse.Namespace, scene: Scene, contender: str) -> list[Variant]:
@@ -93,25 +114,34 @@ def variants(args: argparse.Namespace, scene: Scene, contender: str) -> list[Var
     limit is for the interpreter, its libraries, and the page cache that the mapped weights pass through.
     `draft_lengths` are those that llama.cpp is tried with.
     """
-    if contender in QUANTISED:
-        llama = scene.quantised.llama if scene.quantised else None
-        fits = llama is None or llama.target.stat().st_size < parse_bytes(args.memory)
-        found = peers_quantised.settings(contender, args.draft_lengths, fits=fits)
-        return [Variant(contender, name, settings) for name, settings in found.items()]
-    if contender not in (ACCELERATE, ASSISTED):
-        return [Variant(contender, "", {})]
-    weights_in_ram = parse_bytes(args.peer_memory)
+    return [Variant(contender, name, found) for name, found in _settings(args, scene, contender).items()]
+
+
+def _settings(args: argparse.Namespace, scene: Scene, contender: str) -> dict[str, dict[str, Any]]:
+    if contender in (OFFSPEC, OFF):
+        return {"": {}}
+    if contender in (PACKED, STORED):
+        planned = {"draft_bits": 16, "budget": None, "width": None}
+        return {
+            "budget and width as given": {"draft_bits": 16},
+            "as planned": planned,
+            "as planned, draft in 4 bits": {**planned, "draft_bits": 4},
+        }
+    if contender in (LLAMA, LLAMA_DRAFTED):
+        fits = scene.llama is None or scene.llama.target.stat().st_size < parse_bytes(args.memory)
+        alone, drafted = llama.settings(len(os.sched_getaffinity(0)), args.draft_lengths, fits=fits)
+        return alone if contender == LLAMA else drafted
+    in_ram = parse_bytes(args.peer_memory)
+    documented, mapped, copied = placements(scene.recipe, in_ram)
     if contender == ACCELERATE:
-        documented, mapped, copied = placements(scene.recipe, weights_in_ram)
-        return [
-            Variant(ACCELERATE, f"auto, {format_bytes(weights_in_ram)} in RAM", {"placement": documented}),
-            Variant(ACCELERATE, "all layers on disk", {"placement": mapped}),
-            Variant(ACCELERATE, "some layers copied to RAM", {"placement": copied}),
-        ]
-    size = sum(file.stat().st_size for file in scene.draft.glob("*.safetensors"))
+        return {
+            f"auto, {format_bytes(in_ram)} in RAM": {"placement": documented},
+            "all layers on disk": {"placement": mapped},
+            "some layers copied to RAM": {"placement": copied},
+        }
     # What is merely mapped may be evicted, so it need not leave room for the draft; what is copied must.
-    documented, _, _ = placements(scene.recipe, weights_in_ram)
-    _, _, copied = placements(scene.recipe, max(weights_in_ram - size, 0))
+    size = sum(file.stat().st_size for file in scene.draft.glob("*.safetensors"))
+    _, _, beside_draft = placements(scene.recipe, max(in_ram - size, 0))
     draft = {"draft": str(scene.draft)}
     chains: dict[str, dict[str, Any]] = {
         "its defaults": {},
@@ -119,13 +149,10 @@ def variants(args: argparse.Namespace, scene: Scene, contender: str) -> list[Var
         "constant 10": _chain(10, "constant"),
         "constant 20": _chain(20, "constant"),
     }
-    return [
-        Variant(ASSISTED, "auto, its defaults", {"placement": documented, **draft}),
-        *(
-            Variant(ASSISTED, f"copied to RAM, {name}", {"placement": copied, "assistant": chain, **draft})
-            for name, chain in chains.items()
-        ),
-    ]
+    return {"auto, its defaults": {"placement": documented, **draft}} | {
+        f"copied to RAM, {name}": {"placement": beside_draft, "assistant": chain, **draft}
+        for name, chain in chains.items()
+    }
 
 
 def _chain(tokens: int, schedule: str) -> dict[str, Any]:
@@ -163,16 +190,7 @@ def run(
     place = {"contender": variant.contender, "variant": variant.name, "temperature": temperature}
     start = time.perf_counter()
     try:
-        if variant.contender in (OFFSPEC, OFF):
-            on = variant.contender == OFFSPEC
-            found = ask(args, scene.target, group, temperature, on)
-        elif variant.contender in QUANTISED:
-            assert scene.quantised is not None, "a contender that runs was prepared"
-            found = peers_quantised.run(
-                args, scene.quantised, variant.contender, variant.settings, group, temperature
-            )
-        else:
-            found = _run_peer(args, scene, variant, group, temperature)
+        found = _run(args, scene, variant, group, temperature)
     except BenchError as error:
         late = time.perf_counter() - start >= args.peer_seconds
         kind = "timeout" if late else "killed" if "was killed" in str(error) else "failed"
@@ -180,23 +198,30 @@ def run(
     return {**found, **place}
 
 
-def _run_peer(
+def _run(
     args: argparse.Namespace, scene: Scene, variant: Variant, group: Group, temperature: float
 ) -> dict[str, Any]:
-    lengths = {ACCELERATE: args.off_tokens, ASSISTED: args.tokens, AIRLLM: args.airllm_tokens}
-    job = {
-        "peer": AIRLLM if variant.contender == AIRLLM else ACCELERATE,
-        "target": str(scene.target),
-        **(scene.airllm if variant.contender == AIRLLM else {}),
-        **variant.settings,
-        "temperature": temperature,
-        "max_tokens": lengths[variant.contender],
-        "seed": args.seed,
-        "seconds": args.peer_seconds,
-        "prompts": numbered(group),
-    }
-    with tempfile.TemporaryDirectory() as scratch:  # accelerate asks for a folder; it stays empty
-        # Isolated (-I): neither this project's folders nor the user's own packages are on its path.
-        argv = [str(scene.python), "-I", str(peers_env.WORKER), json.dumps({**job, "scratch": scratch})]
-        line, peaks = measured(args, argv)
-    return {**json.loads(line), **peaks}
+    name, settings = variant.contender, variant.settings
+    if name in (OFFSPEC, OFF):
+        return ask(args, scene.target, group, temperature, name == OFFSPEC)
+    tokens = args.tokens if name in (ASSISTED, LLAMA_DRAFTED) else args.off_tokens
+    job = {"temperature": temperature, "seconds": args.peer_seconds, **settings}
+    if name in (ACCELERATE, ASSISTED):
+        job |= {"target": str(scene.target), "max_tokens": tokens, "seed": args.seed}
+        with tempfile.TemporaryDirectory() as scratch:  # accelerate asks for a folder; it stays empty
+            job |= {"scratch": scratch, "prompts": numbered(group)}
+            # Isolated (-I): neither this project's folders nor the user's own packages are on its path.
+            return measured_argv(args, [str(scene.python), "-I", str(peers_env.WORKER), json.dumps(job)])
+    if name == PACKED:
+        assert scene.pack is not None, "who needs the pack has it"
+        return ask(_with(args, settings), scene.pack, group, temperature, True)
+    assert scene.llama is not None, "who needs llama.cpp's files has them"
+    if name == STORED:
+        return ask(_with(args, settings), scene.llama.target, group, temperature, True)
+    ((number, prompt),) = group
+    job |= {"text": scene.llama.texts[prompt.id], "tokens": tokens, "context": args.context}
+    return llama.run(args, scene.llama, prompt.id, {**job, "seed": args.seed + number})
+
+
+def _with(args: argparse.Namespace, settings: Mapping[str, Any]) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(args), "draft": args.model, **settings})

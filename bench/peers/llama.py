@@ -62,9 +62,9 @@ class LlamaFiles:
 
 def settings(
     threads: int, lengths: Sequence[int] = DRAFT_LENGTHS, *, fits: bool = True
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """By program, the settings that it is tried with: weights as they are mapped, or copied in another order
-    for wider instructions (its default); fewer threads; draft lengths.
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Settings that are tried without a draft, and with one: weights as they are mapped, or copied in another
+    order for wider instructions (its default); fewer threads; draft lengths.
 
     fits: whether the memory limit is larger than the target's file. Where it is not, the copy would be
     killed, and threads wait for the disk: both are left out.
@@ -78,7 +78,7 @@ def settings(
         drafted[f"repacked, draft of {middle}"] = {**mapped, "repack": True, "drafted": middle}
     if fits and threads > 1:
         alone["mapped, 1 thread"] = {**mapped, "threads": 1}
-    return {ALONE: alone, DRAFTED: drafted}
+    return alone, drafted
 
 
 def command(files: LlamaFiles, job: Mapping[str, Any]) -> list[str]:

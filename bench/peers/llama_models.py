@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,11 @@ import numpy as np
 
 from bench.lib.cgroup import BenchError
 from bench.lib.command import printed, shared
-from bench.lib.process import say
+from bench.lib.process import kept
 from bench.lib.report import read_prompts
 from offspec.checkpoint.widen import read_recipe
 from offspec.checkpoint.widening import dense
-from offspec.core.cache_dir import cache_root, make_folder
+from offspec.core.cache_dir import cache_root
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, GGUFWriter
@@ -37,8 +37,8 @@ Values = np.ndarray[Any, Any]
 KIND = "Q4_0"
 FILE = "model.gguf"
 _FILE_TYPE = 2  # llama.cpp's number for a file that is mostly Q4_0
-_PIECE = 8 << 20  # values that are rounded at a time
 _FAMILY = "llama"
+_HEADS = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 
 
 def source_file(model: str) -> Path:
@@ -57,62 +57,54 @@ def ensure(target: Path, model: str) -> Path:
     Raises BenchError, DiskFullError.
     """
     source, recipe = source_file(model), read_recipe(target)
-    name = f"llama-{target.name}-{KIND}-{recipe['fingerprint']}"
-    return kept_file(name, f"{target.name} in {KIND}", lambda out: write(target, source, out))
-
-
-def kept_file(name: str, what: str, write: Callable[[Path], None]) -> Path:
-    """The GGUF file in a folder of the cache of this name; `write` makes it where it is not there."""
-    folder = cache_root() / "peers" / name
-    if not folder.exists():
-        say(f"writing {what} for llama.cpp")
-        make_folder(folder, lambda partial: write(partial / FILE), lambda: say("another does"))
-    return folder / FILE
+    folder = cache_root() / "peers" / f"llama-{target.name}-{KIND}-{recipe['fingerprint']}"
+    doing = f"writing {target.name} in {KIND} for llama.cpp"
+    return kept(folder, doing, lambda partial: write(target, source, partial / FILE)) / FILE
 
 
 def write(target: Path, source: Path, out: Path) -> None:
     """Write the checkpoint in the folder `target`, a llama that was widened from `source`."""
-    from gguf import GGUFReader, GGUFWriter
+    from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFReader, GGUFWriter, get_tensor_name_map
+    from gguf.quants import quantize
 
     from offspec.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(str(target))
-    writer = GGUFWriter(out, _FAMILY)
-    describe(GGUFReader(source), sizes_of(checkpoint.config), writer)
-    tensors = list(renamed(dense(checkpoint), checkpoint.config["num_hidden_layers"]))
-    for name, info in tensors:
-        _declare(writer, name, info)
-    write_declared(writer, (_stored(name, info, checkpoint.config) for name, info in tensors))
-
-
-def write_declared(writer: GGUFWriter, values: Iterable[Values]) -> None:
-    """Write the file of a writer that knows all tensors: its description, then their values in order."""
+    writer = GGUFWriter(out, _FAMILY, use_temp_file=True)
+    _describe(GGUFReader(source), checkpoint.config, writer)
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, checkpoint.config["num_hidden_layers"])
+    kind = GGMLQuantizationType[KIND]
+    for name, info in dense(checkpoint).items():
+        known = names.get_name(name, try_suffixes=(".weight",))
+        if known is None:
+            raise BenchError(f"llama.cpp has no name for tensor {name}")
+        rows = _values(info)
+        if heads := _HEADS.get(known.split(".")[-2]):
+            rows = rotated(rows, checkpoint.config[heads])
+        if rows.ndim == 1:
+            writer.add_tensor(known, rows)
+        else:
+            writer.add_tensor(known, quantize(rows, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for each in values:
-        writer.write_tensor_data(each)
+    writer.write_tensors_to_file()
     writer.close()
 
 
-def sizes_of(config: Mapping[str, Any]) -> dict[str, int]:
-    """What of a GGUF file's description differs in a widened model."""
-    return {
+def _describe(reader: GGUFReader, config: Mapping[str, Any], writer: GGUFWriter) -> None:
+    """Write the keys of the small model's file, with the sizes of the wide one."""
+    from gguf import GGUFValueType
+
+    family = reader.fields["general.architecture"].contents()
+    if family != _FAMILY:
+        raise BenchError(f"only a {_FAMILY} model is written for llama.cpp, not a {family} model")
+    own = {
         f"{_FAMILY}.embedding_length": config["hidden_size"],
         f"{_FAMILY}.feed_forward_length": config["intermediate_size"],
         f"{_FAMILY}.attention.head_count": config["num_attention_heads"],
         f"{_FAMILY}.attention.head_count_kv": config["num_key_value_heads"],
         "general.file_type": _FILE_TYPE,
     }
-
-
-def describe(reader: GGUFReader, own: Mapping[str, int], writer: GGUFWriter) -> None:
-    """Write the keys of another file of a llama, less those that the new file has values of its `own` for."""
-    from gguf import GGUFValueType
-
-    family = reader.fields["general.architecture"].contents()
-    if family != _FAMILY:
-        raise BenchError(f"only a {_FAMILY} model is written for llama.cpp, not a {family} model")
     for key, field in reader.fields.items():
         if key.startswith("GGUF.") or key == "general.architecture" or key in own:  # the writer has the first
             continue
@@ -122,67 +114,18 @@ def describe(reader: GGUFReader, own: Mapping[str, int], writer: GGUFWriter) -> 
         writer.add_key_value(key, value, GGUFValueType.UINT32)
 
 
-def renamed(tensors: Mapping[str, TensorInfo], layers: int) -> Iterator[tuple[str, TensorInfo]]:
-    """Tensors under the names that GGUF files of llamas have for them."""
-    from gguf import MODEL_ARCH, get_tensor_name_map
-
-    names = get_tensor_name_map(MODEL_ARCH.LLAMA, layers)
-    for name, info in tensors.items():
-        known = names.get_name(name, try_suffixes=(".weight",))
-        if known is None:
-            raise BenchError(f"llama.cpp has no name for tensor {name}")
-        yield known, info
-
-
-def _declare(writer: GGUFWriter, name: str, info: TensorInfo) -> None:
-    from gguf import GGMLQuantizationType, quant_shape_to_byte_shape
-
-    if len(info.shape) == 1:
-        writer.add_tensor_info(name, info.shape, np.dtype(np.float32), 4 * info.shape[0])
-        return
-    kind = GGMLQuantizationType[KIND]
-    shape = quant_shape_to_byte_shape(info.shape, kind)
-    writer.add_tensor_info(name, shape, np.dtype(np.uint8), int(np.prod(shape)), kind)
-
-
-def _stored(name: str, info: TensorInfo, config: Mapping[str, Any]) -> Values:
-    """A tensor as the file has it: a norm in float32, a matrix in blocks of KIND."""
-    from gguf import GGMLQuantizationType
-    from gguf.quants import quantize
-
-    if len(info.shape) == 1:
-        return values(info, 0, info.shape[0])
-    step = max(1, _PIECE // info.shape[1])
-    if heads := heads_of(name, config):  # whole: its rows change places
-        pieces = [rotated(values(info, 0, info.shape[0]), heads)]
-    else:
-        pieces = [values(info, start, start + step) for start in range(0, info.shape[0], step)]
-    kind = GGMLQuantizationType[KIND]
-    return np.concatenate([quantize(piece, kind) for piece in pieces])
-
-
-def heads_of(name: str, config: Mapping[str, Any]) -> int:
-    """Heads of a query or key weight, of which `rotated` puts the rows in order; 0 of other tensors."""
-    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2])
-    return int(config[heads]) if heads else 0
-
-
 def rotated(rows: Values, heads: int) -> Values:
     """Rows of a query or key weight as llama.cpp rotates them: those of the halves of a head by turns."""
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def values(info: TensorInfo, start: int, end: int) -> Values:
-    """Rows of a bfloat16 or float32 tensor, in float32."""
+def _values(info: TensorInfo) -> Values:
+    """A bfloat16 or float32 tensor in float32."""
     kind = {"BF16": "<u2", "F32": "<f4"}.get(info.dtype)
     if kind is None:
         raise BenchError(f"{info.name} is {info.dtype}; only BF16 and F32 are written for llama.cpp")
-    stored = np.memmap(info.file, kind, "r", info.offset, shape=info.shape)[start:end]
-    if info.dtype == "F32":
-        return np.array(stored)
-    wide = stored.astype(np.uint32)
-    wide <<= 16
-    return wide.view(np.float32)
+    stored = np.memmap(info.file, kind, "r", info.offset, shape=info.shape)
+    return np.array(stored) if info.dtype == "F32" else (stored.astype(np.uint32) << 16).view(np.float32)
 
 
 def layer_bytes(file: Path) -> int:
@@ -205,7 +148,7 @@ def texts(target: Path, prompts: int) -> dict[str, str]:
     }
 
 
-def main(make: Callable[[Path, str], Path] = ensure) -> int:
+def main() -> int:
     """Make the file; print its place, its layers' bytes, the draft and the prompts, as a line of JSON."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("target", type=Path, help="folder of the model")
@@ -213,7 +156,7 @@ def main(make: Callable[[Path, str], Path] = ensure) -> int:
     args = parser.parse_args()
 
     def made() -> str:
-        target = make(args.target, args.model)
+        target = ensure(args.target, args.model)
         found = {"target": str(target), "draft": str(source_file(args.model))}
         sizes = {"layer_bytes": layer_bytes(target)}
         return json.dumps({**found, **sizes, "texts": texts(args.target, args.prompts)})

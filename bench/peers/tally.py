@@ -6,37 +6,45 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.lib import tally
 from bench.lib.report import ratio
-from bench.peers.jobs import ACCELERATE, ASSISTED, OFF, OFFSPEC, TITLES
-from bench.peers.quantised import LLAMA_DRAFTED, PACKED, QUANTISED, STORED
+from bench.peers.jobs import (
+    ACCELERATE,
+    ASSISTED,
+    LLAMA_DRAFTED,
+    OFF,
+    OFFSPEC,
+    PACKED,
+    QUANTISED,
+    STORED,
+    TITLES,
+)
 
 GOALS = {ACCELERATE: 20.0, ASSISTED: 5.0, LLAMA_DRAFTED: 3.0}
 FASTER, DECODING = "offspec_is_faster_by", "offspec_decodes_faster_by"
 _PEAKS = ("cgroup_peak_bytes", "cgroup_anon_peak_bytes", "process_peak_bytes")
+Answer = Mapping[str, Any]  # of a measured process, as JSON has it
+Answers = dict[str, Answer]  # by prompt
 Runs = Sequence[Mapping[str, Any]]
 
 
-def project(answer: Mapping[str, Any], tokens: int) -> float:
+def project(answer: Answer, tokens: int) -> float:
     """Seconds an answer would take for `tokens`: its own when it has as many; else its first pass, and then
     the median pass of one that gives a token a pass, or the mean rate of one that gives several."""
-    passes = answer["per_pass"]
-    if answer["tokens"] == tokens or len(passes) < 2:
-        return float(answer["seconds"]) * (1.0 if answer["tokens"] == tokens else tokens / answer["tokens"])
-    seconds = [_seconds(p) for p in passes]
+    passes, made = answer["per_pass"], answer["tokens"]
+    if made == tokens or len(passes) < 2:
+        return float(answer["seconds"]) * (1.0 if made == tokens else tokens / made)
+    seconds = [_seconds(p) for p in passes[1:]]
+    rate = ratio(sum(seconds), sum(p["emitted"] for p in passes[1:]))
     if all(p["emitted"] == 1 for p in passes):
-        plain = [{"draft_seconds": 0.0, "target_seconds": s} for s in seconds]
-        return float(tally.project({"ttft_s": answer["ttft_s"], "per_pass": plain}, tokens))
-    rate = ratio(sum(seconds[1:]), sum(p["emitted"] for p in passes[1:]))
-    left = max(tokens - int(passes[0]["emitted"]), 0)
-    return float(answer["ttft_s"]) + left * rate
+        rate = statistics.median(seconds)
+    return float(answer["ttft_s"]) + max(tokens - int(passes[0]["emitted"]), 0) * rate
 
 
 def _seconds(one: Mapping[str, Any]) -> float:
     return float(one["seconds"] if "seconds" in one else one["draft_seconds"] + one["target_seconds"])
 
 
-def decoding(answers: Iterable[Mapping[str, Any]]) -> float:
+def decoding(answers: Iterable[Answer]) -> float:
     """Tokens a second behind the passes that read the prompts; 0 where no answer has any."""
     tokens, seconds = 0, 0.0
     for answer in answers:
@@ -48,7 +56,7 @@ def decoding(answers: Iterable[Mapping[str, Any]]) -> float:
     return ratio(tokens, seconds)
 
 
-def answers_of(runs: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def answers_of(runs: Iterable[Mapping[str, Any]]) -> Answers:
     """Answers by prompt, of the runs that did not fail."""
     return {answer["id"]: answer for run in runs for answer in run.get("answers", ())}
 
@@ -61,7 +69,7 @@ def ours(contender: str, among: Collection[str]) -> str:
     return STORED if STORED in among else PACKED
 
 
-def our_answers(runs: Runs, contender: str) -> dict[str, Mapping[str, Any]]:
+def our_answers(runs: Runs, contender: str) -> Answers:
     """The answers of `ours`, at its fastest settings."""
     mine = ours(contender, {run["contender"] for run in runs})
     own = [run for run in runs if run["contender"] == mine]
@@ -72,7 +80,7 @@ def our_answers(runs: Runs, contender: str) -> dict[str, Mapping[str, Any]]:
 def fastest(runs: Runs, lengths: Mapping[str, int]) -> str | None:
     """The name of the variant with the least projected seconds over the prompts that all of them answered,
     or None when none of them ran. lengths: tokens to project each prompt to."""
-    by_name: dict[str, dict[str, Mapping[str, Any]]] = {}
+    by_name: dict[str, Answers] = {}
     for run in runs:
         if "error" not in run:
             by_name.setdefault(run["variant"], {}).update(answers_of([run]))
@@ -95,7 +103,7 @@ def summarise(runs: Runs, temperature: float) -> dict[str, Any]:
         lengths = {name: answer["tokens"] for name, answer in on.items()}
         # At temperature 1 the peers draw numbers of their own, so only offspec's two texts are the same.
         alike = contender not in (OFF, *QUANTISED) and (temperature == 0 or contender == OFFSPEC)
-        figures = contender_figures(own, lengths, off if alike else None)
+        figures = contender_figures(own, lengths, off if alike else {})
         if on and "error" not in figures:
             figures[FASTER] = speed_up(figures, on)
             figures[DECODING] = ratio(decoding(on.values()), figures["decode_tokens_per_s"])
@@ -103,10 +111,11 @@ def summarise(runs: Runs, temperature: float) -> dict[str, Any]:
     return {"temperature": temperature, "contenders": found}
 
 
-def contender_figures(
-    runs: Runs, lengths: Mapping[str, int], compare: Mapping[str, Mapping[str, Any]] | None
-) -> dict[str, Any]:
-    """What one contender reached with its fastest settings; its failures are told beside it."""
+def contender_figures(runs: Runs, lengths: Mapping[str, int], plain: Answers) -> dict[str, Any]:
+    """What one contender reached with its fastest settings; its failures are told beside it.
+
+    plain: answers of offspec without speculation, where the tokens should be the same.
+    """
     failed = [{"settings": run["variant"], **run["error"]} for run in runs if "error" in run]
     name = fastest(runs, lengths)
     if name is None:
@@ -117,6 +126,7 @@ def contender_figures(
     seconds = {prompt: project(answer, tokens[prompt]) for prompt, answer in answers.items()}
     made, passes = (sum(answer[key] for answer in answers.values()) for key in ("tokens", "passes"))
     reads = sum(answer["read_bytes"] for answer in answers.values())
+    parted = differences(plain, answers)
     return {
         "settings": name,
         "settings_tried": tried(runs, lengths),
@@ -134,7 +144,8 @@ def contender_figures(
         "tokens_made": made,
         "tokens_projected_to": sum(tokens.values()),
         "seconds_by_prompt": seconds,
-        **agreement(answers, compare),
+        "same_tokens": not parted if plain.keys() & answers.keys() else None,  # None: nothing is claimed
+        "first_differences": parted,
     }
 
 
@@ -152,33 +163,37 @@ def tried(runs: Runs, lengths: Mapping[str, int]) -> dict[str, dict[str, float]]
     return found
 
 
-def agreement(
-    answers: Mapping[str, Mapping[str, Any]], compare: Mapping[str, Mapping[str, Any]] | None
-) -> dict[str, Any]:
-    """Whether the tokens are those of offspec without speculation, as far as the shorter goes; None where
-    nothing is claimed or there is nothing to compare with."""
-    if compare is None or not compare.keys() & answers.keys():
-        return {"same_tokens": None, "first_differences": {}}
-    parted = tally.differences(compare, answers)
-    return {"same_tokens": not parted, "first_differences": parted}
+def differences(plain: Answers, answers: Answers) -> dict[str, int]:
+    """Where answers part from the plain ones, by prompt; those that do not, or have none, are left out."""
+    places = {name: _parting(plain[name], answer) for name, answer in answers.items() if name in plain}
+    return {name: place for name, place in places.items() if place is not None}
 
 
-def speed_up(figures: Mapping[str, Any], on: Mapping[str, Mapping[str, Any]]) -> float:
+def _parting(plain: Answer, answer: Answer) -> int | None:
+    """Where two answers part, or None: as far as the shorter goes, if it was cut by its limit of tokens."""
+    shorter, longer = sorted((plain, answer), key=lambda one: len(one["token_ids"]))
+    ids, others = shorter["token_ids"], longer["token_ids"]
+    for index, (left, right) in enumerate(zip(ids, others, strict=False)):
+        if left != right:
+            return index
+    # A run that met its own end must be as long as the other one.
+    ended = shorter["finish_reason"] != "length" and len(others) > len(ids)
+    return len(ids) if ended else None
+
+
+def speed_up(figures: Mapping[str, Any], on: Answers) -> float:
     """A contender's seconds over offspec's for as many tokens, over the prompts that both answered."""
-    common = [name for name in figures["seconds_by_prompt"] if name in on]
-    return ratio(
-        sum(figures["seconds_by_prompt"][name] for name in common),
-        sum(on[name]["seconds"] for name in common),
-    )
+    common = {name: spent for name, spent in figures["seconds_by_prompt"].items() if name in on}
+    return ratio(sum(common.values()), sum(on[name]["seconds"] for name in common))
 
 
-def speed_ups(rows: Sequence[Mapping[str, Any]], peer: str, which: str = FASTER) -> dict[str, float | None]:
+def speed_ups(rows: Runs, peer: str, which: str = FASTER) -> dict[str, float | None]:
     """offspec's speed-up over a peer by temperature, of answers or decoding; None where one did not run."""
     found = {f"{row['temperature']:g}": row["contenders"].get(peer, {}) for row in rows}
     return {key: figures.get(which) for key, figures in found.items()}
 
 
-def shortfalls(rows: Sequence[Mapping[str, Any]], only: Sequence[str]) -> list[str]:
+def shortfalls(rows: Runs, only: Sequence[str]) -> list[str]:
     """One plain sentence for each aim that was not reached, and for answers that speculation changed.
 
     The aim beside llama.cpp is for decoding: of few tokens of a model that does not fit, most of the time is
@@ -191,8 +206,7 @@ def shortfalls(rows: Sequence[Mapping[str, Any]], only: Sequence[str]) -> list[s
             mine = ours(peer, only)
             if mine not in only or peer not in only:
                 continue
-            figures = contenders.get(peer, {})
-            reached = figures.get(DECODING if peer in QUANTISED else FASTER)
+            reached = contenders.get(peer, {}).get(DECODING if peer in QUANTISED else FASTER)
             if reached is None:
                 who = mine if "error" in contenders.get(mine, {}) else peer
                 told.append(f"{TITLES[who]} did not run {at}, so no speed-up over {TITLES[peer]} is claimed")

@@ -7,7 +7,6 @@ imported here. The job is one JSON argument; the last line of stdout is an objec
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import signal
@@ -25,7 +24,7 @@ def main(job: str) -> int:
     # The default action: the kernel ends the process, even one that is stuck in page faults.
     signal.alarm(int(task.get("seconds", 0)))
     try:
-        figures = shards(task) if task["peer"] == "airllm" and task.get("split_only") else work(task)
+        figures = work(task)
     except Exception as error:  # whatever a peer raises is what is to be told
         figures = {"error": {"kind": type(error).__name__, "message": one_line(str(error))}}
     print(json.dumps(figures), flush=True)
@@ -35,9 +34,8 @@ def main(job: str) -> int:
 def work(job: dict[str, Any]) -> dict[str, Any]:
     """Load the peer, answer the job's prompts, and return the figures of each and of the process.
 
-    job: `peer` ("accelerate" or "airllm"), `target` and perhaps `draft` (folders), `placement` (see
-    `load_accelerate`), `assistant` (fields of the draft's generation config), `temperature`, `max_tokens`,
-    `seed`, `prompts` (number, id, text), and `together` where they are to be one batch.
+    job: `target` and perhaps `draft` (folders), `placement` (see `load_accelerate`), `assistant` (fields of
+    the draft's generation config), `temperature`, `max_tokens`, `seed`, `prompts` (number, id, text).
     """
     start = time.perf_counter()
     import torch
@@ -47,13 +45,11 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     logging.set_verbosity_error()
     getLogger("accelerate").setLevel("ERROR")
     tokenizer = AutoTokenizer.from_pretrained(job["target"])
-    model = load_airllm(job) if job["peer"] == "airllm" else load_accelerate(job)
+    model = load_accelerate(job)
     draft = load_draft(job) if job.get("draft") else None
     load_seconds, load_reads = time.perf_counter() - start, read_bytes()
     answers = []
-    if job.get("together"):
-        answers.append(answer_all(model, tokenizer, [prompt["text"] for prompt in job["prompts"]], job))
-    for prompt in () if job.get("together") else job["prompts"]:
+    for prompt in job["prompts"]:
         torch.manual_seed(job["seed"] + prompt["number"])
         found = answer(model, draft, tokenizer, prompt["text"], job)
         answers.append({"id": prompt["id"], **found})
@@ -112,23 +108,6 @@ def load_draft(job: dict[str, Any]) -> Any:
     return draft
 
 
-def load_airllm(job: dict[str, Any]) -> Any:
-    """AirLLM on the CPU, with the shards that `shards` has made."""
-    airllm: Any = importlib.import_module("airllm")
-    wrapped = airllm.AutoModel.from_pretrained(
-        job["target"], device="cpu", layer_shards_saving_path=job["shards"]
-    )
-    return wrapped.model  # the transformers model; AirLLM's own generate only hands calls on to it
-
-
-def shards(job: dict[str, Any]) -> dict[str, Any]:
-    """Have AirLLM write its copy of the checkpoint, one file a layer, as it does on its first run."""
-    airllm: Any = importlib.import_module("airllm")
-    start = time.perf_counter()
-    airllm.AutoModel.from_pretrained(job["target"], device="cpu", layer_shards_saving_path=job["shards"])
-    return {"split_seconds": time.perf_counter() - start}
-
-
 class Clock:
     """A streamer for `generate`: when each pass gave its tokens, and which. The first put is the prompt."""
 
@@ -179,35 +158,12 @@ def answer(model: Any, draft: Any, tokenizer: Any, text: str, job: dict[str, Any
         "seconds": seconds,
         "ttft_s": clock.times[0],
         "read_bytes": read_bytes() - reads,
-        "finish_reason": "eos" if tokens[-1] in end_tokens(model) else "length",
+        "finish_reason": "eos" if ends_text(model, tokens[-1]) else "length",
         "per_pass": [
             {"emitted": len(emitted), "seconds": end - before}
             for emitted, before, end in zip(clock.tokens, ends, clock.times, strict=False)
         ],
     }
-
-
-def answer_all(model: Any, tokenizer: Any, texts: list[str], job: dict[str, Any]) -> dict[str, Any]:
-    """All prompts as one batch, padded at the left: tokens that are no padding, and seconds."""
-    import torch
-
-    chats = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-        )
-        for text in texts
-    ]
-    tokenizer.padding_side = "left"
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    given = tokenizer(chats, add_special_tokens=False, return_tensors="pt", padding=True)
-    began, reads = time.perf_counter(), read_bytes()
-    with torch.inference_mode():
-        out = model.generate(**given, pad_token_id=tokenizer.pad_token_id, **generation_settings(job, None))
-    seconds, ends = time.perf_counter() - began, set(end_tokens(model))
-    tokens = 0
-    for row in out[:, given["input_ids"].shape[1] :].tolist():
-        tokens += next((place + 1 for place, token in enumerate(row) if token in ends), len(row))
-    return {"tokens": tokens, "seconds": seconds, "read_bytes": read_bytes() - reads}
 
 
 def generation_settings(job: dict[str, Any], draft: Any) -> dict[str, Any]:
@@ -220,10 +176,10 @@ def generation_settings(job: dict[str, Any], draft: Any) -> dict[str, Any]:
     return settings
 
 
-def end_tokens(model: Any) -> list[int]:
-    """The tokens that end an answer, as the model's generation config has them."""
+def ends_text(model: Any, token: int) -> bool:
+    """Whether a token is among those that end an answer, as the model's generation config has them."""
     found = model.generation_config.eos_token_id
-    return found if isinstance(found, list) else [found]
+    return token in (found if isinstance(found, list) else [found])
 
 
 def process_peak() -> int:

@@ -25,8 +25,8 @@ from bench.lib.cgroup import BenchError
 from bench.lib.command import Command, shared
 from bench.lib.process import measured, tell_liberties
 from bench.lib.record import keep
-from bench.lib.report import Report, grid, model_name, ratio
-from bench.lib.streamed import product_rates, raw_bandwidth
+from bench.lib.report import Report, model_name, ratio
+from bench.lib.streamed import raw_bandwidth
 from bench.plan.cases import CASES, Case, Target
 from bench.plan.what_ifs import check
 from offspec.checkpoint import open_checkpoint
@@ -34,16 +34,9 @@ from offspec.core.cache_dir import cache_root
 from offspec.core.config import format_bytes
 
 LIMITS = {"seconds_per_pass": 0.10, "tok_per_s": 0.15}  # the most that a median over prompts may be off
-_ROWS = (1, 16, 64, 256)
-
-
-def find_ceiling(args: argparse.Namespace, target: Target) -> dict[str, Any]:
-    """What the disk gives of the target's own files, and the processor of its largest matrix."""
-    rates = product_rates(open_checkpoint(target.model).config, _ROWS)
-    return {
-        "raw_bytes_per_s": read_disk(args, target),
-        "gemm_flops_per_s": {str(rows): rate for rows, rate in rates.items()},
-    }
+# Of a plan, what was decided and expected, less the machine and the sweep.
+_OF_PLAN = ("budget", "width", "draft_mode", "context", "acceptance", "placement", "costs", "forecast",
+            "least_memory", "what_ifs")  # fmt: skip
 
 
 def read_disk(args: argparse.Namespace, target: Target) -> float:
@@ -64,49 +57,37 @@ def cache_of_its_own(wanted: bool) -> Iterator[list[str]]:
         yield ["env", f"OFFSPEC_CACHE={folder}"]
 
 
-def measure(args: argparse.Namespace, case: Case, target: Target) -> dict[str, Any]:
-    """Plan and validate in a process of its own: what was predicted and measured, and the plan in short."""
-    memory = case.memory_bytes(target)
-    raw, began = read_disk(args, target), time.perf_counter()
-    found, peaks = validate(args, case, target, memory)
-    return {
-        "memory_bytes": memory,
-        "raw_bytes_per_s": raw,
-        "seconds": time.perf_counter() - began,
-        **{key: found[key] for key in ("seconds_per_pass", "tok_per_s", "tokens_per_pass", "rows")},
-        "missed": [key for key, limit in LIMITS.items() if not found[key]["error"] <= limit],
-        "stalled": sum(is_stalled(row) for row in found["rows"]),
-        "plan": in_short(found["plan"]),
-        **peaks,
-    }
-
-
 def validate(
     args: argparse.Namespace, case: Case, target: Target, memory: int, besides: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """What `offspec plan --validate` says in a process of its own, and its peaks. besides: more options."""
     asked = ("--memory", str(memory), "--temperature", f"{case.temperature:g}")
     options = ("--replan", "--validate", "--prompts", str(args.prompts), "--json", "--quiet")
-    words = ["-m", "offspec", "plan", *target.words(besides), *asked, *options]
-    if "--device" not in besides:
-        words += ["--device", "cpu"]
+    words = ["-m", "offspec", "plan", *target.words(besides), *asked, *options, "--device", "cpu"]
     with cache_of_its_own(args.first_run) as before:
         line, peaks = measured(args, [*before, sys.executable, *words], memory)
     return json.loads(line), peaks
 
 
-def is_stalled(row: dict[str, Any]) -> bool:
-    """Whether the passes of a prompt took more than twice as long as predicted."""
-    figure = row["seconds_per_pass"]
-    return bool(figure["measured"] > 2 * figure["predicted"])
-
-
-def in_short(plan: dict[str, Any]) -> dict[str, Any]:
-    """What was decided and expected, less the machine, the sweep and the what-ifs."""
-    keys = ("budget", "width", "draft_mode", "context", "acceptance", "placement", "costs", "forecast",
-            "least_memory", "what_ifs")  # fmt: skip
-    from_disk = sum(part["bytes"] for part in plan["parts"] if part["tier"] == "disk")
-    return {**{key: plan[key] for key in keys}, "disk_bytes": from_disk}
+def measure(args: argparse.Namespace, case: Case, target: Target) -> dict[str, Any]:
+    """Plan and validate: what was predicted and measured, and the plan in short."""
+    memory = case.memory_bytes(target)
+    raw, began = read_disk(args, target), time.perf_counter()
+    found, peaks = validate(args, case, target, memory)
+    passes = [row["seconds_per_pass"] for row in found["rows"]]
+    plan = {key: found["plan"][key] for key in _OF_PLAN}
+    plan["disk_bytes"] = sum(part["bytes"] for part in found["plan"]["parts"] if part["tier"] == "disk")
+    return {
+        "memory_bytes": memory,
+        "raw_bytes_per_s": raw,
+        "seconds": time.perf_counter() - began,
+        **{key: found[key] for key in ("seconds_per_pass", "tok_per_s", "tokens_per_pass", "rows")},
+        "missed": [key for key, limit in LIMITS.items() if not found[key]["error"] <= limit],
+        # Prompts whose passes took more than twice as long as predicted.
+        "stalled": sum(figure["measured"] > 2 * figure["predicted"] for figure in passes),
+        "plan": plan,
+        **peaks,
+    }
 
 
 def run_case(args: argparse.Namespace, case: Case, target: Target, about: dict[str, Any]) -> dict[str, Any]:
@@ -129,27 +110,19 @@ def run_case(args: argparse.Namespace, case: Case, target: Target, about: dict[s
     return {**about, **found}
 
 
-def show_ceiling(factor: int, ceiling: dict[str, Any], report: Report) -> None:
-    """What disk and processor give for a target, before any case is run."""
-    rates = ", ".join(f"{rate / 1e9:.0f} at {rows}" for rows, rate in ceiling["gemm_flops_per_s"].items())
-    report.ceiling(
-        f"x{factor}: disk {format_bytes(ceiling['raw_bytes_per_s'])}/s, products GFLOP/s by rows: {rates}"
-    )
-
-
 def show_case(case: dict[str, Any], report: Report) -> None:
     """A line for the pass and one for the speed; the ratio is predicted over measured, and 1 is wanted."""
     if "error" in case:
         report.note(f"{case['case']}: {case['error']}")
         return
     link = ratio(case["plan"]["disk_bytes"], case["raw_bytes_per_s"])
-    for key, unit, besides in (
-        ("seconds_per_pass", "s a pass", f", {link:.2f} of the disk alone"),
-        ("tok_per_s", "tok/s", ""),
+    for key, unit in (
+        ("seconds_per_pass", f"s a pass, {link:.2f} of the disk alone"),
+        ("tok_per_s", "tok/s"),
     ):
         figure = case[key]
         report.reached(
-            f"{case['case']}: {figure['measured']:.3g} {unit}{besides}, {figure['predicted']:.3g} predicted",
+            f"{case['case']}: {figure['measured']:.3g} {unit}, {figure['predicted']:.3g} predicted",
             ratio(figure["predicted"], figure["measured"]),
         )
 
@@ -157,19 +130,17 @@ def show_case(case: dict[str, Any], report: Report) -> None:
 def show(cases: Sequence[dict[str, Any]], report: Report) -> None:
     """All cases of the record, medians over prompts."""
     heads = ("memory", "budget, width", "s a pass", "off by", "tok/s", "off by", "tokens a pass", "stalled")
-    view = grid("predicted / measured, medians over prompts", "case", *heads)
-    for case in cases:
-        if "error" in case:
-            view.add_row(case["case"], "failed")
-            continue
-        cells = [format_bytes(case["memory_bytes"]), f"{case['plan']['budget']}, {case['plan']['width']}"]
-        for key in ("seconds_per_pass", "tok_per_s"):
-            missed = " !" if key in case["missed"] else ""
-            cells += [_pair(case[key]), f"{case[key]['error']:.1%}{missed}"]
-        view.add_row(
-            case["case"], *cells, _pair(case["tokens_per_pass"]), f"{case['stalled']}/{len(case['rows'])}"
-        )
-    report.out.print(view)
+    title = "predicted / measured, medians over prompts"
+    report.table(title, ("case", *heads), [[case["case"], *_cells(case)] for case in cases])
+
+
+def _cells(case: dict[str, Any]) -> list[str]:
+    if "error" in case:
+        return ["failed"]
+    cells = [format_bytes(case["memory_bytes"]), f"{case['plan']['budget']}, {case['plan']['width']}"]
+    for key in ("seconds_per_pass", "tok_per_s"):
+        cells += [_pair(case[key]), f"{case[key]['error']:.1%}{' !' if key in case['missed'] else ''}"]
+    return [*cells, _pair(case["tokens_per_pass"]), f"{case['stalled']}/{len(case['rows'])}"]
 
 
 def _pair(figure: dict[str, float]) -> str:
@@ -178,16 +149,12 @@ def _pair(figure: dict[str, float]) -> str:
 
 def options(p: argparse.ArgumentParser) -> None:
     shared(p, "model", "raw_bytes", "keep_caches", "no_cgroup", prompts=8)
-    p.add_argument(
-        "--factors", type=int, nargs="+", default=[1, 2, 4], help="of the standard cases (default 1 2 4)"
-    )
+    p.add_argument("--factors", type=int, nargs="+", default=[1, 2, 4],
+                   help="of the standard cases (default 1 2 4)")  # fmt: skip
     p.add_argument("--cases", type=Case.parse, nargs="+", metavar="CASE",
                    help=f"factor:memory:temperature instead; standard are {' '.join(CASES)}")  # fmt: skip
-    p.add_argument(
-        "--what-ifs",
-        action="store_true",
-        help="do what each plan says would help, and compare with the speed that it tells",
-    )
+    p.add_argument("--what-ifs", action="store_true",
+                   help="do what each plan says would help, and compare with what it tells")  # fmt: skip
     p.add_argument("--first-run", action="store_true",
                    help="a cache of its own for each case: nothing is known of its draft")  # fmt: skip
 
@@ -198,7 +165,7 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     cases = sorted(args.cases or standard, key=lambda case: case.factor)
     targets = {factor: Target.widened(args.model, factor) for factor in {case.factor for case in cases}}
     for factor, target in sorted(targets.items()):
-        show_ceiling(factor, find_ceiling(args, target), report)
+        report.ceiling(f"x{factor}: its files are read at {format_bytes(read_disk(args, target))}/s")
     about = {"liberties": tell_liberties(args, report), "command": report.command}
     record: dict[str, Any] = {}
     for case in cases:
@@ -214,11 +181,9 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     for kept in record["cases"]:
         if kept["missed"]:
             report.missed(f"{kept['case']} is off by more than it may")
-    return {**record, "cases": [_without_rows(kept) for kept in record["cases"]]}
-
-
-def _without_rows(case: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in case.items() if key not in ("rows", "plan")}
+    short = [{key: value for key, value in case.items() if key not in ("rows", "plan")}
+             for case in record["cases"]]  # fmt: skip
+    return {**record, "cases": short}
 
 
 main = Command("plan", "Plans: predicted beside measured.", options, bench)

@@ -86,25 +86,21 @@ class Target:
             words += ["--draft-bits", "4"]
         return words if self.context is None else [*words, "--context", str(self.context)]
 
-    def config(self, memory: int | None, temperature: float = 0.0) -> EngineConfig:
-        """The same as those arguments say."""
-        return EngineConfig(
-            self.model,
-            draft=self.draft,
-            draft_bits=None if self.draft == "substitute" else 4,
-            memory=memory,
-            device="cpu",
-            context=self.context,
-            temperature=temperature,
-        )
-
 
 def least_memory(target: Target) -> int:
     """Bytes with which planning begins to work, rounded up a little."""
     from offspec.plan.initial_fit import initial_fit
     from offspec.plan.load import open_models
 
-    opened = open_models(target.config(memory=1), lambda event: None)
+    config = EngineConfig(
+        target.model,
+        draft=target.draft,
+        draft_bits=None if target.draft == "substitute" else 4,
+        memory=1,
+        device="cpu",
+        context=target.context,
+    )
+    opened = open_models(config, lambda event: None)
     try:
         initial_fit(opened, None, None, lambda event: None)
     except CapacityError as error:

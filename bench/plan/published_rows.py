@@ -28,10 +28,9 @@ class System:
 class Row:
     """One published run.
 
-    seconds: per token, published. tokens: per pass, published; None where it was not. bits, draft_bits: of
-    the layers' weights. steps, width, nodes: of a tree. resident: layers that stay on the device, None for as
-    many as fit. vram: of the card in bytes, where that is not the preset's. why_not: what explains a
-    prediction that is off.
+    seconds: per token. tokens: per pass. bits, draft_bits: of the layers' weights. steps, width, nodes: of a
+    tree. resident: layers that stay on the device, None for as many as fit. vram: of the card in bytes, where
+    that is not the preset's. why_not: what explains a prediction that is off.
     """
 
     system: str
@@ -40,7 +39,7 @@ class Row:
     target: str
     seconds: float
     source: str
-    tokens: float | None = None
+    tokens: float = 1.0
     bits: int = 16
     draft: str = ""
     draft_bits: int = 16
@@ -55,13 +54,10 @@ class Row:
 MODELS = {
     "Llama-3-70B": Model(80, 8192, 28672, 1024, 128_256),
     "Llama-3-8B": Model(32, 4096, 14336, 1024, 128_256),
-    "Llama-3.2-1B": Model(16, 2048, 8192, 512, 128_256),
     "Llama-2-70B": Model(80, 8192, 28672, 1024, 32_000),
     "Llama-2-13B": Model(40, 5120, 13824, 5120, 32_000),
     "Llama-2-7B": Model(32, 4096, 11008, 4096, 32_000),
     "Vicuna-33B": Model(60, 6656, 17920, 6656, 32_000),
-    "TinyLlama-1.1B": Model(22, 2048, 5632, 256, 32_000),
-    "TinyVicuna-1B": Model(22, 2048, 5632, 256, 32_000),
 }
 
 SYSTEMS = {
@@ -81,11 +77,6 @@ SYSTEMS = {
         "two buffers, which are filled with the first layers of the next pass at the end of one, every layer "
         "copied in every pass (offloading/offload_engine.py of its repository)",
     ),
-    "UMbreLLa": System(
-        False,
-        "4 bits and a scale for each group of 128; width, depth and cached layers of its "
-        "configs/greedy_*.json, and width x depth nodes",
-    ),
 }
 
 _SEQUOIA = "Sequoia, arXiv 2402.12374"
@@ -93,22 +84,8 @@ _PAGE = "infini-ai-lab.github.io/Sequoia-Page, the same in together.ai/blog/sequ
 _SPECEXEC = "SpecExec, arXiv 2406.02532"
 _LOG = "README of github.com/yandex-research/specexec, an example log"
 _UNSTATED = "models and card are not: a 70B by its seconds, a 7B by its 9.9 GB, both in 4 bits, on PCIe 4.0"
-_UMBRELLA = "README of github.com/Infini-AI-Lab/UMbreLLa, MT-Bench, greedy"
-
-_WEAK = (
-    "its tokens per pass were not published, and the guess is for a draft of this size from its target's own "
-    "family; this one was trained apart from it"
-)
 _NEARLY = (
     "a 24 GB card keeps nearly all of these 26 GB: 2 GB more set aside for other things would make up for it"
-)
-_PCIE = (
-    "its tokens per pass were not published, and what would agree is more than for the larger tree on the "
-    "4090; the authors warn that such figures depend on the state of PCIe and vary between machines"
-)
-_DISTILLED = (
-    "its tokens per pass were not published, and a 1B that was distilled from larger siblings may well give "
-    "more than the guess"
 )
 _OLD = 11_530_000_000  # 0.98 of 11 GiB
 
@@ -117,7 +94,7 @@ ROWS = (
     Row("Sequoia", "L40, Llama-3-70B, 8B draft, 768 nodes", "l40", "Llama-3-70B", 0.60, _SEQUOIA,
         tokens=11.7, draft="Llama-3-8B", steps=20, width=32, nodes=768),
     Row("DeepSpeed", "L40, Llama-3-70B, no draft", "l40", "Llama-3-70B", 5.7,
-        f"{_SEQUOIA}: 9.5 times Sequoia's 0.60 s", tokens=1.0),
+        f"{_SEQUOIA}: 9.5 times Sequoia's 0.60 s"),
     Row("SpecExec", "A100, Llama-2-70B, 7B draft, 2048 nodes", "a100-80gb", "Llama-2-70B", 1 / 2.5,
         f"{_SPECEXEC}: 2 to 3 tok/s with 16 bits, the middle of it; tokens per pass recalled, not read again",
         tokens=20.6, draft="Llama-2-7B", steps=32, width=128, nodes=2048),
@@ -133,34 +110,13 @@ ROWS = (
     ),
     *(
         Row("Sequoia, page", f"{card}, {target}, no draft", machine, target, seconds, _PAGE,
-            tokens=1.0, resident=None, vram=vram, why_not=why)
+            resident=None, vram=vram, why_not=why)
         for card, machine, vram, target, seconds, why in (
             ("4090", "rtx-4090-256gb", None, "Llama-2-70B", 4.54, ""),
             ("4090", "rtx-4090-256gb", None, "Vicuna-33B", 1.78, ""),
             ("4090", "rtx-4090-256gb", None, "Llama-2-13B", 0.27, _NEARLY),
             ("2080 Ti", "rtx-3090-pcie3", _OLD, "Vicuna-33B", 4.81, ""),
             ("2080 Ti", "rtx-3090-pcie3", _OLD, "Llama-2-13B", 1.53, ""),
-        )
-    ),
-    *(
-        Row("Sequoia, page", f"{card}, {target}, {draft} draft", machine, target, seconds, _PAGE,
-            draft=draft, steps=20, width=32, nodes=nodes, resident=None, vram=vram, why_not=why)
-        for card, machine, vram, target, draft, nodes, seconds, why in (
-            ("4090", "rtx-4090-256gb", None, "Llama-2-70B", "Llama-2-7B", 768, 0.57, ""),
-            ("4090", "rtx-4090-256gb", None, "Vicuna-33B", "TinyVicuna-1B", 768, 0.35, _WEAK),
-            ("4090", "rtx-4090-256gb", None, "Llama-2-13B", "TinyLlama-1.1B", 256, 0.09, _WEAK),
-            ("2080 Ti", "rtx-3090-pcie3", _OLD, "Vicuna-33B", "TinyVicuna-1B", 768, 0.87, _WEAK),
-            ("2080 Ti", "rtx-3090-pcie3", _OLD, "Llama-2-13B", "TinyLlama-1.1B", 256, 0.34, _WEAK),
-        )
-    ),
-    *(
-        Row("UMbreLLa", f"{card}, Llama-3.1-70B, {draft} draft", machine, "Llama-3-70B", 1 / speed, _UMBRELLA,
-            bits=4, draft=draft, draft_bits=draft_bits, steps=depth, width=width, nodes=width * depth,
-            resident=kept, why_not=why)
-        for card, machine, draft, draft_bits, width, depth, kept, speed, why in (
-            ("4090", "rtx-4090-256gb", "Llama-3-8B", 4, 21, 24, 16, 8.6, ""),
-            ("4080 Super", "rtx-4080-super", "Llama-3-8B", 4, 16, 24, 0, 8.4, _PCIE),
-            ("4070 Ti", "rtx-4070-ti", "Llama-3.2-1B", 16, 16, 16, 0, 6.1, _DISTILLED),
         )
     ),
 )

@@ -1,12 +1,11 @@
 """How busy the link is while a model streams: passes of 1 to 1,024 tokens beside the raw rate of its files.
 
     python -m bench.stream [--memory 1.5GB] [--tokens 1 64 256 1024] [--resident 0]
-    python -m bench.stream --device cuda --shape 70b --layers 28 --target FOLDER --vram 8GB 12GB 24GB
 
 Target: SmolLM2-135M-Instruct widened ×4 (built on the first run), placed as the engine decides, without a
 draft. Readings of the disk and of the processor are taken right before and right after each window of passes,
 by which the window is judged: a shared disk changes its speed from minute to minute. The rounds go through
-all numbers of tokens in turns. With --device cuda the link is that to the device (`stream_cuda.py`).
+all numbers of tokens in turns. `bench.gpu_day` measures the link to a GPU.
 """
 
 from __future__ import annotations
@@ -17,16 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.lib import plots, random_model
+from bench.lib import random_model
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command, shared
 from bench.lib.report import Report
 from bench.lib.streamed import widened
-from bench.stream.cuda import measure_cuda
-from bench.stream.endurance import endure
 from bench.stream.floor import Floor
 from bench.stream.target import describe, load, streamed_files
-from bench.stream.view import shares, show_compute, show_disk, show_endurance, show_row
+from bench.stream.view import shares, show_compute, show_disk, show_row
 from bench.stream.window import Passes, run_rounds, summarise_all
 from offspec.core.config import parse_bytes
 from offspec_planners.measure import RawDisk
@@ -34,40 +31,38 @@ from offspec_planners.measure import RawDisk
 
 def find_model(args: argparse.Namespace) -> Path:
     """The folder of the model that is streamed, built if need be."""
-    if args.shape:
-        if args.target is None:
-            raise BenchError("name a folder for the random model with --target: it takes gigabytes")
-        shape = random_model.SHAPES[args.shape]
-        return random_model.build(replace(shape, layers=args.layers or shape.layers), args.target)
-    return widened(args)
+    if not args.shape:
+        return widened(args)
+    if args.target is None:
+        raise BenchError("name a folder for the random model with --target: it takes gigabytes")
+    shape = random_model.SHAPES[args.shape]
+    return random_model.build(replace(shape, layers=args.layers or shape.layers), args.target)
 
 
-def measure_cpu(args: argparse.Namespace, folder: Path, report: Report) -> dict[str, Any]:
+def measure(args: argparse.Namespace, folder: Path, report: Report) -> dict[str, Any]:
     """The target in RAM, its layers from disk: what was reached, with every window and reading."""
     from offspec.core import memory
 
-    target, placement = load(args, folder, None)
+    target, placement = load(args, folder)
     try:
         passes = Passes(target, head=str(placement.head) != "device")
         passes.run(max(args.tokens))  # the most memory that any pass takes
         passes.settle()
         peak = memory.peak_bytes()  # of the engine alone: what follows is the bench's own
-        files = streamed_files(target, placement)
         shape = (args.raw_threads, 4 << 20) if args.raw_threads else None
-        raw = RawDisk(files, parse_bytes(args.raw_bytes), shape)
+        raw = RawDisk(streamed_files(target, placement), parse_bytes(args.raw_bytes), shape)
         streamed = sum(target.layer_bytes) - sum(target.layer_bytes[i] for i in placement.resident)
         show_disk(raw, streamed, report)
         floor = Floor(folder, target.dtype, target.device)
         for count in args.tokens:
             show_compute(count, floor.measure(max(count, 2)), floor.flops_per_row, report)
-
         windows = run_rounds(args, passes, raw.read, lambda tokens: floor.measure(max(tokens, 2)), report)
         where = describe(target, placement)
     finally:
         target.close()
     rows = summarise_all(windows)
     for row in rows:
-        show_row(row, "disk", report)
+        show_row(row, report)
     return {
         "placement": where,
         "raw": {
@@ -85,52 +80,32 @@ def measure_cpu(args: argparse.Namespace, folder: Path, report: Report) -> dict[
 
 
 def options(p: argparse.ArgumentParser) -> None:
-    shared(p, "model", "factor", "target", "dtype", "raw_bytes", "raw_threads")
+    shared(p, "model", "factor", "target", "dtype", "raw_bytes", "raw_threads", memory="1.5GB")
     p.add_argument("--shape", choices=sorted(random_model.SHAPES), help="a random model instead, in --target")
     p.add_argument("--layers", type=int, help="layers of the random model (default: the shape's)")
-    p.add_argument("--device", default="cpu")
-    p.add_argument("--memory", help="the engine's limit (default 1.5GB; with cuda what the machine has)")
-    p.add_argument("--vram", nargs="+", help="with cuda: limits of device memory, one run for each")
-    p.add_argument("--tokens", type=int, nargs="+", help="default 1 64 256 1024; with cuda 1 256 1024")
+    p.add_argument("--tokens", type=int, nargs="+", default=[1, 64, 256, 1024],
+                   help="of a pass (default 1 64 256 1024)")  # fmt: skip
     p.add_argument("--resident", type=int, metavar="N", help="keep N layers, whatever --memory allows")
     p.add_argument("--slots", type=int, default=3, help="of the ring, with --resident (default 3)")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--seconds", type=float, default=10.0, help="least length of a window (default 10)")
-    p.add_argument("--endurance", type=int, default=1000, metavar="PASSES", help="0 leaves it out")
 
 
 def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Build what is missing, measure and tell; short of its aim where something grew."""
-    cuda = args.device.startswith("cuda")
-    args.tokens = sorted(set(args.tokens or ([1, 256, 1024] if cuda else [1, 64, 256, 1024])))
-    args.memory = args.memory or (None if cuda else "1.5GB")
-    variant = "-cuda" if cuda else ""
-    if cuda and args.resident is not None:
-        raise BenchError("--resident is for the processor; limit the device with --vram")
-    # Before the model, whose remains would lie under it.
-    endurance = endure(args.endurance) if args.endurance else None
+    """Build what is missing, measure and tell."""
+    args.tokens = sorted(set(args.tokens))
     folder = find_model(args)
-    found = (measure_cuda if cuda else measure_cpu)(args, folder, report)
-    if endurance is not None:
-        show_endurance(endurance, report)
+    found = measure(args, folder, report)
     import torch
 
     record = {
-        "bench": report.name + variant,
+        **report.head(args, "dtype"),
         "model": folder.name,
-        "dtype": args.dtype,
-        "memory_bytes": parse_bytes(args.memory) if args.memory and args.resident is None else None,
+        "memory_bytes": parse_bytes(args.memory) if args.resident is None else None,
         "torch_threads": torch.get_num_threads(),
         **found,
-        "endurance": endurance,
     }
-    device = torch.cuda.get_device_name() if cuda else "cpu"
-    report.record(record, device=device, variant=variant)
-    runs = found["runs"] if cuda else [{"vram": args.memory, "rows": found["rows"]}]
-    groups = {f"{folder.name} in {run['vram'] or 'all memory'}": run["rows"] for run in runs}
-    report.note(plots.stream_plot(groups, report.file(variant, ".svg")))
-    if endurance and not endurance["passed"]:
-        report.exit_code = 1
+    report.record(record)
     return {key: value for key, value in record.items() if key != "windows"}
 
 

@@ -1,9 +1,8 @@
-"""What a pass costs the processor when nothing streams: its products, its attention, its layers as they are.
+"""What a pass costs the processor when nothing streams: its products, and its attention.
 
-Three floors, each with what the one before leaves out. `gemm`: the matrices of all layers, with the rows of
-the pass. `attention`: torch's own, at the pass's shapes. `layers`: decoder layers of transformers with their
-weights in memory, which adds norms, rotations and gates. All are timed on a few random layers of the model's
-shape, more bytes than a cache holds, taken in turns, and scaled to the number of layers.
+`gemm`: the matrices of all layers, with the rows of the pass. `attention`: torch's own, at the pass's shapes.
+Both are timed on a few random layers of the model's shape, more bytes than a cache holds, taken in turns, and
+scaled to the number of layers.
 """
 
 from __future__ import annotations
@@ -19,24 +18,18 @@ if TYPE_CHECKING:
 
 _LEAST_BYTES = 256_000_000  # of weights: eight times the caches of the machines this was written on
 _LEAST_SECONDS = 0.3  # that a timing lasts
-_VOCABULARY = 64  # of the layers' input; nothing here depends on it
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Seconds of one pass through all layers. attention is not part of gemm; both are part of layers."""
+    """Seconds of one pass through all layers."""
 
     gemm: float
     attention: float
-    layers: float
 
     def mean(self, other: Compute) -> Compute:
         """Halfway between two readings."""
-        return Compute(
-            (self.gemm + other.gemm) / 2,
-            (self.attention + other.attention) / 2,
-            (self.layers + other.layers) / 2,
-        )
+        return Compute((self.gemm + other.gemm) / 2, (self.attention + other.attention) / 2)
 
     def to_json(self) -> dict[str, float]:
         return {f"{name}_seconds": value for name, value in asdict(self).items()}
@@ -49,7 +42,7 @@ def _cycle(config: Any) -> int:
 
 
 class Floor:
-    """A few layers of a checkpoint's shape, random, in memory on a device, to time passes with.
+    """Random matrices of a few layers of a checkpoint's shape, in memory, to time passes with.
 
     folder: where its config.json is. Raises what transformers raises for a configuration it cannot read.
     """
@@ -59,25 +52,18 @@ class Floor:
         from transformers import AutoConfig, AutoModel
 
         config: Any = AutoConfig.from_pretrained(folder)
-        self.layers: int = config.num_hidden_layers
-        small = {"vocab_size": _VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
-        one = AutoConfig.from_pretrained(folder, num_hidden_layers=1, **small)
+        few = AutoConfig.from_pretrained(folder, num_hidden_layers=_cycle(config))
         with torch.device("meta"):
-            layer = AutoModel.from_config(one, dtype=dtype).layers[0]
-        self.layer_bytes = sum(weight.nbytes for weight in layer.parameters())
-        self.kept: int = min(self.layers, max(_cycle(config), -(-_LEAST_BYTES // self.layer_bytes)))
-        some = AutoConfig.from_pretrained(folder, num_hidden_layers=self.kept, **small)
-        with torch.device(device):
-            self._model: Any = AutoModel.from_config(some, dtype=dtype, attn_implementation="sdpa").eval()
+            modules = AutoModel.from_config(few).layers.modules()
+        shapes = [module.weight.shape for module in modules if isinstance(module, torch.nn.Linear)]
+        of_one = sum(rows * columns for rows, columns in shapes) / few.num_hidden_layers
+        self.layers: int = config.num_hidden_layers
+        self.flops_per_row = round(2 * of_one * self.layers)  # of the products alone
+        copies = max(1, round(_LEAST_BYTES / (dtype.itemsize * of_one * few.num_hidden_layers)))
         self._config, self._dtype, self._device = config, dtype, device
+        self._weights = [self._random(*shape) for _ in range(copies) for shape in shapes]
+        self._share = self.layers / (copies * few.num_hidden_layers)
         self._seen: set[tuple[str, int, int]] = set()
-
-    @property
-    def flops_per_row(self) -> int:
-        """Of the products alone, through all layers."""
-        shapes = [linear.weight.shape for linear in self._linears()]
-        weights: int = sum(rows * columns for rows, columns in shapes)
-        return 2 * weights * self.layers // self.kept
 
     def measure(self, rows: int, chunk: int | None = None) -> Compute:
         """Time a pass of `rows` rows over an empty cache; chunk: how many go through a layer together."""
@@ -85,27 +71,16 @@ class Floor:
 
         chunk = min(chunk or rows, rows)
         with torch.inference_mode():
-            share = self.layers / self.kept
-            return Compute(
-                self._gemm(chunk) * share * rows / chunk,
-                self.layers * self._attention(rows, chunk),
-                self._whole(rows) * share,
-            )
-
-    def _linears(self) -> list[Any]:
-        import torch
-
-        return [module for module in self._model.layers.modules() if isinstance(module, torch.nn.Linear)]
+            gemm = self._gemm(chunk) * self._share * rows / chunk
+            return Compute(gemm, self.layers * self._attention(rows, chunk))
 
     def _gemm(self, rows: int) -> float:
         import torch
 
-        weights = [linear.weight for linear in self._linears()]
-        widths = {weight.shape[1] for weight in weights}
-        inputs = {width: self._random(rows, width) for width in widths}
+        inputs = {width: self._random(rows, width) for width in {w.shape[1] for w in self._weights}}
 
         def multiply() -> None:
-            for weight in weights:
+            for weight in self._weights:
                 torch.nn.functional.linear(inputs[weight.shape[1]], weight)
 
         return self._seconds("gemm", rows, rows, multiply)
@@ -138,14 +113,6 @@ class Floor:
                 attend(part, key[:, :, :end], value[:, :, :end], attn_mask=mask)
 
         return min(self._seconds("causal", rows, chunk, causal), self._seconds("masked", rows, chunk, masked))
-
-    def _whole(self, rows: int) -> float:
-        import torch
-
-        tokens = torch.randint(0, _VOCABULARY, (1, rows), device=self._device)
-        return self._seconds(
-            "layers", rows, rows, lambda: self._model(input_ids=tokens, use_cache=False) and None
-        )
 
     def _random(self, *shape: int) -> torch.Tensor:
         import torch

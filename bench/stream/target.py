@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from offspec_planners.placement import Placement
 
 
-def load(args: argparse.Namespace, folder: Path, vram: str | None) -> tuple[LoadedModel, Placement]:
-    """The target, placed by the engine within its memory limit, or as --resident says."""
+def load(args: argparse.Namespace, folder: Path) -> tuple[LoadedModel, Placement]:
+    """The target on the processor, placed by the engine within its memory limit, or as --resident says."""
     import torch
 
     from offspec.checkpoint import open_checkpoint
@@ -25,20 +25,13 @@ def load(args: argparse.Namespace, folder: Path, vram: str | None) -> tuple[Load
 
     context = max(*args.tokens, 2)
     if args.resident is None:
-        config = EngineConfig(
-            model=str(folder),
-            draft="none",
-            memory=parse_bytes(args.memory) if args.memory else None,
-            vram=parse_bytes(vram) if vram else None,
-            device=args.device,
-            dtype=args.dtype,
-            context=context,
-        )
-        assembly = assemble(config, lambda event: None)
+        memory = parse_bytes(args.memory) if args.memory else None
+        given = {"memory": memory, "device": "cpu", "dtype": args.dtype, "context": context}
+        assembly = assemble(EngineConfig(str(folder), draft="none", **given), lambda event: None)
         return assembly.target, assembly.placement
     checkpoint = open_checkpoint(str(folder))
     dtype = getattr(torch, args.dtype)
-    target = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, torch.device(args.device))
+    target = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, torch.device("cpu"))
     count = len(target.layers)
     placement = Placement.in_memory(count, spread(count, args.resident), args.slots)
     target.load(placement, context, lambda done, total: None)

@@ -11,7 +11,7 @@ from offspec.core.config import format_bytes
 from offspec_planners.measure import RawDisk
 
 WANTED = 0.95
-SHARES = ("utilisation", "of_bound", "of_bound_with_attention", "of_bound_with_layers")
+SHARES = ("utilisation", "of_bound", "of_bound_with_attention")
 
 
 def show_disk(raw: RawDisk, streamed: int, report: Report) -> None:
@@ -25,20 +25,20 @@ def show_disk(raw: RawDisk, streamed: int, report: Report) -> None:
 
 
 def show_compute(tokens: int, compute: Compute, flops_per_row: int, report: Report) -> None:
-    """What a pass costs the processor or the device when nothing streams."""
+    """What a pass costs the processor when nothing streams."""
     rate = flops_per_row * max(tokens, 2) / compute.gemm
     report.ceiling(
         f"{compute.gemm:.3f} s of GEMM in a pass of {tokens} ({rate / 1e9:.0f} GFLOP/s), "
-        f"{compute.attention:.3f} s of attention; {compute.layers:.3f} s for all layers, weights in memory"
+        f"{compute.attention:.3f} s of attention"
     )
 
 
-def show_row(row: dict[str, Any], link: str, report: Report) -> None:
+def show_row(row: dict[str, Any], report: Report) -> None:
     """One number of tokens: what a pass took, the link's share, and what bounds a pass that falls short."""
     least, most = row["spread"]["utilisation"]
     report.reached(
-        f"{row['tokens']:>4} tokens: {row['seconds']:.3f} s a pass, {format_bytes(row['bytes'])} over the "
-        f"{link}, in use {row['utilisation']:.2f} ({least:.2f} to {most:.2f}, all "
+        f"{row['tokens']:>4} tokens: {row['seconds']:.3f} s a pass, {format_bytes(row['bytes'])} from "
+        f"disk, the link in use {row['utilisation']:.2f} ({least:.2f} to {most:.2f}, all "
         f"windows as one {row['pooled_utilisation']:.2f}); of max(link, GEMM)",
         row["of_bound"],
     )
@@ -46,20 +46,9 @@ def show_row(row: dict[str, Any], link: str, report: Report) -> None:
         bound = "link" if row["link_seconds"] > row["gemm_seconds"] else "processor"
         report.note(
             f"{row['tokens']} tokens, bound by the {bound}: link {row['link_seconds']:.3f} s, GEMM "
-            f"{row['gemm_seconds']:.3f}, attention {row['attention_seconds']:.3f}, whole layers in memory "
-            f"{row['layers_seconds']:.3f}; {row['waited_seconds']:.3f} s were spent waiting for weights; of "
-            f"max(link, GEMM + attention) {row['of_bound_with_attention']:.2f}, of max(link, whole layers) "
-            f"{row['of_bound_with_layers']:.2f}"
+            f"{row['gemm_seconds']:.3f}, attention {row['attention_seconds']:.3f}, waiting for weights "
+            f"{row['waited_seconds']:.3f}; of the bound with attention {row['of_bound_with_attention']:.2f}"
         )
-
-
-def show_endurance(found: dict[str, Any], report: Report) -> None:
-    growth = found["growth"]
-    report.reached(
-        f"{found['passes']} passes of a small model: {'no growth' if found['passed'] else 'IT GREW'} "
-        f"({format_bytes(growth['resident_bytes'])} of memory, {growth['threads']} threads, "
-        f"{growth['descriptors']} descriptors)"
-    )
 
 
 def shares(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:

@@ -12,7 +12,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from bench.lib.report import Report, ratio
@@ -48,45 +48,28 @@ class Window:
     before: Reading
     after: Reading
 
-    @property
-    def link(self) -> float:
-        """Bytes per second that the link would have given."""
-        return (self.before.link + self.after.link) / 2
-
-    @property
-    def link_seconds(self) -> float:
-        """What the window's bytes take at that rate."""
-        return ratio(self.nbytes, self.link)
-
-    @property
-    def compute(self) -> Compute:
-        """Of one pass."""
-        return self.before.compute.mean(self.after.compute)
-
-    @property
-    def utilisation(self) -> float:
-        return ratio(self.link_seconds, self.seconds)
-
-    def of_bound(self, *, attention: bool = False, layers: bool = False) -> float:
-        """The larger of link time and compute time, over wall time; compute is GEMM unless more is asked."""
-        compute = self.compute
-        of_pass = compute.layers if layers else compute.gemm + (compute.attention if attention else 0.0)
-        return ratio(max(self.link_seconds, of_pass * self.passes), self.seconds)
+    def figures(self) -> dict[str, float]:
+        """Of one pass: its seconds and bytes, those of the link and the processor alone by the readings on
+        both sides, and shares of the larger of the two."""
+        link, compute = (self.before.link + self.after.link) / 2, self.before.compute.mean(self.after.compute)
+        seconds, nbytes = self.seconds / self.passes, self.nbytes / self.passes
+        alone = ratio(nbytes, link)
+        return {
+            "seconds": seconds,
+            "bytes": nbytes,
+            "waited_seconds": self.waited / self.passes,
+            "link_seconds": alone,
+            **compute.to_json(),
+            "link_bytes_per_s": link,
+            "utilisation": ratio(alone, seconds),
+            "of_bound": ratio(max(alone, compute.gemm), seconds),
+            "of_bound_with_attention": ratio(max(alone, compute.gemm + compute.attention), seconds),
+        }
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "tokens": self.tokens,
-            "passes": self.passes,
-            "seconds": self.seconds,
-            "bytes": self.nbytes,
-            "waited_seconds": self.waited,
-            **{
-                name: {"link_bytes_per_s": reading.link, **reading.compute.to_json()}
-                for name, reading in (("before", self.before), ("after", self.after))
-            },
-            "utilisation": self.utilisation,
-            "of_bound": self.of_bound(),
-        }
+        """The window as it was, and its shares of the ceiling."""
+        figures = self.figures()
+        return {**asdict(self), **{name: figures[name] for name in ("utilisation", "of_bound")}}
 
 
 class Passes:
@@ -101,7 +84,7 @@ class Passes:
 
     @property
     def moved(self) -> int:
-        """Bytes over the link that is computed from: the disk's on a CPU, the device's on a device."""
+        """Bytes over the link that is computed from."""
         return self.target.ring_stats.bytes_moved
 
     @property
@@ -178,40 +161,27 @@ def run_rounds(
         for tokens in args.tokens:
             window = run_window(passes, tokens, args.seconds, read_link, floor)
             windows.append(window)
+            now = window.figures()
             report.progress(
-                f"round {turn + 1}, {tokens} tokens: {window.seconds / window.passes:.3f} s a pass, link "
-                f"{format_bytes(window.link)}/s, in use {window.utilisation:.2f}, of bound "
-                f"{window.of_bound():.2f}"
+                f"round {turn + 1}, {tokens} tokens: {now['seconds']:.3f} s a pass, link "
+                f"{format_bytes(now['link_bytes_per_s'])}/s, in use {now['utilisation']:.2f}, of bound "
+                f"{now['of_bound']:.2f}"
             )
     return windows
 
 
 def summarise(windows: Sequence[Window]) -> dict[str, Any]:
     """Medians over windows of one number of tokens, with the least and the most; seconds are a pass's."""
-    passes = [window.passes for window in windows]
-    figures: dict[str, list[float]] = {
-        "seconds": [w.seconds / w.passes for w in windows],
-        "bytes": [w.nbytes / w.passes for w in windows],
-        "waited_seconds": [w.waited / w.passes for w in windows],
-        "link_seconds": [w.link_seconds / w.passes for w in windows],
-        "gemm_seconds": [w.compute.gemm for w in windows],
-        "attention_seconds": [w.compute.attention for w in windows],
-        "layers_seconds": [w.compute.layers for w in windows],
-        "link_bytes_per_s": [w.link for w in windows],
-        "utilisation": [w.utilisation for w in windows],
-        "of_bound": [w.of_bound() for w in windows],
-        "of_bound_with_attention": [w.of_bound(attention=True) for w in windows],
-        "of_bound_with_layers": [w.of_bound(layers=True) for w in windows],
-    }
+    each = [window.figures() for window in windows]
+    figures = {name: [found[name] for found in each] for name in each[0]}
+    alone = [found["link_seconds"] * window.passes for found, window in zip(each, windows, strict=True)]
     return {
         "tokens": windows[0].tokens,
         "windows": len(windows),
-        "passes": sum(passes),
+        "passes": sum(window.passes for window in windows),
         **{name: statistics.median(values) for name, values in figures.items()},
         # All windows as one: drift that the readings missed cancels out, which it need not in a median.
-        "pooled_utilisation": ratio(
-            sum(window.link_seconds for window in windows), sum(window.seconds for window in windows)
-        ),
+        "pooled_utilisation": ratio(sum(alone), sum(window.seconds for window in windows)),
         "spread": {name: [min(values), max(values)] for name, values in figures.items()},
     }
 
