@@ -23,7 +23,7 @@ def run_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> RunBench:
         assert lines[0].startswith("ceiling")
         text = out.read_text()
         assert main.parser().prog in text and str(tmp_path) not in text
-        return Ran(code, lines, json.loads(lines[-1]), json.loads(text), out.with_suffix(".svg"))
+        return Ran(code, lines, json.loads(lines[-1]), json.loads(text))
 
     return run
 
