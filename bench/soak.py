@@ -1,65 +1,93 @@
 """A day of use in minutes: short requests, chats, cancels and reloads of a tiny model, one after the other.
 
-Memory, threads and open files are printed as they go, and by how much they grow in a thousand requests, by a
-straight line through the second half. A leak is a slope that stays the same however long it runs.
+    python -m bench.soak [REQUESTS] [--reload 500]
+
+Memory, threads and open files, and by how much they grow in a thousand requests: a straight line through the
+second half of the readings. A leak is a slope that stays the same however long it runs.
 """
+
+from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
+from statistics import linear_regression
+from typing import TYPE_CHECKING
 
-import numpy as np
+from bench.lib.process import say
+from bench.lib.report import Report
+from bench.lib.runner import Figures, Job, Rows, comparing
+from offspec.core.config import SamplingParams
 
-import offspec
-from offspec import Engine, RequestError, SamplingParams, TextDelta
-from offspec.core.memory import resident_bytes
+if TYPE_CHECKING:
+    from offspec import Engine
 
-_MEMORY = 1_500_000_000
-_TOKENS = 6
-_SEQUENCES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What the process has after so many requests."""
-
-    requests: int
-    resident_mb: float
-    threads: int
-    files: int
+WANTED = {"resident_mb": 0.5, "threads": 0.01, "files": 0.01}  # most growth in a thousand requests
+_TOKENS, _SEQUENCES, _READINGS = 6, 4, 20
 
 
-def read_process(requests: int) -> Reading:
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("requests", type=int, nargs="?", default=20_000)
+    p.add_argument("--reload", type=int, default=500, help="requests between two loads (default 500)")
+    p.add_argument("--seed", type=int, default=0)
+    p.set_defaults(no_cgroup=True, keep_caches=True)
+
+
+def ways(args: argparse.Namespace, report: Report) -> dict[str, Job]:
+    report.ceiling("in a thousand requests at most " + ", ".join(f"{WANTED[key]:g} {key}" for key in WANTED))
+    return {"growth": {"requests": args.requests, "reload": args.reload, "seed": args.seed}}
+
+
+def measure(job: Job) -> Figures:
+    import offspec
+    from tests.support.tiny_models import write_model
+
+    random, readings, done = Random(job["seed"]), list[dict[str, float]](), 0
+    every = max(job["requests"] // _READINGS, 1)
+    with tempfile.TemporaryDirectory(prefix="offspec-soak-") as folder:
+        model = write_model(Path(folder) / "model", num_hidden_layers=2, spread=0.2)
+        while done < job["requests"]:
+            with offspec.load(
+                str(model), device="cpu", memory="2GB", draft="lookup", budget=4, width=2, context=256,
+                sequences=_SEQUENCES, learn=False,
+            ) as engine:  # fmt: skip
+                until = min(done + job["reload"], job["requests"])
+                while done < until:
+                    done += use(engine, random)
+                    if done // every > len(readings):
+                        readings.append({"requests": done, **read_process()})
+                        say("  ".join(f"{value:g} {key}" for key, value in readings[-1].items()))
+    return {**slopes(readings), "readings": readings}
+
+
+def read_process() -> dict[str, float]:
     """What this process has now."""
+    from offspec.core.memory import resident_bytes
+
     gc.collect()
     files = len(os.listdir("/proc/self/fd"))
-    return Reading(requests, round(resident_bytes() / 1e6, 1), threading.active_count(), files)
+    return {"resident_mb": resident_bytes() / 1e6, "threads": threading.active_count(), "files": files}
 
 
-def slopes(readings: Sequence[Reading]) -> dict[str, float]:
+def slopes(readings: list[dict[str, float]]) -> dict[str, float]:
     """Growth of each figure in a thousand requests, over the second half of the readings."""
     late = readings[len(readings) // 2 :]
-    if len(late) < 2:
-        return {}
-    at = [reading.requests / 1000 for reading in late]
-    names = ("resident_mb", "threads", "files")
-    return {name: round(float(np.polyfit(at, [getattr(r, name) for r in late], 1)[0]), 3) for name in names}
+    at = [reading["requests"] / 1000 for reading in late]
+    return {key: round(linear_regression(at, [reading[key] for reading in late]).slope, 3) for key in WANTED}
 
 
 def use(engine: Engine, random: Random) -> int:
     """One way of using it, chosen at random; how many requests that was."""
-    params = SamplingParams(
-        max_tokens=_TOKENS, temperature=random.choice((0.0, 1.0)), seed=random.randrange(9)
-    )
+    from offspec import RequestError, TextDelta
+
+    temperature, seed = random.choice((0.0, 1.0)), random.randrange(9)
+    params = SamplingParams(temperature, max_tokens=_TOKENS, seed=seed)
     text = " ".join(f"w{random.randrange(3, 90)}" for _ in range(random.randint(1, 12)))
     way = random.randrange(4)
     if way == 0:
@@ -79,46 +107,20 @@ def use(engine: Engine, random: Random) -> int:
     answers = [engine.submit(f"{text} w{number}", params, raw=True) for number in range(_SEQUENCES)]
     left = answers[random.randrange(_SEQUENCES)]
     left.cancel()
-    for answer in answers:
-        with suppress(RequestError) if answer is left else nullcontext():  # its turn may not have come
-            answer.result()
+    for each in answers:
+        with suppress(RequestError) if each is left else nullcontext():  # its turn may not have come
+            each.result()
     return _SEQUENCES
 
 
-def soak(model: Path, requests: int, reload: int, seed: int = 0) -> list[Reading]:
-    """Use a model for so many requests, and load it again after every `reload` of them."""
-    random, readings, done = Random(seed), list[Reading](), 0
-    every = max(requests // 20, 1)
-    while done < requests:
-        with offspec.load(
-            str(model), device="cpu", memory=_MEMORY, draft="lookup", budget=4, width=2, context=256,
-            sequences=_SEQUENCES,
-        ) as engine:  # fmt: skip
-            until = min(done + reload, requests)
-            while done < until:
-                done += use(engine, random)
-                if done // every > len(readings):
-                    readings.append(read_process(done))
-                    print(*asdict(readings[-1]).values(), sep="\t", flush=True)
-    return readings
+def shortfalls(rows: Rows, args: argparse.Namespace) -> list[str]:
+    (row,) = rows.values()
+    return [
+        f"{row[key]:g} {key} more with each thousand requests" for key in WANTED if row[key] > WANTED[key]
+    ]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
-    parser.add_argument("requests", type=int, nargs="?", default=20_000)
-    parser.add_argument("--reload", type=int, default=500, help="requests between two loads")
-    parser.add_argument("--seed", type=int, default=0)
-    wanted = parser.parse_args()
-    from tests.support.tiny_models import write_model
-
-    with tempfile.TemporaryDirectory(prefix="offspec-soak-") as folder:
-        os.environ["OFFSPEC_CACHE"] = os.path.join(folder, "cache")
-        model = write_model(Path(folder) / "model", num_hidden_layers=2, spread=0.2)
-        print("requests", "MB", "threads", "files", sep="\t")
-        readings = soak(model, wanted.requests, wanted.reload, wanted.seed)
-    print("in a thousand requests:", json.dumps(slopes(readings)))
-    return 0
-
+main = comparing("soak", "A day of use in minutes", options, ways, dict.fromkeys(WANTED, ".3f"), shortfalls)
 
 if __name__ == "__main__":
     sys.exit(main())

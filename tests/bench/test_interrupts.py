@@ -32,10 +32,11 @@ def test_what_moved_and_was_erased_is_not_on_the_screen() -> None:
         (Run(b"", 2, left=["x.partial"]), ["files left: x.partial"]),
         (Run(b"Traceback\r\n", 2), ["said: Traceback"]),
         (Run(b"stopped\r\nExit\r\n", 2), ["said: stopped | Exit"]),
+        (Run(b"2 of 3 files are finished and kept: x\r\nstopped\r\n", 2), []),
     ],
 )
 def test_what_is_a_fault(run: Run, found: list[str]) -> None:
-    assert faults(COMMANDS[0], run, {"usual"}) == found
+    assert faults(COMMANDS["generate"], run, {"usual"}) == found
 
 
 @pytest.mark.slow  # each strike is a run of the program: two minutes and more

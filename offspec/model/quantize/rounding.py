@@ -3,7 +3,7 @@
 A group keeps one float16 step and one float16 offset, half a bit a weight; `offspec_kernels.dequant.grouped`
 says how codes lie. Step and offset are fitted by weighted least squares, alternating with the codes; a weight
 counts by the mean square of the input it meets, measured on a short text (the idea of llama.cpp's importance
-matrix and of AWQ: Lin et al. 2023, arXiv 2306.00978). `bench/rounding.py` compares this with other roundings.
+matrix and of AWQ: Lin et al. 2023, arXiv 2306.00978). `bench/LOG.md` compares this with other roundings.
 """
 
 import math
