@@ -87,7 +87,7 @@ class Screen(Terminal):
             self.pressed[letter] = self.press(letter)
             ends = typed == count or not going_on()
             if ends or typed % _ON_A_LINE == 0:
-                self.wait("echo of all keys", 10.0, lambda: not self.pressed)
+                self.wait("echo of all keys", 60.0, lambda: not self.pressed)
                 self.press("\x7f" * _ON_A_LINE)
                 self.look(_SETTLE_S)
                 moment = time.perf_counter()
@@ -176,7 +176,9 @@ def measure(args: argparse.Namespace, data: Path) -> dict[str, Any]:
 def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("model", **MODEL)
     shared(p, memory="1GB", tokens=192)
-    p.add_argument("--keys", type=int, default=200, help="keys pressed while it answers (default 200)")
+    p.add_argument(
+        "--keys", type=int, default=200, help="pressed while it answers, at most 600 (200)"
+    )
     p.add_argument("--questions", type=int, default=2, help="answers without keys (default 2)")
     p.add_argument("--idle-seconds", type=float, default=10.0)
 

@@ -105,8 +105,8 @@ class Stage:
         import offspec.ui.tui.app  # noqa: F401
         from tests.support.tiny_models import write_model
 
-        shape = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}  # pack has groups of 64
-        write_model(place / "model", spread=0.2, **shape)
+        # pack has groups of 64
+        write_model(place / "model", spread=0.2, hidden_size=64, intermediate_size=64, head_dim=16)
 
     def run(self, command: Command, strikes: Sequence[float]) -> Run:
         """Run a command and strike it so many seconds after its beginning."""

@@ -24,6 +24,7 @@ from bench.lib.process import say
 from bench.lib.report import Report
 from bench.lib.runner import Figures, Job, Rows, comparing
 from offspec.core.config import SamplingParams
+from offspec.core.memory import resident_bytes
 
 if TYPE_CHECKING:
     from offspec import Engine
@@ -61,18 +62,20 @@ def measure(job: Job) -> Figures:
                 while done < until:
                     done += use(engine, random)
                     if done // every > len(readings):
-                        readings.append({"requests": done, **read_process()})
+                        readings.append(read_process(done))
                         say("  ".join(f"{value:g} {key}" for key, value in readings[-1].items()))
     return {**slopes(readings), "readings": readings}
 
 
-def read_process() -> dict[str, float]:
-    """What this process has now."""
-    from offspec.core.memory import resident_bytes
-
+def read_process(requests: int) -> dict[str, float]:
+    """What this process has after so many requests."""
     gc.collect()
-    files = len(os.listdir("/proc/self/fd"))
-    return {"resident_mb": resident_bytes() / 1e6, "threads": threading.active_count(), "files": files}
+    return {
+        "requests": requests,
+        "resident_mb": resident_bytes() / 1e6,
+        "threads": threading.active_count(),
+        "files": len(os.listdir("/proc/self/fd")),
+    }
 
 
 def slopes(readings: list[dict[str, float]]) -> dict[str, float]:

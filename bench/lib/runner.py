@@ -74,7 +74,7 @@ def comparing(
 
 
 def in_turns(
-    name: str, jobs: Mapping[str, Job], args: argparse.Namespace, report: Report
+    name: str, jobs: dict[str, Job], args: argparse.Namespace, report: Report
 ) -> dict[str, list[Figures]]:
     """The processes of each way; the order turns with each round."""
     runs = {way: list[Figures]() for way in jobs}

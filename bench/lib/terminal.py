@@ -36,7 +36,7 @@ class Terminal:
             if callable(program):
                 program()
             else:
-                os.execvpe(program[0], program, dict(env or os.environ))
+                os.execvpe(program[0], list(program), dict(env or os.environ))
         fcntl.ioctl(self.end, termios.TIOCSWINSZ, _SIZE)
 
     def __enter__(self) -> Self:
