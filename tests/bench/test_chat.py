@@ -26,6 +26,11 @@ def test_an_open_update_is_not_shown_yet() -> None:
         assert not screen.shows("c")
 
 
+def test_nothing_comes_after_the_end() -> None:
+    with chat.Screen([sys.executable, "-c", "pass"]) as screen:
+        assert not screen.look(60.0) and screen.ended
+
+
 @pytest.mark.slow
 def test_a_toy_run(tmp_path: Path, run_bench: RunBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))

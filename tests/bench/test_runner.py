@@ -11,6 +11,7 @@ import pytest
 from bench import busy, prefill, sequences, soak
 from bench.lib import runner
 from bench.lib.command import Command
+from bench.lib.report import Report
 from bench.stream import floor
 from offspec_planners.measure import Bandwidth
 from tests.support.bench_runs import RunBench
@@ -59,18 +60,30 @@ def test_a_toy_run(main: Command, words: str, figures: set[str], model: Path, ru
 def test_figures_are_medians_and_each_way_has_the_same_tokens() -> None:
     runs: list[dict[str, Any]] = [{"s": s, "kind": "a", "token_ids": [[5, 6], [7]]} for s in (1.0, 9.0, 2.0)]
     assert runner.tally(runs) == {"s": 2.0, "kind": "a"}
-    longer, other = {"token_ids": [[5, 6, 8]]}, {"token_ids": [[5, 6], [9]]}
+    longer, other = {"token_ids": [[5, 6, 8]]}, {"token_ids": [[5, 9]]}
     assert runner.differences({"a": runs, "b": [longer]}) == []
     assert runner.differences({"a": runs, "b": [longer, other]}) == ["answers differ from those of a: b"]
 
 
-def test_what_falls_short() -> None:
+def test_ways_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "measured_job", lambda args, module, job: asked.append(job["way"]) or {})
+    asked, args = list[str](), sequences.main.parser().parse_args(["--rounds", "3"])
+    found = runner.in_turns("sequences", {"a": {"way": "a"}, "b": {"way": "b"}}, args, Report())
+    assert "".join(asked) == "abbaab" and len(found["a"]) == 3
+
+
+def test_what_falls_short(monkeypatch: pytest.MonkeyPatch) -> None:
     args = prefill.main.parser().parse_args([])
     assert prefill.shortfalls({"nf4": {"ratio_with_attention": 1.2}}, args) == []
     assert len(prefill.shortfalls({"nf4": {"ratio_with_attention": 1.21}}, args)) == 1
     rows = {"1": {"tokens_per_s": 2.0}, "8": {"tokens_per_s": 5.9}}
     assert sequences.shortfalls(rows, args) == ["8 sequences are 2.95 times one, less than 3.0"]
-    assert soak.shortfalls({"growth": {"resident_mb": 0.1, "threads": 1.0, "files": 0.0}}, args)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    assert [busy.fair_share(count, "in this session") for count in (1, 2, 4)] == [0.75, 0.5, 1 / 3]
+    rows = {"alone": {"tokens_per_s": 9.0}, "in this session": {"tokens_per_s": 2.6}}
+    assert len(busy.shortfalls(rows, busy.main.parser().parse_args([]))) == 1
+    grown = soak.shortfalls({"growth": {"resident_mb": 0.1, "threads": 1.0, "files": 0.0}}, args)
+    assert grown == ["1 threads more with each thousand requests"]
 
 
 def test_growth_is_a_slope_over_the_second_half() -> None:
