@@ -42,19 +42,12 @@ _DISTIL = ("--tokens", "1200", "--length", "16", "--epochs", "2", "--depth", "2"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command line to strike.
+    """A command line to strike."""
 
-    Args:
-        words: May name {model} and {out}.
-        typed: Keys that are there from the beginning.
-        talks: A chat: it answers on the terminal, and Ctrl-C during an answer ends the answer alone.
-        codes: Exit codes that are right.
-    """
-
-    words: tuple[str, ...]
-    typed: str = ""
-    talks: bool = False
-    codes: tuple[str, ...] = ("SIGINT", "130")
+    words: tuple[str, ...]  # {model} and {out} stand for folders
+    typed: str = ""  # keys that are there from the beginning
+    talks: bool = False  # it answers on the terminal, and Ctrl-C during an answer ends the answer alone
+    codes: tuple[str, ...] = ("SIGINT", "130")  # that are right
 
 
 COMMANDS = {

@@ -61,10 +61,8 @@ def measure(job: Job) -> Figures:
         "tokens_per_s": ratio(tokens, seconds),
         "predicted_tokens_per_s": plan.forecast.tok_per_s if plan else 0.0,
         "tokens_per_pass": ratio(tokens, len(shared)),
-        "rows_per_pass": ratio(sum(one.tree_nodes for one in passes), len(shared)),
         "draft_seconds": ratio(sum(one.draft_seconds for one in shared.values()), len(shared)),
         "target_seconds": ratio(sum(one.target_seconds for one in shared.values()), len(shared)),
-        "last_first_token_s": max(result.ttft_s for result in results),
         "token_ids": [result.token_ids for result in results],
     }
 
