@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,11 @@ def test_figures_are_medians_and_each_way_has_the_same_tokens() -> None:
 
 
 def test_ways_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "measured_job", lambda args, module, job: asked.append(job["way"]) or {})
-    asked, args = list[str](), sequences.main.parser().parse_args(["--rounds", "3"])
-    found = runner.in_turns("sequences", {"a": {"way": "a"}, "b": {"way": "b"}}, args, Report())
-    assert "".join(asked) == "abbaab" and len(found["a"]) == 3
+    turn = count()
+    monkeypatch.setattr(runner, "measured_job", lambda args, module, job: {"turn": next(turn)})
+    args = sequences.main.parser().parse_args(["--rounds", "3"])
+    found = runner.in_turns("sequences", {"a": {}, "b": {}}, args, Report())
+    assert [run["turn"] for run in found["a"]] == [0, 3, 4]
 
 
 def test_what_falls_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +81,7 @@ def test_what_falls_short(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"1": {"tokens_per_s": 2.0}, "8": {"tokens_per_s": 5.9}}
     assert sequences.shortfalls(rows, args) == ["8 sequences are 2.95 times one, less than 3.0"]
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    assert [busy.fair_share(count, "in this session") for count in (1, 2, 4)] == [0.75, 0.5, 1 / 3]
+    assert [busy.fair_share(number, "in this session") for number in (1, 2, 4)] == [0.75, 0.5, 1 / 3]
     rows = {"alone": {"tokens_per_s": 9.0}, "in this session": {"tokens_per_s": 2.6}}
     assert len(busy.shortfalls(rows, busy.main.parser().parse_args([]))) == 1
     grown = soak.shortfalls({"growth": {"resident_mb": 0.1, "threads": 1.0, "files": 0.0}}, args)
