@@ -57,18 +57,13 @@ def write_bases(root: Path) -> None:
 
     model = write_model(root / "model", num_hidden_layers=2)
     write_model(root / "experts", "qwen3_moe", num_hidden_layers=2)
-    write_model(
-        root / "windows",
-        "gemma3_text",
-        num_hidden_layers=2,
-        layer_types=["sliding_attention", "full_attention"],
-    )
+    kinds = ["sliding_attention", "full_attention"]
+    write_model(root / "windows", "gemma3_text", num_hidden_layers=2, layer_types=kinds)
     whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     whole.save_pretrained(root / "shards", max_shard_size="20KB")
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (root / "shards" / file).write_bytes((model / file).read_bytes())
-    (root / "gguf").mkdir()
-    write_gguf(root / "gguf/model.gguf", whole, "llama")
+    write_gguf(root / "model.gguf", whole, "llama")
     wide = write_model(root / "wide", num_hidden_layers=2, hidden_size=64, intermediate_size=64)
     pack_model(str(wide), "int8", out=root / "pack", cache_dir=root / "cache")
     write_head(root / "medusa", {"medusa_num_heads": 2, "medusa_num_layers": 1}, medusa_tensors(2))
@@ -85,10 +80,6 @@ def _answer(model: Path) -> None:
         str(model), device="cpu", memory=_MEMORY, draft="none", budget=2, width=2, context=64
     ) as engine:
         engine.generate("w5 w9", _PARAMS)
-
-
-def _answer_of_gguf(folder: Path) -> None:
-    _answer(folder / "model.gguf")
 
 
 def _encode(folder: Path) -> None:
@@ -152,16 +143,14 @@ SURFACES: dict[str, Surface] = {
     "config of experts": Surface("experts", (CONFIG,), _answer),
     "config of windows": Surface("windows", (CONFIG,), _answer),
     "index": Surface("shards", (INDEX,), _answer),
-    "gguf": Surface("gguf", ("model.gguf",), _answer_of_gguf),
+    "gguf": Surface("model.gguf", (), _answer),
     "tokenizer": Surface("model", _TOKENIZER, _encode),
     "template": Surface("model", ("chat_template.jinja",), _encode),
     "manifest": Surface("pack", (MANIFEST,), _answer, _sum_again),
-    "pack": Surface(
-        "pack", (CONFIG, "model-layer-0000.safetensors", "model-rest.safetensors"), _answer, _sum_again
-    ),
-    "session": Surface("session.json", ("",), _talk),
-    "plan": Surface("plan.json", ("",), read_plan),
-    "profile": Surface("profile.json", ("",), _machine),
+    "pack": Surface("pack", (CONFIG, *_PACKED), _answer, _sum_again),
+    "session": Surface("session.json", (), _talk),
+    "plan": Surface("plan.json", (), read_plan),
+    "profile": Surface("profile.json", (), _machine),
     "medusa": Surface("medusa", ("model.safetensors", CONFIG), _draft),
     "mlp": Surface("mlp", ("model.safetensors", CONFIG), _draft),
 }
