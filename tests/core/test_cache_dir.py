@@ -14,23 +14,24 @@ from offspec.core.cache_dir import cache_root, make_folder, remove_folder
 from offspec.core.errors import CheckpointError, DiskFullError
 
 CHILD = """
-import os, signal, sys, time
+import os, signal, sys
 from pathlib import Path
 from offspec.core.cache_dir import make_folder
-folder, deed = Path(sys.argv[1]), sys.argv[2]
+
 def fill(partial):
     print("filling", flush=True)
     (partial / "half").write_text("x")
-    if deed == "die":
+    if sys.argv[2] == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     sys.stdin.readline()
     (partial / "whole").write_text("x")
-make_folder(folder, fill, lambda: print("waiting", flush=True))
-print(sorted(os.listdir(folder)))
+
+make_folder(Path(sys.argv[1]), fill, lambda: print("waiting", flush=True))
 """
 
 
 def child(folder: Path, deed: str) -> subprocess.Popen[str]:
+    """Another process that makes the folder, and stops halfway: killed, or until it reads a line."""
     return subprocess.Popen(
         [sys.executable, "-c", CHILD, str(folder), deed],
         stdin=subprocess.PIPE,
@@ -52,55 +53,51 @@ def visible(root: Path) -> list[str]:
     return sorted(os.listdir(root))
 
 
-def test_a_folder_is_made_once(tmp_path: Path) -> None:
+def test_a_folder_is_made_once_and_not_there_before_it_is_whole(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
-    make_folder(folder, fill, never)
-    assert (folder / "file").read_text() == "whole"
-    make_folder(folder, lambda partial: pytest.fail("made twice"), never)
-    assert visible(folder.parent) == ["folder"]
-    remove_folder(folder)
-    remove_folder(folder)
-    assert visible(folder.parent) == []
-
-
-def test_it_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
 
     def look(partial: Path) -> None:
-        assert not folder.exists()
-        assert partial.parent == folder.parent
+        assert not folder.exists() and partial.parent == folder.parent
         fill(partial)
 
     make_folder(folder, look, never)
-    assert folder.exists()
+    assert (folder / "file").read_text() == "whole"
+    make_folder(folder, lambda partial: pytest.fail("made twice"), never)
+    assert visible(folder.parent) == ["folder"]
+    for _ in range(2):
+        remove_folder(folder)
+        assert visible(folder.parent) == []
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("x"), OSError(errno.EIO, "x")])
-def test_an_error_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
+@pytest.mark.parametrize(
+    ("error", "becomes", "why"),
+    [
+        (KeyboardInterrupt("x"), KeyboardInterrupt, "x"),
+        (OSError(errno.EIO, "x"), OSError, "x"),
+        (OSError(errno.ENOSPC, "No space left on device"), DiskFullError, "filled up while writing"),
+    ],
+    ids=["interrupt", "bad disk", "full disk"],
+)
+def test_errors_leave_nothing(
+    tmp_path: Path, error: BaseException, becomes: type[BaseException], why: str
+) -> None:
     def fail(partial: Path) -> None:
         fill(partial)
         raise error
 
-    with pytest.raises(type(error)):
+    with pytest.raises(becomes, match=why):
         make_folder(tmp_path / "folder", fail, never)
     assert visible(tmp_path) == []
     make_folder(tmp_path / "folder", fill, never)  # the lock is free again
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
-    def fail(partial: Path) -> None:
-        fill(partial)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(DiskFullError, match="filled up while writing"):
-        make_folder(tmp_path / "folder", fail, never)
-    assert visible(tmp_path) == []
-
-
-def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_or_has_no_room(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CheckpointError, match="OFFSPEC_CACHE"):
         make_folder(tmp_path / "file" / "folder", fill, never)
+    disk.require_space(tmp_path / "not" / "yet" / "there", 1, "a test")
+    with pytest.raises(DiskFullError, match=r"a test needs 1000\.00 TB in .* set OFFSPEC_CACHE"):
+        disk.require_space(tmp_path / "not" / "yet", 10**15, "a test")
 
 
 def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
@@ -109,10 +106,9 @@ def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
         process = child(folder, "die")
         process.communicate()
         assert process.returncode == -signal.SIGKILL
-    assert not folder.exists()
-    partial, _lock = visible(tmp_path)  # the second swept what the first had left
-    assert partial.endswith(".partial")
-    make_folder(tmp_path / "other", fill, never)  # and so does work on another folder
+        partial, _lock = visible(tmp_path)  # no more of the one before
+        assert partial.endswith(".partial")
+    make_folder(tmp_path / "other", fill, never)  # work on another folder sweeps, too
     assert visible(tmp_path) == ["other"]
     make_folder(folder, fill, never)
     assert (folder / "file").exists()
@@ -120,14 +116,18 @@ def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
 
 def test_two_processes_make_one_folder(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
-    first = child(folder, "work")
-    assert first.stdout and first.stdout.readline() == "filling\n"
-    second = child(folder, "work")
-    assert second.stdout and second.stdout.readline() == "waiting\n"
-    make_folder(tmp_path / "other", fill, never)  # does not sweep what the first is filling
-    assert not folder.exists()
-    assert first.communicate("\n")[0] == "['half', 'whole']\n"
-    assert second.communicate()[0] == "['half', 'whole']\n"
+    with child(folder, "work") as first:
+        assert first.stdout and first.stdin and first.stdout.readline() == "filling\n"
+        make_folder(tmp_path / "other", fill, never)  # does not sweep what the first is filling
+        assert not folder.exists()
+        write = first.stdin.write
+
+        def wait() -> None:
+            write("\n")
+            first.communicate()
+
+        make_folder(folder, lambda partial: pytest.fail("made twice"), wait)
+    assert visible(folder) == ["half", "whole"]
     assert visible(tmp_path) == ["folder", "other"]
 
 
@@ -143,12 +143,6 @@ def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("OFFSPEC_CACHE", "~/here")
     assert cache_root() == Path("/home/someone/here")
     assert cache_root(tmp_path) == tmp_path
-
-
-def test_room_is_asked_for_where_the_folder_will_be(tmp_path: Path) -> None:
-    disk.require_space(tmp_path / "not" / "yet" / "there", 1, "a test")
-    with pytest.raises(DiskFullError, match=r"a test needs 1000\.00 TB in .* set OFFSPEC_CACHE"):
-        disk.require_space(tmp_path / "not" / "yet", 10**15, "a test")
 
 
 def test_a_small_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

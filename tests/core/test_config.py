@@ -9,21 +9,11 @@ import pytest
 
 from offspec import RequestError
 from offspec.core.config import EngineConfig, SamplingParams, format_bytes, parse_bytes
-from offspec_planners.units import format_seconds
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("1.5GB", 1_500_000_000),
-        ("800MiB", 800 * 2**20),
-        ("12g", 12 * 10**9),
-        ("4096000", 4_096_000),
-        (" 2 kb ", 2000),
-    ],
-)
-def test_sizes_are_read(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
+def test_sizes_are_read() -> None:
+    sizes = {"1.5GB": 1_500_000_000, "800MiB": 800 * 2**20, "12g": 12 * 10**9, "4096000": 4_096_000}
+    assert {text: parse_bytes(text) for text in (*sizes, " 2 kb ")} == sizes | {" 2 kb ": 2000}
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "1.5 parsecs", "0", "1e9", "5iB"])
@@ -32,69 +22,40 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         parse_bytes(text)
 
 
-@pytest.mark.parametrize(
-    ("number", "meant"), [("12", "12GB"), (" 1.5", "1.5GB"), ("8192", "8192MB"), ("0.5", "0.5GB")]
-)
+@pytest.mark.parametrize(("number", "meant"), [("12", "12GB"), (" 1.5", "1.5GB"), ("8192", "8192MB")])
 def test_a_number_without_its_unit_is_answered_with_one(number: str, meant: str) -> None:
-    """A number in Python is one of bytes."""
     with pytest.raises(RequestError, match=rf"means {number.strip()} bytes: write {meant}$"):
         EngineConfig.of("m", {"vram": number})
     assert EngineConfig.of("m", {"vram": 12}).vram == 12
 
 
 def test_the_cache_of_conversations_may_have_no_size() -> None:
-    sizes: list[str | int] = ["0", "0GB", 0, "1.5GB", 7]
-    assert [EngineConfig.of("m", {"cache_size": size}).cache_size for size in sizes] == [
-        0,
-        0,
-        0,
-        15 * 10**8,
-        7,
-    ]
+    for size, read in (("0GB", 0), (0, 0), ("1.5GB", 15 * 10**8), (7, 7)):
+        assert EngineConfig.of("m", {"cache_size": size}).cache_size == read
     assert EngineConfig("m").cache_size == 0
     with pytest.raises(RequestError, match="above 0"):
         EngineConfig.of("m", {"memory": "0GB"})
 
 
 def test_sizes_are_written() -> None:
-    assert [format_bytes(n) for n in (0, 999, 1500, 2_500_000, 1_500_000_000, 3e12)] == [
-        "0 B",
-        "999 B",
-        "2 KB",
-        "2.50 MB",
-        "1.50 GB",
-        "3.00 TB",
-    ]
-
-
-def test_durations_are_written() -> None:
-    written = [format_seconds(seconds) for seconds in (0, 0.0213, 1.6, 119.4, 562, 3570, 7260)]
-    assert written == ["0 s", "21.3 ms", "1.60 s", "119 s", "9 min", "1 h 00 min", "2 h 01 min"]
-    assert [format_seconds(seconds, 1) for seconds in (0.04, 12.34, 562)] == ["0.0 s", "12.3 s", "9 min"]
+    written = [format_bytes(n) for n in (0, 999, 1500, 2_500_000, 1_500_000_000, 3e12)]
+    assert written == ["0 B", "999 B", "2 KB", "2.50 MB", "1.50 GB", "3.00 TB"]
 
 
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
         ("temperature", "0.7", "a number, not '0.7'"),
-        ("temperature", None, "a number, not None"),
-        ("temperature", True, "a number, not True"),
         ("top_p", [0.9], "a number"),
         ("top_k", 1.5, "a whole number, not 1.5"),
-        ("top_k", "4", "a whole number"),
-        ("max_tokens", None, "a whole number"),
         ("max_tokens", False, "a whole number"),
         ("seed", 1.0, "a whole number"),
-        ("seed", "random", "a whole number"),
-        ("logprobs", "all", "a whole number"),
         ("ignore_eos", "no", "True or False"),
         ("ignore_eos", 1, "True or False"),
         ("stop", 5, "a string or a list of strings"),
         ("stop", ["a", 5], "a string or a list of strings"),
-        ("stop", b"a", "a string or a list of strings"),
         ("stop", {"a": 1}, "a string or a list of strings, not {'a': 1}"),
         ("bad_words", [None], "a string or a list of strings"),
-        ("stop_token_ids", 5, "a list of token ids"),
         ("stop_token_ids", "56", "a list of token ids"),
         ("stop_token_ids", [5.5], "a list of token ids"),
         ("allowed_token_ids", {5: 1}, "a list of token ids"),
@@ -138,23 +99,15 @@ def test_parameters_as_callers_have_them() -> None:
     ("settings", "told"),
     [
         ({"model": 5}, "model must be a string"),
-        ({"model": None}, "model must be a string"),
         ({"draft": 5}, "draft must be a string"),
-        ({"draft": None}, "draft must be a string"),
         ({"budget": "64"}, "budget must be a whole number"),
-        ({"width": 1.5}, "width must be a whole number"),
-        ({"context": "8k"}, "context must be a whole number"),
         ({"memory": 1.5e9}, "memory must be a size"),
-        ({"memory": [1]}, "memory must be a size"),
         ({"vram": True}, "vram must be a size"),
         ({"cache_size": "much"}, "cannot read 'much'"),
         ({"cache_size": -1}, "0 or above, not -1"),
         ({"temperature": "hot"}, "temperature must be a number"),
         ({"learn": "yes"}, "learn must be True or False"),
-        ({"device": 0}, "device must be a string"),
-        ({"corpus": 5}, "corpus must be a path or a list"),
         ({"corpus": [5]}, "corpus must be a path or a list"),
-        ({"cpu_layers": "few"}, "cpu_layers must be a whole number"),
         ({"dtype": ["float32"]}, "dtype must be 'bfloat16' or 'float32'"),
     ],
 )

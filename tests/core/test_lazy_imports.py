@@ -89,14 +89,10 @@ def test_what_was_not_imported_has_no_instances() -> None:
     assert user.is_base(import_module("heavy").Base()) and not user.is_base(1)
 
 
-def test_a_module_that_was_bound_finds_the_real_names() -> None:
+def test_a_module_that_was_bound_finds_the_real_names_and_others_import_them() -> None:
     user = _user()
     assert user.parts.LIMIT == 7
     assert user.parts.LIMIT is import_module("heavy.parts").LIMIT
-
-
-def test_others_import_the_real_packages() -> None:
-    _user()
     heavy = import_module("heavy")
     assert heavy.LIMIT == 7 and Path(heavy.__file__ or "").name == "__init__.py"
 

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from offspec.core.openmp import VARIABLES, unlimited_spinning
+from offspec.core.openmp import VARIABLES, limit_spinning, unlimited_spinning
 from offspec.model import contention as module
 from offspec.model.contention import Contention
-from tests.support.products import some
 
 SECOND = 1_000_000_000
-LIMITED = " ".join(VARIABLES.values())
 
 
 @pytest.fixture
@@ -30,8 +28,7 @@ def two_threads() -> Iterator[None]:
 
 
 def run(code: str, *arguments: str, **variables: str) -> str:
-    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
-    kept = {name: value for name, value in os.environ.items() if name not in names}
+    kept = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, "OMP_NUM_THREADS")}
     ran = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env=kept | variables,
@@ -42,67 +39,56 @@ def run(code: str, *arguments: str, **variables: str) -> str:
     return ran.stdout.strip()
 
 
-@pytest.mark.parametrize(
-    ("first", "policy"),
-    some(
-        [
-            (first, policy)
-            for first in ("import offspec; offspec.load", "import bench")
-            for policy in (None, "passive")
-        ],
-        ("import bench", None),
-        ("import bench", "passive"),
-    ),
-)
-def test_spinning_is_limited_before_torch_is_loaded(first: str, policy: str | None) -> None:
-    code = f"{first}; import os; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('OMP_WAIT_POLICY'))"
-    variables = {"OMP_WAIT_POLICY": policy} if policy else {}
-    assert run(code, **variables) == ("None passive" if policy else LIMITED)
-
-
-def test_the_command_limits_spinning() -> None:
-    code = """
+TAKEN = """
 import os, sys
+def taken():
+    print([os.environ.pop(name, None) for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")])
+"""
+COMMAND = """
+import bench
+taken()
 from offspec.ui.cli.main import main
 sys.argv = ["offspec", "--version"]
 try:
     main()
 except SystemExit:
-    print(os.environ.get("GOMP_SPINCOUNT"), os.environ.get("OMP_WAIT_POLICY"))
+    taken()
 """
-    assert run(code).splitlines()[-1] == LIMITED
+
+
+@pytest.mark.parametrize(
+    "code", [COMMAND, pytest.param("import offspec; offspec.load; taken()", marks=pytest.mark.exhaustive)]
+)
+def test_spinning_is_limited_before_torch_is_loaded(code: str) -> None:
+    said = [line for line in run(TAKEN + code).splitlines() if line.startswith("[")]
+    assert said == [str(list(VARIABLES.values()))] * code.count("taken()")
+
+
+def test_an_environment_that_says_how_to_wait_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    limit_spinning()
+    assert not VARIABLES.keys() & os.environ.keys(), "torch was loaded already"
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    limit_spinning()
+    assert "GOMP_SPINCOUNT" not in os.environ and os.environ["OMP_WAIT_POLICY"] == "passive"
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("order", some(["first", "later"], "first"))
-def test_torch_that_came_first_is_told(order: str, tmp_path: Path) -> None:
-    """As loading begins: there need not be a model."""
+def test_torch_that_came_first_is_told(tmp_path: Path) -> None:
     code = """
-import sys
-if sys.argv[2] == "first":
-    import torch
-import os
-import offspec
+import sys, torch, os, offspec
 def tell(event):
     if isinstance(event, offspec.Notice) and "spin" in event.text:
         print(event.text)
 try:
     offspec.load(sys.argv[1], device="cpu", notify=tell)
 except offspec.ModelNotFoundError:
-    pass
-else:
-    print("there was a model")
-print(os.environ.get("GOMP_SPINCOUNT"), os.environ.get("OMP_WAIT_POLICY"))
+    print(os.environ.get("GOMP_SPINCOUNT"), os.environ.get("OMP_WAIT_POLICY"))
 """
-    *notices, variables = run(code, str(tmp_path / "nowhere"), order, OMP_NUM_THREADS="2").splitlines()
-    if order == "first":
-        assert (
-            len(notices) == 1
-            and "GOMP_SPINCOUNT=100000 OMP_WAIT_POLICY=active" in notices[0]
-            and variables == "None None"
-        )
-    else:
-        assert not notices and variables == LIMITED
+    notice, variables = run(code, str(tmp_path / "nowhere"), OMP_NUM_THREADS="2").splitlines()
+    assert "GOMP_SPINCOUNT=100000 OMP_WAIT_POLICY=active" in notice and variables == "None None"
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -149,16 +135,22 @@ def test_threads_sleep_while_this_process_waits_for_a_processor(monkeypatch: pyt
     contention.close()
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The times that looks see, and how long the thread had waited by then: (0, 0) and what a test adds."""
+    times = [(0, 0)]
+    seen = iter(times)
+    monkeypatch.setattr(module, "_now", lambda: next(seen))
+    monkeypatch.setattr(module, "_WINDOW", 0)
+    return times
+
+
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("before", [0, 90])
-def test_time_between_answers_says_nothing(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether or not another thread waited then."""
-    waited = before * SECOND
-    during = 0 if before else SECOND
-    later = (waited + during, waited + 2 * during)
-    times = iter([(0, 0), (90 * SECOND, waited), (91 * SECOND, later[0]), (92 * SECOND, later[1])])
-    monkeypatch.setattr(module, "_now", lambda: next(times))
-    monkeypatch.setattr(module, "_WINDOW", 0)
+def test_time_between_answers_says_nothing(before: int, clock: list[tuple[int, int]]) -> None:
+    waited, during = before * SECOND, 0 if before else SECOND
+    clock += [(90 * SECOND, waited)]
+    clock += [((90 + looks) * SECOND, waited + looks * during) for looks in (1, 2)]
     contention = Contention()
     contention.begin()
     contention.look()
@@ -168,29 +160,19 @@ def test_time_between_answers_says_nothing(before: int, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_one_thread_sees_as_well_that_others_take_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([(0, 0), (SECOND, SECOND), (2 * SECOND, 2 * SECOND)])
-    monkeypatch.setattr(module, "_now", lambda: next(times))
-    monkeypatch.setattr(module, "_WINDOW", 0)
-    torch.set_num_threads(1)
-    contention = Contention()
-    contention.look()
-    contention.look()
-    assert contention.seen and not contention.busy
-
-
-@pytest.mark.usefixtures("two_threads")
-def test_no_thread_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([(0, 0), (SECOND, SECOND), (2 * SECOND, 2 * SECOND)])
-    monkeypatch.setattr(module, "_now", lambda: next(times))
-    monkeypatch.setattr(module, "_WINDOW", 0)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_waiting_for_a_processor_is_seen_and_leaves_no_thread(
+    threads: int, clock: list[tuple[int, int]]
+) -> None:
+    clock += [(SECOND, SECOND), (2 * SECOND, 2 * SECOND)]
+    torch.set_num_threads(threads)
     before = set(threading.enumerate())
     contention = Contention()
     contention.look()
     contention.look()
     held = set(threading.enumerate()) - before
-    assert contention.busy and len(held) == 1
+    assert contention.seen and contention.busy == (threads > 1) and len(held) == threads - 1
     contention.close()
     for thread in held:
-        thread.join(10)
+        thread.join(60)
     assert not contention.busy and set(threading.enumerate()) <= before

@@ -15,9 +15,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_what_others_could_read_is_closed_with_a_notice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_others_could_read_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, cache = tmp_path / "data", tmp_path / "cache"
     monkeypatch.setenv("OFFSPEC_DATA", str(data))
     elsewhere = tmp_path / "elsewhere"
@@ -41,22 +39,19 @@ def test_what_others_could_read_is_closed_with_a_notice(
     assert len(told) == 1
 
 
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    target, file = tmp_path / "target", tmp_path / "session.json"
-    (tmp_path / ".session.json.lock").symlink_to(target)
+def test_a_lock_that_is_a_link_or_a_fifo_is_not_followed_or_waited_for(tmp_path: Path) -> None:
+    target, file, lock = (tmp_path / name for name in ("target", "session.json", ".session.json.lock"))
+    lock.symlink_to(target)
     assert not is_claimed(file)
     with pytest.raises(OSError, match=r"[Ll]ink|ELOOP|Too many"):
         lock_beside(file).acquire(timeout=0.1)
     assert not target.exists()
-
-
-def test_a_lock_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / ".session.json.lock")
-    assert not is_claimed(tmp_path / "session.json")
+    lock.unlink()
+    os.mkfifo(lock)
+    assert not is_claimed(file)
 
 
 def test_a_lock_is_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither its file, which is empty, nor a file that others cannot come to."""
     monkeypatch.setenv("OFFSPEC_DATA", str(tmp_path))
     sessions = tmp_path / "sessions"
     sessions.mkdir(mode=0o755)
