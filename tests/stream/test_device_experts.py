@@ -1,43 +1,32 @@
 """The store of experts on a device: what stays, what is copied and read, faults, and interrupts."""
 
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 import torch
 
-from offspec.checkpoint import TensorInfo
 from offspec.core.errors import ClosedError, StreamError
 from offspec.stream import device_experts
 from offspec.stream.arena import PAGE
 from offspec.stream.device_experts import DeviceExpertStore
 from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.expert_store import ExpertStore
-from offspec.stream.layout import UnitLayout, lay_out
+from offspec.stream.layout import UnitLayout
+from tests.stream.expert_files import UNITS, contents_of, interrupt_at_each_line, layouts_in, write_experts
 
 pytestmark = pytest.mark.gpu
-UNITS, SIZE, START = 9, 2 * PAGE + 77, 13
 CUDA = torch.device("cuda", 0)
 
 
 @pytest.fixture
-def contents() -> list[bytes]:
-    return [bytes(torch.randint(0, 256, (SIZE,), dtype=torch.uint8).numpy()) for _ in range(UNITS)]
+def file(tmp_path: Path) -> Path:
+    return write_experts(tmp_path)
 
 
 @pytest.fixture
-def layouts(contents: list[bytes], tmp_path: Path) -> list[UnitLayout]:
-    file = tmp_path / "weights"
-    file.write_bytes(bytes(START) + b"".join(contents) + bytes(PAGE))
-    places = [START + unit * SIZE for unit in range(UNITS)]
-    return [
-        lay_out(f"expert {unit}", [TensorInfo(f"t{unit}", "U8", (SIZE,), file, place, SIZE)])
-        for unit, place in enumerate(places)
-    ]
+def contents(file: Path) -> list[bytes]:
+    return contents_of(file)
 
 
 class Making:
@@ -53,8 +42,8 @@ class Making:
 
 
 @pytest.fixture
-def new_store(layouts: list[UnitLayout]) -> Iterator[Making]:
-    making = Making(layouts)
+def new_store(file: Path) -> Iterator[Making]:
+    making = Making(layouts_in(file))
     yield making
     for store in making.made:
         store.close()
@@ -78,7 +67,7 @@ def right(store: DeviceExpertStore, contents: list[bytes], *units: int) -> list[
     return list(found)
 
 
-@pytest.mark.parametrize("behind", [1, 3, UNITS])
+@pytest.mark.parametrize("behind", [1, UNITS])
 def test_only_what_is_not_there_is_copied_and_what_was_asked_for_stays(
     behind: int, contents: list[bytes], new_store: Making
 ) -> None:
@@ -100,10 +89,8 @@ def test_only_what_is_not_there_is_copied_and_what_was_asked_for_stays(
     assert 0 < store.stats.hits < store.stats.asked
 
 
-@pytest.mark.parametrize(("near", "behind"), [(1, 1), (2, 3), (3, 1), (UNITS, 2), (UNITS + 5, UNITS + 5)])
-def test_more_units_than_slots_come_in_waves(
-    near: int, behind: int, contents: list[bytes], new_store: Making
-) -> None:
+@pytest.mark.parametrize(("near", "behind"), [(1, 1), (2, 3), (UNITS, 2), (UNITS + 5, UNITS + 5)])
+def test_units_come_in_waves(near: int, behind: int, contents: list[bytes], new_store: Making) -> None:
     store = new_store(near, behind)
     for turn in range(3):
         right(store, contents, *sorted(range(UNITS), key=lambda unit: (unit * 5 + turn) % UNITS))
@@ -143,32 +130,23 @@ def test_copies_follow_each_other_without_the_host(
 @pytest.mark.parametrize("behind", [2, UNITS], ids=["one copy under way", "two copies under way"])
 def test_an_interrupt_may_come_at_any_moment(behind: int, contents: list[bytes], new_store: Making) -> None:
     """Struck at each line of the store's own code in turn, and a second time while it comes to rest."""
-    store, left, struck = new_store(3, behind), 0, 0
+    store = new_store(3, behind)
     store.load(lambda nbytes: None)
 
-    def strike(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename != device_experts.__file__:
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return strike
+    def units(moment: int) -> list[int]:
+        return [(moment + 2 * unit) % UNITS for unit in range(4)]
 
-    for moment in range(1, 140):
-        units, left = [(moment + 2 * unit) % UNITS for unit in range(4)], moment
-        sys.settrace(strike)
-        try:
-            fetched(store, *units)
-        except KeyboardInterrupt:
-            struck += 1
-            left = moment % 5 + 1
-            with suppress(KeyboardInterrupt):
-                store.abandon()
-        finally:
-            sys.settrace(None)
-        right(store, contents, *units[1:], (units[0] + 3) % UNITS)
+    def check(moment: int) -> None:
+        first, *others = units(moment)
+        right(store, contents, *others, (first + 3) % UNITS)
+
+    struck = interrupt_at_each_line(
+        {device_experts.__file__},
+        range(1, 140),
+        lambda moment: fetched(store, *units(moment)),
+        store.abandon,
+        check,
+    )
     assert struck > 60
     assert len(set(store._kept.values())) == len(store._kept) == 3, "no slot is lost"
 

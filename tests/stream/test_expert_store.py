@@ -1,49 +1,36 @@
 """The store of experts: what stays, what leaves, waves, faults, and interrupts at any moment."""
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
-from offspec.checkpoint import TensorInfo
 from offspec.checkpoint.checksum import Summing
 from offspec.core.errors import CheckpointError, ClosedError, StreamError
 from offspec.stream import expert_store, workers
 from offspec.stream.arena import PAGE
 from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.expert_store import ExpertStore
-from offspec.stream.layout import UnitLayout, lay_out
+from tests.stream.expert_files import (
+    SIZE,
+    START,
+    UNITS,
+    contents_of,
+    interrupt_at_each_line,
+    layouts_in,
+    write_experts,
+)
 from tests.support.weight_files import as_it_is
-
-UNITS, SIZE, START = 9, 2 * PAGE + 77, 13
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    data = torch.randint(0, 256, (START + UNITS * SIZE + PAGE,), dtype=torch.uint8)
-    path = tmp_path / "weights"
-    path.write_bytes(bytes(data.numpy()))
-    return path
-
-
-def layouts_in(file: Path) -> list[UnitLayout]:
-    return [
-        lay_out(f"expert {i}", [TensorInfo(f"t{i}", "U8", (SIZE,), file, START + i * SIZE, SIZE)])
-        for i in range(UNITS)
-    ]
-
-
-def contents_of(file: Path) -> list[bytes]:
-    data = file.read_bytes()[START:]
-    return [data[i * SIZE : (i + 1) * SIZE] for i in range(UNITS)]
+    return write_experts(tmp_path)
 
 
 @pytest.fixture
@@ -86,7 +73,6 @@ def share_of(store: ExpertStore) -> Callable[[int], float]:
 
 
 def test_what_is_needed_the_latest_leaves(file: Path, made: list[ExpertStore]) -> None:
-    """Beside a plain set of what is kept."""
     contents, store, kept = contents_of(file), new_store(made, file, 4), set[int]()
     generator = torch.Generator().manual_seed(5)
     for _ in range(60):
@@ -105,11 +91,10 @@ def test_what_is_needed_the_latest_leaves(file: Path, made: list[ExpertStore]) -
     assert 0 < store.stats.hits < store.stats.asked
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3, UNITS - 1, UNITS, UNITS + 5])
-@pytest.mark.parametrize("depth", [1, 4])
-def test_more_units_than_slots_come_in_waves(
-    file: Path, made: list[ExpertStore], slots: int, depth: int
-) -> None:
+@pytest.mark.parametrize(
+    ("slots", "depth"), [(1, 1), (1, 4), (2, 1), (3, 4), (UNITS - 1, 4), (UNITS, 1), (UNITS + 5, 4)]
+)
+def test_units_come_in_waves(file: Path, made: list[ExpertStore], slots: int, depth: int) -> None:
     contents, store = contents_of(file), new_store(made, file, slots, depth)
     for turn in range(4):
         units = sorted(range(UNITS), key=lambda unit: (unit * 5 + turn) % UNITS)
@@ -128,7 +113,7 @@ def test_what_is_there_is_handed_out_while_the_rest_comes(
     contents, store = contents_of(file), new_store(made, file, 4)
     right(store, contents, 0, 1)
     gate, real = threading.Event(), os.preadv
-    monkeypatch.setattr(os, "preadv", lambda *args: gate.wait(30) and real(*args))
+    monkeypatch.setattr(os, "preadv", lambda *args: gate.wait(300) and real(*args))
     given = store.fetch((2, 0, 3, 1))
     assert [next(given)[0], next(given)[0]] == [0, 1]
     gate.set()
@@ -157,9 +142,8 @@ def test_what_is_read_ahead_takes_free_slots_alone(file: Path, made: list[Expert
 
 @pytest.mark.parametrize("depth", [1, 4])
 def test_reading_ahead_while_units_are_asked_for(file: Path, made: list[ExpertStore], depth: int) -> None:
-    """Often the same: each comes with its own bytes, and no slot is lost."""
     contents, generator = contents_of(file), torch.Generator().manual_seed(depth)
-    for _ in range(12):
+    for _ in range(8):
         store = new_store(made, file, 6, depth)
         store.read_ahead(torch.randperm(UNITS, generator=generator).tolist())
         for _ in range(4):
@@ -169,7 +153,6 @@ def test_reading_ahead_while_units_are_asked_for(file: Path, made: list[ExpertSt
 
 
 def test_a_fetch_that_was_left_is_no_harm(file: Path, made: list[ExpertStore]) -> None:
-    """As where computing with an expert raised, and nobody told the store."""
     contents, store = contents_of(file), new_store(made, file, 3)
     for start in range(UNITS):
         left = store.fetch([(start + i) % UNITS for i in range(5)])
@@ -182,33 +165,22 @@ def test_a_fetch_that_was_left_is_no_harm(file: Path, made: list[ExpertStore]) -
 def test_an_interrupt_may_come_at_any_moment(file: Path, made: list[ExpertStore], slots: int) -> None:
     """Struck at each line of the store's own code in turn, and a second time while it comes to rest."""
     contents, store = contents_of(file), new_store(made, file, slots)
-    places = {expert_store.__file__, workers.__file__}
-    left, struck = 0, 0
 
-    def strike(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename not in places:
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return strike
+    def units(moment: int) -> list[int]:
+        return [(moment + 2 * i) % UNITS for i in range(4)]
 
-    for moment in range(1, 400):
-        units, left = [(moment + 2 * i) % UNITS for i in range(4)], moment
+    def check(moment: int) -> None:
+        first, *others = units(moment)
+        right(store, contents, *others, (first + slots) % UNITS)
         store.read_ahead(range(moment % 5, UNITS))
-        sys.settrace(strike)
-        try:
-            fetched(store, *units)
-        except KeyboardInterrupt:
-            struck += 1
-            left = moment % 7 + 1
-            with suppress(KeyboardInterrupt):
-                store.abandon()
-        finally:
-            sys.settrace(None)
-        right(store, contents, *units[1:], (units[0] + slots) % UNITS)
+
+    struck = interrupt_at_each_line(
+        {expert_store.__file__, workers.__file__},
+        range(1, 400),
+        lambda moment: fetched(store, *units(moment)),
+        store.abandon,
+        check,
+    )
     assert struck > 100
     settled(store)
     assert {*store._kept.values(), *store._pool.round.free} == set(range(slots)), "no slot is lost"
@@ -265,11 +237,9 @@ def test_bytes_are_checked_when_they_first_come(file: Path, made: list[ExpertSto
         fetched(store, 7)
 
 
-def test_closing_wakes_whoever_waits(
-    file: Path, made: list[ExpertStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_wakes_waiters(file: Path, made: list[ExpertStore], monkeypatch: pytest.MonkeyPatch) -> None:
     store, gate, real = new_store(made, file, 2), threading.Event(), os.preadv
-    monkeypatch.setattr(os, "preadv", lambda *args: gate.wait(30) and real(*args))
+    monkeypatch.setattr(os, "preadv", lambda *args: gate.wait(300) and real(*args))
     raised, begun = list[BaseException](), threading.Event()
 
     def wait() -> None:
@@ -281,14 +251,14 @@ def test_closing_wakes_whoever_waits(
 
     waiter, closer = threading.Thread(target=wait), threading.Thread(target=store.close)
     waiter.start()
-    begun.wait(30)
+    begun.wait(300)
     while not store._pool.round.fillings:
         time.sleep(0.001)
     closer.start()
-    waiter.join(30)
+    waiter.join(300)
     assert len(raised) == 1
     gate.set()
-    closer.join(30)
+    closer.join(300)
     assert not closer.is_alive()
     store.close()
     with pytest.raises(ClosedError):

@@ -32,7 +32,6 @@ def test_a_pass_that_asks_for_more_than_there_is_room_for_finds_some_of_it() -> 
 
 
 def test_what_leaves_is_needed_the_latest() -> None:
-    """Beside the expectation computed in words: passes to come, and the share of one until the turn."""
     usage = Usage([unit // EACH for unit in range(GROUPS * EACH)])
     generator = np.random.default_rng(1)
     shares = np.full(GROUPS * EACH, 0.1)
