@@ -49,7 +49,6 @@ SMALL = (KnownDraft("org/small", "model", "small", "org/target", 0.1),)
 def test_small_models_are_fetched_for_models_of_the_hub_alone(
     model: str, known: tuple[KnownDraft, ...], here: bool, reachable: bool, fetches: bool, asked: int
 ) -> None:
-    """And the hub is asked only if there is something to fetch."""
     calls = list[str]()
 
     def is_reachable() -> bool:
@@ -60,9 +59,7 @@ def test_small_models_are_fetched_for_models_of_the_hub_alone(
     assert len(calls) == asked
 
 
-def test_a_folder_that_is_named_like_a_hub_model_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_named_like_a_hub_model_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert of_hub("org/name")
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

@@ -69,7 +69,7 @@ def test_experts_whose_rows_make_no_blocks() -> None:
         ("Qwen/Qwen3-30B-A3B", FP8, 31.2e9),
     ],
 )
-def test_sizes_as_published(
+def test_published_sizes(
     model: str, settings: dict[str, Any] | None, published: float, tmp_path: Path
 ) -> None:
     config = known_config(model)

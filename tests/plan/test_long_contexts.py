@@ -54,8 +54,11 @@ def test_a_long_context_on_a_small_card() -> None:
 
 
 def test_where_there_is_room_they_stay() -> None:
-    """And a context that is not asked for is a shorter one."""
-    assert planned(MIDDLE, 24, 64, context=8192).placement.caches is Tier.DEVICE
+    plan = planned(MIDDLE, 24, 64, context=8192)
+    assert plan.placement.caches is Tier.DEVICE
+    wrong = replace(plan, placement=replace(plan.placement, caches=Tier.DISK))
+    with pytest.raises(ValueError, match=r"placement\.caches"):
+        Plan.from_text(wrong.to_text())
     short = planned(MIDDLE, 5.5, 64)
     assert short.placement.caches is Tier.DEVICE
     text = short.to_text()
@@ -69,13 +72,6 @@ def test_in_8_bits_nearly_twice_the_context_fits() -> None:
     )
     assert before / after == pytest.approx(2 / (1 + 4 / 128), rel=1e-3)
     assert narrow.kv_cache == "int8" and Plan.from_text(narrow.to_text()) == narrow
-
-
-def test_a_plan_that_keeps_them_in_ram_without_a_device_is_refused() -> None:
-    plan = planned(MIDDLE, 24, 64, context=8192)
-    wrong = replace(plan, placement=replace(plan.placement, caches=Tier.DISK))
-    with pytest.raises(ValueError, match=r"placement\.caches"):
-        Plan.from_text(wrong.to_text())
 
 
 def test_beside_layers_of_a_cpu_they_stay_where_they_are_computed() -> None:

@@ -27,7 +27,6 @@ PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=24, ignore_eos=True)
 LAYERS, CAPACITY = 5, 256 + 64
 PLACEMENTS = {
     "resident": Placement.in_memory(LAYERS, range(LAYERS), 0),
-    "streamed": Placement.in_memory(LAYERS, (), 2),
     "one slot": Placement.in_memory(LAYERS, (2,), 1),
     "streamed with its head": Placement.in_memory(LAYERS, (1, 3), 3, Tier.DISK),
     "head alone": Placement.in_memory(LAYERS, range(LAYERS), 2, Tier.DISK),
@@ -64,12 +63,19 @@ def _state(engine: Engine) -> tuple[object, ...]:
     return rows, model.cache.length, model.settle, model.on_layer, torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("seconds", some([0.0, 0.02], 0.02))
-@pytest.mark.parametrize("name", some(PLACEMENTS, "one slot", "streamed with its head", "copied and read"))
-def test_what_follows_a_trial_is_what_would_have_come(
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        ("one slot", 0.0),
+        ("streamed with its head", 0.02),
+        ("copied and read", 0.0),
+        pytest.param("resident", 0.0, marks=pytest.mark.exhaustive),
+        pytest.param("head alone", 0.02, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_answers_after_a_trial_are_the_same(
     model: Path, expected: tuple[int, ...], name: str, seconds: float
 ) -> None:
-    """With no time at all, every pass is broken off after three of five layers."""
     placement = PLACEMENTS[name]
     with tiny_engine(model, model, placement=placement) as engine:
         empty = _state(engine)
@@ -100,7 +106,7 @@ def test_passes_are_broken_off_and_whole(model: Path, monkeypatch: pytest.Monkey
         target.tree_model.cache.rewind(0)
 
 
-def test_an_interrupt_in_a_trial_leaves_nothing(
+def test_an_interrupt_leaves_nothing(
     model: Path, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tiny_engine(model, model, slots=2) as engine:
@@ -112,7 +118,7 @@ def test_an_interrupt_in_a_trial_leaves_nothing(
 
         monkeypatch.setattr(layer.mlp, "forward", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            _try(engine, 60.0)  # or a busy machine breaks every pass off before that layer
+            _try(engine, 600.0)  # or a busy machine breaks every pass off before that layer
         monkeypatch.undo()
         assert _state(engine) == before
         assert engine.generate(PROMPT, PARAMS).token_ids == expected
@@ -139,7 +145,7 @@ def test_a_trial_knows_rows_times_and_the_link(model: Path) -> None:
         assert costs.link > 0 and costs.compute_seconds(64) > 0
 
 
-@pytest.mark.parametrize("disturbed", [2, 16, 64, 128])
+@pytest.mark.parametrize("disturbed", [2, 64])
 def test_what_goes_on_beside_passes_of_one_row_count_is_not_their_price(
     model: Path, monkeypatch: pytest.MonkeyPatch, disturbed: int
 ) -> None:
@@ -159,25 +165,21 @@ def test_what_goes_on_beside_passes_of_one_row_count_is_not_their_price(
     assert not measured.cpu
 
 
-@pytest.mark.parametrize("context", [2, 3, 17])
+@pytest.mark.parametrize("context", [2, 17])
 def test_a_context_with_room_for_little(model: Path, context: int) -> None:
     with tiny_engine(model, "none", budget=1, context=context) as engine:
         measured = PassTrial(engine._assembly.target, [], context + 1).measure(nothing, 0.0)
         assert measured.layer and engine._assembly.target.tree_model.cache.length == 0
 
 
-def test_a_trial_can_be_watched_between_layers(model: Path) -> None:
+def test_a_trial_without_anything_to_stream_is_watched_between_layers_and_knows_no_link(model: Path) -> None:
     with tiny_engine(model, "none", placement=PLACEMENTS["resident"]) as engine:
         looks: list[int] = []
         target = engine._assembly.target
-        PassTrial(target, CALIBRATION, CAPACITY, look=lambda: looks.append(1)).measure(nothing, 0.0)
+        trial = PassTrial(target, CALIBRATION, CAPACITY, look=lambda: looks.append(1))
+        trial.measure(nothing, 0.0)
         assert len(looks) >= len(target.layers) and target.tree_model.between is None
-
-
-def test_without_anything_to_stream_there_is_no_link(model: Path) -> None:
-    with tiny_engine(model, "none", placement=PLACEMENTS["resident"]) as engine:
-        assert engine._assembly.target.ring_stats == RingStats()
-        assert PassTrial(engine._assembly.target, CALIBRATION, CAPACITY).link() is None
+        assert target.ring_stats == RingStats() and trial.link() is None
 
 
 def _drafter(engine: Engine) -> LMDrafter:
@@ -186,14 +188,14 @@ def _drafter(engine: Engine) -> LMDrafter:
     return drafter
 
 
-def _steps(
-    engine: Engine, budget: int = 64, ids: list[int] = CALIBRATION
-) -> tuple[tuple[tuple[int, float], ...], float]:
+Steps = tuple[tuple[tuple[int, float], ...], float]
+
+
+def _steps(engine: Engine, budget: int = 64, ids: list[int] = CALIBRATION) -> Steps:
     return measure_steps(_drafter(engine), TargetParts(engine._assembly.target), ids, budget, 1.0)
 
 
-@pytest.mark.parametrize("lean", [False, True])
-@pytest.mark.parametrize("budget", some([1, 5, 64], 5))
+@pytest.mark.parametrize(("lean", "budget"), some([(False, 1), (True, 5), (True, 64)], (False, 1), (True, 5)))
 def test_steps_leave_the_draft_empty(model: Path, expected: tuple[int, ...], lean: bool, budget: int) -> None:
     with tiny_engine(model, model, budget=64, lean=lean) as engine:
         draft = _drafter(engine)._model
@@ -209,17 +211,11 @@ def test_steps_leave_the_draft_empty(model: Path, expected: tuple[int, ...], lea
         assert engine.generate(PROMPT, PARAMS).token_ids == expected
 
 
-def test_steps_over_hardly_any_text(model: Path) -> None:
+def test_steps_over_hardly_any_text_and_one_that_fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tiny_engine(model, model) as engine:
-        for ids in ([7], [7, 8], CALIBRATION[:9]):
-            points, _ = _steps(engine, ids=ids)
-            assert points
-
-
-def test_a_step_that_fails_leaves_the_draft_empty(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with tiny_engine(model, model) as engine:
-        drafter, calls = _drafter(engine), iter(range(100))
-        real = LMDrafter.expand
+        for ids in ([7], CALIBRATION[:9]):
+            assert _steps(engine, ids=ids)[0]
+        calls, real = iter(range(100)), LMDrafter.expand
 
         def failing(self: LMDrafter, *given: object) -> object:
             if next(calls) == 4:
@@ -229,15 +225,16 @@ def test_a_step_that_fails_leaves_the_draft_empty(model: Path, monkeypatch: pyte
         monkeypatch.setattr(LMDrafter, "expand", failing)
         with pytest.raises(MemoryError):
             _steps(engine)
-        assert drafter._model.cache.length == 0
+        assert _drafter(engine)._model.cache.length == 0
 
 
-def test_points_never_fall() -> None:
+def test_points_never_fall_and_what_disturbed_few_rows_is_not_their_price() -> None:
     noisy = [(1, 5.0), (1, 3.0), (4, 2.0), (8, 4.5), (8, 0.1), (9, 9.0), (16, 1.0), (40, 7.0), (64, 6.0)]
     points, start = draft_trial._by_width(noisy, [9.0, 8.0, 1.0])
     assert points == ((1, 4.0), (4, 4.0), (8, 4.5), (16, 4.5), (64, 6.0)) and start == 4.0
     assert draft_trial._by_width([], [2.0, 4.0, 3.0]) == (((1, 3.0),), 0.0)
     assert draft_trial._by_width([(4, 2.0)], [1.0])[1] == 0.0, "a first step that took less costs nothing"
+    assert rising([(16, 3.0), (1, 2.0), (2, 1.0), (64, 2.5)]) == ((1, 1.0), (2, 1.0), (16, 2.5), (64, 2.5))
 
 
 def test_a_model_of_two_layers_is_never_broken_off(tmp_path: Path) -> None:
@@ -248,7 +245,3 @@ def test_a_model_of_two_layers_is_never_broken_off(tmp_path: Path) -> None:
         assert target.tree_model.spent.layers == 2
     finally:
         target.close()
-
-
-def test_what_disturbed_few_rows_is_not_taken_for_their_price() -> None:
-    assert rising([(16, 3.0), (1, 2.0), (2, 1.0), (64, 2.5)]) == ((1, 1.0), (2, 1.0), (16, 2.5), (64, 2.5))

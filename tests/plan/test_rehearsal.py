@@ -13,6 +13,8 @@ from offspec_planners.plan import Plan
 from offspec_planners.plan.explain import explain
 from tests.support.plan_world import World
 
+pytestmark = pytest.mark.usefixtures("drafters_stay")
+
 
 def test_without_a_draft_there_is_nothing_to_choose(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with world.load(draft="none") as engine:
@@ -33,16 +35,10 @@ def test_a_plan_for_the_asking_knows_the_draft(world: World, asked: None) -> Non
     assert plan.acceptance.startswith("measured over") and world.measured == 1
     assert planning.make_plan(config, notify=world.notify) == plan and world.measured == 1
     assert world.followed() == plan, "loading follows it as well"
-    planning.make_plan(config, replan=True)
+    planning.make_plan(world.config(learn=False), replan=True)
     assert world.measured == 2
     assert world.notices == []
     assert Plan.from_text(plan.to_text()) == plan and explain(plan)
-
-
-@pytest.mark.exhaustive
-def test_a_plan_for_the_asking_may_leave_no_record(world: World, asked: None) -> None:
-    planning.make_plan(world.config(learn=False))
-    assert not (world.cache / "drafts").exists()
 
 
 @pytest.mark.exhaustive
@@ -64,7 +60,7 @@ def test_a_plan_is_held_to_its_word(world: World, asked: None, monkeypatch: pyte
 
 
 @pytest.mark.exhaustive
-def test_answers_that_are_over_at_once_compare_with_nothing(
+def test_answers_of_one_pass_compare_nothing(
     world: World, asked: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(validation, "measure", world.measure)

@@ -123,14 +123,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target, near
 
 
+def stage(models: tuple[Path, Path], cache: Path, patch: pytest.MonkeyPatch) -> World:
+    patch.setenv("OFFSPEC_CACHE", str(cache))
+    found = World(models, cache)
+    patch.setattr(choose, "measure", found.measure)
+    patch.setattr(search, "BUDGETS", (1, 16, 64))
+    patch.setattr(draw_up, "WIDTHS", (4, 16))
+    return found
+
+
 @pytest.fixture
 def world(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
-    found = World(pair, tmp_path / "cache")
-    monkeypatch.setattr(choose, "measure", found.measure)
-    monkeypatch.setattr(search, "BUDGETS", (1, 16, 64))
-    monkeypatch.setattr(draw_up, "WIDTHS", (4, 16))
-    return found
+    return stage(pair, tmp_path / "cache", monkeypatch)
 
 
 @pytest.fixture
