@@ -15,18 +15,8 @@ from tests.checkpoint.gguf_hybrids import HYBRIDS, hybrid_keys, hybrid_tensors
 from tests.support.versions import has_transformers
 
 # transformers before 5.18 has tokenizers for some architectures alone; those of Gemma need scores of tokens.
-_OF_5_17 = {
-    "llama",
-    "mistral3",
-    "qwen2",
-    "qwen2moe",
-    "qwen3",
-    "qwen3moe",
-    "qwen35",
-    "phi3",
-    "starcoder2",
-    "mamba",
-}
+_OF_5_17 = {"llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen35"}
+_OF_5_17 |= {"phi3", "starcoder2", "mamba"}
 
 
 class Bench(NamedTuple):
@@ -47,16 +37,8 @@ class Bench(NamedTuple):
 
 PARTS = 3  # files that a model is split into
 # Where the blocks of types that the gguf package cannot write have their float16 scales, in bytes.
-SCALES = {
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-    "IQ4_NL": (0,),
-    "IQ4_XS": (0,),
-    "IQ2_XXS": (0,),
-}
+SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALES |= {"IQ4_NL": (0,), "IQ4_XS": (0,), "IQ2_XXS": (0,)}
 # Matrices that are never quantised.
 _STAYS = re.compile(r"ssm_(a|d|conv1d|norm)\b|shortconv\.conv|ffn_gate_inp")
 
@@ -158,54 +140,53 @@ def _hybrid_keys(model: PreTrainedModel, family: str) -> dict[str, Any]:
     return {f"{family}.{key}": value for key, value in keys.items()}
 
 
+# Attributes of configurations, by the keys that they are written as.
+_ATTRIBUTES = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+    "attention.layer_norm_epsilon": "norm_epsilon",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_SCALING = {
+    "type": "rope_type",
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+}
+_YARN = {
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+    "yarn_log_multiplier": "mscale_all_dim",
+}
+
+
 def _keys(model: PreTrainedModel, family: str) -> dict[str, Any]:
     config = model.config
+    keys = {key: getattr(config, name, None) for key, name in _ATTRIBUTES.items()}
+    if family.startswith("qwen"):
+        keys["attention.sliding_window"] = None
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    keys = {
-        "context_length": config.max_position_embeddings,
-        "block_count": config.num_hidden_layers,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": head,
-        "attention.value_length": head,
-        "rope.dimension_count": head,
-        "vocab_size": config.vocab_size,
-    }
-    if family == "starcoder2":
-        keys["attention.layer_norm_epsilon"] = config.norm_epsilon
-    else:
-        keys["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
-    if family == "gpt-oss":
-        rope = config.rope_parameters
-        keys["rope.scaling.type"] = rope["rope_type"]
-        keys["rope.scaling.factor"] = rope["factor"]
-        keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
-        keys["expert_feed_forward_length"] = config.intermediate_size
+    keys |= dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), head)
     rope = config.rope_parameters
     keys["rope.freq_base"] = float(rope.get("full_attention", rope)["rope_theta"])
-    if config.model_type == "ministral3":
-        keys["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
-        keys["rope.scaling.type"] = rope["rope_type"]
-        keys["rope.scaling.factor"] = rope["factor"]
-        keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
-        keys["rope.scaling.yarn_beta_fast"] = rope["beta_fast"]
-        keys["rope.scaling.yarn_beta_slow"] = rope["beta_slow"]
-        keys["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
-    for attribute, key in {
-        "num_experts": "expert_count",
-        "num_local_experts": "expert_count",
-        "num_experts_per_tok": "expert_used_count",
-        "moe_intermediate_size": "expert_feed_forward_length",
-        "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-        "sliding_window": "attention.sliding_window",
-        "attn_logit_softcapping": "attn_logit_softcapping",
-        "final_logit_softcapping": "final_logit_softcapping",
-    }.items():
-        value = getattr(config, attribute, None)
-        if value is not None and not (family.startswith("qwen") and attribute == "sliding_window"):
-            keys[key] = value
+    keys["expert_count"] = keys["expert_count"] or getattr(config, "num_local_experts", None)
+    if family == "gpt-oss":
+        keys["expert_feed_forward_length"] = config.intermediate_size
+    if config.model_type in ("gpt_oss", "ministral3"):
+        names = _SCALING | (_YARN if config.model_type == "ministral3" else {})
+        keys |= {f"rope.scaling.{key}": rope[name] for key, name in names.items()}
+        keys["attention.temperature_scale"] = rope.get("llama_4_scaling_beta")
     return {f"{family}.{key}": value for key, value in keys.items()}
 
 

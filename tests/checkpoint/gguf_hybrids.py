@@ -9,102 +9,57 @@ from transformers import PreTrainedModel
 
 Tensors = dict[str, np.ndarray]
 _STATE, _FULL = "linear_attention", "full_attention"
-_GATED = {
+_GATED: dict[str, Any] = {
     "num_hidden_layers": 4,
     "head_dim": 16,
     "layer_types": [_STATE, _STATE, _FULL, _STATE],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
 }
-_EXPERTS = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 64,
-}
-_MAMBA = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 16,
-    "mamba_d_state": 16,
-    "mamba_n_groups": 2,
-    "mamba_d_conv": 4,
-}
-_GRANITE = {
-    **_MAMBA,
+_GATED |= {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8}
+_GATED |= {"linear_value_head_dim": 16, "linear_conv_kernel_dim": 4}
+_GATED["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_SHARED = _EXPERTS | {"shared_expert_intermediate_size": 64}
+_MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2}
+_MAMBA |= {"mamba_d_conv": 4}
+_FALCON = _MAMBA | {"head_dim": 16, "mamba_d_ssm": 128}
+_GRANITE = _MAMBA | {
     "mamba_expand": 2,
     "layer_types": [_STATE, _FULL, _STATE],
     "shared_intermediate_size": 96,
-    "attention_multiplier": 0.125,
-    "embedding_multiplier": 2.0,
-    "residual_multiplier": 0.5,
-    "logits_scaling": 4.0,
 }
-_CONVS = {"layer_types": ["conv", _FULL, "conv"]}
+_GRANITE |= {"num_local_experts": 0, "num_experts_per_tok": 0, "attention_multiplier": 0.125}
+_GRANITE |= {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 4.0}
+_GRANITE_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 64}
+_JAMBA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 3,
+}
+_JAMBA |= {"expert_layer_offset": 0, "num_experts": 4, "mamba_d_state": 8, "mamba_dt_rank": 32}
+_CONVS = {"layer_types": ["conv", _FULL, "conv"], "tie_word_embeddings": True}
+_NEMOTRON: dict[str, Any] = {
+    "num_hidden_layers": None,
+    "head_dim": 16,
+    "layers_block_type": [_STATE, "mlp", _FULL, "mlp"],
+}
+_NEMOTRON |= {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2}
 _SMALL: dict[str, Any] = {"num_attention_heads": None, "num_key_value_heads": None, "intermediate_size": None}
 # By llama.cpp's name and what sets it apart: transformers' model type, and what the configuration adds.
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "falcon-h1": ("falcon_h1", {**_MAMBA, "head_dim": 16, "mamba_d_ssm": 128}),
-    "falcon-h1 normed": (
-        "falcon_h1",
-        {
-            **_MAMBA,
-            "head_dim": 16,
-            "mamba_d_ssm": 128,
-            "mamba_rms_norm": True,
-            "mamba_norm_before_gate": False,
-        },
-    ),
-    "granitehybrid": ("granitemoehybrid", {**_GRANITE, "num_local_experts": 0, "num_experts_per_tok": 0}),
-    "granitehybrid experts": (
-        "granitemoehybrid",
-        {**_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 64},
-    ),
-    "jamba": (
-        "jamba",
-        {
-            "num_hidden_layers": 4,
-            "attn_layer_period": 2,
-            "attn_layer_offset": 1,
-            "expert_layer_period": 3,
-            "expert_layer_offset": 0,
-            "num_experts": 4,
-            "mamba_d_state": 8,
-            "mamba_dt_rank": 32,
-        },
-    ),
-    "lfm2": ("lfm2", {**_CONVS, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": True}),
-    "lfm2moe": (
-        "lfm2_moe",
-        {
-            **_CONVS,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "num_dense_layers": 1,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "mamba": ("mamba", {**_SMALL, "state_size": 8, "time_step_rank": 32}),
-    "mamba2": ("mamba2", {**_SMALL, "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2}),
-    "nemotron_h": (
-        "nemotron_h",
-        {
-            "num_hidden_layers": None,
-            "head_dim": 16,
-            "layers_block_type": [_STATE, "mlp", _FULL, "mlp"],
-            "mamba_num_heads": 8,
-            "mamba_head_dim": 16,
-            "ssm_state_size": 16,
-            "n_groups": 2,
-        },
-    ),
+    "falcon-h1": ("falcon_h1", _FALCON),
+    "falcon-h1 normed": ("falcon_h1", _FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False}),
+    "granitehybrid": ("granitemoehybrid", _GRANITE),
+    "granitehybrid experts": ("granitemoehybrid", _GRANITE | _GRANITE_EXPERTS),
+    "jamba": ("jamba", _JAMBA),
+    "lfm2": ("lfm2", _CONVS | {"block_auto_adjust_ff_dim": False}),
+    "lfm2moe": ("lfm2_moe", _CONVS | _EXPERTS | {"num_dense_layers": 1}),
+    "mamba": ("mamba", _SMALL | {"state_size": 8, "time_step_rank": 32}),
+    "mamba2": ("mamba2", _SMALL | {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2}),
+    "nemotron_h": ("nemotron_h", _NEMOTRON),
     "qwen35": ("qwen3_5_text", _GATED),
-    "qwen35moe": ("qwen3_5_moe_text", {**_GATED, **_EXPERTS}),
-    "qwen3next": ("qwen3_next", {**_GATED, **_EXPERTS}),
+    "qwen35moe": ("qwen3_5_moe_text", _GATED | _SHARED),
+    "qwen3next": ("qwen3_next", _GATED | _SHARED),
 }
 
 
@@ -145,30 +100,30 @@ def hybrid_keys(model: PreTrainedModel, arch: str) -> dict[str, Any]:
 _DELTA = ("qwen35", "qwen35moe", "qwen3next")
 
 
+# Attributes of kernel, state, groups and ranks, and those whose product is the inner size.
+_STATES = {
+    "falcon-h1": ("mamba_d_conv", "mamba_d_state", "mamba_n_groups", "mamba_n_heads", "mamba_d_head"),
+    "mamba": ("conv_kernel", "state_size", "", "time_step_rank", ""),
+    "jamba": ("mamba_d_conv", "mamba_d_state", "", "mamba_dt_rank", ""),
+    "mamba2": ("conv_kernel", "state_size", "n_groups", "num_heads", "head_dim"),
+    "nemotron_h": ("conv_kernel", "ssm_state_size", "n_groups", "mamba_num_heads", "mamba_head_dim"),
+}
+_STATES["granitehybrid"] = _STATES["falcon-h1"]
+_LINEAR = ("conv_kernel_dim", "key_head_dim", "num_key_heads", "num_value_heads", "value_head_dim")
+_STATES |= dict.fromkeys(_DELTA, tuple(f"linear_{name}" for name in _LINEAR))
+
+
 def _of_states(config: Any, arch: str) -> dict[str, Any]:
     if arch.startswith("lfm2"):
         return {"shortconv.l_cache": config.conv_L_cache}
-    if arch in _DELTA:
-        kernel, state = config.linear_conv_kernel_dim, config.linear_key_head_dim
-        groups, rank = config.linear_num_key_heads, config.linear_num_value_heads
-        inner = rank * config.linear_value_head_dim
-    elif arch == "mamba":
-        kernel, state, groups = config.conv_kernel, config.state_size, 0
-        rank, inner = config.time_step_rank, config.intermediate_size
-    elif arch == "jamba":
-        kernel, state, groups = config.mamba_d_conv, config.mamba_d_state, 0
-        rank, inner = config.mamba_dt_rank, config.mamba_expand * config.hidden_size
-    elif arch == "mamba2":
-        kernel, state, groups = config.conv_kernel, config.state_size, config.n_groups
-        rank, inner = config.num_heads, config.num_heads * config.head_dim
-    elif arch == "nemotron_h":
-        kernel, state, groups = config.conv_kernel, config.ssm_state_size, config.n_groups
-        rank, inner = config.mamba_num_heads, config.mamba_num_heads * config.mamba_head_dim
-    else:
-        kernel, state, groups = config.mamba_d_conv, config.mamba_d_state, config.mamba_n_groups
-        rank, inner = config.mamba_n_heads, config.mamba_n_heads * config.mamba_d_head
-    keys = {"ssm.conv_kernel": kernel, "ssm.state_size": state, "ssm.inner_size": inner}
-    return {**keys, "ssm.time_step_rank": rank, **({"ssm.group_count": groups} if groups else {})}
+    kernel, state, groups, rank, size = (getattr(config, name, 0) if name else 0 for name in _STATES[arch])
+    inner = rank * size
+    if not size:
+        inner = config.intermediate_size if arch == "mamba" else config.mamba_expand * config.hidden_size
+    keys = {"conv_kernel": kernel, "state_size": state, "inner_size": inner, "time_step_rank": rank}
+    return {
+        f"ssm.{key}": value for key, value in (keys | ({"group_count": groups} if groups else {})).items()
+    }
 
 
 def _of_experts(config: Any) -> dict[str, Any]:

@@ -5,23 +5,17 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from offspec.checkpoint import Checkpoint
-from offspec.checkpoint.tensors import TensorInfo, Weight, torch_dtype
+from offspec.checkpoint.tensors import TensorInfo, Weight
 from offspec_kernels.dequant import dequantise
-
-
-def stored(info: TensorInfo) -> torch.Tensor:
-    with info.file.open("rb") as file:
-        file.seek(info.offset)
-        data = bytearray(file.read(info.nbytes))
-    return torch.frombuffer(data, dtype=torch_dtype(info.dtype)).view(info.shape)
+from tests.support.quantised_files import tensor_of
 
 
 def values(weight: Weight) -> torch.Tensor:
     """What a weight is in float32."""
     if isinstance(weight, TensorInfo):
-        return stored(weight).float()
+        return tensor_of(weight).float()
     out = torch.full((int(np.prod(weight.shape)),), torch.nan)
-    parts = {part: stored(info) for part, info in weight.parts}
+    parts = {part: tensor_of(info) for part, info in weight.parts}
     return dequantise(weight.format, parts, weight.shape, out)
 
 

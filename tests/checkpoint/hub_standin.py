@@ -29,6 +29,12 @@ class StandIn:
         self.log: list[tuple[str, str, str | None]] = []
         self.url = ""
 
+    def begin(self, repositories: dict[str, dict[str, bytes]]) -> None:
+        """Hold these repositories alone, and nothing goes wrong."""
+        self.repositories = repositories
+        for record in (self.gated, self.cut, self.dead, self.log):
+            record.clear()
+
     def downloads(self) -> list[str]:
         """Names of the files whose contents were asked for."""
         asked = [path for method, path, _ in self.log if method == "GET" and "/resolve/" in path]

@@ -1,6 +1,6 @@
 """Visits to a hub that stands in, reached through HF_ENDPOINT.
 
-Each visit is a process of its own, as the hub's client reads its environment when it is imported.
+Each is a process of its own, as the hub's client reads its environment when it is imported.
 """
 
 import json
@@ -12,6 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from tests.checkpoint.hub_standin import StandIn
+
+NOWHERE = "http://127.0.0.1:9"
+_PROGRAM = """
+import errno, json, shutil, sys
+from pathlib import Path
+from offspec.core.errors import OffspecError
+from offspec.core.events import LoadProgress
+{visit}
+exec(sys.argv[1])
+found = []
+for name in sys.argv[2:]:
+    events, said = [], {{}}
+    try:
+        visit(name, events, said)
+    except OffspecError as error:
+        said |= dict(error=type(error).__name__, text=str(error))
+    progress = [event for event in events if isinstance(event, LoadProgress)]
+    said["progress"] = [(event.stage, event.done, event.total, event.unit) for event in progress]
+    said["notices"] = [event.text for event in events if not isinstance(event, LoadProgress)]
+    found.append(said)
+print(json.dumps(found))
+"""
 
 
 @dataclass
@@ -26,23 +48,28 @@ class Said:
 
 
 class Visitor:
-    """Runs a script in processes of their own that share a cache; it prints a `Said` as JSON."""
+    """Visits by processes that share a cache. visit: code of a function that fills in what a `Said` has."""
 
-    def __init__(self, hub: StandIn, home: Path, script: str) -> None:
-        self.hub, self.home, self.script = hub, home, script
+    def __init__(self, hub: StandIn, home: Path, visit: str) -> None:
+        self.hub, self.home, self.program = hub, home, _PROGRAM.format(visit=visit)
 
-    def __call__(self, model: str, setup: str = "", **environment: str) -> Said:
+    def all(self, *models: str, setup: str = "", **environment: str) -> list[Said]:
+        """What one process says of these models, one after the other, after some more code."""
         self.hub.log.clear()
         clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
         hub = {"HF_ENDPOINT": self.hub.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_TELEMETRY": "1"}
         result = subprocess.run(
-            [sys.executable, "-c", self.script, model, setup],
+            [sys.executable, "-c", self.program, setup, *models],
             env={**clean, **hub, **environment},
             cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
         )
         assert result.returncode == 0, result.stderr
-        said = Said(**json.loads(result.stdout))
-        assert "\n" not in said.text
+        found = [Said(**said) for said in json.loads(result.stdout)]
+        assert all("\n" not in said.text for said in found)
+        return found
+
+    def __call__(self, model: str, setup: str = "", **environment: str) -> Said:
+        (said,) = self.all(model, setup=setup, **environment)
         return said

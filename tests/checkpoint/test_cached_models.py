@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from docs import make_models
-from offspec.checkpoint.cached_models import CachedModel, find_cached
+from offspec.checkpoint.cached_models import CachedModel
 
 RECORD = json.loads(make_models.RECORD.read_text("utf-8"))
 LAYERS = dict(zip(make_models.MODELS, (36, 40, 64, 80, 126), strict=True))
@@ -19,11 +19,3 @@ def test_the_least_memory_is_that_of_plans(model: str) -> None:
     cached = CachedModel(model, "hub", Path(), size, size, LAYERS[model])
     assert cached.least_ram == pytest.approx(planned["least_memory_bytes"], rel=0.1)
     assert cached.least_vram == pytest.approx(planned["least_vram_bytes"], rel=0.1)
-
-
-@pytest.mark.exhaustive
-def test_the_least_memory_of_the_demo_is_that_of_its_plan() -> None:
-    profile = str(make_models.ROOT / "docs" / "hardware" / "two-cores.json")
-    planned = make_models.plan("demo", "--hardware", profile, "--draft", "none")
-    assert planned is not None
-    assert find_cached("demo").least_ram == pytest.approx(planned["least_memory"], rel=0.1)

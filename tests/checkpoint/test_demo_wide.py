@@ -59,8 +59,8 @@ def test_ctrl_c_leaves_nothing(open_small: making.OpenSmall, tmp_path: Path) -> 
 
     with pytest.raises(KeyboardInterrupt):
         open_demo_wide(DEMO_WIDE, open_small, strike, tmp_path)
-    room = demo_wide_folder(tmp_path).parent
-    assert [file.name for file in room.iterdir() if not file.name.endswith(".lock")] == []
+    left = demo_wide_folder(tmp_path).parent.iterdir()
+    assert [file.name for file in left if not file.name.endswith(".lock")] == []
     open_demo_wide(DEMO_WIDE, open_small, unheard, tmp_path)  # and it can be begun again
 
 
@@ -108,9 +108,7 @@ def test_the_name_is_known_before_it_is_written(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.skipif(importlib.util.find_spec(DEMO_PACKAGE) is None, reason=f"{DEMO_PACKAGE} is not installed")
-def test_a_plan_for_another_machine_does_not_write_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_for_another_machine_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path))
     import torch
 

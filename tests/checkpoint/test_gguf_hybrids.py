@@ -27,10 +27,8 @@ def run(model: PreTrainedModel) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("family", some(HYBRIDS, *EXPERTS))
-def test_the_same_model_comes_out_unpacked(
-    bench: Bench, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("family", some([*EXPERTS, "qwen35", "mamba2", "nemotron_h"], *EXPERTS))
+def test_the_same_model_is_unpacked(bench: Bench, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf_values, "PIECE", 200)
     model = tiny_model(family)
     write_gguf(bench.file, model, family)
@@ -55,7 +53,7 @@ def test_the_same_model_is_streamed(bench: Bench, family: str) -> None:
     torch.testing.assert_close(run(again), run(model), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", some(DENSE, "qwen35", "granitehybrid", "nemotron_h"))
+@pytest.mark.parametrize("family", ["qwen35", "granitehybrid", "nemotron_h"])
 def test_quantised_it_streams_what_it_unpacks_to(bench: Bench, family: str) -> None:
     write_gguf(bench.file, tiny_model(family), family, kind=KIND.Q4_0, mixed={"attn_gate": KIND.Q8_0})
     streamed, unpacked = (ours(bench.open(unpack=unpack)).state_dict() for unpack in (False, True))
@@ -109,16 +107,16 @@ def test_a_prediction_module_is_named_as_in_safetensors(bench: Bench, family: st
         ("mamba2", {"ssm.state_size": 32}, HeaderError, r"blk.0.ssm_conv1d.* is \[.* and the model has \["),
     ],
 )
-@pytest.mark.parametrize("unpack", [False, True], ids=["streamed", "unpacked"])
 def test_a_file_that_is_no_such_model_is_refused(
-    bench: Bench, family: str, keys: dict[str, Any], error: type[Exception], why: str, unpack: bool
+    bench: Bench, family: str, keys: dict[str, Any], error: type[Exception], why: str
 ) -> None:
     given = {f"{family}.{key}": value for key, value in keys.items()}
     write_gguf(bench.file, tiny_model(family), family, keys=given)
-    with pytest.raises(error, match=why) as caught:
-        bench.open(unpack=unpack)
-    assert "\n" not in str(caught.value)
-    assert bench.left() == []
+    for unpack in (False, True):
+        with pytest.raises(error, match=why) as caught:
+            bench.open(unpack=unpack)
+        assert "\n" not in str(caught.value)
+        assert bench.left() == []
 
 
 def test_layers_that_are_not_evenly_apart(bench: Bench) -> None:

@@ -17,7 +17,7 @@ from offspec.checkpoint.tensors import PackedInfo, TensorInfo, on_disk
 from offspec.core.errors import CheckpointError, HeaderError, TruncatedError, UnsupportedModelError
 from offspec.core.events import Notice
 from tests.checkpoint.gguf_families import FAMILIES, tiny_model
-from tests.checkpoint.gguf_files import SCALES, Bench, write_gguf
+from tests.checkpoint.gguf_files import Bench, write_gguf
 from tests.checkpoint.gguf_values import ours, values
 from tests.support.products import some
 
@@ -42,10 +42,9 @@ def theirs(bench: Bench, config: Any = None) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("kind", some(["Q8_0", "Q4_0"], "Q4_0"))
 @pytest.mark.parametrize("family", [each for each in FAMILIES if each not in (*EXPERTS, "mistral3")])
-def test_every_architecture_is_what_transformers_loads(bench: Bench, family: str, kind: str) -> None:
-    write_gguf(bench.file, tiny_model(family), family, kind=KIND[kind], mixed={"token_embd": KIND.Q8_0})
+def test_every_architecture_is_what_transformers_loads(bench: Bench, family: str) -> None:
+    write_gguf(bench.file, tiny_model(family), family, kind=KIND.Q4_0, mixed={"token_embd": KIND.Q8_0})
     checkpoint = bench.open()
     mine, own = ours(checkpoint), theirs(bench, AutoConfig.from_pretrained(checkpoint.folder))
     state = mine.state_dict()
@@ -54,33 +53,21 @@ def test_every_architecture_is_what_transformers_loads(bench: Bench, family: str
     assert (run(mine) - run(own)).abs().max() <= 1e-4
 
 
-def test_ministral_which_transformers_does_not_load(bench: Bench) -> None:
-    model = tiny_model("mistral3")
+@pytest.mark.parametrize("kind", ["ministral3", "llama"])
+def test_ministral_which_transformers_does_not_load(bench: Bench, llama: PreTrainedModel, kind: str) -> None:
+    model = llama if kind == "llama" else tiny_model("mistral3")
     write_gguf(bench.file, model, "mistral3")
     checkpoint = bench.open()
-    assert checkpoint.config["model_type"] == "ministral3"
+    assert checkpoint.config["model_type"] == kind
     query = checkpoint.tensors["model.layers.0.self_attn.q_proj.weight"]
-    assert isinstance(query, PackedInfo)
     mine = ours(checkpoint)
+    assert isinstance(query, PackedInfo)
     assert torch.equal(mine.state_dict()[query.name], model.state_dict()[query.name])
     assert torch.equal(run(mine), run(model))
 
 
-def test_a_mistral_of_the_third_series_without_a_temperature_is_a_llama(
-    bench: Bench, llama: PreTrainedModel
-) -> None:
-    write_gguf(bench.file, llama, "mistral3")
-    checkpoint = bench.open()
-    assert checkpoint.config["model_type"] == "llama"
-    assert torch.equal(run(ours(checkpoint)), run(llama))
-
-
 @pytest.mark.parametrize(
-    "kind",
-    some(
-        ["F32", "F16", "BF16", "Q4_1", "Q5_0", "Q5_1", *sorted(SCALES.keys() - {"IQ2_XXS"})],
-        *("F16", "BF16", "Q5_1", "Q6_K"),
-    ),
+    "kind", some(["F16", "BF16", "Q5_1", "Q6_K", "Q3_K", "IQ4_XS"], "F16", "BF16", "Q5_1", "Q6_K")
 )
 def test_every_type_is_what_transformers_loads(bench: Bench, kind: str) -> None:
     model = tiny_model("llama", **WIDE)
@@ -95,9 +82,7 @@ def test_every_type_is_what_transformers_loads(bench: Bench, kind: str) -> None:
     assert (run(mine) - run(own)).abs().max() <= 1e-4
 
 
-def test_only_text_is_written_and_the_weights_stay_where_they_are(
-    bench: Bench, llama: PreTrainedModel
-) -> None:
+def test_only_text_is_written_and_weights_stay_where_they_are(bench: Bench, llama: PreTrainedModel) -> None:
     write_gguf(bench.file, llama, "llama", kind=KIND.Q4_0, mixed={"ffn_up": KIND.BF16})
     checkpoint = bench.open()
     assert {file.suffix for file in checkpoint.folder.iterdir()} == {".json", ".jinja"}
@@ -139,7 +124,7 @@ def test_opened_again_it_says_nothing(bench: Bench, llama: PreTrainedModel) -> N
     assert bench.open().fingerprint != fingerprint
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"model_type": "llama", "num_hidden_layers": 3}', "[]"])
+@pytest.mark.parametrize("text", ["", '{"model_type": "llama", "num_hidden_layers": 3}'])
 def test_a_damaged_description_is_made_again(bench: Bench, llama: PreTrainedModel, text: str) -> None:
     write_gguf(bench.file, llama, "llama", kind=KIND.Q8_0)
     checkpoint = bench.open()
@@ -151,8 +136,10 @@ def test_a_damaged_description_is_made_again(bench: Bench, llama: PreTrainedMode
     assert bench.left() == [checkpoint.folder.name]
 
 
-@pytest.mark.parametrize("kind", some(["F16", "Q8_0", "MXFP4", "Q4_0"], "Q8_0", "MXFP4"))
-@pytest.mark.parametrize("family", EXPERTS)
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("qwen2moe", "Q8_0"), ("qwen3moe", "MXFP4"), ("llama with experts", "Q4_0"), ("gpt-oss", "MXFP4")],
+)
 def test_fused_experts_stay_where_they_are(bench: Bench, family: str, kind: str) -> None:
     """Their values are those that gguf's own package makes, each expert alone too."""
     model = tiny_model(family, **({"shared_expert_intermediate_size": 64} if family == "qwen2moe" else {}))
@@ -213,9 +200,7 @@ def test_a_norm_in_blocks_is_refused(bench: Bench) -> None:
         assert (bench.events, bench.left()) == ([], [])
 
 
-def test_a_file_cut_short_is_seen_even_when_it_was_opened_before(
-    bench: Bench, llama: PreTrainedModel
-) -> None:
+def test_a_file_cut_short_is_seen_if_it_was_opened_before(bench: Bench, llama: PreTrainedModel) -> None:
     write_gguf(bench.file, llama, "llama", kind=KIND.Q8_0)
     bench.open()
     os.truncate(bench.file, bench.file.stat().st_size - 100)
@@ -223,9 +208,8 @@ def test_a_file_cut_short_is_seen_even_when_it_was_opened_before(
         bench.open()
 
 
-@pytest.mark.parametrize("name", ["blk.0.ffn_up.weight", "blk.1.attn_q.weight", "output.weight"])
-@pytest.mark.parametrize("other", some(["Q4_0", "Q8_0", "F16"], "Q8_0"))
-def test_a_type_that_is_not_the_tensor_s_own_is_seen(
+@pytest.mark.parametrize(("name", "other"), [("blk.0.ffn_up.weight", "Q8_0"), ("output.weight", "Q4_0")])
+def test_a_type_of_another_tensor_is_seen(
     bench: Bench, llama: PreTrainedModel, name: str, other: str
 ) -> None:
     write_gguf(bench.file, llama, "llama", kind=KIND.Q5_1)

@@ -73,10 +73,7 @@ def test_a_sentencepiece_vocabulary(bench: Bench, llama: PreTrainedModel) -> Non
     assert tokenizer.decode([1, 8, 8], skip_special_tokens=True) == "hi hi"
 
 
-def test_an_older_transformers_is_announced(
-    bench: Bench, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And the description that it wrote is not taken over by a newer one."""
+def test_an_older_transformers(bench: Bench, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     write_gguf(bench.file, llama, "llama")
     with monkeypatch.context() as patch:
         patch.setattr(text, "installed", lambda name: "5.17.0")

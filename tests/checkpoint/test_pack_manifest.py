@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -60,14 +60,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     manifest = Manifest(Origin("some/model", "f" * 64, "int4-g64"), {"x.safetensors": file}, texts)
     (tmp_path / MANIFEST).write_text(manifest.to_text())
     assert read_manifest(tmp_path) == manifest
-
-
-def test_what_was_written_without_texts_is_read(tmp_path: Path) -> None:
-    manifest = Manifest(Origin("some/model", "f" * 64, "int8"), {})
-    value = json.loads(manifest.to_text())
-    del value["texts"]
-    (tmp_path / MANIFEST).write_text(json.dumps(value))
-    assert read_manifest(tmp_path) == manifest
+    changed(tmp_path, lambda value: value.pop("texts"))  # as in packs of before
+    assert read_manifest(tmp_path) == replace(manifest, texts={})
 
 
 STRANGE = [
@@ -81,18 +75,18 @@ STRANGE = [
 ]
 
 
-@pytest.mark.parametrize("name", STRANGE)
-def test_a_name_is_quoted_as_bash_takes_it(name: str) -> None:
-    word = quoted(name)
-    assert word.isprintable()
+def test_a_name_is_quoted_as_bash_takes_it() -> None:
+    words = [quoted(name) for name in STRANGE]
+    assert all(word.isprintable() for word in words)
     shell = shutil.which("bash")
     if shell is None:
         pytest.skip("there is no bash")
-    said = subprocess.run([shell, "-c", f"printf %s {word}"], capture_output=True, check=True).stdout
-    assert os.fsdecode(said) == name
+    command = [shell, "-c", f"printf '%s\\0' {' '.join(words)}"]
+    said = subprocess.run(command, capture_output=True, check=True).stdout
+    assert os.fsdecode(said).split("\0") == [*STRANGE, ""]
 
 
-@pytest.mark.parametrize("name", STRANGE)
+@pytest.mark.parametrize("name", STRANGE[2:5])
 def test_any_name_of_a_model_may_be_in_a_manifest(pack: Path, name: str) -> None:
     changed(pack, lambda value: value.update(model=name))
     assert open_checkpoint(str(pack)).tensors[WEIGHT].shape == (64, 128)
@@ -112,13 +106,14 @@ def test_sums_do_not_depend_on_the_buffers() -> None:
         assert found.blake2b == blake2b(data, digest_size=32).hexdigest()
 
 
-def test_a_pack_opens_as_packed_weights(pack: Path) -> None:
+def test_a_pack_opens_as_packed_weights(pack: Path, tmp_path: Path) -> None:
     opened = open_checkpoint(str(pack))
     weight = opened.tensors[WEIGHT]
     assert isinstance(weight, PackedInfo)
     assert weight.shape == (64, 128) and weight.format.name.startswith("nf4")
     assert [part.name for _, part in weight.parts] == [f"{WEIGHT}.codes", f"{WEIGHT}.absmax"]
     assert not any(name.endswith((".codes", ".absmax")) for name in opened.tensors)
+    assert checksums(tmp_path) == ({}, ""), "other folders have none"
 
 
 def test_a_layer_is_one_range_that_its_checksum_is_of(pack: Path) -> None:
@@ -136,11 +131,6 @@ def test_a_layer_is_one_range_that_its_checksum_is_of(pack: Path) -> None:
     assert (extent.offset, extent.offset + extent.needed) == (found.start, found.size)
     data = extent.file.read_bytes()[extent.offset : extent.offset + extent.needed]
     assert zlib.crc32(data) == found.crc32
-
-
-def test_other_models_have_no_checksums(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model")
-    assert checksums(model) == ({}, "")
 
 
 def test_damage_is_told(pack: Path) -> None:
@@ -181,24 +171,16 @@ def test_damage_is_told(pack: Path) -> None:
         ),
         (lambda value: value.update(model="\ud800"), "surrogates not allowed"),
         (lambda value: value.update(fingerprint="a\n"), "fingerprint is .*; it should be text that prints"),
-        (lambda value: value.update(texts=[]), "texts is .*; it should be a JSON object"),
         (lambda value: value["texts"].update({"../up.json": {}}), "no file name"),
-        (lambda value: value["texts"].update({"..": {}}), "no file name"),
-        (lambda value: value["texts"].update({"": {}}), "no file name"),
         (lambda value: value["texts"].update({"a\0.json": {}}), "no file name"),
-        (lambda value: value["texts"].update({"\ud800.json": {}}), "surrogates not allowed"),
         (lambda value: value["texts"]["config.json"].pop("blake2b"), "blake2b is missing"),
         (lambda value: value["files"][LAYER].pop("crc32"), "crc32 is missing"),
         (lambda value: value["files"][LAYER].update(size=-1), "size is -1"),
         (lambda value: value["files"][LAYER].update(start=1.5), "start is 1.5"),
-        (lambda value: value["files"][LAYER].update(size=True), "size is true"),
         (lambda value: value["files"][LAYER]["weights"].update({WEIGHT: [64]}), "two dimensions"),
-        (lambda value: value["files"][LAYER]["weights"].update({WEIGHT: "64"}), "two dimensions"),
     ],
 )
-def test_a_manifest_that_cannot_be_used(
-    pack: Path, change: Callable[[dict[str, Any]], None], why: str
-) -> None:
+def test_a_manifest_of_no_use(pack: Path, change: Callable[[dict[str, Any]], None], why: str) -> None:
     changed(pack, change)
     refused(pack, HeaderError, why)
 
@@ -214,7 +196,7 @@ def test_a_pipe_in_the_place_of_an_empty_text(pack: Path) -> None:
     refused(pack, CheckpointError, "notes cannot be read .it is a pipe")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', "\x00"])
+@pytest.mark.parametrize("text", ["", "[]", '{"version": 1}'])
 def test_a_manifest_that_is_no_manifest(pack: Path, text: str) -> None:
     (pack / MANIFEST).write_text(text)
     message = refused(pack, HeaderError, "no manifest that can be used")
@@ -259,10 +241,16 @@ def test_a_configuration_of_another_model(pack: Path, tmp_path: Path) -> None:
         LoadedModel(opened.folder, opened.tensors, torch.float32, torch.device("cpu"))
 
 
-def test_a_layer_that_is_missing(pack: Path) -> None:
+def test_a_layer_or_a_text_that_is_cut_short_or_missing(pack: Path) -> None:
+    whole = (pack / LAYER).read_bytes()
+    (pack / LAYER).write_bytes(whole[:-1])
+    refused(pack, TruncatedError, f"{LAYER} has .* instead of")
     (pack / LAYER).unlink()
     message = refused(pack, MissingTensorError, f"{LAYER} is missing")
     assert "--to nf4" in message and f"--out {pack}" in message
+    (pack / LAYER).write_bytes(whole)
+    (pack / "tokenizer.json").unlink()
+    refused(pack, CheckpointError, "tokenizer.json is missing")
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors.index.json"])
@@ -271,13 +259,3 @@ def test_a_text_that_is_another(pack: Path, name: str) -> None:
     data[len(data) // 2] ^= 1
     (pack / name).write_bytes(data)
     refused(pack, CheckpointError, rf"{name} is damaged: .* run `offspec pack .* again")
-
-
-def test_a_text_that_is_missing(pack: Path) -> None:
-    (pack / "tokenizer.json").unlink()
-    refused(pack, CheckpointError, "tokenizer.json is missing")
-
-
-def test_a_layer_that_is_cut_short(pack: Path) -> None:
-    (pack / LAYER).write_bytes((pack / LAYER).read_bytes()[:-1])
-    refused(pack, TruncatedError, f"{LAYER} has .* instead of")

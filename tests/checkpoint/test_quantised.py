@@ -1,7 +1,6 @@
 """What a quantization_config leads to, fine-grained FP8, and weights whose scales nobody names."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ from torch import Tensor
 
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.slices import slice_of
-from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
+from offspec.core.errors import CheckpointError, HeaderError, UnsupportedModelError
 from offspec.model.probe.build import build_skeleton
 from offspec.model.weights import map_weights
 from tests.support.packers import Packed, awq, fp8, write
-from tests.support.quantised_files import change, refused, values_of
+from tests.support.quantised_files import Damage, change, damages, refused, values_of
 from tests.support.tiny_models import write_model
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [32, 64]}
@@ -24,8 +23,7 @@ UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
 DENSE = Packed({"weight": torch.ones(2, 2)}, torch.ones(2, 2))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(64, 128), (48, 100)])
+@pytest.mark.parametrize(("shape", "dtype"), [((64, 128), torch.float32), ((48, 100), torch.bfloat16)])
 def test_fp8_in_blocks(tmp_path: Path, shape: tuple[int, int], dtype: torch.dtype) -> None:
     modules = {UP: fp8(shape, (32, 64), dtype), "lm_head": DENSE}
     tensors = open_checkpoint(str(write(tmp_path, FP8, modules))).tensors
@@ -35,7 +33,6 @@ def test_fp8_in_blocks(tmp_path: Path, shape: tuple[int, int], dtype: torch.dtyp
 
 
 def test_fp8_experts_in_one_tensor(tmp_path: Path) -> None:
-    """As transformers has them while it runs."""
     each = [fp8((64, 128), (32, 64)) for _ in range(3)]
     codes, scales = (
         torch.stack([made.tensors[name] for made in each]) for name in ("weight", "weight_scale_inv")
@@ -59,47 +56,19 @@ def test_fp8_with_one_scale(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "make", "error"),
-    [
-        ("weight_scale_inv", lambda t: t[:1].clone(), HeaderError),
-        ("weight_scale_inv", lambda t: t.repeat(2, 2), HeaderError),
-        ("weight_scale_inv", lambda t: t.byte(), HeaderError),
-        ("weight_scale_inv", lambda t: None, HeaderError),
-        ("weight", lambda t: t[:-32].clone(), HeaderError),
-        ("weight", lambda t: t.float(), HeaderError),
-        ("weight", lambda t: t.to(torch.float8_e5m2), HeaderError),
-        ("weight", lambda t: None, MissingTensorError),
-    ],
+    damages({"weight_scale_inv": "half integers gone", "weight": "half retyped missing"}),
 )
-def test_fp8_that_does_not_belong_together(
-    tmp_path: Path, name: str, make: Callable[[Tensor], Tensor | None], error: type[CheckpointError]
-) -> None:
+def test_fp8_that_is_damaged(tmp_path: Path, name: str, make: Damage, error: type[CheckpointError]) -> None:
     folder = write(tmp_path, FP8, {UP: fp8((64, 128), (32, 64)), DOWN: fp8((64, 64), (32, 64))})
     assert UP in refused(change(folder, f"{UP}.{name}", make), error)
 
 
-@pytest.mark.parametrize(
-    "block", [[64, 64], [32], [32, -64], [0, 64], "32x64", [32.0, 64], [True, 64], [33, 65], 32]
-)
+@pytest.mark.parametrize("block", [[64, 64], [32], [32, -64], "32x64", [32.0, 64], [True, 64], 32])
 def test_fp8_in_other_blocks(tmp_path: Path, block: object) -> None:
     refused(write(tmp_path, FP8 | {"weight_block_size": block}, {UP: fp8((64, 128), (32, 64))}), HeaderError)
 
 
-METHODS = [
-    "hqq",
-    "quanto",
-    "torchao",
-    "eetq",
-    "aqlm",
-    "vptq",
-    "bitnet",
-    "auto-round",
-    None,
-    5,
-    "x\ny",
-]
-
-
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["hqq", "auto-round", None, 5, "x\ny"])
 def test_methods_that_are_not_read(tmp_path: Path, method: object) -> None:
     message = refused(write(tmp_path, {"quant_method": method}, {UP: DENSE}), UnsupportedModelError)
     assert str(method or "unnamed").replace("\n", "\\n") in message
@@ -136,23 +105,18 @@ def test_weights_that_are_not_packed_after_all(tmp_path: Path, method: str) -> N
     ("settings", "tensors"),
     [
         ({}, {"weight": torch.ones(4, 4, dtype=torch.int8)}),
-        ({}, {"weight": torch.ones(8, 1, dtype=torch.uint8)}),
         ({}, {"qweight": torch.ones(4, 4, dtype=torch.int32)}),
         ({}, {"weight_packed": torch.ones(4, 4, dtype=torch.int32)}),
         ({}, {"weight_scale_inv": torch.ones(1, 1)}),
         (FP8, {"weight": torch.ones(4, 4).to(torch.float8_e4m3fn)}),
-        (FP8, {"qweight": torch.ones(4, 4, dtype=torch.int32)}),
         ({"quant_method": "bitsandbytes"}, {"weight": torch.ones(4, 4, dtype=torch.int8)}),
         ({}, {"weight": torch.ones(4, 4).to(torch.float8_e4m3fn)}),
         ({}, {"weight": torch.ones(4, 4).to(torch.float8_e5m2), "scale_weight": torch.ones(())}),
         ({}, {"fused": torch.ones(2, 4, 4).to(torch.float8_e4m3fn), "fused_scale_inv": torch.ones(2, 1, 1)}),
-        ({}, {"fused": torch.ones(2, 4, 4), "fused_scale": torch.ones(2, 1, 1)}),
         ({}, {"fused.absmax": torch.ones(4)}),
     ],
 )
-def test_numbers_that_nobody_explains(
-    tmp_path: Path, settings: dict[str, Any], tensors: dict[str, Tensor]
-) -> None:
+def test_unexplained_numbers(tmp_path: Path, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """They would otherwise be taken for weights, or be missed with no word of what they are."""
     message = refused(write(tmp_path, settings, {UP: Packed(tensors, torch.ones(1))}), HeaderError)
     assert UP in message and "GGUF" in message
@@ -170,7 +134,6 @@ SCALES = ("k_scale", "v_scale", "input_scale", "output_scale", "per_expert_scale
 
 @pytest.mark.parametrize("settings", [{}, FP8])
 def test_scales_and_integers_that_are_no_parts_of_weights(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """Of what goes in and out, of keys and values, of models that have scales; and masks of old files."""
     others = {name: torch.ones(1) for name in SCALES} | {"bias": torch.ones(4, 4, dtype=torch.uint8)}
     others["input_zero_point"] = torch.zeros(1).to(torch.float8_e4m3fn)
     modules = {DOWN: Packed(DENSE.tensors | others, DENSE.values)}
@@ -180,7 +143,7 @@ def test_scales_and_integers_that_are_no_parts_of_weights(tmp_path: Path, settin
     assert tensors.keys() - {f"{UP}.weight"} == {f"{DOWN}.{name}" for name in ("weight", *others)}
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])
 def test_codes_that_a_model_would_take_for_values(tmp_path: Path, dtype: torch.dtype) -> None:
     folder = write_model(tmp_path / "model", "qwen3_moe", num_hidden_layers=1)
     stored = load_file(folder / "model.safetensors")

@@ -1,6 +1,7 @@
 """Checkpoints of bitsandbytes, written by transformers: what is found in them, and what is refused."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,15 +55,29 @@ def quantise(dense: Path, folder: Path, dtype: torch.dtype = torch.bfloat16, **h
     return model
 
 
+@pytest.fixture(scope="module")
+def nested_once(dense: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, how = tmp_path_factory.mktemp("nested"), {"bnb_4bit_use_double_quant": True}
+    quantise(dense, folder, load_in_4bit=True, bnb_4bit_quant_type="nf4", **how)
+    return folder
+
+
 @pytest.fixture
-def nested(dense: Path, tmp_path: Path) -> Path:
-    quantise(dense, tmp_path, load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
-    return tmp_path
+def nested(nested_once: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(nested_once, tmp_path / "nested"))
 
 
-@pytest.mark.parametrize("kind", ["nf4", "fp4"])
-@pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.fixture(scope="module")
+def int8_once(dense: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """The model, and its folder."""
+    folder = tmp_path_factory.mktemp("int8")
+    return quantise(dense, folder, load_in_8bit=True), folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "double", "dtype"),
+    [("nf4", False, torch.bfloat16), ("fp4", True, torch.float16), ("nf4", True, torch.float32)],
+)
 def test_four_bits(dense: Path, tmp_path: Path, kind: str, double: bool, dtype: torch.dtype) -> None:
     how = {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": double}
     model = quantise(dense, tmp_path, dtype, load_in_4bit=True, **how)
@@ -88,12 +103,11 @@ def test_four_bits_stored_in_wider_numbers(dense: Path, tmp_path: Path) -> None:
     assert torch.equal(values_of(open_checkpoint(str(tmp_path)).tensors[NAME]), own_values(module))
 
 
-def test_int8(dense: Path, tmp_path: Path) -> None:
-    model = quantise(dense, tmp_path, load_in_8bit=True)
-    checkpoint = open_checkpoint(str(tmp_path))
+def test_int8(int8_once: tuple[Any, Path]) -> None:
+    model, folder = int8_once
+    checkpoint = open_checkpoint(str(folder))
     assert checkpoint.tensors.keys() == dict(model.named_parameters()).keys()
-    stored = load_file(tmp_path / "model.safetensors")
-    weight = checkpoint.tensors[NAME]
+    stored, weight = load_file(folder / "model.safetensors"), checkpoint.tensors[NAME]
     assert isinstance(weight, PackedInfo)
     own = int8_vectorwise_dequant(stored[NAME], stored[NAME.replace("weight", "SCB")])
     assert torch.equal(values_of(weight), own)
@@ -124,56 +138,39 @@ def text(**changes: Any) -> Callable[[Tensor], Tensor]:
 @pytest.mark.parametrize(
     ("part", "make", "error"),
     [
-        ("absmax", lambda t: None, MissingTensorError),
-        ("absmax", lambda t: t[:-1].clone(), HeaderError),
-        ("absmax", lambda t: t.float(), HeaderError),
-        ("quant_map", lambda t: None, MissingTensorError),
-        ("quant_map", lambda t: t[:15].clone(), HeaderError),
-        ("quant_map", lambda t: t * 0.999, HeaderError),
-        ("quant_map", lambda t: t * torch.nan, HeaderError),
-        ("quant_map", lambda t: t.flip(0), HeaderError),
-        ("nested_absmax", lambda t: None, MissingTensorError),
-        ("nested_absmax", lambda t: t.repeat(2), HeaderError),
-        ("nested_quant_map", lambda t: t.half(), HeaderError),
-        (STATE, lambda t: None, HeaderError),
-        (STATE, lambda t: t[:-2].clone(), HeaderError),
-        (STATE, lambda t: torch.full((40,), ord("["), dtype=torch.uint8), HeaderError),
-        (STATE, lambda t: torch.zeros(2**20, dtype=torch.uint8), HeaderError),
-        (STATE, text(quant_type="fp4"), HeaderError),
-        (STATE, text(blocksize=128), HeaderError),
-        (STATE, text(blocksize=0), HeaderError),
-        (STATE, text(blocksize="64"), HeaderError),
-        (STATE, text(nested_blocksize=64), HeaderError),
-        (STATE, text(nested_blocksize=None), HeaderError),
-        (STATE, text(nested_offset=float("nan")), HeaderError),
-        (STATE, text(nested_offset="0.1"), HeaderError),
-        (STATE, text(nested_offset=10**400), HeaderError),
-        (STATE, text(dtype="int8"), HeaderError),
-        (STATE, text(dtype=["float16"]), HeaderError),
-        (STATE, text(shape=[64, 64]), HeaderError),
-        (STATE, text(shape=[2**31, 2**31]), HeaderError),
-        (STATE, text(shape=[-96, -64]), HeaderError),
-        (STATE, text(shape=6144), HeaderError),
+        ("", lambda t: t[:-1].clone(), HeaderError),
+        ("", lambda t: None, MissingTensorError),
+        (".absmax", lambda t: None, MissingTensorError),
+        (".absmax", lambda t: t[:-1].clone(), HeaderError),
+        (".quant_map", lambda t: None, MissingTensorError),
+        (".quant_map", lambda t: t[:15].clone(), HeaderError),
+        (".quant_map", lambda t: t * 0.999, HeaderError),
+        (".nested_absmax", lambda t: t.repeat(2), HeaderError),
+        (".nested_quant_map", lambda t: t.half(), HeaderError),
+        (f".{STATE}", lambda t: None, HeaderError),
+        (f".{STATE}", lambda t: torch.full((40,), ord("["), dtype=torch.uint8), HeaderError),
+        (f".{STATE}", lambda t: torch.zeros(2**20, dtype=torch.uint8), HeaderError),
+        (f".{STATE}", text(quant_type="fp4"), HeaderError),
+        (f".{STATE}", text(blocksize=128), HeaderError),
+        (f".{STATE}", text(nested_blocksize=64), HeaderError),
+        (f".{STATE}", text(nested_offset=float("nan")), HeaderError),
+        (f".{STATE}", text(dtype="int8"), HeaderError),
+        (f".{STATE}", text(shape=[64, 64]), HeaderError),
+        (f".{STATE}", text(shape=[-96, -64]), HeaderError),
     ],
 )
-def test_parts_that_do_not_belong_together(
+def test_damaged_parts(
     nested: Path, part: str, make: Callable[[Tensor], Tensor | None], error: type[CheckpointError]
 ) -> None:
-    assert NAME in refused(change(nested, f"{NAME}.{part}", make), error)
+    assert NAME in refused(change(nested, f"{NAME}{part}", make), error)
 
 
-def test_two_descriptions_of_one_weight(dense: Path, tmp_path: Path) -> None:
-    quantise(dense, tmp_path, load_in_4bit=True, bnb_4bit_quant_type="nf4")
-    file = tmp_path / "model.safetensors"
+def test_two_descriptions_of_one_weight(nested: Path) -> None:
+    file = nested / "model.safetensors"
     tensors = load_file(file)
     tensors[f"{NAME}.{STATE.replace('nf4', 'fp4')}"] = text(quant_type="fp4")(tensors[f"{NAME}.{STATE}"])
     save_file(tensors, file, metadata={"format": "pt"})
-    assert NAME in refused(tmp_path, HeaderError)
-
-
-def test_codes_cut_short_or_missing(nested: Path) -> None:
-    assert NAME in refused(change(nested, NAME, lambda t: t[:-1].clone()), HeaderError)
-    assert NAME in refused(change(nested, NAME, lambda t: None), MissingTensorError)
+    assert NAME in refused(nested, HeaderError)
 
 
 @pytest.mark.parametrize(
@@ -183,17 +180,15 @@ def test_codes_cut_short_or_missing(nested: Path) -> None:
         ("SCB", lambda t: t[:-1].clone(), HeaderError),
         ("SCB", lambda t: t.half(), HeaderError),
         ("weight", lambda t: None, MissingTensorError),
-        ("weight", lambda t: t.float(), HeaderError),
         ("weight_format", lambda t: torch.tensor(2, dtype=torch.uint8), UnsupportedModelError),
-        ("weight_format", lambda t: torch.zeros(2**20, dtype=torch.uint8), UnsupportedModelError),
     ],
 )
 def test_int8_that_does_not_belong_together(
-    dense: Path,
+    int8_once: tuple[Any, Path],
     tmp_path: Path,
     part: str,
     make: Callable[[Tensor], Tensor | None],
     error: type[CheckpointError],
 ) -> None:
-    quantise(dense, tmp_path, load_in_8bit=True)
-    assert "up_proj" in refused(change(tmp_path, NAME.replace("weight", part), make), error)
+    folder = Path(shutil.copytree(int8_once[1], tmp_path / "int8"))
+    assert "up_proj" in refused(change(folder, NAME.replace("weight", part), make), error)

@@ -1,33 +1,33 @@
 """Checkpoints of compressed-tensors, packed by that library: what is found in them, and what is refused."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from offspec.checkpoint import open_checkpoint
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
 from tests.support.packers import Packed, compressed, write
-from tests.support.quantised_files import change, check, refused
+from tests.support.quantised_files import Damage, change, check, damages, refused
 
 UP, DOWN, GATE = (f"model.layers.0.mlp.{name}_proj" for name in ("up", "down", "gate"))
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
 
 
-def settings(format: str, *groups: dict[str, Any], **others: Any) -> dict[str, Any]:
+def settings(format: str, *groups: dict[str, Any]) -> dict[str, Any]:
     named = {f"group_{number}": {"targets": ["Linear"], **group} for number, group in enumerate(groups)}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": format,
-        "config_groups": named,
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
-        "quantization_status": "compressed",
-        **others,
-    }
+    rest = {"ignore": ["lm_head"], "kv_cache_scheme": None, "quantization_status": "compressed"}
+    return {"quant_method": "compressed-tensors", "format": format, "config_groups": named, **rest}
+
+
+def int4(**weights: Any) -> dict[str, Any]:
+    """Settings of weights in 4 bits, and what else is said of them."""
+    return settings("pack-quantized", {"weights": INT4 | weights})
+
+
+def packed(shape: tuple[int, int] = (64, 64)) -> Packed:
+    return compressed(shape, "pack-quantized", torch.bfloat16, **INT4)
 
 
 @pytest.fixture(autouse=True)
@@ -35,38 +35,38 @@ def seeded() -> None:
     torch.manual_seed(1)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize(
-    ("format", "how"),
+    ("format", "symmetric", "dtype", "how"),
     [
-        ("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 32}),
-        ("pack-quantized", {"num_bits": 4, "strategy": "channel"}),
-        ("pack-quantized", {"num_bits": 4, "strategy": "tensor"}),
-        ("pack-quantized", {"num_bits": 3, "strategy": "group", "group_size": 64}),
-        ("pack-quantized", {"num_bits": 8, "strategy": "channel"}),
-        ("int-quantized", {"num_bits": 8, "strategy": "channel"}),
-        ("int-quantized", {"num_bits": 8, "strategy": "tensor"}),
-        ("naive-quantized", {"num_bits": 4, "strategy": "group", "group_size": 32}),
+        ("pack-quantized", True, torch.bfloat16, {"num_bits": 4, "strategy": "group", "group_size": 32}),
+        ("pack-quantized", False, torch.float16, {"num_bits": 4, "strategy": "group", "group_size": 32}),
+        ("pack-quantized", False, torch.float32, {"num_bits": 4, "strategy": "channel"}),
+        ("pack-quantized", True, torch.float16, {"num_bits": 4, "strategy": "tensor"}),
+        ("pack-quantized", False, torch.bfloat16, {"num_bits": 3, "strategy": "group", "group_size": 64}),
+        ("pack-quantized", True, torch.float32, {"num_bits": 8, "strategy": "channel"}),
+        ("int-quantized", False, torch.bfloat16, {"num_bits": 8, "strategy": "channel"}),
+        ("int-quantized", True, torch.float32, {"num_bits": 8, "strategy": "tensor"}),
+        ("naive-quantized", True, torch.float16, {"num_bits": 4, "strategy": "group", "group_size": 32}),
     ],
 )
 def test_integers(
-    tmp_path: Path, format: str, how: dict[str, Any], symmetric: bool, dtype: torch.dtype
+    tmp_path: Path, format: str, symmetric: bool, dtype: torch.dtype, how: dict[str, Any]
 ) -> None:
     how = how | {"symmetric": symmetric, "type": "int"}
     modules = {
-        UP: compressed((96, 64), format, dtype, **how),
-        DOWN: compressed((64, 192), format, dtype, **how),
+        name: compressed(shape, format, dtype, **how) for name, shape in ((UP, (96, 64)), (DOWN, (64, 192)))
     }
     check(write(tmp_path, settings(format, {"weights": how}), modules), modules)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
-    "how",
-    [{"strategy": "tensor"}, {"strategy": "channel"}, {"strategy": "block", "block_structure": [32, 64]}],
+    ("format", "dtype", "how"),
+    [
+        ("float-quantized", torch.bfloat16, {"strategy": "tensor"}),
+        ("naive-quantized", torch.float32, {"strategy": "channel"}),
+        ("float-quantized", torch.float32, {"strategy": "block", "block_structure": [32, 64]}),
+    ],
 )
-@pytest.mark.parametrize("format", ["float-quantized", "naive-quantized"])
 def test_floats(tmp_path: Path, format: str, how: dict[str, Any], dtype: torch.dtype) -> None:
     how = how | {"num_bits": 8, "type": "float", "symmetric": True}
     modules = {UP: compressed((64, 128), format, dtype, **how)}
@@ -82,7 +82,7 @@ def test_the_group_whose_target_fits_best(tmp_path: Path) -> None:
     int8 = {"num_bits": 8, "strategy": "channel", "type": "int", "symmetric": True}
     floats = {"num_bits": 8, "strategy": "tensor", "type": "float", "symmetric": True}
     modules = {
-        UP: compressed((64, 64), "pack-quantized", torch.bfloat16, **INT4),
+        UP: packed(),
         GATE: compressed((64, 64), "int-quantized", torch.bfloat16, **int8),
         DOWN: compressed((64, 64), "float-quantized", torch.bfloat16, **floats),
     }
@@ -98,15 +98,14 @@ def test_the_group_whose_target_fits_best(tmp_path: Path) -> None:
 
 def test_modules_that_are_ignored_stay_as_they_are(tmp_path: Path) -> None:
     dense = Packed({"weight": torch.ones(4, 4), "input_scale": torch.ones(1)}, torch.ones(4, 4))
-    packed = compressed((64, 64), "pack-quantized", torch.bfloat16, **INT4)
-    folder = write(tmp_path, settings("pack-quantized", {"weights": INT4}), {UP: packed, "lm_head": dense})
+    folder = write(tmp_path, int4(), {UP: packed(), "lm_head": dense})
     tensors = open_checkpoint(str(folder)).tensors
     assert tensors.keys() == {f"{UP}.weight", "lm_head.weight", "lm_head.input_scale"}
 
 
 @pytest.mark.parametrize("index", ["in order", "shuffled", "empty"])
 def test_an_order_of_importance(tmp_path: Path, index: str) -> None:
-    module = compressed((64, 128), "pack-quantized", torch.bfloat16, **INT4)
+    module = packed((64, 128))
     order = torch.arange(128) // 32
     if index == "shuffled":
         order = order[torch.randperm(128)]
@@ -115,130 +114,84 @@ def test_an_order_of_importance(tmp_path: Path, index: str) -> None:
         module = Packed(module.tensors, (codes.round() * scale[:, order]).bfloat16().float())
     stored = torch.full((128,), -1) if index == "empty" else order
     module.tensors["weight_g_idx"] = stored.int()
-    said = settings("pack-quantized", {"weights": INT4 | {"actorder": "group"}})
-    check(write(tmp_path, said, {UP: module}), {UP: module})
+    check(write(tmp_path, int4(actorder="group"), {UP: module}), {UP: module})
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
         (settings("marlin-24", {"weights": INT4}), "'marlin-24'"),
-        (settings("mxfp4-pack-quantized", {"weights": INT4}), "'mxfp4-pack-quantized'"),
         (settings("mixed-precision", {"weights": INT4}), "'mixed-precision'"),
         (settings("pack-quantized", {"weights": INT4, "format": "mxfp8-quantized"}), "'mxfp8-quantized'"),
-        (
-            settings("pack-quantized", {"weights": INT4}, sparsity_config={"format": "sparse-24-bitmask"}),
-            "'sparse-24-bitmask'",
-        ),
-        (
-            settings("pack-quantized", {"weights": INT4}, transform_config={"config_groups": {"u": {}}}),
-            "transform_config",
-        ),
+        (int4() | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "'sparse-24-bitmask'"),
+        (int4() | {"transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
     ],
 )
 def test_other_forms_are_refused_by_name(tmp_path: Path, said: dict[str, Any], why: str) -> None:
-    module = compressed((64, 64), "pack-quantized", torch.bfloat16, **INT4)
-    message = refused(write(tmp_path, said, {UP: module}), UnsupportedModelError)
+    message = refused(write(tmp_path, said, {UP: packed()}), UnsupportedModelError)
     assert why in message and "GGUF" in message
 
 
-@pytest.mark.parametrize(
-    ("name", "make", "error"),
-    [
-        ("weight_scale", lambda t: t[:, :1].contiguous(), HeaderError),
-        ("weight_scale", lambda t: t[:-1].clone(), HeaderError),
-        ("weight_scale", lambda t: t.int(), HeaderError),
-        ("weight_scale", lambda t: None, HeaderError),
-        ("weight_packed", lambda t: t[:, :-1].contiguous(), HeaderError),
-        ("weight_packed", lambda t: t.view(torch.uint8), HeaderError),
-        ("weight_packed", lambda t: None, MissingTensorError),
-        ("weight_shape", lambda t: None, MissingTensorError),
-        ("weight_shape", lambda t: t[:1].clone(), HeaderError),
-        ("weight_shape", lambda t: -t, HeaderError),
-        ("weight_shape", lambda t: t * 2**40, HeaderError),
-        ("weight_shape", lambda t: t.float(), HeaderError),
-        ("weight_shape", lambda t: t.repeat(10**5), HeaderError),
-        ("weight_zero_point", lambda t: None, MissingTensorError),
-        ("weight_zero_point", lambda t: t[:-1].clone(), HeaderError),
-        ("weight_g_idx", lambda t: t[:-1].clone(), HeaderError),
-        ("weight_g_idx", lambda t: t + 1, HeaderError),
-        ("weight_g_idx", lambda t: t - 1, HeaderError),
-    ],
-)
-def test_parts_that_do_not_belong_together(
-    tmp_path: Path, name: str, make: Callable[[Tensor], Tensor | None], error: type[CheckpointError]
-) -> None:
-    how = INT4 | {"symmetric": False}
+PARTS = {
+    "weight_scale": "narrow integers gone",
+    "weight_packed": "narrow missing",
+    "weight_zero_point": "missing",
+}
+PARTS |= {"weight_shape": "missing half negative huge long", "weight_g_idx": "half high low"}
+
+
+@pytest.mark.parametrize(("name", "make", "error"), damages(PARTS))
+def test_damaged_parts(tmp_path: Path, name: str, make: Damage, error: type[CheckpointError]) -> None:
+    how = INT4 | {"symmetric": False, "group_size": 64}
     module = compressed((64, 128), "pack-quantized", torch.bfloat16, **how)
-    module.tensors["weight_g_idx"] = (torch.arange(128) // 32).int()
+    module.tensors["weight_g_idx"] = (torch.arange(128) // 64).int()
     folder = write(tmp_path, settings("pack-quantized", {"weights": how}), {UP: module})
     assert UP in refused(change(folder, f"{UP}.{name}", make), error)
 
 
+NO_GROUPS: list[Any] = [[], {"a": None}, {"W4A16": ["Linear"]}]
+
+
 @pytest.mark.parametrize(
-    "group",
+    "said",
     [
-        {"weights": INT4 | {"group_size": 64}},
-        {"weights": INT4 | {"group_size": 0}},
-        {"weights": INT4 | {"group_size": "32"}},
-        {"weights": INT4 | {"num_bits": 8}},
-        {"weights": INT4 | {"num_bits": 0}},
-        {"weights": INT4 | {"num_bits": 9}},
-        {"weights": INT4 | {"strategy": "channel"}},
-        {"weights": INT4 | {"strategy": "spiral"}},
-        {"weights": INT4 | {"strategy": ["group"]}},
-        {"weights": INT4 | {"type": "float"}},
-        {"weights": INT4 | {"strategy": "block", "block_structure": "32"}},
-        {"weights": INT4 | {"strategy": "block", "block_structure": [0, 32]}},
-        {"weights": INT4 | {"strategy": "block", "block_structure": [33, 65]}},
-        {"weights": INT4 | {"symmetric": "false"}},
-        {"weights": INT4 | {"symmetric": None}},
-        {"weights": INT4 | {"symmetric": 0}},
-        {"weights": ["int4"]},
-        {"weights": INT4, "targets": "Linear"},
-        {"weights": INT4, "targets": [4]},
-        {"weights": INT4, "targets": ["re:(("]},
-        {"weights": INT4, "targets": ["Embedding", "re:.*down_proj"]},
-        {"weights": None},
+        *(int4(group_size=size) for size in (64, 0)),
+        *(int4(num_bits=bits) for bits in (8, 0)),
+        *(int4(strategy=strategy) for strategy in ("channel", "spiral")),
+        *(int4(strategy="block", block_structure=block) for block in ("32", [0, 32])),
+        int4(type="float"),
+        int4(symmetric="false"),
+        settings("pack-quantized", {"weights": None}),
+        *(
+            settings("pack-quantized", {"weights": INT4, "targets": targets})
+            for targets in ("Linear", ["re:(("], ["Embedding", "re:.*down_proj"])
+        ),
+        *(int4() | {"config_groups": groups} for groups in NO_GROUPS),
     ],
 )
-def test_a_group_that_says_something_else(tmp_path: Path, group: dict[str, Any]) -> None:
-    module = compressed((64, 128), "pack-quantized", torch.bfloat16, **INT4)
-    refused(write(tmp_path, settings("pack-quantized", group), {UP: module}), HeaderError)
-
-
-@pytest.mark.parametrize("groups", [[], "x", {"a": None}, {"W4A16": ["Linear"]}])
-def test_groups_that_are_none(tmp_path: Path, groups: object) -> None:
-    module = compressed((64, 128), "pack-quantized", torch.bfloat16, **INT4)
-    said = settings("pack-quantized") | {"config_groups": groups}
-    refused(write(tmp_path, said, {UP: module}), HeaderError)
+def test_groups_that_say_something_else(tmp_path: Path, said: dict[str, Any]) -> None:
+    refused(write(tmp_path, said, {UP: packed((64, 128))}), HeaderError)
 
 
 def test_weights_that_were_not_rounded_yet(tmp_path: Path) -> None:
     module = Packed({"weight": torch.ones(64, 64), "weight_scale": torch.ones(64, 2)}, torch.ones(64, 64))
-    assert "F32 beside a scale" in refused(
-        write(tmp_path, settings("dense", {"weights": INT4}), {UP: module}), HeaderError
-    )
+    folder = write(tmp_path, settings("dense", {"weights": INT4}), {UP: module})
+    assert "F32 beside a scale" in refused(folder, HeaderError)
 
 
-@pytest.mark.parametrize("order", ["group", "GROUP", "dynamic", True])
+@pytest.mark.parametrize("order", ["GROUP", "dynamic", True])
 def test_an_order_of_importance_that_is_missing(tmp_path: Path, order: object) -> None:
-    module = compressed((64, 64), "pack-quantized", torch.bfloat16, **INT4)
-    folder = write(
-        tmp_path, settings("pack-quantized", {"weights": INT4 | {"actorder": order}}), {UP: module}
-    )
+    folder = write(tmp_path, int4(actorder=order), {UP: packed()})
     assert f"{UP}.weight_g_idx" in refused(folder, MissingTensorError)
 
 
-@pytest.mark.parametrize("order", ["weight", "static", None, False])
+@pytest.mark.parametrize("order", ["weight", "static", False])
 def test_orders_that_leave_groups_as_they_are(tmp_path: Path, order: object) -> None:
-    module = compressed((64, 64), "pack-quantized", torch.bfloat16, **INT4)
-    said = settings("pack-quantized", {"weights": INT4 | {"actorder": order}})
-    check(write(tmp_path, said, {UP: module}), {UP: module})
+    module = packed()
+    check(write(tmp_path, int4(actorder=order), {UP: module}), {UP: module})
 
 
-@pytest.mark.parametrize("told", [True, None])
-@pytest.mark.parametrize("format", ["pack-quantized", "int-quantized"])
+@pytest.mark.parametrize(("format", "told"), [("pack-quantized", True), ("int-quantized", None)])
 def test_zero_points_of_what_is_called_symmetric(tmp_path: Path, format: str, told: bool | None) -> None:
     bits = {"num_bits": 4 if format == "pack-quantized" else 8, "type": "int", "strategy": "channel"}
     module = compressed((64, 64), format, torch.bfloat16, **bits, symmetric=False)
@@ -257,7 +210,6 @@ def test_zero_points_of_what_is_called_symmetric(tmp_path: Path, format: str, to
     ],
 )
 def test_zero_points_of_zero(tmp_path: Path, format: str, how: dict[str, Any], dtype: torch.dtype) -> None:
-    """As the first versions wrote them for symmetric weights too."""
     module = compressed((64, 64), format, torch.bfloat16, **how | {"symmetric": True})
     zeros = torch.zeros(module.tensors["weight_scale"].shape)
     module.tensors["weight_zero_point"] = zeros.to(dtype)
@@ -270,34 +222,21 @@ def test_zero_points_of_zero(tmp_path: Path, format: str, how: dict[str, Any], d
     "target",
     [
         r".*\.layers\..*\.mlp\..*(gate|up|down)_proj$",
-        r"(.*gate_proj|.*up_proj|.*down_proj|.*q_proj|.*k_proj|.*v_proj|.*o_proj)",
         r"(model\.)?(language_model\.)?layers\.\d{1,3}\.mlp\.[gu][^x-z]*_proj",
-        r"^(?!.*(lm_head|visual)).*$",
         r".*layers\.(" + "|".join(map(str, range(94))) + r")\.mlp\.(gate|up|down)_proj.*",
     ],
 )
 def test_expressions_that_are_matched(tmp_path: Path, target: str) -> None:
-    module = compressed((64, 64), "pack-quantized", torch.bfloat16, **INT4)
-    said = settings("pack-quantized", {"weights": INT4, "targets": [f"re:{target}"]})
+    module, said = packed(), settings("pack-quantized", {"weights": INT4, "targets": [f"re:{target}"]})
     check(write(tmp_path, said, {UP: module}), {UP: module})
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "(([a-z0-9_.]+)+)+!",
-        "(a|a)*!",
-        "(.|.){40}!",
-        "(?x)(.|.) *!",
-        "(?x)(.|.)#\n*!",
-        ".?" * 40 + "!",
-        "(.|.)" * 40 + "!",
-        ".*" * 12 + "!",
-        r"[]\])]" + ".*" * 12 + "!",
-    ],
-)
+SLOW = ["(([a-z0-9_.]+)+)+!", "(.|.){40}!", "(?x)(.|.)#\n*!", "(.|.)" * 40 + "!"]
+SLOW += [".*" * 12 + "!", r"[]\])]" + ".*" * 12 + "!"]
+
+
+@pytest.mark.parametrize("target", SLOW)
 def test_expressions_that_might_take_for_ever(tmp_path: Path, target: str) -> None:
-    module = compressed((64, 64), "pack-quantized", torch.bfloat16, **INT4)
     said = settings("pack-quantized", {"weights": INT4, "targets": [f"re:{target}"]})
-    message = refused(write(tmp_path, said, {"a" * 60: module}), UnsupportedModelError)
+    message = refused(write(tmp_path, said, {"a" * 60: packed()}), UnsupportedModelError)
     assert "for ever" in message and "GGUF" in message

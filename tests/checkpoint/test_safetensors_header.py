@@ -69,34 +69,24 @@ def test_padding_and_holes_are_allowed(path: Path) -> None:
     "entry",
     [
         None,
-        [],
-        {},
         ENTRY | {"extra": 1},
         {"dtype": "F32", "shape": [2, 3]},
         ENTRY | {"dtype": "F33"},
         ENTRY | {"dtype": "F32\n"},
-        ENTRY | {"dtype": None},
-        ENTRY | {"dtype": ["F32"]},
         ENTRY | {"shape": None},
         ENTRY | {"shape": "23"},
-        ENTRY | {"shape": {"0": 2}},
         ENTRY | {"shape": [2, -3]},
-        ENTRY | {"shape": [-2, -3]},
         ENTRY | {"shape": [True, 6]},
         ENTRY | {"shape": [2.0, 3]},
-        ENTRY | {"shape": ["2", 3]},
         ENTRY | {"shape": [2**63, 3]},
         ENTRY | {"shape": [2, 3] + [1] * 100},
         ENTRY | {"shape": [2, 4]},
         ENTRY | {"shape": [0, 2**62]},
         ENTRY | {"data_offsets": None},
         ENTRY | {"data_offsets": [0]},
-        ENTRY | {"data_offsets": [0, 24, 48]},
         ENTRY | {"data_offsets": [24, 0]},
-        ENTRY | {"data_offsets": [-24, 0]},
         ENTRY | {"data_offsets": [0, 23]},
         ENTRY | {"data_offsets": [False, 24]},
-        ENTRY | {"data_offsets": [0.0, 24.0]},
         ENTRY | {"data_offsets": [2**64, 2**64 + 24]},
         {"dtype": "F4", "shape": [3], "data_offsets": [0, 1]},
     ],
@@ -111,10 +101,8 @@ def test_an_entry_that_lies_is_refused(path: Path, entry: Any) -> None:
     "header",
     [
         b"{",
-        b"{]",
         b"{}x",
         b"\xff\xfe",
-        b"{\xff}",
         b'{"a":NaN}',
         b'{"a":' + b"[" * 100_000,
         b'{"a":' + b"9" * 5000 + b"}",
@@ -124,8 +112,6 @@ def test_an_entry_that_lies_is_refused(path: Path, entry: Any) -> None:
         b'{"a":%b,"a":%b}' % ((json.dumps(ENTRY).encode(),) * 2),
         b'{"a":{"dtype":"F32","dtype":"I32","shape":[2,3],"data_offsets":[0,24]}}',
         b"[]",
-        b"1234",
-        b'""',
     ],
     ids=lambda header: header[:30],
 )
@@ -154,15 +140,18 @@ def test_a_cut_file_names_both_sizes(path: Path) -> None:
         read_header(path)
 
 
-def test_lengths_that_cannot_be(path: Path) -> None:
-    with pytest.raises(HeaderError, match="not a safetensors file"):
-        read_header(file_of(path, {}, length=MAX_HEADER + 1))
-    with pytest.raises(HeaderError, match="not a safetensors file"):
-        read_header(file_of(path, {}, length=2**64 - 1))
-    with pytest.raises(HeaderError, match="empty"):
-        read_header(file_of(path, {}, length=0))
-    with pytest.raises(TruncatedError):
-        read_header(file_of(path, {}, length=MAX_HEADER))
+@pytest.mark.parametrize(
+    ("length", "error", "why"),
+    [
+        (MAX_HEADER + 1, HeaderError, "not a safetensors file"),
+        (2**64 - 1, HeaderError, "not a safetensors file"),
+        (0, HeaderError, "empty"),
+        (MAX_HEADER, TruncatedError, "cut short"),
+    ],
+)
+def test_lengths_that_cannot_be(path: Path, length: int, error: type[CheckpointError], why: str) -> None:
+    with pytest.raises(error, match=why):
+        read_header(file_of(path, {}, length=length))
 
 
 def test_a_git_lfs_pointer_is_explained(path: Path) -> None:
@@ -172,10 +161,9 @@ def test_a_git_lfs_pointer_is_explained(path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read(path: Path) -> None:
-    with pytest.raises(CheckpointError, match="No such file"):
-        read_header(path)
-    with pytest.raises(CheckpointError, match="directory"):
-        read_header(path.parent)
+    for place, why in ((path, "No such file"), (path.parent, "directory")):
+        with pytest.raises(CheckpointError, match=why):
+            read_header(place)
 
 
 def test_sizes_and_dtypes() -> None:
@@ -208,20 +196,6 @@ def check_nothing_but_ours(path: Path) -> None:
     assert end <= path.stat().st_size or not any(info.nbytes for info in found.values())
 
 
-@given(data=st.binary(max_size=200))
-@settings(max_examples=150, deadline=None)
-def test_random_bytes(scratch: Path, data: bytes) -> None:
-    scratch.write_bytes(data)
-    check_nothing_but_ours(scratch)
-
-
-@given(text=st.binary(max_size=60), length=st.integers(0, 80))
-@settings(max_examples=150, deadline=None)
-def test_random_text_behind_a_length(scratch: Path, text: bytes, length: int) -> None:
-    file_of(scratch, b"{" + text, length=length)
-    check_nothing_but_ours(scratch)
-
-
 _INTS = st.one_of(st.integers(-2, 30), st.sampled_from([2**31, 2**62, 2**63, 2**64, 10**30]))
 _VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), _INTS, st.floats(allow_nan=False), st.text(max_size=4)),
@@ -238,26 +212,6 @@ _ENTRIES = st.fixed_dictionaries(
 
 
 @given(header=st.dictionaries(st.text(max_size=3), _ENTRIES | _VALUES, max_size=4) | _VALUES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120)
 def test_random_headers(scratch: Path, header: Any) -> None:
     check_nothing_but_ours(file_of(scratch, header))
-
-
-_VALID = save({"model.embed": torch.zeros(4, 5), "b": torch.zeros(3, dtype=torch.int64)}, metadata={"a": "b"})
-
-
-@given(
-    edits=st.lists(st.tuples(st.integers(0, len(_VALID) - 1), st.integers(0, 255)), max_size=4),
-    cut=st.integers(0, len(_VALID)),
-    insert=st.tuples(st.integers(0, len(_VALID)), st.binary(max_size=9)),
-)
-@settings(max_examples=300, deadline=None)
-def test_mutated_files(
-    scratch: Path, edits: list[tuple[int, int]], cut: int, insert: tuple[int, bytes]
-) -> None:
-    data = bytearray(_VALID)
-    for place, value in edits:
-        data[place] = value
-    data[insert[0] : insert[0]] = insert[1]
-    scratch.write_bytes(data[: len(data) - cut])
-    check_nothing_but_ours(scratch)

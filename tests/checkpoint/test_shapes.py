@@ -55,10 +55,10 @@ ABOUT = {
 }
 
 
-def parameters(hub_id: str) -> int:
+def parameters(hub_id: str, **changes: int) -> int:
     found = known_config(hub_id)
     assert found is not None
-    config = AutoConfig.for_model(found.pop("model_type"), **found)
+    config = AutoConfig.for_model(found.pop("model_type"), **(found | changes))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return sum(parameter.numel() for parameter in model.parameters())
@@ -66,7 +66,10 @@ def parameters(hub_id: str) -> int:
 
 @pytest.mark.parametrize("hub_id", PUBLISHED)
 def test_it_has_as_many_parameters_as_published(hub_id: str) -> None:
-    assert parameters(hub_id) == PUBLISHED[hub_id]
+    """All layers are alike: of two, one is the difference to a model of one."""
+    one, two = (parameters(hub_id, num_hidden_layers=layers) for layers in (1, 2))
+    layers = (known_config(hub_id) or {})["num_hidden_layers"]
+    assert one + (layers - 1) * (two - one) == PUBLISHED[hub_id]
 
 
 @pytest.mark.parametrize("hub_id", ABOUT)
@@ -81,19 +84,14 @@ def test_every_known_model_has_the_configuration_of_one_that_is_counted() -> Non
 
 
 def test_capital_letters_do_not_matter_and_the_unknown_is_none() -> None:
-    assert known_config("META-LLAMA/llama-3.1-8b") == known_config("meta-llama/Llama-3.1-8B")
-    assert known_config("meta-llama/Llama-9-1T") is None
-    for address in ("hf.co/Qwen/Qwen3-8B", "https://huggingface.co/Qwen/Qwen3-8B/tree/main"):
-        assert known_config(address) == known_config("Qwen/Qwen3-8B")
-    for other in ("Qwen/Qwen3-8B:Q4_K_M", "Qwen/Qwen3-8B@v2"):  # other files than the configuration is of
-        assert known_config(other) is None
-
-
-def test_what_a_caller_changes_is_changed_for_him_alone() -> None:
-    mine = known_config("Qwen/Qwen3-8B")
-    assert mine is not None
-    mine["hidden_size"] = 1
-    assert known_config("Qwen/Qwen3-8B") != mine
+    wanted = known_config("Qwen/Qwen3-8B")
+    assert wanted is not None and wanted["hidden_size"] == 4096
+    for name in ("QWEN/qwen3-8b", "hf.co/Qwen/Qwen3-8B", "https://huggingface.co/Qwen/Qwen3-8B/tree/main"):
+        assert known_config(name) == wanted
+    for other in ("Qwen/Qwen3-8B:Q4_K_M", "Qwen/Qwen3-8B@v2", "meta-llama/Llama-9-1T"):
+        assert known_config(other) is None  # other files than the configuration is of
+    wanted["hidden_size"] = 1
+    assert known_config("Qwen/Qwen3-8B") != wanted, "what a caller changes is changed for him alone"
 
 
 def test_long_contexts_are_scaled_as_the_makers_say() -> None:

@@ -16,7 +16,7 @@ from offspec_kernels.dequant.codebook import Codebook
 from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.dequant.float4 import Mxfp4, Nvfp4
 from offspec_kernels.dequant.float8 import Float8
-from offspec_kernels.dequant.ggml import KINDS, Ggml
+from offspec_kernels.dequant.ggml import Ggml
 from offspec_kernels.dequant.grouped import Grouped
 from offspec_kernels.dequant.int8rows import Int8Rows
 from tests.support.quantised_files import values_of
@@ -25,7 +25,7 @@ STACKS: list[tuple[Format, tuple[int, ...]]] = [
     (Mxfp4(), (5, 64, 24)),
     (Grouped(3), (5, 24, 64)),
     (Codebook("nf4", 64, torch.float16), (5, 24, 64)),
-    *((Ggml(kind), (5, 24, 256)) for kind in KINDS),
+    *((Ggml(kind), (5, 24, 256)) for kind in ("Q8_0", "Q3_K", "Q4_K", "IQ4_XS", "MXFP4")),
 ]
 MATRICES: list[tuple[Format, tuple[int, ...]]] = [
     (Grouped(4), (5, 128)),

@@ -3,8 +3,6 @@
 import errno
 import os
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -25,93 +23,65 @@ from offspec.core.errors import (
 )
 from offspec.core.events import Event, LoadProgress
 from tests.checkpoint.gguf_files import Bench, write_gguf
-from tests.support.versions import needs_transformers
+from tests.support.versions import has_transformers
 
 Q8 = gguf.GGMLQuantizationType.Q8_0
 
 
-Change = Callable[[Path, PreTrainedModel], None]
+TENSOR = np.ones((4, 4), np.float32)
 
 
-def changed(**changes: Any) -> Change:
-    return lambda file, model: write_gguf(file, model, "llama", **changes)
+def scaling(**keys: Any) -> dict[str, Any]:
+    return {f"llama.rope.scaling.{key}": value for key, value in keys.items()}
 
 
-@pytest.mark.parametrize(
-    ("write", "error", "why"),
-    [
-        (changed(tensors={"blk.0.new.weight": np.ones(4, np.float32)}), UnsupportedModelError, "no place"),
-        (
-            changed(tensors={"blk.9.ffn_up.weight": np.ones((4, 4), np.float32)}),
-            HeaderError,
-            "tensors of 4",
-        ),
-        (changed(without=("blk.1.ffn_up.weight",)), MissingTensorError, r"model\.layers\.1\.mlp\.up_proj"),
-        (changed(without=("token_embd.weight",)), MissingTensorError, "embed_tokens"),
-        (changed(tensors={"blk.0.ffn_up.weight": np.ones((4, 4), np.float32)}), HeaderError, "the model has"),
-        (changed(keys={"llama.attention.head_count": 5}), CheckpointError, "the model|no model"),
-        (changed(keys={"llama.attention.head_count": 0}), UnsupportedModelError, "no model"),
-        (changed(keys={"llama.block_count": 2**31 - 1}), HeaderError, "'2147483647' layers"),
-        (changed(keys={"tokenizer.ggml.eos_token_id": ["2"]}), HeaderError, "eos token id"),
-        (changed(keys={"llama.block_count": "three"}), HeaderError, "'three' layers"),
-        (changed(keys={"llama.embedding_length": [64, 64]}), UnsupportedModelError, "no model"),
-        (
-            changed(keys={"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0}),
-            UnsupportedModelError,
-            "longrope",
-        ),
-        (
-            changed(keys={"llama.rope.scale_linear": float("nan")}),
-            HeaderError,
-            "scale_linear cannot be 'nan'",
-        ),
-        (changed(keys={"llama.rope.scaling.factor": -3.0}), HeaderError, "factor cannot be '-3.0'"),
-        (changed(keys={"llama.rope.scaling.factor": float("inf")}), HeaderError, "factor cannot be 'inf'"),
-        (changed(keys={"llama.rope.scaling.factor": "four"}), HeaderError, "factor cannot be 'four'"),
-        (
-            changed(
-                keys={
-                    "llama.rope.scaling.type": "yarn",
-                    "llama.rope.scaling.factor": 4.0,
-                    "llama.rope.scaling.original_context_length": 0,
-                }
-            ),
-            HeaderError,
-            "original_context_length cannot be '0'",
-        ),
-        (
-            changed(
-                keys={"llama.rope.scaling.factor": 4.0},
-                tensors={"rope_freqs.weight": np.ones(8, np.float32)},
-            ),
-            UnsupportedModelError,
-            "in two ways",
-        ),
-        (changed(keys={"llama.rope.freq_base": -1.0}), HeaderError, "freq_base cannot be '-1.0'"),
-        (changed(keys={"llama.rope.freq_base": 0.0}), HeaderError, "freq_base cannot be '0.0'"),
-        (changed(keys={"llama.rope.freq_base": "abc"}), HeaderError, "freq_base cannot be 'abc'"),
-        pytest.param(
-            *(changed(keys={"tokenizer.ggml.model": "rwkv"}), UnsupportedModelError, "tokenizer"),
-            marks=needs_transformers("5.18"),
-        ),
-        (changed(keys={"tokenizer.ggml.merges": ["no such"]}), UnsupportedModelError, "tokenizer"),
-        (changed(keys={"general.architecture": "rwkv7"}), UnsupportedModelError, "'rwkv7'"),
-    ],
-)
-@pytest.mark.parametrize("unpack", [False, True], ids=["packed", "unpacked"])
+REFUSED: list[tuple[dict[str, Any], type[OffspecError], str]] = [
+    ({"tensors": {"blk.0.new.weight": TENSOR[0]}}, UnsupportedModelError, "no place"),
+    ({"tensors": {"blk.9.ffn_up.weight": TENSOR}}, HeaderError, "tensors of 4"),
+    ({"tensors": {"blk.0.ffn_up.weight": TENSOR}}, HeaderError, "the model has"),
+    ({"without": ("blk.1.ffn_up.weight",)}, MissingTensorError, r"model\.layers\.1\.mlp\.up_proj"),
+    ({"keys": {"llama.attention.head_count": 5}}, CheckpointError, "the model|no model"),
+    ({"keys": {"llama.attention.head_count": 0}}, UnsupportedModelError, "no model"),
+    ({"keys": {"llama.block_count": 2**31 - 1}}, HeaderError, "'2147483647' layers"),
+    ({"keys": {"llama.block_count": "three"}}, HeaderError, "'three' layers"),
+    ({"keys": {"llama.embedding_length": [64, 64]}}, UnsupportedModelError, "no model"),
+    ({"keys": {"tokenizer.ggml.eos_token_id": ["2"]}}, HeaderError, "eos token id"),
+    ({"keys": scaling(type="longrope", factor=2.0)}, UnsupportedModelError, "longrope"),
+    ({"keys": {"llama.rope.scale_linear": np.nan}}, HeaderError, "scale_linear cannot be 'nan'"),
+    ({"keys": scaling(factor=-3.0)}, HeaderError, "factor cannot be '-3.0'"),
+    ({"keys": scaling(factor=np.inf)}, HeaderError, "factor cannot be 'inf'"),
+    ({"keys": scaling(factor="four")}, HeaderError, "factor cannot be 'four'"),
+    (
+        {"keys": scaling(type="yarn", factor=4.0, original_context_length=0)},
+        *(HeaderError, "original_context_length cannot be '0'"),
+    ),
+    (
+        {"keys": scaling(factor=4.0), "tensors": {"rope_freqs.weight": np.ones(8, np.float32)}},
+        *(UnsupportedModelError, "in two ways"),
+    ),
+    ({"keys": {"llama.rope.freq_base": 0.0}}, HeaderError, "freq_base cannot be '0.0'"),
+    ({"keys": {"llama.rope.freq_base": "abc"}}, HeaderError, "freq_base cannot be 'abc'"),
+    ({"keys": {"general.architecture": "rwkv7"}}, UnsupportedModelError, "'rwkv7'"),
+    ({"keys": {"tokenizer.ggml.model": "rwkv"}}, UnsupportedModelError, "tokenizer"),
+    ({"keys": {"tokenizer.ggml.merges": ["no such"]}}, UnsupportedModelError, "tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "why"), REFUSED)
 def test_a_file_that_is_not_quite_the_model_is_refused(
-    bench: Bench, llama: PreTrainedModel, write: Change, error: type[OffspecError], why: str, unpack: bool
+    bench: Bench, llama: PreTrainedModel, changes: dict[str, Any], error: type[OffspecError], why: str
 ) -> None:
-    write(bench.file, llama)
-    with pytest.raises(error, match=why) as caught:
-        bench.open(unpack=unpack)
-    assert "\n" not in str(caught.value)
-    assert bench.left() == []
+    if why == "tokenizer" and not has_transformers("5.18"):
+        pytest.skip("an older transformers reads such a tokenizer")
+    write_gguf(bench.file, llama, "llama", **changes)
+    for unpack in (False, True):
+        with pytest.raises(error, match=why) as caught:
+            bench.open(unpack=unpack)
+        assert "\n" not in str(caught.value)
+        assert bench.left() == []
 
 
-def test_a_type_that_cannot_be_unpacked(
-    bench: Bench, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_type(bench: Bench, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     write_gguf(bench.file, llama, "llama", kind=Q8)
 
     def unknown(*_: object) -> None:
@@ -122,23 +92,21 @@ def test_a_type_that_cannot_be_unpacked(
         bench.open(unpack=True)
 
 
-def test_a_disk_too_small_is_known_beforehand(
+def test_a_disk_that_is_too_small(
     bench: Bench, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_gguf(bench.file, llama, "llama")
     usage = shutil.disk_usage(bench.file.parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**20))
-    with pytest.raises(DiskFullError, match=r"unpacking tiny\.gguf needs .* in .*cache.* OFFSPEC_CACHE"):
-        bench.open(unpack=True)
-    with pytest.raises(
-        DiskFullError, match=r"the tokenizer of tiny\.gguf needs .* in .*cache.* OFFSPEC_CACHE"
-    ):
-        bench.open()
+    for unpack, what in ((True, "unpacking"), (False, "the tokenizer of")):
+        why = rf"{what} tiny\.gguf needs .* in .*cache.* OFFSPEC_CACHE"
+        with pytest.raises(DiskFullError, match=why):
+            bench.open(unpack=unpack)
     assert bench.left() == []
     assert not any(isinstance(event, LoadProgress) for event in bench.events)
 
 
-@pytest.mark.parametrize(("after", "unpack"), [(0, True), (5, True), (20, True), (0, False), (1, False)])
+@pytest.mark.parametrize(("after", "unpack"), [(0, True), (20, True), (1, False)])
 def test_a_disk_that_fills_up(
     bench: Bench, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, after: int, unpack: bool
 ) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, torch_dtype
-from offspec.core.errors import CheckpointError
+from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError
 from offspec_kernels.dequant import dequantise
 from tests.support.packers import Packed
 
@@ -41,6 +42,36 @@ def change(folder: Path, name: str, make: Callable[[Tensor], Tensor | None]) -> 
         tensors[name] = made
     save_file(tensors, file, metadata={"format": "pt"})
     return folder
+
+
+Damage = Callable[[Tensor], Tensor | None]
+DAMAGES: dict[str, Damage] = {
+    "missing": lambda t: None,
+    "gone": lambda t: None,  # and that is not what the message says
+    "half": lambda t: t[: len(t) // 2].clone(),
+    "narrow": lambda t: t[:, :-1].contiguous(),
+    "flat": lambda t: t.flatten(),
+    "twice": lambda t: t.view(-1).repeat(2),
+    "long": lambda t: t.repeat(10**5),
+    "retyped": lambda t: t.half() if t.dtype == torch.float32 else t.float(),
+    "integers": lambda t: t.int(),
+    "negative": lambda t: -t,
+    "huge": lambda t: t * 2**40,
+    "high": lambda t: t.index_fill(0, torch.tensor([5]), 2),
+    "low": lambda t: t.index_fill(0, torch.tensor([5]), -1),
+}
+
+
+def damages(parts: dict[str, str]) -> list[Any]:
+    """Parameters of tests of damaged parts: part, damage and error, by parts and the names of DAMAGES."""
+    return [
+        pytest.param(
+            *(part, DAMAGES[name], MissingTensorError if name == "missing" else HeaderError),
+            id=f"{part} {name}",
+        )
+        for part, names in parts.items()
+        for name in names.split()
+    ]
 
 
 def refused(folder: Path, error: type[CheckpointError]) -> str:
