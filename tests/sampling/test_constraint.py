@@ -1,6 +1,5 @@
 """Formats as rules: at each node of a tree the mask of a matcher that reads its text from the beginning."""
 
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,14 +12,12 @@ from llguidance import LLTokenizer
 from llguidance.hf import from_tokenizer
 from transformers import AutoTokenizer
 
+from offspec.chat.conversation import Conversation
 from offspec.core.config import Constraint, SamplingParams
 from offspec.core.errors import RequestError
 from offspec.sampling.constraint import FormatRule
 from offspec.sampling.grammar import check_format, matcher_of
-from offspec.sampling.logits_processor import LogitsProcessor
-from offspec.sampling.noise import GumbelNoise
-from tests.support.json_schema import SCHEMAS, fits
-from tests.support.products import some
+from tests.support.json_schema import SCHEMAS
 from tests.support.tokenizers import byte_fallback, byte_level, saved
 
 END = 1
@@ -141,47 +138,17 @@ def test_what_is_wrong_in_a_draft_does_no_harm(vocabulary: Any) -> None:
     assert not found.fits([END]) and not found.forced([5], 3)
 
 
-def answer(schema: Any, tokens: LLTokenizer, temperature: float, seed: int) -> str | None:
-    """What a model that says anything says in this format; None where it does not come to an end."""
-    format, size = Constraint("json_schema", schema), tokens.vocab_size
-    params = SamplingParams(temperature=temperature, format=format)
-    processor = LogitsProcessor(params, size, [3], format=rule(format, tokens))
-    noise = GumbelNoise(seed, size, torch.device("cpu")) if temperature else None
-    random, said = torch.Generator().manual_seed(seed), list[int]()
-    for position in range(400):
-        token, _ = processor.choose(2 * torch.randn(size, generator=random), [], noise, position)
-        if token == END:
-            return tokens.decode_str(said)
-        said.append(token)
-        processor.commit([token])
-    return None
-
-
-@pytest.mark.parametrize("share", some(range(10), 0))
-def test_whatever_a_model_says_is_valid(share: int, vocabulary: Any) -> None:
-    _, tokens = vocabulary
-    for number, schema in list(enumerate(SCHEMAS))[share::10]:
-        for temperature in (0.0, 1.0):
-            said = answer(schema, tokens, temperature, number)
-            assert said is not None and fits(json.loads(said), schema), (schema, said)
-
-
 def test_a_hundred_schemas() -> None:
     assert len(SCHEMAS) == 100
     for schema in SCHEMAS:
         check_format(Constraint("json_schema", schema))
-        assert not fits("surely\nnot this", schema) and not fits([{}, [], 1.5, "x"], schema)
 
 
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
-        ("json_schema", {"type": "foo"}, "Invalid type: foo"),
         ("json_schema", {"not": {"type": "string"}}, 'Unimplemented keys: \\["not"\\]'),
-        ("json_schema", {"type": "integer", "minimum": 5, "maximum": 2}, "minimum .* greater than maximum"),
         ("json_schema", {"$ref": "#/nowhere"}, "/nowhere"),
-        ("json_schema", {"type": "string", "pattern": "(?=a)b"}, "look-ahead"),
-        ("json_schema", {"type": "string", "format": "shoe-size"}, "Unknown format"),
         ("regex", "(a", "unclosed group"),
         ("grammar", 'start: "a" b', 'unknown name: "b"'),
     ],
@@ -202,7 +169,6 @@ def test_what_cannot_be_followed_is_refused_with_the_reason(
         ("xml", "", "one of json_schema"),
         ("json_schema", "{", "must be JSON"),
         ("json_schema", "[]", "must be a JSON object"),
-        ("json_schema", "true", "must be a JSON object"),
         ("json_schema", '{"a":' * 10**5, "nested too deeply"),
         ("json_schema", {"a": {1, 2}}, "cannot be written as JSON"),
         ("json_object", "{}", "did you mean json_schema"),
@@ -210,7 +176,6 @@ def test_what_cannot_be_followed_is_refused_with_the_reason(
         ("regex", "\ud800", "Unicode"),
         ("choice", "[]", "list of texts"),
         ("choice", ["a", ""], "list of texts"),
-        ("grammar", "", "must not be empty"),
     ],
 )
 def test_what_is_no_format(kind: str, text: Any, said: str) -> None:
@@ -218,7 +183,7 @@ def test_what_is_no_format(kind: str, text: Any, said: str) -> None:
         Constraint(kind, text)
 
 
-def test_a_format_that_cannot_go_with_other_parameters() -> None:
+def test_formats_among_other_parameters(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="ignore_eos must be False"):
         SamplingParams(format=FORMATS[0], ignore_eos=True)
     given: Any = {"kind": "regex", "text": "a+"}
@@ -226,12 +191,6 @@ def test_a_format_that_cannot_go_with_other_parameters() -> None:
     for wrong in ("regex", {"text": "a"}, {"kind": "regex", "text": "a", "strict": True}):
         with pytest.raises(RequestError, match="format must be a Constraint, or its kind and text"):
             SamplingParams(format=wrong)
-
-
-def test_sessions_keep_it(tmp_path: Path) -> None:
-    from offspec.chat.conversation import Conversation
-
     params = SamplingParams(format=Constraint("json_schema", PERSON))
-    kept = Conversation(model="m", params=params).to_text()
-    (tmp_path / "kept.json").write_text(kept, "utf-8")
-    assert Conversation.read(tmp_path / "kept.json").params == params
+    (tmp_path / "kept.json").write_text(Conversation(model="m", params=params).to_text(), "utf-8")
+    assert Conversation.read(tmp_path / "kept.json").params == params, "sessions keep it"

@@ -1,36 +1,28 @@
 """The noise: the published generator, the right distribution, and nothing that depends on the asking."""
 
 import math
+from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from offspec.sampling.noise import GumbelNoise, request_key
+from offspec.sampling.noise import GumbelNoise, endless, given_noise, gumbel_at, request_key, uniforms
 from offspec_kernels.noise import gumbel, philox
 
 # Known answers of Random123 for philox4x32-10: counter, key, output.
 KNOWN = [
-    (
-        (0x00000000, 0x00000000, 0x00000000, 0x00000000),
-        (0x00000000, 0x00000000),
-        (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
-    ),
-    (
-        (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF),
-        (0xFFFFFFFF, 0xFFFFFFFF),
-        (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
-    ),
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
     (
         (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
         (0xA4093822, 0x299F31D0),
         (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
     ),
 ]
-
-words = st.integers(0, 2**32 - 1)
 quick = settings(max_examples=25, deadline=None)
 
 
@@ -48,54 +40,47 @@ def scalar_philox(counter: list[int], key: list[int]) -> list[int]:
     return counter
 
 
-@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
-def test_philox_gives_the_published_answers(
-    counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]
+def test_philox_gives_the_published_answers() -> None:
+    for counter, key, expected in KNOWN:
+        c0, c1, c2, c3 = (torch.tensor([word]) for word in counter)
+        assert tuple(int(word) for word in philox((c0, c1, c2, c3), key)) == expected
+        assert tuple(scalar_philox([*counter], [*key])) == expected
+
+
+@quick
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**63 - 1), st.integers(0, 10))
+def test_bits_are_the_documented_words_and_a_token_s_noise_is_that_of_its_row(
+    seed: int, position: int, token: int
 ) -> None:
-    c0, c1, c2, c3 = (torch.tensor([word]) for word in counter)
-    assert tuple(int(word) for word in philox((c0, c1, c2, c3), key)) == expected
-
-
-@quick
-@given(st.lists(words, min_size=4, max_size=4), st.tuples(words, words))
-def test_philox_equals_plain_integers(counter: list[int], key: tuple[int, int]) -> None:
-    c0, c1, c2, c3 = (torch.tensor(word) for word in counter)
-    assert [int(word) for word in philox((c0, c1, c2, c3), key)] == scalar_philox(counter, list(key))
-
-
-@quick
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(0, 10))
-def test_bits_are_the_documented_words(seed: int, position: int, token: int) -> None:
-    bits = GumbelNoise(seed, 11).bits(position)
+    noise = GumbelNoise(seed, 11)
+    bits = noise.bits(position)
     counter = [token // 4, position % 2**32, position >> 32, 0x47756D62]
     assert bits.shape == (11,)
     assert int(bits[token]) == scalar_philox(counter, [seed % 2**32, seed >> 32])[token % 4]
+    found = gumbel_at(seed, [position] * 11, range(11))
+    assert found.dtype == np.float32 and found.tobytes() == noise.row(position).numpy().tobytes()
 
 
-def test_a_row_does_not_depend_on_the_order_of_asking() -> None:
+def test_positions_and_tokens_go_in_pairs() -> None:
+    noise = GumbelNoise(5, 60_000)
+    pairs = [(3, 50_001), (2**40, 2), (0, 0), (3, 7)]
+    found = gumbel_at(5, [position for position, _ in pairs], [token for _, token in pairs])
+    assert found.tolist() == [float(noise.row(position)[token]) for position, token in pairs]
+    assert gumbel_at(5, [], []).shape == (0,)
+
+
+def test_a_row_does_not_depend_on_the_order_of_asking_or_on_what_was_dropped() -> None:
     positions = [5, 0, 2**33, 7, 5, 1]
     fresh = [GumbelNoise(3, 100).row(position).clone() for position in positions]
     noise = GumbelNoise(3, 100)
     assert torch.equal(noise.rows(positions), torch.stack(fresh))
+    kept = noise.row(5)
+    for position in range(100, 300):
+        noise.row(position)
+        assert noise.row(5) is kept, "a row in use is made once"
+    assert len(noise._rows) * 4 * 100 <= noise.cache_bytes
     assert torch.equal(noise.rows(positions[::-1]), torch.stack(fresh[::-1]))
     assert noise.rows([]).shape == (0, 100)
-
-
-def test_a_row_does_not_depend_on_what_the_cache_dropped() -> None:
-    noise = GumbelNoise(3, 10)
-    first = noise.row(0).clone()
-    for position in range(1, 200):
-        noise.row(position)
-    assert len(noise._rows) * 4 * 10 <= noise.cache_bytes
-    assert torch.equal(noise.row(0), first)
-
-
-def test_a_row_in_use_is_made_once() -> None:
-    noise = GumbelNoise(3, 10)
-    kept = noise.row(4)
-    for position in range(100, 200):
-        noise.row(position)
-        assert noise.row(4) is kept
 
 
 def test_a_larger_vocabulary_only_adds_tokens() -> None:
@@ -108,35 +93,25 @@ def test_a_larger_vocabulary_only_adds_tokens() -> None:
 
 
 def test_seeds_and_positions_differ() -> None:
-    rows = [
-        GumbelNoise(seed, 64).row(position) for seed in (0, 1, 2**32, 2**64 - 1) for position in (0, 1, 2**32)
-    ]
+    seeds, positions = (0, 1, 2**32, 2**64 - 1), (0, 1, 2**32)
+    rows = [GumbelNoise(seed, 64).row(position) for seed in seeds for position in positions]
     assert len({tuple(row.tolist()) for row in rows}) == 12
 
 
 def test_the_distribution_is_gumbel() -> None:
-    row = GumbelNoise(2026, 20_000).row(3).double().numpy()
-    assert stats.kstest(row, "gumbel_r").pvalue > 0.01
-    # Across positions too, at one token.
-    noise = GumbelNoise(2026, 1)
-    column = [float(noise.row(position)) for position in range(2000)]
-    assert stats.kstest(column, "gumbel_r").pvalue > 0.01
-
-
-def test_the_right_tail_is_populated() -> None:
-    """The tokens that win live there: the top 1 in 1000 follows an exponential of rate 1."""
+    """Along a row and across positions; in the right tail, too, where the tokens that win live."""
+    noise = GumbelNoise(2026, 20_000)
+    left, right = noise.row(3).double(), noise.row(4).double()
+    column = gumbel_at(2026, range(2000), [0] * 2000).astype(float)
+    for sample in (left.numpy(), column):
+        assert stats.kstest(sample, "gumbel_r").pvalue > 0.01
+    for one, other in ((left, right), (left[:-1], left[1:])):
+        assert stats.pearsonr(one, other).pvalue > 0.01, "neighbours are uncorrelated"
     values = torch.cat([GumbelNoise(seed, 50_000).row(0) for seed in range(10)]).double()
     border = -math.log(-math.log1p(-1e-3))
-    tail = values[values > border]
+    tail = values[values > border]  # the top 1 in 1000, which follows an exponential of rate 1
     assert stats.binomtest(len(tail), len(values), 1e-3).pvalue > 0.01
     assert stats.kstest((tail - border).numpy(), "expon", method="asymp").pvalue > 0.01
-
-
-def test_neighbours_are_uncorrelated() -> None:
-    noise = GumbelNoise(11, 20_000)
-    left, right = noise.row(8), noise.row(9)
-    assert stats.pearsonr(left, right).pvalue > 0.01
-    assert stats.pearsonr(left[:-1], left[1:]).pvalue > 0.01
 
 
 def test_extreme_bits_are_finite_and_exact() -> None:
@@ -158,9 +133,33 @@ def test_gumbel_is_the_rounded_formula(start: int) -> None:
     assert ((gumbel(bits).double() - exact).abs() <= exact.abs() * 2.0**-24 + 1e-15).all()
 
 
-def test_gumbel_decreases_with_the_bits() -> None:
-    bits = torch.arange(0, 2**32, 4_294_967)
-    assert (gumbel(bits).diff() <= 0).all()
+@pytest.mark.parametrize("probability", [0.02, 0.3, 0.9])
+def test_what_noise_says_of_a_guess_by_simulation(probability: float) -> None:
+    """Others share out what is left as they like: only their sum counts."""
+    rng = np.random.default_rng(3)
+    others = rng.dirichlet(np.ones(20)) * (1 - probability)
+    noise = rng.gumbel(size=(40_000, 21))
+    won = (np.log([probability, *others]) + noise).argmax(axis=1) == 0
+    said = np.exp(given_noise(np.full(len(noise), probability), noise[:, 0]))
+    for part in np.array_split(np.argsort(said), 8):  # as likely as was said, whether that is little or much
+        assert won[part].mean() == pytest.approx(said[part].mean(), abs=0.025)
+    assert said.mean() == pytest.approx(probability, abs=0.01)
+
+
+def test_no_uniform_number_is_used_twice() -> None:
+    """Draws and tests, seeds, places: each has numbers of its own, strictly between 0 and 1."""
+    names = [(seed, purpose, place) for seed in (0, 1) for purpose in ("draw", "test") for place in range(5)]
+    numbers = torch.cat([uniforms(seed, purpose, place, 100) for seed, purpose, place in names])
+    assert len(numbers.unique()) == len(numbers) == 2000
+    assert numbers.min() > 0 and numbers.max() < 1 and abs(float(numbers.mean()) - 0.5) < 0.03
+    assert list(islice(endless(1, "test", 4), 100)) == uniforms(1, "test", 4, 100).tolist()
+
+
+def test_a_request_s_key_depends_on_its_seed_and_every_token_of_its_prompt() -> None:
+    prompts = [[], [0], [0, 0], [1, 2], [2, 1], [258]]
+    keys = [request_key(seed, ids) for seed in (0, 1, 2**64 - 1) for ids in prompts]
+    assert len(set(keys)) == len(keys) and all(0 <= key < 2**64 for key in keys)
+    assert keys[3] == request_key(0, (1, 2)), "of ids, whatever holds them"
 
 
 @pytest.mark.gpu
@@ -169,13 +168,6 @@ def test_a_gpu_makes_the_same_row() -> None:
     for seed in range(8):
         expected = GumbelNoise(seed, 200_000).row(seed)
         assert torch.equal(GumbelNoise(seed, 200_000, "cuda").row(seed).cpu(), expected)
-
-
-def test_a_request_s_key_depends_on_its_seed_and_every_token_of_its_prompt() -> None:
-    prompts = [[], [0], [0, 0], [1, 2], [2, 1], [258]]
-    keys = [request_key(seed, ids) for seed in (0, 1, 2**64 - 1) for ids in prompts]
-    assert len(set(keys)) == len(keys) and all(0 <= key < 2**64 for key in keys)
-    assert keys[3] == request_key(0, (1, 2)), "of ids, whatever holds them"
 
 
 @pytest.mark.gpu

