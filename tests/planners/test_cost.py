@@ -1,6 +1,5 @@
 """What passes cost: the closed form beside a simulation of the rings, and seconds from profiles."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -144,7 +143,7 @@ def _off(
     return float(costs.iteration(draft, rows)) / simulated - 1.0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     data=st.data(),
     layers=st.integers(8, 90),
@@ -162,15 +161,14 @@ def test_any_pass_takes_what_the_simulation_says(
     assert -0.1 < _off(hardware, model, placement, rows, share) < 5e-3
 
 
-@pytest.mark.parametrize("name", CARDS)
-@pytest.mark.parametrize("host", [10 * GB, 45 * GB, 230 * GB])
-def test_a_large_model_on_each_preset(name: str, host: int) -> None:
-    hardware = preset(name)
+@pytest.mark.parametrize(("card", "host"), [("rtx-3060-12gb", 10), ("rtx-4090", 45), ("h100", 230)])
+def test_a_large_model_on_a_card(card: str, host: int) -> None:
+    hardware = preset(card)
     sizes = Sizes(LARGE.layers, (0,) * 80)
     device = hardware.processor.memory - 3 * GB
-    placement = place_on_device(sizes, device, host)
-    for rows in (1, 64, 256, 1024):
-        for share in (0.05, 0.3, 1.0):
+    placement = place_on_device(sizes, device, host * GB)
+    for rows in (1, 256, 1024):
+        for share in (0.05, 1.0):
             assert _off(hardware, LARGE, placement, rows, share) == pytest.approx(0.0, abs=0.02)
 
 
@@ -183,17 +181,19 @@ CPU = Hardware(
 )
 
 
-@pytest.mark.parametrize(("resident", "slots"), [(0, 2), (0, 3), (2, 3), (5, 3), (10, 3), (20, 3), (27, 3)])
-@pytest.mark.parametrize("head", [Tier.DEVICE, Tier.DISK])
+@pytest.mark.parametrize(
+    ("resident", "slots", "head"),
+    [(0, 2, Tier.DISK), (5, 3, Tier.DEVICE), (20, 3, Tier.DISK), (27, 3, Tier.DEVICE)],
+)
 def test_a_small_model_from_disk(resident: int, slots: int, head: Tier) -> None:
     kept = [int((place + 0.5) * 30 / resident) for place in range(resident)]
     placement = Placement.in_memory(30, kept, slots, head)
-    for rows in (1, 16, 96, 256, 512):
-        for share in (0.02, 0.2, 0.6):
+    for rows in (1, 96, 512):
+        for share in (0.02, 0.6):
             assert _off(CPU, WIDE, placement, rows, share) == pytest.approx(0.0, abs=0.02)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data(), rows=st.sampled_from([2, 64, 512]), share=st.sampled_from([0.0, 0.2, 0.8]))
 def test_measured_parts_add_up_to_what_the_simulation_says(
     data: st.DataObject, rows: int, share: float
@@ -209,8 +209,8 @@ def test_measured_parts_add_up_to_what_the_simulation_says(
     assert float(costs.iteration(draft, rows)) == pytest.approx(simulated, rel=0.03)
 
 
-@pytest.mark.parametrize(("host", "near"), [(0.0, 0.03), (0.3, 0.03), (0.7, 0.15), (1.0, 0.03)])
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.8])
+@pytest.mark.parametrize(("host", "near"), [(0.0, 0.03), (0.7, 0.15), (1.0, 0.03)])
+@pytest.mark.parametrize("share", [0.0, 0.8])
 def test_one_measured_rate_stands_for_two_links(host: float, near: float, share: float) -> None:
     """host: share of the layers that RAM holds. With 0.7 both links take the same time: the worst case."""
     hardware = preset("rtx-4090")
@@ -296,16 +296,13 @@ def test_a_faster_link_only_helps_where_something_streams() -> None:
         assert pricing.costs(WIDE, stays, 4).link == 0.0
 
 
-def _curves() -> Iterator[tuple[str, PassCosts]]:
-    for name in CARDS:
-        sizes = Sizes(LARGE.layers, (0,) * 80)
-        placement = place_on_device(sizes, preset(name).processor.memory - 3 * GB, 200 * GB)
-        yield name, Estimate(preset(name), DRAFT).costs(LARGE, placement, 8.0)
-
-
-def test_more_never_costs_less() -> None:
+def test_more_never_costs_less_and_no_pass_is_faster_than_its_parts() -> None:
     rows, widths = np.arange(1, 5000, 7), np.arange(1, 200)
-    for name, costs in _curves():
+    for name in CARDS:
+        placement = place_on_device(
+            Sizes(LARGE.layers, (0,) * 80), preset(name).processor.memory - 3 * GB, 200 * GB
+        )
+        costs = Estimate(preset(name), DRAFT).costs(LARGE, placement, 8.0)
         for seconds in (
             costs.compute_seconds(rows),
             costs.step_seconds(widths),
@@ -314,17 +311,11 @@ def test_more_never_costs_less() -> None:
             costs.iteration(np.linspace(0, 10, 50), 64),
         ):
             assert (np.diff(seconds) >= -1e-12).all(), name
-
-
-def test_no_pass_is_faster_than_its_parts() -> None:
-    for _, costs in _curves():
-        for rows in (1, 64, 1024):
-            for draft in (0.0, 0.5, 20.0):
-                found = float(costs.iteration(draft, rows))
-                alone = draft + float(costs.compute_seconds(rows))
-                assert max(alone, costs.link) <= found <= alone + costs.link + 1e-9
-                bound = costs.bound(draft, rows)
-                assert (bound == "link") == (found > alone)
+        for draft in (0.0, 0.5, 20.0):
+            found = float(costs.iteration(draft, 64))
+            alone = draft + float(costs.compute_seconds(64))
+            assert max(alone, costs.link) <= found <= alone + costs.link + 1e-9
+            assert (costs.bound(draft, 64) == "link") == (found > alone)
 
 
 def test_computing_is_bound_by_memory_and_then_by_arithmetic() -> None:
@@ -334,14 +325,8 @@ def test_computing_is_bound_by_memory_and_then_by_arithmetic() -> None:
     assert few == product_seconds(processor, 10**9, 16)
     assert many == pytest.approx(2e9 * 4096 / processor.flops(4096))
     assert product_seconds(processor, 2 * 10**9, 4096) == pytest.approx(2 * many)
-    twice = replace(processor, gemm=tuple((rows, 2 * rate) for rows, rate in processor.gemm))
-    assert product_seconds(twice, 10**9, 4096) == pytest.approx(many / 2)
-
-
-def test_attention_grows_with_what_it_looks_back_on() -> None:
-    processor = preset("rtx-4090").processor
     near, far = (layer_seconds(processor, LARGE, 256, prefix) for prefix in (128, 16384))
-    assert near < far < 2 * near
+    assert near < far < 2 * near, "attention grows with what it looks back on"
 
 
 def test_a_draft_step_reads_its_weights_once() -> None:

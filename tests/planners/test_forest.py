@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from offspec_planners.best_first import best_size, pays
 from offspec_planners.cost import PassCosts
 from offspec_planners.forest import best_width, share
-from tests.planners.test_best_first import COSTS, SECONDS
+from tests.planners.cost_draws import COSTS, SECONDS
 
 Scores = list[NDArray[np.float64]]
 # Few values, so that trees tie.

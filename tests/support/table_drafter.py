@@ -1,27 +1,60 @@
 """A drafter that reads its scores off a table."""
 
+from collections.abc import Sequence
+
 import torch
 
-from offspec.draft.base import Children, Scorer
+from offspec.core.config import SamplingParams
+from offspec.draft.base import Children, Features, Scorer, Wants
 from offspec.draft.growing_tree import GrowingTree
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.token_tree import ROOT
+from offspec_planners.acceptance import Calibration
 
 VOCABULARY = 6
 
 
 class TableDrafter:
-    """Next-token probabilities that depend on the last token alone, and a record of what was asked."""
+    """Logits by the last token alone [V, V], and a record of what was asked."""
 
     name = "table"
+    between = None
+    wants = Wants()
 
     def __init__(self, table: torch.Tensor) -> None:
         self.table = table
         self.steps: list[list[int]] = []
+        self.rewound: list[int] = []
 
-    def start(self, ids: object) -> None:
+    def start(self, ids: Sequence[int]) -> None:
         self.steps = []
 
-    def expand(self, candidates: GrowingTree, nodes: list[int], scorer: Scorer) -> Children:
-        assert all(candidates.parent[n] < 0 or candidates.asked[0, candidates.parent[n]] for n in nodes)
+    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
+        known = {node for step in self.steps for node in step}
+        for node in nodes:
+            assert node == ROOT or int(candidates.parent[node]) in known, "the parent comes first"
+            known.add(node)
         self.steps.append(list(nodes))
         logits = self.table[torch.from_numpy(candidates.token[nodes])]
-        return scorer.children(logits, [[] for _ in nodes], [int(d) + 1 for d in candidates.depth[nodes]])
+        depths = candidates.depth[nodes].tolist()
+        return scorer.children(logits, [[] for _ in nodes], [depth + 1 for depth in depths], depths)
+
+    def commit(self, nodes: Sequence[int]) -> None: ...
+
+    def observe(self, features: Features) -> None: ...
+
+    def adopt(self) -> None: ...
+
+    def rewind(self, length: int) -> None:
+        self.rewound.append(length)
+
+    def close(self) -> None: ...
+
+
+def random_table(seed: int, spread: float = 2.0, size: int = VOCABULARY) -> torch.Tensor:
+    return torch.randn(size, size, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def greedy_scorer(size: int = VOCABULARY, calibration: Calibration | None = None) -> Scorer:
+    """Of a request at temperature 0 without rules."""
+    return Scorer(LogitsProcessor(SamplingParams(), size, []), None, calibration or Calibration())
