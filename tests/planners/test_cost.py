@@ -229,9 +229,9 @@ def test_one_measured_rate_stands_for_two_links(host: float, near: float, share:
     assert float(costs.iteration(draft, 256)) == pytest.approx(simulated, rel=near)
 
 
-@pytest.mark.parametrize("bits", [4.25, 8.5])
-def test_a_packed_target_has_fewer_bytes_and_more_to_do(bits: float) -> None:
+def test_a_packed_target_has_fewer_bytes_and_more_to_do() -> None:
     """Reckoned by the rate of a profile's memory, or by what a value was measured to take."""
+    bits = 4.25
     packed = WIDE.packed_in(bits)
     assert packed.unpacked == pytest.approx(WIDE.weights, rel=1e-4) and WIDE.unpacked == 0
     moved = WIDE.weights * (2 + bits / 8)

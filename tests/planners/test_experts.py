@@ -34,7 +34,7 @@ def _routed(
     return np.array(found)
 
 
-@pytest.mark.parametrize(("experts", "chosen"), [(8, 2), (64, 4), (128, 8), (128, 4)])
+@pytest.mark.parametrize(("experts", "chosen"), [(8, 2), (128, 4)])
 def test_chance_asks_for_what_the_curve_says(experts: int, chosen: int) -> None:
     random = np.random.default_rng(experts)
     for rows in (1, 3, 10, 40):
@@ -81,11 +81,9 @@ def test_of_several_links_the_slowest_is_waited_for() -> None:
     assert float(both.link_seconds(1, 0.2)) == pytest.approx(0.2 + 20 * 0.8 * 0.001)
 
 
-@pytest.mark.parametrize("kind", ["substitute", "model", "head"])
-@pytest.mark.parametrize("seconds", [1e-4, 1e-3])
-@pytest.mark.parametrize("count", [8, 128])
+@pytest.mark.parametrize(("kind", "seconds", "count"), [("model", 1e-3, 8), ("head", 1e-4, 128)])
 def test_priced_trees_are_never_slower_than_none(
-    kind: Literal["substitute", "model", "head"], seconds: float, count: int
+    kind: Literal["model", "head"], seconds: float, count: int
 ) -> None:
     known = typical(kind)
     costs = _costs(seconds, count=count, chosen=4 if count == 128 else 2)
@@ -115,7 +113,7 @@ def test_trees_are_cut_where_a_node_costs_more_than_it_brings() -> None:
         assert best_size(scores, 0.02, costs) == 1 + int(np.argmax(rates))
 
 
-@pytest.mark.parametrize(("skew", "alike"), [(0.0, 0.0), (0.0, 0.7), (0.7, 0.0), (0.7, 0.5)])
+@pytest.mark.parametrize(("skew", "alike"), [(0.0, 0.0), (0.7, 0.5)])
 def test_unions_are_learnt(skew: float, alike: float) -> None:
     """Routers of several kinds: where passes of some row counts were seen, others are predicted as well."""
     random = np.random.default_rng(7)

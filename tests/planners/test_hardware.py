@@ -44,19 +44,10 @@ def test_json_and_back(tmp_path: Path) -> None:
         assert Hardware.from_json(json.loads(json.dumps(machine.to_json()))) == machine
         machine.save(tmp_path / "machine.json")
         assert Hardware.load(tmp_path / "machine.json") == machine
-
-
-def test_a_rate_without_spread_is_a_number_in_the_file() -> None:
     written = MACHINE.to_json()
-    assert written["link"] == 12_000_000_000
+    assert written["link"] == 12_000_000_000, "a rate without spread is a number in the file"
     assert written["disk"] == {"value": 2e9, "low": 1.5e9, "high": 2.25e9}
     assert '"disk": 6500000000,' in preset("rtx-4090").text()
-
-
-def edited(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    values = MACHINE.to_json()
-    change(values)
-    return values
 
 
 @pytest.mark.parametrize(
@@ -66,30 +57,27 @@ def edited(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         (lambda v: v.update(speed=1), "speed"),
         (lambda v: v.update(version=2), "version"),
         (lambda v: v.update(ram="16GB"), "ram"),
-        (lambda v: v.update(ram=-1), "ram"),
         (lambda v: v.update(disk=0), "disk"),
-        (lambda v: v.update(link=[]), "link"),
-        (lambda v: v.update(name=3), "name"),
         (lambda v: v["disk"].update(low=3e9), "disk"),
-        (lambda v: v["disk"].pop("high"), "disk.high"),
+        (lambda v: v["disk"].pop("high"), r"disk\.high"),
         (lambda v: v.update(processor=None), "processor"),
-        (lambda v: v["processor"].update(gemm=[]), "processor.gemm"),
-        (lambda v: v["processor"].update(gemm=[[4, 1e9], [2, 1e9]]), "processor.gemm"),
-        (lambda v: v["processor"].update(gemm=[[1, 0]]), "processor.gemm"),
-        (lambda v: v["processor"].update(bandwidth=True), "processor.bandwidth"),
-        (lambda v: v["processor"].update(layer_overhead=-1), "processor.layer_overhead"),
+        (lambda v: v["processor"].update(gemm=[]), r"processor\.gemm"),
+        (lambda v: v["processor"].update(gemm=[[1, 0]]), r"processor\.gemm"),
+        (lambda v: v["processor"].update(bandwidth=True), r"processor\.bandwidth"),
+        (lambda v: v["processor"].update(layer_overhead=-1), r"processor\.layer_overhead"),
         (lambda v: v.update(sources="a leaflet"), "sources"),
-        (lambda v: v.update(host=3), "host"),
-        (lambda v: v.update(host={**v["processor"], "gemm": [[4, 1e9], [2, 1e9]]}), "host.gemm"),
+        (lambda v: v.update(host={**v["processor"], "gemm": [[4, 1e9], [2, 1e9]]}), r"host\.gemm"),
     ],
 )
 def test_a_wrong_value_is_named_in_one_line(change: Callable[[dict[str, Any]], object], named: str) -> None:
-    with pytest.raises(ValueError, match=named.replace(".", r"\.")) as caught:
-        Hardware.from_json(edited(change))
+    values = MACHINE.to_json()
+    change(values)
+    with pytest.raises(ValueError, match=named) as caught:
+        Hardware.from_json(values)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", '{"version": 1}', "\x00", "{" * 10_000])
+@pytest.mark.parametrize("text", ["", "[]", '{"version": 1}', "{" * 10_000])
 def test_a_file_that_is_no_profile(text: str, tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     file.write_text(text)
@@ -127,39 +115,28 @@ def test_the_fingerprint_is_of_the_machine_not_of_its_rates() -> None:
     assert replace(MACHINE, processor=replace(chip, name="other")).fingerprint() != kept
 
 
-def test_an_unknown_preset_is_told_which_there_are() -> None:
+def test_presets_are_machines_of_their_own() -> None:
+    assert len({preset(name).fingerprint() for name in preset_names()}) == len(preset_names())
     with pytest.raises(ValueError, match="rtx-4090"):
         preset("rtx-9090")
 
 
-def test_presets_cover_the_cards_that_people_have() -> None:
-    cards = {
-        "rtx-3060-12gb",
-        "rtx-3090",
-        "rtx-4070-ti",
-        "rtx-4080-super",
-        "rtx-4090",
-        "rtx-5090",
-        "laptop-8gb",
-    }
-    assert cards <= set(preset_names())
-    assert len({preset(name).fingerprint() for name in preset_names()}) == len(preset_names())
-
-
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if preset(name).link is not None])
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_preset_stays_below_what_is_published(name: str) -> None:
     machine = preset(name)
-    chip = machine.processor
-    bandwidth, flops = PEAKS[chip.name]
-    assert 0.85 <= chip.bandwidth.value / bandwidth <= 0.95
-    assert 0.6 <= chip.flops(4096) / flops <= 0.9
-    assert machine.link is not None
-    assert machine.disk.value < machine.link.value < chip.bandwidth.value
-    assert chip.memory < machine.ram
-    assert machine.host is not None
-    assert machine.link.value < machine.host.bandwidth.value < chip.bandwidth.value
-    assert machine.host.flops(256) < chip.flops(256)
-    parts = ("GPU", "Link", "Disk", "RAM", "CPU", "Bandwidth", "gemm", "layer_overhead")
+    for chip in filter(None, (machine.processor, machine.host)):
+        for rows, rate in chip.gemm:
+            assert rate <= rows * chip.bandwidth.value * 1.01  # two bytes and two operations a weight and row
+        assert chip.flops(1) == pytest.approx(chip.bandwidth.value), "few rows are bound by memory"
+        assert [rate for _, rate in chip.gemm] == sorted(rate for _, rate in chip.gemm)
+    parts = ["Disk", "RAM", "CPU", "layer_overhead"]
+    if machine.link is not None:
+        chip, host = machine.processor, machine.host
+        bandwidth, flops = PEAKS[chip.name]
+        assert 0.85 <= chip.bandwidth.value / bandwidth <= 0.95 and 0.6 <= chip.flops(4096) / flops <= 0.9
+        assert host is not None and chip.memory < machine.ram and host.flops(256) < chip.flops(256)
+        assert machine.disk.value < machine.link.value < host.bandwidth.value < chip.bandwidth.value
+        parts += ["GPU", "Link", "Bandwidth", "gemm"]
     for part in parts:
         assert any(source.startswith(part) for source in machine.sources), part
 
@@ -170,8 +147,6 @@ def test_a_machine_without_a_gpu_computes_as_the_cpu_beside_one() -> None:
     assert alone.link is None and alone.host is None and beside.host is not None
     assert alone.disk == beside.disk
     assert alone.processor == replace(beside.host, memory=alone.ram)
-    for part in ("Disk", "RAM", "CPU", "layer_overhead"):
-        assert any(source.startswith(part) for source in alone.sources), part
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -193,29 +168,14 @@ def test_a_measured_preset_has_the_figures_of_its_record(name: str) -> None:
         assert machine.processor.bandwidth.value == pytest.approx(measured, rel=1e-2)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_few_rows_of_a_preset_are_bound_by_its_memory(name: str) -> None:
-    machine = preset(name)
-    for chip in filter(None, (machine.processor, machine.host)):
-        for rows, rate in chip.gemm:
-            assert rate <= rows * chip.bandwidth.value * 1.01  # two bytes and two operations a weight and row
-        assert chip.flops(1) == pytest.approx(chip.bandwidth.value)
-        assert [rate for _, rate in chip.gemm] == sorted(rate for _, rate in chip.gemm)
-
-
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
         ("4090", "rtx-4090"),
         ("RTX 4090", "rtx-4090"),
-        ("rtx4090", "rtx-4090"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ("rtx_4090_sata", "rtx-4090-sata"),
-        ("4090-256gb", "rtx-4090-256gb"),
         ("3060", "rtx-3060-12gb"),
-        ("4070ti", "rtx-4070-ti"),
-        ("a100", "a100-80gb"),
-        ("laptop", "laptop-8gb"),
         ("H100", "h100"),
         ("4080", None),  # another card than the 4080 Super
         ("rtx", None),

@@ -15,12 +15,8 @@ from offspec_planners.measure import (
     RawDisk,
     copy_bandwidth,
     disk,
-    disk_rate,
-    gemm_rates,
     identify,
-    layer_overhead,
     measure,
-    memory_bandwidth,
     read_bandwidth,
 )
 from tests.support.simulated_cuda import is_simulated
@@ -89,23 +85,6 @@ def test_interrupted_reading_leaves_no_thread(files: list[Path], monkeypatch: py
     assert all(reader._next() is None for reader in readers)
 
 
-def test_a_disk_has_a_rate_with_its_extremes(files: list[Path]) -> None:
-    rate = disk_rate(files, seconds=0.001)
-    assert 0 < rate.low <= rate.value <= rate.high
-    raw = RawDisk(files, 4096, (1, 4096))
-    assert raw.read() > 0 and raw.sweep == {}
-
-
-def test_products_memory_and_launches_have_rates() -> None:
-    found = gemm_rates([1, 8], rows=64, columns=32, dtype="float32", seconds=0.001)
-    assert [rate.tokens for rate in found] == [1, 8]
-    assert all(rate.flops_per_s > 0 for rate in found)
-    memory = memory_bandwidth(seconds=0.001)
-    assert 0 < memory.low <= memory.value <= memory.high
-    assert 0 < layer_overhead(seconds=0.001) < 1
-
-
-@pytest.mark.exhaustive
 def test_a_machine_is_measured_part_by_part(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package, "_SIDE", 64)
     monkeypatch.setattr(package, "_SECONDS", 0.001)
@@ -115,33 +94,33 @@ def test_a_machine_is_measured_part_by_part(files: list[Path], monkeypatch: pyte
     assert [done for _, done, _ in told] == [0, 1, 2, 3, 4]
     assert {total for *_, total in told} == {4}
     assert found.link is None and found.sources == ()
-    assert found.identity == identify()
+    assert found.identity == identify() and 0 < found.processor.layer_overhead < 1
+    for rate in (found.disk, found.processor.bandwidth):
+        assert 0 < rate.low <= rate.value <= rate.high
     assert found.processor.memory == found.ram
     assert [rows for rows, _ in found.processor.gemm] == [1, 4, 16, 64, 256, 1024]
     assert Hardware.from_json(found.to_json()) == found
+    raw = RawDisk(files, 4096, (1, 4096))
+    assert raw.read() > 0 and raw.sweep == {}
 
 
-def test_the_number_of_threads_makes_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_and_the_way_they_wait_make_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     three = identify()
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert identify().fingerprint() != three.fingerprint()
-
-
-def test_the_way_threads_wait_makes_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     spinning = identify()
     monkeypatch.setenv("GOMP_SPINCOUNT", "77")
     found = identify()
-    assert found.fingerprint() != spinning.fingerprint() and "GOMP_SPINCOUNT=77" in found.processor
+    assert len({machine.fingerprint() for machine in (three, spinning, found)}) == 3
+    assert "GOMP_SPINCOUNT=77" in found.processor
     assert found.name == spinning.name and "GOMP" not in found.name  # the heading of every page
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert "77" not in identify().processor, "one thread waits for nobody"
 
 
 def test_torch_is_loaded_when_something_is_measured_and_not_before() -> None:
-    code = "import sys, offspec_planners.measure; print('torch' in sys.modules)"
+    code = "import sys, offspec_planners.measure.gpu; print('torch' in sys.modules)"
     shown = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -73,19 +73,7 @@ def test_no_tree_is_better(table: Table, nodes: int) -> None:
     assert shape.expected == pytest.approx(best, abs=1e-9)
     assert _worth(shape, table) == pytest.approx(best, abs=1e-9)
     assert len(shape) <= nodes and shape.depth <= depth
-
-
-@pytest.mark.parametrize("rising", [False, True])
-def test_no_tree_up_to_nine_nodes_is_better(rising: bool) -> None:
-    """Neither solver's answer for any size, on tables that use every rank and level."""
-    random = np.random.default_rng(7)
-    for _ in range(8):
-        table = np.sort(random.random((9, 9)) ** random.integers(1, 6, (9, 1)), axis=1)[
-            :, :: 1 if rising else -1
-        ]
-        best = [max(_value(tree, table) for tree in _trees(nodes)) for nodes in range(1, 10)]
-        for solver in (Programme,) if rising else (Programme, Heap):
-            assert solver(table, 9).expected[1:] == pytest.approx(best, abs=1e-9)
+    assert Programme(table, nodes).expected[-1] == pytest.approx(best, abs=1e-9)
 
 
 @given(tables(falling=True), st.integers(1, 60))
@@ -112,7 +100,7 @@ def _plain(table: Table, nodes: int) -> Table:
     return subtree
 
 
-@pytest.mark.exhaustive
+@settings(max_examples=24)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["rising", "random", "last", "noisy", "steps", "flat"]))
 def test_bounds_leave_nothing_out(seed: int, kind: str) -> None:
     """Sizes at which blocks and farther places matter, with tables that a concave bound fits badly."""
@@ -135,6 +123,7 @@ def test_bounds_leave_nothing_out(seed: int, kind: str) -> None:
     assert _worth(best_tree_shape(table, nodes, depths), table) == pytest.approx(expected[-1], rel=1e-10)
 
 
+@settings(max_examples=40)
 @given(tables(), st.integers(1, 30), st.integers(0, 7))
 def test_expected_by_size_is_what_shapes_reach(table: Table, nodes: int, depth: int) -> None:
     expected = expected_by_size(table, nodes, depth)
@@ -170,6 +159,7 @@ def test_steps_cover_inner_nodes_by_level() -> None:
     assert best_tree_shape([[0.5]], 1, 3).steps(4) == []
 
 
+@settings(max_examples=40)
 @given(tables(), st.integers(1, 40), st.integers(1, 9), st.floats(0, 0.5), st.floats(0, 3))
 def test_no_other_size_or_depth_pays_better(
     table: Table, budget: int, width: int, step: float, link: float
@@ -201,12 +191,9 @@ def test_a_slow_draft_gets_a_flat_tree_and_a_slow_link_a_large_one() -> None:
     assert hasty.depth < 4 < patient.depth and len(patient) > 900 > len(hasty)
 
 
-@pytest.mark.parametrize("table", [[], [0.5], [[1.5]], [[-0.1]], [[float("nan")]], [[]]])
-def test_what_is_no_table_is_refused(table: object) -> None:
-    with pytest.raises(ValueError, match="not a table"):
-        best_tree_shape(table, 4, 2)
-
-
-def test_a_tree_without_nodes_is_refused() -> None:
+def test_what_is_no_table_or_has_no_nodes_is_refused() -> None:
+    for table in ([], [0.5], [[1.5]], [[-0.1]], [[float("nan")]], [[]]):
+        with pytest.raises(ValueError, match="not a table"):
+            best_tree_shape(table, 4, 2)
     with pytest.raises(ValueError, match="not 0 and 2"):
         best_tree_shape([[0.5]], 0, 2)
