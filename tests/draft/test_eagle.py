@@ -1,4 +1,7 @@
-"""EAGLE heads draft what their published formula says, whatever was committed, rewound or asked at once."""
+"""EAGLE heads draft what their published formula says, whatever was committed, rewound or asked at once.
+
+In an engine they are told the target's own states, and change nothing of what it says.
+"""
 
 import gc
 import weakref
@@ -7,16 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from offspec.draft.base import Children, Features
-from offspec.draft.heads import state_drafter
+from offspec.core.config import SamplingParams
+from offspec.draft.base import Features
+from offspec.draft.heads import files, state_drafter
+from offspec.draft.heads.base import TargetShape
+from offspec.draft.heads.eagle import OpenedEagle, opened, recognises
 from offspec.draft.heads.eagle_layer import EagleLayer
+from offspec.draft.heads.files import open_files
 from offspec.draft.heads.state_drafter import StateDrafter
 from offspec.model.parts import TargetParts
 from tests.draft.asking import CALLS, CHAINS, Hearing, ask, paths, tree_below
-from tests.draft.eagle_heads import open_head
-from tests.support.eagle_files import KNOWN, OFFSETS, Head, Naive, features, make_head, write_head
-from tests.support.tiny_models import VOCABULARY
+from tests.support.eagle_files import KNOWN, LAYERS, OFFSETS, Head, Naive, features, make_head, write_head
+from tests.support.tiny_models import VOCABULARY, load_all, open_model, reference, tiny_engine, write_model
 
 IDS = [5, 9, 17, 33, 64, 20, 21, 22, 9, 50, 51, 52, 3, 4]
 _PRODUCTS = ("fc", *(f"self_attn.{name}_proj" for name in "qkv"))
@@ -47,6 +54,27 @@ HEADS: dict[str, Head] = {
     ),
     "eagle3 of speculators, norms all over": make_head("eagle3", speculators=True, input_norm=True),
 }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("eagle") / "target", num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def parts(folder: Path) -> TargetParts:
+    model = open_model(folder)
+    load_all(model, 16)
+    return TargetParts(model)
+
+
+def open_head(folder: Path, parts: TargetParts) -> OpenedEagle:
+    found = open_files(folder, str(folder))
+    assert found is not None and recognises(found.config, found.names)
+    sizes = parts.hidden_size, parts.vocab_size, parts.layers
+    head = opened(found, TargetShape("target", *sizes, parts.dtype, parts.device, parts.config))
+    assert isinstance(head, OpenedEagle)
+    return head
 
 
 class Bench:
@@ -87,14 +115,12 @@ def bench(request: pytest.FixtureRequest, parts: TargetParts, tmp_path: Path) ->
     return Bench(HEADS[request.param], parts, tmp_path)
 
 
-@pytest.mark.parametrize("calls", [CALLS, CHAINS, [[0, 1, 2, 3, 4, 5, 6]]], ids=["grown", "chains", "once"])
 @pytest.mark.parametrize("name", sorted(HEADS))
-def test_every_layout_drafts_by_its_formula(
-    name: str, calls: Sequence[Sequence[int]], parts: TargetParts, tmp_path: Path
-) -> None:
+def test_every_layout_drafts_by_its_formula(name: str, parts: TargetParts, tmp_path: Path) -> None:
     bench = Bench(HEADS[name], parts, tmp_path)
     bench.observe(0, 7)
-    bench.check(IDS[:8], calls)
+    for calls in (CALLS, CHAINS, [[0, 1, 2, 3, 4, 5, 6]]):
+        bench.check(IDS[:8], calls)
 
 
 def test_passes_rewinds_and_other_requests(bench: Bench) -> None:
@@ -115,6 +141,8 @@ def test_passes_rewinds_and_other_requests(bench: Bench) -> None:
     bench.drafter.rewind(0)
     bench.observe(0, 3)
     bench.check(IDS[:4])
+    bench.check(IDS[:4], CHAINS)  # the same root again
+    bench.check([*IDS[:3], 77])  # and another
 
 
 def test_a_pass_may_be_made_again_with_other_states(bench: Bench) -> None:
@@ -123,47 +151,32 @@ def test_a_pass_may_be_made_again_with_other_states(bench: Bench) -> None:
     bench.check(IDS[:8])
     bench.observe(4, 9, seed=1)
     first, second = features(0, 4), features(4, 5, seed=1)
-    mixed = Features(
-        0,
-        torch.cat([first.last, second.last]),
-        {layer: torch.cat([first.inputs[layer], second.inputs[layer]]) for layer in first.inputs},
-    )
-    bench.check(IDS[:10], known=mixed)
+    inputs = {layer: torch.cat([first.inputs[layer], second.inputs[layer]]) for layer in first.inputs}
+    bench.check(IDS[:10], known=Features(0, torch.cat([first.last, second.last]), inputs))
 
 
-def test_the_same_root_may_be_asked_again_and_become_another(bench: Bench) -> None:
-    bench.observe(0, 7)
-    bench.check(IDS[:8])
-    bench.check(IDS[:8], CHAINS)
-    bench.check([*IDS[:7], 77])
+def _guesses(bench: Bench, ids: Sequence[int], nodes: Sequence[int] = (0,)) -> tuple[int, ...]:
+    """The shape of what is guessed below nodes."""
+    bench.drafter.start(ids)
+    children = bench.drafter.expand(tree_below(ids[-1]), nodes, Hearing())
+    assert children.token.shape == children.log_prob.shape == children.x.shape
+    return children.token.shape
 
 
 def test_heads_that_come_later_begin_where_states_do(bench: Bench) -> None:
+    assert _guesses(bench, IDS) == (1, 0), "before the first pass there is nothing to say"
+    assert _guesses(bench, IDS, [1, 2]) == (2, 0)  # others may guess below the root
     bench.observe(6, 9)
     bench.check(IDS[:10], begin=6)
+    assert _guesses(bench, IDS[:12]) == (1, 0), "states end before the root"
     bench.observe(9, 12)
     bench.check(IDS[:13], begin=6)
     bench.drafter.rewind(4)  # before all that is known
-    assert _asked_of_root(bench, IDS[:5]).token.shape == (1, 0)
+    assert _guesses(bench, IDS[:5]) == (1, 0)
     bench.observe(4, 7)
     bench.check(IDS[:8], begin=4)
     bench.observe(9, 12)  # a gap: what lies before it is of no use
     bench.check(IDS[:13], begin=9)
-
-
-def _asked_of_root(bench: Bench, ids: Sequence[int]) -> Children:
-    bench.drafter.start(ids)
-    return bench.drafter.expand(tree_below(ids[-1]), [0], Hearing())
-
-
-def test_before_the_first_pass_there_is_nothing_to_say(bench: Bench) -> None:
-    bench.drafter.start(IDS)
-    for nodes in ([0], [1, 2]):  # others may guess below the root
-        children = bench.drafter.expand(tree_below(IDS[-1]), nodes, Hearing())
-        assert children.token.shape == children.log_prob.shape == children.x.shape == (len(nodes), 0)
-    bench.observe(0, 5)
-    assert _asked_of_root(bench, IDS[:8]).token.shape == (1, 0)  # states end before the root
-    bench.check(IDS[:6])
 
 
 def test_long_texts_go_in_parts_and_outgrow_what_was_promised(
@@ -203,23 +216,77 @@ def test_ids_of_eagle3_are_moved_by_offsets(parts: TargetParts, tmp_path: Path) 
     assert said.tolist() == [index + int(OFFSETS[index]) for index in range(KNOWN)]
 
 
-def test_what_it_takes_is_what_was_said(bench: Bench) -> None:
+def test_it_takes_what_was_said_and_leaves_nothing_when_it_is_closed(bench: Bench) -> None:
     head = HEADS[bench.opened.kind]
     weights = sum(tensor.numel() for name, tensor in head.tensors.items() if name != "t2d")
     bench.observe(0, 13)
     bench.check(IDS)
-    rows = bench.layer.cache.rows[0]
+    rows, known = bench.layer.cache.rows[0], bench.drafter._known._rows
     assert rows.keys is not None and rows.values is not None
-    kept = rows.keys.nbytes + rows.values.nbytes + bench.drafter._known._rows.nbytes
+    kept = rows.keys.nbytes + rows.values.nbytes + known.nbytes
     assert bench.opened.nbytes(64) == 4 * weights + kept
-
-
-def test_a_closed_drafter_holds_nothing(bench: Bench) -> None:
-    bench.observe(0, 13)
-    bench.check(IDS)
-    held = [weakref.ref(x) for x in (*bench.layer._weights.values(), bench.layer._qkv[0], bench.layer._fc[0])]
-    held += [weakref.ref(x) for x in (bench.layer.cache.rows[0].keys, bench.drafter._known._rows)]
-    assert all(reference() is not None for reference in held)
+    layer = bench.layer
+    held = [*layer._weights.values(), layer._qkv[0], layer._fc[0], rows.keys, known]
+    references = [weakref.ref(x) for x in held]
     bench.drafter.close()
+    del rows, known, held
     gc.collect()
-    assert all(reference() is None for reference in held)
+    assert all(reference() is None for reference in references)
+
+
+def _loaded(head: Head, folder: Path, place: Path, device: torch.device) -> StateDrafter:
+    model = open_model(folder, device=device)
+    load_all(model, 16)
+    parts = TargetParts(model)
+    drafter = open_head(write_head(place, head), parts).load(parts, 64)
+    assert isinstance(drafter, StateDrafter)
+    return drafter
+
+
+def _states(head: Head, folder: Path, ids: list[int]) -> torch.Tensor:
+    """[n, E] of all positions but the last, from transformers' own hidden states."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        every = model(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states
+    if head.kind == "eagle":
+        last: torch.Tensor = every[-1][0]  # behind the final norm
+        return last
+    return torch.cat([every[tap][0] for tap in head.taps], dim=1) @ head.tensors["fc.weight"].T
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_states_are_the_targets_and_answers_its_own(
+    kind: str, folder: Path, device: torch.device, tmp_path: Path
+) -> None:
+    head = make_head(kind)
+    drafter = _loaded(head, folder, tmp_path / "head", device)
+    greedy = SamplingParams(temperature=0.0, max_tokens=12)
+    settings = {"budget": 12, "width": 4, "more": lambda target: {"head": drafter}}
+    with tiny_engine(folder, "none", device=device, **settings) as engine:
+        for prompt in (IDS[:9], [*IDS[:6], 70, 71]):  # the next begins as the last did
+            said = engine.generate(prompt, greedy).token_ids
+            assert list(said) == reference(folder, prompt, 12)
+            known = drafter._known.of(0, drafter._known.end)
+            assert drafter._known.start == 0 and len(known) > len(prompt)
+            assert drafter._layer.cache.length > len(prompt), "it was asked"
+            wanted = _states(head, folder, [*prompt, *said])[: len(known)]
+            torch.testing.assert_close(known.cpu(), wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "more"), [("eagle", 2), ("eagle3", -2)])
+def test_a_vocabulary_with_another_padding(
+    kind: str, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens that the head lacks are embedded as its last, and none beyond the target's are guessed."""
+    monkeypatch.setattr(files, "_PADDING", 40)
+    size = VOCABULARY + more
+    folder = write_model(tmp_path / "target", num_hidden_layers=LAYERS, vocab_size=size)
+    head = make_head(kind, own_embedding=True, known=VOCABULARY)
+    drafter = _loaded(head, folder, tmp_path / "head", torch.device("cpu"))
+    if kind == "eagle3":
+        assert drafter.name == f"EAGLE-3 ({size} of {size} tokens)"
+    prompt = [*IDS[:9], size - 1]
+    with tiny_engine(folder, "none", budget=12, width=4, more=lambda target: {"head": drafter}) as engine:
+        said = engine.generate(prompt, SamplingParams(temperature=0.0, max_tokens=12)).token_ids
+    assert list(said) == reference(folder, prompt, 12)
+    assert drafter._known.end == 0 and drafter._layer.cache.length == 0, "closed with the engine"

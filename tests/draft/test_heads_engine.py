@@ -22,9 +22,8 @@ from tests.support.tiny_models import VOCABULARY, reference, tiny_engine, write_
 PROMPT = [5, 9, 17, 33, 64, 20]
 TOKENS = 17
 DEPTH = 3
-PASSES = 1 + (TOKENS - 1) // (
-    DEPTH + 1
-)  # none is guessed before the first, and one more token comes with each
+# None is guessed before the first, and one more token comes with each.
+PASSES = 1 + (TOKENS - 1) // (DEPTH + 1)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +71,7 @@ def mlp(ids: list[int], states: torch.Tensor) -> Tensors:
     return tensors
 
 
+@pytest.mark.usefixtures("drafters_stay")
 @pytest.mark.parametrize("kind", ["medusa", "mlp_speculator"])
 def test_heads_that_know_the_answer(
     kind: str, folder: Path, learnt: tuple[list[int], torch.Tensor], device: torch.device, tmp_path: Path

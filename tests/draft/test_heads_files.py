@@ -1,7 +1,13 @@
-"""The files of a head: what is read of them, and what is wrong with those that are damaged or hostile."""
+"""The files of a head: what is read of them, and what is wrong with those that are damaged or hostile.
+
+A pickle that asks for more than tensors is not opened, nor one that takes too much room.
+"""
 
 import json
 import os
+import pickle
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +18,7 @@ from safetensors.torch import save_file
 from offspec.checkpoint.rows import row_blocks
 from offspec.core.errors import CheckpointError, DraftError, HeaderError, MissingTensorError
 from offspec.draft.heads import files as heads_files
+from offspec.draft.heads import pickles
 from offspec.draft.heads.files import HeadFiles, open_files
 from tests.support.heads_files import (
     MEDUSA_CONFIG,
@@ -42,9 +49,7 @@ def same(files: HeadFiles, tensors: Tensors) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "file", ["medusa_lm_head.pt", "medusa_lm_head.safetensors", "pytorch_model.bin", "x.pth"]
-)
+@pytest.mark.parametrize("file", ["medusa_lm_head.safetensors", "pytorch_model.bin", "x.pth"])
 def test_a_folder_or_its_file_may_be_named(tmp_path: Path, file: str) -> None:
     tensors = {name: tensor.to(torch.bfloat16) for name, tensor in medusa_tensors().items()}
     write_head(tmp_path, MEDUSA_CONFIG, tensors, file)
@@ -53,24 +58,18 @@ def test_a_folder_or_its_file_may_be_named(tmp_path: Path, file: str) -> None:
         assert head is not None and head.kind == "medusa"
         assert stored(path).config == MEDUSA_CONFIG
         assert same(stored(path), tensors)
+    (tmp_path / "config.json").unlink()
+    head = open_for_tiny(tmp_path / file)
+    assert head is not None and head.kind == "medusa", "a file needs no configuration"
 
 
-def test_a_file_needs_no_configuration(tmp_path: Path) -> None:
-    head = open_for_tiny(write_head(tmp_path, None, medusa_tensors(), "head.pt") / "head.pt")
-    assert head is not None and head.kind == "medusa"
-
-
-def test_integers_and_scalars_are_read(tmp_path: Path) -> None:
+def test_integers_scalars_the_older_format_and_parameters(tmp_path: Path) -> None:
     tensors = {"d2t": torch.arange(9), "one": torch.tensor(1.5), "none": torch.empty(0, 3)}
-    assert same(stored(write_head(tmp_path, {}, tensors)), tensors)
-
-
-def test_the_older_format_and_parameters(tmp_path: Path) -> None:
-    tensors = medusa_tensors()
-    parameters = {name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()}
+    assert same(stored(write_head(tmp_path / "plain", {}, tensors)), tensors)
+    parameters = {name: torch.nn.Parameter(tensor) for name, tensor in medusa_tensors().items()}
     torch.save(parameters, tmp_path / "head.pt", _use_new_zipfile_serialization=False)
-    assert same(stored(tmp_path), tensors)
-    assert not read(stored(tmp_path), "0.1.weight").requires_grad
+    files = stored(tmp_path / "head.pt")
+    assert same(files, medusa_tensors()) and not read(files, "0.1.weight").requires_grad
 
 
 @pytest.mark.parametrize("ending", [".safetensors", ".bin"])
@@ -91,7 +90,7 @@ def test_shards_with_an_index(tmp_path: Path, ending: str) -> None:
     assert isinstance(opening_fails(tmp_path), MissingTensorError)
 
 
-@pytest.mark.parametrize("weight_map", [None, {}, [], {"a": 3}, {"a": "../model-1.bin"}])
+@pytest.mark.parametrize("weight_map", [None, {}, {"a": 3}, {"a": "../model-1.bin"}])
 def test_an_index_of_pickles_that_lists_no_files(tmp_path: Path, weight_map: Any) -> None:
     write_head(tmp_path, MEDUSA_CONFIG, medusa_tensors(), "model-1.bin")
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
@@ -124,21 +123,18 @@ def damaged(data: bytes, way: str) -> bytes:
     }[way]
 
 
-WAYS = ["empty", "a few bytes", "half", "its end is missing", "text", "a pointer"]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["safetensors", "zip", "older"])
-def test_damaged_files(tmp_path: Path, kind: str, way: str) -> None:
-    path = tmp_path / ("head.safetensors" if kind == "safetensors" else "head.pt")
-    if kind == "safetensors":
-        save_file(medusa_tensors(), path)
-    else:
-        torch.save(medusa_tensors(), path, _use_new_zipfile_serialization=kind == "zip")
-    path.write_bytes(damaged(path.read_bytes(), way))
-    error = opening_fails(path)
-    assert isinstance(error, CheckpointError | DraftError)
-    assert "download it again" in str(error) or "git lfs pull" in str(error)
+@pytest.mark.parametrize("way", ["empty", "a few bytes", "half", "its end is missing", "text", "a pointer"])
+def test_damaged_files(tmp_path: Path, way: str) -> None:
+    for kind in ("safetensors", "zip", "older"):
+        path = tmp_path / ("head.safetensors" if kind == "safetensors" else f"{kind}.pt")
+        if kind == "safetensors":
+            save_file(medusa_tensors(), path)
+        else:
+            torch.save(medusa_tensors(), path, _use_new_zipfile_serialization=kind == "zip")
+        path.write_bytes(damaged(path.read_bytes(), way))
+        error = opening_fails(path)
+        assert isinstance(error, CheckpointError | DraftError)
+        assert "download it again" in str(error) or "git lfs pull" in str(error)
 
 
 def test_a_file_that_is_cut_short_after_it_was_opened(tmp_path: Path) -> None:
@@ -191,14 +187,11 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, file: str) -> None:
     os.mkfifo(tmp_path / file)
     if file == "config.json":
         assert stored(tmp_path).config == {}
+        (tmp_path / file).unlink()
+        (tmp_path / file).write_text("{")
+        assert isinstance(opening_fails(tmp_path), HeaderError)
     else:
         assert isinstance(opening_fails(tmp_path), MissingTensorError)
-
-
-def test_a_configuration_that_is_not_json(tmp_path: Path) -> None:
-    write_head(tmp_path, {}, medusa_tensors())
-    (tmp_path / "config.json").write_text("{")
-    assert isinstance(opening_fails(tmp_path), HeaderError)
 
 
 def test_the_fingerprint_follows_files_and_configuration(tmp_path: Path) -> None:
@@ -218,3 +211,64 @@ def test_the_fingerprint_follows_files_and_configuration(tmp_path: Path) -> None
     (tmp_path / "medusa_lm_head.pt").unlink()
     with pytest.raises(MissingTensorError, match="is gone"):
         _ = files.fingerprint
+
+
+class Hostile:
+    """What a pickle can be: unpickled by the usual loader, it makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Callable[..., int], tuple[str]]:
+        return os.system, (f"touch {self.file}",)
+
+
+def test_a_pickle_that_wants_to_run_code_does_not(tmp_path: Path) -> None:
+    mark = tmp_path / "it_ran"
+    content = {**medusa_tensors(1), "more": Hostile(mark)}
+    torch.save(content, tmp_path / "zipped.pt")
+    torch.save(content, tmp_path / "older.pt", _use_new_zipfile_serialization=False)
+    (tmp_path / "bare.pt").write_bytes(pickle.dumps(Hostile(mark)))
+    for file in ("zipped.pt", "older.pt", "bare.pt"):
+        error = opening_fails(tmp_path / file)
+        assert isinstance(error, DraftError)
+        assert "run code" in str(error) and "convert it to safetensors" in str(error)
+    assert not mark.exists()
+    pickle.loads((tmp_path / "bare.pt").read_bytes())  # it would have
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("part", ["data.pkl", "data/0"])
+def test_a_zip_that_unpacks_to_more_than_it_is(tmp_path: Path, part: str) -> None:
+    torch.save(medusa_tensors(1), tmp_path / "plain.pt")
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "bomb.pt", "w") as bomb:
+        for entry in plain.infolist():
+            packed = zipfile.ZIP_DEFLATED if entry.filename.endswith(part) else zipfile.ZIP_STORED
+            bomb.writestr(entry.filename, plain.read(entry), packed)
+    error = opening_fails(tmp_path / "bomb.pt")
+    assert isinstance(error, DraftError) and part in str(error)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickles_that_would_take_too_much_are_not_read(
+    tmp_path: Path, zipped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pickles, "_LARGEST_PICKLE" if zipped else "_LARGEST_OLDER", 100)
+    torch.save(medusa_tensors(1), tmp_path / "head.pt", _use_new_zipfile_serialization=zipped)
+    error, said = opening_fails(tmp_path / "head.pt"), "large" if zipped else "convert it to safetensors"
+    assert isinstance(error, DraftError) and said in str(error)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (torch.nn.Linear(2, 2), "torch.nn.modules.linear.Linear"),
+        ([torch.zeros(2)], "holds no tensors by name"),
+        ({"a": 1}, "holds no tensors by name"),
+        ({1: torch.zeros(2)}, "holds no tensors by name"),
+    ],
+    ids=["module", "list", "number", "unnamed"],
+)
+def test_a_pickle_without_named_tensors(tmp_path: Path, content: Any, said: str) -> None:
+    torch.save(content, tmp_path / "head.pt")
+    assert said in str(opening_fails(tmp_path / "head.pt"))

@@ -29,58 +29,47 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-def test_an_ordinary_model_is_none(tmp_path: Path) -> None:
-    assert open_for_tiny(write_model(tmp_path)) is None
-    assert open_for_tiny(tmp_path / "model.safetensors") is None
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
+def test_what_is_no_head_is_none(tmp_path: Path) -> None:
+    """A model, an adapter, nothing at all: the way of models explains it better."""
+    model = write_model(tmp_path / "model")
+    assert open_for_tiny(model) is None and open_for_tiny(model / "model.safetensors") is None
+    for config in (
         {"model_type": "bert", "architectures": ["BertForSequenceClassification"]},
         {"model_type": "unheard_of", "architectures": ["UnheardOfForCausalLM"]},
-    ],
-)
-def test_what_the_way_of_models_explains_better_is_none(tmp_path: Path, config: dict[str, Any]) -> None:
-    tensors = {"classifier.weight": torch.zeros(2, 4)}
-    assert open_for_tiny(write_head(tmp_path / "safe", config, tensors)) is None
-    assert open_for_tiny(write_head(tmp_path / "pickled", config, tensors, "pytorch_model.bin")) is None
-
-
-def test_nothing_and_what_is_no_head_is_none(tmp_path: Path) -> None:
+    ):
+        tensors, kind = {"classifier.weight": torch.zeros(2, 4)}, config["model_type"]
+        assert open_for_tiny(write_head(tmp_path / f"{kind} safe", config, tensors)) is None
+        file = "pytorch_model.bin"
+        assert open_for_tiny(write_head(tmp_path / f"{kind} pickled", config, tensors, file)) is None
+    adapter = tmp_path / "adapter"
+    write_head(adapter, None, {"lora_A.weight": torch.zeros(2, 4)}, "adapter_model.safetensors")
+    (adapter / "adapter_config.json").write_text("{}")
+    assert open_for_tiny(adapter) is None
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    assert open_for_tiny(tmp_path / "a.gguf") is None
-    assert open_for_tiny(tmp_path) is None
-    assert open_for_tiny(tmp_path / "absent") is None
+    (tmp_path / "bare").mkdir()
+    for name in ("a.gguf", "bare", "absent"):
+        assert open_for_tiny(tmp_path / name) is None
     for name in ("demo", "", "substitute"):
         assert open_head(name, target_shape(), unheard) is None
 
 
-def test_an_adapter_is_none(tmp_path: Path) -> None:
-    write_head(tmp_path, None, {"lora_A.weight": torch.zeros(2, 4)}, "adapter_model.safetensors")
-    (tmp_path / "adapter_config.json").write_text("{}")
-    assert open_for_tiny(tmp_path) is None
-
-
-@pytest.mark.parametrize("config", [{"model_type": "hydra"}, {"hidden_size": 32}, None])
-def test_an_unknown_kind_lists_those_that_are_known(tmp_path: Path, config: dict[str, Any] | None) -> None:
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "hydra"}, "hydra"),
+        (None, "no model_type"),
+        ({"model_type": ["a"]}, "no model_type"),
+        ({"architectures": {"a": 1}}, "no model_type"),
+        ({"speculators_model_type": "a\nb" * 999}, "is not known"),
+    ],
+)
+def test_an_unknown_kind_lists_those_that_are_known(
+    tmp_path: Path, config: dict[str, Any] | None, said: str
+) -> None:
     error = opening_fails(write_head(tmp_path, config, {"prefix.mystery": torch.zeros(2, 4)}))
-    assert isinstance(error, DraftError)
-    for word in (
-        "prefix.mystery",
-        "Medusa",
-        "MLPSpeculator",
-        "EAGLE",
-        "hydra" if config == {"model_type": "hydra"} else "no model_type",
-    ):
-        assert word in str(error)
-
-
-@pytest.mark.parametrize("key", ["model_type", "architectures", "speculators_model_type"])
-@pytest.mark.parametrize("value", [[], [[[1]]], {"a": 1}, 3, "a\nb" * 999])
-def test_a_kind_of_another_sort_is_refused_in_a_line(tmp_path: Path, key: str, value: Any) -> None:
-    error = opening_fails(write_head(tmp_path, {key: value}, {"prefix.mystery": torch.zeros(2, 4)}))
     assert isinstance(error, DraftError) and len(str(error)) < 500
+    for word in ("prefix.mystery", "Medusa", "MLPSpeculator", "EAGLE", said):
+        assert word in str(error)
 
 
 @pytest.mark.parametrize("name", ["a\nb\x1b[31m", "a" * 9999, "a\ud800b"])
@@ -108,8 +97,5 @@ def test_a_file_without_tensors(tmp_path: Path) -> None:
 )
 def test_what_is_worth_fetching(config: dict[str, Any], files: list[str]) -> None:
     assert may_be_head(config, [*files, "config.json", "README.md"])
-
-
-def test_models_are_not_fetched_as_heads() -> None:
     config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 28}
     assert not may_be_head(config, ["config.json", "model.safetensors", "tokenizer.json"])

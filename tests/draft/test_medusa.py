@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from offspec.core.config import SamplingParams
-from offspec.core.errors import DraftError
+from offspec.core.errors import CheckpointError, DraftError, MissingTensorError
 from offspec.core.events import unheard
 from offspec.draft.base import Features, Scorer, Wants
 from offspec.draft.growing_tree import GrowingTree, Subtree
-from offspec.draft.heads.medusa import OpenedMedusa, recognises
+from offspec.draft.heads.files import open_files
+from offspec.draft.heads.medusa import OpenedMedusa, opened, recognises
 from offspec.draft.heads.medusa_drafter import MedusaDrafter
 from offspec.draft.heads.open import open_head
 from offspec.model.parts import TargetParts
@@ -22,6 +23,7 @@ from tests.support.heads_files import (
     MEDUSA_CONFIG,
     Tensors,
     medusa_tensors,
+    open_for_tiny,
     target_shape,
     vllm_names,
     write_head,
@@ -82,8 +84,16 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("naming", ["plain", "medusa_head.", "medusa_heads.", "vllm"])
-@pytest.mark.parametrize("layout", list(LAYOUTS))
+@pytest.mark.parametrize(
+    ("layout", "naming"),
+    [
+        *((layout, "plain") for layout in LAYOUTS),
+        ("first version", "medusa_head."),
+        ("second version", "medusa_heads."),
+        ("two layers", "vllm"),
+        ("no biases", "vllm"),
+    ],
+)
 def test_each_layout_guesses_by_the_formula(
     tmp_path: Path, parts: TargetParts, layout: str, naming: str
 ) -> None:
@@ -172,46 +182,36 @@ def test_one_output_for_all_heads_and_a_map_of_tokens(tmp_path: Path, parts: Tar
         assert int(torch.isfinite(logits).sum()) == 20
 
 
-def test_a_map_to_tokens_that_are_not_there(tmp_path: Path) -> None:
+def test_a_map_to_tokens_that_are_not_there(tmp_path: Path, parts: TargetParts) -> None:
     tensors = {**vllm_names(medusa_tensors(rows=20)), "token_map": torch.arange(20) + VOCABULARY - 19}
     with pytest.raises(DraftError, match="does not have"):
         open_medusa(write_head(tmp_path, {"model_type": "medusa"}, tensors))
     tensors["token_map"] = torch.zeros(20)
     with pytest.raises(DraftError, match="not of whole numbers"):
         open_medusa(write_head(tmp_path, {"model_type": "medusa"}, tensors))
-
-
-def test_a_map_is_of_no_use_without_outputs(tmp_path: Path, parts: TargetParts) -> None:
+    # A map is of no use without outputs.
     for index, tokens in enumerate((torch.empty(0), torch.zeros(2, 2), torch.tensor(1.5))):
         tensors = {**medusa_tensors(own=False), "token_map": tokens}
         head = open_medusa(write_head(tmp_path / str(index), MEDUSA_CONFIG, tensors))
         assert set(heard(head.load(parts, 8), states(ROOT))) == {0, 1, 2}
 
 
-def test_heads_inside_a_whole_model(tmp_path: Path) -> None:
-    """As in FasterDecoding/medusa-1.0-zephyr-7b-beta."""
+def test_published_heads_open(tmp_path: Path) -> None:
+    """One inside a whole model, as in FasterDecoding/medusa-1.0-zephyr-7b-beta; one of more than it says."""
     model = {"model.embed_tokens.weight": torch.zeros(4, 4), "model.norm.weight": torch.zeros(4)}
     heads = {f"medusa_head.{name}": tensor for name, tensor in medusa_tensors(5).items()}
     config = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "medusa_num_heads": 5}
-    head = open_medusa(write_head(tmp_path, config, {**model, **heads}))
+    head = open_medusa(write_head(tmp_path / "zephyr", config, {**model, **heads}))
     assert len(head.heads) == 5
     assert head.nbytes(0) == 4 * sum(tensor.numel() for tensor in heads.values())
 
-
-def test_the_published_head_opens(tmp_path: Path) -> None:
-    """By its configuration and shapes. It has more heads than it says."""
     shapes: dict[str, tuple[int, ...]] = {}
     for i in range(5):
         shapes |= {f"{i}.0.linear.weight": (4096, 4096), f"{i}.0.linear.bias": (4096,)}
         shapes |= {f"{i}.1.weight": (32000, 4096)}
-    folder = write_hollow(tmp_path, MEDUSA_CONFIG, shapes)
-    head = open_head(str(folder), target_shape(4096, 32000), unheard)
-    assert head is not None and head.name == "medusa (5 heads)"
-
-
-def test_recognised_by_either() -> None:
-    assert recognises(MEDUSA_CONFIG, [])
-    assert recognises({}, ["0.0.linear.weight"])
+    folder = write_hollow(tmp_path / "vicuna", MEDUSA_CONFIG, shapes)
+    hollow = open_head(str(folder), target_shape(4096, 32000), unheard)
+    assert hollow is not None and hollow.name == "medusa (5 heads)"
     assert not recognises({"model_type": "llama"}, ["model.layers.0.mlp.up_proj.weight", "lm_head.weight"])
 
 
@@ -219,3 +219,53 @@ def test_weights_are_cast_to_the_targets_dtype(tmp_path: Path, parts: TargetPart
     halves = {name: tensor.half() for name, tensor in medusa_tensors().items()}
     drafter = open_medusa(write_head(tmp_path, None, halves, "medusa_lm_head.pt")).load(parts, 8)
     assert set(heard(drafter, states(ROOT))) == {0, 1, 2}
+
+
+BROKEN: dict[str, tuple[dict[str, torch.Tensor | None], type[Exception], str]] = {
+    "a missing layer": ({"1.0.linear.weight": None}, MissingTensorError, "layer 0 of its head 1"),
+    "a missing output": ({"1.1.weight": None}, MissingTensorError, "output matrix of its head 1"),
+    "a layer of another shape": ({"1.0.linear.weight": torch.zeros(8, 8)}, DraftError, r"\[8, 8\] and not"),
+    "a bias of another shape": ({"1.0.linear.bias": torch.zeros(8)}, DraftError, r"\[8\] and not \[32\]"),
+    "outputs of unlike rows": ({"1.1.weight": torch.zeros(95, 32)}, DraftError, r"\[95, 32\] and not"),
+    "an output of another shape": ({"1.1.weight": torch.zeros(96)}, DraftError, r"\[96\] and not \[96, 32\]"),
+}
+
+
+@pytest.mark.parametrize("name", list(BROKEN))
+def test_heads_with_a_part_missing_or_wrong(tmp_path: Path, name: str) -> None:
+    change, error, words = BROKEN[name]
+    tensors = {key: value for key, value in {**medusa_tensors(), **change}.items() if value is not None}
+    with pytest.raises(error, match=words) as caught:
+        open_for_tiny(write_head(tmp_path, MEDUSA_CONFIG, tensors))
+    assert "\n" not in str(caught.value)
+
+
+def test_heads_that_are_not_there_or_twice(tmp_path: Path) -> None:
+    tensors = {**medusa_tensors(), "medusa_head.0.0.linear.weight": torch.zeros(32, 32)}
+    with pytest.raises(DraftError, match=r"twice, as '.*0\.0\.linear\.weight' and"):
+        open_for_tiny(write_head(tmp_path / "twice", MEDUSA_CONFIG, tensors))
+    folder = write_head(tmp_path, MEDUSA_CONFIG, {"model.norm.weight": torch.zeros(4)})
+    with pytest.raises(MissingTensorError, match="no tensor of one"):
+        open_for_tiny(folder)
+
+
+def test_heads_of_another_target(tmp_path: Path) -> None:
+    files = open_files(write_head(tmp_path, MEDUSA_CONFIG, medusa_tensors()), "org/heads")
+    assert files is not None
+    for shape in ({"hidden": 48}, {"vocabulary": 128}):
+        with pytest.raises(DraftError, match=r"org/heads is for .* trained for this target") as caught:
+            opened(files, target_shape(**shape))
+        assert str(next(iter(shape.values()))) in str(caught.value)
+    padded = write_head(tmp_path / "padded", None, medusa_tensors(hidden=4, rows=32_000), "heads.pt")
+    files = open_files(padded, "heads")
+    assert files is not None
+    for vocabulary in (32_064, 31_990):
+        assert opened(files, target_shape(hidden=4, vocabulary=vocabulary)).tokens is None
+
+
+def test_weights_that_are_not_finite(tmp_path: Path, parts: TargetParts) -> None:
+    tensors = medusa_tensors()
+    tensors["1.0.linear.weight"][3, 3] = torch.nan
+    head = open_medusa(write_head(tmp_path, MEDUSA_CONFIG, tensors))
+    with pytest.raises(CheckpointError, match=r"'1\.0\.linear\.weight' has values that are not finite"):
+        head.load(parts, 8)
