@@ -105,12 +105,9 @@ def test_ctrl_c_at_any_line_leaves_the_texts_as_they_were_or_as_they_are_to_be(
             assert said(party) == after, (step, line)
 
 
-def test_texts_built_anew_count_what_was_said_once_as_often_as_before() -> None:
+def test_texts_built_anew_count_as_before_and_of_a_forgotten_beginning_the_rest_counts() -> None:
     steps: list[Step] = [("add_text", [*range(1000, 1300)]), ("start", SPEECH), *SIDEWAYS * 7]
     assert said(fed(SuffixLookup(400), steps)) == said(fed(SuffixLookup(), steps)) != [{}] * 4
-
-
-def test_of_a_passage_whose_beginning_is_forgotten_the_rest_counts() -> None:
     ids = [*range(100, 112)]
     cut = fed(SuffixLookup(32), [("add_text", [*range(5)]), ("start", [*ids, 7, 8, 7, 8]), ("rewind", 12)])
     new = fed(SuffixLookup(), [("add_text", [7, 8, 7, 8])])

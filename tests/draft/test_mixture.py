@@ -8,57 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec.core.config import SamplingParams
 from offspec.draft.base import Children, Scorer
 from offspec.draft.grow.best_first import GrowthPolicy, grow
 from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.draft.mix.backoff import Worth
 from offspec.draft.mix.mixture import Asked, Mixture, Source, Standing
 from offspec.draft.mix.weights import Blended
-from offspec.sampling.logits_processor import LogitsProcessor
-from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.token_tree import ROOT
-from offspec_planners.acceptance import Calibration
-from tests.planners.tables import VOCABULARY, TableDrafter, random_table
+from tests.support.table_drafter import ChainLookup, TableDrafter, greedy_scorer, random_table
 
-QUIET = np.nan
-
-
-class ChainLookup:
-    """Knows one continuation, each token of which it is as sure of; records what it was asked and taught."""
-
-    name = "chain"
-
-    def __init__(self, chain: Sequence[int], probability: float) -> None:
-        self.chain, self.log_prob = list(chain), float(np.log(probability))
-        self.asked: list[list[int]] = []
-        self.taught: list[list[int]] = []
-
-    def fork(self) -> "ChainLookup":
-        return ChainLookup(self.chain, float(np.exp(self.log_prob)))
-
-    def start(self, ids: Sequence[int]) -> None:
-        self.asked = []
-
-    def below(
-        self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
-    ) -> Subtree:
-        self.asked.append(list(path))
-        if list(path) != self.chain[: len(path)]:
-            return Subtree([], [], [])
-        rest = self.chain[len(path) :][: min(most, max_depth, int(floor / self.log_prob))]
-        return Subtree(list(range(-1, len(rest) - 1)), rest, [self.log_prob] * len(rest))
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        self.taught.append(list(tokens))
-
-    def rewind(self, length: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def _scorer() -> Scorer:
-    return Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration())
+WORDS = 12
 
 
 def _subtree(random: np.random.Generator) -> Subtree:
@@ -152,20 +111,16 @@ def test_weights_follow_who_is_right() -> None:
     for _ in range(40):
         blend.learn(said, int(random.choice(3, p=good / good.sum())))
     assert np.exp(blend.combine(said)) == pytest.approx(good, abs=0.08)
-    alone = np.stack([said[0], np.full(3, QUIET, np.float32)])
+    alone = np.stack([said[0], np.full(3, np.nan, np.float32)])
     assert np.exp(blend.combine(alone)) == pytest.approx(bad), "who speaks alone is believed"
-
-
-def test_opinions_of_more_than_one_are_made_to_sum_to_one() -> None:
     said = np.log(np.array([[0.9, 0.09], [0.09, 0.9]], np.float32))
-    blend = Blended(2, lookups_from=0)
-    assert np.exp(blend.combine(said)).sum() <= 1.0
+    assert np.exp(Blended(2, lookups_from=0).combine(said)).sum() <= 1.0, "no more than one in all"
 
 
 def test_a_found_chain_is_judged_by_the_drafter_in_one_step() -> None:
-    table = random_table(4, 1.0)
+    table = random_table(4, 1.0, WORDS)
     drafter, lookup = TableDrafter(table), ChainLookup([3, 1, 4, 1, 5], 0.99)
-    mixture = Mixture([Source("table", drafter, _scorer())], [lookup])
+    mixture = Mixture([Source("table", drafter, greedy_scorer(WORDS))], [lookup])
     growth = grow(mixture, [0, 2], GrowthPolicy(40, 8, min_gain=0.0), max_depth=12)
     growth.tree.check()
     chain = [growth.every.path_tokens(node) for node in drafter.steps[0]]
@@ -188,7 +143,10 @@ def test_all_sources_of_a_node_are_known_when_the_pass_is_settled() -> None:
     """Of five accepted nodes both guessed two; then the first alone guessed one, and the second went on."""
     guessed = np.array([[True, True, True, False, False], [True, True, False, True, True]])
     standing = Standing.of(1, 1)
-    mixture = Mixture([Source("a", TableDrafter(random_table(1, 1.0)), _scorer())], [ChainLookup([1], 0.5)])
+    mixture = Mixture(
+        [Source("a", TableDrafter(random_table(1, 1.0, WORDS)), greedy_scorer(WORDS))],
+        [ChainLookup([1], 0.5)],
+    )
     mixture.standing = standing
     asked = Asked((0, 1), {0: 0.2, 1: 0.001})
     mixture.settle(asked, guessed, 6, 9.0, link=0.5)
@@ -219,18 +177,11 @@ def test_a_source_that_does_not_pay_rests_and_is_tried_again() -> None:
     assert worth.loses(tokens=3.0, seconds=1.0, link=0.0)
     worth.drop()
     assert worth.rest == 32, "longer each time"
-
-
-def test_a_source_that_has_proved_its_worth_rests_for_a_short_time_again() -> None:
-    worth = Worth()
-    worth.drop()
-    for _ in range(30):
+    for _ in range(60):
         worth.observe(seconds=0.5, gain=2.0)
-    assert not worth.loses(tokens=3.0, seconds=1.0, link=0.0), (
-        "without it a third is left, for half of the time"
-    )
+    assert not worth.loses(tokens=3.0, seconds=1.0, link=0.0), "it has proved its worth"
     worth.drop()
-    assert worth.rest == 16
+    assert worth.rest == 16, "a short time again"
 
 
 class SilentDrafter(TableDrafter):
@@ -247,9 +198,9 @@ class SilentDrafter(TableDrafter):
 
 @pytest.mark.parametrize("row", [False, True])
 def test_to_have_nothing_to_say_is_no_opinion(row: bool) -> None:
-    drafter, lookup = SilentDrafter(random_table(4, 1.0)), ChainLookup([3, 1, 4, 1, 5], 0.9)
+    drafter, lookup = SilentDrafter(random_table(4, 1.0, WORDS)), ChainLookup([3, 1, 4, 1, 5], 0.9)
     drafter.row = row
-    mixture = Mixture([Source("silent", drafter, _scorer())], [lookup])
+    mixture = Mixture([Source("silent", drafter, greedy_scorer(WORDS))], [lookup])
     growth = grow(mixture, [0, 2], GrowthPolicy(40, 8, min_gain=0.0), max_depth=12)
     assert growth.tree.score == pytest.approx(np.log(0.9) * np.arange(6), abs=1e-5)
     assert len(drafter.steps) == 1, "who has nothing to say is not asked again"
@@ -269,16 +220,18 @@ class ShallowDrafter(SilentDrafter):
 
 
 def test_who_knows_nothing_of_some_nodes_is_asked_of_others() -> None:
-    drafter = ShallowDrafter(random_table(4, 1.0))
-    grow(Mixture.single(drafter, _scorer()), [0, 2], GrowthPolicy(12, 2, min_gain=0.0), max_depth=5)
+    drafter = ShallowDrafter(random_table(4, 1.0, WORDS))
+    grow(
+        Mixture.single(drafter, greedy_scorer(WORDS)), [0, 2], GrowthPolicy(12, 2, min_gain=0.0), max_depth=5
+    )
     assert len(drafter.steps) > 2
 
 
 def test_who_would_not_have_had_a_node_in_the_tree_has_not_guessed_it() -> None:
     """The lookup is sure of what the drafter lists last: that it was accepted is owed to the lookup."""
-    table = torch.full((VOCABULARY, VOCABULARY), 0.0)
+    table = torch.full((WORDS, WORDS), 0.0)
     table[:, 3] = -9.0
-    mixture = Mixture([Source("t", TableDrafter(table), _scorer())], [ChainLookup([3], 0.95)])
+    mixture = Mixture([Source("t", TableDrafter(table), greedy_scorer(WORDS))], [ChainLookup([3], 0.95)])
     growth = grow(mixture, [0, 2], GrowthPolicy(2, 4, min_gain=0.0), max_depth=2)
     assert growth.tree.token.tolist() == [2, 3]
     for _ in range(2):
@@ -287,33 +240,33 @@ def test_who_would_not_have_had_a_node_in_the_tree_has_not_guessed_it() -> None:
 
 
 def test_who_rests_is_not_asked() -> None:
-    drafter, lookup = TableDrafter(random_table(4, 1.0)), ChainLookup([3, 1], 0.9)
-    mixture = Mixture([Source("table", drafter, _scorer())], [lookup])
+    drafter, lookup = TableDrafter(random_table(4, 1.0, WORDS)), ChainLookup([3, 1], 0.9)
+    mixture = Mixture([Source("table", drafter, greedy_scorer(WORDS))], [lookup])
     mixture.standing.worth[0].drop()
     growth = grow(mixture, [0, 2], GrowthPolicy(40, 8), max_depth=5)
     assert mixture.active() == (1,) and drafter.steps == []
     assert growth.tree.token.tolist() == [2, 3, 1]
-    alone = Mixture.single(drafter, _scorer())
+    alone = Mixture.single(drafter, greedy_scorer(WORDS))
     alone.standing.worth[0].drop()
     assert alone.active() == (0,), "one that is by itself never rests"
 
 
 def test_a_tree_of_one_source_does_not_change_in_the_company_of_a_silent_one() -> None:
-    table = random_table(7, 2.0)
+    table = random_table(7, size=WORDS)
     policy = GrowthPolicy(60, 4, min_gain=0.0)
-    alone = grow(Mixture.single(TableDrafter(table), _scorer()), [2], policy, 20).tree
+    alone = grow(Mixture.single(TableDrafter(table), greedy_scorer(WORDS)), [2], policy, 20).tree
     silent = ChainLookup([], 0.5)
-    beside = grow(Mixture([Source("t", TableDrafter(table), _scorer())], [silent]), [2], policy, 20).tree
+    beside = grow(
+        Mixture([Source("t", TableDrafter(table), greedy_scorer(WORDS))], [silent]), [2], policy, 20
+    ).tree
     for column in ("token", "parent", "depth", "score"):
         np.testing.assert_array_equal(getattr(alone, column), getattr(beside, column))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_two_drafters_of_one_mind_say_what_one_says(seed: int) -> None:
-    torch.manual_seed(seed)
-    table = random_table(seed, 2.0)
-    both = Mixture([Source(name, TableDrafter(table), _scorer()) for name in ("a", "b")])
+def test_two_drafters_of_one_mind_say_what_one_says() -> None:
+    table = random_table(2, size=WORDS)
+    both = Mixture([Source(name, TableDrafter(table), greedy_scorer(WORDS)) for name in ("a", "b")])
     policy = GrowthPolicy(30, 4, min_gain=0.0)
-    one = grow(Mixture.single(TableDrafter(table), _scorer()), [2], policy, 20).tree
+    one = grow(Mixture.single(TableDrafter(table), greedy_scorer(WORDS)), [2], policy, 20).tree
     two = grow(both, [2], policy, 20).tree
     assert two.expected_tokens == pytest.approx(one.expected_tokens, rel=1e-4)

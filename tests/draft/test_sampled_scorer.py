@@ -1,7 +1,7 @@
 """Guesses that are drawn: by the draft's own law, with numbers of their own, and fit for Sequoia's rule."""
 
 from collections import Counter
-from itertools import islice, permutations
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import torch
 from offspec.core.config import SamplingParams
 from offspec.draft.sampled_scorer import DrawingScorer
 from offspec.sampling.logits_processor import LogitsProcessor
-from offspec.sampling.noise import endless, uniforms
+from offspec.sampling.noise import endless
 from offspec.sampling.token_tree import TokenTree
 from offspec.sampling.verify import LikelyRows
 from offspec.sampling.verify_sequoia import walk_without_replacement
@@ -74,29 +74,15 @@ def test_a_child_is_as_likely_as_its_rank() -> None:
     assert found.log_prob[1].argmax() == 1
 
 
-def test_no_number_is_used_twice() -> None:
-    """Draws and tests, seeds, places: each has numbers of its own, strictly between 0 and 1."""
-    names = [(seed, purpose, place) for seed in (0, 1) for purpose in ("draw", "test") for place in range(5)]
-    numbers = torch.cat([uniforms(seed, purpose, place, 100) for seed, purpose, place in names])
-    assert len(numbers.unique()) == len(numbers) == 2000
-    assert numbers.min() > 0 and numbers.max() < 1 and abs(float(numbers.mean()) - 0.5) < 0.03
-    assert list(islice(endless(1, "test", 4), 100)) == uniforms(1, "test", 4, 100).tolist()
-
-
 _GENERATOR = torch.Generator().manual_seed(4)
 _TARGET, _DRAFT = (1.5 * torch.randn(WORDS, WORDS, generator=_GENERATOR) for _ in range(2))
 _LOW = torch.arange(WORDS) < 2
 PIPELINES: dict[str, tuple[torch.Tensor, torch.Tensor, dict[str, float]]] = {
-    "alike": (_TARGET, _TARGET + 0.5 * _DRAFT, {}),
-    "another": (_TARGET, _DRAFT, {}),
+    "another": (_TARGET, _DRAFT, {"temperature": 0.8, "min_p": 0.02}),
     "disjoint": (_TARGET.masked_fill(_LOW, -torch.inf), _DRAFT.masked_fill(~_LOW, -torch.inf), {}),
-    "top-p": (_TARGET, _DRAFT, {"top_p": 0.9}),
-    "warm": (_TARGET, _DRAFT, {"temperature": 1.7}),
-    "cool": (_TARGET, _DRAFT, {"temperature": 0.8, "min_p": 0.02}),
 }
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", PIPELINES.values(), ids=PIPELINES)
 def test_what_is_drawn_and_walked_follows_the_target(
     case: tuple[torch.Tensor, torch.Tensor, dict[str, float]],

@@ -3,19 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec.core.config import SamplingParams
-from offspec.draft.base import Scorer
 from offspec.draft.grow.best_first import GrowthPolicy, grow
 from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.weights import Blended
-from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.token_tree import TokenTree
-from offspec_planners.acceptance import Calibration, TemperatureFit
-from tests.support.table_drafter import VOCABULARY, TableDrafter
+from offspec_planners.acceptance import TemperatureFit
+from tests.support.table_drafter import VOCABULARY, TableDrafter, greedy_scorer, random_table
 
 
 @st.composite
@@ -33,6 +30,7 @@ def trees(draw: st.DrawFn) -> TokenTree:
     return TokenTree.build(token, parent, score)
 
 
+@settings(max_examples=50)
 @given(trees())
 def test_ancestors_and_paths_tell_the_same_story(tree: TokenTree) -> None:
     seen = tree.ancestors()
@@ -43,18 +41,14 @@ def test_ancestors_and_paths_tell_the_same_story(tree: TokenTree) -> None:
         assert tree.path_tokens(node) == [tree.token[step] for step in path]
         for token, child in tree.children(node).items():
             assert tree.parent[child] == node and tree.token[child] == token
+    if len(tree) > 2:
+        broken = tree.parent.copy()
+        broken[1] = len(tree) - 1
+        with pytest.raises(AssertionError):
+            TokenTree(tree.token, broken, tree.depth, tree.score, tree.source).check()
 
 
-@given(trees())
-def test_a_shuffled_parent_is_caught(tree: TokenTree) -> None:
-    if len(tree) < 3:
-        return
-    broken = tree.parent.copy()
-    broken[1] = len(tree) - 1
-    with pytest.raises(AssertionError):
-        TokenTree(tree.token, broken, tree.depth, tree.score, tree.source).check()
-
-
+@settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40))
 def test_the_best_candidates_form_a_tree_of_the_likeliest_paths(seed: int, budget: int) -> None:
     random = np.random.default_rng(seed)
@@ -78,31 +72,27 @@ def test_the_best_candidates_form_a_tree_of_the_likeliest_paths(seed: int, budge
 
 def test_many_candidates_outgrow_the_first_arrays() -> None:
     candidates = GrowingTree(0)
-    for node in range(40):
+    for node in range(12):
         candidates.extend(np.array([node]), np.arange(100)[None], np.full((1, 100), -1.0))
-    assert candidates.count == 4001
+    assert candidates.count == 1201
     candidates.tree(np.arange(candidates.count)).check()
-
-
-def _scorer() -> Scorer:
-    return Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration())
 
 
 def _brute_force(table: torch.Tensor, root: int, budget: int, depth: int) -> float:
     """The probability mass of the `budget` likeliest paths, by listing all of them."""
-    probabilities = torch.softmax(table.double(), dim=1)
+    likely = torch.softmax(table.double(), dim=1).tolist()
     level, mass = [(root, 1.0)], [1.0]
     for _ in range(depth):
-        level = [(t, p * float(probabilities[last, t])) for last, p in level for t in range(VOCABULARY)]
+        level = [(t, p * likely[last][t]) for last, p in level for t in range(VOCABULARY)]
         mass += [p for _, p in level]
     return sum(sorted(mass, reverse=True)[:budget])
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(1, 30), st.integers(1, 8))
 def test_growth_finds_the_likeliest_paths(seed: int, budget: int, width: int) -> None:
-    table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 2
-    policy = GrowthPolicy(budget, width, min_gain=0.0)
-    grown = grow(Mixture.single(TableDrafter(table), _scorer()), [0, 2], policy, max_depth=4)
+    table, policy = random_table(seed), GrowthPolicy(budget, width, min_gain=0.0)
+    grown = grow(Mixture.single(TableDrafter(table), greedy_scorer()), [0, 2], policy, max_depth=4)
     grown.tree.check()
     assert grown.tree.token[0] == 2 and grown.tree.depth.max() <= 4
     assert len(grown.tree) == budget or grown.tree.depth.max() == 4
@@ -110,22 +100,23 @@ def test_growth_finds_the_likeliest_paths(seed: int, budget: int, width: int) ->
 
 
 def test_growth_stops_when_a_step_is_not_worth_it() -> None:
-    table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 2
-    drafter = TableDrafter(table)
+    drafter = TableDrafter(random_table(1))
     steps = [
-        grow(Mixture.single(drafter, _scorer()), [2], GrowthPolicy(200, 2, min_gain=gain), max_depth=20).steps
+        grow(
+            Mixture.single(drafter, greedy_scorer()), [2], GrowthPolicy(200, 2, min_gain=gain), max_depth=20
+        ).steps
         for gain in (0.0, 0.02, 0.2)
     ]
     assert steps[0] > steps[1] > steps[2] >= 1
     assert all(len(nodes) <= 2 for nodes in drafter.steps)
-    assert grow(Mixture.single(drafter, _scorer()), [2], GrowthPolicy(200, 32), max_depth=0).steps == 0
+    assert grow(Mixture.single(drafter, greedy_scorer()), [2], GrowthPolicy(200, 32), max_depth=0).steps == 0
 
 
 def test_the_temperature_fit_finds_the_truth() -> None:
     """Tokens drawn from softmax(x / 2): the fit must move from 1 to about 2."""
     random = np.random.default_rng(0)
     fit = TemperatureFit()
-    for _ in range(4000):
+    for _ in range(2000):
         x = np.sort(random.normal(0, 2, 32))[::-1].astype(np.float32)
         truth = np.exp(x / 2) / np.exp(x / 2).sum()
         read = x / fit.tau - np.log(np.exp(x / fit.tau).sum())

@@ -1,13 +1,15 @@
-"""A drafter that reads its scores off a table."""
+"""A drafter that reads its scores off a table, and a lookup that knows one text."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from offspec.core.config import SamplingParams
 from offspec.draft.base import Children, Features, Scorer, Wants
-from offspec.draft.growing_tree import GrowingTree
+from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.token_tree import ROOT
 from offspec_planners.acceptance import Calibration
 
@@ -58,3 +60,36 @@ def random_table(seed: int, spread: float = 2.0, size: int = VOCABULARY) -> torc
 def greedy_scorer(size: int = VOCABULARY, calibration: Calibration | None = None) -> Scorer:
     """Of a request at temperature 0 without rules."""
     return Scorer(LogitsProcessor(SamplingParams(), size, []), None, calibration or Calibration())
+
+
+class ChainLookup:
+    """Knows one continuation, each token of which it is as sure of; records what it was asked and taught."""
+
+    name = "chain"
+
+    def __init__(self, chain: Sequence[int], probability: float) -> None:
+        self.chain, self.log_prob = list(chain), math.log(probability)
+        self.asked: list[list[int]] = []
+        self.taught: list[list[int]] = []
+
+    def fork(self) -> "ChainLookup":
+        return ChainLookup(self.chain, math.exp(self.log_prob))
+
+    def start(self, ids: Sequence[int]) -> None:
+        self.asked = []
+
+    def below(
+        self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
+    ) -> Subtree:
+        self.asked.append(list(path))
+        if list(path) != self.chain[: len(path)]:
+            return Subtree([], [], [])
+        rest = self.chain[len(path) :][: min(most, max_depth, int(floor / self.log_prob))]
+        return Subtree(list(range(-1, len(rest) - 1)), rest, [self.log_prob] * len(rest))
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        self.taught.append(list(tokens))
+
+    def rewind(self, length: int) -> None: ...
+
+    def close(self) -> None: ...
