@@ -26,28 +26,18 @@ def _choose(
     return choose_draft(known, lambda name: name in here, obstacle, fetches=fetches), opened
 
 
+BOTH = "org/head", "org/small"
+Words = tuple[str, ...]
+
+
 @pytest.mark.parametrize(
     ("known", "here", "fitting", "names", "opened", "words"),
     [
         # Nothing is known of the target: a substitute, of which there is nothing to tell.
         ((), (), ("substitute",), "substitute,suffix", "substitute", ()),
         # What was fetched before and fits; the best of these.
-        (
-            (HEAD, SMALL),
-            ("org/head", "org/small"),
-            ("org/head", "org/small", "substitute"),
-            "org/head,suffix",
-            "org/head",
-            ("org/head", "one layer"),
-        ),
-        (
-            (HEAD, SMALL),
-            ("org/small",),
-            ("org/small", "org/head"),
-            "org/small,suffix",
-            "org/small",
-            ("a small model",),
-        ),
+        ((HEAD, SMALL), BOTH, BOTH, "org/head,suffix", "org/head", ("org/head", "one layer")),
+        ((HEAD, SMALL), BOTH[1:], BOTH, "org/small,suffix", "org/small", ("a small model",)),
         # Here, but too large: a substitute, and why.
         (
             (SMALL,),
@@ -87,24 +77,11 @@ def _choose(
         ),
         ((SMALL, TINY), (), ("org/tiny",), "org/tiny,suffix", "substitute,org/tiny", ("org/tiny",)),
         # Nothing fits.
-        ((), (), (), "suffix", "substitute", ("suffix alone", "substitute takes too much")),
-        (
-            (HEAD, SMALL),
-            ("org/small",),
-            (),
-            "suffix",
-            "org/small,substitute,org/head",
-            ("suffix alone", "org/small", "substitute", "org/head"),
-        ),
+        ((HEAD, SMALL), BOTH[1:], (), "suffix", "org/small,substitute,org/head", ("suffix alone", *BOTH)),
     ],
 )
 def test_the_rule(
-    known: tuple[KnownDraft, ...],
-    here: tuple[str, ...],
-    fitting: tuple[str, ...],
-    names: str,
-    opened: str,
-    words: tuple[str, ...],
+    known: tuple[KnownDraft, ...], here: Words, fitting: Words, names: str, opened: str, words: Words
 ) -> None:
     choice, tried = _choose(known, here, fitting)
     assert choice.names == tuple(names.split(","))
@@ -118,7 +95,7 @@ def test_the_rule(
     [
         # The largest small model goes before a substitute, and a head that is here before both.
         ((HEAD, LARGE, SMALL, TINY), (), ("org/small", "substitute"), "org/small", "org/small"),
-        ((HEAD, SMALL), ("org/head",), ("org/head", "org/small"), "org/head", "org/head"),
+        ((HEAD, SMALL), ("org/head",), BOTH, "org/head", "org/head"),
         ((SMALL, TINY), (), ("org/tiny", "substitute"), "org/tiny", "org/small,org/tiny"),
         # None fits: a substitute, or a head; no model is tried twice.
         ((HEAD, SMALL), (), ("substitute",), "substitute", "org/small,substitute"),
@@ -127,7 +104,7 @@ def test_the_rule(
     ],
 )
 def test_the_rule_where_drafts_may_be_fetched(
-    known: tuple[KnownDraft, ...], here: tuple[str, ...], fitting: tuple[str, ...], names: str, opened: str
+    known: tuple[KnownDraft, ...], here: Words, fitting: Words, names: str, opened: str
 ) -> None:
     choice, tried = _choose(known, here, fitting, fetches=True)
     assert choice.names == (*filter(None, [names]), "suffix")

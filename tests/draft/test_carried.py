@@ -1,5 +1,6 @@
 """What is kept of a tree below the node that becomes the next root is what would be drafted anew."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -15,6 +16,7 @@ from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.lm import LMDrafter
 from offspec.draft.mix.sources import Sources
 from offspec.model.cache import TreeCache
+from offspec.model.loaded import LoadedModel
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.token_tree import ROOT
@@ -39,17 +41,26 @@ def _foreseen(growing: Growing, steps: int) -> GrowingTree:
     return growing._candidates
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("pick", [0, -1])
-def test_rows_and_guesses_below_the_next_root(tmp_path: Path, temperature: float, pick: int) -> None:
+@pytest.fixture
+def model(tmp_path: Path) -> Iterator[LoadedModel]:
     model = open_model(write_model(tmp_path, spread=0.4))
     load_all(model, 32)
+    yield model
+    model.close()
+
+
+def _drafter(model: LoadedModel) -> LMDrafter:
     lean = model.lean(32)
     assert lean is not None
-    drafter = LMDrafter("draft", lean, model.device, model.close)
-    anew, scorer = drafter.fork(TreeCache(0, 0)), _scorer(temperature)
     lean.cache.reserve(256)
+    return LMDrafter("draft", lean, model.device, model.close)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("temperature", "pick"), [(0.0, 0), (0.9, -1)])
+def test_rows_and_guesses_below_the_next_root(model: LoadedModel, temperature: float, pick: int) -> None:
+    drafter = _drafter(model)
+    anew, scorer = drafter.fork(TreeCache(0, 0)), _scorer(temperature)
     mixture = Sources({"draft": drafter}).mixture(["draft"], lambda name: scorer)
     growing = Growing(mixture, TEXT, POLICY, 9)
     candidates, seen = _foreseen(growing, 4), growing.asked.seen[0]
@@ -82,7 +93,6 @@ def test_rows_and_guesses_below_the_next_root(tmp_path: Path, temperature: float
     further, fresh = (one.expand(tree, nodes, scorer) for one in (drafter, anew))
     assert further.token.tolist() == fresh.token.tolist()
     np.testing.assert_allclose(further.log_prob, fresh.log_prob, atol=1e-4)
-    model.close()
 
 
 def _inside(tree: GrowingTree, root: int) -> list[bool]:
@@ -93,13 +103,8 @@ def _inside(tree: GrowingTree, root: int) -> list[bool]:
     return inside
 
 
-def test_a_root_that_was_not_expanded_carries_nothing(tmp_path: Path) -> None:
-    model = open_model(write_model(tmp_path, spread=0.4))
-    load_all(model, 32)
-    lean = model.lean(64)
-    assert lean is not None
-    sources = Sources({"draft": LMDrafter("draft", lean, model.device, model.close)})
-    mixture = sources.mixture(["draft"], lambda name: _scorer(0.0))
+def test_a_root_that_was_not_expanded_carries_nothing(model: LoadedModel) -> None:
+    mixture = Sources({"draft": _drafter(model)}).mixture(["draft"], lambda name: _scorer(0.0))
     growing = Growing(mixture, TEXT, POLICY, 9)
     candidates = _foreseen(growing, 1)
     token = next(
@@ -110,7 +115,6 @@ def test_a_root_that_was_not_expanded_carries_nothing(tmp_path: Path) -> None:
     assert growing.carried(ROOT, int(candidates.token[leaf])) is None
     off = Growing(mixture, TEXT, replace(POLICY, ahead=False), 9)
     assert not off.foresees
-    model.close()
 
 
 def test_what_a_second_source_said_is_left_out() -> None:

@@ -30,7 +30,6 @@ from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec_planners.acceptance import Calibration
 from tests.draft.asking import CALLS, CHAINS, TOKENS, ask, paths, tree_below
-from tests.support.products import some
 from tests.support.tiny_models import VOCABULARY, load_all, open_model, write_model
 
 CPU = torch.device("cpu")
@@ -90,14 +89,12 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return words(tmp_path_factory.mktemp("target"), names(range(VOCABULARY)))
 
 
-@pytest.mark.parametrize("calls", [CALLS, CHAINS])
-def test_another_order_of_the_same_tokens(
-    folder: Path, shuffled: Path, target: Any, calls: Sequence[Sequence[int]]
-) -> None:
+def test_another_order_of_the_same_tokens(folder: Path, shuffled: Path, target: Any) -> None:
     """Is the same draft, pass after pass, and after going back."""
     one, other = plain(folder), translated(shuffled, target)
     ids = list(IDS)
-    for length, accepted in ((0, [0, 1, 3, 5]), (0, [0, 2]), (6, [0]), (0, [0, 1])):
+    steps = ((0, [0, 1, 3, 5], CALLS), (0, [0, 2], CHAINS), (6, [0], CALLS), (0, [0, 1], CHAINS))
+    for length, accepted, calls in steps:
         if length:
             ids = [*ids[:length], 40, 41]
             one.rewind(length)
@@ -111,6 +108,10 @@ def test_another_order_of_the_same_tokens(
     other.close()
 
 
+def greedy_scorer() -> Scorer:
+    return Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration(), children=8)
+
+
 def opinions(drafter: Drafter, ids: Sequence[int], scorer: Scorer) -> list[Children]:
     tree = tree_below(ids[-1])
     drafter.start(ids)
@@ -118,12 +119,9 @@ def opinions(drafter: Drafter, ids: Sequence[int], scorer: Scorer) -> list[Child
         return [drafter.expand(tree, list(nodes), scorer) for nodes in CALLS]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_noise_is_that_of_the_targets_position(
-    folder: Path, shuffled: Path, target: Any, temperature: float
-) -> None:
-    params = SamplingParams(temperature=temperature, seed=3, repetition_penalty=1.2)
-    noise = GumbelNoise(5, VOCABULARY) if temperature else None
+def test_the_noise_is_that_of_the_targets_position(folder: Path, shuffled: Path, target: Any) -> None:
+    params = SamplingParams(temperature=0.8, seed=3, repetition_penalty=1.2)
+    noise = GumbelNoise(5, VOCABULARY)
     found = []
     for drafter in (plain(folder), translated(shuffled, target)):
         processor = LogitsProcessor(params, VOCABULARY, IDS)
@@ -145,7 +143,7 @@ def test_partly_other_words(folder: Path, target: Any, tmp_path: Path) -> None:
     draft = words(tmp_path, names(order))
     place = {name: i for i, name in enumerate(names(order))}
     drafter = translated(tmp_path, target)
-    scorer = Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration(), children=8)
+    scorer = greedy_scorer()
     text = " ".join(f"w{i}" for i in IDS[1:])
     read = [1, *draft(text, add_special_tokens=False)["input_ids"]]
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -181,7 +179,7 @@ def test_nothing_to_say(folder: Path, target: Any, tmp_path: Path) -> None:
     write_model(tmp_path, "llama", seed=7, tie_word_embeddings=False)
     words(tmp_path, [name if name != "w9" else "other" for name in names(range(VOCABULARY))])
     drafter = translated(tmp_path, target)
-    scorer = Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration(), children=8)
+    scorer = greedy_scorer()
     opinions(drafter, [1, 5, 8], scorer)
     drafter.commit([0, 1])
     silent = opinions(drafter, [1, 5, 8, TOKENS[0], 9], scorer)
@@ -205,7 +203,7 @@ def test_a_prompt_that_is_nothing_to_the_draft(folder: Path, target: Any) -> Non
     draft.backend_tokenizer.normalizer = normalizers.Replace(tokenizers.Regex(".+"), "")
     vocab = VocabMap.between(target, draft)
     drafter = TranslatedDrafter(plain(folder), vocab, Reading(vocab, target, draft), CPU)
-    scorer = Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration(), children=8)
+    scorer = greedy_scorer()
     silent = opinions(drafter, IDS[1:], scorer)
     assert [answer.token.shape for answer in silent] == [(len(nodes), 0) for nodes in CALLS]
     drafter.commit([0, 1])
@@ -232,10 +230,10 @@ def answer(target: LoadedModel, drafter: Drafter | None, params: SamplingParams,
     return sequence.ids[len(IDS) : len(IDS) + most]
 
 
-@pytest.mark.parametrize("temperature", some([0.0, 0.7], 0.7))
+@pytest.mark.usefixtures("drafters_stay")
 @pytest.mark.parametrize(
-    ("lacking", "device"),
-    [((), "cpu"), (SOME, "cpu"), pytest.param(SOME, "cuda", marks=pytest.mark.gpu)],
+    ("lacking", "temperature", "device"),
+    [((), 0.0, "cpu"), (SOME, 0.7, "cpu"), pytest.param(SOME, 0.7, "cuda", marks=pytest.mark.gpu)],
     indirect=["device"],
 )
 def test_the_target_says_what_it_says(

@@ -254,6 +254,7 @@ def _states(head: Head, folder: Path, ids: list[int]) -> torch.Tensor:
     return torch.cat([every[tap][0] for tap in head.taps], dim=1) @ head.tensors["fc.weight"].T
 
 
+@pytest.mark.usefixtures("drafters_stay")
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_states_are_the_targets_and_answers_its_own(
     kind: str, folder: Path, device: torch.device, tmp_path: Path

@@ -1,7 +1,7 @@
 """Trees that grow side by side are those that grow alone, and what they ask of one model is one forward."""
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,7 +72,9 @@ MAKES: dict[str, Callable[[Path], dict[str, Drafter]]] = {
 class Sequences:
     """Several texts, and a fork of the sources for each."""
 
-    def __init__(self, drafters: dict[str, Drafter], temperature: float, *, lookups: bool = False) -> None:
+    def __init__(
+        self, drafters: dict[str, Drafter], temperature: float = 0.9, *, lookups: bool = False
+    ) -> None:
         self.made = Sources(drafters, {"suffix": SuffixLookup()} if lookups else {})
         self.temperature, self.told = temperature, list[str]()
         self.sources = [self.made.fork(NO_TARGET) for _ in TEXTS]
@@ -92,6 +94,9 @@ class Sequences:
 
     def growing(self, texts: Sequence[Sequence[int]], policy: GrowthPolicy = POLICY) -> list[Growing]:
         return [Growing(self.mixture(i), ids, policy, 9) for i, ids in enumerate(texts)]
+
+    def alone(self, texts: Sequence[Sequence[int]]) -> list[GrownTree]:
+        return [grow(self.mixture(i), ids, POLICY, 9) for i, ids in enumerate(texts)]
 
     def commit(self, grown: Sequence[GrownTree]) -> list[list[int]]:
         """The texts, a path down each tree longer, as if the target had taken it."""
@@ -120,15 +125,18 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counted
 
 
-def same(found: GrownTree, expected: GrownTree) -> None:
-    assert found.tree.token.tolist() == expected.tree.token.tolist()
-    assert found.tree.parent.tolist() == expected.tree.parent.tolist()
-    np.testing.assert_allclose(found.tree.score, expected.tree.score, atol=1e-4)
-    assert found.steps == expected.steps
+def same(grown: Sequence[GrownTree], expected: Sequence[GrownTree]) -> None:
+    for found, wanted in zip(grown, expected, strict=True):
+        assert found.tree.token.tolist() == wanted.tree.token.tolist()
+        assert found.tree.parent.tolist() == wanted.tree.parent.tolist()
+        np.testing.assert_allclose(found.tree.score, wanted.tree.score, atol=1e-4)
+        assert found.steps == wanted.steps
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("kind", "temperature"), [("lean", 0.0), *((kind, 0.9) for kind in MAKES)])
+@pytest.mark.parametrize(
+    ("kind", "temperature"), [("lean", 0.0), ("tree", 0.9), ("another vocabulary", 0.9), ("two", 0.9)]
+)
 def test_trees_are_those_that_grow_alone(
     kind: str, temperature: float, tmp_path: Path, rows: list[int]
 ) -> None:
@@ -141,10 +149,9 @@ def test_trees_are_those_that_grow_alone(
         before = len(rows)
         found = grow_forest(beside.growing(texts))
         together, before = len(rows) - before, len(rows)
-        alone = [grow(by_itself.mixture(i), ids, POLICY, 9) for i, ids in enumerate(texts)]
+        alone = by_itself.alone(texts)
         assert len(found[0].tree) == 30
-        for one, other in zip(found, alone, strict=True):
-            same(one, other)
+        same(found, alone)
         if kind == "lean":
             assert together == max(tree.steps for tree in alone) < len(rows) - before
         texts = beside.commit(found)
@@ -166,16 +173,14 @@ def test_logits_of_several_trees_are_made_in_parts(tmp_path: Path, monkeypatch: 
         return real(self, hidden)
 
     monkeypatch.setattr(LeanModel, "logits", counting)
-    beside, by_itself = (Sequences(drafters, 0.9) for _ in range(2))
-    found = grow_forest(beside.growing(TEXTS))
+    found = grow_forest(Sequences(drafters).growing(TEXTS))
     assert max(counted) <= 7 and len(counted) > max(tree.steps for tree in found)
-    for index, tree in enumerate(found):
-        same(tree, grow(by_itself.mixture(index), TEXTS[index], POLICY, 9))
+    same(found, Sequences(drafters).alone(TEXTS))
     assert forward.head_groups([5, 2, 3, 9, 1]) == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5)]
     monkeypatch.setattr(forward, "HEAD_ROWS", 2)
     counted.clear()
     failing = True
-    grown = grow_forest(Sequences(drafters, 0.9).growing(TEXTS))
+    grown = grow_forest(Sequences(drafters).growing(TEXTS))
     assert [len(tree.tree) > 1 for tree in grown] == [True, True, False, False], "two roots at a time"
 
 
@@ -211,28 +216,27 @@ def test_prompts_are_read_together_in_chunks(
 ) -> None:
     monkeypatch.setattr(lean, "_CHUNK", 32)
     drafters = MAKES["lean"](tmp_path)
-    beside, by_itself = (Sequences(drafters, 0.0) for _ in range(2))
-    found = grow_forest(beside.growing(TEXTS))
+    found = grow_forest(Sequences(drafters).growing(TEXTS))
     assert rows[:3] == [32, 32, sum(map(len, TEXTS)) - 64] and max(rows) <= 32
-    for index, tree in enumerate(found):
-        same(tree, grow(by_itself.mixture(index), TEXTS[index], POLICY, 9))
+    same(found, Sequences(drafters).alone(TEXTS))
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("drafters_stay")
 def test_one_tree_is_grown_as_ever(tmp_path: Path) -> None:
     """With its costs, and for the record."""
     drafters = MAKES["lean"](tmp_path)
     for policy in (POLICY, replace(POLICY, costs=DEAR), replace(POLICY, costs=DEAR, record=60)):
-        (found,) = grow_forest(Sequences(drafters, 0.0).growing(TEXTS[:1], policy))
-        expected = grow(Sequences(drafters, 0.0).mixture(0), TEXTS[0], policy, 9)
-        same(found, expected)
+        (found,) = grow_forest(Sequences(drafters).growing(TEXTS[:1], policy))
+        expected = grow(Sequences(drafters).mixture(0), TEXTS[0], policy, 9)
+        same([found], [expected])
         assert (found.recorded is None) == (expected.recorded is None) == (not policy.record)
 
 
 @torch.no_grad()
 def test_a_failed_forward_silences_those_who_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drafters = MAKES["lean"](tmp_path)
-    sequences = Sequences(drafters, 0.0)
+    sequences = Sequences(drafters)
     trees = sequences.growing(TEXTS)
     real, calls = LeanModel.hidden_of, iter(range(99))
 
@@ -246,14 +250,13 @@ def test_a_failed_forward_silences_those_who_asked(tmp_path: Path, monkeypatch: 
     assert [len(tree.tree) > 1 for tree in found] == [True] * len(TEXTS), "what was drafted before is kept"
     assert len(sequences.told) == len(TEXTS) and "no room" in sequences.told[0]
     again = grow_forest(sequences.growing(TEXTS))  # the next request tries again
-    for one, ids in zip(again, TEXTS, strict=True):
-        assert len(one.tree) == 30 and one.tree.token[0] == ids[-1]
+    assert [(len(one.tree), one.tree.token[0]) for one in again] == [(30, ids[-1]) for ids in TEXTS]
 
 
 @torch.no_grad()
 def test_an_interrupt_breaks_all_of_them_off(tmp_path: Path) -> None:
     drafters = MAKES["lean"](tmp_path)
-    sequences, looks = Sequences(drafters, 0.0), iter(range(99))
+    sequences, looks = Sequences(drafters), iter(range(99))
 
     def look() -> None:
         if next(looks) == 6:
@@ -262,11 +265,8 @@ def test_an_interrupt_breaks_all_of_them_off(tmp_path: Path) -> None:
     trees = [Growing(sequences.mixture(i), ids, POLICY, 9, between=look) for i, ids in enumerate(TEXTS)]
     with pytest.raises(KeyboardInterrupt):
         grow_forest(trees)
-    fresh = Sequences(drafters, 0.0)
-    for one, other in zip(
-        grow_forest(sequences.growing(TEXTS)), grow_forest(fresh.growing(TEXTS)), strict=True
-    ):
-        same(one, other)
+    fresh = Sequences(drafters)
+    same(grow_forest(sequences.growing(TEXTS)), grow_forest(fresh.growing(TEXTS)))
 
 
 def table(sure: float) -> TableDrafter:
@@ -276,11 +276,13 @@ def table(sure: float) -> TableDrafter:
 
 
 def tabulated(sure: Sequence[float], policy: GrowthPolicy) -> list[Growing]:
-    def scorer() -> Scorer:
-        return Scorer(LogitsProcessor(SamplingParams(), 6, []), None, Calibration(), children=5)
-
-    drafters: list[Any] = [table(probability) for probability in sure]
+    """Drafts that guess one token with such a probability, and the others alike."""
+    drafters = [table(probability) for probability in sure]
     return [Growing(Mixture.single(drafter, scorer()), [0, 2], policy, 12) for drafter in drafters]
+
+
+def scorer() -> Scorer:
+    return Scorer(LogitsProcessor(SamplingParams(), 6, []), None, Calibration(), children=5)
 
 
 def test_rows_go_to_the_surer_and_nobody_goes_without() -> None:
@@ -291,6 +293,7 @@ def test_rows_go_to_the_surer_and_nobody_goes_without() -> None:
     assert sum(sizes) == 20 and min(sizes) == 5
 
 
+@pytest.mark.usefixtures("drafters_stay")
 def test_costs_are_those_of_all_together() -> None:
     """A step that two trees share pays for less than it takes each of them, and rows are dearer for more."""
     costs = PassCosts(compute=((1, 1.0), (17, 1.0), (117, 30.0)), step=((1, 0.25), (33, 0.26)))
@@ -303,8 +306,7 @@ def test_costs_are_those_of_all_together() -> None:
     assert len(crowded[0].tree) < len(by_itself.tree), "others take the room"
 
 
-@pytest.mark.parametrize("trees", [1, 4])
-@pytest.mark.parametrize(("times", "longer"), [(1, 1.0), (3, 3.0), (100, 4.0)])
+@pytest.mark.parametrize(("trees", "times", "longer"), [(1, 1, 1.0), (4, 3, 3.0), (1, 100, 4.0)])
 def test_steps_that_take_longer_than_planned_become_fewer(
     trees: int, times: float, longer: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,20 +329,11 @@ def test_steps_that_take_longer_than_planned_become_fewer(
     assert saved > 0 if times > 1 else saved == 0
 
 
-def test_forests_of_none() -> None:
-    assert grow_forest([]) == []
-
-
-def steps(trees: Sequence[Growing]) -> Iterator[list[list[int]]]:
-    for tree in trees:
-        drafter: Any = tree._mixture.sources[0].drafter
-        yield drafter.steps
-
-
 def test_a_dear_step_takes_the_best_nodes_of_all() -> None:
     costs = PassCosts(compute=((1, 1.0), (101, 1.2)), step=((1, 0.01), (2, 0.02), (33, 9.0)))
     trees = tabulated([0.9, 0.3, 0.1], GrowthPolicy(budget=40, width=4, costs=costs))
-    grow_forest(trees)
-    sure, unsure, least = steps(trees)
+    drafters: list[Any] = [tree._mixture.sources[0].drafter for tree in trees]
+    assert len(grow_forest(trees)) == 3 and grow_forest([]) == []
+    sure, unsure, least = (drafter.steps for drafter in drafters)
     assert sum(map(len, sure)) > sum(map(len, unsure)) >= sum(map(len, least)) >= 1
     assert max(map(len, sure[1:])) <= 2

@@ -79,16 +79,10 @@ def test_learning_moves_what_is_said_to_what_comes_true() -> None:
         assert after == pytest.approx(before, abs=0.2)
 
 
-def test_nothing_to_say_is_an_empty_subtree() -> None:
-    lookup = NgramLookup()
-    lookup.start([1, 2, 3])
-    for noise in (None, GumbelNoise(3, 9)):
-        assert list(lookup.below([], noise, 5, -9.0, 5).token) == []
-    lookup.learn([5])
-
-
 def test_noise_says_whether_a_guess_is_picked() -> None:
     lookup, noise = NgramLookup(), GumbelNoise(3, 60)
+    lookup.start([1, 2, 3])
+    assert list(lookup.below([], noise, 5, -9.0, 5).token) == []
     lookup.start([*range(50), 7])
     plain, coupled = (lookup.below([], seed, 1, -math.inf, 1).log_prob[0] for seed in (None, noise))
     probability = math.exp(plain)

@@ -93,23 +93,8 @@ def test_suffix_by_suffix_down_to_the_root(tokens: list[int]) -> None:
     assert before == 0
 
 
-def test_a_match_ends_where_a_text_begins() -> None:
-    texts = Texts()
-    texts.add([1, 2, 3])
-    text = texts.add([3, 1, 2])
-    state = texts.automaton.known(texts.state[text])
-    assert texts.automaton.length(state) == 2 and followed(texts.automaton, state) == {3: 1}
-    assert texts.automaton.walk(state, 2, 3) == (texts.automaton.walk(ROOT, 0, 3)[0], 1)  # and not 3, 3
-
-
-def test_the_way_a_text_went_before_it_was_rewound_is_known() -> None:
-    texts = Texts()
-    texts.add([1, 2, 3, 4])
-    state = texts.automaton.known(texts.state[1, 2])
-    assert texts.automaton.length(state) == 2 and followed(texts.automaton, state) == {3: 1}
-
-
 def test_continuations_are_ranked_by_their_counts() -> None:
+    """Of many the most frequent are named, and a growing passage is ranked again."""
     texts = Texts()
     for token, times in {7: 1, 8: 3, 9: 2}.items():
         for _ in range(times):
@@ -117,9 +102,6 @@ def test_continuations_are_ranked_by_their_counts() -> None:
     state, _ = texts.automaton.walk(ROOT, 0, 1)
     assert texts.automaton.ranked(state) == (6, [(8, 3), (9, 2), (7, 1)])
     assert texts.automaton.ranked(ROOT)[1][0] == (1, 6)
-
-
-def test_of_many_continuations_the_most_frequent_are_named_and_a_growing_passage_is_ranked_again() -> None:
     texts = Texts()
     for token in range(2, 42):
         for _ in range(1 + token // 20):

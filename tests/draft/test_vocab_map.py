@@ -126,6 +126,9 @@ def test_a_map_in_words(demo: Any, both: Any) -> None:
     mapped = sum(i != UNKNOWN for i in vocab.draft_of.tolist())
     assert vocab.share == mapped / 49152 and 0.01 < vocab.share < 0.1
     assert vocab.report == f"{mapped:,} of 49,152 tokens map ({100 * vocab.share:.0f} %)"
+    small = VocabMap.between(demo, demo, draft_size=1000)  # the draft model does not have all ids
+    assert small.mapped == 1000 and int(small.draft_ids.max()) == 999
+    assert small.translate(np.array([999, 1000, 10**6])).tolist() == [999, UNKNOWN, UNKNOWN]
 
 
 def test_too_few_tokens_in_common(demo: Any, tmp_path: Path) -> None:
@@ -138,12 +141,6 @@ def test_too_few_tokens_in_common(demo: Any, tmp_path: Path) -> None:
     words = models.WordLevel({"<s>": 0, "</s>": 1, "<unk>": 2, "zzz": 3}, unk_token="<unk>")
     with pytest.raises(DraftError, match="shares"):  # special tokens alone are nothing to guess with
         VocabMap.between(few, loaded(tokenizers.Tokenizer(words), tmp_path / "none"))
-
-
-def test_ids_that_the_draft_model_does_not_have(demo: Any) -> None:
-    vocab = VocabMap.between(demo, demo, draft_size=1000)
-    assert vocab.mapped == 1000 and int(vocab.draft_ids.max()) == 999
-    assert vocab.translate(np.array([999, 1000, 10**6])).tolist() == [999, UNKNOWN, UNKNOWN]
 
 
 def spelled(tokenizer: Any, ids: Sequence[int]) -> str:
@@ -162,11 +159,7 @@ def test_a_prompt_is_read_as_the_draft_would_cut_it(both: Any) -> None:
         text = "torch is imported\nfrom the drafter, naïve 日本語"
         assert reading.follow(encoded(target, text)) == 0 and reading.told
         assert reading.ids == encoded(draft, text)
-
-
-def test_a_prompt_that_is_asked_again_is_not_read_again(both: Any) -> None:
-    for target, draft, vocab in both:
-        reading = Reading(vocab, target, draft)
+        reading = Reading(vocab, target, draft)  # a prompt that is asked again is not read again
         prompt, answer = encoded(target, "The license of this"), encoded(target, " work, or not")
         reading.follow(prompt)
         before = list(reading.ids)
@@ -174,10 +167,9 @@ def test_a_prompt_that_is_asked_again_is_not_read_again(both: Any) -> None:
         assert reading.follow(prompt) == len(before) and reading.ids == before and reading.told
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_what_is_said_is_the_same_text(both: Any, seed: int) -> None:
+def test_what_is_said_is_the_same_text(both: Any) -> None:
     """In passes of any length; nothing that was read is read otherwise later on."""
-    dice = random.Random(seed)
+    dice = random.Random(1)
     text = "return the drafter's logits: naïve, 日本語 🎉🎊 and so on\n\nclass Hearing " * 2
     for target, draft, vocab in both:
         reading = Reading(vocab, target, draft)
@@ -195,7 +187,7 @@ def test_going_back_and_on(both: Any) -> None:
     text, other = "the tokens of a tree, 日本", " and the nodes below"
     for target, draft, vocab in both:
         ids, more = encoded(target, text), encoded(target, other)
-        for cut in range(len(ids) + 1):
+        for cut in range(0, len(ids) + 1, 2):
             reading = Reading(vocab, target, draft)
             reading.follow(ids[:5])
             prompt = len(reading.ids)
