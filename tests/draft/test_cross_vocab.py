@@ -119,19 +119,6 @@ def opinions(drafter: Drafter, ids: Sequence[int], scorer: Scorer) -> list[Child
         return [drafter.expand(tree, list(nodes), scorer) for nodes in CALLS]
 
 
-def test_the_noise_is_that_of_the_targets_position(folder: Path, shuffled: Path, target: Any) -> None:
-    params = SamplingParams(temperature=0.8, seed=3, repetition_penalty=1.2)
-    noise = GumbelNoise(5, VOCABULARY)
-    found = []
-    for drafter in (plain(folder), translated(shuffled, target)):
-        processor = LogitsProcessor(params, VOCABULARY, IDS)
-        found.append(opinions(drafter, IDS, Scorer(processor, noise, Calibration(), children=5)))
-        drafter.close()
-    for ours, theirs in zip(*found, strict=True):
-        assert np.array_equal(ours.token, theirs.token)
-        np.testing.assert_allclose(ours.log_prob, theirs.log_prob, atol=1e-4)
-
-
 LACKING = (TOKENS[2], 64)  # a word of the tree, and one of the prompt
 
 

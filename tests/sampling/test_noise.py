@@ -92,12 +92,6 @@ def test_a_larger_vocabulary_only_adds_tokens() -> None:
     assert bits == scalar_philox([5000, 6, 0, 0x47756D62], [9, 0])[1]
 
 
-def test_seeds_and_positions_differ() -> None:
-    seeds, positions = (0, 1, 2**32, 2**64 - 1), (0, 1, 2**32)
-    rows = [GumbelNoise(seed, 64).row(position) for seed in seeds for position in positions]
-    assert len({tuple(row.tolist()) for row in rows}) == 12
-
-
 def test_the_distribution_is_gumbel() -> None:
     """Along a row and across positions; in the right tail, too, where the tokens that win live."""
     noise = GumbelNoise(2026, 20_000)
@@ -112,13 +106,6 @@ def test_the_distribution_is_gumbel() -> None:
     tail = values[values > border]  # the top 1 in 1000, which follows an exponential of rate 1
     assert stats.binomtest(len(tail), len(values), 1e-3).pvalue > 0.01
     assert stats.kstest((tail - border).numpy(), "expon", method="asymp").pvalue > 0.01
-
-
-def test_extreme_bits_are_finite_and_exact() -> None:
-    bits = torch.tensor([0, 1, 2**31, 2**32 - 2, 2**32 - 1])
-    expected = [-math.log(-math.log1p(-(b + 0.5) * 2.0**-32)) for b in bits.tolist()]
-    assert gumbel(bits).dtype == torch.float32
-    assert gumbel(bits).tolist() == torch.tensor(expected).tolist()
 
 
 @quick
