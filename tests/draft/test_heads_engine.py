@@ -12,11 +12,10 @@ from transformers import AutoModelForCausalLM
 from offspec.core.config import SamplingParams
 from offspec.core.events import unheard
 from offspec.draft.base import Drafter
-from offspec.draft.heads.mlp_drafter import MLPStage, token_ratio
 from offspec.draft.heads.open import open_head
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
-from tests.support.heads_files import HIDDEN, Tensors, mlp_config, mlp_tensors, target_shape, write_head
+from tests.support.heads_files import HIDDEN, Tensors, target_shape, write_head
 from tests.support.tiny_models import VOCABULARY, reference, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20]
@@ -57,33 +56,16 @@ def medusa(ids: list[int], states: torch.Tensor) -> Tensors:
     return tensors
 
 
-def mlp(ids: list[int], states: torch.Tensor) -> Tensors:
-    tensors = mlp_tensors(stages=DEPTH)
-    before = states
-    for i in range(DEPTH):
-        names = ("emb.{}.weight", "proj.{}.weight", "head.{}.weight", "ln.{}.weight", "ln.{}.bias")
-        stage = MLPStage(*(tensors[f"speculator.{name.format(i)}"] for name in names))
-        count = len(ids) - 2 - i
-        before = stage.states(
-            before[:count], torch.tensor(ids[1 + i : 1 + i + count]), token_ratio(24, DEPTH)
-        )
-        tensors[f"speculator.head.{i}.weight"] = solved(before, ids[2 + i :])
-    return tensors
-
-
 @pytest.mark.usefixtures("drafters_stay")
-@pytest.mark.parametrize("kind", ["medusa", "mlp_speculator"])
 def test_heads_that_know_the_answer(
-    kind: str, folder: Path, learnt: tuple[list[int], torch.Tensor], device: torch.device, tmp_path: Path
+    folder: Path, learnt: tuple[list[int], torch.Tensor], device: torch.device, tmp_path: Path
 ) -> None:
-    write = medusa if kind == "medusa" else mlp
-    config = None if kind == "medusa" else mlp_config(stages=DEPTH)
-    head = open_head(str(write_head(tmp_path, config, write(*learnt))), target_shape(), unheard)
-    assert head is not None and head.kind == kind
+    head = open_head(str(write_head(tmp_path, None, medusa(*learnt))), target_shape(), unheard)
+    assert head is not None
     greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
 
     def load(target: LoadedModel) -> dict[str, Drafter]:
-        return {kind: head.load(TargetParts(target), 64)}
+        return {"medusa": head.load(TargetParts(target), 64)}
 
     with tiny_engine(folder, "none", budget=12, width=4, more=load, device=device) as engine:
         found = engine.generate(PROMPT, greedy)

@@ -27,7 +27,6 @@ from tests.support.heads_files import (
     target_shape,
     vllm_names,
     write_head,
-    write_hollow,
 )
 from tests.support.tiny_models import VOCABULARY, load_all, open_model, write_model
 
@@ -196,22 +195,14 @@ def test_a_map_to_tokens_that_are_not_there(tmp_path: Path, parts: TargetParts) 
         assert set(heard(head.load(parts, 8), states(ROOT))) == {0, 1, 2}
 
 
-def test_published_heads_open(tmp_path: Path) -> None:
-    """One inside a whole model, as in FasterDecoding/medusa-1.0-zephyr-7b-beta; one of more than it says."""
+def test_heads_inside_a_whole_model(tmp_path: Path) -> None:
+    """As in FasterDecoding/medusa-1.0-zephyr-7b-beta."""
     model = {"model.embed_tokens.weight": torch.zeros(4, 4), "model.norm.weight": torch.zeros(4)}
     heads = {f"medusa_head.{name}": tensor for name, tensor in medusa_tensors(5).items()}
     config = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "medusa_num_heads": 5}
     head = open_medusa(write_head(tmp_path / "zephyr", config, {**model, **heads}))
     assert len(head.heads) == 5
     assert head.nbytes(0) == 4 * sum(tensor.numel() for tensor in heads.values())
-
-    shapes: dict[str, tuple[int, ...]] = {}
-    for i in range(5):
-        shapes |= {f"{i}.0.linear.weight": (4096, 4096), f"{i}.0.linear.bias": (4096,)}
-        shapes |= {f"{i}.1.weight": (32000, 4096)}
-    folder = write_hollow(tmp_path / "vicuna", MEDUSA_CONFIG, shapes)
-    hollow = open_head(str(folder), target_shape(4096, 32000), unheard)
-    assert hollow is not None and hollow.name == "medusa (5 heads)"
     assert not recognises({"model_type": "llama"}, ["model.layers.0.mlp.up_proj.weight", "lm_head.weight"])
 
 

@@ -27,54 +27,41 @@ def resident() -> Plan:
     )
 
 
-def test_all_of_it_in_order() -> None:
-    plan = large()
-    text = " ".join(explain(plan))
-    assert text.startswith("Of 80 layers 5 stay in VRAM, 25 wait in RAM and 50 come from disk, spread evenly")
-    assert "85.60 GB from disk at 6.50 GB/s and 130.50 GB from RAM to VRAM at 24.80 GB/s" in text
-    assert "Rings of 3 slots in VRAM and 3 in RAM" in text
-    assert "the output head last: 13.2 s on the slower of the two" in text
-    assert "1.64 GB of RAM and 6.40 GB of VRAM" in text
-    assert "yields 18.4 tokens (typical of a small model, not measured)" in text
-
-
-def test_nothing_moves_where_all_stays() -> None:
-    text = " ".join(explain_placement(resident()))
-    assert text.startswith("All 30 layers stay in RAM. No weights move while it decodes.")
-    assert "slots" not in text and "disk" not in text
-
-
-def test_nodes_that_cost_no_time() -> None:
-    text = " ".join(explain_tree(small()))
-    assert "Up to 184 nodes compute while the link is busy" in text
-    assert "128 nodes would give" in text and "512 nodes would give" in text and "1,024" not in text
-    assert "up to 4,096 nodes at least" in " ".join(explain_tree(large()))
-    assert "link" not in " ".join(explain_tree(resident()))
-
-
-def test_without_a_draft() -> None:
+def test_each_part_says_what_it_rests_on() -> None:
     alone = replace(small(), draft="none", draft_mode="none", budget=1)
-    assert explain_tree(alone) == ("There is no draft, so every pass yields one token.",)
-    (copied,) = explain_tree(replace(alone, draft="suffix", budget=64))
-    assert "one token, and more where the text repeats" in copied
-
-
-def test_each_bound_has_its_reason() -> None:
-    plan = resident()
-    assert plan.forecast.bound == "compute"
-    words = "Compute bounds a pass: 0.840 s, after 0.140 s of drafting, with nothing to stream."
-    assert explain_bound(plan) == words
-    slow = replace(plan, forecast=replace(plan.forecast, bound="draft", draft_seconds=2.0))
-    assert explain_bound(slow).startswith("The draft bounds a pass: 2.00 s, before 0.840 s of computing")
-    assert "in which 0.500 s of drafting and 1.20 s of computing fit" in explain_bound(large())
-    assert "slots hold 0.160 s ahead while the draft works for 0.140 s" in explain_bound(small())
-
-
-def test_the_first_token() -> None:
-    assert "one trip of the weights, which takes 1.29 s" in explain_first_token(small())
+    slow = replace(resident(), forecast=replace(resident().forecast, bound="draft", draft_seconds=2.0))
     late = replace(small(), forecast=replace(small().forecast, ttft_s=9.0))
-    assert "longer than the one trip of the weights, 1.29 s" in explain_first_token(late)
-    assert explain_first_token(resident()) == "it is bound by compute"
+    for lines, words in (
+        (
+            explain(large()),
+            "Of 80 layers 5 stay in VRAM, 25 wait in RAM and 50 come from disk, spread evenly",
+        ),
+        (explain(large()), "85.60 GB from disk at 6.50 GB/s and 130.50 GB from RAM to VRAM at 24.80 GB/s"),
+        (explain(large()), "Rings of 3 slots in VRAM and 3 in RAM"),
+        (explain(large()), "the output head last: 13.2 s on the slower of the two"),
+        (explain(large()), "1.64 GB of RAM and 6.40 GB of VRAM"),
+        (explain(large()), "yields 18.4 tokens (typical of a small model, not measured)"),
+        (explain_placement(resident()), "All 30 layers stay in RAM. No weights move while it decodes."),
+        (explain_tree(small()), "Up to 184 nodes compute while the link is busy"),
+        (explain_tree(small()), "128 nodes would give"),
+        (explain_tree(small()), "512 nodes would give"),
+        (explain_tree(large()), "up to 4,096 nodes at least"),
+        (explain_tree(alone), "There is no draft, so every pass yields one token."),
+        (explain_tree(replace(alone, draft="suffix", budget=64)), "and more where the text repeats"),
+        (
+            [explain_bound(resident())],
+            "Compute bounds a pass: 0.840 s, after 0.140 s of drafting, with nothing",
+        ),
+        ([explain_bound(slow)], "The draft bounds a pass: 2.00 s, before 0.840 s of computing"),
+        ([explain_bound(large())], "in which 0.500 s of drafting and 1.20 s of computing fit"),
+        ([explain_bound(small())], "slots hold 0.160 s ahead while the draft works for 0.140 s"),
+        ([explain_first_token(small())], "one trip of the weights, which takes 1.29 s"),
+        ([explain_first_token(late)], "longer than the one trip of the weights, 1.29 s"),
+        ([explain_first_token(resident())], "it is bound by compute"),
+    ):
+        assert words in " ".join(lines)
+    assert "slots" not in " ".join(explain_placement(resident()))
+    assert "link" not in " ".join(explain_tree(resident())) and "1,024" not in " ".join(explain_tree(small()))
 
 
 def test_figures() -> None:

@@ -87,7 +87,7 @@ def test_a_card_that_computes_nothing_or_is_full_is_passed_over(machine: dict[st
     assert "only 1.00 GB are free" in fault().found and "nvidia-smi" in fault().remedy
 
 
-def test_a_card_that_another_program_has_alone(
+def test_a_card_that_another_program_has_alone_and_a_build_for_the_processor(
     machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(device: torch.device) -> None:
@@ -95,13 +95,12 @@ def test_a_card_that_another_program_has_alone(
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", refuse)
     assert "GPU 0 cannot be opened" in fault().found and "busy" in fault().found
-
-
-def test_a_build_for_the_processor(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     machine["cards"] = []
     monkeypatch.setattr(torch.version, "cuda", None)
     assert "is a build for the processor, and this machine has an NVIDIA GPU" in fault().found
     assert "pip install torch --index-url" in fault().remedy
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    assert '`device="cuda"`' in fault().remedy, "a build for other cards is not taken by itself"
 
 
 @pytest.mark.parametrize(
@@ -126,15 +125,6 @@ def test_no_card(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(driver, "_PCI", tmp_path)
     assert fault() == Fault("this machine has no NVIDIA GPU")
 
-
-def test_a_build_for_other_cards_is_not_taken_by_itself(
-    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.version, "hip", "6.2")
-    assert '`device="cuda"`' in fault().remedy
-
-
-def test_no_driver_is_found_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise OSError(name)
 

@@ -53,3 +53,6 @@ def test_shapes_are_priced_by_their_own_steps(known: Calibration) -> None:
     assert large.choice.tokens_per_pass == shape.expected and large.nodes == len(shape)
     assert large.steps == len(shape.steps(8)) and large.draft == pytest.approx(0.01 * large.steps)
     assert large.choice.tokens_per_pass > small.choice.tokens_per_pass
+    (shared,) = static_sweep(known, _FLAT, [8 * 16], 8, 8)
+    assert shared.choice.tokens_per_pass == pytest.approx(8 * small.choice.tokens_per_pass)
+    assert (shared.nodes, shared.steps) == (8 * small.nodes, small.steps)

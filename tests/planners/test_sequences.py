@@ -14,7 +14,7 @@ from offspec_planners.cost import PassCosts
 from offspec_planners.experts import ExpertCosts
 from offspec_planners.plan import Shared
 from offspec_planners.plan.forecast import knee
-from offspec_planners.search import BUDGETS, budgets_for, outlook, shared_budgets, static_sweep
+from offspec_planners.search import BUDGETS, budgets_for, outlook, shared_budgets
 from tests.support.sample_plans import COSTS
 
 _FREE = PassCosts(compute=((1, 1.0),), step=((1, 0.0),))
@@ -156,13 +156,6 @@ def test_sequences_ask_for_experts_of_their_own() -> None:
         assert float(shared.union(16 * count)) > float(alike.union(16 * count))
     by_chance = ExpertCosts(10, 64, 4, ((0.2, 0.001),))
     assert by_chance.for_sequences(8) == by_chance
-
-
-def test_shapes_are_shared_as_well(known: Calibration) -> None:
-    (alone,) = static_sweep(known, _FREE, [32], 8)
-    (shared,) = static_sweep(known, _FREE, [256], 8, 8)
-    assert shared.choice.tokens_per_pass == pytest.approx(8 * alone.choice.tokens_per_pass)
-    assert (shared.nodes, shared.steps) == (8 * alone.nodes, alone.steps)
 
 
 def test_the_knee_is_where_the_next_brings_less_than_half() -> None:
