@@ -76,21 +76,19 @@ def test_guesses_are_those_of_the_published_formulas(
     assert (head.kind, head.wants, head.shares_head) == ("mtp", Wants(last=True), True)
     naive, drafter = Naive(folder, layout), head.load(TargetParts(target), 16)
     assert len(target.layers) == LAYERS, "the module behind its layers is none of them"
+    longer, other = [*IDS, 7, 41, 70], [*IDS[:4], 50, 51, 52]
     with torch.no_grad():
-        expected = naive.features(IDS)
-        torch.testing.assert_close(run(target, IDS).cpu(), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(run(target, IDS).cpu(), naive.features(IDS), rtol=1e-4, atol=1e-4)
+        known = {len(ids): (naive.features(ids[:-1]).to(device), naive(ids)) for ids in (IDS, longer, other)}
         for calls in (CALLS, CHAINS):
-            observe(drafter, naive.features(IDS[:-1]).to(device), 0)
-            torch.testing.assert_close(ask(drafter, IDS, calls), naive(IDS), rtol=1e-4, atol=1e-4)
-            drafter.commit([0, 1, 3])
-            longer = [*IDS, 7, 41, 70]
-            observe(drafter, naive.features(longer[:-1]).to(device), len(IDS) - 1)
-            torch.testing.assert_close(ask(drafter, longer, calls), naive(longer), rtol=1e-4, atol=1e-4)
-            drafter.rewind(4)
-            other = [*IDS[:4], 50, 51, 52]
-            observe(drafter, naive.features(other[:-1]).to(device), 4)
-            torch.testing.assert_close(ask(drafter, other, calls), naive(other), rtol=1e-4, atol=1e-4)
-            drafter.rewind(0)
+            for ids, start in ((IDS, 0), (longer, len(IDS) - 1), (other, 4)):
+                states, expected = known[len(ids)]
+                observe(drafter, states, start)
+                torch.testing.assert_close(ask(drafter, ids, calls), expected, rtol=1e-4, atol=1e-4)
+                if ids is IDS:
+                    drafter.commit([0, 1, 3])
+                else:
+                    drafter.rewind(4 if ids is longer else 0)
     drafter.close()
     target.close()
 

@@ -1,11 +1,16 @@
-"""The walk of Sequoia's rule: floats decide as fractions do, with numbers that are never used twice."""
+"""Sequoia's rule is exact, in fractions; the walk in floats decides as fractions do."""
 
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from itertools import permutations
+from math import prod
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import CheckpointError
@@ -18,8 +23,77 @@ from offspec.sampling.verify_sequoia import judge, walk_without_replacement
 Law = list[Fraction]
 
 
+class Told:
+    """In the place of a random number: it is small enough for a test or not, as it is told to be.
+
+    odds: how likely a number is that does so.
+    """
+
+    def __init__(self, accepts: bool) -> None:
+        self._accepts = accepts
+        self._draft = self.odds = Fraction(1)
+
+    def __mul__(self, draft: Fraction) -> "Told":
+        self._draft = draft
+        return self
+
+    def __lt__(self, target: Fraction) -> bool:
+        accepted = min(Fraction(1), target / self._draft)
+        self.odds = accepted if self._accepts else 1 - accepted
+        return self._accepts
+
+
 def _law(*parts: int) -> Law:
     return [Fraction(part, sum(parts)) for part in parts]
+
+
+def _outcomes(target: Law, draft: Law, children: Sequence[int]) -> Iterator[tuple[int, Fraction]]:
+    """Every token that the rule may choose, and the probability of it."""
+    laws = np.array(target, dtype=object), np.array(draft, dtype=object)
+    for first in range(len(children) + 1):  # the test that is passed, after which there are none
+        told = [Told(test == first) for test in range(len(children))]
+        accepted, rest = judge(*laws, children, cast(Iterator[float], iter(told)))
+        odds = prod((number.odds for number in told), start=Fraction(1))
+        if accepted is not None:
+            yield accepted, odds
+        elif odds:
+            yield from ((token, odds * share) for token, share in enumerate(rest))
+
+
+def _draws(draft: Law, count: int) -> Iterator[tuple[tuple[int, ...], Fraction]]:
+    """Every order in which `count` children, or as many as there are, can be drawn, with its probability."""
+    possible = [token for token, share in enumerate(draft) if share]
+    for order in permutations(possible, min(count, len(possible))):
+        odds, left = Fraction(1), Fraction(1)
+        for token in order:
+            odds *= draft[token] / left
+            left -= draft[token]
+        yield order, odds
+
+
+def _chosen(target: Law, draft: Law, count: int) -> Law:
+    """How likely each token is, over all draws and all outcomes of the tests."""
+    law = [Fraction(0)] * len(target)
+    for children, odds in _draws(draft, count):
+        for token, share in _outcomes(target, draft, children):
+            law[token] += odds * share
+    return law
+
+
+_PARTS = st.lists(st.integers(0, 6), min_size=3, max_size=4).filter(any)
+
+
+@settings(max_examples=40, deadline=None)
+@given(_PARTS, _PARTS, st.integers(1, 3))
+@example([3, 2, 1], [3, 2, 1], 2)  # equal
+@example([0, 0, 1, 2], [3, 1, 0, 0], 3)  # disjoint
+@example([1, 2, 3, 4], [1, 0, 0, 0], 2)  # a draft that is sure
+@example([0, 1, 0], [4, 1, 3], 3)  # a target that is sure
+@example([7, 2, 1, 1], [1, 1, 2, 9], 3)  # opposite
+def test_a_node_has_exactly_the_target_s_law(target: list[int], draft: list[int], count: int) -> None:
+    size = max(len(target), len(draft))
+    laws = [_law(*parts, *[0] * (size - len(parts))) for parts in (target, draft)]
+    assert _chosen(laws[0], laws[1], count) == laws[0]
 
 
 def test_an_excess_that_rounding_ate_changes_nothing() -> None:
@@ -92,10 +166,10 @@ def _logits(law: Law) -> torch.Tensor:
     return torch.tensor([float(share) for share in law]).log()
 
 
-@pytest.mark.parametrize("shape", [(3, 2, 1, 3), (2, 2, 2)])
+@pytest.mark.parametrize("shape", [(3, 2, 1, 3), (2, 2, 2), (1, 1), (3,)])
 def test_floats_decide_as_fractions_do(shape: tuple[int, ...]) -> None:
     lengths = set[int]()
-    for seed in range(40):
+    for seed in range(60):
         pass_ = Scripted(seed, 4, shape)
         walked = pass_.walk(_processor(4))
         assert list(walked.tokens) == pass_.reference()
