@@ -249,24 +249,3 @@ def test_who_rests_is_not_asked() -> None:
     alone = Mixture.single(drafter, greedy_scorer(WORDS))
     alone.standing.worth[0].drop()
     assert alone.active() == (0,), "one that is by itself never rests"
-
-
-def test_a_tree_of_one_source_does_not_change_in_the_company_of_a_silent_one() -> None:
-    table = random_table(7, size=WORDS)
-    policy = GrowthPolicy(60, 4, min_gain=0.0)
-    alone = grow(Mixture.single(TableDrafter(table), greedy_scorer(WORDS)), [2], policy, 20).tree
-    silent = ChainLookup([], 0.5)
-    beside = grow(
-        Mixture([Source("t", TableDrafter(table), greedy_scorer(WORDS))], [silent]), [2], policy, 20
-    ).tree
-    for column in ("token", "parent", "depth", "score"):
-        np.testing.assert_array_equal(getattr(alone, column), getattr(beside, column))
-
-
-def test_two_drafters_of_one_mind_say_what_one_says() -> None:
-    table = random_table(2, size=WORDS)
-    both = Mixture([Source(name, TableDrafter(table), greedy_scorer(WORDS)) for name in ("a", "b")])
-    policy = GrowthPolicy(30, 4, min_gain=0.0)
-    one = grow(Mixture.single(TableDrafter(table), greedy_scorer(WORDS)), [2], policy, 20).tree
-    two = grow(both, [2], policy, 20).tree
-    assert two.expected_tokens == pytest.approx(one.expected_tokens, rel=1e-4)

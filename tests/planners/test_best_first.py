@@ -38,13 +38,6 @@ def test_growth_goes_on_while_a_step_can_raise_the_rate(
         assert worth_a_step(worth, expected, draft, width, rows, costs) == (then > now)
 
 
-def test_a_step_in_the_shadow_of_the_link_is_free() -> None:
-    costs = PassCosts(compute=((1, 0.5), (100, 0.5)), step=((1, 0.1), (32, 0.1)), link=2.0)
-    assert worth_a_step(1e-6, 10.0, 0.5, 32, 64, costs)
-    assert not worth_a_step(1e-6, 10.0, 1.5, 32, 64, costs)
-    assert best_size(np.array([0.0, -1.0, -9.0]), 0.5, costs) == 3
-
-
 def _grow(table: torch.Tensor, policy: GrowthPolicy, depth: int = 20) -> tuple[GrownTree, list[int]]:
     drafter = TableDrafter(table)
     growth = grow(Mixture.single(drafter, greedy_scorer(len(table))), [0, 2], policy, depth)
@@ -111,18 +104,6 @@ def test_no_record_of_a_tree_that_the_depth_cut_short() -> None:
     table = random_table(0, 4.0, WORDS)
     growth, _ = _grow(table, GrowthPolicy(8, 4, min_gain=0.0, record=60), depth=2)
     assert growth.recorded is None
-
-
-def test_dear_nodes_are_not_verified_and_dear_steps_not_taken() -> None:
-    table = random_table(1, 3.0, WORDS)
-    free = PassCosts(compute=((1, 1.0), (300, 1.0)), step=((1, 0.0), (16, 0.0)))
-    dear_rows = PassCosts(compute=((1, 1.0), (300, 31.0)), step=((1, 0.0), (16, 0.0)))
-    dear_steps = PassCosts(compute=((1, 1.0), (300, 1.0)), step=((1, 0.5), (16, 0.5)))
-    everything, few_rows, few_steps = (
-        _grow(table, GrowthPolicy(200, 8, costs=costs))[0] for costs in (free, dear_rows, dear_steps)
-    )
-    assert len(everything.tree) == 200 and len(few_rows.tree) < 100
-    assert 1 <= few_steps.steps < everything.steps
 
 
 def test_damaged_trees_are_refused() -> None:
