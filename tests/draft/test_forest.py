@@ -275,14 +275,15 @@ def table(sure: float) -> TableDrafter:
     return TableDrafter(torch.log(torch.tensor([[sure, *[rest] * 5]] * 6)))
 
 
-def tabulated(sure: Sequence[float], policy: GrowthPolicy) -> list[Growing]:
-    """Drafts that guess one token with such a probability, and the others alike."""
-    drafters = [table(probability) for probability in sure]
+def growing_of(drafters: Sequence[TableDrafter], policy: GrowthPolicy) -> list[Growing]:
+    def scorer() -> Scorer:
+        return Scorer(LogitsProcessor(SamplingParams(), 6, []), None, Calibration(), children=5)
+
     return [Growing(Mixture.single(drafter, scorer()), [0, 2], policy, 12) for drafter in drafters]
 
 
-def scorer() -> Scorer:
-    return Scorer(LogitsProcessor(SamplingParams(), 6, []), None, Calibration(), children=5)
+def tabulated(sure: Sequence[float], policy: GrowthPolicy) -> list[Growing]:
+    return growing_of([table(probability) for probability in sure], policy)
 
 
 def test_rows_go_to_the_surer_and_nobody_goes_without() -> None:
@@ -331,9 +332,9 @@ def test_steps_that_take_longer_than_planned_become_fewer(
 
 def test_a_dear_step_takes_the_best_nodes_of_all() -> None:
     costs = PassCosts(compute=((1, 1.0), (101, 1.2)), step=((1, 0.01), (2, 0.02), (33, 9.0)))
-    trees = tabulated([0.9, 0.3, 0.1], GrowthPolicy(budget=40, width=4, costs=costs))
-    drafters: list[Any] = [tree._mixture.sources[0].drafter for tree in trees]
-    assert len(grow_forest(trees)) == 3 and grow_forest([]) == []
+    drafters = [table(probability) for probability in (0.9, 0.3, 0.1)]
+    grown = grow_forest(growing_of(drafters, GrowthPolicy(budget=40, width=4, costs=costs)))
+    assert len(grown) == 3 and grow_forest([]) == []
     sure, unsure, least = (drafter.steps for drafter in drafters)
     assert sum(map(len, sure)) > sum(map(len, unsure)) >= sum(map(len, least)) >= 1
     assert max(map(len, sure[1:])) <= 2

@@ -1,20 +1,175 @@
-"""Choosing a budget and a width by replaying trees, and by shapes."""
+"""Budgets and widths, of one sequence and of several: chosen by replays that slow and obvious ways check."""
+
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from offspec_planners.acceptance import Calibration, typical
+from offspec_planners.best_first import Growing, Grown, max_expanded, replay, replay_forest
 from offspec_planners.cost import PassCosts
-from offspec_planners.search import best, outlook, static_sweep, sweep
+from offspec_planners.experts import ExpertCosts
+from offspec_planners.plan import Shared
+from offspec_planners.plan.forecast import knee
+from offspec_planners.search import BUDGETS, best, budgets_for, outlook, shared_budgets, static_sweep, sweep
 from offspec_planners.sequoia import choose_tree_shape
+from tests.support.sample_plans import COSTS
 
 _FLAT = PassCosts(compute=((1, 1.0), (1024, 1.0)), step=((1, 0.01), (64, 0.01)))
 _STEEP = PassCosts(compute=((1, 0.1), (1024, 102.4)), step=((1, 0.01), (64, 0.01)))
+_FREE = PassCosts(compute=((1, 1.0),), step=((1, 0.0),))
 
 
 @pytest.fixture(scope="module")
 def known() -> Calibration:
-    return typical("substitute")
+    return typical("model")
+
+
+def _tree(seed: int, nodes: int) -> Grown:
+    """Any tree; some of its paths are as good as certain."""
+    random = np.random.default_rng(seed)
+    parent, score = [-1], [0.0]
+    for node in range(1, nodes):
+        parent.append(int(random.integers(max(0, node - 6), node)))
+        score.append(score[parent[-1]] + min(0.0, math.log(random.random() + 0.3)))
+    return Grown(np.array(parent, np.int32), np.array(score, np.float32))
+
+
+def _slow_replay(trees: list[Grown], budget: int, width: int, costs: PassCosts) -> Growing:
+    """What `replay_forest` does, node by node."""
+    nodes = [(tree, node) for tree in range(len(trees)) for node in range(len(trees[tree].parent))]
+    worth = {at: math.exp(float(trees[at[0]].score[at[1]])) for at in nodes}
+    order = {
+        at: place
+        for place, at in enumerate(
+            sorted(nodes, key=lambda at: (at[1] > 0, -float(trees[at[0]].score[at[1]]), at))
+        )
+    }
+
+    def rate(kept: list[tuple[int, int]], rows: int, draft: float) -> float:
+        return sum(worth[at] for at in kept[:rows]) / float(costs.iteration(draft, rows))
+
+    def rows_of(kept: list[tuple[int, int]], draft: float) -> int:
+        return max(range(len(trees), len(kept) + 1), key=lambda rows: (rate(kept, rows, draft), -rows))
+
+    expanded, widths, draft = set[tuple[int, int]](), list[int](), costs.start
+    kept = [(tree, 0) for tree in range(len(trees))]
+    while sum(widths) + len(trees) * width <= max_expanded(budget, len(trees) * width):
+        step = [
+            at
+            for tree in range(len(trees))
+            for at in [found for found in kept if found[0] == tree and found not in expanded][:width]
+        ]
+        step = [at for at in step if worth[at] * budget >= 0.01 * sum(worth[other] for other in kept)]
+        if not step:
+            break
+        if widths:
+            rows, more = rows_of(kept, draft), sum(worth[at] for at in step)
+            now = float(costs.iteration(draft, rows))
+            then = float(costs.iteration(draft + float(costs.step_seconds(len(step))), rows))
+            hidden = costs.iteration(draft + costs.step_seconds(len(step)), len(kept)) <= costs.link
+            if not hidden and rate(kept, rows, draft) * now + more <= rate(kept, rows, draft) * then:
+                break
+        expanded.update(step)
+        widths.append(len(step))
+        draft += float(costs.step_seconds(len(step)))
+        reached = [
+            (tree, node) for tree, node in nodes if not node or (tree, trees[tree].parent[node]) in expanded
+        ]
+        kept = sorted(reached, key=order.__getitem__)[:budget]
+    size = rows_of(kept, draft)
+    depth = [max(trees[tree].depth()[n] for t, n in kept[:size] if t == tree) for tree in range(len(trees))]
+    return Growing(tuple(widths), size, sum(worth[at] for at in kept[:size]), round(float(np.mean(depth))))
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    count=st.integers(1, 4),
+    share=st.integers(1, 12),
+    width=st.integers(1, 5),
+    row=st.sampled_from([0.0, 0.01, 0.2]),
+    link=st.sampled_from([0.0, 1.5, 4.0]),
+)
+def test_a_forest_grows_as_an_obvious_loop_would(
+    seed: int, count: int, share: int, width: int, row: float, link: float
+) -> None:
+    costs = PassCosts(((1, 1.0), (101, 1.0 + 100 * row)), ((1, 0.1), (65, 0.5)), start=0.05, link=link)
+    trees = [_tree(seed + place, 25 + place) for place in range(count)]
+    found, wanted = (
+        replay_forest(tuple(trees), count * share, width, costs),
+        _slow_replay(trees, count * share, width, costs),
+    )
+    if count == 1:
+        assert replay(trees[0], share, width, costs) == found
+    assert found.expected == pytest.approx(wanted.expected)
+    assert (found.widths, found.nodes, found.depth) == (wanted.widths, wanted.nodes, wanted.depth)
+
+
+def test_equal_trees_have_equal_parts(known: Calibration) -> None:
+    """Of one tree over and over, each sequence gets what it would alone with its part of the budget."""
+    same = Calibration(forest=known.forest[:1])
+    for count in (2, 8):
+        alone, together = outlook(same, _FREE, 24, 8), outlook(same, _FREE, 24 * count, 8, count)
+        assert together.choice.tokens_per_pass == pytest.approx(count * alone.choice.tokens_per_pass)
+        assert (together.nodes, together.depth) == (count * alone.nodes, alone.depth)
+
+
+def test_every_sequence_has_a_root_and_one_changes_nothing() -> None:
+    assert COSTS.for_sequences(1) is COSTS
+    assert [budgets_for(1, most) for most in (1, 64, 9999)] == [[1], [*BUDGETS[:6]], [*BUDGETS]]
+    assert shared_budgets(1) == []
+    assert budgets_for(8, 40) == [8, 16, 24, 32] and budgets_for(100, 16) == [100]
+    assert budgets_for(2, 4096)[-1] == 2048 and shared_budgets(64) == [4096, 3072, 2048, 1536]
+    roots = outlook(Calibration(), COSTS, 8, 1, 8)
+    seconds = float(COSTS.iteration(0.0, 8))
+    assert (roots.nodes, roots.draft, roots.choice.tokens_per_pass) == (8, 0.0, 8.0)
+    assert roots.choice.tok_per_s == pytest.approx(8 / seconds)
+
+
+def test_without_drafts_it_is_the_roofline() -> None:
+    """The link up to the rows that compute beside it, then a row's seconds for each."""
+    costs = PassCosts(((1, 0.01), (101, 1.01)), ((1, 0.0),), link=0.5)
+    for count in (1, 10, 49, 51, 64, 400):
+        found = outlook(Calibration(), costs, count, 1, count).choice.tok_per_s
+        assert found == pytest.approx(count / max(0.5, 0.01 * count))
+
+
+def test_what_a_sequence_brings_along_is_its_own() -> None:
+    costs = replace(COSTS, caches=0.1)
+    for count in (2, 5):
+        shared = costs.for_sequences(count)
+        assert shared.start == count * costs.start
+        assert shared.link == pytest.approx(costs.link + (count - 1) * 0.1)
+        assert shared.rest == pytest.approx(costs.rest + (count - 1) * 0.1)
+        assert shared.compute_seconds(64) == costs.compute_seconds(64)
+        assert shared.step_seconds(32) == costs.step_seconds(32)
+
+
+def test_sequences_ask_for_experts_of_their_own() -> None:
+    """Rows of a tree choose alike: those of n trees ask for more than as many of one."""
+    alike = ExpertCosts(10, 64, 4, ((0.2, 0.001),), spread=((1, 0.5), (2048, 0.5)))
+    for count in (2, 8):
+        shared = alike.for_sequences(count)
+        for rows in (1, 2, 16, 128):  # of each, that stand for the square root of them
+            wanted = 64 * (1 - (1 - 4 / 64) ** (count * math.sqrt(rows)))
+            assert float(shared.union(count * rows)) == pytest.approx(wanted, rel=1e-3)
+        assert float(shared.union(16 * count)) > float(alike.union(16 * count))
+    by_chance = ExpertCosts(10, 64, 4, ((0.2, 0.001),))
+    assert by_chance.for_sequences(8) == by_chance
+
+
+def test_the_knee_is_where_the_next_brings_less_than_half() -> None:
+    def rows(*found: tuple[int, float]) -> tuple[Shared, ...]:
+        return tuple(Shared(count, 256, speed, 1.0, 1.0, 1.0, 0) for count, speed in found)
+
+    assert knee(rows((1, 1.0), (2, 1.9), (4, 3.5), (8, 5.0), (16, 9.9))) == 4
+    assert knee(rows((1, 1.0), (2, 1.5), (3, 1.9))) is None  # three bring a half more than two, at no cost
+    assert knee(rows((1, 1.0), (2, 1.5), (3, 1.8))) == 2
+    assert knee(rows((1, 1.0), (2, 1.4))) == 1
+    assert knee(rows((8, 4.0))) is None
 
 
 def test_free_nodes_make_large_trees_and_dear_ones_small(known: Calibration) -> None:
