@@ -192,7 +192,8 @@ def test_a_slow_draft_gets_a_flat_tree_and_a_slow_link_a_large_one() -> None:
 
 
 def test_what_is_no_table_or_has_no_nodes_is_refused() -> None:
-    for table in ([], [0.5], [[1.5]], [[-0.1]], [[float("nan")]], [[]]):
+    wrong: tuple[object, ...] = ([], [0.5], [[1.5]], [[-0.1]], [[float("nan")]], [[]])
+    for table in wrong:
         with pytest.raises(ValueError, match="not a table"):
             best_tree_shape(table, 4, 2)
     with pytest.raises(ValueError, match="not 0 and 2"):
