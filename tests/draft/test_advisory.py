@@ -12,6 +12,7 @@ import pytest
 from offspec import Engine, Notice, PassStats, SamplingParams
 from offspec.core.events import Event
 from offspec.draft.base import Children
+from offspec.draft.growing_tree import Subtree
 from offspec.engine.passes import Passes
 from tests.support.tiny_models import tiny_engine, write_model
 
@@ -173,6 +174,15 @@ def test_a_draft_of_a_shorter_context_falls_silent(tmp_path: Path) -> None:
     assert sum(one.emitted for one in stats) == 90
     assert stats[0].tree_nodes > 1 and stats[-1].tree_nodes == 1
     assert not [event for event in heard if isinstance(event, Notice)]
+
+
+def test_nothing_hangs_below_the_end_of_an_answer() -> None:
+    subtree = Subtree([-1, 0, 1, -1], [5, 7, 8, 9], [-0.1, -0.1, -0.1, -3.0])
+    closed = subtree.closed(frozenset({5}))
+    assert (closed.parent, closed.token, closed.log_prob) == ([-1, -1], [5, 9], [-0.1, -3.0])
+    assert subtree.closed(frozenset({6})) is subtree
+    chain = Subtree([-1, 0, 1, 1], [3, 4, 5, 6], [-1.0, -1.0, -1.0, -1.0]).closed(frozenset({5}))
+    assert (chain.parent, chain.token) == ([-1, 0, 1, 1], [3, 4, 5, 6])
 
 
 @pytest.mark.parametrize("draft", ["substitute", "substitute,suffix"])

@@ -23,7 +23,8 @@ def test_others_are_left_to_others() -> None:
     llama, layer = {"model_type": "llama"}, "layers.0.self_attn.q_proj.weight"
     assert not recognises(llama, [f"model.{layer}", "lm_head.weight"])
     assert not recognises(llama, ["fc.weight", "fc.bias"])
-    for kind in ("dflash", [], {"a": 1}, 3):
+    kinds: tuple[Any, ...] = ("dflash", [], {"a": 1}, 3)
+    for kind in kinds:
         assert not recognises({"speculators_model_type": kind}, ["fc.weight", layer])
     assert recognises({}, ["fc.weight", layer])
 

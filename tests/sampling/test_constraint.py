@@ -1,5 +1,6 @@
 """Formats as rules: at each node of a tree the mask of a matcher that reads its text from the beginning."""
 
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from offspec.core.config import Constraint, SamplingParams
 from offspec.core.errors import RequestError
 from offspec.sampling.constraint import FormatRule
 from offspec.sampling.grammar import check_format, matcher_of
+from offspec.sampling.logits_processor import LogitsProcessor
 from tests.support.json_schema import SCHEMAS
 from tests.support.tokenizers import byte_fallback, byte_level, saved
 
@@ -125,6 +127,8 @@ def test_an_answer_may_end_where_its_format_may(vocabulary: Any) -> None:
     ids = tokens.tokenize_str("a")
     assert only.forced([], 9) == [*ids, END], "the end, too, is forced"
     assert only.forced([], 1) == ids[:1] and only.forced(ids, 9) == [END]
+    processor = LogitsProcessor(SamplingParams(), size, [], format=only)
+    assert processor.choose(torch.zeros(size), [], None, 0) == (ids[0], math.inf)
 
 
 def test_what_is_wrong_in_a_draft_does_no_harm(vocabulary: Any) -> None:
