@@ -113,6 +113,10 @@ def test_weights_follow_who_is_right() -> None:
     assert np.exp(blend.combine(said)) == pytest.approx(good, abs=0.08)
     alone = np.stack([said[0], np.full(3, np.nan, np.float32)])
     assert np.exp(blend.combine(alone)) == pytest.approx(bad), "who speaks alone is believed"
+    unsure = np.log(np.array([[0.9], [0.2]], np.float32))
+    for _ in range(40):
+        blend.learn(unsure, None)
+    assert np.exp(blend.combine(unsure))[0] < 0.3, "none was picked, as the second had it"
     said = np.log(np.array([[0.9, 0.09], [0.09, 0.9]], np.float32))
     assert np.exp(Blended(2, lookups_from=0).combine(said)).sum() <= 1.0, "no more than one in all"
 

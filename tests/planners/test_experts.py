@@ -57,6 +57,7 @@ def test_experts_come_beside_the_computing_of_others_and_share_the_link() -> Non
     beside = ExpertCosts(10, 8, 2, ((0.5, 0.01),), compute=((1, 0.04), (8, 0.04)))
     come = 10 * 2 * 0.5 * 0.01
     assert float(beside.wait_seconds(1)) == pytest.approx(come - 0.04)
+    assert float(replace(beside, compute=((1, 1.0),)).wait_seconds(1)) == 0.0
     costs = PassCosts(((1, 0.05),), ((1, 0.0),), link=1.0, rest=0.3, edge=((1, 0.02),), experts=beside)
     assert float(costs.pass_seconds(1)) == pytest.approx(0.3 + 0.02 + come)
     assert float(costs.iteration(0.0, 1)) == pytest.approx(1.0 + come)

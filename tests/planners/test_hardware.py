@@ -85,6 +85,7 @@ def test_products_follow_a_power_law_between_points_and_stay_level_outside() -> 
     assert chip.flops(10) == pytest.approx(1e12)
     assert chip.flops(7) == pytest.approx(7e11)  # as many more operations as rows: weights are what is read
     assert chip.flops(0.5) == pytest.approx(1e11)
+    assert replace(chip, gemm=((1, 1e11), (100, 1e12))).flops(10) == pytest.approx(10**11.5)
     assert chip.flops(5000) == pytest.approx(1e13)
 
 
