@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator
 from functools import partialmethod
 
 import pytest
+import torch
 
 from offspec.core.events import Event
 from offspec.engine.passes import Passes
 from offspec.engine.request import RunningRequest
 from offspec.plan.measure_target import PassTrial
+from tests.support.answers import Trio, write_trio
 from tests.support.plan_world import asked, pair, world
 from tests.support.waiting import until
 
@@ -22,6 +24,18 @@ def short_trials() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PassTrial, "measure", partialmethod(PassTrial.measure, seconds=0.02))
         yield
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> None:
+    """float32 that is float32 on a GPU, too: TF32 would make near-ties of what is none."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.fixture(scope="session")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Trio:
+    """Models that no test changes."""
+    return write_trio(tmp_path_factory.mktemp("trio"))
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Drafting while a pass is on its way changes no token, whatever was found when the pass ends, or fails."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,50 +11,30 @@ from typing import Any
 import pytest
 import torch
 
-from offspec import SamplingParams
 from offspec.core.events import Event, Finished, Notice, PassProgress, PassStats
 from offspec.core.trace import Timeline
 from offspec.draft.grow.growing import Growing
 from offspec.draft.lm import LMDrafter
 from offspec.engine.ahead import DraftAhead
 from offspec.engine.engine import Engine
-from tests.support.products import some
-from tests.support.tiny_models import disturb, tiny_engine, write_hybrid, write_model
+from tests.support.answers import PROMPT, Trio, sampling, says
+from tests.support.tiny_models import tiny_engine, write_hybrid
 
-PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A target, a draft that agrees with it in part, one that never does, and one that carries states."""
-    folder = tmp_path_factory.mktemp("models")
-    target, near = (write_model(folder / name, num_hidden_layers=4) for name in ("target", "near"))
-    disturb(near)
-    hostile = write_model(folder / "hostile", "qwen2", seed=5)
-    return {"target": target, "near": near, "hostile": hostile}
-
-
-def _sampling(temperature: float, tokens: int = 24) -> SamplingParams:
-    return SamplingParams(
-        temperature=temperature,
-        seed=11,
-        max_tokens=tokens,
-        ignore_eos=True,
-        repetition_penalty=1.1,
-        frequency_penalty=0.1,
-        top_p=0.98,
-    )
+Expected = dict[float, tuple[int, ...]]
+pytestmark = pytest.mark.usefixtures("drafters_stay")
 
 
 @pytest.fixture(scope="module")
-def expected(models: dict[str, Path]) -> dict[float, tuple[int, ...]]:
-    with tiny_engine(models["target"], "none", budget=1) as engine:
-        return {t: engine.generate(PROMPT, _sampling(t)).token_ids for t in (0.0, 1.0)}
+def expected(trio: Trio) -> Expected:
+    return dict(zip((0.0, 1.0), says(trio.target, sampling(0.0, 24), sampling(1.0, 24)), strict=True))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The draft takes this number of steps beside every pass, however short that is."""
+    """The draft takes this number of steps beside every pass, however short that is, and none waits long.
+
+    With a low priority its thread would hardly run on a machine that others use.
+    """
     count = [3]
 
     def goes_on(ahead: Any) -> bool:
@@ -61,6 +42,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return bool(ahead.taken < count[0])
 
     monkeypatch.setattr(DraftAhead, "_goes_on", goes_on)
+    monkeypatch.setattr(os, "setpriority", lambda *given: None)
     yield count
 
 
@@ -81,168 +63,127 @@ def carried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @contextmanager
 def drafting_ahead(*args: Any, **options: Any) -> Iterator[Engine]:
-    with tiny_engine(*args, **options) as engine:
+    with tiny_engine(*args, **{"budget": 16, "width": 4} | options) as engine:
         policy = engine.drafting.policy
         engine.follow(replace(policy, growth=replace(policy.growth, ahead=True)))
         yield engine
 
 
-@pytest.mark.parametrize("count", [1, 6])
-@pytest.mark.parametrize(("budget", "width"), some([(2, 1), (8, 4), (64, 8)], (8, 4)))
-@pytest.mark.parametrize("draft", ["near", "hostile"])
+@pytest.mark.parametrize(
+    ("draft", "budget", "width", "count"),
+    [("near", 64, 8, 6), ("near", 8, 4, 1), ("hostile", 8, 4, 6), ("hostile", 2, 1, 1)],
+)
 def test_any_draft_and_budget(
-    models: dict[str, Path],
-    expected: dict[float, tuple[int, ...]],
-    steps: list[int],
-    carried: list[int],
-    draft: str,
-    budget: int,
-    width: int,
+    trio: Trio, expected: Expected, steps: list[int], carried: list[int], draft: str, budget: int, width: int,
     count: int,
-) -> None:
+) -> None:  # fmt: skip
     steps[0] = count
-    with drafting_ahead(models["target"], models[draft], budget=budget, width=width) as engine:
+    with drafting_ahead(trio.target, getattr(trio, draft), budget=budget, width=width) as engine:
         for temperature, tokens in expected.items():
-            assert engine.generate(PROMPT, _sampling(temperature)).token_ids == tokens
-        longer = engine.generate([*PROMPT, *expected[0.0][:5]], _sampling(0.0, 19))
-        assert longer.token_ids[:1] == expected[0.0][5:6]
-    if draft == "near" and budget == 64 and count == 6:
-        assert carried, "some root was foreseen"
+            assert engine.generate(PROMPT, sampling(temperature, 24)).token_ids == tokens
+        longer = engine.generate([*PROMPT, *expected[0.0][:5]], sampling(0.0, 19))
+        assert longer.token_ids == expected[0.0][5:]
+    assert carried or (draft, budget) != ("near", 64), "some root was foreseen"
 
 
 def test_some_roots_are_foreseen_and_begin_with_what_was_grown(
-    models: dict[str, Path], expected: dict[float, tuple[int, ...]], steps: list[int], carried: list[int]
+    trio: Trio, steps: list[int], carried: list[int]
 ) -> None:
     steps[0] = 8
-    timeline = Timeline(on=True)
-    passes = list[PassStats]()
-    with drafting_ahead(models["target"], models["near"], budget=8, width=4) as engine:
-        engine._state._timeline = timeline
-        for event in engine.stream(PROMPT, _sampling(0.0)):
-            if isinstance(event, PassStats):
-                passes.append(event)
-    assert carried and max(carried) > 1
+    with drafting_ahead(trio.target, trio.near, budget=8) as engine:
+        engine._state._timeline = timeline = Timeline(on=True)
+        events = list(engine.stream(PROMPT, sampling(0.0, 24)))
+    passes = [event for event in events if isinstance(event, PassStats)]
+    assert max(carried) > 1
     assert all(one.hidden_seconds > 0 for one in passes[:-1])
     assert "ahead" in {record[0] for record in timeline._events}
 
 
-@pytest.mark.parametrize("lookups", ["lookup", "suffix,lookup"])
-def test_beside_lookups(
-    models: dict[str, Path],
-    expected: dict[float, tuple[int, ...]],
-    steps: list[int],
-    carried: list[int],
-    lookups: str,
-) -> None:
+def test_beside_lookups(trio: Trio, expected: Expected, carried: list[int]) -> None:
     """What they found is asked for anew when the text is known."""
-    with drafting_ahead(models["target"], f"{models['near']},{lookups}", budget=24, width=4) as engine:
+    with drafting_ahead(trio.target, f"{trio.near},suffix,lookup", budget=24) as engine:
         for temperature, tokens in expected.items():
             for _ in range(2):  # the second time from memory
-                assert engine.generate(PROMPT, _sampling(temperature)).token_ids == tokens
+                assert engine.generate(PROMPT, sampling(temperature, 24)).token_ids == tokens
     assert carried
 
 
-@pytest.mark.parametrize("draft", ["near", "auto", "hybrid"])
-@pytest.mark.parametrize("target", some(["target", "hybrid"], "hybrid"))
-def test_states_and_shared_rows(
-    models: dict[str, Path], steps: list[int], tmp_path: Path, target: str, draft: str
-) -> None:
+@pytest.mark.parametrize(
+    ("target", "draft"), [("hybrid", "hybrid"), ("hybrid", "auto"), ("target", "auto"), ("target", "hybrid")]
+)
+def test_states_and_shared_rows(trio: Trio, tmp_path: Path, target: str, draft: str) -> None:
     """Targets and drafts with states, and a draft whose rows give way to the target's."""
     hybrid = write_hybrid(tmp_path / "hybrid", "qwen3_5_text")
-    folders = {**models, "hybrid": hybrid, "auto": "auto"}
-    said = list[tuple[int, ...]]()
-    for name, begin in (("none", tiny_engine), (folders[draft], drafting_ahead)):
-        with begin(folders[target], name, budget=16, width=4) as engine:
-            said += [engine.generate(PROMPT, _sampling(t, 16)).token_ids for t in (0.0, 1.0)]
-    assert said[:2] == said[2:]
-
-
-class _Failing:
-    """A drafter that fails at a later step beside a pass, in a thread of its own."""
-
-    def __init__(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.left, expand = 4, LMDrafter.expand
-
-        def failing(drafter: LMDrafter, *args: Any) -> Any:
-            if threading.current_thread().name == "offspec draft":
-                self.left -= 1
-                if self.left == 0:
-                    raise error
-            return expand(drafter, *args)
-
-        monkeypatch.setattr(LMDrafter, "expand", failing)
+    folder = hybrid if target == "hybrid" else trio.target
+    params = [sampling(temperature) for temperature in (0.0, 1.0)]
+    with drafting_ahead(folder, hybrid if draft == "hybrid" else draft) as engine:
+        assert [engine.generate(PROMPT, one).token_ids for one in params] == says(folder, *params)
 
 
 def test_a_fault_of_the_draft_costs_no_answer(
-    models: dict[str, Path],
-    expected: dict[float, tuple[int, ...]],
-    steps: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    trio: Trio, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing, notices = _Failing(RuntimeError("a fault"), monkeypatch), list[tuple[str, str]]()
+    left, expand, notices = 4, LMDrafter.expand, list[tuple[str, str]]()
+
+    def failing(drafter: LMDrafter, *args: Any) -> Any:
+        nonlocal left
+        if threading.current_thread().name == "offspec draft":
+            left -= 1
+            if left == 0:
+                raise RuntimeError("a fault")
+        return expand(drafter, *args)
 
     def notify(event: Event) -> None:
         if isinstance(event, Notice):
             notices.append((event.text, threading.current_thread().name))
 
-    with drafting_ahead(models["target"], models["near"], budget=16, width=4, notify=notify) as engine:
-        assert engine.generate(PROMPT, _sampling(1.0)).token_ids == expected[1.0]
+    monkeypatch.setattr(LMDrafter, "expand", failing)
+    with drafting_ahead(trio.target, trio.near, notify=notify) as engine:
+        assert engine.generate(PROMPT, sampling(1.0, 24)).token_ids == expected[1.0]
         ((text, thread),) = notices
         assert "does not draft for the rest of this answer (RuntimeError: a fault)" in text
         assert thread == threading.current_thread().name, "told by the thread that answers"
-        failing.left = -1
-        assert engine.generate(PROMPT, _sampling(1.0)).token_ids == expected[1.0]
+        assert engine.generate(PROMPT, sampling(1.0, 24)).token_ids == expected[1.0]
 
 
-def test_halted_or_failing_in_mid_pass(
-    models: dict[str, Path], expected: dict[float, tuple[int, ...]], steps: list[int]
-) -> None:
+@pytest.mark.parametrize("layer", [1, 3])
+def test_halted_or_failing_in_mid_pass(trio: Trio, expected: Expected, layer: int) -> None:
     """The draft's thread ends with the pass, and the next answer is whole."""
-    for layer in (1, 3):
-        halt, told = threading.Event(), list[PassProgress]()
+    halt, params = threading.Event(), sampling(1.0, 24)
 
-        def notify(event: Event, layer: int = layer, halt: Any = halt, told: Any = told) -> None:
-            if isinstance(event, PassProgress) and event.index == 3 and event.layer == layer:
-                told.append(event)
-                halt.set()
+    def notify(event: Event) -> None:
+        if isinstance(event, PassProgress) and event.index == 3 and event.layer == layer:
+            halt.set()
 
-        with drafting_ahead(models["target"], models["near"], budget=8, width=4, notify=notify) as engine:
-            *_, last = engine.stream(PROMPT, _sampling(1.0), halt=halt)
-            assert isinstance(last, Finished) and last.result.finish_reason == "halted" and told
-            assert expected[1.0][: len(last.result.token_ids)] == last.result.token_ids
-            assert not [thread for thread in threading.enumerate() if thread.name == "offspec draft"]
-            assert engine.generate(PROMPT, _sampling(1.0)).token_ids == expected[1.0]
+    with drafting_ahead(trio.target, trio.near, budget=8, notify=notify) as engine:
+        *_, last = engine.stream(PROMPT, params, halt=halt)
+        assert isinstance(last, Finished) and last.result.finish_reason == "halted"
+        assert expected[1.0][: len(last.result.token_ids)] == last.result.token_ids
+        assert not [thread for thread in threading.enumerate() if thread.name == "offspec draft"]
+        assert engine.generate(PROMPT, params).token_ids == expected[1.0]
+        with pytest.MonkeyPatch.context() as patch:
             mlp: Any = engine._assembly.target.skeleton.layers[2].mlp
-            forward = mlp.forward
-            mlp.forward = lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+            patch.setattr(mlp, "forward", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
-                engine.generate(PROMPT, _sampling(1.0))
-            mlp.forward = forward
-            assert engine.generate(PROMPT, _sampling(1.0)).token_ids == expected[1.0]
+                engine.generate(PROMPT, params)
+        assert engine.generate(PROMPT, params).token_ids == expected[1.0]
 
 
-def test_several_sequences_are_not_grown_on(
-    models: dict[str, Path],
-    expected: dict[float, tuple[int, ...]],
-    steps: list[int],
-) -> None:
+def test_several_sequences_are_not_grown_on(trio: Trio, expected: Expected) -> None:
     """Passes that several share go without; an answer that is left alone goes on with it."""
-    with drafting_ahead(models["target"], models["near"], budget=16, width=4, sequences=2) as engine:
-        answers = [engine.submit(PROMPT, _sampling(t, count)) for t in (0.0, 1.0) for count in (6, 24)]
-        for answer, (temperature, count) in zip(
-            answers, [(t, count) for t in (0.0, 1.0) for count in (6, 24)], strict=True
-        ):
+    asked = [(temperature, count) for temperature in (0.0, 1.0) for count in (6, 24)]
+    with drafting_ahead(trio.target, trio.near, sequences=2) as engine:
+        answers = [engine.submit(PROMPT, sampling(*one)) for one in asked]
+        for answer, (temperature, count) in zip(answers, asked, strict=True):
             assert answer.result().token_ids == expected[temperature][:count]
 
 
-def test_the_number_of_threads_of_products_stays(
-    models: dict[str, Path], expected: dict[float, tuple[int, ...]], steps: list[int]
-) -> None:
+def test_the_number_of_threads_of_products_stays(trio: Trio, expected: Expected) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        with drafting_ahead(models["target"], models["near"], budget=8, width=4) as engine:
-            assert engine.generate(PROMPT, _sampling(0.0)).token_ids == expected[0.0]
+        with drafting_ahead(trio.target, trio.near, budget=8) as engine:
+            assert engine.generate(PROMPT, sampling(0.0, 24)).token_ids == expected[0.0]
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)

@@ -3,37 +3,27 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from offspec import SamplingParams
 from offspec.draft.grow.result import GrownTree
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.mixture import Asked
 from offspec.engine.decode import DecodeState
 from offspec.model.probe import build
 from offspec.model.probe.compare import Behaviour
-from tests.support.products import some
-from tests.support.tiny_models import tiny_engine, write_model
-
-PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
-SETTINGS = [SamplingParams(max_tokens=24, ignore_eos=True, temperature=t, seed=3) for t in (0.0, 0.9)]
+from tests.support.answers import PROMPT, sampling, says
+from tests.support.tiny_models import write_model
 
 
-@pytest.mark.parametrize(
-    ("draft", "verify"),
-    some(
-        [(draft, verify) for draft in ("itself", "suffix") for verify in ("coupled", "plain")],
-        ("itself", "plain"),
-        ("suffix", "coupled"),
-    ),
-)
+@pytest.mark.usefixtures("drafters_stay")
+@pytest.mark.parametrize(("draft", "verify"), [("itself", "plain"), ("suffix", "coupled")])
 def test_guesses_are_single_paths(
     verify: str, draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = write_model(tmp_path / "model")
-    guesses = str(model) if draft == "itself" else "suffix"
-    with tiny_engine(model, guesses, verify=verify) as engine:
-        expected = [engine.generate(PROMPT * 2, params).token_ids for params in SETTINGS]
+    params = [sampling(temperature, 24) for temperature in (0.0, 0.9)]
+    expected = says(model, *params, prompt=PROMPT * 2)
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "try_out", lambda config: Behaviour(False, True, "branches differ"))
     sent, rows = list[GrownTree](), DecodeState.rows
@@ -43,15 +33,13 @@ def test_guesses_are_single_paths(
         return rows(state, grown, *given)
 
     monkeypatch.setattr(DecodeState, "rows", watched)
-    with tiny_engine(model, guesses, verify=verify) as engine:
-        assert [engine.generate(PROMPT * 2, params).token_ids for params in SETTINGS] == expected
+    guesses = model if draft == "itself" else draft
+    assert says(model, *params, draft=guesses, prompt=PROMPT * 2, verify=verify) == expected
     assert all(len(grown.tree) == grown.tree.depth.max() + 1 for grown in sent)
     assert any(len(grown.tree) > 2 for grown in sent)
 
 
 def test_the_path_is_the_likeliest_or_the_first_drawn() -> None:
-    import numpy as np
-
     every = GrowingTree(7)
     every.extend(np.array([0]), np.array([[3, 4]]), np.log([[0.2, 0.7]]))
     every.extend(np.array([1, 2]), np.array([[5, 6], [8, 9]]), np.log([[0.5, 0.4], [0.1, 0.8]]))
