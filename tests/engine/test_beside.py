@@ -6,15 +6,17 @@ import pytest
 import torch
 
 import offspec
-from offspec import CapacityError, SamplingParams
+from offspec import CapacityError
 from offspec.core.events import unheard
 from offspec.model import runner
 from offspec.model.attention import TreeContext
 from offspec.model.device import RUNTIME, SLACK
 from offspec.model.quantize.pack import pack_model
 from offspec_planners.placement import Placement, Tier
+from tests.support.answers import PROMPT, sampling, says
 from tests.support.products import some
 from tests.support.tiny_models import (
+    HYBRIDS,
     nothing,
     open_model,
     reference,
@@ -24,19 +26,13 @@ from tests.support.tiny_models import (
 )
 
 pytestmark = pytest.mark.gpu
-PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
-GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
-SAMPLED = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=3, top_p=0.9)
+SAMPLED = sampling(1.0, 12, top_p=0.9)
 CUDA = torch.device("cuda", 0)
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 5}
+# Windows, sinks, experts, latents, keys of other layers, inputs of each layer, and states.
 _EVERY_KIND = (
-    "gemma2", "gemma3n_text", "gemma4_text", "gpt2", "gpt_oss", "deepseek_v3", "llama4_text", "qwen3_moe"
+    "gemma3n_text", "gemma4_text", "gpt_oss", "deepseek_v3", "llama4_text", "qwen3_5_text", "falcon_mamba"
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def exact_products() -> None:
-    """float32 that is float32: TF32 would make near-ties of what is none."""
-    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def _placed(layers: int, first: Tier = Tier.DEVICE) -> Placement:
@@ -46,58 +42,40 @@ def _placed(layers: int, first: Tier = Tier.DEVICE) -> Placement:
     return Placement((*tiers, Tier.CPU), 2, 2, Tier.HOST)
 
 
-@pytest.mark.parametrize("family", some(_EVERY_KIND, "gpt_oss"))
+@pytest.mark.parametrize("family", some(_EVERY_KIND, "gpt_oss", "qwen3_5_text"))
 def test_families(family: str, tmp_path: Path) -> None:
-    """Windows, sinks, experts, latents, keys of other layers and inputs of each layer hop as well."""
-    model = write_model(tmp_path / "model", family)
-    with tiny_engine(model, "none", budget=1) as engine:
-        sampled = engine.generate(PROMPT, SAMPLED).token_ids
+    """A state lies where its layer is computed, and is committed and rewound there."""
+    model = (write_hybrid if family in HYBRIDS else write_model)(tmp_path / "model", family)
     placement = _placed(len(open_model(model).layers))
-    with tiny_engine(model, model, placement=placement, device=CUDA) as engine:
-        assert list(engine.generate(PROMPT, GREEDY).token_ids) == reference(model, PROMPT, 12)
-        result = engine.generate(PROMPT, SAMPLED)
-        assert result.token_ids == sampled and result.cpu_layers == 2
-
-
-@pytest.mark.parametrize("family", some(["qwen3_5_text", "zamba2", "falcon_mamba"], "qwen3_5_text"))
-def test_layers_with_a_state(family: str, tmp_path: Path) -> None:
-    """The state lies where its layer is computed, and is committed and rewound there."""
-    model = write_hybrid(tmp_path / "model", family)
-    placement = _placed(len(open_model(model).layers))
-    with tiny_engine(model, "none", budget=1) as engine:
-        expected = [engine.generate(prompt, SAMPLED).token_ids for prompt in (PROMPT, PROMPT[:6])]
+    prompts = (PROMPT, PROMPT[:6])
+    expected = [says(model, SAMPLED, prompt=prompt)[0] for prompt in prompts]
     draft = "auto" if family == "qwen3_5_text" else model  # a substitute takes over the target's states
     with tiny_engine(model, draft, placement=placement, device=CUDA) as engine:
-        found = [engine.generate(prompt, SAMPLED).token_ids for prompt in (PROMPT, PROMPT[:6])]
-    assert found == expected
+        assert [engine.generate(prompt, SAMPLED).token_ids for prompt in prompts] == expected
+        result = engine.generate(PROMPT, sampling(0.0, 12))
+        assert list(result.token_ids) == reference(model, PROMPT, 12)
+        assert result.cpu_layers == len(placement.layers(Tier.CPU)) > 0
 
 
 def test_packed_layers(tmp_path: Path) -> None:
     """Each is unpacked where it is computed."""
-    model = write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, num_hidden_layers=5)
-    pack = tmp_path / "pack"
+    model, pack = write_model(tmp_path / "model", **SIZES), tmp_path / "pack"
     pack_model(str(model), "nf4", out=pack, notify=unheard)
-    with tiny_engine(pack, "none", budget=1) as engine:
-        expected = engine.generate(PROMPT, SAMPLED).token_ids
-    with tiny_engine(pack, model, placement=_placed(5), device=CUDA) as engine:
-        assert engine.generate(PROMPT, SAMPLED).token_ids == expected
+    found = says(pack, SAMPLED, draft=model, placement=_placed(5), device=CUDA)
+    assert found == says(pack, SAMPLED)
 
 
-@pytest.mark.parametrize("chunk", some([1024, 5], 5))
 def test_in_bfloat16_the_number_of_them_fixes_the_tokens(
-    chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Draft, tree, chunks and the place of all other layers still change nothing."""
-    monkeypatch.setattr(runner, "CHUNK", chunk)
-    model = write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, num_hidden_layers=5)
-    said = set()
-    for first, draft, budget in ((Tier.DEVICE, "none", 1), (Tier.DISK, model, 24), (Tier.HOST, model, 7)):
-        placement = _placed(5, first)
-        engine = tiny_engine(
-            model, draft, budget=budget, placement=placement, device=CUDA, dtype=torch.bfloat16
-        )
-        with engine:
-            said.add(engine.generate(PROMPT, SAMPLED).token_ids)
+    model, said = write_model(tmp_path / "model", **SIZES), set[tuple[int, ...]]()
+    for chunk, first, draft, budget in (
+        (1024, Tier.DEVICE, "none", 1), (5, Tier.DISK, model, 24), (5, Tier.HOST, model, 7)
+    ):  # fmt: skip
+        monkeypatch.setattr(runner, "CHUNK", chunk)
+        given = {"budget": budget, "placement": _placed(5, first), "device": CUDA, "dtype": torch.bfloat16}
+        said |= {*says(model, SAMPLED, draft=draft, **given)}
     assert len(said) == 1
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from offspec import SamplingParams
 from offspec.checkpoint import open_checkpoint
 from offspec.draft.base import Drafter
 from offspec.draft.early_exit import EarlyExitDrafter
@@ -15,17 +14,11 @@ from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
 from offspec_planners.placement import Placement, Tier
 from tests.draft.mtp_files import GLM, write_with_mtp
+from tests.support.answers import PROMPT, sampling, says
 from tests.support.tiny_models import reference, tiny_engine
 
 pytestmark = pytest.mark.gpu
-PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 ROWS = 128
-
-
-@pytest.fixture(autouse=True)
-def exact_products() -> None:
-    """float32 that is float32: TF32 would make near-ties of what is none."""
-    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def test_tokens_are_those_of_the_cpu(tmp_path: Path) -> None:
@@ -42,12 +35,10 @@ def test_tokens_are_those_of_the_cpu(tmp_path: Path) -> None:
         parts = TargetParts(target)
         return {"mtp": module.load(parts, ROWS), "early-exit": EarlyExitDrafter(target, ROWS)}
 
-    greedy = SamplingParams(max_tokens=10, ignore_eos=True)
-    sampled = SamplingParams(max_tokens=10, ignore_eos=True, temperature=1.0, seed=3)
+    greedy, sampled = sampling(0.0, 10), sampling(1.0, 10)
     answer = reference(folder, PROMPT, 10)
     again = [*PROMPT, *answer[:6], 40, 41]
-    with tiny_engine(folder, "none", budget=1) as engine:
-        expected = engine.generate(again, sampled).token_ids
+    (expected,) = says(folder, sampled, prompt=again)
     settings = {"budget": 8, "width": 4, "placement": Placement((Tier.DEVICE, Tier.HOST, Tier.DISK), 2, 2)}
     with tiny_engine(folder, "none", more=load, device=torch.device("cuda"), **settings) as engine:
         for draft in ("mtp", "early-exit"):

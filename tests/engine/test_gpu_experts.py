@@ -1,188 +1,227 @@
-"""Experts in slots of a device, in RAM behind it and on disk: the same tokens as with all of them on it."""
+"""Experts in slots of a device, in RAM behind it and on disk, or computed by the CPU: the same tokens."""
 
 import os
 import shutil
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import offspec
-from offspec import CapacityError, StreamError
+from offspec import CapacityError, RequestError, StreamError
 from offspec.engine.engine import Engine
 from offspec.model.device import RUNTIME, SLACK
 from offspec.stream.device_experts import DeviceExpertStore
+from offspec.stream.expert_store import ExpertStore
 from offspec_planners.placement import Placement, Tier
-from tests.engine.test_mxfp4 import write_both
-from tests.support.device_experts import (
-    BUDGETS,
-    CUDA,
-    GREEDY,
-    PROMPT,
-    SAMPLED,
-    SHORT,
-    Written,
-    exact_products,
-    written,
-)
+from tests.support.answers import sampling, says
+from tests.support.device_experts import CUDA, GREEDY, PROMPT, SAMPLED, Written, written
 from tests.support.expert_models import EXPERT_FAMILIES, by_need, write_experts
+from tests.support.mxfp4_models import write_both
 from tests.support.products import some
-from tests.support.tiny_models import tiny_engine
+from tests.support.tiny_models import tiny_engine, write_model
 from tests.support.weight_files import as_it_is
 
-__all__ = ["exact_products", "written"]
+__all__ = ["written"]
 pytestmark = pytest.mark.gpu
-PARAMS = (GREEDY, SAMPLED)
-SHARES = (0.0, 0.3, 1.0)  # of experts on the device, and in RAM
+Write = Callable[[str], Written]
+MOST = {"hidden_size": 128, "intermediate_size": 512, "num_local_experts": 8}
+PLENTY = 4_000_000_000
 
 
-def stores(engine: Engine) -> DeviceExpertStore:
-    store = engine._assembly.target.store
-    assert isinstance(store, DeviceExpertStore)
-    return store
+def loaded(model: Written, placement: Placement, draft: str = "none", **settings: Any) -> Engine:
+    drafter, budget = (model.folder, 12) if draft == "same" else (draft, 1)
+    return tiny_engine(model.folder, drafter, budget=budget, placement=placement, device=CUDA, **settings)
 
 
 @pytest.mark.parametrize(
     ("family", "near", "behind", "draft"),
     some(
-        product(EXPERT_FAMILIES, SHARES, SHARES, BUDGETS),
+        [
+            ("mixtral", 0.0, 0.0, "same"),
+            ("mixtral", 0.3, 1.0, "none"),
+            ("mixtral", 1.0, 0.3, "none"),
+            *((family, 0.3, 0.3, "same") for family in EXPERT_FAMILIES),
+        ],
         ("mixtral", 0.0, 0.0, "same"),
         ("mixtral", 0.3, 1.0, "none"),
         ("mixtral", 1.0, 0.3, "none"),
-        rare=lambda setting: setting[1:] != (0.3, 0.3, "same"),
-        one_in=2,
+        one_in=5,
     ),
 )
 def test_tokens_do_not_depend_on_what_is_kept_where(
-    family: str, near: float, behind: float, draft: str, written: Callable[[str], Written]
+    family: str, near: float, behind: float, draft: str, written: Write
 ) -> None:
     model = written(family)
-    drafter = model.folder if draft == "same" else draft
-    placement = model.placement(near, behind)
-    with tiny_engine(
-        model.folder, drafter, budget=BUDGETS[draft], placement=placement, device=CUDA
-    ) as engine:
-        store, loaded = stores(engine), stores(engine).read_stats.bytes_moved
-        for params in PARAMS:
-            assert engine.generate(PROMPT, params).token_ids == model.says[params], params
-        assert (loaded > 0) == (behind == 1)
-        assert (store.read_stats.bytes_moved == loaded) == (behind == 1), "RAM that holds all reads nothing"
-        target = engine._assembly.target
-        assert (target.bytes_streamed, target.bytes_read) == (
-            store.copy_stats.bytes_moved,
-            store.read_stats.bytes_moved,
-        ), "nothing else streams"
+    with loaded(model, model.placement(near, behind), draft) as engine:
+        target: Any = engine._assembly.target
+        store = target.store
+        assert isinstance(store, DeviceExpertStore)
+        before = store.read_stats.bytes_moved
+        for params, tokens in zip((GREEDY, SAMPLED), model.says, strict=True):
+            assert engine.generate(PROMPT, params).token_ids == tokens, params
+        copied, read = store.copy_stats.bytes_moved, store.read_stats.bytes_moved
+        assert (before > 0) == (read == before) == (behind == 1), "RAM that holds all reads nothing"
+        assert (target.bytes_streamed, target.bytes_read) == (copied, read), "nothing else streams"
         if near == 1:
-            assert engine.generate(PROMPT, PARAMS[0]).token_ids == model.says[PARAMS[0]]
+            assert engine.generate(PROMPT, GREEDY).token_ids == model.says[0]
             moves = [move for unit in store.kept for move in store.layouts[unit].moves_to(CUDA)]
-            copied = sum(move.length for move in moves)
-            assert store.copy_stats.bytes_moved == copied > 0, "what is on the device is not copied again"
+            assert store.copy_stats.bytes_moved == sum(move.length for move in moves) > 0, "none once more"
 
 
-@pytest.mark.exhaustive
-def test_layers_that_stream_ask_for_experts_too(written: Callable[[str], Written]) -> None:
+@pytest.mark.parametrize(
+    ("family", "share", "draft"),
+    some(
+        [
+            ("gpt_oss", 1.0, "none"),
+            ("qwen2_moe", 0.0, "none"),
+            *((family, 0.3, "same") for family in EXPERT_FAMILIES),
+        ],
+        ("gpt_oss", 1.0, "none"),
+        ("qwen2_moe", 0.0, "none"),
+        ("mixtral", 0.3, "same"),
+        one_in=5,
+    ),
+)
+def test_tokens_do_not_depend_on_what_computes_experts(
+    family: str, share: float, draft: str, written: Write
+) -> None:
+    model = written(family)
+    with loaded(model, model.beside(share), draft) as engine:
+        store = engine._assembly.target.store
+        assert isinstance(store, ExpertStore), "nothing is kept on the device, or copied to it"
+        for params, tokens in zip((GREEDY, SAMPLED), model.says, strict=True):
+            result = engine.generate(PROMPT, params)
+            assert result.token_ids == tokens and result.cpu_experts
+        assert store.stats.asked and (store.stats.hits == store.stats.asked) == (share == 1)
+
+
+def test_layers_that_stream_ask_for_experts_too(written: Write) -> None:
     """All else of a layer comes from RAM or disk through the rings, a head that streams as well."""
     model = written("mixtral")
     tiers = tuple((Tier.DISK, Tier.HOST, Tier.DEVICE)[layer % 3] for layer in range(model.layers))
     placement = Placement(tiers, 2, 2, Tier.DISK, expert_slots=3, host_expert_slots=5)
-    with tiny_engine(model.folder, "none", budget=1, placement=placement, device=CUDA, chunk=4) as engine:
-        for params in PARAMS:
-            assert engine.generate(PROMPT, params).token_ids == model.says[params]
+    given = {"placement": placement, "device": CUDA, "chunk": 4}
+    assert says(model.folder, SAMPLED, prompt=PROMPT, **given) == model.says[1:]
 
 
-@pytest.mark.parametrize(("near", "behind"), some([(1, 1), (3, 8), (12, 8)], (3, 8)))
-def test_experts_in_codes_are_unpacked_on_the_device(near: int, behind: int, tmp_path: Path) -> None:
-    torch.manual_seed(3)
+@pytest.mark.parametrize(("near", "behind"), [(3, 8), (0, 3)], ids=["on the device", "on the CPU"])
+def test_experts_in_codes_are_unpacked_where_they_are_computed(
+    near: int, behind: int, tmp_path: Path
+) -> None:
     dense, packed = write_both(tmp_path)
-    with tiny_engine(dense, "none", budget=1) as engine:
-        expected = engine.generate(PROMPT, PARAMS[1]).token_ids
-    with tiny_engine(packed, "none", budget=1, placement=by_need(3, near, behind), device=CUDA) as engine:
-        assert engine.generate(PROMPT, PARAMS[1]).token_ids == expected
+    found = says(packed, SAMPLED, placement=by_need(3, near, behind), device=CUDA)
+    assert found == says(dense, SAMPLED)
 
 
 @pytest.mark.exhaustive
-def test_in_bfloat16_what_is_kept_where_changes_nothing(written: Callable[[str], Written]) -> None:
-    model, says = written("mixtral"), set[tuple[int, ...]]()
-    for near, behind, draft, budget in (
-        (0.0, 0.0, "none", 1),
-        (0.3, 1.0, model.folder, 24),
-        (1.0, 0.3, "none", 1),
-    ):
-        with tiny_engine(
-            model.folder,
-            draft,
-            budget=budget,
-            placement=model.placement(near, behind),
-            device=CUDA,
-            dtype=torch.bfloat16,
-        ) as engine:
-            says.add(engine.generate(PROMPT, PARAMS[1]).token_ids)
-    assert len(says) == 1
+@pytest.mark.parametrize("way", ["device", "cpu"])
+def test_in_bfloat16_what_is_in_memory_changes_nothing(way: str, written: Write) -> None:
+    """Either all of a layer's experts are the CPU's or none, so bits depend on nothing that was asked before."""
+    model, said = written("mixtral"), set[tuple[int, ...]]()
+    for share, draft in ((0.0, "none"), (0.3, "same"), (1.0, "none")):
+        placement = model.beside(share) if way == "cpu" else model.placement(share, 1 - share)
+        with loaded(model, placement, draft, dtype=torch.bfloat16) as engine:
+            said |= {engine.generate(PROMPT, SAMPLED).token_ids for _ in range(2)}
+    assert len(said) == 1
 
 
-@pytest.mark.parametrize("near", some([0.0, 0.3], 0.3))
+@pytest.mark.parametrize("way", ["device", "cpu"])
 def test_an_expert_that_does_not_come_is_one_error_and_the_engine_lives(
-    near: float, written: Callable[[str], Written], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: str, written: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A truncated file, and a copy that fails, in the middle of an answer."""
-    model, params = written("mixtral"), PARAMS[0]
+    """A truncated file and a copy that fails in the middle of an answer, and answers that are broken off."""
+    model = written("mixtral")
     folder = Path(shutil.copytree(model.folder, tmp_path / "copy"))
     file = folder / "model.safetensors"
-    size, put_back = file.stat().st_size, as_it_is(file)
-    with tiny_engine(folder, "none", budget=1, placement=model.placement(near, 0.3), device=CUDA) as engine:
-        assert engine.generate(PROMPT, params).token_ids == model.says[params]
-        os.truncate(file, size // 3)
+    put_back = as_it_is(file)
+    placement = model.placement(0.3, 0.3) if way == "device" else model.beside(0.3)
+    with tiny_engine(folder, "none", budget=1, placement=placement, device=CUDA) as engine:
+        os.truncate(file, file.stat().st_size // 3)
         with pytest.raises(StreamError, match="ended early"):
-            engine.generate(PROMPT[::-1], params)
+            engine.generate(PROMPT[::-1], GREEDY)
         put_back()
-        assert engine.generate(PROMPT, params).token_ids == model.says[params]
-        with monkeypatch.context() as patched:
-            patched.setattr(torch.cuda.Event, "synchronize", _failing)
-            with pytest.raises(StreamError, match="copying layer"):
-                engine.generate(PROMPT[::-1], params)
-        assert engine.generate(PROMPT, params).token_ids == model.says[params]
+        assert engine.generate(PROMPT, GREEDY).token_ids == model.says[0]
+        if way == "device":
+            with monkeypatch.context() as patched:
+                patched.setattr(torch.cuda.Event, "synchronize", _failing)
+                with pytest.raises(StreamError, match="copying layer"):
+                    engine.generate(PROMPT[::-1], GREEDY)
+            assert engine.generate(PROMPT, GREEDY).token_ids == model.says[0]
+        for after in (1, 2):
+            stream = engine.stream(PROMPT, SAMPLED)
+            for _ in range(after):
+                next(stream)
+            stream.close()
+        assert engine.generate(PROMPT, SAMPLED).token_ids == model.says[1]
 
 
 def _failing(event: torch.cuda.Event) -> None:
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-def test_an_answer_that_is_broken_off_leaves_no_trace(written: Callable[[str], Written]) -> None:
-    model, params = written("mixtral"), PARAMS[1]
-    placement = model.placement(0.3, 0.3)
-    with tiny_engine(model.folder, "none", budget=1, placement=placement, device=CUDA) as engine:
-        for after in (1, 2):
-            stream = engine.stream(PROMPT, params)
-            for _ in range(after):
-                next(stream)
-            stream.close()
-            assert engine.generate(PROMPT, params).token_ids == model.says[params]
+def load(folder: Path, vram: int, memory: int, way: str = "auto") -> Engine:
+    settings: dict[str, Any] = {"draft": "none", "dtype": "float32", "context": 32, "device": "cuda"}
+    return offspec.load(str(folder), vram=vram, memory=memory, experts=way, **settings)
+
+
+def needed(name: str, *given: Any) -> int:
+    with pytest.raises(CapacityError, match=name) as caught:
+        load(*given)
+    return caught.value.needed
 
 
 def test_memory_decides(tmp_path: Path) -> None:
     """The device keeps what has room beside all else, and RAM the same behind it."""
-    large = {"hidden_size": 128, "intermediate_size": 512, "num_local_experts": 8}
-    folder = write_experts(tmp_path / "model", "mixtral", **large)
-
-    def load(vram: int, memory: int) -> Engine:
-        return offspec.load(
-            str(folder), device="cuda", vram=vram, memory=memory, draft="none", dtype="float32", context=32
-        )
-
-    needed, plenty = dict[str, int](), 4_000_000_000
-    for name, vram, memory in (("`vram`", RUNTIME + SLACK, plenty), ("`memory`", 3_000_000_000, 10_000_000)):
-        with pytest.raises(CapacityError, match=name) as caught:
-            load(vram, memory)
-        needed[name] = caught.value.needed
-    least, ram = needed["`vram`"], needed["`memory`"] + 5_000_000
+    folder = write_experts(tmp_path / "model", "mixtral", **MOST)
+    least = needed("`vram`", folder, RUNTIME + SLACK, PLENTY)
+    ram = needed("`memory`", folder, 3_000_000_000, 10_000_000) + 5_000_000
     assert least > RUNTIME + SLACK
-    says, seen = set[tuple[int, ...]](), list[tuple[int, int]]()
-    for vram, memory in ((least, ram), (least + 10_000_000, plenty), (plenty // 2, plenty)):
-        with load(vram, memory) as engine:
-            says.add(engine.generate(PROMPT, SHORT).token_ids)
+    said, seen = set[tuple[int, ...]](), list[tuple[int, int]]()
+    for vram, memory in ((least, ram), (least + 10_000_000, PLENTY), (PLENTY // 2, PLENTY)):
+        with load(folder, vram, memory) as engine:
+            said.add(engine.generate(PROMPT, sampling(0.0, 3)).token_ids)
             seen.append((engine.placement["expert_slots"], engine.placement["host_expert_slots"]))
-    assert len(says) == 1
+    assert len(said) == 1
     (near, behind), (more, every), fits = seen
     assert 8 <= near < more < 24 and 8 <= behind < every == 24 and fits == (0, 0)
+
+
+def test_what_is_asked_for_is_done_whatever_memory_there_is(tmp_path: Path) -> None:
+    """The GPU that would hold all has no experts either, and much less of it is enough."""
+    folder = write_experts(tmp_path / "model", "mixtral", **MOST)
+    least = needed("`vram`", folder, RUNTIME + SLACK, PLENTY, "cpu")
+    assert least < needed("`vram`", folder, RUNTIME + SLACK, PLENTY, "gpu")
+    ram = needed(r"experts in RAM .*`memory`", folder, least, 10_000_000, "cpu")
+    said = set[tuple[int, ...]]()
+    for way, vram, memory in (("cpu", least, ram), ("cpu", PLENTY, PLENTY), ("auto", PLENTY, PLENTY)):
+        with load(folder, vram, memory, way) as engine:
+            placement, result = engine.placement, engine.generate(PROMPT, sampling(0.0, 3))
+            said.add(result.token_ids)
+            slots = placement["host_expert_slots"]
+            assert result.cpu_experts == placement["cpu_experts"] == (way == "cpu")
+            assert placement["expert_slots"] == 0
+            assert 8 <= slots < 24 if memory < PLENTY else slots == 24 * (way == "cpu")
+    assert len(said) == 1
+
+
+def test_where_it_means_nothing_a_notice_says_so(tmp_path: Path) -> None:
+    dense, mixture = write_model(tmp_path / "dense"), write_experts(tmp_path / "mixture", "mixtral")
+    settings = {"draft": "none", "dtype": "float32", "context": 64, "budget": 1}
+    for model, device, way, why in (
+        (dense, "cuda", "cpu", "this model has none"),
+        (mixture, "cpu", "auto", ""),
+    ):
+        told = list[str]()
+        notify = lambda event, told=told: told.append(getattr(event, "text", ""))  # noqa: E731
+        offspec.load(str(model), device=device, experts=way, notify=notify, **settings).close()
+        found = [text for text in told if "`experts`" in text]
+        assert len(found) == bool(why) and all(why in text for text in found)
+    with pytest.raises(RequestError, match="leave out `experts`, which is for a GPU"):
+        offspec.load(str(mixture), device="cpu", experts="cpu")
+    with pytest.raises(RequestError, match="leave out `cpu_layers` or `experts`"):
+        offspec.load(str(mixture), device="cuda", experts="cpu", cpu_layers=1)
+    with pytest.raises(RequestError, match="'auto', 'gpu' or 'cpu'"):
+        offspec.load(str(mixture), experts="tpu")

@@ -9,15 +9,17 @@ import pytest
 import torch
 
 from offspec import SamplingParams
-from offspec.core.events import Notice
+from offspec.core.events import Event, Notice
 from offspec.engine.engine import Engine
 from offspec.engine.passes import Passes
 from offspec.model import runner
 from offspec.model.cache import TreeCache
 from offspec_planners.placement import Placement, Tier
+from tests.support.answers import sampling, says
 from tests.support.products import some
 from tests.support.tiny_models import HYBRIDS, open_model, reference, tiny_engine, write_hybrid, write_model
 
+pytestmark = pytest.mark.usefixtures("drafters_stay")
 PROMPT = [3 + (7 * i * i + i) % 90 for i in range(41)]
 # One of each kind of state: gated delta rule, Mamba-2, Mamba-1, a convolution alone.
 USUAL = ("qwen3_5_text", "falcon_h1", "mamba", "lfm2")
@@ -26,13 +28,7 @@ WITHOUT_ATTENTION = {"mamba", "mamba2", "falcon_mamba"}
 # of a logit in nemotron_h, by 0.3 after 20 tokens in zamba2. Without it, it says what float64 does.
 CACHED_OTHERWISE = {"nemotron_h", "zamba2"}
 TOKENS = 12
-
-
-def _params(temperature: float, tokens: int = TOKENS) -> SamplingParams:
-    return SamplingParams(temperature=temperature, seed=6, max_tokens=tokens, ignore_eos=True)
-
-
-PARAMS = tuple(map(_params, (0.0, 0.6, 1.0)))
+GREEDY, WARM, HOT = PARAMS = [sampling(temperature, TOKENS) for temperature in (0.0, 0.6, 1.0)]
 
 
 @dataclass(frozen=True)
@@ -41,12 +37,7 @@ class Written:
 
     name: str
     folder: Path
-    says: dict[SamplingParams, tuple[int, ...]]
-
-
-def with_hybrids(*usual: str) -> pytest.MarkDecorator:
-    """A test of every family, of which `make test` takes these."""
-    return pytest.mark.parametrize("hybrid", some(sorted(HYBRIDS), *usual), indirect=True)
+    says: list[tuple[int, ...]]
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +45,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Written
     @cache
     def write(name: str) -> Written:
         folder = write_hybrid(tmp_path_factory.mktemp(name) / "model", name)
-        with tiny_engine(folder, "none", budget=1) as engine:
-            says = {params: engine.generate(PROMPT, params).token_ids for params in PARAMS}
-        return Written(name, folder, says)
+        return Written(name, folder, says(folder, *PARAMS, prompt=PROMPT))
 
     return write
 
@@ -76,6 +65,10 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_hybrid(tmp_path_factory.mktemp("other") / "model", "lfm2", seed=5)
 
 
+def with_hybrid(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("hybrid", names, indirect=True)
+
+
 def anew(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[int, ...]:
     """What is said after a prompt of which nothing is kept, without speculation."""
     engine._state.forget()
@@ -84,50 +77,31 @@ def anew(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple
     return result.token_ids
 
 
-@with_hybrids(*USUAL)
-def test_a_model_has_layers_of_every_kind(hybrid: Written) -> None:
+@pytest.mark.parametrize("hybrid", some(sorted(HYBRIDS), *USUAL, one_in=3), indirect=True)
+def test_tokens_do_not_depend_on_the_guesses(hybrid: Written, hostile: Path) -> None:
     model = open_model(hybrid.folder)
     rows = model.skeleton.rows
-    assert rows.tail_numbers and rows.row_numbers
+    assert rows.tail_numbers and rows.row_numbers and model.skeleton.branches, "layers of every kind"
     assert any(rows.kept) != (hybrid.name in WITHOUT_ATTENTION)
-    assert model.skeleton.branches
     model.close()
-
-
-@pytest.mark.parametrize(
-    ("hybrid", "every_temperature"),
-    some(
-        [*((name, True) for name in sorted(HYBRIDS)), *((name, False) for name in USUAL)],
-        *((name, False) for name in USUAL),
-        one_in=2,
-    ),
-    indirect=["hybrid"],
-)
-def test_tokens_do_not_depend_on_the_guesses(hybrid: Written, hostile: Path, every_temperature: bool) -> None:
-    assert list(hybrid.says[PARAMS[0]]) == reference(hybrid.folder, PROMPT, TOKENS)
-    assert len(set(hybrid.says[PARAMS[0]])) > 4, "the test model says too little to tell right from wrong"
-    assert len(set(hybrid.says.values())) == 3
-    greedy, warm, hot = PARAMS
-    for draft, budget, least, asked in (
-        (hybrid.folder, 64, 4, (greedy, hot)),
-        ("substitute", 64, 1.2, (warm,)),
-        (hostile, 7, 1, (hot,)),
-    ):
-        with tiny_engine(hybrid.folder, draft, budget=budget) as engine:
-            for params in PARAMS if every_temperature else asked:
-                result = engine.generate(PROMPT, params)
-                assert result.token_ids == hybrid.says[params], (draft, budget, params)
-                assert result.tokens_per_pass >= least, (draft, budget, params)
+    greedy, warm, hot = hybrid.says
+    assert list(greedy) == reference(hybrid.folder, PROMPT, TOKENS)
+    assert len(set(greedy)) > 4, "the test model says too little to tell right from wrong"
+    assert len(set(hybrid.says)) == 3
+    with tiny_engine(hybrid.folder, hybrid.folder) as engine:
+        results = [engine.generate(PROMPT, params) for params in (GREEDY, HOT)]
+    assert [result.token_ids for result in results] == [greedy, hot]
+    assert all(result.tokens_per_pass >= 4 for result in results)
+    assert says(hybrid.folder, WARM, draft="substitute", prompt=PROMPT) == [warm]
+    assert says(hybrid.folder, HOT, draft=hostile, prompt=PROMPT, budget=7) == [hot]
 
 
 @pytest.mark.parametrize(
     ("hybrid", "device"),
     [
-        *some([(family, "cpu") for family in sorted(HYBRIDS)], ("mamba", "cpu")),
-        *(
-            pytest.param(family, "cuda", marks=[pytest.mark.gpu, pytest.mark.exhaustive])
-            for family in ("mamba2", "qwen3_5_text")
-        ),
+        ("mamba", "cpu"),
+        ("qwen3_5_text", "cpu"),
+        pytest.param("qwen3_5_text", "cuda", marks=[pytest.mark.gpu, pytest.mark.exhaustive]),
     ],
     indirect=True,
 )
@@ -138,18 +112,14 @@ def test_chunks_and_layers_on_disk(
     monkeypatch.setattr(runner, "CHUNK", 12)
     layers = len(open_model(hybrid.folder).layers)
     tiers = tuple((Tier.DISK, Tier.HOST, Tier.DEVICE)[layer % 3] for layer in range(layers))
-    placement = Placement(tiers, 2, 2, Tier.DISK)
-    with tiny_engine(hybrid.folder, hybrid.folder, placement=placement, device=device) as engine:
-        for params, tokens in hybrid.says.items():
-            result = engine.generate(PROMPT, params)
-            assert result.token_ids == tokens, params
-            assert result.bytes_streamed
+    given = {"placement": Placement(tiers, 2, 2, Tier.DISK), "device": device}
+    assert says(hybrid.folder, *PARAMS, draft=hybrid.folder, prompt=PROMPT, **given) == hybrid.says
 
 
-@with_hybrids("qwen3_5_text")
+@with_hybrid("qwen3_5_text")
 def test_turns(hybrid: Written) -> None:
     """A question more, the same once more, another instead, an early turn changed: as if nothing was kept."""
-    params = _params(0.6, 6)
+    params = sampling(0.6, 6)
     with (
         tiny_engine(hybrid.folder, hybrid.folder, budget=24) as engine,
         tiny_engine(hybrid.folder, "none", budget=1) as fresh,
@@ -173,44 +143,33 @@ def test_turns(hybrid: Written) -> None:
             assert result.reused_tokens >= kept, "more is computed again than has to be"
 
 
-@with_hybrids("falcon_h1")
-@pytest.mark.parametrize("moment", some([2, 9, 17], 17, rare=lambda moment: moment < 17))
-def test_an_interrupt_leaves_the_committed_state(
-    hybrid: Written, moment: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the middle of growing, of a pass, of its parts: asked again, the answer is what it was."""
+@with_hybrid("falcon_h1")
+def test_an_interrupt_leaves_the_committed_state(hybrid: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a pass, of its parts: asked again, the answer is what it was."""
     monkeypatch.setattr(runner, "CHUNK", 12)
-    params, after = PARAMS[2], [*PROMPT, *hybrid.says[PARAMS[2]], 5, 6, *PROMPT[:30]]
+    after = [*PROMPT, *hybrid.says[2], 5, 6, *PROMPT[:30]]
     with tiny_engine(hybrid.folder, hybrid.folder, budget=24) as engine:
-        assert engine.generate(PROMPT, params).token_ids == hybrid.says[params]
+        assert engine.generate(PROMPT, HOT).token_ids == hybrid.says[2]
         looks = iter(range(1000))
 
         def strike(*given: object) -> None:
-            if next(looks) == moment:
+            if next(looks) == 17:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(Passes, "_look", strike)
             with pytest.raises(KeyboardInterrupt):
-                engine.generate(after, params)
-        result = engine.generate(after, params)
+                engine.generate(after, HOT)
+        result = engine.generate(after, HOT)
         assert result.reused_tokens >= len(PROMPT) - 1
-        said = result.token_ids
-        assert said == anew(engine, after, params)
-        assert engine.generate(PROMPT, params).token_ids == hybrid.says[params]
+        assert result.token_ids == anew(engine, after, HOT)
+        assert engine.generate(PROMPT, HOT).token_ids == hybrid.says[2]
 
 
-@with_hybrids("mamba")
-def test_a_hybrid_drafts_for_another(hybrid: Written, other: Path) -> None:
-    with tiny_engine(hybrid.folder, other, budget=16) as engine:
-        for params, tokens in hybrid.says.items():
-            assert engine.generate(PROMPT, params).token_ids == tokens
-
-
-@pytest.mark.parametrize("strike", some([2, 5], 5))
-def test_a_commit_that_is_broken_off(strike: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("strike", [2, 5])
+@with_hybrid("qwen3_5_text")
+def test_a_commit_that_is_broken_off(strike: int, hybrid: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     """States are ahead of keys and values then."""
-    folder = write_hybrid(tmp_path, "qwen3_5_text")
     commit, calls = TreeCache._commit_states, list[int]()
 
     def broken_off(cache: TreeCache, pending: int, nodes: Sequence[int]) -> None:
@@ -219,32 +178,34 @@ def test_a_commit_that_is_broken_off(strike: int, tmp_path: Path, monkeypatch: p
         if len(calls) == strike:
             raise KeyboardInterrupt
 
-    with tiny_engine(folder, "none", budget=1) as engine, tiny_engine(folder, "none", budget=1) as other:
-        says = other.generate(PROMPT, PARAMS[0]).token_ids
+    prompt = [*PROMPT, *hybrid.says[0][:8]]
+    with tiny_engine(hybrid.folder, "none", budget=1) as engine:
         with monkeypatch.context() as meanwhile, pytest.raises(KeyboardInterrupt):
             meanwhile.setattr(TreeCache, "_commit_states", broken_off)
-            engine.generate(PROMPT, PARAMS[0])
-        prompt = [*PROMPT, *says[:8]]
-        assert engine.generate(prompt, PARAMS[0]).token_ids == anew(other, prompt, PARAMS[0])
+            engine.generate(PROMPT, GREEDY)
+        found = engine.generate(prompt, GREEDY).token_ids
+    assert [found] == says(hybrid.folder, GREEDY, prompt=prompt)
 
 
-@with_hybrids(*USUAL)
+@with_hybrid("qwen3_5_text", "mamba")
 def test_a_packed_draft_of_a_hybrid(hybrid: Written) -> None:
     """Layers read some of their weights without running the module that would unpack them."""
-    heard = list[object]()
+    heard = list[Event]()
     with tiny_engine(hybrid.folder, expand=False, notify=heard.append) as engine:
-        result = engine.generate(PROMPT, PARAMS[0])
+        result = engine.generate(PROMPT, GREEDY)
     assert not [event.text for event in heard if isinstance(event, Notice)]
-    assert result.token_ids == hybrid.says[PARAMS[0]]
+    assert result.token_ids == hybrid.says[0]
     assert result.tokens_per_pass > 1
 
 
+@with_hybrid("mamba")
+def test_a_hybrid_drafts_for_another(hybrid: Written, other: Path) -> None:
+    assert says(hybrid.folder, *PARAMS, draft=other, prompt=PROMPT, budget=16) == hybrid.says
+
+
 def test_a_hybrid_drafts_for_a_plain_model(other: Path, hostile: Path) -> None:
-    with tiny_engine(hostile, "none", budget=1) as engine:
-        says = {params: engine.generate(PROMPT, params).token_ids for params in PARAMS[1:]}
-    with tiny_engine(hostile, other, budget=16) as engine:
-        for params, tokens in says.items():
-            assert engine.generate(PROMPT, params).token_ids == tokens
+    expected = says(hostile, WARM, HOT, prompt=PROMPT)
+    assert says(hostile, WARM, HOT, draft=other, prompt=PROMPT, budget=16) == expected
 
 
 @pytest.mark.slow
@@ -257,13 +218,10 @@ def test_long_answers_with_any_budget(
     monkeypatch.setattr(runner, "CHUNK", 32 if place == "tight" else 1024)
     prompt = [3 + (5 * i * i + i) % 90 for i in range(length)]
     resident = range(len(open_model(hybrid.folder).layers)) if place == "ample" else ()
-    wanted = {params: tuple[int, ...]() for params in (_params(t, 300) for t in (0.0, 0.6, 1.0))}
-    with tiny_engine(hybrid.folder, "none", budget=1, context=1024) as engine:
-        for params in wanted:
-            wanted[params] = anew(engine, prompt, params)
-    greedy = next(iter(wanted))
+    params = [sampling(temperature, 300) for temperature in (0.0, 0.6, 1.0)]
+    wanted = says(hybrid.folder, *params, prompt=prompt, context=1024)
     cached = hybrid.name not in CACHED_OTHERWISE
-    assert list(wanted[greedy]) == reference(hybrid.folder, prompt, 300, cached=cached)
+    assert list(wanted[0]) == reference(hybrid.folder, prompt, 300, cached=cached)
     drafts = [
         *((hybrid.folder, budget) for budget in (7, 64, 256)),
         *(("substitute", budget) for budget in (64, 256)),
@@ -272,6 +230,5 @@ def test_long_answers_with_any_budget(
     # Three of the seven in each of the six settings, so that each is met in two of them or more.
     setting = 2 * [1, 23, 600].index(length) + (place == "ample")
     for draft, budget in (drafts[(setting + shift) % 7] for shift in (0, 2, 3)):
-        with tiny_engine(hybrid.folder, draft, budget=budget, context=1024, resident=resident) as engine:
-            for params, tokens in wanted.items():
-                assert engine.generate(prompt, params).token_ids == tokens, (draft, budget, params)
+        given = {"budget": budget, "context": 1024, "resident": resident}
+        assert says(hybrid.folder, *params, draft=draft, prompt=prompt, **given) == wanted, (draft, budget)

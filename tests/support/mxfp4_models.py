@@ -1,0 +1,47 @@
+"""gpt-oss with its experts in MXFP4, as it is published, and the same values stored whole."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support import packers
+from tests.support.tiny_models import write_model
+
+# As the config.json of openai/gpt-oss-20b has it.
+SETTINGS = {
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+    "quant_method": "mxfp4",
+}
+
+
+def write_both(folder: Path) -> tuple[Path, Path]:
+    """One of the values that random codes stand for, and a model with these codes."""
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    dense = write_model(folder / "dense", "gpt_oss", tie_word_embeddings=False, **sizes)
+    packed = folder / "packed"
+    values, stored = load_file(dense / "model.safetensors"), dict[str, torch.Tensor]()
+    for name, tensor in values.items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            made = packers.mxfp4((tensor.shape[0], tensor.shape[1], tensor.shape[2]))
+            values[name] = made.values
+            stored |= {f"{name}_{part}": codes for part, codes in made.tensors.items()}
+        else:
+            stored[name] = tensor
+    packed.mkdir()
+    for file in dense.iterdir():
+        if file.suffix != ".safetensors":
+            (packed / file.name).write_bytes(file.read_bytes())
+    config = json.loads((dense / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps(config | {"quantization_config": SETTINGS}))
+    save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
+    save_file(values, dense / "model.safetensors", metadata={"format": "pt"})
+    return dense, packed
