@@ -24,17 +24,20 @@ TEMPLATE = (
     "[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=40, deadline=None)
 texts = st.lists(st.sampled_from(pieces) | st.characters(codec="utf-8"), max_size=40).map("".join)
+
+
+def opened(tokenizer: tokenizers.Tokenizer, folder: Path, **settings: Any) -> TextCodec:
+    return TextCodec(load_tokenizer(saved(tokenizer, folder, **settings)), folder, {})
 
 
 @pytest.fixture(scope="session")
 def codecs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextCodec]:
-    folders = {
-        "byte-level": saved(byte_level(), tmp_path_factory.mktemp("level"), chat_template=TEMPLATE),
-        "byte-fallback": saved(byte_fallback(), tmp_path_factory.mktemp("fallback")),
+    return {
+        "byte-level": opened(byte_level(), tmp_path_factory.mktemp("level"), chat_template=TEMPLATE),
+        "byte-fallback": opened(byte_fallback(), tmp_path_factory.mktemp("fallback")),
     }
-    return {name: TextCodec(load_tokenizer(folder), folder, {}) for name, folder in folders.items()}
 
 
 def encode(codec: TextCodec, text: str) -> list[int]:
@@ -76,12 +79,9 @@ def test_any_text_comes_back_in_pieces(
     assert streamed(codec, [[i] for i in ids]) == whole
 
 
-@pytest.mark.exhaustive
-@quick
-@given(text=texts, cuts=cut_lists)
-def test_any_text_comes_back_from_a_real_tokenizer(smollm2: TextCodec, text: str, cuts: list[int]) -> None:
-    ids = encode(smollm2, text)
-    assert streamed(smollm2, chunks(ids, cuts)) == smollm2.decode(ids)
+def test_a_text_comes_back_from_a_real_tokenizer(smollm2: TextCodec) -> None:
+    ids = encode(smollm2, "".join(pieces) * 2)
+    assert streamed(smollm2, [[i] for i in ids]) == smollm2.decode(ids)
 
 
 @pytest.mark.parametrize(("name", "size"), [("byte-level", 330), ("byte-fallback", 278)])
@@ -104,7 +104,7 @@ garbage = st.lists(
 @quick
 @given(text=st.binary(max_size=100) | garbage)
 def test_bytes_that_are_no_text(codecs: dict[str, TextCodec], text: bytes) -> None:
-    """Whole characters stay, as in Python; transformers gives up a run of bytes for a wrong one."""
+    """Whole characters around broken ones stay, as in Python; transformers gives up a run of bytes."""
     codec = codecs["byte-fallback"]
     vocabulary = codec.tokenizer.get_vocab()
     ids = [vocabulary["<0x41>"], *(vocabulary[f"<0x{byte:02X}>"] for byte in text)]
@@ -115,14 +115,6 @@ def test_bytes_that_are_no_text(codecs: dict[str, TextCodec], text: bytes) -> No
         assert codec.tokenizer.decode(ids) == expected
 
 
-def test_broken_bytes_do_not_spoil_the_characters_around_them(codecs: dict[str, TextCodec]) -> None:
-    codec = codecs["byte-fallback"]
-    wrong = codec.tokenizer.get_vocab()["<0xFF>"]
-    ids = [*encode(codec, "é🎉"), wrong, *encode(codec, "日é")[1:], *encode(codec, "the cat")]
-    assert codec.decode(ids) == streamed(codec, [[i] for i in ids]) == "é🎉\ufffd日é the cat"
-    assert set(codec.tokenizer.decode(ids[1:8])) == {"\ufffd"}
-
-
 def test_a_vocabulary_that_only_spells_bytes(tmp_path: Path) -> None:
     """Names like those of bytes, in a vocabulary that decodes them as they are."""
     tokenizer = tokenizers.Tokenizer(
@@ -130,8 +122,7 @@ def test_a_vocabulary_that_only_spells_bytes(tmp_path: Path) -> None:
             {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}, unk_token="<unk>"
         )
     )
-    folder = saved(tokenizer, tmp_path)
-    codec = TextCodec(load_tokenizer(folder), folder, {})
+    codec = opened(tokenizer, tmp_path)
     assert codec.decode([256, 66]) == codec.tokenizer.decode([256, 66]) == "<0xFF> <0x41>"
 
 
@@ -170,8 +161,7 @@ def test_characters_are_shown_though_every_token_ends_inside_one(codecs: dict[st
 def test_spaces_are_not_tidied_up(tmp_path: Path) -> None:
     """Many tokenizers ask for it, and it would take back text that was shown."""
     insist = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
-    folder = saved(byte_level(), tmp_path, clean_up_tokenization_spaces=True, **{insist: True})
-    codec = TextCodec(load_tokenizer(folder), folder, {})
+    codec = opened(byte_level(), tmp_path, clean_up_tokenization_spaces=True, **{insist: True})
     ids = encode(codec, "the cat . do n't")
     assert streamed(codec, [[i] for i in ids]) == codec.decode(ids) == "the cat . do n't"
 
@@ -224,7 +214,7 @@ def first_stop(text: str, stops: list[str]) -> int | None:
     return None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(stops_and_text, cut_lists)
 def test_stop_strings_do_not_depend_on_the_pieces(case: tuple[list[str], str], cuts: list[int]) -> None:
     stops, text = case
@@ -279,11 +269,20 @@ def test_a_stream_stops_at_the_token_that_completes_the_stop(
         assert stream.finish() == [""] and stream.take() == []
 
 
-def test_a_stream_takes_each_character_once(codecs: dict[str, TextCodec]) -> None:
+def test_a_stream_takes_each_character_once_and_shows_what_it_is_told_to(
+    codecs: dict[str, TextCodec],
+) -> None:
     stream = TextStream(codecs["byte-level"])
     for token in encode(codecs["byte-level"], "the cat"):
         assert not stream.push(token)
     assert (stream.take(), stream.take(), stream.finish()) == (["the ", "c", "at"], [], [""])
+    for codec in codecs.values():
+        bos, eos = (codec.tokenizer.convert_tokens_to_ids(token) for token in ("<s>", "</s>"))
+        ids = [bos, *encode(codec, "the cat"), eos, bos]
+        stream = TextStream(codec, shown={bos})
+        for token in ids:
+            stream.push(token)
+        assert "".join(stream.finish()) == "<s>" + codec.decode(ids) + "<s>"
 
 
 # Prompts.
@@ -298,6 +297,8 @@ def test_prompts_use_the_template_or_none(codecs: dict[str, TextCodec]) -> None:
     assert codec.encode_prompt(turns) == [bos, *encode(codec, "[system][user]sat[assistant]")]
     assert codec.encode_prompt("the cat", raw=True) == encode(codec, "the cat")
     assert codec.encode_prompt(" ", raw=True)
+    with pytest.raises(RequestError, match="`raw=True`"):
+        codecs["byte-fallback"].encode_prompt("the cat")
 
 
 def test_a_raw_prompt_has_the_tokens_that_the_tokenizer_adds(tmp_path: Path) -> None:
@@ -305,8 +306,7 @@ def test_a_raw_prompt_has_the_tokens_that_the_tokenizer_adds(tmp_path: Path) -> 
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 0)]
     )
-    folder = saved(tokenizer, tmp_path, chat_template=TEMPLATE)
-    codec = TextCodec(load_tokenizer(folder), folder, {})
+    codec = opened(tokenizer, tmp_path, chat_template=TEMPLATE)
     assert codec.encode_prompt("the cat", raw=True)[0] == 0
     assert codec.encode_prompt("the cat").count(0) == 1  # the template wrote one already
 
@@ -320,8 +320,7 @@ PARTS = (
 @pytest.mark.parametrize("template", [PARTS, PARTS.replace("{% else %}", "{% else %}{{ p.nothing.at_all }}")])
 def test_templates_that_look_for_parts_are_given_them(template: str, tmp_path: Path) -> None:
     """To such a template a string is a list of characters, none of which is text."""
-    folder = saved(byte_level(), tmp_path, chat_template=template)
-    codec = TextCodec(load_tokenizer(folder), folder, {})
+    codec = opened(byte_level(), tmp_path, chat_template=template)
     assert codec.render([{"role": "user", "content": "the cat"}]).strip() == "the cat"
 
 
@@ -332,20 +331,16 @@ def test_the_real_template_is_that_of_transformers(smollm2: TextCodec) -> None:
 
 
 BAD_PROMPTS: list[tuple[Any, bool, str]] = [
-    ("", False, "empty"),
     (" \n", False, "empty"),
     ("", True, "empty"),
-    ([], False, "empty"),
     ([{"role": "user", "content": " "}], False, "empty"),
     ([{"role": "usr", "content": "hi"}], False, "role"),
-    ([{"role": "user"}], False, "content"),
     ([{"role": "user", "content": ["hi"]}], False, "content"),
     ([{"role": "user", "content": [{"type": "image", "url": "a.png"}]}], False, "part of type 'image'"),
     (["hi"], False, "message must look like"),
     (7, False, "string or a list"),
     ([{"role": "user", "content": "hi"}], True, "raw"),
     ([{"role": "tool", "content": "hi"}], False, "template refuses the prompt: no tools"),
-    ("caf\udce9", False, "Unicode"),
     ("caf\udce9", True, "Unicode"),
 ]
 
@@ -380,11 +375,6 @@ def test_only_the_beginning_of_a_huge_prompt_is_tokenised(
         assert codec.encode_prompt(short, raw=True, most=most) == encode(codec, short)
 
 
-def test_no_template_says_how_to_go_on(codecs: dict[str, TextCodec]) -> None:
-    with pytest.raises(RequestError, match="`raw=True`"):
-        codecs["byte-fallback"].encode_prompt("the cat")
-
-
 def test_endings_are_gathered_from_all_files(codecs: dict[str, TextCodec], tmp_path: Path) -> None:
     tokenizer = codecs["byte-level"].tokenizer
     assert TextCodec(tokenizer, tmp_path, {}).eos_ids == {1}
@@ -395,11 +385,11 @@ def test_endings_are_gathered_from_all_files(codecs: dict[str, TextCodec], tmp_p
     assert TextCodec(tokenizer, tmp_path, {"eos_token_id": None}).eos_ids == {1}
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "\udcff"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
 def test_a_damaged_generation_config_is_an_error(
-    codecs: dict[str, TextCodec], tmp_path: Path, content: str
+    codecs: dict[str, TextCodec], tmp_path: Path, content: bytes
 ) -> None:
-    (tmp_path / "generation_config.json").write_bytes(content.encode(errors="surrogateescape"))
+    (tmp_path / "generation_config.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"generation_config\.json") as caught:
         TextCodec(codecs["byte-level"].tokenizer, tmp_path, {})
     assert "\n" not in str(caught.value)
@@ -411,9 +401,7 @@ def test_a_damaged_generation_config_is_an_error(
 @pytest.mark.parametrize(
     "files",
     [
-        {},
         {"config.json": '{"model_type": "gpt2"}'},
-        {"config.json": '{"model_type": "gemma"}'},
         {"tokenizer.json": "{"},
         {"config.json": '{"model_type": "llama"}', "tokenizer.json": "{}"},
         {"tokenizer_config.json": '{"tokenizer_class": "NoSuchTokenizer"}'},
@@ -433,49 +421,29 @@ def test_no_folder_is_never_taken_for_a_hub_id(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "gpt2")
 
 
-def changed(
-    codec: TextCodec, folder: Path, tokens: dict[str, str] | None = None, add: list[str] | None = None
-) -> Any:
-    """A copy of a tokenizer with some tokens renamed, or more at the end."""
+def changed(codec: TextCodec, folder: Path, tokens: dict[str, str], *added: str) -> Any:
+    """A copy of a tokenizer with some tokens renamed, and more at the end."""
     state = json.loads(codec.tokenizer.backend_tokenizer.to_str())
-    vocabulary = {(tokens or {}).get(name, name): i for name, i in state["model"]["vocab"].items()}
-    vocabulary.update({name: len(vocabulary) + n for n, name in enumerate(add or [])})
+    vocabulary = {tokens.get(name, name): i for name, i in state["model"]["vocab"].items()}
+    vocabulary.update({name: len(vocabulary) + n for n, name in enumerate(added)})
     state["model"] |= {"vocab": vocabulary, "merges": []}
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(state))
-    return load_tokenizer(saved(tokenizer, folder))
+    return load_tokenizer(saved(tokenizers.Tokenizer.from_str(json.dumps(state)), folder))
 
 
 def test_vocabularies_are_compared_by_token(codecs: dict[str, TextCodec], tmp_path: Path) -> None:
     codec = codecs["byte-fallback"]
-    ours = codec.tokenizer
-    assert same_vocabulary(ours, ours) is None
-    assert same_vocabulary(ours, changed(codec, tmp_path / "same")) is None
-    size = len(ours.get_vocab())
-
-    padded = changed(codec, tmp_path / "padded", add=[f"[PAD{size}]", "<unused7>", "<|extra_3|>"])
-    assert same_vocabulary(ours, padded) is None and same_vocabulary(padded, ours) is None
-
-    longer = changed(codec, tmp_path / "longer", add=["[PAD1]", "<|call|>"])
+    ours, size = codec.tokenizer, len(codec.tokenizer.get_vocab())
+    padded = changed(codec, tmp_path / "padded", {}, f"[PAD{size}]", "<unused7>", "<|extra_3|>")
+    for same in (ours, changed(codec, tmp_path / "same", {}), padded):
+        assert same_vocabulary(ours, same) is None and same_vocabulary(same, ours) is None
+    longer = changed(codec, tmp_path / "longer", {}, "[PAD1]", "<|call|>")
     reason = same_vocabulary(ours, longer)
     assert reason is not None and f"token {size + 1} is nothing in one and '<|call|>'" in reason
     assert f"{size} and {size + 2} tokens" in reason
-
-    renamed = changed(codec, tmp_path / "renamed", tokens={"▁the": "▁dog", "▁cat": "▁cow"})
+    renamed = changed(codec, tmp_path / "renamed", {"▁the": "▁dog", "▁cat": "▁cow"})
     reason = same_vocabulary(renamed, ours)
     first = min(ours.get_vocab()["▁the"], ours.get_vocab()["▁cat"])
     assert reason is not None and f"token {first} is '▁dog' in one and '▁the' in the other" in reason
-
-    inner = changed(codec, tmp_path / "inner", tokens={"▁the": "[PAD1]"})
+    inner = changed(codec, tmp_path / "inner", {"▁the": "[PAD1]"})
     assert same_vocabulary(ours, inner) is not None and same_vocabulary(inner, ours) is not None
-
     assert same_vocabulary(ours, codecs["byte-level"].tokenizer) is not None
-
-
-def test_special_tokens_that_are_shown(codecs: dict[str, TextCodec]) -> None:
-    for codec in codecs.values():
-        bos, eos = (codec.tokenizer.convert_tokens_to_ids(token) for token in ("<s>", "</s>"))
-        ids = [bos, *encode(codec, "the cat"), eos, bos]
-        stream = TextStream(codec, shown={bos})
-        for token in ids:
-            stream.push(token)
-        assert "".join(stream.finish()) == "<s>" + codec.decode(ids) + "<s>"

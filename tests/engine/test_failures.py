@@ -6,8 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from typer.testing import CliRunner, Result
 
 import offspec
 from offspec import CapacityError, ClosedError, Event, Notice, RequestError, SamplingParams, StreamError
+from offspec.draft.lm import LMDrafter
+from tests.support.answers import PROMPT, sampling, says
 from tests.support.tiny_models import tiny_engine, write_model, write_tokenizer
 from tests.support.weight_files import as_it_is
-
-PROMPT = [5, 9, 17]
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +58,6 @@ def test_a_whole_model_answers(model: Path) -> None:
     assert (named["draft"], named["token_ids"]) == ("substitute (4-bit)", answer["token_ids"])
 
 
-def test_a_wrong_id(tmp_path: Path) -> None:
-    assert "no-such-model" in failed(run("no-such-model", "hi"), 1)
-    assert "nowhere" in failed(run(tmp_path / "nowhere", "hi"), 1)
-
-
 def test_a_missing_shard(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -77,14 +71,12 @@ def test_a_missing_shard(tmp_path: Path) -> None:
     assert lost.name in failed(run(sharded, "w5"), 1)
 
 
-def test_a_truncated_file(model: Path) -> None:
-    file = model / "model.safetensors"
+def cut(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 1000)
-    assert "model.safetensors" in failed(run(model, "w5"), 1)
 
 
-def test_a_header_that_lies(model: Path) -> None:
-    file = model / "model.safetensors"
+def lie(file: Path) -> None:
+    """A header whose tensor lies behind the end of the file."""
     data = file.read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
@@ -93,20 +85,31 @@ def test_a_header_that_lies(model: Path) -> None:
     header[name]["data_offsets"] = [begin + 10**9, end + 10**9]
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+
+
+@pytest.mark.parametrize("harm", [cut, lie])
+def test_a_damaged_file(model: Path, harm: Callable[[Path], None]) -> None:
+    harm(model / "model.safetensors")
     assert "model.safetensors" in failed(run(model, "w5"), 1)
 
 
-def test_a_configuration_of_another_model(model: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"intermediate_size": 64}, "config.json"),
+        ({"hidden_act": "no_such"}, ""),
+        ({"num_hidden_layers": 0}, ""),
+        ({"hidden_size": None}, ""),
+        ({"num_attention_heads": 3}, ""),
+        ({"rope_parameters": {"rope_type": "no_such", "rope_theta": 1e4}}, ""),
+        ({"quantization_config": {"quant_method": "gptq"}}, ""),
+    ],
+)
+def test_odd_configurations_are_one_line_each(model: Path, change: dict[str, Any], told: str) -> None:
     config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
-    assert "config.json" in failed(run(model, "w5"), 1)
-
-
-@pytest.mark.exhaustive
-def test_a_draft_with_another_vocabulary_says_what_maps(model: Path, tmp_path: Path) -> None:
-    draft = write_model(tmp_path / "draft", vocab_size=80)
-    result = run(model, "w5", "--draft", draft, "--max-tokens", 3)
-    assert result.exit_code == 0 and "80 of 96 tokens map" in result.stderr
+    (model / "config.json").write_text(json.dumps(config | change))
+    line = failed(run(model, "w5"), 1)
+    assert told in line and "tokenizer" not in line
 
 
 def test_an_empty_prompt_and_one_over_the_context(model: Path) -> None:
@@ -152,7 +155,7 @@ def test_a_draft_that_has_no_room_is_left_out_and_named(whole: Path, monkeypatch
 
 
 def test_a_file_truncated_in_mid_run_is_one_error_and_the_engine_lives(model: Path) -> None:
-    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    params = sampling(0.0, 12)
     file = model / "model.safetensors"
     put_back = as_it_is(file)
     with tiny_engine(model, "none", budget=1) as engine:
@@ -165,49 +168,26 @@ def test_a_file_truncated_in_mid_run_is_one_error_and_the_engine_lives(model: Pa
         assert engine.generate(PROMPT, params).token_ids == expected
 
 
-class _InterruptedDrafter:
-    """A drafter at whose third step someone presses Ctrl-C."""
+def test_an_interrupt_leaves_the_engine_usable(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a draft, of a pass, and of a stream that nobody reads to its end."""
+    params, expand, steps = sampling(0.8, 12), LMDrafter.expand, iter(range(1000))
+    (expected,) = says(whole, params)
 
-    def __init__(self, inner: object) -> None:
-        self.inner, self.steps = inner, 0
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.inner, name)
-
-    def expand(self, *args: object) -> object:
-        self.steps += 1
-        if self.steps == 3:
+    def struck(*args: Any) -> Any:
+        if next(steps) == 2:
             raise KeyboardInterrupt
-        return self.inner.expand(*args)  # type: ignore[attr-defined]
+        return expand(*args)
 
-
-def test_an_interrupt_in_mid_draft_leaves_the_engine_usable(model: Path) -> None:
-    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8, seed=1)
-    with tiny_engine(model, "none", budget=1) as engine:
-        expected = engine.generate(PROMPT, params).token_ids
-    with tiny_engine(model, "auto", wrap=_InterruptedDrafter) as engine:
-        with pytest.raises(KeyboardInterrupt):
+    with tiny_engine(whole, "auto", budget=4) as engine:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(LMDrafter, "expand", struck)
             engine.generate(PROMPT, params)
         assert engine.generate(PROMPT, params).token_ids == expected
-
-
-def test_an_interrupt_in_mid_pass_leaves_the_engine_usable(model: Path) -> None:
-    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8, seed=1)
-    with tiny_engine(model, "auto") as engine:
-        expected = engine.generate(PROMPT, params).token_ids
-        layer: Any = engine._assembly.target.skeleton.layers[1]
-        forward = layer.mlp.forward
-        layer.mlp.forward = lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
-        with pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            layer: Any = engine._assembly.target.skeleton.layers[1]
+            patch.setattr(layer.mlp, "forward", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
             engine.generate([7, 7, 7], params)
-        layer.mlp.forward = forward
         assert engine.generate(PROMPT, params).token_ids == expected
-
-
-def test_a_stream_that_nobody_reads_to_its_end(model: Path) -> None:
-    params = SamplingParams(max_tokens=30, ignore_eos=True)
-    with tiny_engine(model, "auto", budget=4) as engine:
-        expected = engine.generate(PROMPT, params).token_ids
         stream = engine.stream(PROMPT, params)
         for _ in range(4):
             next(stream)
@@ -224,40 +204,18 @@ def test_a_closed_engine_says_so(model: Path) -> None:
 
 
 def test_an_open_stream_neither_hangs_its_own_thread_nor_the_end_of_the_engine(model: Path) -> None:
-    params = SamplingParams(max_tokens=30, ignore_eos=True)
     with pytest.raises(ZeroDivisionError), tiny_engine(model, "none", budget=1) as engine:
-        stream = engine.stream(PROMPT, params)
+        stream = engine.stream(PROMPT, sampling(0.0, 30))
         next(stream)
         with pytest.raises(RequestError, match="under way"):
-            engine.generate(PROMPT, params)
+            engine.generate(PROMPT)
         raise ZeroDivisionError  # the caller's own mistake: leaving the engine must not wait for the stream
     assert list(stream) == []
-
-
-def test_odd_configurations_are_one_line_each(model: Path) -> None:
-    whole = json.loads((model / "config.json").read_text())
-    for change in (
-        {"hidden_act": "no_such"},
-        {"num_hidden_layers": 0},
-        {"hidden_size": None},
-        {"num_attention_heads": 3},
-        {"rope_parameters": {"rope_type": "no_such", "rope_theta": 1e4}},
-        {"quantization_config": {"quant_method": "gptq"}},
-    ):
-        (model / "config.json").write_text(json.dumps(whole | change))
-        assert "tokenizer" not in failed(run(model, "w5"), 1), change
 
 
 def test_a_token_beyond_the_model_is_a_request_error(model: Path) -> None:
     write_tokenizer(model, 120)  # a tokenizer with words that the embedding has no rows for
     assert "does not know" in failed(run(model, "w110", "--draft", "none"), 2)
-
-
-def test_bad_token_ids(model: Path) -> None:
-    with tiny_engine(model, "none") as engine:
-        for ids in ([96], [-1], []):
-            with pytest.raises(RequestError):
-                engine.generate(ids)
 
 
 @pytest.fixture
@@ -281,9 +239,8 @@ def running(model: Path) -> Iterator[subprocess.Popen[str]]:
 def test_ctrl_c_stops_cleanly_and_keeps_what_came(running: subprocess.Popen[str]) -> None:
     assert running.stdout is not None
     first = running.stdout.read(3)  # the answer has begun
-    time.sleep(0.05)
     running.send_signal(signal.SIGINT)
-    rest, errors = running.communicate(timeout=60)
+    rest, errors = running.communicate(timeout=120)
     assert running.returncode == 130, errors
     assert first.startswith("w") and (first + rest).strip()
     assert "Traceback" not in errors

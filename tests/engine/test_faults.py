@@ -8,6 +8,7 @@ import errno
 import gc
 import mmap
 import os
+import shutil
 import signal
 import threading
 import time
@@ -15,42 +16,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 import offspec
-from offspec import CapacityError, SamplingParams, StreamError
+from offspec import CapacityError, StreamError
 from offspec.engine.engine import Engine
 from offspec_planners.placement import Placement, Tier
-from tests.support.products import some
+from tests.support.answers import PROMPT, Trio, sampling, says
 from tests.support.tiny_models import tiny_engine, write_model
 from tests.support.weight_files import as_it_is
 
-PROMPT = [5, 9, 17, 33, 64]
-PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=4)
+PARAMS = sampling(1.0, 12)
 
-# Reads alone, and reads behind copies.
-PLACEMENTS = {
-    "disk": Placement((Tier.DISK,) * 4, 2),
-    "tiers": Placement((Tier.DISK, Tier.HOST, Tier.DEVICE, Tier.DISK), 2, 2, Tier.DISK),
-}
+# Reads behind copies, and a head that streams.
+TIERS = Placement((Tier.DISK, Tier.HOST, Tier.DEVICE, Tier.DISK), 2, 2, Tier.DISK)
 
 
-@pytest.fixture(params=some(sorted(PLACEMENTS), "tiers"))
-def placement(request: pytest.FixtureRequest) -> Placement:
-    return PLACEMENTS[request.param]
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return write_model(tmp_path / "model", num_hidden_layers=4)
-
-
-@pytest.fixture
-def expected(model: Path) -> tuple[int, ...]:
-    with tiny_engine(model, "none", budget=1) as engine:
-        return engine.generate(PROMPT, PARAMS).token_ids
+@pytest.fixture(scope="module")
+def expected(trio: Trio) -> tuple[int, ...]:
+    return says(trio.target, PARAMS)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +71,7 @@ def _generate(engine: Engine) -> tuple[int, ...]:
 
 
 def test_short_and_interrupted_reads_change_nothing(
-    model: Path, expected: tuple[int, ...], placement: Placement, monkeypatch: pytest.MonkeyPatch
+    trio: Trio, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fault(real: Preadv, call: int) -> Preadv:
         def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
@@ -97,26 +84,23 @@ def test_short_and_interrupted_reads_change_nothing(
         return read
 
     _inject(monkeypatch, fault)
-    with tiny_engine(model, model, placement=placement) as engine:
-        assert _generate(engine) == expected
+    assert says(trio.target, PARAMS, draft=trio.target, placement=TIERS) == [expected]
 
 
 @pytest.mark.parametrize(
-    "failure",
-    [OSError(errno.EIO, "Input/output error"), MemoryError(), RuntimeError("a bug"), SystemExit(3)],
-    ids=lambda failure: type(failure).__name__,
+    ("failure", "moment"),
+    [(OSError(errno.EIO, "Input/output error"), 7), (MemoryError(), 0), (SystemExit(3), 1)],
+    ids=["disk", "memory", "thread"],
 )
-@pytest.mark.parametrize("moment", some([0, 1, 7], 1))
 def test_a_failing_read_is_one_error_with_its_place(
-    model: Path,
+    trio: Trio,
     expected: tuple[int, ...],
-    placement: Placement,
     failure: BaseException,
     moment: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of the target's: a read of its own that fails retires a draft, see `tests/draft/test_advisory.py`."""
-    with tiny_engine(model, "none", placement=placement) as engine:
+    with tiny_engine(trio.target, "none", placement=TIERS) as engine:
         assert _generate(engine) == expected
         broken = threading.Event()
 
@@ -139,14 +123,12 @@ def test_a_failing_read_is_one_error_with_its_place(
         assert _generate(engine) == expected
 
 
-def test_a_file_that_is_replaced_is_noticed(
-    model: Path, expected: tuple[int, ...], placement: Placement, tmp_path: Path
-) -> None:
+def test_a_file_that_is_replaced_is_noticed(trio: Trio, expected: tuple[int, ...], tmp_path: Path) -> None:
     """Written over in place or touched: an error, since half of a pass might be another model's, until both
     bytes and time are what they were. Renamed over: no matter, the old file is still what is open."""
-    file = model / "model.safetensors"
+    file = Path(shutil.copytree(trio.target, tmp_path / "model")) / "model.safetensors"
     other = write_model(tmp_path / "other", num_hidden_layers=4, seed=8) / "model.safetensors"
-    with tiny_engine(model, "none", placement=placement) as engine:
+    with tiny_engine(file.parent, "none", placement=TIERS) as engine:
         assert _generate(engine) == expected
         put_back = as_it_is(file)
         for change in (os.utime, lambda file: file.write_bytes(other.read_bytes())):
@@ -171,8 +153,8 @@ def _kill(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("name", ["offspec-read", "offspec-copy"])
-def test_threads_that_die_are_replaced(model: Path, expected: tuple[int, ...], name: str) -> None:
-    with tiny_engine(model, "none", placement=PLACEMENTS["tiers"]) as engine:
+def test_threads_that_die_are_replaced(trio: Trio, expected: tuple[int, ...], name: str) -> None:
+    with tiny_engine(trio.target, "none", placement=TIERS) as engine:
         assert _generate(engine) == expected
         _kill(name)
         with pytest.raises(StreamError, match="thread"):
@@ -181,58 +163,39 @@ def test_threads_that_die_are_replaced(model: Path, expected: tuple[int, ...], n
         assert _generate(engine) == expected
 
 
-def test_memory_that_is_refused_while_loading(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = mmap.mmap
-    for moment in range(6):
-        calls = iter(range(1000))
-
-        def refusing(
-            *args: Any, moment: int = moment, calls: Iterator[int] = calls, **kwargs: Any
-        ) -> mmap.mmap:
-            if args[0] == -1 and next(calls) == moment:
-                raise OSError(errno.ENOMEM, "Cannot allocate memory")
-            return real(*args, **kwargs)
-
-        monkeypatch.setattr(mmap, "mmap", refusing)
-        with pytest.raises(CapacityError, match="refused"):
-            offspec.load(str(model), budget=16).close()
-        monkeypatch.undo()
-    with offspec.load(str(model), budget=16) as engine:
-        assert engine.generate(PROMPT, PARAMS).tokens
-
-
-@pytest.mark.parametrize(
-    "failure",
-    [
-        MemoryError(),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-        torch.OutOfMemoryError("none"),
-    ],
-    ids=lambda failure: type(failure).__name__,
-)
-def test_memory_that_is_refused_in_a_pass(
-    model: Path,
-    expected: tuple[int, ...],
-    placement: Placement,
-    failure: Exception,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("moment", [0, 2, 5])
+def test_memory_that_is_refused_while_loading(
+    trio: Trio, moment: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tiny_engine(model, "none", placement=placement) as engine:
-        stack = engine._assembly.target.skeleton.layers[2]
+    real, calls = mmap.mmap, iter(range(1000))
 
-        def failing(*args: Any, **kwargs: Any) -> Any:
-            raise failure
+    def refusing(*args: Any, **kwargs: Any) -> mmap.mmap:
+        if args[0] == -1 and next(calls) == moment:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return real(*args, **kwargs)
 
-        monkeypatch.setattr(stack.mlp, "forward", failing)
-        with pytest.raises(CapacityError, match="`context`"):
-            _generate(engine)
-        monkeypatch.undo()
-        assert _generate(engine) == expected
+    monkeypatch.setattr(mmap, "mmap", refusing)
+    with pytest.raises(CapacityError, match="refused"):
+        offspec.load(str(trio.target), budget=16).close()
+
+
+def test_memory_that_is_refused_in_a_pass(trio: Trio, expected: tuple[int, ...]) -> None:
+    with tiny_engine(trio.target, "none", placement=TIERS) as engine:
+        layer: Any = engine._assembly.target.skeleton.layers[2]
+        for failure in (
+            MemoryError(),
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            torch.OutOfMemoryError("none"),
+        ):
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(CapacityError, match="`context`"):
+                patch.setattr(layer.mlp, "forward", Mock(side_effect=failure))
+                _generate(engine)
+            assert _generate(engine) == expected
 
 
 # An interrupt may strike in a callback of the collector (hypothesis has one), where Python can but report it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_ctrl_c_at_any_moment(model: Path, expected: tuple[int, ...], placement: Placement) -> None:
+def test_ctrl_c_at_any_moment(trio: Trio, expected: tuple[int, ...]) -> None:
     """Interrupts spread over a whole answer, and one more while the first is being dealt with."""
     left, whole = 0, 0.0  # whole: seconds of the quickest answer so far
 
@@ -262,16 +225,16 @@ def test_ctrl_c_at_any_moment(model: Path, expected: tuple[int, ...], placement:
 
     before = signal.signal(signal.SIGALRM, strike)
     try:
-        with tiny_engine(model, model, placement=placement) as engine:
+        with tiny_engine(trio.target, trio.near, placement=TIERS) as engine:
             assert _generate(engine) == expected
             began = time.perf_counter()
             assert _generate(engine) == expected
             whole, struck = time.perf_counter() - began, 0
-            for turn in range(60):
-                struck += interrupted(whole * (turn + 1) / 70, 1 + turn % 2)
+            for turn in range(40):
+                struck += interrupted(whole * (turn + 1) / 50, 1 + turn % 2)
                 if turn % 4 == 3:
                     assert _generate(engine) == expected
-            assert struck > 10, "the interrupts came too late to show anything"
+            assert struck > 6, "the interrupts came too late to show anything"
             assert _generate(engine) == expected
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

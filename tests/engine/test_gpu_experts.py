@@ -119,7 +119,7 @@ def test_experts_in_codes_are_unpacked_where_they_are_computed(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("way", ["device", "cpu"])
 def test_in_bfloat16_what_is_in_memory_changes_nothing(way: str, written: Write) -> None:
-    """Either all of a layer's experts are the CPU's or none, so bits depend on nothing that was asked before."""
+    """All of a layer's experts are the CPU's, or none: bits do not depend on what was asked for before."""
     model, said = written("mixtral"), set[tuple[int, ...]]()
     for share, draft in ((0.0, "none"), (0.3, "same"), (1.0, "none")):
         placement = model.beside(share) if way == "cpu" else model.placement(share, 1 - share)

@@ -1,7 +1,7 @@
 """Runs whose budget and width were given fall back by themselves to passes of one row, and come back."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,27 +10,15 @@ import offspec
 from offspec import Engine, Finished, PassStats, SamplingParams
 from offspec.engine import forest
 from offspec.ui.cli.render import statistics
-from tests.support.tiny_models import disturb, write_model
+from tests.support.answers import PROMPT, Trio, sampling
 
-PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 BUDGET = 24
-FIRST, SECOND = (
-    SamplingParams(temperature=1.0, seed=seed, max_tokens=120, ignore_eos=True) for seed in (7, 8)
-)
+FIRST, SECOND = sampling(1.0, 120), replace(sampling(1.0, 120), seed=8)
 
 
 @pytest.fixture(autouse=True)
 def drafters_stay() -> None:
     """Here they rest, by seconds that are made up."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("resting")
-    write_model(place / "target")
-    write_model(place / "near")
-    disturb(place / "near")
-    return place
 
 
 @pytest.fixture
@@ -48,11 +36,10 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float], f
 
 
 @pytest.fixture(params=["near", "near,suffix", "suffix"])
-def engine(folder: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    draft = request.param.replace("near", str(folder / "near"))
-    with offspec.load(
-        str(folder / "target"), draft=draft, dtype="float32", context=200, budget=BUDGET, width=4, learn=False
-    ) as engine:
+def engine(trio: Trio, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    draft = request.param.replace("near", str(trio.near))
+    given = {"dtype": "float32", "context": 200, "budget": BUDGET, "width": 4, "learn": False}
+    with offspec.load(trio.target, draft=draft, **given) as engine:
         assert engine.plan is None
         yield engine
 

@@ -15,11 +15,7 @@ from tests.support.tiny_models import write_model
 from tests.support.traces import assert_well_formed, content, spans, tracks
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return write_model(tmp_path / "model")
-
-
+@pytest.mark.usefixtures("drafters_stay")
 @pytest.mark.parametrize(
     ("placement", "read", "copied"),
     [
@@ -29,7 +25,6 @@ def model(tmp_path: Path) -> Path:
     ids=["disk", "host and disk"],
 )
 def test_a_run_from_the_first_read_to_the_last_walk(
-    model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     placement: Placement,
@@ -39,7 +34,7 @@ def test_a_run_from_the_first_read_to_the_last_walk(
     # So small a model would stay in memory whole.
     decide = Opened.fit
     monkeypatch.setattr(Opened, "fit", lambda *given: replace(decide(*given), placement=placement))
-    file = tmp_path / "run.json"
+    model, file = write_model(tmp_path / "model"), tmp_path / "run.json"
     args = "--raw --ignore-eos --max-tokens 12 --budget 16 --width 4 --dtype float32 --json"
     result = CliRunner().invoke(
         app, ["generate", str(model), "w5 w6 w7", *args.split(), "--trace", str(file)], prog_name="offspec"

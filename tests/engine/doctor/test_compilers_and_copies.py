@@ -61,13 +61,13 @@ def triton() -> Finding:
     return finding
 
 
-def test_a_kernel_that_works(gpu: dict[str, Any]) -> None:
-    assert triton().state == "ok"
-
-
-def test_a_kernel_that_gives_wrong_numbers(gpu: dict[str, Any]) -> None:
-    gpu["wrong"] = 1.0
-    assert triton().state == "failed" and "wrong numbers" in triton().found
+@pytest.mark.parametrize(
+    ("changed", "state", "words"),
+    [({}, "ok", ""), ({"wrong": 1.0}, "failed", "wrong numbers"), ({"backend": "eager"}, "absent", "")],
+)
+def test_a_kernel_that_compiles(gpu: dict[str, Any], changed: dict[str, Any], state: str, words: str) -> None:
+    gpu.update(changed)
+    assert triton().state == state and words in triton().found
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,6 @@ def test_a_kernel_that_does_not_compile(gpu: dict[str, Any], error: Exception, r
     assert remedy in triton().remedy
 
 
-def test_a_gpu_that_kernels_are_not_used_on(gpu: dict[str, Any]) -> None:
-    gpu["backend"] = "eager"
-    assert triton().state == "absent"
-
-
 def test_triton_that_is_not_installed(gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offspec_kernels.backend, "has_triton", lambda: False)
     assert triton().state == "failed" and triton().remedy == "pip install triton"
@@ -105,43 +100,34 @@ def test_without_a_gpu_nothing_is_tried() -> None:
     assert pinned.state == "absent"
 
 
-class Pinned:
-    """In place of an arena: `granted` says whether it is pinned, `sizes` what was asked for."""
+@pytest.mark.parametrize(
+    ("granted", "rate", "states", "words"),
+    [
+        (True, 25e9, ["ok", "ok"], "25.00 GB/s"),
+        (True, 2e9, ["ok", "limited"], "16 lanes"),
+        (False, 25e9, ["failed"], "ulimit -l unlimited"),
+    ],
+)
+def test_memory_that_is_pinned_and_copied(
+    gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch, granted: bool, rate: float, states: list[str],
+    words: str,
+) -> None:  # fmt: skip
+    sizes = list[int]()
 
-    granted, sizes = True, list[int]()
+    class Pinned:
+        """In place of an arena."""
 
-    def __init__(self, nbytes: int, *, pin: bool) -> None:
-        self.nbytes, self.pinned = nbytes, pin and self.granted
-        self.sizes.append(nbytes)
+        def __init__(self, nbytes: int, *, pin: bool) -> None:
+            self.nbytes, self.pinned = nbytes, pin and granted
+            sizes.append(nbytes)
 
-    def close(self) -> None: ...
+        def close(self) -> None: ...
 
-
-@pytest.fixture
-def pinned(gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> type[Pinned]:
     monkeypatch.setattr(arena, "Arena", Pinned)
-    monkeypatch.setattr(Pinned, "granted", True)
-    monkeypatch.setattr(measuring, "copy_bandwidth", lambda device: Rate.exactly(25e9))
-    Pinned.sizes.clear()
-    return Pinned
-
-
-def test_memory_that_is_pinned_and_copied(pinned: type[Pinned], monkeypatch: pytest.MonkeyPatch) -> None:
-    memory_, copies = pinning.check(Asked())
-    assert (memory_.state, copies.state) == ("ok", "ok")
-    assert copies.found == "25.00 GB/s"
+    monkeypatch.setattr(measuring, "copy_bandwidth", lambda device: Rate.exactly(rate))
+    findings = list(pinning.check(Asked()))
+    assert [finding.state for finding in findings] == states
+    assert words in findings[-1].found + findings[-1].remedy
     monkeypatch.setattr(memory, "available_bytes", lambda: 600_000_000)
     next(pinning.check(Asked()))
-    assert pinned.sizes[-1] == 300_000_000
-
-
-def test_pinning_that_is_refused(pinned: type[Pinned], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinned, "granted", False)
-    [refused] = pinning.check(Asked())
-    assert refused.state == "failed" and "ulimit -l unlimited" in refused.remedy
-
-
-def test_slow_copies(pinned: type[Pinned], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "copy_bandwidth", lambda device: Rate.exactly(2e9))
-    _, copies = pinning.check(Asked())
-    assert copies.state == "limited" and "16 lanes" in copies.remedy
+    assert sizes[-1] == 300_000_000

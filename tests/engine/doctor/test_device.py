@@ -3,29 +3,32 @@
 import pytest
 
 from offspec.engine.doctor import device
-from offspec.engine.doctor.finding import Asked, Finding
+from offspec.engine.doctor.finding import Asked
 from offspec_planners.measure import gpu
 from offspec_planners.measure.driver import Fault
 from offspec_planners.measure.gpu import Gpu
 
+GPU = Gpu(1, "NVIDIA L4", 24 * 10**9, (8, 9), 58)
 
-def found() -> Finding:
+
+@pytest.mark.parametrize(
+    ("usable", "state", "told", "remedy", "chosen"),
+    [
+        (GPU, "ok", "the GPU NVIDIA L4 (cuda:1)", "", "cuda:1"),
+        (Fault("this machine has no NVIDIA GPU"), "ok", "the CPU: this machine has no NVIDIA GPU", "", "cpu"),
+        (
+            Fault("no driver", "install one"),
+            "limited",
+            "the CPU, not on a GPU: no driver",
+            "install one",
+            "cpu",
+        ),
+    ],
+)
+def test_what_models_are_computed_on(
+    monkeypatch: pytest.MonkeyPatch, usable: Gpu | Fault, state: str, told: str, remedy: str, chosen: str
+) -> None:
+    monkeypatch.setattr(gpu, "usable_gpu", lambda: usable)
     [finding] = device.check(Asked())
-    return finding
-
-
-def test_a_gpu_that_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "usable_gpu", lambda: Gpu(1, "NVIDIA L4", 24 * 10**9, (8, 9), 58))
-    assert (found().state, found().found) == ("ok", "the GPU NVIDIA L4 (cuda:1)")
-    assert found().figures == {"device": "cuda:1"}
-
-
-def test_no_gpu() -> None:
-    assert (found().state, found().found) == ("ok", "the CPU: this machine has no NVIDIA GPU")
-    assert found().remedy == ""
-
-
-def test_a_gpu_that_is_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "usable_gpu", lambda: Fault("no driver", "install one"))
-    assert (found().state, found().found) == ("limited", "the CPU, not on a GPU: no driver")
-    assert found().remedy == "install one" and found().figures == {"device": "cpu"}
+    assert (finding.state, finding.found, finding.remedy) == (state, told, remedy)
+    assert finding.figures == {"device": chosen}

@@ -33,22 +33,27 @@ def shell(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     return set_
 
 
-def test_memory_without_limits(shell: dict[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("free", "group", "state", "words"),
+    [
+        (8_000_000_000, None, "ok", "8.00 GB free"),
+        (8_000_000_000, 2_500_000_000, "ok", "; the control group allows 2.50 GB"),
+        (900_000_000, None, "limited", "close other programs"),
+    ],
+)
+def test_memory_without_limits_of_the_shell(
+    shell: dict[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    group: int | None,
+    state: str,
+    words: str,
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: free)
+    monkeypatch.setattr(memory, "cgroup_limit", lambda: group)
     [ram] = limits.check(Asked())
-    assert ram.state == "ok" and "8.00 GB free" in ram.found
+    assert ram.state == state and words in ram.found + ram.remedy
     assert ram.figures["address_space"] is None
-
-
-def test_the_limit_of_a_control_group_is_told(shell: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "cgroup_limit", lambda: 2_500_000_000)
-    [ram] = limits.check(Asked())
-    assert ram.found.endswith("; the control group allows 2.50 GB")
-
-
-def test_little_memory(shell: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 900_000_000)
-    [ram] = limits.check(Asked())
-    assert ram.state == "limited" and "close other programs" in ram.remedy
 
 
 @pytest.mark.parametrize(("cards", "state"), [(0, "limited"), (1, "failed")])

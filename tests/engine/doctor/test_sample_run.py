@@ -90,21 +90,18 @@ def test_the_same_tokens_on_both(devices: Devices) -> None:
     assert cpu.figures["ids"] == "5 6 7" and gpu.figures["notices"] == "a notice"
 
 
-def test_a_gpu_with_other_tokens(devices: Devices) -> None:
-    devices.results["cuda:0"] = replace(RESULT, token_ids=(5, 9, 7))
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ({"token_ids": (5, 9, 7)}, "token 1 differs from the processor's"),
+        ({"token_ids": (5, 6)}, "token 2 differs from the processor's"),
+        ({"mismatches": (Mismatch(2, 7, 8, 0.5),)}, "token 2 differs from that of plain decoding"),
+    ],
+)
+def test_a_gpu_with_other_tokens(devices: Devices, result: dict[str, Any], told: str) -> None:
+    devices.results["cuda:0"] = replace(RESULT, **result)
     cpu, gpu = found()
-    assert (cpu.state, gpu.state) == ("ok", "failed")
-    assert gpu.found == "token 1 differs from the processor's"
-
-
-def test_a_gpu_that_ends_early(devices: Devices) -> None:
-    devices.results["cuda:0"] = replace(RESULT, token_ids=(5, 6))
-    assert found()[1].found == "token 2 differs from the processor's"
-
-
-def test_speculation_that_changes_a_token(devices: Devices) -> None:
-    devices.results["cuda:0"] = replace(RESULT, mismatches=(Mismatch(2, 7, 8, 0.5),))
-    assert "token 2 differs from that of plain decoding" in found()[1].found
+    assert (cpu.state, gpu.state) == ("ok", "failed") and told in gpu.found
 
 
 def test_errors_in_one_line(devices: Devices) -> None:

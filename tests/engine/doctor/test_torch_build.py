@@ -68,31 +68,24 @@ def test_without_a_usable_driver_a_build_for_the_processor_is_well(
 
 
 @pytest.mark.parametrize(
-    ("cuda", "line"),
+    ("built", "cuda", "why", "line"),
     [
-        ((13, 1), "pip uninstall -y torch triton && pip install torch"),
-        ((12, 9), "pip install torch --index-url https://download.pytorch.org/whl/cu128"),
-        ((12, 2), "pip install torch --index-url https://download.pytorch.org/whl/cu126"),
-        ((11, 8), "update NVIDIA's driver"),
+        (None, (13, 1), "for the processor", "pip uninstall -y torch triton && pip install torch"),
+        (None, (12, 9), "for the processor", "torch --index-url https://download.pytorch.org/whl/cu128"),
+        (None, (12, 2), "for the processor", "torch --index-url https://download.pytorch.org/whl/cu126"),
+        (None, (11, 8), "for the processor", "update NVIDIA's driver"),
+        ("13.0", (12, 8), "the driver is for CUDA 12.8", "update the driver, or: "),
+        ("13.0", (12, 8), "the driver is for CUDA 12.8", "cu128"),
     ],
 )
-def test_a_build_for_the_processor_beside_a_gpu(
-    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, cuda: tuple[int, int], line: str
-) -> None:
+def test_a_build_that_is_not_for_the_driver(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, built: str | None, cuda: tuple[int, int],
+    why: str, line: str,
+) -> None:  # fmt: skip
     machine["driver"] = Driver(cuda, 1)
-    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "cuda", built)
     [build] = found()
-    assert build.state == "failed" and "build for the processor" in build.found
-    assert line in build.remedy
-
-
-def test_a_build_that_is_too_new_for_the_driver(
-    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    [build] = found()
-    assert build.state == "failed" and "the driver is for CUDA 12.8" in build.found
-    assert "update the driver, or: " in build.remedy and "cu128" in build.remedy
+    assert build.state == "failed" and why in build.found and line in build.remedy
 
 
 def test_a_build_that_finds_no_gpu_says_why(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,23 +113,23 @@ def test_torch_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install --force-reinstall torch" in build.remedy
 
 
-def test_a_gpu_that_torch_has_no_code_for(machine: dict[str, Any]) -> None:
-    machine["sum"] = RuntimeError("CUDA error: no kernel image is available for execution on the device\nTo")
+NO_CODE = RuntimeError("CUDA error: no kernel image is available for execution on the device\nTo")
+OLD = SimpleNamespace(**{**vars(CARD), "major": 7, "minor": 5})
+
+
+@pytest.mark.parametrize(
+    ("changed", "state", "words", "remedy"),
+    [
+        ({"sum": NO_CODE}, "failed", "no kernel image", "cu128"),
+        ({"sum": NO_CODE}, "failed", "sm_80, sm_90", "cu128"),
+        ({"sum": 499501.0}, "failed", "", ""),
+        ({"free": 100_000_000}, "limited", "", "nvidia-smi"),
+        ({"card": OLD}, "limited", "torch's own operations", ""),
+    ],
+)
+def test_a_card_that_is_not_well(
+    machine: dict[str, Any], changed: dict[str, Any], state: str, words: str, remedy: str
+) -> None:
+    machine.update(changed)
     card = found()[1]
-    assert card.state == "failed" and "no kernel image" in card.found and "sm_80, sm_90" in card.found
-    assert "cu128" in card.remedy
-
-
-def test_a_gpu_that_adds_up_wrong(machine: dict[str, Any]) -> None:
-    machine["sum"] = 499501.0
-    assert found()[1].state == "failed"
-
-
-def test_a_gpu_that_is_full(machine: dict[str, Any]) -> None:
-    machine["free"] = 100_000_000
-    assert found()[1].state == "limited" and "nvidia-smi" in found()[1].remedy
-
-
-def test_a_gpu_that_is_too_old_for_kernels(machine: dict[str, Any]) -> None:
-    machine["card"] = SimpleNamespace(**{**vars(CARD), "major": 7, "minor": 5})
-    assert found()[1].state == "limited" and "torch's own operations" in found()[1].found
+    assert card.state == state and words in card.found and remedy in card.remedy
