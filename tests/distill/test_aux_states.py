@@ -1,5 +1,6 @@
 """What enters layers, made by a pass over text that was written before."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from offspec.core.events import Event, unheard
 from offspec.distill.aux_states import published_taps, write_taps
 from offspec.distill.batched_forward import Batch
 from offspec.distill.store import Store
+from offspec.model.loaded import LoadedModel
 from tests.distill.classroom import loaded, written
 
 
@@ -19,8 +21,14 @@ def test_the_published_ones_where_there_are_layers_enough(layers: int, taps: tup
     assert published_taps(layers) == taps
 
 
-def test_they_are_those_of_each_text_alone(tmp_path: Path) -> None:
-    target = loaded(tmp_path / "model")
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
+    model = loaded(tmp_path_factory.mktemp("model"))
+    yield model
+    model.close()
+
+
+def test_they_are_those_of_each_text_alone(target: LoadedModel, tmp_path: Path) -> None:
     store = written(target, tmp_path / "text", batches=2)
     write_taps(store, target, (0, 2), 3, unheard)
     for number in range(store.passages):
@@ -31,11 +39,9 @@ def test_they_are_those_of_each_text_alone(tmp_path: Path) -> None:
         for found, expected in zip(passage.taps, taps, strict=True):
             torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(passage.states, states[0], rtol=1e-4, atol=1e-4)
-    target.close()
 
 
-def test_those_that_are_there_are_not_made_again(tmp_path: Path) -> None:
-    target = loaded(tmp_path / "model")
+def test_those_that_are_there_are_not_made_again(target: LoadedModel, tmp_path: Path) -> None:
     store = written(target, tmp_path / "text", batches=3)
 
     def stop(event: Event) -> None:
@@ -53,4 +59,3 @@ def test_those_that_are_there_are_not_made_again(tmp_path: Path) -> None:
     assert again.without_taps((1,)) == []
     write_taps(again, target, (1,), 8, seen.append)
     assert len(seen) == 2
-    target.close()

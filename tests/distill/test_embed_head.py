@@ -15,7 +15,7 @@ from tests.support.tiny_models import nothing, open_model, write_model
 TEXTS = [torch.tensor([5, 5, 5, 9, 9, 70])]
 
 
-@pytest.mark.parametrize("family", ["llama", "granite", "cohere", "gemma2", "phi", "gpt2"])
+@pytest.mark.parametrize("family", ["granite", "cohere", "gemma2", "phi"])
 def test_logits_are_the_family_s(tmp_path: Path, family: str) -> None:
     target = loaded(tmp_path, family)
     ends = take_ends(target, TEXTS, 2)
@@ -46,7 +46,7 @@ def test_what_is_drawn_stands_for_all_others() -> None:
     hidden = torch.randn(1, 8)
     truth = ends.all_logits(hidden).logsumexp(-1).exp()
     seen = []
-    for seed in range(400):
+    for seed in range(200):
         columns = ends.draw(40, torch.Generator().manual_seed(seed))
         logits = ends.logits(hidden, ends.rows(columns), columns.token)
         seen.append((logits + columns.weight).logsumexp(-1).exp())

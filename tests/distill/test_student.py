@@ -62,17 +62,7 @@ def test_losses_are_against_the_target_s_odds(school: School, kind: str) -> None
             assert losses[depth] == pytest.approx(float(each.mean()), rel=0.1)
 
 
-@pytest.mark.parametrize("kind", list(PUPILS))
-def test_training_lowers_the_loss(school: School, tmp_path: Path, kind: str) -> None:
-    losses: list[float] = []
-    _, lessons = training(kind, school, tmp_path / "state.pt", 10)
-    done = lessons.run(lambda step, total, loss: losses.append(float(loss.split()[1])))
-    assert losses[-1] < losses[0] - 0.03
-    assert done.epochs == 10
-    assert done.steps == len(losses)
-
-
-@pytest.mark.parametrize("kind", list(PUPILS))
+@pytest.mark.parametrize("kind", ["mlp", "eagle3"])
 def test_what_was_broken_off_goes_on_as_if_it_had_not_been(school: School, tmp_path: Path, kind: str) -> None:
     whole, lessons = training(kind, school, tmp_path / "whole.pt")
     lessons.run(ignore)
@@ -147,9 +137,12 @@ def test_expected_tokens_of_a_tree() -> None:
 
 @pytest.mark.parametrize("kind", list(PUPILS))
 def test_what_is_written_opens_and_guesses_the_same(school: School, tmp_path: Path, kind: str) -> None:
-    """Along the text itself, as deep as it was trained for."""
-    pupil, lessons = training(kind, school, tmp_path / "state.pt")
-    lessons.run(ignore)
+    """After training that lowers the loss: along the text itself, as deep as it was trained for."""
+    losses: list[float] = []
+    pupil, lessons = training(kind, school, tmp_path / "state.pt", 10)
+    done = lessons.run(lambda step, total, loss: losses.append(float(loss.split()[1])))
+    assert losses[-1] < losses[0] - 0.03
+    assert done.epochs == 10 and done.steps == len(losses)
     write_head(pupil.published("some/target"), tmp_path / "head")
     shape = TargetShape("some/target", 32, 96, 3, torch.float32, CPU, school.target.skeleton.config)
     opened = open_head(str(tmp_path / "head"), shape, ignore)

@@ -1,4 +1,4 @@
-"""From tokens to parts with real tokenizers: marks that are special tokens, a tokenizer's own template."""
+"""From tokens to parts with a real tokenizer."""
 
 from pathlib import Path
 from typing import Any
@@ -25,30 +25,10 @@ def parts_of(codec: TextCodec, text: str) -> list[Part]:
     return [*parts.feed("".join(stream.finish())), *parts.finish()]
 
 
-def make_codec(folder: Path, **more: Any) -> TextCodec:
+def test_marks_that_are_special_tokens(tmp_path: Path) -> None:
     tokenizer = byte_level()
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in ("[TOOL_CALLS]", "[ARGS]")])
-    return TextCodec(load_tokenizer(saved(tokenizer, folder, **more)), folder, {})
-
-
-def test_marks_that_are_special_tokens(tmp_path: Path) -> None:
-    codec = make_codec(tmp_path, chat_template="{{ messages }} [TOOL_CALLS]")
+    folder = saved(tokenizer, tmp_path, chat_template="{{ messages }} [TOOL_CALLS]")
+    codec = TextCodec(load_tokenizer(folder), folder, {})
     assert "[TOOL_CALLS]" not in codec.decode(codec.tokenize(ANSWER))  # text alone does not show them
-    assert parts_of(codec, ANSWER) == [Text("the cat"), Call("at", '{"mat": 2}')]
-
-
-def test_a_tokenizers_own_template_comes_first(tmp_path: Path) -> None:
-    call = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-    own = {
-        "start_anchor": "[BOT]",
-        "fields": {
-            "content": {},
-            "tool_calls": {
-                "open_pattern": r"\[TOOL_CALLS\](?P<name>\w+)\[ARGS\]",
-                "content": "json",
-                "transform": call,
-            },
-        },
-    }
-    codec = make_codec(tmp_path, chat_template="<tool_call>", response_template=own)
     assert parts_of(codec, ANSWER) == [Text("the cat"), Call("at", '{"mat": 2}')]

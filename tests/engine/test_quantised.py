@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from bitsandbytes.functional import dequantize_4bit
-from bitsandbytes.nn.modules import Linear4bit
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -46,17 +44,6 @@ def write_bitsandbytes(dense: Path, packed: Path, dtype: torch.dtype, **how: Any
 
 def four_bits(**how: Any) -> Quantise:
     return lambda dense, packed: write_bitsandbytes(dense, packed, torch.float32, load_in_4bit=True, **how)
-
-
-def four_bits_of_bfloat16(dense: Path, packed: Path) -> None:
-    """And what its codes stand for, since transformers would compute in bfloat16 too."""
-    model = write_bitsandbytes(dense, packed, torch.bfloat16, load_in_4bit=True)
-    values = {name: parameter.detach().float() for name, parameter in model.named_parameters()}
-    for name, module in model.named_modules():
-        if isinstance(module, Linear4bit):
-            weight: Any = module.weight
-            values[f"{name}.weight"] = dequantize_4bit(weight.data, weight.quant_state).float()
-    save_file(values, dense / "model.safetensors", metadata={"format": "pt"})
 
 
 def int8(dense: Path, packed: Path) -> None:
@@ -101,8 +88,6 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "z
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
 ORDERED = GPTQ | {"desc_act": True, "checkpoint_format": "gptq_v2", "bits": 8}
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
-INT8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}
-FLOAT = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]}
 FLOAT4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
 NVFP4 = {
@@ -115,7 +100,6 @@ DEQUANTISED = {"quantization_config": CompressedTensorsConfig(dequantize=True)}
 CASES = {
     "nf4": Case(four_bits(bnb_4bit_quant_type="nf4"), {}),
     "fp4 nested": Case(four_bits(bnb_4bit_quant_type="fp4", bnb_4bit_use_double_quant=True), {}),
-    "fp4 of bfloat16": Case(four_bits_of_bfloat16),
     "int8": Case(int8),
     "awq": Case(packing(AWQ, packers.awq, group=32)),
     "gptq": Case(packing(GPTQ, packers.gptq, group=32)),
@@ -123,9 +107,7 @@ CASES = {
         packing(ORDERED, packers.gptq, bits=8, group=32, desc_act=True, less_one=False)
     ),
     "compressed int4": Case(compressing("pack-quantized", torch.float32, **INT4), DEQUANTISED),
-    "compressed int8": Case(compressing("int-quantized", torch.float32, **INT8), DEQUANTISED),
     "compressed int4 of bfloat16": Case(compressing("pack-quantized", torch.bfloat16, **INT4)),
-    "compressed float8": Case(compressing("float-quantized", torch.float32, **FLOAT), DEQUANTISED),
     "compressed nvfp4": Case(packing(NVFP4, packers.nvfp4, divided=True)),
     "modelopt nvfp4": Case(packing(MODELOPT, packers.nvfp4)),
     "fp8": Case(
