@@ -207,7 +207,7 @@ def test_a_limit_cuts_text_and_training_and_a_head_comes_out(
         wanted(model, tmp_path / "head", tokens=10**6, epochs=1000, length=64, minutes=2.0),
         prompts,
         lambda event: told.append(event.text) if isinstance(event, Notice) else None,
-        limit=TimeLimit(2.0, Clock(0.5)),
+        limit=TimeLimit(2.0, Clock(1.5)),
     )
     assert LEAST_TOKENS <= made.tokens < 10**6 and made.measured.rows > 0 and made.trained.steps > 0
     assert any("the time is up for text" in text for text in told)

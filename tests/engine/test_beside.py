@@ -47,13 +47,12 @@ def test_families(family: str, tmp_path: Path) -> None:
     """A state lies where its layer is computed, and is committed and rewound there."""
     model = (write_hybrid if family in HYBRIDS else write_model)(tmp_path / "model", family)
     placement = _placed(len(open_model(model).layers))
-    prompts = (PROMPT, PROMPT[:6])
-    expected = [says(model, SAMPLED, prompt=prompt)[0] for prompt in prompts]
+    expected = says(model, SAMPLED, prompt=PROMPT[:6])
     draft = "auto" if family == "qwen3_5_text" else model  # a substitute takes over the target's states
     with tiny_engine(model, draft, placement=placement, device=CUDA) as engine:
-        assert [engine.generate(prompt, SAMPLED).token_ids for prompt in prompts] == expected
         result = engine.generate(PROMPT, sampling(0.0, 12))
         assert list(result.token_ids) == reference(model, PROMPT, 12)
+        assert [engine.generate(PROMPT[:6], SAMPLED).token_ids] == expected
         assert result.cpu_layers == len(placement.layers(Tier.CPU)) > 0
 
 

@@ -200,8 +200,7 @@ def test_the_cost_of_a_token_does_not_grow(
 # Stop strings.
 
 stops_and_text = st.tuples(
-    st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),
-    st.text("abc", max_size=30),
+    st.lists(st.text("ab", min_size=1, max_size=5), max_size=3), st.text("abc", max_size=30)
 )
 
 

@@ -60,10 +60,7 @@ def _law(folder: Path, params: SamplingParams, ruled: bool) -> dict[tuple[int, .
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("verify", "given", "rules"),
-    [
-        ("coupled", COUPLED, {}),
-        ("sequoia", SEQUOIA, {"top_k": 5, "temperature": 0.8, **RULES}),
-    ],
+    [("coupled", COUPLED, {}), ("sequoia", SEQUOIA, {"top_k": 5, "temperature": 0.8, **RULES})],
     ids=["coupled", "sequoia"],
 )
 def test_two_tokens(verify: str, given: dict[str, Any], rules: dict[str, Any], tmp_path: Path) -> None:

@@ -66,16 +66,21 @@ def test_the_logits_of_transformers(both: tuple[Path, Path], resident: tuple[int
 
 
 @pytest.mark.parametrize(
-    ("draft", "budget", "resident"), [("none", 1, ()), ("auto", 7, ()), ("itself", 32, (0,))]
+    ("draft", "budget", "resident", "device"),
+    [
+        ("none", 1, (), "cpu"),
+        ("itself", 32, (0,), "cpu"),
+        pytest.param("auto", 7, (), "cuda", marks=pytest.mark.gpu),
+    ],
+    indirect=["device"],
 )
 def test_tokens_do_not_depend_on_drafts_budgets_or_what_is_resident(
     both: tuple[Path, Path], expected: tuple[int, ...], draft: str, budget: int, resident: tuple[int, ...],
     device: torch.device,
 ) -> None:  # fmt: skip
-    packed = both[1]
+    guesses = both[1] if draft == "itself" else draft
     given = {"budget": budget, "resident": resident, "device": device}
-    guesses = packed if draft == "itself" else draft
-    assert says(packed, PARAMS, draft=guesses, prompt=IDS.tolist(), **given) == [expected]
+    assert says(both[1], PARAMS, draft=guesses, prompt=IDS.tolist(), **given) == [expected]
 
 
 @pytest.mark.parametrize(("slots", "draft"), [(1, "none"), (5, "auto"), (12, "itself")])

@@ -206,8 +206,7 @@ def exchange(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "harm"),
-    [("mamba beside attention", flip), ("dense", cut), ("dense", exchange)],
+    ("kind", "harm"), [("mamba beside attention", flip), ("dense", cut), ("dense", exchange)]
 )
 def test_a_damaged_file_is_told_about_and_removed(
     kind: str, harm: Callable[[Path], None], small: Path, written: Callable[[str], Path]

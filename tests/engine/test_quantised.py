@@ -129,8 +129,7 @@ MORE = ("fp4 nested", "int8", "awq", "compressed int4 of bfloat16", "compressed 
 
 
 @pytest.fixture(
-    scope="module",
-    params=some(CASES, "nf4", "gptq by importance", "fp8", rare=lambda name: name not in MORE),
+    scope="module", params=some(CASES, "nf4", "gptq by importance", "fp8", rare=lambda name: name not in MORE)
 )
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("models")

@@ -12,10 +12,7 @@ from offspec_planners.placement import Placement, Tier
 from tests.support.answers import PROMPT, Trio, sampling
 from tests.support.tiny_models import reference, tiny_engine, write_model
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif("torch.cuda.device_count() < 2", reason="one CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif("torch.cuda.device_count() < 2", reason="one CUDA device")]
 PARAMS = sampling(0.0, 12)
 TWO = (torch.device("cuda", 0), torch.device("cuda", 1))
 _TIERS = {"v": Tier.DEVICE, "c": Tier.CPU, "h": Tier.HOST, "d": Tier.DISK}

@@ -25,11 +25,7 @@ from tests.support.traces import assert_well_formed, content, spans, tracks
     ids=["disk", "host and disk"],
 )
 def test_a_run_from_the_first_read_to_the_last_walk(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    placement: Placement,
-    read: set[str],
-    copied: set[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: Placement, read: set[str], copied: set[str]
 ) -> None:
     # So small a model would stay in memory whole.
     decide = Opened.fit
