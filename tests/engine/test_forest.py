@@ -24,12 +24,13 @@ from offspec.engine.request import RunningRequest
 from offspec.model import runner
 from offspec.model.cache import TreeCache
 from offspec_planners.placement import Placement
+from tests.support.answers import sampling
 from tests.support.expert_models import by_need, write_experts
 from tests.support.tiny_models import tiny_engine, write_hybrid, write_model
 
 Hold = Callable[[int], threading.Event]
 PROMPT = [3 + (7 * i * i + i) % 90 for i in range(41)]
-PARAMS = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.9, seed=3)
+PARAMS = sampling(0.9)
 
 
 @pytest.fixture(scope="module")
@@ -142,12 +143,11 @@ def test_requests_come_and_go(kind: str, draft: str, written: Callable[[str], Pa
     """More of them than share a pass, of which some are cancelled on their way."""
     source = {"none": "suffix", "itself": "substitute,suffix", "hostile": str(written("hostile"))}[draft]
     placement: Placement | None = by_need(3, 6) if kind == "experts" else None
-    requests = _requests(24)
+    requests = _requests(16)
     with tiny_engine(written(kind), source, budget=24, placement=placement, sequences=5) as engine:
-        answers = [
-            engine.submit(prompt, params, draft="none" if index % 5 == 4 else None)
-            for index, (prompt, params) in enumerate(requests)
-        ]
+        with engine._turn(), ThreadPoolExecutor(1) as pool:
+            drafts = [None, None, None, "none"] * 4
+            answers = [*pool.map(lambda one, draft: engine.submit(*one, draft=draft), requests, drafts)]
         for answer in answers[::7]:
             _begun(answer)
             answer.cancel()
@@ -163,25 +163,36 @@ def test_requests_come_and_go(kind: str, draft: str, written: Callable[[str], Pa
                 assert result.finish_reason == alone.finish_reason
 
 
-def test_a_newcomer_speaks_within_two_passes(
-    model: Path, hold_passes: Hold, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seven others run meanwhile; what is left of its prompt shares their passes."""
-    with tiny_engine(model, "none", budget=1, sequences=8) as engine:
-        gate, prompts = hold_passes(3), [[3 + i, 4, 5] for i in range(7)]
-        others = _together(engine, prompts, replace(PARAMS, max_tokens=120))
-        for other in others:
-            _begun(other)
-        passes, step, spoken = list[int](), Passes.step, list[int]()
+@pytest.fixture
+def first_words(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[list[int], list[int]]]:
+    """Requests of each pass from now on, and the pass in which the last of so many speaks first."""
+
+    def count(requests: int) -> tuple[list[int], list[int]]:
+        passes, spoken, step = list[int](), list[int](), Passes.step
 
         def counted(own: Passes, running: list[RunningRequest]) -> list[list[Event]]:
             passes.append(len(running))
             found = step(own, running)
-            if len(found) == 8 and not spoken and any(isinstance(event, TextDelta) for event in found[-1]):
+            speaks = len(found) == requests and any(isinstance(event, TextDelta) for event in found[-1])
+            if speaks and not spoken:
                 spoken.append(len(passes))
             return found
 
         monkeypatch.setattr(Passes, "step", counted)
+        return passes, spoken
+
+    return count
+
+
+def test_a_newcomer_speaks_within_two_passes(
+    model: Path, hold_passes: Hold, first_words: Callable[[int], tuple[list[int], list[int]]]
+) -> None:
+    """Seven others run meanwhile; what is left of its prompt shares their passes."""
+    with tiny_engine(model, "none", budget=1, sequences=8) as engine:
+        gate, prompts = hold_passes(3), [[3 + i, 4, 5] for i in range(7)]
+        for other in _together(engine, prompts, replace(PARAMS, max_tokens=120)):
+            _begun(other)
+        passes, spoken = first_words(8)
         newcomer = engine.submit(PROMPT, PARAMS)
         gate.set()
         assert newcomer.result().tokens == PARAMS.max_tokens and max(passes) == 8
@@ -354,23 +365,17 @@ def test_an_engine_is_loaded_for_several(model: Path) -> None:
     assert [result.token_ids for result in results] == [result.token_ids for result in alone]
 
 
-def test_a_short_prompt_waits_for_no_long_one(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_prompt_waits_for_no_long_one(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first_words: Callable[[int], tuple[list[int], list[int]]],
+) -> None:
     """They come together, the long one first."""
     monkeypatch.setattr(runner, "SHARED_PROMPT_ROWS", 8)
-    passes, step, spoken = list[int](), Passes.step, list[int]()
-
-    def counted(own: Passes, running: list[RunningRequest]) -> list[list[Event]]:
-        passes.append(len(running))
-        found = step(own, running)
-        if not spoken and any(isinstance(event, TextDelta) for event in found[-1]):
-            spoken.append(len(passes))
-        return found
-
     prompts = [PROMPT * 2, [3, 4, 5, 6]]
     with tiny_engine(model, "none", budget=1, sequences=2) as engine:
-        with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(Passes, "step", counted)
-            results = [answer.result(timeout=60) for answer in _together(engine, prompts, PARAMS)]
+        passes, spoken = first_words(2)
+        results = [answer.result(timeout=60) for answer in _together(engine, prompts, PARAMS)]
         assert spoken == [1] and passes[0] == 2
         for prompt, result in zip(prompts, results, strict=True):
             assert result.token_ids == _anew(engine, prompt).token_ids
@@ -402,15 +407,16 @@ def test_what_is_cancelled_while_it_waits_ends_with_the_pass(
 
 
 def test_a_prompt_that_another_reads_holds_up_none_behind_it(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, hold_passes: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "SHARED_PROMPT_ROWS", 16)
     long = [3 + (7 * i * i + i) % 90 for i in range(400)]
     with tiny_engine(model, "none", budget=1, sequences=3, context=512) as engine:
-        others = [3, 4, 5]
-        reading, same, short = _together(engine, [long, long, others], PARAMS)
+        gate = hold_passes(20)
+        reading, same, short = _together(engine, [long, long, [3, 4, 5]], PARAMS)
         assert short.result(timeout=60).tokens == PARAMS.max_tokens
         assert not same.done()
+        gate.set()
         alone = [reading.result(timeout=60), same.result(timeout=60)]
         assert alone[1].reused_tokens > len(long) - 256
         assert {result.token_ids for result in alone} == {_anew(engine, long).token_ids}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from offspec import ClosedError, RequestError, SamplingParams, StreamError
+from offspec import ClosedError, RequestError, StreamError
 from offspec.core.events import Event, Finished, PassProgress, PassStats, Result, TextDelta, TreeSeen
 from offspec.engine.decode import DecodeState
 from offspec.engine.drafting import Request
@@ -19,23 +19,22 @@ from offspec.engine.engine import Engine
 from offspec.engine.passes import Passes
 from offspec.engine.request import RunningRequest
 from offspec_planners.placement import Placement, Tier
-from tests.support.tiny_models import tiny_engine, write_model
+from tests.support.answers import PROMPT, Trio, sampling, says
+from tests.support.tiny_models import tiny_engine
 
-PROMPT = [5, 9, 17, 33, 64]
-PARAMS = SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0, seed=4)
+PARAMS = replace(sampling(1.0, 40), seed=11)  # with which no special token is said
 SPECIAL = ("<pad>", "<bos>", "<eos>")  # never shown in text, and seen in trees
 TIERS = Placement((Tier.DISK, Tier.HOST, Tier.DEVICE, Tier.DISK), 2, 2)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"), num_hidden_layers=4, spread=0.3)
+def model(trio: Trio) -> Path:
+    return trio.target
 
 
 @pytest.fixture(scope="module")
 def expected(model: Path) -> tuple[int, ...]:
-    with tiny_engine(model, "none", budget=1) as engine:
-        return engine.generate(PROMPT, PARAMS).token_ids
+    return says(model, PARAMS)[0]
 
 
 class Striker:

@@ -292,82 +292,51 @@ def test_a_full_disk_costs_the_file_alone(
     assert len(kept(small)) == 1
 
 
-@pytest.mark.parametrize(("kind", "moment"), [("delta rule", 5), ("dense", 0)])
-def test_an_interrupt_leaves_no_file_and_an_engine_to_go_on_with(
-    kind: str, moment: int, small: Path, written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "moment", "leaves"),
+    [("delta rule", 5, False), ("dense", 0, False), ("dense", 2, True), ("delta rule", 0, True)],
+)
+def test_what_is_broken_off_leaves_no_file_and_an_engine_to_go_on_with(
+    kind: str, moment: int, leaves: bool, small: Path, written: Callable[[str], Path]
 ) -> None:
-    """While one conversation is written, and then while the other is read."""
+    """While a conversation is written, and while another is read: by Ctrl-C, or by a client that leaves."""
     family, options = KINDS[kind]
     with tiny_engine(written(family), "none", budget=1) as engine:
         expected = tokens(turns(engine, [A, B, C, A, B]))
-    write_all, read = files.write_all, cache_file._taken
 
-    def struck(call: Callable[..., Any]) -> Callable[..., Any]:
-        calls = iter(range(1000))
+    def broken_off(engine: Engine, prompt: Sequence[int], place: str, call: Callable[..., Any]) -> None:
+        halt, calls = threading.Event(), iter(range(1000))
 
         def strike(*given: Any) -> Any:
             if next(calls) == moment:
-                raise KeyboardInterrupt
+                if not leaves:
+                    raise KeyboardInterrupt
+                halt.set()
             return call(*given)
 
-        return strike
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(place, strike)
+            if not leaves:
+                with pytest.raises(KeyboardInterrupt):
+                    engine.generate(prompt, _params())
+                return
+            *_, last = engine.stream(prompt, _params(), halt=halt)
+        assert isinstance(last, Finished) and next(calls) <= moment + 6, "it is not waited for"
+        assert (last.result.finish_reason, last.result.passes) == ("halted", 0)
 
     with tiny_engine(written(family), "suffix", budget=24, cache_size=ROOM, **options) as engine:
         first = engine.generate(A, _params())
-        with monkeypatch.context() as patch:
-            patch.setattr("offspec.checkpoint.write.write_all", struck(write_all))
-            with pytest.raises(KeyboardInterrupt):
-                engine.generate(B, _params())
+        broken_off(engine, B, "offspec.checkpoint.write.write_all", files.write_all)
         assert not kept(small)
         second = engine.generate(B, _params())
         longer = [*A, *first.token_ids, 9, 10, 11]
-        with monkeypatch.context() as patch:
-            patch.setattr(cache_file, "_taken", struck(read))
-            with pytest.raises(KeyboardInterrupt):
-                engine.generate(longer, _params())
+        broken_off(engine, longer, "offspec.model.cache_file._fill", cache_file._fill)
         assert len(kept(small)) == 2
         third = engine.generate(C, _params())
         fourth = engine.generate(longer, _params())
         assert fourth.reused_tokens >= 0.9 * fourth.prompt_tokens
         fifth = engine.generate([*B, *second.token_ids, 9, 10, 11], _params())
     assert tokens([first, second, third, fourth, fifth]) == expected
-
-
-@pytest.mark.parametrize(("kind", "moment"), [("dense", 2), ("delta rule", 0)])
-def test_a_client_that_leaves_is_not_waited_for(
-    kind: str, moment: int, small: Path, written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While one conversation is written, and then while the other is read: no pass begins."""
-    family, options = KINDS[kind]
-    with tiny_engine(written(family), "none", budget=1) as engine:
-        expected = tokens(turns(engine, [A, B, A]))
-    write_all, fill = files.write_all, cache_file._fill
-
-    def halted(engine: Engine, prompt: Sequence[int], name: str, call: Callable[..., Any]) -> Result:
-        halt, calls = threading.Event(), iter(range(1000))
-
-        def leave(*given: Any) -> Any:
-            if next(calls) == moment:
-                halt.set()
-            return call(*given)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(name, leave)
-            *_, last = engine.stream(prompt, _params(), halt=halt)
-        assert isinstance(last, Finished) and next(calls) <= moment + 6
-        return last.result
-
-    with tiny_engine(written(family), "suffix", budget=24, cache_size=ROOM, **options) as engine:
-        first = engine.generate(A, _params())
-        left = halted(engine, B, "offspec.checkpoint.write.write_all", write_all)
-        assert (left.finish_reason, left.passes, left.reused_tokens) == ("halted", 0, 0) and not kept(small)
-        second = engine.generate(B, _params())
-        longer = [*A, *first.token_ids, 9, 10, 11]
-        left = halted(engine, longer, "offspec.model.cache_file._fill", fill)
-        assert (left.finish_reason, left.passes) == ("halted", 0) and len(kept(small)) == 2
-        third = engine.generate(longer, _params())
-        assert third.reused_tokens >= 0.9 * third.prompt_tokens
-    assert tokens([first, second, third]) == expected
 
 
 def test_only_new_files_are_looked_at(
