@@ -11,6 +11,7 @@ from tests.support.beside_generate import NOT_SAID, compare
 from tests.support.products import some
 from tests.support.versions import has_transformers
 
+pytestmark = pytest.mark.usefixtures("drafters_stay")
 # Families whose own defaults do not make a model, and what they need.
 NEEDED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},

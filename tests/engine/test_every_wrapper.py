@@ -28,6 +28,7 @@ def test_tokens_do_not_depend_on_the_guesses(family: str, trio: Trio, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("drafters_stay")
 def test_every_wrapper(tmp_path: Path) -> None:
     """Every model of transformers that sees or hears, made small."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES

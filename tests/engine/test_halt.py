@@ -207,10 +207,10 @@ def test_closing_halts_an_answer_in_another_thread(
 
         thread = threading.Thread(target=read)
         thread.start()
-        assert begun.wait(30)
+        assert begun.wait(60)
         engine.close()
         gate.set()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
         ended = results[-1]
         assert not isinstance(ended, Finished) or ended.result.finish_reason == "halted"

@@ -75,6 +75,7 @@ def test_in_bfloat16_the_place_of_the_head_and_the_chunk_change_nothing(
     assert len(said) == 1
 
 
+@pytest.mark.usefixtures("drafters_stay")
 @pytest.mark.parametrize(
     ("family", "tied", "tier"),
     [("llama", False, Tier.HOST), ("llama", True, Tier.DISK), ("phi", False, Tier.DISK)],
