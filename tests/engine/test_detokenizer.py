@@ -62,6 +62,10 @@ def streamed(codec: TextCodec, pushes: Iterable[list[int]]) -> str:
     return text
 
 
+def by_token(codec: TextCodec, ids: list[int]) -> str:
+    return streamed(codec, [[token] for token in ids])
+
+
 cut_lists = st.lists(st.integers(0, 30), max_size=6)
 
 
@@ -75,13 +79,12 @@ def test_any_text_comes_back_in_pieces(
     ids = encode(codec, text)
     whole = codec.decode(ids)
     assert whole == (text if name == "byte-level" else text.replace("▁", " "))
-    assert streamed(codec, chunks(ids, cuts)) == whole
-    assert streamed(codec, [[i] for i in ids]) == whole
+    assert streamed(codec, chunks(ids, cuts)) == by_token(codec, ids) == whole
 
 
 def test_a_text_comes_back_from_a_real_tokenizer(smollm2: TextCodec) -> None:
     ids = encode(smollm2, "".join(pieces) * 2)
-    assert streamed(smollm2, [[i] for i in ids]) == smollm2.decode(ids)
+    assert by_token(smollm2, ids) == smollm2.decode(ids)
 
 
 @pytest.mark.parametrize(("name", "size"), [("byte-level", 330), ("byte-fallback", 278)])
@@ -91,7 +94,7 @@ def test_any_tokens_come_back_even_if_they_are_no_text(
     codecs: dict[str, TextCodec], name: str, size: int, data: st.DataObject
 ) -> None:
     codec, ids = codecs[name], data.draw(st.lists(st.integers(0, size - 1), max_size=100))
-    assert streamed(codec, [[i] for i in ids]) == codec.decode(ids)
+    assert by_token(codec, ids) == codec.decode(ids)
 
 
 # Runs longer than the window in which no character ends, and whole ones among them.
@@ -109,7 +112,7 @@ def test_bytes_that_are_no_text(codecs: dict[str, TextCodec], text: bytes) -> No
     vocabulary = codec.tokenizer.get_vocab()
     ids = [vocabulary["<0x41>"], *(vocabulary[f"<0x{byte:02X}>"] for byte in text)]
     expected = f"A{text.decode('utf-8', 'replace')}"
-    assert codec.decode(ids) == codec.spell(ids) == streamed(codec, [[i] for i in ids]) == expected
+    assert codec.decode(ids) == codec.spell(ids) == by_token(codec, ids) == expected
     with suppress(UnicodeDecodeError):
         text.decode()
         assert codec.tokenizer.decode(ids) == expected
@@ -163,7 +166,7 @@ def test_spaces_are_not_tidied_up(tmp_path: Path) -> None:
     insist = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     codec = opened(byte_level(), tmp_path, clean_up_tokenization_spaces=True, **{insist: True})
     ids = encode(codec, "the cat . do n't")
-    assert streamed(codec, [[i] for i in ids]) == codec.decode(ids) == "the cat . do n't"
+    assert by_token(codec, ids) == codec.decode(ids) == "the cat . do n't"
 
 
 def test_special_tokens_leave_no_trace(codecs: dict[str, TextCodec]) -> None:
@@ -171,30 +174,26 @@ def test_special_tokens_leave_no_trace(codecs: dict[str, TextCodec]) -> None:
         bos, eos = codec.tokenizer.bos_token_id, codec.tokenizer.eos_token_id
         ids = encode(codec, "the cat")
         mixed = [bos, *(x for i in ids for x in (i, eos)), eos]
-        assert codec.decode(mixed) == streamed(codec, [[i] for i in mixed]) == "the cat"
+        assert codec.decode(mixed) == by_token(codec, mixed) == "the cat"
 
 
-@pytest.mark.parametrize("name", ["byte-level", "byte-fallback"])
-@pytest.mark.parametrize("kind", ["text", "broken"])
+@pytest.mark.parametrize(("kind", "most"), [("text", 16), ("broken", 65)])
 def test_the_cost_of_a_token_does_not_grow(
-    codecs: dict[str, TextCodec], name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    codecs: dict[str, TextCodec], kind: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    codec, lengths = codecs[name], list[int]()
-    plain = codec.decode
+    codec, lengths, text = codecs["byte-fallback"], list[int](), "the cat 日本🎉 " * 100
+    plain, broken = codec.decode, [codec.tokenizer.get_vocab()["<0xFF>"]] * 500
 
     def counted(ids: Iterable[int]) -> str:
-        ids = list(ids)
-        lengths.append(len(ids))
-        return plain(ids)
+        lengths.append(len(window := list(ids)))
+        return plain(window)
 
-    byte = codec.tokenizer.get_vocab()["ĉ" if name == "byte-level" else "<0xFF>"]
-    if name == "byte-level":
-        byte = next(i for i in range(256) if plain([i]) == "\ufffd")
-    ids = encode(codec, "the cat 日本🎉 " * 100) if kind == "text" else [byte] * 500
     monkeypatch.setattr(codec, "decode", counted)
-    text = streamed(codec, [ids])
-    assert text == ("the cat 日本🎉 " * 100 if kind == "text" else "\ufffd" * 500)
-    assert max(lengths) <= (16 if kind == "text" else 65)
+    if kind == "text":
+        assert streamed(codec, [encode(codec, text)]) == text
+    else:
+        assert streamed(codec, [broken]) == "\ufffd" * 500
+    assert max(lengths) <= most
 
 
 # Stop strings.

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -41,31 +41,23 @@ class Devices:
     least: int = 0
     limits: list[int] = field(default_factory=list)
 
-    def load(self, config: Any, notify: Callable[[Event], None]) -> "Engine":
+    def load(self, config: Any, notify: Callable[[Event], None]) -> Any:
         limit = config.memory if config.device == "cpu" else config.vram
         self.limits.append(limit)
         if limit < self.least:
             raise CapacityError("too little", needed=self.least, given=limit)
         notify(Notice("a notice"))
-        return Engine(self.results[config.device])
 
+        def generate(prompt: str, params: Any, *, check: bool) -> Result:
+            result = self.results[config.device]
+            assert check
+            if isinstance(result, Exception):
+                raise result
+            return result
 
-@dataclass
-class Engine:
-    result: Result | Exception
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def generate(self, prompt: str, params: Any, *, check: bool) -> Result:
-        assert check
-        if isinstance(self.result, Exception):
-            raise self.result
-        return self.result
+        engine = MagicMock()
+        engine.__enter__.return_value.generate = generate
+        return engine
 
 
 @pytest.fixture
