@@ -1,8 +1,7 @@
 """Products of settings, of which `make test` takes a few and `make test-all` the rest, or a share of it."""
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations, product
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -33,17 +32,3 @@ def _left(value: Any, one_in: int) -> bool:
 
 def _marked(value: Any, mark: pytest.MarkDecorator) -> Any:
     return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=mark)
-
-
-def pairs(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Few settings, in which every value of an axis meets every value of each other axis."""
-    every = [
-        (setting, frozenset(combinations(enumerate(setting), 2)))
-        for setting in product(*(range(len(axis)) for axis in axes))
-    ]
-    left, chosen = frozenset().union(*(met for _, met in every)), list[tuple[int, ...]]()
-    while left:
-        setting, met = max(every, key=lambda one: len(one[1] & left))
-        left -= met
-        chosen.append(setting)
-    return [tuple(axis[index] for axis, index in zip(axes, setting, strict=True)) for setting in chosen]
