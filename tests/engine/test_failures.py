@@ -23,7 +23,7 @@ from tests.support.weight_files import as_it_is
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("whole") / "model", max_position_embeddings=32768)
+    return write_model(tmp_path_factory.mktemp("whole") / "model")
 
 
 @pytest.fixture
@@ -170,8 +170,9 @@ def test_a_token_beyond_the_model_is_a_request_error(model: Path) -> None:
 
 
 @pytest.fixture
-def running(model: Path) -> Iterator[subprocess.Popen[str]]:
+def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A real process in the middle of an answer that is longer than what a pipe holds."""
+    model = write_model(tmp_path / "model", max_position_embeddings=32768)
     command = [sys.executable, "-m", "offspec", "generate", str(model), "w5 w9", "--max-tokens", "40000"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
