@@ -278,8 +278,8 @@ def test_a_stream_takes_each_character_once_and_shows_what_it_is_told_to(
         bos, eos = (codec.tokenizer.convert_tokens_to_ids(token) for token in ("<s>", "</s>"))
         ids = [bos, *encode(codec, "the cat"), eos, bos]
         stream = TextStream(codec, shown={bos})
-        for token in ids:
-            stream.push(token)
+        for each in ids:
+            stream.push(each)
         assert "".join(stream.finish()) == "<s>" + codec.decode(ids) + "<s>"
 
 
