@@ -31,11 +31,11 @@ def test_a_draft_like_the_target_is_always_right(world: World) -> None:
     said: list[list[tuple[int, ...]]] = []
     for _ in range(2):
         with world.load(draft=str(world.target), learn=False, **SEQUOIA) as engine:
-            results = [engine.generate(PROMPT, _params(seed)) for seed in range(4)]
+            results = [engine.generate(PROMPT, _params(seed)) for seed in range(3)]
             known = engine.drafting.calibration(str(world.target), 1.0, False)
         said.append([result.token_ids for result in results])
-    assert said[0] == said[1] and len(set(said[0])) == 4
-    assert sum(result.passes for result in results) < 4 * 30 / 2
+    assert said[0] == said[1] and len(set(said[0])) == 3
+    assert sum(result.passes for result in results) < 3 * 30 / 2
     hits = known.table.hits
     assert hits[:, 0].sum() > 0.9 * hits.sum(), "the first that is drawn is accepted"
     assert known.fit.observations == 0, "what is drawn tells nothing of how scores are to be read"
