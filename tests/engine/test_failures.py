@@ -121,17 +121,17 @@ def test_a_file_truncated_in_mid_run_is_one_error_and_the_engine_lives(model: Pa
 
 def test_an_interrupt_leaves_the_engine_usable(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a draft, of a pass, and of a stream that nobody reads to its end."""
-    params, expand, steps = sampling(0.8, 12), LMDrafter.expand, iter(range(1000))
+    params, expanding, steps = sampling(0.8, 12), LMDrafter.expanding, iter(range(1000))
     (expected,) = says(whole, params)
 
     def struck(*args: Any) -> Any:
         if next(steps) == 2:
             raise KeyboardInterrupt
-        return expand(*args)
+        return expanding(*args)
 
     with tiny_engine(whole, "auto", budget=4) as engine:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(LMDrafter, "expand", struck)
+            patch.setattr(LMDrafter, "expanding", struck)
             engine.generate(PROMPT, params)
         assert engine.generate(PROMPT, params).token_ids == expected
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

@@ -40,14 +40,18 @@ def said(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text}
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [tuple(IDS), np.array(IDS, np.uint8), [np.int32(token) for token in IDS], torch.tensor(IDS)],
-    ids=["tuple", "numpy bytes", "numpy numbers", "torch"],
-)
-def test_ids_in_arrays_and_tensors_are_those_of_a_list(engine: Engine, prompt: Any) -> None:
-    assert engine.generate(prompt, PARAMS).token_ids == engine.generate(IDS, PARAMS).token_ids
-    assert engine.count_tokens(prompt) == 3
+ARRAYS: dict[str, Any] = {
+    "tuple": tuple(IDS),
+    "numpy bytes": np.array(IDS, np.uint8),
+    "numpy numbers": [np.int32(token) for token in IDS],
+    "torch": torch.tensor(IDS),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_ids_in_arrays_and_tensors_are_those_of_a_list(engine: Engine, kind: str) -> None:
+    assert engine.generate(ARRAYS[kind], PARAMS).token_ids == engine.generate(IDS, PARAMS).token_ids
+    assert engine.count_tokens(ARRAYS[kind]) == 3
 
 
 WRONG: dict[str, tuple[Any, str]] = {
