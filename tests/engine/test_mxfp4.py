@@ -91,7 +91,8 @@ def test_experts_by_need(both: tuple[Path, Path], expected: tuple[int, ...], slo
     with tiny_engine(packed, guesses, budget=budget, placement=by_need(LAYERS, slots)) as engine:
         assert engine.generate(IDS.tolist(), PARAMS).token_ids == expected
         store = engine._assembly.target.store
-        assert store is not None and 0 <= store.stats.hits < store.stats.asked
+        assert store is not None and store.stats.asked > 0
+        assert slots == 12 or store.stats.hits < store.stats.asked, "twelve are all of them"
 
 
 def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
