@@ -1,6 +1,5 @@
 """`offspec chat`: what its options become, and which user interface is chosen."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,12 +84,6 @@ def test_the_terminal_ui_needs_a_terminal(
     else:
         monkeypatch.setenv("TERM", term)
     assert chat._has_screen() is screen
-
-
-def test_help_teaches_by_examples() -> None:
-    shown = CliRunner().invoke(app, ["chat", "--help"], prog_name="offspec").stdout
-    for line in ("offspec chat demo", "--resume", "--session", "/save shopping", "/help"):
-        assert re.search(re.escape(line), shown), line
 
 
 def test_the_largest_library_is_open_before_torch_is_imported() -> None:

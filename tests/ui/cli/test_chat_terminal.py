@@ -88,15 +88,12 @@ def near() -> Iterator[Path]:
         yield Path(folder)
 
 
-# Two programs that load a real model: half a minute, a whole one where they round a draft.
-@pytest.mark.parametrize(
-    "draft",
-    [pytest.param("auto", marks=pytest.mark.slow), pytest.param("suffix", marks=pytest.mark.exhaustive)],
-)
-def test_a_conversation_outlives_its_process(draft: str, tmp_path: Path, near: Path) -> None:
+# Two programs that load a real model: half a minute.
+@pytest.mark.exhaustive
+def test_a_conversation_outlives_its_process(tmp_path: Path, near: Path) -> None:
     """It is stopped, asked again, saved, resumed, and killed in the middle of an answer."""
     data, copy = tmp_path / "data", near / "copy.json"
-    with start(data, "--draft", draft) as terminal:
+    with start(data, "--draft", "suffix") as terminal:
         terminal.wait_for("demo")
         terminal.type(STORY)  # while the model loads
         terminal.wait_for(STORY)

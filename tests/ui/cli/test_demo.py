@@ -122,15 +122,6 @@ def test_a_full_disk_names_the_demo_that_needs_none(offspec: Call, load: Scripte
     )
 
 
-def test_ctrl_c_says_one_word(offspec: Call, load: ScriptedLoad, monkeypatch: pytest.MonkeyPatch) -> None:
-    def struck(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys.modules["offspec.engine.load"], "load", struck)
-    result = offspec("demo")
-    assert (result.exit_code, result.stderr.splitlines()[1:]) == (130, ["stopped"])
-
-
 def test_both_texts_a_bar_and_the_tree_are_drawn() -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=False)
     runs = [demo_view.Run("alone", "one two " * 8, tokens=2), demo_view.Run("drafted")]

@@ -85,14 +85,6 @@ def test_json(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
     assert found["tokens_per_pass"] == pytest.approx(1.625)
 
 
-@pytest.mark.parametrize("text", ["many", "2MB", "-5", "1k5", ""])
-def test_a_number_of_tokens_that_is_none(offspec: Call, asked: dict[str, Any], text: str) -> None:
-    result = offspec("distill", "some/m", "--kind", "mlp", "--out", "x", f"--tokens={text}")
-    assert result.exit_code == 2
-    assert "write it like 200k or 2M" in error_line(result)
-    assert not asked
-
-
 def test_errors_are_one_line(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
     asked["failure"] = DiskFullError("no room")
     result = offspec("distill", "some/m", "--kind", "mlp", "--out", str(tmp_path), "--quiet")

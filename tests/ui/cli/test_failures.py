@@ -1,4 +1,4 @@
-"""What users get wrong: one line on stderr, nothing on stdout, the right exit code, no traceback."""
+"""Work that fails: one line on stderr, nothing on stdout, the right exit code, no traceback."""
 
 from collections.abc import Callable
 
@@ -13,71 +13,12 @@ Call = Callable[..., Result]
 
 
 @pytest.mark.parametrize(
-    ("args", "named"),
-    [
-        (("Why?", "--budget", "0"), "budget"),
-        (("Why?", "--width", "0"), "width"),
-        (("Why?", "--context", "1"), "context"),
-        (("Why?", "--memory", "lots"), "1.5GB"),
-        (("Why?", "--memory", "0"), "memory"),
-        (("Why?", "--draft-bits", "5"), "4 or 16"),
-        (("Why?", "--temperature", "-1"), "temperature"),
-        (("Why?", "--temperature", "nan"), "temperature"),
-        (("Why?", "--top-p", "0"), "--top-p"),
-        (("Why?", "--min-p", "2"), "--min-p"),
-        (("Why?", "--max-tokens", "0"), "--max-tokens"),
-        (("Why?", "--seed", "-1"), "seed"),
-        (("Why?", "--stop", ""), "stop"),
-        (("Why?", "--raw", "--system", "x"), "--raw"),
-        (("",), "empty"),
-        ((" \n ",), "empty"),
-        (("", "--raw"), "empty"),
-        (("Why?", "--verify", "sequoia"), "--tree sequoia"),
-        (("Why?", "--verify", "sequoia", "--tree", "sequoia", "--draft", "suffix"), "takes one draft"),
-        (
-            ("Why?", "--verify", "sequoia", "--tree", "sequoia", "--temperature", "1", "--check"),
-            "--check compares tokens",
-        ),
-        ((), "empty"),  # standard input is at its end
-    ],
-)
-def test_a_wrong_request_is_one_line_before_anything_is_loaded(
-    offspec: Call, load: ScriptedLoad, args: tuple[str, ...], named: str
-) -> None:
-    result = offspec("generate", "demo", *args)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert named in error_line(result)
-    assert not load.asked
-
-
-def test_bytes_that_are_not_text(offspec: Call) -> None:
-    result = offspec("generate", "demo", input=b"caf\xe9")
-    assert result.exit_code == 2
-    assert "UTF-8" in error_line(result)
-
-
-@pytest.mark.parametrize(
     "args",
-    [
-        ("generate",),
-        ("generate", "demo", "Why?", "--bogus"),
-        ("generate", "demo", "Why?", "--top-k", "many"),
-        ("generate", "demo", "Why?", "--dtype", "int3"),
-        ("generate", "demo", "Why?", "--verify", "hope"),
-        ("generate", "demo", "Why?", "--device", "tpu"),
-        ("generate", "demo", "Why?", "--device", "cuda:0,cpu"),
-        ("generate", "demo", "Why?", "--cpu-layers", "few"),
-        ("generate", "demo", "Why?", "and", "more"),
-        ("levitate",),
-    ],
+    [("Why?", "--budget", "0"), ("Why?", "--bogus"), (" \n ",), ("", "--raw"), ("Why?", "and", "more"), ()],
 )
-def test_usage_errors(offspec: Call, load: ScriptedLoad, args: tuple[str, ...]) -> None:
-    result = offspec(*args)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert "Usage: offspec" in result.stderr
-    assert not load.asked
+def test_a_wrong_request_loads_nothing(offspec: Call, load: ScriptedLoad, args: tuple[str, ...]) -> None:
+    result = offspec("generate", "demo", *args)
+    assert (result.exit_code, result.stdout, load.asked) == (2, "", [])
 
 
 def test_an_unknown_model(offspec: Call, load: ScriptedLoad) -> None:

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from offspec.core.errors import DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.plan import hardware_profile as machine
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.hardware import machine_section
 from offspec.ui.cli.tables import PageLayout, page
 from offspec_planners.hardware import Hardware, Rate, preset, preset_names
-from tests.ui.cli.program import error_line
 
 Call = Callable[..., Result]
 MINE = Hardware("mine, 8 GB RAM", 8_000_000_000, Rate(2e9, 1.5e9, 2.5e9), None, preset("rtx-4090").processor)
@@ -49,12 +47,6 @@ def test_the_page_has_figures_with_their_spread(offspec: Call, asked: dict[str, 
     assert "\x1b" not in result.stdout
     assert result.stderr == "no [O_DIRECT] here\n"
     assert asked == {"device": "auto", "again": False, "folder": None}
-
-
-def test_json_can_be_read_back(offspec: Call, asked: dict[str, Any]) -> None:
-    result = offspec("hardware", "--json", "--quiet")
-    assert Hardware.from_json(json.loads(result.stdout)) == MINE
-    assert result.stderr == ""
 
 
 def test_options_are_passed_on(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
@@ -92,31 +84,6 @@ def test_the_presets_are_listed(offspec: Call) -> None:
     listed = {line.split()[0]: re.split(r"  +", line)[1:] for line in lines[1:]}
     assert listed["rtx-4090"] == ["25.25 GB", "67.35 GB", "6.50 GB/s", "25.00 GB/s"]
     assert listed["desktop-32gb"][0] == "no GPU" and len(listed["desktop-32gb"]) == 3
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "named"),
-    [
-        (("rtx-9090",), 2, "rtx-4090"),
-        (("rtx-4090", "--again"), 2, "--again"),
-        (("rtx-4090", "--path", "."), 2, "--path"),
-        (("{file}",), 1, "no hardware profile: ram"),
-    ],
-)
-def test_what_users_get_wrong(
-    offspec: Call, tmp_path: Path, args: tuple[str, ...], code: int, named: str
-) -> None:
-    file = tmp_path / "broken.json"
-    file.write_text(json.dumps(MINE.to_json() | {"ram": "much"}))
-    result = offspec("hardware", *(arg.replace("{file}", str(file)) for arg in args))
-    assert (result.exit_code, result.stdout) == (code, "")
-    assert named in error_line(result)
-
-
-def test_a_full_disk_is_one_line(offspec: Call, asked: dict[str, Any]) -> None:
-    asked["failure"] = DiskFullError("make room")
-    result = offspec("hardware", "--quiet")
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "error: make room\n")
 
 
 def test_an_interrupt_says_so_and_prints_nothing(offspec: Call, asked: dict[str, Any]) -> None:

@@ -69,52 +69,11 @@ def test_options_are_passed_on(offspec: Call, asked: dict[str, Any], tmp_path: P
     assert result.stderr == ""
 
 
-def test_json(offspec: Call, asked: dict[str, Any]) -> None:
-    result = offspec("pack", "some/model", "--to", "nf4", "--json")
-    assert json.loads(result.stdout) == {
-        "folder": "/some/place",
-        "model": "some/model",
-        "format": "nf4",
-        "files": 5,
-        "kept": 0,
-        "bytes": 2_000_000_000,
-        "source_bytes": 8_000_000_000,
-        "seconds": 3.25,
-    }
-
-
-def test_a_pack_that_was_there(offspec: Call, asked: dict[str, Any]) -> None:
-    asked["kept"] = 5
-    assert "was there already: 5 files, 2.00 GB" in offspec("pack", "some/model", "--to", "nf4").stderr
-
-
 def test_verifying(offspec: Call, asked: dict[str, Any]) -> None:
     result = offspec("pack", "--verify", "some/folder", "--json")
     assert asked == {"verified": Path("some/folder")}
     assert json.loads(result.stdout)["files"] == 3 and json.loads(result.stdout)["bytes"] == 300
     assert result.stderr == "3 files match their checksums\n"
-
-
-@pytest.mark.parametrize(
-    ("args", "named"),
-    [
-        (("m",), "--to nf4"),
-        (("m", "--verify", "--to", "nf4"), "leave out --to"),
-        (("m", "--verify", "--out", "here"), "leave out --to, --out and --again"),
-        (("m", "--to", "nf4", "--memory", "lots"), "1.5GB"),
-    ],
-)
-def test_a_wrong_request_is_one_line(
-    offspec: Call, asked: dict[str, Any], args: tuple[str, ...], named: str
-) -> None:
-    result = offspec("pack", *args)
-    assert result.exit_code == 2 and result.stdout == "" and not asked
-    assert named in error_line(result)
-
-
-def test_an_unknown_format_is_a_usage_error(offspec: Call, asked: dict[str, Any]) -> None:
-    result = offspec("pack", "some/m", "--to", "nf3")
-    assert result.exit_code == 2 and "int4-g64" in result.stderr and not asked
 
 
 @pytest.mark.parametrize("error", [CheckpointError("it is damaged"), DiskFullError("no room")])
@@ -132,11 +91,6 @@ def test_an_interrupt(offspec: Call, asked: dict[str, Any]) -> None:
     result = offspec("pack", "some/m", "--to", "nf4")
     assert result.exit_code == 130 and result.stdout == ""
     assert result.stderr.endswith("stopped\n")
-
-
-def test_help_names_the_formats(offspec: Call) -> None:
-    shown = offspec("pack", "--help").stdout
-    assert "nf4|int8|int4-g64" in shown and "--verify" in shown
 
 
 def test_generate_takes_a_format(offspec: Call, load: ScriptedLoad) -> None:

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,6 @@ from offspec.core.events import LoadProgress, Notice
 from offspec.ui.cli import checks
 from offspec.ui.cli.main import app
 from offspec_planners.hardware import Rate
-from offspec_planners.placement import Tier
 from offspec_planners.plan import Part, Plan, Validation, WhatIf
 from tests.support.sample_plans import large, several, small, validation
 
@@ -127,9 +127,9 @@ def test_the_page_is_the_result_and_the_rest_is_not(plan: Call) -> None:
     assert plan("--quiet").stderr == ""
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
+def test_what_is_on_the_page(plan: Call) -> None:
+    page = plan().stdout
+    for said in (
         "disk, past the cache    2.10 GB/s   1.90 to 2.20 GB/s",  # measured, with its spread
         "GFLOP/s    10.0   250",
         "ms         12.0  18.0  42.0  81.0",
@@ -149,29 +149,24 @@ def test_the_page_is_the_result_and_the_rest_is_not(plan: Call) -> None:
         "budget in nodes",
         "1.00 GB more RAM        8.40 tok/s  x 1.1  9 more layers stay",  # what would help
         "the disk's speed drifted by 14 %",
-    ],
-)
-def test_what_is_on_the_page(plan: Call, said: str) -> None:
-    assert said in plan().stdout
+    ):
+        assert said in page
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
+def test_what_several_sequences_add_to_the_page(plan: Call, planning: Planning) -> None:
+    planning.plan = several()
+    page = plan("--sequences", "8", columns=100).stdout
+    for said in (
         "SmolLM2-135M widened x4: about 33.0 tok/s in all, 4.12 for each of 8 sequences",
         "speed in all            33.0 tok/s  4.12 for each of 8",
         "first token             1.43 s      for a prompt of 128; it waits for a pass of the others",
         "8 sequences              33.0  4.12    256  1.60 s  1.45 s    1.52 GB",
         "16 sequences             45.0  2.81    256  1.60 s  1.61 s    3.04 GB",
-        "sequences",  # below the curve
         "From 8 sequences on, twice as many bring less than half as much again",
         "Prompts are read in chunks of 1,024 tokens",
-    ],
-)
-def test_what_several_sequences_add_to_the_page(plan: Call, planning: Planning, said: str) -> None:
-    planning.plan = several()
-    page = plan("--sequences", "8", columns=100).stdout
-    assert said in page and "Twice as many do not fit" not in page
+    ):
+        assert said in page
+    assert "Twice as many do not fit" not in page
     planning.plan = replace(several(), shared=several().shared[:-1])
     assert "Twice as many do not fit with this context and draft." in plan(columns=100).stdout
     planning.plan = small()
@@ -235,8 +230,9 @@ def test_what_helps_most_comes_first_and_what_does_not_help_is_not_listed(
     assert "What would help" not in plan().stdout
 
 
-@pytest.mark.parametrize("columns", [40, 50, 63, 64, 72, 80, 100, 120, 200])
-@pytest.mark.parametrize("made", [small, large, several])
+@pytest.mark.parametrize(
+    ("columns", "made"), zip((40, 50, 63, 64, 72, 80, 100, 120, 200), cycle((small, large, several)))
+)
 def test_a_page_of_any_width(plan: Call, planning: Planning, columns: int, made: Callable[[], Plan]) -> None:
     planning.plan = made()
     result = plan("--validate", columns=columns)
@@ -251,8 +247,7 @@ def test_a_page_of_any_width(plan: Call, planning: Planning, columns: int, made:
         assert figure in text
 
 
-@pytest.mark.parametrize("made", [small, large])
-def test_a_page_in_ascii(planning: Planning, made: Callable[[], Plan]) -> None:
+def test_a_page_in_ascii(planning: Planning) -> None:
     from io import BytesIO, TextIOWrapper
 
     from rich.console import Console
@@ -260,7 +255,7 @@ def test_a_page_in_ascii(planning: Planning, made: Callable[[], Plan]) -> None:
     from offspec.ui.cli.plan_page import render
 
     console = Console(file=TextIOWrapper(BytesIO(), encoding="ascii"), width=80)
-    assert render(console, made(), validation()).isascii()
+    assert render(console, large(), validation()).isascii()
 
 
 def test_colours_on_a_terminal_and_none_where_unwanted() -> None:
@@ -300,14 +295,6 @@ def test_a_plan_without_a_draft_or_a_sweep(plan: Call, planning: Planning) -> No
     )
 
 
-def test_many_layers_take_several_lines(plan: Call, planning: Planning) -> None:
-    placement = replace(small().placement, tiers=(Tier.DISK, Tier.DEVICE) * 63)
-    planning.plan = replace(small(), placement=placement)
-    lines = plan().stdout.splitlines()
-    assert any(line.startswith("    0 ░█░█") and line.endswith(" 69") for line in lines)
-    assert any(line.startswith("   70 ░█░█") and line.endswith(" 125") for line in lines)
-
-
 def test_json_is_one_plan(plan: Call) -> None:
     result = plan("--json")
     assert result.stdout.count("\n") == 1
@@ -340,16 +327,6 @@ def test_save_writes_a_file_that_is_read_again(plan: Call, tmp_path: Path) -> No
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
 
 
-@pytest.mark.parametrize("name", ["no/such/plan.json", "."])
-def test_a_place_that_takes_no_file_is_found_before_the_work(
-    plan: Call, planning: Planning, tmp_path: Path, name: str
-) -> None:
-    result = plan("--save", str(tmp_path / name))
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: ") and "plan" in result.stderr
-    assert not planning.asked
-
-
 def test_a_full_disk(plan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(*_: object) -> None:
         raise DiskFullError("the disk filled up: make room there")
@@ -358,40 +335,6 @@ def test_a_full_disk(plan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     result = plan("--save", str(tmp_path / "plan.json"))
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines()[-1] == "error: the disk filled up: make room there"
-
-
-@pytest.mark.parametrize(
-    ("args", "named"),
-    [
-        (("--memory", "lots"), "1.5GB"),
-        (("--context", "1"), "context"),
-        (("--draft-bits", "5"), "2, 3, 4 or 16"),
-        (("--temperature", "-1"), "temperature"),
-        (("--hardware", "rtx-4090", "--validate"), "--validate"),
-        (("--hardware", "abacus"), "abacus"),
-    ],
-)
-def test_wrong_requests(plan: Call, planning: Planning, args: tuple[str, ...], named: str) -> None:
-    result = plan(*args)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: ") and named in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-    assert not planning.asked
-
-
-@pytest.mark.parametrize("args", [("--prompts", "0"), ("--device", "tpu"), ("--width", "4")])
-def test_usage_errors(plan: Call, planning: Planning, args: tuple[str, ...]) -> None:
-    result = plan(*args)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "Usage: offspec plan" in result.stderr
-    assert not planning.asked
-
-
-def test_a_profile_that_is_damaged(plan: Call, tmp_path: Path) -> None:
-    (tmp_path / "mine.json").write_text('{"version": 1}')
-    result = plan("--hardware", str(tmp_path / "mine.json"))
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "is no hardware profile" in result.stderr
 
 
 def test_an_error_while_validating_keeps_the_saved_plan(

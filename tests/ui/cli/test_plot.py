@@ -53,14 +53,6 @@ def test_labels_name_first_and_last() -> None:
     assert plot(crowded, width=40)[-1].split()[-1] == "199"
 
 
-def test_one_point_is_a_level() -> None:
-    assert any("●" in line for line in plot([(256, 3.0)], width=30, mark=(256, 3.0)))
-
-
-def test_nothing_where_there_is_no_room() -> None:
-    assert plot(RISING, width=14) == []
-
-
 @given(
     ys=st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=12),
     width=st.integers(0, 130),

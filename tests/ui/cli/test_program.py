@@ -90,31 +90,18 @@ def on_a_terminal(*args: str, **env: str) -> tuple[str, str]:
     return out, seen.decode()
 
 
-def test_bars_move_on_a_terminal_only() -> None:
+def test_what_moves_and_what_is_coloured() -> None:
+    """Bars move on a terminal only; NO_COLOR and --quiet are respected."""
+    coloured = re.compile(r"\x1b\[[0-9;]*\b(3[0-7]|38;|9[0-7])")
     out, err = on_a_terminal("generate", "demo", "Why?")
-    assert out == TEXT + "\n"
-    assert "\x1b[" in err
+    assert out == TEXT + "\n" and coloured.search(err)
     assert "opening [model]" in err and "1 of 2 files" in err and "1.00 GB of 2.00 GB" in err
-
+    plain = on_a_terminal("generate", "demo", "Why?", NO_COLOR="1")[1]
+    assert "opening" in plain and not coloured.search(plain)
+    assert "\x1b" not in on_a_terminal("generate", "demo", "Why?", "--quiet")[1]
     with start("generate", "demo", "Why?", FORCE_COLOR="1") as program:
         _, err = program.communicate(timeout=PATIENCE)
     assert "opening" not in err  # colour may be forced, movement may not
-
-
-def test_a_log_file_gets_no_control_codes() -> None:
-    with start("generate", "demo", "Why?") as program:
-        out, err = program.communicate(timeout=PATIENCE)
-    assert "\x1b" not in out + err
-
-
-def test_no_color_is_respected() -> None:
-    coloured = re.compile(r"\x1b\[[0-9;]*\b(3[0-7]|38;|9[0-7])")
-    assert coloured.search(on_a_terminal("generate", "demo", "Why?")[1])
-    assert not coloured.search(on_a_terminal("generate", "demo", "Why?", NO_COLOR="1")[1])
-
-
-def test_quiet_does_not_move_either() -> None:
-    assert "\x1b" not in on_a_terminal("generate", "demo", "Why?", "--quiet")[1]
 
 
 def test_version_and_module() -> None:

@@ -21,10 +21,11 @@ ASKED = {"model": "demo", "messages": [{"role": "user", "content": "Why?"}]}
 CHAT = "/v1/chat/completions"
 
 
-def _serving(program: Child[str]) -> httpx2.Client:
-    """A client, once the program listens."""
+def _serving(program: Child[str], told: list[str] | None = None) -> httpx2.Client:
+    """A client, once the program listens. told: takes what it writes until then."""
     assert program.stderr
     for line in iter(program.stderr.readline, ""):
+        (told if told is not None else []).append(line)
         if found := re.search(r"listening on (http://[\d.]+:\d+)", line):
             url = found[1].replace("0.0.0.0", "127.0.0.1")
             return httpx2.Client(base_url=url, trust_env=False, timeout=PATIENCE)
@@ -38,9 +39,14 @@ def _until_ready(http: httpx2.Client) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it(sent: signal.Signals, code: int) -> None:
-    with start("serve", "demo", "--port", "0", "--alias", "mine") as program, _serving(program) as http:
+@pytest.mark.parametrize(
+    ("sent", "code", "key"), [(signal.SIGINT, 130, ()), (signal.SIGTERM, 143, ("--api-key", "k"))]
+)
+def test_a_signal_ends_it(sent: signal.Signals, code: int, key: tuple[str, ...]) -> None:
+    """Which listens everywhere, and warns of that unless it has a key."""
+    words, told = ("--port", "0", "--alias", "mine", "--host", "0.0.0.0", *key), list[str]()
+    with start("serve", "demo", *words, OFFSPEC_API_KEY="") as program, _serving(program, told) as http:
+        http.headers["authorization"] = "Bearer k"
         _until_ready(http)
         answer = http.post(CHAT, json={**ASKED, "model": "mine"}).json()
         assert answer["choices"][0]["message"]["content"] == "The sky is truly blue [really]."
@@ -48,6 +54,7 @@ def test_a_signal_ends_it(sent: signal.Signals, code: int) -> None:
         program.send_signal(sent)
         out, err = program.communicate(timeout=PATIENCE)
     assert (program.returncode, out) == (code, "")
+    assert any("OFFSPEC_API_KEY" in line for line in [*told, err]) == (not key)
     assert err.count(f"POST {CHAT} 200") == 1 and "[engine closed]" in err
     assert "Traceback" not in err and "Aborted" not in err and "warning" not in err
 
@@ -142,19 +149,3 @@ def test_a_missing_extra(offspec: Callable[..., Result], monkeypatch: pytest.Mon
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     result = offspec("serve", "demo")
     assert result.exit_code == 2 and "pip install '.[serve]'" in error_line(result)
-
-
-@pytest.mark.parametrize(
-    ("args", "warned"),
-    [(("--host", "0.0.0.0"), True), (("--host", "0.0.0.0", "--api-key", "k"), False)],
-)
-def test_the_warning_of_a_server_without_a_key(args: tuple[str, ...], warned: bool) -> None:
-    with start("serve", "demo", "--port", "0", "--quiet", *args, OFFSPEC_API_KEY="") as program:
-        assert program.stderr
-        lines = list[str]()
-        while lines[-1:] != ["[loading]\n"]:
-            lines.append(program.stderr.readline())
-            assert lines[-1], f"it ended before it loaded: {lines}"
-        program.send_signal(signal.SIGTERM)
-        program.communicate(timeout=PATIENCE)
-    assert (len(lines) > 1) == warned and all("OFFSPEC_API_KEY" in line for line in lines[:-1])
