@@ -11,15 +11,12 @@ import pytest
 from offspec.core.config import SamplingParams
 from offspec.core.errors import StreamError
 from offspec.engine.engine import Engine
-from offspec.server import responses
-from tests.server.test_tools import BOTH, PARAMETERS
+from tests.server.answers import BOTH, PARAMETERS
 from tests.support.fake_engine import Script, ScriptedEngine
 from tests.support.live_server import NAME, LiveServer
 
 ASKED: Any = {"model": NAME, "max_tokens": 100, "messages": [{"role": "user", "content": "w12 w13 w14"}]}
 TOOLS: Any = [{"name": name, "input_schema": PARAMETERS} for name in ("weather", "time")]
-IMAGE = {"type": "image", "source": {}}
-THOUGHT = {"type": "thinking", "thinking": ""}
 
 
 @pytest.fixture
@@ -40,14 +37,10 @@ def blocks(message: anthropic.types.Message) -> list[Any]:
     return [block.model_dump(exclude_none=True, exclude={"id"}) for block in message.content]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_whole_and_streamed_answers_are_the_engines(
-    client: anthropic.Anthropic, alone: Engine, temperature: float
-) -> None:
-    params = SamplingParams(temperature=temperature, seed=5, max_tokens=20, ignore_eos=True, top_k=9)
-    expected = alone.generate(ASKED["messages"], params, speculate=False)
-    asked = {**ASKED, "max_tokens": 20, "extra_body": {"seed": 5, "ignore_eos": True, "top_k": 9}}
-    asked["extra_body"]["temperature"] = temperature
+def test_whole_and_streamed_answers_are_the_engines(client: anthropic.Anthropic, alone: Engine) -> None:
+    given = {"temperature": 0.8, "seed": 5, "ignore_eos": True, "top_k": 9}
+    expected = alone.generate(ASKED["messages"], SamplingParams(max_tokens=20, **given), speculate=False)
+    asked = {**ASKED, "max_tokens": 20, "extra_body": given}
     whole = client.messages.create(**asked)
     assert blocks(whole) == [{"type": "text", "text": expected.text}]
     assert (whole.role, whole.model, whole.stop_reason) == ("assistant", NAME, "max_tokens")
@@ -95,6 +88,8 @@ def test_tools_and_thoughts(scripted: anthropic.Anthropic) -> None:
     with scripted.messages.stream(**ASKED, tools=TOOLS) as stream:
         final = stream.get_final_message()
     assert blocks(final) == expected
+    choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
+    assert blocks(scripted.messages.create(**ASKED, tools=TOOLS, tool_choice=choice)) == expected[:3]
     bare = scripted.messages.create(**ASKED, tools=TOOLS, tool_choice={"type": "none"})
     assert [block.type for block in bare.content] == ["thinking", "text"] and bare.stop_reason == "end_turn"
 
@@ -115,13 +110,6 @@ def test_formats_and_forced_calls(scripted: anthropic.Anthropic, engine: Scripte
         assert engine.asked[-1].params.format is not None
 
 
-def test_one_call_at_a_time(scripted: anthropic.Anthropic) -> None:
-    choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
-    answer = scripted.messages.create(**ASKED, tools=TOOLS, tool_choice=choice)
-    assert [block.type for block in answer.content] == ["thinking", "text", "tool_use"]
-    assert answer.stop_reason == "tool_use"
-
-
 def test_models(scripted: anthropic.Anthropic) -> None:
     """In the shape of the client's API, though the path is that of OpenAI's."""
     page = scripted.models.list()
@@ -133,12 +121,6 @@ def test_models(scripted: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:
         scripted.models.retrieve("claude")
     assert isinstance(caught.value.body, dict) and caught.value.body["error"]["type"] == "not_found_error"
-
-
-def test_garbled_calls_are_text(scripted: anthropic.Anthropic, engine: ScriptedEngine) -> None:
-    engine.answers = ["<tool_call>{Oslo}</tool_call>"]
-    whole = scripted.messages.create(**ASKED, tools=TOOLS)
-    assert blocks(whole) == [{"type": "text", "text": "<tool_call>{Oslo}</tool_call>"}]
 
 
 def test_a_conversation_with_tools(client: anthropic.Anthropic, alone: Engine) -> None:
@@ -198,32 +180,6 @@ def test_an_empty_answer(scripted: anthropic.Anthropic, engine: ScriptedEngine) 
     assert (answer.content, answer.stop_reason) == ([], "end_turn")
 
 
-REFUSED: dict[str, dict[str, Any]] = {
-    "messages[0].content[0].type": {"messages": [{"role": "user", "content": [IMAGE]}]},
-    "messages[0].content[0]": {"messages": [{"role": "user", "content": [THOUGHT]}]},
-    "messages[0].role": {"messages": [{"role": "robot", "content": "w12"}]},
-    "messages": {"messages": []},
-    "max_tokens": {"max_tokens": 0},
-    "tools[0].type": {"tools": [{"type": "web_search_20250305", "name": "web_search", "input_schema": {}}]},
-    "tools[0].defer_loading": {"tools": [{"name": "a", "input_schema": {}, "defer_loading": True}]},
-    "tool_choice": {"tool_choice": {"type": "any"}},
-    "thinking.type": {"thinking": {"type": "between_tools"}},
-    "container": {"container": "c"},
-    "temperature": {"temperature": -1.0},
-    "foo": {"foo": 1},
-}
-
-
-@pytest.mark.parametrize("field", REFUSED)
-def test_refusals_name_the_field(live: LiveServer, field: str) -> None:
-    with live.http() as http:
-        answer = http.post("/v1/messages", json={**ASKED, **REFUSED[field]})
-    told = answer.json()
-    assert (answer.status_code, told["type"]) == (400, "error")
-    assert told["error"]["type"] == "invalid_request_error"
-    assert field in told["error"]["message"]
-
-
 def test_errors_of_every_status(
     served: LiveServer, scripted: anthropic.Anthropic, engine: ScriptedEngine
 ) -> None:
@@ -240,20 +196,3 @@ def test_errors_of_every_status(
     engine.answers = [Script("one", fail_after=0, error=StreamError("x", file="f", offset=0))]
     with pytest.raises(anthropic.InternalServerError, match="which the server's log names"):
         scripted.messages.create(**ASKED)
-
-
-def test_keys() -> None:
-    with LiveServer(ScriptedEngine(), key="k") as server:
-        with server.anthropic() as client:
-            assert client.messages.create(**ASKED).stop_reason == "end_turn"
-        with server.anthropic(api_key="wrong") as client, pytest.raises(anthropic.AuthenticationError):
-            client.messages.create(**ASKED)
-
-
-def test_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses, "_KEEP_ALIVE_S", 0.02)
-    with LiveServer(ScriptedEngine(delay=0.3)) as server, server.http() as http:
-        text = http.post("/v1/messages", json={**ASKED, "stream": True}).text
-    assert 'event: ping\ndata: {"type":"ping"}\n\n' in text
-    last = text.strip().rpartition("data: ")[2]
-    assert json.loads(last) == {"type": "message_stop"}

@@ -19,20 +19,21 @@ def said(chunks: Sequence[ChatCompletionChunk], choice: int = 0) -> str:
     return "".join(delta.content or "" for delta in deltas)
 
 
-def plain(engine: Engine, **params: Any) -> str:
-    """What the model says without speculation."""
-    return engine.generate(ASKED, SamplingParams(**params), speculate=False).text
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_whole_and_streamed_answers_are_the_engines(
     client: openai.OpenAI, alone: Engine, temperature: float
 ) -> None:
-    expected = plain(alone, temperature=temperature, seed=5, max_tokens=20, ignore_eos=True)
-    asked: Any = {"model": NAME, "messages": ASKED, "temperature": temperature, "seed": 5, "max_tokens": 20}
-    asked["extra_body"] = {"ignore_eos": True}
+    """With their counts of tokens; those of a stream are sent where they are asked for."""
+    messages: list[Any] = [{"role": "user", "content": f"w12 w{20 + 10 * temperature:.0f} w14"}]
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=20, ignore_eos=True)
+    expected, tokens = alone.generate(messages, params, speculate=False).text, len(alone.encode(messages))
+    asked: Any = {"model": NAME, "messages": messages, "temperature": temperature, "seed": 5}
+    asked |= {"max_completion_tokens": 20, "extra_body": {"ignore_eos": True}}
     whole = client.chat.completions.create(**asked)
     (choice,) = whole.choices
+    usage = whole.usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (tokens, 20, tokens + 20)
     assert (choice.message.content, choice.message.role) == (expected, "assistant")
     assert choice.finish_reason == "length"
     chunks = list(client.chat.completions.create(**asked, stream=True))
@@ -41,22 +42,9 @@ def test_whole_and_streamed_answers_are_the_engines(
     assert chunks[0].choices[0].delta.role == "assistant"
     assert len({chunk.id for chunk in chunks}) == 1 and len(chunks) > 3  # as it came, pass by pass
     assert all(chunk.usage is None for chunk in chunks)
-
-
-def test_usage(client: openai.OpenAI, alone: Engine) -> None:
-    asked: Any = {
-        "model": NAME,
-        "messages": [{"role": "user", "content": "w20 w21"}],
-        "max_completion_tokens": 6,
-    }
-    usage = client.chat.completions.create(**asked).usage
-    tokens = len(alone.encode(asked["messages"]))
-    assert usage is not None
-    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (tokens, 6, tokens + 6)
     *_, last = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
-    assert last.choices == [] and last.usage is not None
-    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (tokens, 6)
-    assert last.usage.prompt_tokens_details is not None
+    assert last.choices == [] and last.usage is not None and last.usage.prompt_tokens_details is not None
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (tokens, 20)
     assert last.usage.prompt_tokens_details.cached_tokens == tokens - 1  # of the first answer
 
 
@@ -160,17 +148,14 @@ def test_messages_of_every_kind(client: openai.OpenAI, alone: Engine) -> None:
         {"role": "assistant", "content": "w20"},
         {"role": "user", "content": "w21"},
     ]
+    params = SamplingParams(max_tokens=5)
     answer = client.chat.completions.create(model=NAME, messages=messages, max_tokens=5)
-    expected = alone.generate(plain_messages, SamplingParams(max_tokens=5), speculate=False)
+    expected = alone.generate(plain_messages, params, speculate=False)
     assert answer.choices[0].message.content == expected.text
-
-
-def test_a_last_message_of_the_assistant_is_continued(client: openai.OpenAI, alone: Engine) -> None:
-    messages: list[Any] = [*ASKED, {"role": "assistant", "content": "w30 w31"}]
+    begun: list[Any] = [*ASKED, {"role": "assistant", "content": "w30 w31"}]
     ids = alone.encode("w10 w12 w13 w14 w12 w13 w11 w10 w30 w31", raw=True)
-    expected = alone.generate(ids, SamplingParams(max_tokens=5), speculate=False)
-    answer = client.chat.completions.create(model=NAME, messages=messages, max_tokens=5)
-    assert answer.choices[0].message.content == expected.text
+    answer = client.chat.completions.create(model=NAME, messages=begun, max_tokens=5)
+    assert answer.choices[0].message.content == alone.generate(ids, params, speculate=False).text
     assert answer.usage is not None and answer.usage.prompt_tokens == len(ids)
 
 

@@ -1,9 +1,8 @@
 """Several choices of one request on an engine of several sequences: they share passes, and their end."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,13 @@ from offspec.engine.request import PassSpent, RunningRequest
 from offspec.server.metrics import Metrics
 from tests.support.live_server import NAME, LiveServer
 from tests.support.tiny_models import tiny_engine
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 MESSAGES: list[Any] = [{"role": "user", "content": "w12 w13 w14 w12 w13"}]
-ASKED: Any = {"model": NAME, "messages": MESSAGES, "temperature": 1, "seed": 11, "max_tokens": 8}
-ASKED["extra_body"] = {"ignore_eos": True}
+PROMPTS = [f"w{at} w12 w13" for at in range(20, 26)]
+SAMPLED: Any = {"model": NAME, "temperature": 1, "seed": 11, "max_tokens": 8}
+SAMPLED["extra_body"] = {"ignore_eos": True}
+ASKED: Any = {**SAMPLED, "messages": MESSAGES}
 
 
 @pytest.fixture(scope="module")
@@ -34,137 +35,98 @@ def wide(tiny_folder: Path) -> Iterator[LiveServer]:
         yield server
 
 
+class Gate(threading.Event):
+    """No pass runs before it is set, but for those of requests that are all halted.
+
+    there: set once four choices are with the engine. sizes: requests of each pass.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.there, self.sizes, self._asked = threading.Event(), list[int](), 0
+        self._step, self._submit = Passes.step, Engine.submit
+
+    def step(self, own: Passes, requests: list[RunningRequest]) -> list[list[Event]]:
+        until(lambda: self.is_set() or all(request.halted for request in requests))
+        self.sizes.append(len(requests))
+        return self._step(own, requests)
+
+    def submit(self, *given: Any, **options: Any) -> Any:
+        answer = self._submit(*given, **options)
+        self._asked += 1
+        if self._asked == 4:
+            self.there.set()
+        return answer
+
+
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """No pass runs before it is set, but for those of requests that are all halted."""
-    gate, step = threading.Event(), Passes.step
-
-    def held(own: Passes, requests: list[RunningRequest]) -> list[list[Event]]:
-        until(lambda: gate.is_set() or all(request.halted for request in requests))
-        return step(own, requests)
-
-    monkeypatch.setattr(Passes, "step", held)
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    gate = Gate()
+    monkeypatch.setattr(Passes, "step", lambda own, requests: gate.step(own, requests))
+    monkeypatch.setattr(Engine, "submit", lambda *given, **options: gate.submit(*given, **options))
     return gate
 
 
-def _begun(count: int, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once so many choices are with the engine."""
-    there, submit, asked = threading.Event(), Engine.submit, list[None]()
-
-    def counted(*given: Any, **options: Any) -> Any:
-        answer = submit(*given, **options)
-        asked.append(None)
-        if len(asked) == count:
-            there.set()
-        return answer
-
-    monkeypatch.setattr(Engine, "submit", counted)
-    return there
-
-
+@pytest.mark.parametrize("prompts", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_they_share_passes(
-    wide: LiveServer, alone: Engine, stream: bool, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there, sizes, step = _begun(4, monkeypatch), list[int](), Passes.step
-
-    def counted(own: Passes, requests: list[RunningRequest]) -> list[list[Event]]:
-        sizes.append(len(requests))
-        return step(own, requests)
-
-    monkeypatch.setattr(Passes, "step", counted)
-    each = [SamplingParams(temperature=1.0, seed=11 + at, max_tokens=8, ignore_eos=True) for at in range(6)]
+def test_they_share_passes(wide: LiveServer, alone: Engine, stream: bool, prompts: bool, gate: Gate) -> None:
+    """Choices of a question, or several prompts."""
     gate.set()
-    expected = [alone.generate(MESSAGES, params, speculate=False).text for params in each]
+    params = [SamplingParams(temperature=1.0, seed=11 + at, max_tokens=8, ignore_eos=True) for at in range(6)]
+    if prompts:
+        answers = [alone.generate(prompt, params[0], raw=True, speculate=False) for prompt in PROMPTS]
+    else:
+        answers = [alone.generate(MESSAGES, each, speculate=False) for each in params]
     gate.clear()
-    sizes.clear()
+    gate.sizes.clear()
     with wide.client() as client, ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(client.chat.completions.create, **ASKED, n=6, stream=stream)
-        assert there.wait(60)
+        ask: Callable[..., Any] = client.completions.create if prompts else client.chat.completions.create
+        given = {**SAMPLED, "prompt": PROMPTS} if prompts else {**ASKED, "n": 6}
+        asking = pool.submit(ask, **given, stream=stream)
+        assert gate.there.wait(PATIENCE), "four begin before any has ended"
+        until(lambda: not prompts or wide.service.queue_length == 1)
         gate.set()
-        answer: Any = asking.result()
+        answer = asking.result()
         said, ends, order = [""] * 6, list[int](), list[int]()
         for chunk in answer if stream else [answer]:
             for choice in chunk.choices:
-                said[choice.index] += (choice.delta if stream else choice.message).content or ""
+                part = choice if prompts else choice.delta if stream else choice.message
+                said[choice.index] += (part.text if prompts else part.content) or ""
                 order.append(choice.index)
                 ends += [choice.index] if choice.finish_reason == "length" else []
-    assert said == expected and sorted(ends) == [*range(6)]
-    assert max(sizes) == 4 and sum(sizes) == 6 * 8 and len(sizes) < 6 * 4
+    assert said == [each.text for each in answers] and sorted(ends) == [*range(6)]
+    assert stream or answer.usage.completion_tokens == 6 * 8
+    assert max(gate.sizes) == 4 and sum(gate.sizes) == 6 * 8 and len(gate.sizes) < 6 * 4
     if stream:  # in between, not one after the other
         assert order[6:] != sorted(order[6:])
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_prompts_share_passes(
-    wide: LiveServer, alone: Engine, stream: bool, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompts, asked = [f"w{at} w12 w13" for at in range(20, 26)], dict(ASKED)
-    del asked["messages"]
-    params = SamplingParams(temperature=1.0, seed=11, max_tokens=8, ignore_eos=True)
-    gate.set()
-    expected = [alone.generate(prompt, params, raw=True, speculate=False).text for prompt in prompts]
-    gate.clear()
-    there = _begun(4, monkeypatch)
-    with wide.client() as client, ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(client.completions.create, **asked, prompt=prompts, stream=stream)
-        assert there.wait(60), "four begin before any has ended"
-        until(lambda: wide.service.queue_length == 1)
-        gate.set()
-        answer: Any = asking.result()
-        said, ends = [""] * 6, list[int]()
-        for chunk in answer if stream else [answer]:
-            for choice in chunk.choices:
-                said[choice.index] += choice.text
-                ends += [choice.index] if choice.finish_reason == "length" else []
-        if not stream:
-            assert answer.usage.completion_tokens == 6 * 8
-    assert said == expected and sorted(ends) == [*range(6)]
-
-
-def test_a_client_that_leaves_ends_all_prompts(
-    wide: LiveServer, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = {**ASKED, "prompt": ["w12", "w13", "w14", "w15", "w16", "w17"]}
-    del asked["messages"]
-    there = _begun(4, monkeypatch)
+@pytest.mark.parametrize("prompts", [False, True])
+def test_a_client_that_leaves_ends_all(wide: LiveServer, prompts: bool, gate: Gate) -> None:
     with wide.client() as client:
-        chunks = client.completions.create(**asked, stream=True)
-        assert there.wait(60)
+        ask: Callable[..., Any] = client.completions.create if prompts else client.chat.completions.create
+        given = {**SAMPLED, "prompt": PROMPTS} if prompts else {**ASKED, "n": 9}
+        chunks = ask(**given, stream=True)
+        assert gate.there.wait(PATIENCE)
         chunks.close()
         wide.wait_until_idle()
         gate.set()
-        assert len(client.completions.create(**asked).choices) == 6
-
-
-def test_a_client_that_leaves_ends_all(
-    wide: LiveServer, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = _begun(4, monkeypatch)
-    with wide.client() as client:
-        chunks = client.chat.completions.create(**ASKED, n=9, stream=True)
-        assert there.wait(60)
-        chunks.close()
-        wide.wait_until_idle()
-        gate.set()
-        assert client.chat.completions.create(**ASKED, n=2).choices[1].finish_reason == "length"
+        assert all(choice.finish_reason == "length" for choice in ask(**given).choices)
 
 
 @pytest.mark.parametrize("failing", [0, 2])
 def test_one_that_fails_ends_all(wide: LiveServer, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Engine._begin_answer
+    submit, told = Engine.submit, list[str]()
 
-    def broken(own: Engine, answer: Any, state: Any) -> RunningRequest:
-        if answer.request.params.seed == 11 + failing:
+    def broken(own: Engine, ids: Any, params: SamplingParams, **options: Any) -> Iterator[Event]:
+        if params.seed == 11 + failing:
             raise StreamError("broken", file="weights", offset=0)
-        return begin(own, answer, state)
+        return submit(own, ids, params, **options)
 
-    told = list[str]()
     with wide.client() as client:
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(Metrics, "failed", lambda own, kind: told.append(kind))
-            engine: Any = wide.service.engine
-            meanwhile.setattr(engine._scheduler, "_begin", partial(broken, engine))
+            meanwhile.setattr(Engine, "submit", broken)
             with pytest.raises(openai.InternalServerError):
                 client.chat.completions.create(**ASKED, n=5)
             wide.wait_until_idle()
@@ -190,11 +152,9 @@ def test_an_error_of_a_pass_is_told_once(wide: LiveServer, monkeypatch: pytest.M
         assert client.chat.completions.create(**ASKED).choices[0].finish_reason == "length"
 
 
-def test_many_hold_nobody_up(
-    wide: LiveServer, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_hold_nobody_up(wide: LiveServer, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that comes while they are given is answered before most of them."""
-    there, ended, answered = _begun(4, monkeypatch), list[int](), Metrics.answered
+    ended, answered = list[int](), Metrics.answered
 
     def noted(own: Metrics, result: Result) -> None:
         ended.append(result.tokens)
@@ -203,7 +163,7 @@ def test_many_hold_nobody_up(
     monkeypatch.setattr(Metrics, "answered", noted)
     with wide.client() as client, ThreadPoolExecutor(2) as pool:
         many = pool.submit(client.chat.completions.create, **ASKED, n=40)
-        assert there.wait(60)
+        assert gate.there.wait(PATIENCE)
         one = pool.submit(client.chat.completions.create, **{**ASKED, "max_tokens": 7})
         until(lambda: wide.service.queue_length == 1)
         gate.set()

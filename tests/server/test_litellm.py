@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.server.test_tools import BOTH, TOOLS
+from tests.server.answers import BOTH, TOOLS
 from tests.support.fake_engine import ScriptedEngine
 from tests.support.live_server import NAME, LiveServer
+from tests.support.waiting import PATIENCE
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks another host for prices
 litellm: Any = pytest.importorskip("litellm", exc_type=ImportError)
@@ -22,19 +23,15 @@ SCHEMA = {"type": "object", "properties": {"sky": {"const": "blue"}}, "required"
 def asked(request: pytest.FixtureRequest, served: LiveServer, engine: ScriptedEngine) -> dict[str, Any]:
     engine.answers = [BOTH]
     base = served.url + ("/v1" if request.param == "openai" else "")
-    return {"model": f"{request.param}/{NAME}", "api_base": base, "api_key": "none", "messages": MESSAGES}
-
-
-def whole(asked: dict[str, Any], stream: bool) -> Any:
-    """The one choice of an answer, put together by the client where it is streamed."""
-    answer = litellm.completion(**asked, stream=stream)
-    (choice,) = (litellm.stream_chunk_builder(list(answer)) if stream else answer).choices
-    return choice
+    given = {"api_base": base, "api_key": "none", "messages": MESSAGES, "timeout": PATIENCE}
+    return {"model": f"{request.param}/{NAME}", **given}
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_thoughts_text_and_calls(asked: dict[str, Any], stream: bool) -> None:
-    choice = whole({**asked, "tools": TOOLS}, stream)
+    """A stream is put together by the client."""
+    answer = litellm.completion(**asked, tools=TOOLS, stream=stream)
+    (choice,) = (litellm.stream_chunk_builder(list(answer)) if stream else answer).choices
     message = choice.message
     assert (message.content, message.reasoning_content) == ("I look.", "Which city? Oslo.")
     made = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls]
@@ -42,11 +39,10 @@ def test_thoughts_text_and_calls(asked: dict[str, Any], stream: bool) -> None:
     assert choice.finish_reason == "tool_calls"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_formats(asked: dict[str, Any], stream: bool, engine: ScriptedEngine) -> None:
+def test_formats(asked: dict[str, Any], engine: ScriptedEngine) -> None:
     engine.answers = ['{"sky": "blue"}']
     format = {"type": "json_schema", "json_schema": {"name": "sky", "schema": SCHEMA}}
-    choice = whole({**asked, "response_format": format}, stream)
+    (choice,) = litellm.completion(**asked, response_format=format).choices
     assert json.loads(choice.message.content) == {"sky": "blue"} and choice.finish_reason == "stop"
     assert engine.asked[-1].params.format is not None
 

@@ -10,22 +10,10 @@ import pytest
 from offspec.core.config import SamplingParams
 from offspec.core.events import TextDelta
 from offspec.engine.engine import Engine
+from tests.server.answers import BOTH, TOOLS, call
 from tests.support.fake_engine import Script, ScriptedEngine
 from tests.support.live_server import NAME, LiveServer
 
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOLS: Any = [
-    {"type": "function", "function": {"name": name, "description": "Tells.", "parameters": PARAMETERS}}
-    for name in ("weather", "time")
-]
-
-
-def call(name: str, city: str) -> str:
-    body = json.dumps({"name": name, "arguments": {"city": city}})
-    return f"<tool_call>\n{body}\n</tool_call>"
-
-
-BOTH = f"<think>\nWhich city? Oslo.\n</think>\n\nI look.\n\n{call('weather', 'Oslo')}\n{call('time', 'Rome')}"
 ASKED: Any = {"model": NAME, "messages": [{"role": "user", "content": "How is Oslo?"}], "tools": TOOLS}
 
 
@@ -64,13 +52,6 @@ def test_the_same_streamed(client: openai.OpenAI) -> None:
     assert (text, thought, reasons[-1]) == ("I look.", "Which city? Oslo.", "tool_calls")
     assert names == {0: "weather", 1: "time"}
     assert [json.loads(each) for each in arguments.values()] == [{"city": "Oslo"}, {"city": "Rome"}]
-
-
-def test_the_clients_own_gathering_of_a_stream(client: openai.OpenAI) -> None:
-    with client.chat.completions.stream(**ASKED) as stream:
-        message = stream.get_final_completion().choices[0].message
-    assert message.content == "I look."
-    assert [made.function.name for made in message.tool_calls or ()] == ["weather", "time"]
 
 
 def test_tools_that_may_not_be_called(client: openai.OpenAI) -> None:
