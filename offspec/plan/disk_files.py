@@ -17,16 +17,29 @@ _LARGE = 4 << 20  # bytes of a file that is worth reading
 
 def in_folder(folder: Path) -> Iterator[Path]:
     """What is in a folder, and one folder deeper."""
-    for pattern in ("*", "*/*"):
-        yield from folder.glob(pattern)
+    for path in _listed(folder):
+        yield path
+        yield from _listed(path)
 
 
 def in_caches() -> Iterator[Path]:
     """Weights that are kept by offspec and by the hub's client."""
     from huggingface_hub import constants
 
-    yield from cache_root().glob("*/*/*.safetensors")
-    yield from Path(constants.HF_HUB_CACHE).glob("models--*/blobs/*")
+    for room in _listed(cache_root()):
+        for folder in _listed(room):
+            yield from (file for file in _listed(folder) if file.suffix == ".safetensors")
+    for model in _listed(Path(constants.HF_HUB_CACHE)):
+        if model.name.startswith("models--"):
+            yield from _listed(model / "blobs")
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What is in a folder; nothing where it is none, is closed to us, or was removed meanwhile."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
 
 
 def large_files(found: Iterable[Path]) -> list[Path]:

@@ -1,0 +1,17 @@
+"""Files of which the reading is timed."""
+
+import shutil
+from pathlib import Path
+
+from offspec.plan.disk_files import in_folder
+
+
+def test_a_folder_that_vanishes_while_it_is_looked_through(tmp_path: Path) -> None:
+    """As those of /proc do, or what another program removes."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    found = in_folder(tmp_path)
+    seen = next(path for path in found if path.name == "file")
+    shutil.rmtree(tmp_path / ("b" if seen.parent.name == "a" else "a"))
+    assert not [path for path in found if path.name == "file"]
