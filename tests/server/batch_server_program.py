@@ -1,15 +1,23 @@
 """A server in a process that may be killed. It says its port, and ends when its stdin does."""
 
+import socket
 import sys
+import threading
 
+from offspec.server.run import Server, Settings
 from tests.server.batch_program import RandomAnswers
-from tests.support.live_server import LiveServer
+from tests.support.waiting import until
 
 
 def main() -> None:
-    with LiveServer(RandomAnswers(delay=0.004)) as server:
-        print(server.port, flush=True)
-        sys.stdin.read()
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    settings = Settings("127.0.0.1", port, names=("tiny",))
+    server = Server(lambda notify: RandomAnswers(delay=0.004), settings, listener)
+    threading.Thread(target=server.run, daemon=True).start()
+    until(lambda: server.service.state == "ready")
+    print(port, flush=True)
+    sys.stdin.read()
 
 
 if __name__ == "__main__":

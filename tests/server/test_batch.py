@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,14 @@ import pytest
 
 from offspec.core.errors import ClosedError, DiskFullError, RequestError, StreamError
 from offspec.core.events import Event, LoadProgress
-from offspec.server.batch import lines, results
+from offspec.server.batch import results
 from offspec.server.batch.lines import Line, read_lines
 from offspec.server.batch.results import ResultFile
 from offspec.server.batch.run import BatchRun
-from offspec.server.faults import parse
 from offspec.server.service import Service
 from tests.support.fake_engine import Script, ScriptedEngine
-from tests.support.waiting import PATIENCE
+from tests.support.tiny_models import tiny_engine, write_model
+from tests.support.waiting import PATIENCE, until
 
 PLAIN: list[Any] = [
     {"id": "a", "prompt": "Why?", "max_tokens": 5},
@@ -44,8 +43,8 @@ WRONG: list[tuple[Any, str]] = [
     ({"prompt": "a", "sampling_params": 3}, "sampling_params: it must be an object"),
     ({"prompt": "a", "tempature": 1}, "tempature"),
     ({"prompt": "a", "stream": True}, "whole"),
-    ({**WRAPPED, "url": "/v1/embeddings"}, "/v1/completions"),
-    ({**WRAPPED, "method": "GET"}, "method"),
+    ({**WRAPPED, "custom_id": "u", "url": "/v1/embeddings"}, "/v1/completions"),
+    ({**WRAPPED, "custom_id": "m", "method": "GET"}, "method"),
     ({"custom_id": "y", "body": {}}, "missing"),
     ({**WRAPPED, "body": {"messages": []}}, "messages"),
 ]
@@ -88,30 +87,18 @@ def test_both_formats(tmp_path: Path) -> None:
     assert progress[-5:] == [(number, 4) for number in range(5)]
 
 
-@pytest.mark.parametrize(("line", "expected"), WRONG)
-def test_a_wrong_line_has_its_error_and_the_others_answers(tmp_path: Path, line: Any, expected: str) -> None:
-    requests = written(tmp_path / "in", ["", line, "  ", PLAIN[0]])
-    first, second = read_lines(requests)
-    assert first.fault is not None and expected in first.fault.message and second.fault is None
+def test_a_wrong_line_has_its_error_and_the_others_answers(tmp_path: Path) -> None:
+    requests = written(tmp_path / "in", ["", *(line for line, _ in WRONG), "  ", PLAIN[0]])
+    *wrong, right = read_lines(requests)
     batch = run(requests, tmp_path / "out", ScriptedEngine())
     found = said(tmp_path / "out")
-    wrong, right = found.pop(next(name for name in found if name != "a")), found["a"]
-    assert expected in json.dumps(wrong) and right["text"] and batch.failed == 1
-    assert wrong.get("error") or wrong["response"]["status_code"] >= 400
-
-
-def test_a_line_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its text: a line may be megabytes long."""
-    parsed = list[bytes]()
-
-    def counted(text: bytes, wanted: Any) -> Any:
-        parsed.append(text)
-        return parse(text, wanted)
-
-    monkeypatch.setattr(lines, "parse", counted)
-    requests = written(tmp_path / "in", [PLAIN[0], WRAPPED])
-    assert [line.fault for line in read_lines(requests)] == [None, None]
-    assert parsed == requests.read_bytes().splitlines()
+    assert len(found) == len(wrong) + 1 and batch.failed == len(wrong)
+    assert right.fault is None and found["a"]["text"]
+    for line, (_, expected) in zip(wrong, WRONG, strict=True):
+        told = found[line.id]
+        assert line.fault is not None and expected in line.fault.message
+        assert expected in json.dumps(told)
+        assert told.get("error") or told["response"]["status_code"] >= 400
 
 
 def test_an_unknown_model_is_an_error_of_its_line(tmp_path: Path) -> None:
@@ -187,30 +174,16 @@ def test_an_engine_that_fails(tmp_path: Path) -> None:
     assert len(said(tmp_path / "all")) == 2
 
 
-@pytest.mark.parametrize(
-    ("model", "count", "kills"),
-    [
-        (False, 24, 3),
-        pytest.param(True, 60, 3, marks=pytest.mark.exhaustive),
-        pytest.param(True, 200, 10, marks=pytest.mark.slow),
-    ],
-)
-def test_killed_at_any_moment(tmp_path: Path, model: bool, count: int, kills: int) -> None:
+def test_killed_at_any_moment(tmp_path: Path) -> None:
     """Every id once in the end, and what an undisturbed run says."""
-    folder = ""
-    if model:
-        from tests.support.tiny_models import write_model
-
-        write_model(tmp_path / "model", "llama")
-        folder = str(tmp_path / "model")
+    count, kills = 24, 3
     requests, out, whole = written(tmp_path / "in", _kill_lines(count)), tmp_path / "out", tmp_path / "whole"
-    command = [sys.executable, "-m", "tests.server.batch_program", folder, str(requests)]
+    command = [sys.executable, "-m", "tests.server.batch_program", "", str(requests)]
     undisturbed = subprocess.Popen([*command, str(whole)])
     chance, left = random.Random(3), list[int]()
     for enough in sorted(chance.sample(range(count - 1), kills)):
         process = subprocess.Popen([*command, str(out), str(min(enough + 4, count - 1))])
-        while process.poll() is None and _lines(out) <= enough:
-            time.sleep(0.002)
+        until(lambda: process.poll() is not None or _lines(out) > enough)  # noqa: B023
         time.sleep(chance.random() * 0.03)
         process.send_signal(signal.SIGKILL)
         assert process.wait(PATIENCE) == -signal.SIGKILL
@@ -242,17 +215,15 @@ def _kill_lines(count: int) -> list[Any]:
 
 def test_lines_share_passes(tmp_path: Path) -> None:
     """Several sequences give the results that one gives, in fewer passes."""
-    from tests.support.tiny_models import tiny_engine, write_model
-
-    model = write_model(tmp_path / "model")
+    model = write_model(tmp_path / "model", num_hidden_layers=2)
     lines = [
         {"prompt": f"w{i} w{2 * i} w9", "max_tokens": 9, "seed": i, "temperature": 1} for i in range(5, 17)
     ]
     requests, found = written(tmp_path / "in", [{**lines[0], "n": 3}, *lines[1:]]), list[dict[str, Any]]()
     for sequences in (1, 4):
         out = tmp_path / f"out{sequences}"
-        load = partial(_loaded, tiny_engine(model, "suffix", budget=8, sequences=sequences))
-        service = Service(load, names=("mine",))
+        engine = tiny_engine(model, "suffix", budget=8, sequences=sequences)
+        service = Service(lambda notify, engine=engine: engine, names=("mine",))  # type: ignore[misc]
         with ResultFile(out) as file:
             BatchRun(service, file, lambda event: None).run(read_lines(requests))
         found.append({"said": said(out), "passes": service.metrics.page()})
@@ -261,10 +232,6 @@ def test_lines_share_passes(tmp_path: Path) -> None:
     assert 0 < four < one / 2
     one, four = (_counted(each["passes"], "offspec_answer_tokens_total") for each in found)
     assert one == four
-
-
-def _loaded(engine: Any, notify: object) -> Any:
-    return engine
 
 
 def _counted(page: bytes, name: str) -> float:
