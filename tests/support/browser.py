@@ -17,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.support.waiting import PATIENCE
+
 CHROMIUM = shutil.which("chromium")
-_SECONDS = 20.0
 _KEYS = {"Enter": ("\r", 13), "Escape": ("", 27), "Tab": ("", 9), " ": (" ", 32)}
 
 
@@ -75,7 +76,7 @@ class Browser:
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            assert select.select([self._in], [], [], _SECONDS)[0], "the browser says nothing"
+            assert select.select([self._in], [], [], PATIENCE)[0], "the browser says nothing"
             more = os.read(self._in, 2**20)
             assert more, "the browser has ended"
             self._rest += more
@@ -119,7 +120,7 @@ class Page:
 
     def wait(self, expression: str) -> None:
         """Until JavaScript evaluates to something true."""
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + PATIENCE
         while not self.value(f"!!({expression})"):
             assert time.monotonic() < deadline, f"{expression}: {self.value('document.body.innerText')}"
             time.sleep(0.02)
