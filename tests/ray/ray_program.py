@@ -1,7 +1,7 @@
-"""A driver on a Ray cluster of two machines of one processor each, all on this one, without torch.
+"""A driver on a Ray cluster of two machines with a processor each, all on this one: IN OUT ROWS, no torch.
 
-COMMAND MODEL IN OUT: "run" answers all lines; "kill" has a worker killed when some are answered, and "rows"
-does it by rows, with OUT a folder of Parquet files. Without a model, as "", answers are made of the prompts.
+It answers the lines of IN into OUT and has a worker killed when some are answered, makes a folder ROWS of
+Parquet files of the same questions, and looks what devices "auto" takes, before and after a machine has GPUs.
 """
 
 import json
@@ -15,11 +15,13 @@ from typing import Any
 
 from offspec.core.config import EngineConfig
 from offspec.core.events import Event, LoadProgress
-from offspec.ray.predict import predict
+from offspec.ray.predict import on_cluster, predict
 from offspec.ray.run import RayBatchRun, connected
 from offspec.server.batch.lines import read_lines
 from offspec.server.batch.results import ResultFile
 from offspec.server.served_engine import ServedEngine
+
+CONFIG = EngineConfig("tiny")
 
 
 class NoTorch(MetaPathFinder):
@@ -31,34 +33,30 @@ class NoTorch(MetaPathFinder):
 
 
 class Load:
-    """Loads the tiny model of a folder; each worker says which process it is."""
+    """Loads an engine whose answers are made of the prompts; each worker says which process it is."""
 
-    def __init__(self, model: str, pids: str) -> None:
-        self._model, self._pids = model, pids
+    def __init__(self, pids: str) -> None:
+        self._pids = pids
 
     def __call__(self, notify: Callable[[Event], None]) -> ServedEngine:
+        from tests.server.batch_program import RandomAnswers
+
         (Path(self._pids) / str(os.getpid())).touch()
-        if not self._model:
-            from tests.server.batch_program import RandomAnswers
-
-            return RandomAnswers(delay=0.02)
-        from tests.support.tiny_models import tiny_engine
-
-        return tiny_engine(Path(self._model), budget=16)
+        return RandomAnswers(delay=0.02)
 
 
 def main() -> None:
-    command, model, requests, out = sys.argv[1:]
+    requests, out, rows = map(Path, sys.argv[1:])
     sys.meta_path.insert(0, NoTorch())
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    pids = Path(out).with_name("pids")
-    pids.mkdir(exist_ok=True)
-    load, killed = Load(model, str(pids)), list[int]()
+    pids = out.with_name("pids")
+    pids.mkdir()
+    load, killed = Load(str(pids)), list[int]()
 
     def kill(event: Event) -> None:
-        if command == "kill" and not killed and isinstance(event, LoadProgress) and event.done >= 8:
+        if not killed and isinstance(event, LoadProgress) and event.done >= 8:
             killed.append(int(next(pids.iterdir()).name))
             os.kill(killed[0], signal.SIGKILL)
 
@@ -69,25 +67,37 @@ def main() -> None:
     try:
         for _ in range(2):
             cluster.add_node(num_cpus=1, **store)
-        config = EngineConfig(model=model or "tiny")
-        if command == "rows":
-            _rows(cluster.address, load, config, Path(requests), Path(out))
-        else:
-            with ResultFile(Path(out)) as results:
-                run = RayBatchRun(config, results, kill, names=("tiny",), address=cluster.address, load=load)
-                run.run(list(read_lines(Path(requests))))
+        with ResultFile(out) as results:
+            run = RayBatchRun(CONFIG, results, kill, names=("tiny",), address=cluster.address, load=load)
+            run.run(list(read_lines(requests)))
+        workers = len(list(pids.iterdir()))
+        _rows(cluster.address, load, requests, rows)
+        devices = [_devices(cluster.address)]
+        cluster.add_node(num_cpus=1, num_gpus=2, **store)
+        devices.append(_devices(cluster.address))
     finally:
         cluster.shutdown()
-    workers = len(list(pids.iterdir()))
-    print(json.dumps({"killed": len(killed), "workers": workers, "torch": "torch" in sys.modules}))
+    told = {"killed": len(killed), "workers": workers, "torch": "torch" in sys.modules, "devices": devices}
+    print(json.dumps(told))
 
 
-def _rows(address: str, load: Load, config: EngineConfig, requests: Path, out: Path) -> None:
+def _rows(address: str, load: Load, requests: Path, out: Path) -> None:
     import ray
 
     with connected(address):
         rows = [json.loads(line) for line in requests.read_text().splitlines()]
-        predict(ray.data.from_items(rows), config, load=load, batch_size=4).write_parquet(str(out))
+        predict(ray.data.from_items(rows), CONFIG, load=load, batch_size=4).write_parquet(str(out))
+
+
+def _devices(address: str) -> list[str]:
+    """Device of engines, what each takes, and how many there are: without a plan, with one, on CPUs."""
+    found = []
+    with connected(address):
+        for device, planned in (("auto", False), ("auto", True), ("cpu", False)):
+            config, pool = on_cluster(EngineConfig("tiny", device=device), None, planned=planned)
+            (kind,) = (name for name in pool if name != "compute")
+            found.append(f"{config.device} {kind} {pool['compute'].max_size}")
+    return found
 
 
 if __name__ == "__main__":

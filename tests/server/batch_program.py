@@ -1,7 +1,7 @@
-"""A batch with a tiny model, in a process that may be killed: MODEL IN OUT [MOST] are its arguments.
+"""A batch in a process that may be killed: IN OUT [MOST] are its arguments.
 
-Without a model, as "", what answers is made of the prompt and the seed, at once: the process starts sooner.
-With MOST results in OUT it waits to be killed.
+Its answers are made of the prompt and the seed: without a model the process starts sooner. With MOST results
+in OUT it waits to be killed.
 """
 
 import random
@@ -16,7 +16,6 @@ from offspec.core.events import Event, unheard
 from offspec.server.batch.lines import read_lines
 from offspec.server.batch.results import ResultFile
 from offspec.server.batch.run import BatchRun
-from offspec.server.served_engine import ServedEngine
 from offspec.server.service import Service
 from tests.support.fake_engine import ScriptedEngine
 
@@ -45,18 +44,11 @@ class BoundedResults(ResultFile):
 
 
 def main() -> None:
-    model, requests, out, *most = sys.argv[1:]
-
-    def load(notify: Any) -> ServedEngine:
-        if not model:
-            return RandomAnswers(delay=0.004)
-        from tests.support.tiny_models import tiny_engine
-
-        return tiny_engine(Path(model), budget=16)
-
+    requests, out, *most = sys.argv[1:]
     with BoundedResults(Path(out)) as results:
         results.most = int(most[0]) if most else sys.maxsize
-        BatchRun(Service(load, names=("tiny",)), results, unheard).run(read_lines(Path(requests)))
+        service = Service(lambda notify: RandomAnswers(delay=0.004), names=("tiny",))
+        BatchRun(service, results, unheard).run(read_lines(Path(requests)))
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     """Every id once in the end, and what an undisturbed run says."""
     count, kills = 24, 3
     requests, out, whole = written(tmp_path / "in", _kill_lines(count)), tmp_path / "out", tmp_path / "whole"
-    command = [sys.executable, "-m", "tests.server.batch_program", "", str(requests)]
+    command = [sys.executable, "-m", "tests.server.batch_program", str(requests)]
     undisturbed = subprocess.Popen([*command, str(whole)])
     chance, left = random.Random(3), list[int]()
     for enough in sorted(chance.sample(range(count - 1), kills)):

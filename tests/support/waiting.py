@@ -6,9 +6,11 @@ from collections.abc import Callable
 PATIENCE = 60.0  # seconds until what does not come fails its test; what comes is not waited for so long
 
 
-def until(condition: Callable[[], object], what: str = "what was waited for") -> None:
+def until(
+    condition: Callable[[], object], what: str = "what was waited for", seconds: float = PATIENCE
+) -> None:
     """Wait until this holds; fail where it does not come."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what} does not come"
         time.sleep(0.005)
