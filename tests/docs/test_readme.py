@@ -50,6 +50,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., offspec.Engi
 
     def load(model: str, *, letter: bool = False, **options: Any) -> offspec.Engine:
         assert model == "path-or-hub-id"
+        options = {"draft": "suffix", **options}  # auto would round a copy each time
         return usual(str(letters if letter else words), budget=16, width=4, learn=False, **options)
 
     return load

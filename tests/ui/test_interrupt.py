@@ -86,8 +86,9 @@ def test_a_signal_that_ends_the_process_leaves_nothing_unfinished(
     assert not folder.exists()
 
 
-def test_a_second_strike_does_not_disturb_what_cleans_up() -> None:
-    done = run(
+# A program, its exit code, and what it writes.
+ENDS: dict[str, tuple[str, int, str, str]] = {
+    "a second strike does not disturb what cleans up": (
         """
         with interrupt.command():
             try:
@@ -97,13 +98,10 @@ def test_a_second_strike_does_not_disturb_what_cleans_up() -> None:
                 strike()
                 print("cleaned up", flush=True)
                 os._exit(7)
-        """
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (7, "cleaned up\n", "")
-
-
-def test_one_much_later_ends_what_does_not_come_to_an_end() -> None:
-    done = run(
+        """,
+        *(7, "cleaned up\n", ""),
+    ),
+    "one much later ends what does not come to an end": (
         """
         interrupt._ONE_HAND_S = 0.0
         with interrupt.command():
@@ -113,13 +111,10 @@ def test_one_much_later_ends_what_does_not_come_to_an_end() -> None:
                 time.sleep(0.01)
                 strike()
                 print("never")
-        """
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (CODE, "", "stopped\n")
-
-
-def test_what_a_destructor_swallows_is_raised_again() -> None:
-    done = run(
+        """,
+        *(CODE, "", "stopped\n"),
+    ),
+    "what a destructor swallows is raised again": (
         """
         class Late:
             def __del__(self):
@@ -131,13 +126,10 @@ def test_what_a_destructor_swallows_is_raised_again() -> None:
                 time.sleep(10)
             except KeyboardInterrupt:
                 print("stopped")
-        """
-    )
-    assert (done.stdout, done.stderr) == ("stopped\n", "")
-
-
-def test_what_it_leaves_half_made_says_nothing() -> None:
-    done = run(
+        """,
+        *(0, "stopped\n", ""),
+    ),
+    "what it leaves half made says nothing": (
         """
         class Held:
             def __init__(self):
@@ -153,13 +145,10 @@ def test_what_it_leaves_half_made_says_nothing() -> None:
                 Held()
             except KeyboardInterrupt:
                 print("stopped")
-        """
-    )
-    assert (done.stdout, done.stderr) == ("stopped\n", "")
-
-
-def test_it_can_do_something_else_once() -> None:
-    done = run(
+        """,
+        *(0, "stopped\n", ""),
+    ),
+    "it can do something else once": (
         """
         with interrupt.command():
             try:
@@ -168,23 +157,27 @@ def test_it_can_do_something_else_once() -> None:
                     strike()
             except KeyboardInterrupt:
                 print("stopped")
-        """
-    )
-    assert (done.stdout, done.stderr) == ("halts\nstopped\n", "")
-
-
-def test_outside_of_a_command_it_ends_the_process_without_a_word() -> None:
-    done = run("strike(); print('never')")
-    assert (done.returncode, done.stdout, done.stderr) == (CODE, "", "")
-
-
-def test_it_stays_ignored_where_it_was() -> None:
-    done = run(
+        """,
+        *(0, "halts\nstopped\n", ""),
+    ),
+    "outside of a command it ends the process without a word": (
+        "strike(); print('never')",
+        *(CODE, "", ""),
+    ),
+    "it stays ignored where it was": (
         """
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         interrupt.listen()
         strike()
         print("goes on")
-        """
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "goes on\n", "")
+        """,
+        *(0, "goes on\n", ""),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_how_it_ends(what: str) -> None:
+    code, *expected = ENDS[what]
+    done = run(code)
+    assert [done.returncode, done.stdout, done.stderr] == expected

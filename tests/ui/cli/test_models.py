@@ -177,24 +177,3 @@ def test_pull(caches: Caches) -> None:
         assert caches.listed()["org/model"]["kind"] == "hub"
     wrong = caches.call("pull", "not an id")
     assert wrong.exit_code == 2 and "not an id is not a hub id" in wrong.stderr
-
-
-@pytest.mark.exhaustive
-def test_a_gguf_file_of_the_hub_answers_as_the_same_file_does_here(caches: Caches) -> None:
-    hub = StandIn()
-    hub.repositories = {"org/demo-GGUF": {"README.md": b"", "demo-Q8_0.gguf": embedded_model().read_bytes()}}
-    simple = ("--draft", "none", "--budget", "1", "--width", "1", "--quiet", "--raw")
-    words = ("The sky is", "--max-tokens", "6", *simple)
-    with serve(hub):
-        said = [
-            subprocess.run(
-                [sys.executable, "-m", "offspec", "generate", model, *words],
-                capture_output=True,
-                text=True,
-                env=environment(**caches.variables, HF_ENDPOINT=hub.url),
-                timeout=2 * PATIENCE,
-            )
-            for model in ("demo", "hf.co/org/demo-GGUF:q8_0")
-        ]
-    assert said[0].returncode == said[1].returncode == 0, said[1].stderr
-    assert said[0].stdout == said[1].stdout != ""
