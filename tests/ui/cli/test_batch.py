@@ -75,10 +75,7 @@ def test_wrong_lines_are_named(offspec: Program, load: ScriptedLoad, requests: P
     loaded = len(load.asked)
     assert offspec("batch", str(requests), str(out), "demo", "--quiet").exit_code == 1
     assert len(load.asked) == loaded and len(out.read_text().splitlines()) == 3
-
-
-def test_lines_of_which_none_is_answered(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
-    out = requests.with_name("out.jsonl")
+    out = requests.with_name("another.jsonl")
     requests.write_text('{"prompt": "Why?", "model": "another"}\n')
     result = offspec("batch", str(requests), str(out), "demo")
     assert result.exit_code == 1 and "none of the lines could be answered" in result.stderr
@@ -89,19 +86,17 @@ def test_lines_of_which_none_is_answered(offspec: Program, load: ScriptedLoad, r
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (("nowhere.jsonl", "--validate"), "cannot read nowhere.jsonl: No such file or directory"),
-        (("demo", "{in}", "out.jsonl"), "out.jsonl is not a model, which comes last: offspec batch IN.jsonl"),
-        (("{in}",), "name a file for the results and a model"),
-        (("{in}", "{in}", "demo"), "has the requests"),
-        (("{in}", "/nowhere/out", "demo"), "cannot write to /nowhere/out"),
-        (("{in}", "{out}", "demo", "--top-p", "3"), "--top-p must be"),
+        ("nowhere.jsonl --validate", "cannot read nowhere.jsonl: No such file or directory"),
+        ("demo IN out.jsonl", "out.jsonl is not a model, which comes last: offspec batch IN.jsonl"),
+        ("IN", "name a file for the results and a model"),
+        ("IN IN demo", "has the requests"),
+        ("IN /nowhere/out demo", "cannot write to /nowhere/out"),
+        ("IN OUT demo --top-p 3", "--top-p must be"),
     ],
 )
-def test_wrong_use(
-    offspec: Program, load: ScriptedLoad, requests: Path, given: tuple[str, ...], expected: str
-) -> None:
-    named = {"in": requests, "out": requests.with_name("out")}
-    result = offspec("batch", *(word.format_map(named) for word in given))
+def test_wrong_use(offspec: Program, load: ScriptedLoad, requests: Path, given: str, expected: str) -> None:
+    named = {"IN": str(requests), "OUT": str(requests.with_name("out"))}
+    result = offspec("batch", *(named.get(word, word) for word in given.split()))
     assert result.exit_code in (1, 2) and expected in error_line(result)
 
 

@@ -47,23 +47,6 @@ def test_only_what_was_given_goes_over_a_resumed_conversation(
 
 
 @pytest.mark.parametrize(
-    "args",
-    [
-        ("--top-p", "7"),
-        ("--max-tokens", "0"),
-        ("--memory", "lots"),
-        ("--resume", "--session", "x"),
-        ("--check",),
-    ],
-)
-def test_wrong_options_begin_nothing(
-    args: tuple[str, ...], begun: list[tuple[Setup, dict[str, Any]]]
-) -> None:
-    assert call("demo", *args) == 2
-    assert not begun
-
-
-@pytest.mark.parametrize(
     ("stdin", "stdout", "term", "screen"),
     [
         (True, True, "xterm", True),

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
-from offspec.core.errors import DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.distill import make as heads
 from offspec.distill.config import Wanted
 from offspec.distill.measure import RANKS, HeadAcceptance
 from offspec.distill.train import Trained
-from tests.ui.cli.program import error_line
 
 Call = Callable[..., Result]
 
@@ -83,19 +81,3 @@ def test_json(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
     assert found["folder"] == "/some/place"
     assert found["first_guess"] == [0.5, 0.25]
     assert found["tokens_per_pass"] == pytest.approx(1.625)
-
-
-def test_errors_are_one_line(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
-    asked["failure"] = DiskFullError("no room")
-    result = offspec("distill", "some/m", "--kind", "mlp", "--out", str(tmp_path), "--quiet")
-    assert (result.exit_code, error_line(result)) == (1, "error: no room")
-    few = offspec("distill", "some/m", "--kind", "mlp", "--out", str(tmp_path), "--tokens", "10")
-    assert few.exit_code == 2
-    assert "too few" in error_line(few)
-
-
-def test_ctrl_c(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
-    asked["failure"] = KeyboardInterrupt()
-    result = offspec("distill", "some/m", "--kind", "mlp", "--out", str(tmp_path))
-    assert result.exit_code == 130
-    assert result.stderr.splitlines()[-1] == "stopped"

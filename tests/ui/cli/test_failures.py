@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from typer.testing import Result
 
-from offspec.core.errors import CapacityError, ModelNotFoundError
+from offspec.core.errors import ModelNotFoundError
 from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad
 from tests.ui.cli.program import TEXT, error_line
 
@@ -26,13 +26,6 @@ def test_an_unknown_model(offspec: Call, load: ScriptedLoad) -> None:
     result = offspec("generate", "missing/model", "Why?")
     assert result.exit_code == 1
     assert error_line(result) == "error: no model 'missing/model': neither a folder nor a hub id"
-
-
-def test_a_memory_cap_that_is_too_small(offspec: Call, load: ScriptedLoad) -> None:
-    load.fail = CapacityError("needs 900 MB, was given 100 MB", needed=900_000_000, given=100_000_000)
-    result = offspec("generate", "demo", "Why?", "--json")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert error_line(result) == "error: needs 900 MB, was given 100 MB"
 
 
 def test_an_error_in_the_middle_keeps_the_text_and_closes_everything(

@@ -58,24 +58,17 @@ def test_who_guessed_is_told_where_there_were_several() -> None:
     assert len(statistics(_result(guessed_by=(("suffix", 11),)))) == 3
 
 
-def test_quiet_leaves_stderr_to_errors(offspec: Call) -> None:
-    result = offspec("generate", "demo", "Why?", "--quiet")
-    assert result.stdout == TEXT + "\n"
-    assert result.stderr.splitlines() == ["[loading]", "[answering]", "[stream closed]", "[engine closed]"]
-
-
-def test_json_is_one_object_and_nothing_else(offspec: Call) -> None:
-    result = offspec("generate", "demo", "Why?", "--json")
+def test_json_is_one_object_and_nothing_else(offspec: Call, engine: ScriptedEngine) -> None:
+    result = offspec("generate", "demo", "Why?", "--system", "Be brief.", "--json")
+    roles = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    assert engine.asked[0].prompt == roles
     answer = json.loads(result.stdout)
     assert answer.keys() >= {*ASKED_OF_JSON.split()}
     assert answer["text"] == TEXT
-    assert answer["token_ids"] == [1, 2, 3, 4, 5, 6]  # 0 is of the prompt
+    assert len(answer["token_ids"]) == 6
     assert (answer["tokens"], answer["tokens_per_pass"], answer["tok_per_s"]) == (6, 2.0, 4.0)
     assert answer["mismatches"] is None
     assert result.stdout.count("\n") == 1
-
-
-def test_json_has_no_infinities(offspec: Call, engine: ScriptedEngine) -> None:
     engine.answers = [Script(TEXT, mismatches=(Mismatch(2, 5, 6, float("inf")),))]
     result = offspec("generate", "demo", "Why?", "--json", "--check")
     assert json.loads(result.stdout)["mismatches"][0]["gap"] is None
@@ -91,8 +84,10 @@ def test_an_answer_without_text_prints_nothing(offspec: Call, engine: ScriptedEn
 
 def test_check_says_that_tokens_are_the_same(offspec: Call, engine: ScriptedEngine) -> None:
     result = offspec("generate", "demo", "Why?", "--check", "--quiet")
-    assert engine.asked[0].check is True
-    assert "check: same tokens without speculation (6 compared)" in result.stderr
+    assert (result.stdout, engine.asked[0].check) == (TEXT + "\n", True)
+    check = "check: same tokens without speculation (6 compared)"
+    steps = ["[loading]", "[answering]", check, "[stream closed]", "[engine closed]"]
+    assert result.stderr.splitlines() == steps
 
 
 @pytest.mark.parametrize("options", [("--quiet",), ("--json",)])
@@ -201,14 +196,6 @@ def test_without_speculation_no_draft_is_loaded(offspec: Call, load: ScriptedLoa
     assert offspec("generate", "demo", "Why?", "--draft", "small", "--no-speculation").exit_code == 0
     assert load.asked == [(EngineConfig("demo", draft="none"), None)]
     assert load.engine.asked[0].speculate is False
-
-
-def test_a_system_message_makes_a_conversation(offspec: Call, engine: ScriptedEngine) -> None:
-    offspec("generate", "demo", "Why?", "--system", "Be brief.")
-    assert engine.asked[0].prompt == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Why?"},
-    ]
 
 
 @pytest.mark.parametrize("args", [(), ("-",)])

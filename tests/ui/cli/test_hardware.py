@@ -86,12 +86,6 @@ def test_the_presets_are_listed(offspec: Call) -> None:
     assert listed["desktop-32gb"][0] == "no GPU" and len(listed["desktop-32gb"]) == 3
 
 
-def test_an_interrupt_says_so_and_prints_nothing(offspec: Call, asked: dict[str, Any]) -> None:
-    asked["failure"] = KeyboardInterrupt()
-    result = offspec("hardware", "--quiet")
-    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "stopped\n")
-
-
 @pytest.mark.parametrize("width", [40, 80])
 def test_a_long_name_goes_on_below_itself(width: int) -> None:
     name = "AMD EPYC, 2 threads, OMP_WAIT_POLICY=active, GOMP_SPINCOUNT=100000"

@@ -17,11 +17,10 @@ import offspec.engine as package
 from offspec.checkpoint.shapes import known_sizes, model_groups
 from offspec.core import memory
 from offspec.core.config import EngineConfig
-from offspec.core.errors import CapacityError, DiskFullError
+from offspec.core.errors import CapacityError
 from offspec.core.events import LoadProgress, Notice
 from offspec.ui.cli import checks
 from offspec.ui.cli.main import app
-from offspec_planners.hardware import Rate
 from offspec_planners.plan import Part, Plan, Validation, WhatIf
 from tests.support.sample_plans import large, several, small, validation
 
@@ -181,40 +180,28 @@ def test_one_of_a_thing(plan: Call, planning: Planning) -> None:
     assert not re.search(r"\b1 (nodes|levels|layers|slots)\b", page)
 
 
-def test_memory_that_was_not_what_was_measured_is_left_out(plan: Call, planning: Planning) -> None:
-    """Layers of a tiny model take their time for other reasons."""
-    slow = replace(small().hardware.processor, bandwidth=Rate.exactly(21.74e6))
-    planning.plan = replace(small(), hardware=replace(small().hardware, processor=slow))
-    assert "MB/s" not in plan().stdout
-
-
-@pytest.mark.parametrize("columns", ["80", "200"])
 def test_well_known_models_are_listed_with_what_they_take(
-    planning: Planning, monkeypatch: pytest.MonkeyPatch, columns: str
+    planning: Planning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(memory, "usable_bytes", lambda: 10 * GB)
     result = CliRunner().invoke(app, ["plan", "list"])
     assert result.exit_code == 0 and not planning.asked
     page = " ".join(result.stdout.split())
-    assert max(map(len, result.stdout.splitlines())) <= int(columns)
+    assert max(map(len, result.stdout.splitlines())) <= 80
     small, large, refused = map(known_sizes().__getitem__, ("Qwen/Qwen3-8B", LARGEST, REFUSED))
     for name, size, verdict in (("Qwen/Qwen3-8B", small, "yes"), (LARGEST, large, "too little RAM")):
         row = page.partition(f"{name} ")[2].partition(" meta-llama" if name == LARGEST else " Qwen/")[0]
         assert f"{size.least_ram / 1e9:.1f} GB" in row and verdict in row
     assert "10.0 GB of RAM may be used here" in page
     assert f"cannot run: {refused.refused}." in page
-
-
-def test_well_known_models_are_listed_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "usable_bytes", lambda: 10 * GB)
     result = CliRunner().invoke(app, ["plan", "list", "--json"])
     found = {each.pop("name"): each for each in json.loads(result.stdout)}
     assert set(found) == {name for names in model_groups() for name in names}
     assert found["Qwen/Qwen3-8B"]["bytes"] == 16_381_607_936
     assert {name: each["runs"] for name, each in found.items()}[LARGEST] is False
-    refused = found[REFUSED]
-    assert (refused["runs"], refused["bytes"]) == (False, None) and "deepseek_v4" in refused["refused"]
+    none = found[REFUSED]
+    assert (none["runs"], none["bytes"]) == (False, None) and "deepseek_v4" in none["refused"]
 
 
 def test_what_helps_most_comes_first_and_what_does_not_help_is_not_listed(
@@ -295,12 +282,6 @@ def test_a_plan_without_a_draft_or_a_sweep(plan: Call, planning: Planning) -> No
     )
 
 
-def test_json_is_one_plan(plan: Call) -> None:
-    result = plan("--json")
-    assert result.stdout.count("\n") == 1
-    assert Plan.from_text(result.stdout) == small()
-
-
 def test_json_of_a_validation(plan: Call) -> None:
     value = json.loads(plan("--json", "--validate").stdout)
     assert Plan.from_json(value["plan"]) == small()
@@ -322,19 +303,10 @@ def test_the_table_of_a_validation(plan: Call) -> None:
 
 def test_save_writes_a_file_that_is_read_again(plan: Call, tmp_path: Path) -> None:
     result = plan("--save", str(tmp_path / "plan.json"), "--json")
+    assert result.stdout.count("\n") == 1 and Plan.from_text(result.stdout) == small()
     assert result.stderr.splitlines()[-1] == f"plan written to {tmp_path / 'plan.json'}"
     assert Plan.from_text((tmp_path / "plan.json").read_text()) == small()
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
-
-
-def test_a_full_disk(plan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(*_: object) -> None:
-        raise DiskFullError("the disk filled up: make room there")
-
-    monkeypatch.setattr("offspec.core.files.write_file", write)
-    result = plan("--save", str(tmp_path / "plan.json"))
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.splitlines()[-1] == "error: the disk filled up: make room there"
 
 
 def test_an_error_while_validating_keeps_the_saved_plan(
@@ -345,10 +317,3 @@ def test_an_error_while_validating_keeps_the_saved_plan(
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines()[-1] == "error: too little"
     assert Plan.from_text((tmp_path / "plan.json").read_text()) == small()
-
-
-def test_interrupt(plan: Call, planning: Planning) -> None:
-    planning.fails = KeyboardInterrupt()
-    result = plan("--validate")
-    assert (result.exit_code, result.stdout) == (130, "")
-    assert result.stderr.splitlines()[-1] == "stopped"

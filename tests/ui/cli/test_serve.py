@@ -100,14 +100,6 @@ def test_a_signal_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     assert program.returncode == 130 and "Traceback" not in err
 
 
-def test_a_model_that_cannot_be_loaded(offspec: Callable[..., Result], load: ScriptedLoad) -> None:
-    from offspec.core.errors import CapacityError
-
-    load.fail = CapacityError("it does not fit", needed=2, given=1)
-    result = offspec("serve", "demo", "--port", "0", "--quiet")
-    assert result.exit_code == 1 and error_line(result) == "error: it does not fit"
-
-
 @pytest.mark.parametrize(
     ("option", "size"), [((), 4 * 10**9), (("--cache-size", "1MB"), 10**6), (("--cache-size=0",), 0)]
 )
@@ -117,7 +109,8 @@ def test_conversations_are_kept_unless_it_is_told_otherwise(
     from offspec.core.errors import CapacityError
 
     load.fail = CapacityError("it does not fit", needed=2, given=1)
-    offspec("serve", "demo", "--port", "0", "--quiet", *option)
+    result = offspec("serve", "demo", "--port", "0", "--quiet", *option)
+    assert result.exit_code == 1 and error_line(result) == "error: it does not fit"
     assert load.asked[-1][0].cache_size == size
 
 
