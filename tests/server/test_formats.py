@@ -47,55 +47,43 @@ def client(folder: Path) -> Iterator[openai.OpenAI]:
         yield client
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_schema_is_followed(client: openai.OpenAI, engine: Engine, temperature: float) -> None:
+def test_a_schema_is_followed(client: openai.OpenAI, engine: Engine) -> None:
     asked: Any = {
-        "model": NAME,
-        "messages": ASKED,
-        "max_tokens": 60,
-        "temperature": temperature,
-        "seed": 3,
+        **{"model": NAME, "messages": ASKED, "max_tokens": 60, "temperature": 1.0, "seed": 3},
         "response_format": {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}},
     }
     (choice,) = client.chat.completions.create(**asked).choices
     found = json.loads(choice.message.content or "")
     assert found["kind"] in ("cat", "mat") and 3 <= found["age"] <= 99 and len(found) == 2
     assert choice.finish_reason == "stop"
-    params = SamplingParams(
-        temperature=temperature, seed=3, max_tokens=60, format=Constraint("json_schema", SCHEMA)
-    )
+    format = Constraint("json_schema", SCHEMA)
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=60, format=format)
     assert choice.message.content == engine.generate(ASKED, params, speculate=False).text
     chunks = client.chat.completions.create(**asked, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice.message.content
 
 
-@pytest.mark.parametrize(
-    ("format", "wanted"),
-    [
+def test_formats_of_vllm(client: openai.OpenAI) -> None:
+    formats: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"choice": ["yes", "no"]}, ("yes", "no")),
         ({"regex": "(cat|mat) sat"}, ("cat sat", "mat sat")),
         ({"grammar": 'start: "cat" | "mat"'}, ("cat", "mat")),
         ({"json": {"enum": [1, 2]}}, ("1", "2")),
-    ],
-)
-def test_formats_of_vllm(client: openai.OpenAI, format: dict[str, Any], wanted: tuple[str, ...]) -> None:
-    extra = {"structured_outputs": format}
-    (choice,) = client.chat.completions.create(
-        model=NAME, messages=ASKED, max_tokens=40, extra_body=extra
-    ).choices
-    assert choice.message.content in wanted
-    whole = client.completions.create(model=NAME, prompt="the cat", max_tokens=40, extra_body=extra)
-    assert whole.choices[0].text in wanted
+    ]
+    for format, wanted in formats:
+        given: Any = {"model": NAME, "max_tokens": 40, "extra_body": {"structured_outputs": format}}
+        (choice,) = client.chat.completions.create(**given, messages=ASKED).choices
+        assert choice.message.content in wanted
+        assert client.completions.create(**given, prompt="the cat").choices[0].text in wanted
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_call_that_must_come(client: openai.OpenAI, temperature: float) -> None:
+def test_a_call_that_must_come(client: openai.OpenAI) -> None:
     """With arguments of its schema, references in it followed."""
     cities = {"city": {"$ref": "#/$defs/city"}}
     parameters = {"properties": cities, "required": ["city"], "additionalProperties": False}
     parameters["$defs"] = {"city": {"enum": ["Oslo", "Rome"]}}
     tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
-    asked: Any = {"model": NAME, "messages": ASKED, "temperature": temperature, "seed": 3}
+    asked: Any = {"model": NAME, "messages": ASKED, "temperature": 1.0, "seed": 3}
     answer = client.chat.completions.create(**asked, tools=tools, tool_choice="required", max_tokens=200)
     (made,) = answer.choices[0].message.tool_calls or [None]
     assert made is not None and made.type == "function" and made.function.name == "weather"

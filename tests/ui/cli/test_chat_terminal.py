@@ -123,14 +123,6 @@ def test_a_conversation_outlives_its_process(tmp_path: Path, near: Path) -> None
         # A pass of the second answer streams what one of the first did: nothing was read for the prefix.
         first_pass = again.figures.bytes_streamed / again.figures.passes
         assert 0 < second.figures.bytes_streamed <= 1.01 * first_pass * second.figures.passes
-        terminal.wait_for(READY)
-        terminal.send("/stats")
-        figures = words_of(terminal.wait_for("known"))
-        terminal.press("Escape")
-        # Keys right behind an escape would be taken for one key with it.
-        terminal.wait_until(lambda: "esc closes" not in terminal.screen(), "an end of the page")
-        new, known = new_and_known(figures)
-        assert known > new > 0
 
         terminal.send(f"/save {copy}")
         terminal.wait_until(copy.exists, "a copy")
@@ -164,14 +156,6 @@ def test_a_conversation_outlives_its_process(tmp_path: Path, near: Path) -> None
     assert (question.role, answer.role) == ("user", "assistant")
     assert question.content == TALE and answer.finish is None
     assert words_of(answer.content).startswith(seen)
-
-
-def new_and_known(figures: str) -> tuple[int, int]:
-    """The tokens of the last prompt, as the page of figures tells them; `figures` as `words_of` gives it."""
-    before, _, after = figures.partition("newtokens")
-    new = before[len(before.rstrip("0123456789")) :]
-    known = after[: len(after) - len(after.lstrip("0123456789"))]
-    return int(new), int(known)
 
 
 def shown_of_answer(screen: str) -> str:
