@@ -1,4 +1,4 @@
-"""`offspec generate` in this process: what reaches the engine, and what comes out where."""
+"""`offspec generate` in this process: what reaches the engine, what comes out where, and how it fails."""
 
 import json
 from collections.abc import Callable
@@ -9,11 +9,12 @@ import pytest
 from typer.testing import Result
 
 from offspec.core.config import Constraint, EngineConfig, SamplingParams
+from offspec.core.errors import ModelNotFoundError
 from offspec.core.events import Mismatch
 from offspec.core.events import Result as Answered
 from offspec.ui.cli.render import statistics
 from tests.support.fake_engine import Asked, Script, ScriptedEngine, ScriptedLoad
-from tests.ui.cli.program import TEXT
+from tests.ui.cli.program import TEXT, error_line
 
 Call = Callable[..., Result]
 
@@ -202,3 +203,37 @@ def test_without_speculation_no_draft_is_loaded(offspec: Call, load: ScriptedLoa
 def test_the_prompt_may_come_from_stdin(offspec: Call, engine: ScriptedEngine, args: tuple[str, ...]) -> None:
     assert offspec("generate", "demo", *args, input="Warum ist\nder Himmel blau? ☀\n").exit_code == 0
     assert engine.asked[0].prompt == "Warum ist\nder Himmel blau? ☀"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("Why?", "--budget", "0"), ("Why?", "--bogus"), (" \n ",), ("", "--raw"), ("Why?", "and", "more"), ()],
+)
+def test_a_wrong_request_loads_nothing(offspec: Call, load: ScriptedLoad, args: tuple[str, ...]) -> None:
+    result = offspec("generate", "demo", *args)
+    assert (result.exit_code, result.stdout, load.asked) == (2, "", [])
+
+
+def test_an_unknown_model(offspec: Call, load: ScriptedLoad) -> None:
+    load.fail = ModelNotFoundError("no model 'missing/model': neither a folder\nnor a hub id")
+    result = offspec("generate", "missing/model", "Why?")
+    assert result.exit_code == 1
+    assert error_line(result) == "error: no model 'missing/model': neither a folder nor a hub id"
+
+
+def test_an_error_in_the_middle_keeps_the_text_and_closes_everything(
+    offspec: Call, engine: ScriptedEngine
+) -> None:
+    engine.answers = [Script(TEXT, fail_after=1, pass_tokens=1)]
+    result = offspec("generate", "demo", "Why?", "--quiet")
+    assert result.exit_code == 1
+    assert result.stdout == "The\n"
+    assert engine.steps == ["loading", "answering", "stream closed", "engine closed"]
+    assert "model.safetensors, offset 4096" in error_line(result)
+
+
+def test_a_bug_is_not_dressed_up(offspec: Call, engine: ScriptedEngine) -> None:
+    engine.answers = [Script(TEXT, fail_after=0, error=ZeroDivisionError("an honest bug"))]
+    result = offspec("generate", "demo", "Why?")
+    assert isinstance(result.exception, ZeroDivisionError)
+    assert "error:" not in result.stderr

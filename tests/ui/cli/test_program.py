@@ -146,3 +146,23 @@ print("exit examine", heavy())
         *(f"exit {line} {code} []" for line, code in WITHOUT_WORK),
         "exit examine []",
     ], shown.stderr
+
+
+_INTERRUPTED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_ctrl_c_during_the_imports_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_INTERRUPTED)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH"), os.getcwd()])])
+    command, given = [sys.executable, "-m", "offspec", "--version"], {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")  # 130 in a shell
