@@ -160,10 +160,7 @@ ENDS: dict[str, tuple[str, int, str, str]] = {
         """,
         *(0, "halts\nstopped\n", ""),
     ),
-    "outside of a command it ends the process without a word": (
-        "strike(); print('never')",
-        *(CODE, "", ""),
-    ),
+    "outside of a command it ends the process without a word": ("strike(); print('never')", *(CODE, "", "")),
     "it stays ignored where it was": (
         """
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -100,8 +100,7 @@ def test_time_that_is_over_ends_the_answers(run: Call, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
-    [(None, "cannot be read"), ("[1]", "is not what"), ("\udcff", "is not what")],
+    ("text", "reason"), [(None, "cannot be read"), ("[1]", "is not what"), ("\udcff", "is not what")]
 )
 def test_a_wrong_file_is_found_before_anything_is_loaded(
     text: str | None, reason: str, run: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -40,11 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def offered(line: str) -> list[str]:
     """What may take the place of the last word of a line, which is begun."""
     words = line.split(" ")
-    variables = {
-        "_OFFSPEC_COMPLETE": "complete_bash",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(words) - 1),
-    }
+    variables = {"_OFFSPEC_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     done = CliRunner().invoke(app, [], env=variables, prog_name="offspec")
     assert done.exception is None or isinstance(done.exception, SystemExit), done
     return list(filter(None, done.output.split("\n")))

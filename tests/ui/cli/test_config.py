@@ -102,10 +102,7 @@ def test_a_command_without_a_model_says_what_to_give(file: Path, offspec: Call, 
     "text,told",
     [
         ("# one\nmemroy = 1", "line 2: there is no default 'memroy'; there are model, memory"),
-        (
-            'model = "m"\nmemory = "lots"',
-            "line 2: memory cannot be 'lots': cannot read 'lots'",
-        ),
+        ('model = "m"\nmemory = "lots"', "line 2: memory cannot be 'lots': cannot read 'lots'"),
         ('theme = "pink"', "line 1: theme must be dark or light, not 'pink'"),
         ("draft-bits = 5", "line 1: draft-bits cannot be 5: --draft-bits must be 2, 3, 4 or 16"),
         ("model = [1]", "model must be a text or a number"),

@@ -79,11 +79,7 @@ def plan(planning: Planning, monkeypatch: pytest.MonkeyPatch) -> Call:
 
 def test_defaults_reach_planning(plan: Call, planning: Planning) -> None:
     assert plan().exit_code == 0
-    assert planning.asked == {
-        "config": EngineConfig("demo"),
-        "hardware": None,
-        "replan": False,
-    }
+    assert planning.asked == {"config": EngineConfig("demo"), "hardware": None, "replan": False}
     assert not planning.validated
 
 
