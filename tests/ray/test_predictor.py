@@ -18,6 +18,7 @@ from offspec.ray import Predictor
 from offspec.ray.run import LinePredictor, connected
 from offspec.server.batch.lines import CHAT, Line, read_lines
 from tests.support.fake_engine import ScriptedEngine
+from tests.support.waiting import PATIENCE
 
 ASKED = [{"role": "user", "content": "Why?"}]
 
@@ -108,7 +109,7 @@ def test_the_driver_imports_no_torch() -> None:
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; "
         "import offspec.ray.run; from offspec.server.batch import lines; assert 'ray' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)
 
 
 def test_lines_of_an_engine_that_cannot_be_had() -> None:

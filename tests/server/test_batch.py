@@ -213,6 +213,7 @@ def _kill_lines(count: int) -> list[Any]:
     return [{"custom_id": f"q{number}", **given, "body": body(number)} for number in range(count)]
 
 
+@pytest.mark.usefixtures("drafters_stay")
 def test_lines_share_passes(tmp_path: Path) -> None:
     """Several sequences give the results that one gives, in fewer passes."""
     model = write_model(tmp_path / "model", num_hidden_layers=2)

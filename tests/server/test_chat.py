@@ -113,6 +113,7 @@ def test_every_parameter_is_honoured(client: openai.OpenAI, alone: Engine, rule:
     assert answer.choices[0].finish_reason == reason
 
 
+@pytest.mark.usefixtures("drafters_stay")
 def test_trees_beside_the_text(client: openai.OpenAI) -> None:
     """What was accepted, and the bonus behind it, spell the answer; without being asked nothing is told."""
     asked: Any = {"model": NAME, "messages": ASKED, "max_tokens": 24, "stream": True}

@@ -92,6 +92,7 @@ def test_everything_is_served_from_here_and_nothing_else_is_allowed() -> None:
 
 
 @in_browser
+@pytest.mark.usefixtures("drafters_stay")
 def test_a_question_is_answered_and_its_trees_are_shown(
     browser: Browser, live: LiveServer, alone: Engine
 ) -> None:

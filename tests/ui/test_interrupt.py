@@ -90,6 +90,7 @@ def test_a_signal_that_ends_the_process_leaves_nothing_unfinished(
 ENDS: dict[str, tuple[str, int, str, str]] = {
     "a second strike does not disturb what cleans up": (
         """
+        interrupt._ONE_HAND_S = 600.0
         with interrupt.command():
             try:
                 strike()

@@ -92,6 +92,7 @@ def test_a_speed_that_was_not_measured_is_no_zero(run: Call, monkeypatch: pytest
     assert re.search(r"gain +unknown", result.stdout)
 
 
+@pytest.mark.usefixtures("drafters_stay")
 def test_time_that_is_over_ends_the_answers(run: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10**6, 600))
     monkeypatch.setattr("offspec.engine.benchmark.time.monotonic", lambda: float(next(clock)))

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from typer.testing import Result
 
 from offspec.core.errors import CapacityError
 from tests.support.fake_engine import ScriptedLoad
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 from tests.ui.cli.program import ENDLESS, Child, error_line, start
 
 ASKED = {"model": "demo", "messages": [{"role": "user", "content": "Why?"}]}
@@ -32,10 +31,7 @@ def _serving(program: Child[str]) -> httpx2.Client:
 
 
 def _until_ready(http: httpx2.Client) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while http.get("/health").status_code != 200:
-        assert time.monotonic() < deadline, "it listens and is not ready"
-        time.sleep(0.02)
+    until(lambda: http.get("/health").status_code == 200)
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
