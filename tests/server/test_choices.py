@@ -118,7 +118,7 @@ def test_a_client_that_leaves_ends_all(wide: LiveServer, prompts: bool, gate: Ga
 def test_one_that_fails_ends_all(wide: LiveServer, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
     submit, told = Engine.submit, list[str]()
 
-    def broken(own: Engine, ids: Any, params: SamplingParams, **options: Any) -> Iterator[Event]:
+    def broken(own: Engine, ids: Any, params: SamplingParams, **options: Any) -> Any:
         if params.seed == 11 + failing:
             raise StreamError("broken", file="weights", offset=0)
         return submit(own, ids, params, **options)

@@ -306,6 +306,7 @@ OPTIONS: dict[str, list[tuple[str, str, int]]] = {
         ("--draft ,", "a name is missing", 2),
         ("--draft suffix,suffix", "once is enough", 2),
         ("--draft none,suffix", "--draft none stands alone", 2),
+        ("--draft ./hollow", "is empty", 1),
         ("--draft suffix,./nowhere", "check the path", 1),
         ("--draft a/no-such-draft", "HF_HUB_OFFLINE", 1),
         ("--draft mtp", "no MTP module", 1),
@@ -317,9 +318,18 @@ OPTIONS: dict[str, list[tuple[str, str, int]]] = {
         ("--plan object.json", "not a plan", 1),
         ("--verify sequoia", "add --tree sequoia", 2),
         ("--verify sequoia --tree sequoia --draft suffix", "--verify coupled", 2),
+        ("--check --verify sequoia --tree sequoia --temperature 1", "--verify coupled", 2),
         ("--top-p 0", "--top-p must be above 0", 2),
+        ("--top-k -1", "--top-k must be 0", 2),
+        ("--min-p 2", "--min-p must be between", 2),
+        ("--repetition-penalty 0", "--repetition-penalty must be above 0", 2),
+        ("--presence-penalty inf", "--presence-penalty must be", 2),
         ("--frequency-penalty nan", "--frequency-penalty must be", 2),
         ("--seed 99999999999999999999", "seed must be between", 2),
+        ("--max-tokens 0", "--max-tokens must be 1", 2),
+        ("--stop=", "stop must be", 2),
+        ("--bad-words=", "--bad-words must be", 2),
+        ("--no-repeat-ngram-size -1", "--no-repeat-ngram-size must be", 2),
         ("--min-tokens 999", "--min-tokens must be between", 2),
         ("--logit-bias five", "write them like 13=-2.5", 2),
         ("--logit-bias 5=nan", "--logit-bias must be", 2),
@@ -345,6 +355,9 @@ OPTIONS: dict[str, list[tuple[str, str, int]]] = {
     ],
     "plan": [
         ("--memory -1GB", "1.5GB", 2),
+        ("--draft auto,suffix", "--draft auto stands alone", 2),
+        ("--temperature -1", "temperature must be 0 or above", 2),
+        ("--prompts 100", "less than", 2),
         ("--hardware rtx-9999", "presets are", 2),
         ("--hardware object.json", "no hardware profile", 1),
         ("--hardware rtx-4090 --validate", "leave out --hardware", 2),
@@ -406,6 +419,7 @@ def files(place: Place) -> Place:
         **{"created": "2026-01-31T12:00:00Z", "updated": "2026-01-31T12:00:00Z", "params": {}},
         "messages": [],
     }
+    (place.root / "hollow").mkdir()
     place.file("empty.json")
     place.file("object.json", "{}")
     place.file("noise.bin", GARBAGE)
@@ -483,6 +497,7 @@ EARLY = [
     "generate WHOLE hi --trace ./nowhere/trace.json",
     "chat WHOLE --session nothing",
     "plan WHOLE --hardware ./nowhere",
+    "plan WHOLE --save ./nowhere/plan.json",
     "pack ./nowhere --to nf4",
     "distill WHOLE --kind mlp --out out --tokens 10",
     "hardware rtx-9999",

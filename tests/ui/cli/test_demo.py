@@ -97,6 +97,9 @@ def test_a_limit_that_is_too_small_is_raised_unless_it_was_given(
     load.fail = DiskFullError("demo-wide needs 3.9 GB: make room there")
     told = offspec("demo").stderr.splitlines()[-1]
     assert told.startswith(f"error: {load.fail}; or run `offspec demo --model demo`")
+    monkeypatch.setattr(load, "fail", KeyboardInterrupt())
+    result = offspec("demo")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (130, "stopped")
 
 
 @pytest.mark.usefixtures("larger")

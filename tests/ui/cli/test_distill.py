@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
+from offspec.core.errors import DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.distill import make as heads
 from offspec.distill.config import Wanted
@@ -81,3 +82,13 @@ def test_json(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
     assert found["folder"] == "/some/place"
     assert found["first_guess"] == [0.5, 0.25]
     assert found["tokens_per_pass"] == pytest.approx(1.625)
+
+
+def test_failures_are_one_line(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
+    for failure, code, told in (
+        (DiskFullError("no room"), 1, "error: no room\n"),
+        (KeyboardInterrupt(), 130, "stopped\n"),
+    ):
+        asked["failure"] = failure
+        result = offspec("distill", "some/m", "--kind", "mlp", "--out", str(tmp_path), "--quiet")
+        assert (result.exit_code, result.stdout, result.stderr) == (code, "", told)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from offspec.core.errors import DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.plan import hardware_profile as machine
 from offspec.ui.cli.console import Console
@@ -84,6 +85,16 @@ def test_the_presets_are_listed(offspec: Call) -> None:
     listed = {line.split()[0]: re.split(r"  +", line)[1:] for line in lines[1:]}
     assert listed["rtx-4090"] == ["25.25 GB", "67.35 GB", "6.50 GB/s", "25.00 GB/s"]
     assert listed["desktop-32gb"][0] == "no GPU" and len(listed["desktop-32gb"]) == 3
+
+
+def test_failures_are_one_line(offspec: Call, asked: dict[str, Any]) -> None:
+    for failure, code, told in (
+        (DiskFullError("no room"), 1, "error: no room\n"),
+        (KeyboardInterrupt(), 130, "stopped\n"),
+    ):
+        asked["failure"] = failure
+        result = offspec("hardware", "--quiet")
+        assert (result.exit_code, result.stdout, result.stderr) == (code, "", told)
 
 
 @pytest.mark.parametrize("width", [40, 80])

@@ -13,7 +13,6 @@ from offspec.checkpoint.pack_manifest import Manifest, Origin, PackedFile
 from offspec.core.errors import DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.model.quantize import pack as packs
-from tests.ui.cli.program import error_line
 
 Call = Callable[..., Result]
 ORIGIN = Origin("some/model", "f" * 64, "nf4")
@@ -76,8 +75,12 @@ def test_verifying(offspec: Call, asked: dict[str, Any]) -> None:
     assert result.stderr == "3 files match their checksums\n"
 
 
-def test_failures_are_one_line(offspec: Call, asked: dict[str, Any]) -> None:
-    for args in (("some/m", "--to", "nf4"), ("--verify", "m")):
-        asked["failure"] = DiskFullError("no room")
+@pytest.mark.parametrize("args", [("some/m", "--to", "nf4"), ("--verify", "m")])
+def test_failures_are_one_line(offspec: Call, asked: dict[str, Any], args: tuple[str, ...]) -> None:
+    for failure, code, told in (
+        (DiskFullError("no room"), 1, "error: no room\n"),
+        (KeyboardInterrupt(), 130, "stopped\n"),
+    ):
+        asked["failure"] = failure
         result = offspec("pack", *args, "--quiet")
-        assert (result.exit_code, result.stdout, error_line(result)) == (1, "", "error: no room")
+        assert (result.exit_code, result.stdout, result.stderr) == (code, "", told)
