@@ -3,70 +3,81 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation, Message
 from offspec.ui.chat.setup import Setup
-from offspec.ui.cli import chat
 from offspec.ui.cli.main import app
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Setup, dict[str, Any]]]:
-    """What chats were begun with."""
+def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, Setup, bool]]:
+    """Chats that were begun: on the screen or in lines, with what, quiet or not. One is kept as shopping."""
     monkeypatch.setenv("OFFSPEC_DATA", str(tmp_path))
-    calls: list[tuple[Setup, dict[str, Any]]] = []
-    monkeypatch.setattr(chat, "_begin", lambda setup, **how: calls.append((setup, how)))
-    return calls
+    talk = Conversation(model="demo", messages=[Message("user", "Why?")], title="shopping")
+    talk.write(Archive().file_for(talk))
+    begun = list[tuple[str, Setup, bool]]()
+
+    def lines(setup: Setup, *given: object, quiet: bool) -> None:
+        begun.append(("lines", setup, quiet))
+
+    def screen(setup: Setup, *given: object) -> int:
+        begun.append(("screen", setup, False))
+        return 0
+
+    monkeypatch.setattr("offspec.ui.cli.plain.run", lines)
+    monkeypatch.setattr("offspec.ui.tui.run", screen)
+    return begun
 
 
-def call(*args: str) -> int:
-    return CliRunner().invoke(app, ["chat", *args], prog_name="offspec").exit_code
+def call(*args: str) -> None:
+    app(["chat", *args], prog_name="offspec", standalone_mode=False)
 
 
-def test_options_become_a_setup(begun: list[tuple[Setup, dict[str, Any]]]) -> None:
-    assert call("demo", "--memory", "1GB", "--draft", "none", "--top-k", "5", "--stop", "END", "--quiet") == 0
-    setup, how = begun[0]
+def test_options_become_a_setup(begun: list[tuple[str, Setup, bool]]) -> None:
+    call("demo", "--memory", "1GB", "--draft", "none", "--top-k", "5", "--stop", "END", "--quiet")
+    how, setup, quiet = begun[0]
+    assert (how, quiet) == ("lines", True)  # there is no terminal under a test
     assert (setup.config.model, setup.config.memory, setup.config.draft) == ("demo", 10**9, "none")
     assert (setup.params.top_k, setup.params.stop, setup.params.max_tokens) == (5, ("END",), 2048)
     assert setup.resume is None and setup.system is None and setup.trees
-    assert how == {"plain": True, "quiet": True}  # there is no terminal under a test
 
 
-def test_only_what_was_given_goes_over_a_resumed_conversation(
-    begun: list[tuple[Setup, dict[str, Any]]],
-) -> None:
+def test_only_what_was_given_goes_over_a_resumed_conversation(begun: list[tuple[str, Setup, bool]]) -> None:
     call("demo", "--resume", "--temperature", "0", "--max-tokens", "2048")
-    assert begun[0][0].resume == ""
-    assert begun[0][0].given == {"temperature", "max_tokens"}
     call("demo", "--session", "shopping")
-    assert begun[1][0].resume == "shopping"
-    assert begun[1][0].given == frozenset()
+    (_, latest, _), (_, named, _) = begun
+    assert (latest.resume, latest.given) == ("", {"temperature", "max_tokens"})
+    assert (named.resume, named.given) == ("shopping", frozenset())
 
 
 @pytest.mark.parametrize(
-    ("stdin", "stdout", "term", "screen"),
+    ("stdin", "stdout", "term", "expected"),
     [
-        (True, True, "xterm", True),
-        (False, True, "xterm", False),
-        (True, False, "xterm", False),
-        (True, True, "dumb", False),
-        (True, True, None, False),
+        (True, True, "xterm", "screen"),
+        (False, True, "xterm", "lines"),
+        (True, False, "xterm", "lines"),
+        (True, True, "dumb", "lines"),
+        (True, True, "", "lines"),
     ],
 )
 def test_the_terminal_ui_needs_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, stdin: bool, stdout: bool, term: str | None, screen: bool
+    begun: list[tuple[str, Setup, bool]],
+    monkeypatch: pytest.MonkeyPatch,
+    stdin: bool,
+    stdout: bool,
+    term: str,
+    expected: str,
 ) -> None:
-    monkeypatch.setattr("sys.stdin.isatty", lambda: stdin, raising=False)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: stdout, raising=False)
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    if term is None:
-        monkeypatch.delenv("TERM", raising=False)
-    else:
-        monkeypatch.setenv("TERM", term)
-    assert chat._has_screen() is screen
+    for name, is_terminal in (("stdin", stdin), ("stdout", stdout), ("stderr", True)):
+        monkeypatch.setattr(f"sys.{name}.isatty", lambda answer=is_terminal: answer, raising=False)
+    monkeypatch.setenv("TERM", term)
+    if not term:
+        monkeypatch.delenv("TERM")
+    call("demo")
+    assert begun[0][0] == expected
 
 
 def test_the_largest_library_is_open_before_torch_is_imported() -> None:
