@@ -130,12 +130,13 @@ def test_headers_that_do_not_come(sent: bytes, monkeypatch: pytest.MonkeyPatch) 
 
 def test_headers_of_a_second_request_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     with LiveServer(ScriptedEngine(), connection=Limited) as server, _connect(server) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         answer, read = connection.makefile("rb"), b""
         while not read.endswith(b"}"):
             more = answer.read1(2**16)
             assert more, f"closed before the first was answered: {read!r}"
             read += more
+        assert read.startswith(b"HTTP/1.1 200 ")
         monkeypatch.setattr(Limited, "header_seconds", SHORT)
         connection.sendall(b"GET /health HTTP/1.1\r\n")
         assert _end(answer) == b""
