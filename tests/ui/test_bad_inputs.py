@@ -358,6 +358,7 @@ OPTIONS: dict[str, list[tuple[str, str, int]]] = {
         ("--hardware rtx-4090 --validate", "leave out --hardware", 2),
         ("--prompts 0", "greater than", 2),
         ("--width 4", "No such option", 2),
+        ("--save ./nowhere/plan.json", "name another", 2),
         ("--save .", "name a file", 2),
         ("--save /proc/plan.json", "name another folder", 2),
     ],

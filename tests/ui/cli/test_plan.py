@@ -17,7 +17,7 @@ import offspec.engine as package
 from offspec.checkpoint.shapes import known_sizes, model_groups
 from offspec.core import memory
 from offspec.core.config import EngineConfig
-from offspec.core.errors import CapacityError
+from offspec.core.errors import CapacityError, DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.ui.cli import checks
 from offspec.ui.cli.main import app
@@ -181,15 +181,16 @@ def test_one_of_a_thing(plan: Call, planning: Planning) -> None:
     assert not re.search(r"\b1 (nodes|levels|layers|slots)\b", page)
 
 
+@pytest.mark.parametrize("columns", [80, 200])
 def test_well_known_models_are_listed_with_what_they_take(
-    planning: Planning, monkeypatch: pytest.MonkeyPatch
+    planning: Planning, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(memory, "usable_bytes", lambda: 10 * GB)
     result = CliRunner().invoke(app, ["plan", "list"])
     assert result.exit_code == 0 and not planning.asked
     page = " ".join(result.stdout.split())
-    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert max(map(len, result.stdout.splitlines())) <= columns
     small, large, refused = map(known_sizes().__getitem__, ("Qwen/Qwen3-8B", LARGEST, REFUSED))
     for name, size, verdict in (("Qwen/Qwen3-8B", small, "yes"), (LARGEST, large, "too little RAM")):
         row = page.partition(f"{name} ")[2].partition(" meta-llama" if name == LARGEST else " Qwen/")[0]
@@ -310,12 +311,22 @@ def test_the_table_of_a_validation(plan: Call) -> None:
     assert "tok/pass" in plan("--validate", columns=120).stdout
 
 
-def test_save_writes_a_file_that_is_read_again(plan: Call, tmp_path: Path) -> None:
+def test_save_writes_a_file_that_is_read_again(
+    plan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = plan("--save", str(tmp_path / "plan.json"), "--json")
     assert result.stdout.count("\n") == 1 and Plan.from_text(result.stdout) == small()
     assert result.stderr.splitlines()[-1] == f"plan written to {tmp_path / 'plan.json'}"
     assert Plan.from_text((tmp_path / "plan.json").read_text()) == small()
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+
+    def full(*_: object) -> None:
+        raise DiskFullError("the disk filled up: make room there")
+
+    monkeypatch.setattr("offspec.core.files.write_file", full)
+    result = plan("--save", str(tmp_path / "plan.json"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-1] == "error: the disk filled up: make room there"
 
 
 def test_an_error_while_validating_keeps_the_saved_plan(
