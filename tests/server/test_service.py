@@ -321,8 +321,7 @@ def test_a_stream_that_waits_says_so(
     asked = {**ASKED, "stream": True, "max_tokens": 9}
     with held(engine) as server, server.http() as http, http.stream("POST", path, json=asked) as answer:
         lines = answer.iter_lines()
-        for _ in range(3):
-            assert next(line for line in lines if line == sign)
+        assert [line for line, _ in zip(lines, range(20), strict=False)].count(sign) > 2
         engine.gate.set()
         assert [line for line in lines if line][-1] == f"data: {last}"
 
