@@ -49,7 +49,7 @@ def test_only_what_was_given_goes_over_a_resumed_conversation(begun: list[tuple[
     call("demo", "--resume", "--temperature", "0", "--max-tokens", "2048")
     call("demo", "--session", "shopping")
     (_, latest, _), (_, named, _) = begun
-    assert (latest.resume, latest.given) == ("", {"temperature", "max_tokens"})
+    assert latest.resume == "" and latest.given == {"temperature", "max_tokens"}
     assert (named.resume, named.given) == ("shopping", frozenset())
 
 
