@@ -12,10 +12,9 @@ import pytest
 from offspec.core.errors import RequestError, StreamError
 from offspec.core.events import Event, Finished, Notice, Prefill, TextDelta, TreeSeen
 from offspec.core.threads import ExclusiveUse, in_thread
-from tests.support.fake_engine import Script, ScriptedEngine
+from tests.chat.talks import LONG, said
+from tests.support.fake_engine import Script, ScriptedEngine, Turnstile
 from tests.support.waiting import PATIENCE
-
-LONG = "one two three four five six seven eight nine ten eleven twelve"
 
 
 @pytest.fixture(autouse=True)
@@ -41,42 +40,29 @@ async def test_a_turn() -> None:
     assert [e async for e in session.aretry()] and session.messages[1].content == "Because."
 
 
+async def drain(events: Any) -> None:
+    async for _ in events:
+        pass
+
+
 async def test_tasks_take_turns() -> None:
     session = ScriptedEngine([LONG]).chat()
-
-    async def ask(n: int) -> None:
-        async for _ in session.asend(f"Question {n}."):
-            await asyncio.sleep(0)
-
-    await asyncio.gather(*(ask(n) for n in range(4)))
-    assert session.conversation.turns == 4
-    assert [m.content for m in session.messages[1::2]] == [LONG] * 4
+    await asyncio.gather(*(drain(session.asend(f"Question {n}.")) for n in range(4)))
+    assert session.conversation.turns == 4 and said(session)[1::2] == [LONG] * 4
 
 
 async def test_cancelled_in_the_middle_of_a_pass() -> None:
     engine = ScriptedEngine([LONG, "Yes."])
     session = engine.chat()
-    came = threading.Event()
-
-    async def ask() -> None:
-        async for event in session.asend("Count."):
-            if isinstance(event, TextDelta):
-                came.set()
-
-    def hold(event: Event) -> None:
-        if getattr(event, "index", 0) == 2:
-            engine.gate.clear()
-
-    engine.notify = hold
-    task = asyncio.create_task(ask())
+    engine.gate = Turnstile(1)
+    task = asyncio.create_task(drain(session.asend("Count.")))
     await until(engine.held)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert came.is_set() and not session.busy
-    assert session.messages[-1].content == "one two three four" and session.messages[-1].finish == "halted"
+    assert not session.busy
+    assert said(session)[-1] == "one two three four" and session.messages[-1].finish == "halted"
     engine.gate.set()
-    engine.notify = lambda event: None
     assert [e async for e in session.asend("Go on.")]
 
 
@@ -97,11 +83,6 @@ async def test_cancelled_while_it_waits_for_its_turn() -> None:
     assert session.conversation.turns == 1 and session.messages[-1].finish == "eos"
 
 
-async def drain(events: Any) -> None:
-    async for _ in events:
-        pass
-
-
 async def test_closed_early() -> None:
     engine = ScriptedEngine([LONG])
     session = engine.chat()
@@ -112,12 +93,8 @@ async def test_closed_early() -> None:
     assert session.messages[-1].finish == "halted"
     async for _ in session.asend("Never begun."):
         break  # closed by the loop when it is collected, or at the end
-
-
-async def test_never_begun() -> None:
     session = ScriptedEngine([LONG]).chat()
-    events = session.asend("Count.")
-    await events.aclose()
+    await session.asend("Count.").aclose()
     assert session.messages == ()
 
 

@@ -1,11 +1,8 @@
 """Retries and edits: what they replace is kept, found again, and written to the file."""
 
+import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offspec.chat import autosave
 from offspec.chat.branches import Branch, MessageTree
 from offspec.chat.conversation import Conversation, Message
 from offspec.chat.session import Session
-from offspec.core.errors import RequestError, SessionError, StreamError
-from offspec.core.events import Finished, Prefill, TextDelta
+from offspec.core.config import SamplingParams
+from offspec.core.errors import ClosedError, RequestError, SessionError, StreamError
+from offspec.core.events import Prefill, TextDelta
+from tests.chat.talks import result_of, said, stop_at
 from tests.support.fake_engine import Script, ScriptedEngine
-
-LONG = "one two three four five six seven eight nine ten eleven twelve"
-
-
-def said(session: Session) -> list[str]:
-    return [message.content for message in session.messages]
+from tests.support.waiting import until
 
 
 def versions(session: Session) -> list[tuple[int, int, list[str]]]:
     """Every fork: where it is, which version is active, and the last message of each."""
     return [(f.at, f.active, [v[-1].content for v in f.versions]) for f in session.branches]
-
-
-def stop_at(session: Session, events: Any, kind: type) -> None:
-    """Read an answer, and stop it at the first event of a kind."""
-    for event in events:
-        if isinstance(event, kind):
-            session.stop()
 
 
 def test_a_retry_keeps_the_answer_before() -> None:
@@ -49,49 +37,33 @@ def test_a_retry_keeps_the_answer_before() -> None:
     assert said(session) == ["One?", "e f"] and versions(session) == [(0, 2, ["a b", "c d", "e f"])]
     session.switch(0)
     assert session.messages == (Message("user", "One?"), first) and first.token_ids
-    done = list(session.send("Two?"))[-1]
-    assert isinstance(done, Finished) and done.result.reused_tokens >= len(engine.asked[0][0])
-    assert said(session) == ["One?", "a b", "Two?", "g"]
+    assert result_of(session.send("Two?")).reused_tokens >= len(engine.asked[0][0])
     session.switch(1)
-    assert said(session) == ["One?", "c d"]
     session.switch(0)
     assert said(session) == ["One?", "a b", "Two?", "g"], "with what followed it"
 
 
-def test_branches_of_a_branch_come_and_go_with_it() -> None:
-    session = ScriptedEngine(["a", "b", "c", "d"]).chat()
-    list(session.send("One?"))
-    list(session.retry())
-    list(session.send("Two?"))
-    list(session.retry())
-    session.switch(0, at=0)
-    assert said(session) == ["One?", "a"] and versions(session) == [(0, 0, ["a", "b"])]
-    session.switch(1)
-    assert said(session) == ["One?", "b", "Two?", "d"]
-    assert versions(session) == [(0, 1, ["a", "b"]), (2, 1, ["c", "d"])]
-
-
 def test_an_edit_keeps_the_question_before() -> None:
-    session = ScriptedEngine(["a", "b", "c"]).chat()
+    engine = ScriptedEngine(["a", "b", "c", "d"])
+    session = engine.chat()
+    with pytest.raises(RequestError, match="no question"):
+        list(session.edit("Else?"))
     list(session.send("One?"))
     list(session.edit("Two?"))
-    list(session.retry())
-    assert said(session) == ["Two?", "c"] and versions(session) == [(0, 2, ["a", "b", "c"])]
-    assert session.conversation.title == "Two?"
+    assert said(session) == ["Two?", "b"] and session.conversation.title == "Two?"
     session.switch(0)
     assert said(session) == ["One?", "a"] and session.conversation.title == "One?"
+    list(session.send("Three?"))
+    assert result_of(session.edit("Four?")).reused_tokens >= len(engine.asked[0][0]) + 1
+
+    async def work() -> None:
+        assert [event async for event in session.aedit("Five?")]
+
+    asyncio.run(work())
+    assert said(session) == ["One?", "a", "Five?", "a"]
 
 
-def test_a_retry_that_is_stopped_is_a_branch_of_its_own() -> None:
-    session = ScriptedEngine([LONG, "Another one it is, and not a short one."]).chat()
-    list(session.send("Count."))
-    stop_at(session, session.retry(), TextDelta)
-    assert said(session) == ["Count.", "Another one it is,"] and session.messages[-1].finish == "halted"
-    session.switch(0)
-    assert said(session) == ["Count.", LONG] and session.messages[-1].finish == "eos"
-
-
-@pytest.mark.parametrize("script", ["b", Script("b", fail_after=0)])
+@pytest.mark.parametrize("script", ["b", Script("b", fail_after=0)], ids=["stopped", "failed"])
 def test_a_retry_of_which_nothing_came_replaces_nothing(tmp_path: Path, script: Any) -> None:
     session = ScriptedEngine(["a", script, "c"]).chat()
     session.keep(tmp_path / "kept.json")
@@ -109,89 +81,81 @@ def test_a_retry_of_which_nothing_came_replaces_nothing(tmp_path: Path, script: 
     assert versions(session) == [(0, 1, ["a", "c"])]
 
 
-def test_an_answer_that_never_came_is_no_version() -> None:
-    session = ScriptedEngine([Script("x", fail_after=0), "b"]).chat()
+def test_a_question_without_an_answer() -> None:
+    """Another answer replaces none; another question is the only one, as after a kill."""
+    session = ScriptedEngine([Script("x", fail_after=0), "b", "c"]).chat()
     with pytest.raises(StreamError):
         list(session.send("One?"))
     list(session.retry())
     assert said(session) == ["One?", "b"] and not session.branches
-
-
-def test_an_edit_that_is_stopped_at_once_keeps_both_questions() -> None:
-    session = ScriptedEngine(["a", "b"]).chat()
-    list(session.send("One?"))
-    stop_at(session, session.edit("Two?"), Prefill)
-    assert said(session) == ["Two?", ""]
-    session.switch(0)
-    assert said(session) == ["One?", "a"]
-
-
-def test_a_refused_retry_leaves_no_branch() -> None:
-    engine = ScriptedEngine(["a", "b"])
-    session = engine.chat()
-    list(session.send("One?"))
-    engine.context = 4
-    with pytest.raises(RequestError, match="room for 4"):
-        list(session.edit("Two?"))
-    with pytest.raises(RequestError, match="room for 4"):
-        list(session.retry())
-    assert said(session) == ["One?", "a"] and not session.branches
+    session.conversation.change(session.messages[:1])
+    list(session.edit("Two?"))
+    assert said(session) == ["Two?", "c"]
 
 
 def test_what_cannot_be_switched_to_is_told() -> None:
     session = ScriptedEngine(["a"]).chat()
-    with pytest.raises(RequestError, match="only one version"):
-        session.switch(0)
-    list(session.send("One?"))
-    with pytest.raises(RequestError, match="only one version"):
-        session.switch(0)
-    list(session.retry())
+    for ask in (session.send("One?"), session.retry()):
+        with pytest.raises(RequestError, match="only one version"):
+            session.switch(0)
+        list(ask)
     for wrong in (2, -1):
         with pytest.raises(RequestError, match="there are 0 to 1"):
             session.switch(wrong)
     with pytest.raises(RequestError, match="only one version"):
         session.switch(0, at=2)
-    session.switch(1)
-    events = session.retry()
-    next(events)
-    with pytest.raises(RequestError, match="under way"):
-        session.switch(0)
-    events.close()
 
 
-def test_a_rewind_takes_the_versions_of_its_turns_along() -> None:
-    session = ScriptedEngine(["a", "b", "c", "d"]).chat()
-    list(session.send("One?"))
-    list(session.retry())
-    list(session.send("Two?"))
-    list(session.retry())
-    assert [fork.at for fork in session.branches] == [0, 2]
-    session.rewind()
-    assert versions(session) == [(0, 1, ["a", "b"])]
-    session.rewind()
-    assert session.messages == () and not session.branches
+# Seeds
+
+
+def seeds(engine: ScriptedEngine) -> list[int | None]:
+    return [asked.params.seed for asked in engine.asked]
+
+
+def seeded(session: Session, seed: int | None) -> None:
+    session.params = replace(session.params, seed=seed)
+
+
+def test_a_retry_moves_a_fixed_seed_on() -> None:
+    engine = ScriptedEngine(["x"])
+    session = engine.chat(params=SamplingParams(temperature=1.0))
+    list(session.send("One?"))  # with a seed of its own
+    for seed, times in ((2**64 - 2, 3), (5, 1), (None, 1)):
+        seeded(session, seed)
+        for _ in range(times):
+            list(session.retry())
+        assert session.params.seed == seed
+    assert seeds(engine) == [None, 2**64 - 2, 2**64 - 1, 0, 5, None]
+    assert len({tuple(asked.prompt) for asked in engine.asked}) == 1
 
 
 def test_a_fixed_seed_is_none_that_a_version_had() -> None:
     engine = ScriptedEngine(["a", "b", "c"])
-    session = engine.chat()
-    session.params = session.params.__class__(temperature=1.0, seed=5)
+    session = engine.chat(params=SamplingParams(temperature=1.0, seed=5))
     list(session.send("One?"))
     list(session.retry())
     session.switch(0)
+    engine.closed = True
+    with pytest.raises(ClosedError):  # which moves nothing
+        list(session.retry())
+    engine.closed = False
     list(session.retry())
-    assert [asked.params.seed for asked in engine.asked] == [5, 6, 7]
+    assert seeds(engine) == [5, 6, 7]
 
 
-def test_another_model_goes_on_in_its_own_tokens_in_branches_too() -> None:
-    session = ScriptedEngine(["a", "b"]).chat()
+def test_a_seed_set_anew_where_the_last_answer_had_one_near_it() -> None:
+    engine = ScriptedEngine(["x"])
+    session = engine.chat(params=SamplingParams(temperature=1.0, seed=3))
     list(session.send("One?"))
+    seeded(session, 2)
+    list(session.send("Two?"))
+    list(session.retry())  # 3
+    session.rewind()  # back to an answer with that seed, which was not come to by retries
+    list(session.send("Two?"))
+    session.rewind()
     list(session.retry())
-    talk = session.conversation
-    talk.model = "other"
-    again = ScriptedEngine(["c"]).chat()
-    again.resume(talk)
-    assert [v[1].token_ids for v in again.branches[0].versions] == [None, None]
+    assert seeds(engine) == [3, 2, 3, 2, 2]
 
 
 # What the file holds
@@ -245,19 +209,12 @@ _WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     ((0, "at"), -2, "branches[0].at is -2"),
     ((0, "number"), 3, "branches[0].number is 3; it should be a number of 0 to 2"),
     ((0, "number"), 2, "branches[0].number is 2"),
-    ((0, "number"), "first", 'branches[0].number is "first"'),
     ((0, "messages"), [], "branches[0].messages is []; it should be a list of at least one message"),
-    ((0, "messages"), {}, "branches[0].messages is {}"),
     ((0, "messages", 0), "Hi.", 'branches[0].messages[0] is "Hi."'),
     ((0, "messages", 1, "role"), "assistant", "branches[0].messages[1].role is"),
     ((0, "messages", 1, "content"), "\ud83d", "branches[0].messages[1].content is"),
     ((0, "branches"), None, "branches[0].branches is null"),
-    (
-        (0, "branches", 0, "at"),
-        2,
-        "branches[0].branches[0].at is 2; it should be the index of a question",
-    ),
-    ((0, "branches", 0, "number"), 7, "branches[0].branches[0].number is 7"),
+    ((0, "branches", 0, "at"), 2, "branches[0].branches[0].at is 2; it should be the index of a question"),
     ((0, "branches", 0, "messages", 0, "finish"), "bored", "branches[0].branches[0].messages[0].finish is"),
     ((1, "mood"), "good", "branches[1].mood is not known here"),
 ]
@@ -276,8 +233,7 @@ def test_a_damaged_branch_is_named_with_its_place(
     (tmp_path / "x.json").write_text(json.dumps(data))
     with pytest.raises(SessionError) as caught:
         Conversation.read(tmp_path / "x.json")
-    assert complaint in str(caught.value) and "x.json" in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
+    assert complaint in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
 def test_branches_in_branches_without_end(tmp_path: Path) -> None:
@@ -290,38 +246,25 @@ def test_branches_in_branches_without_end(tmp_path: Path) -> None:
             Conversation.read(tmp_path / "x.json")
 
 
-KILLED = """
-import os, signal, sys, time
-from pathlib import Path
-from offspec.chat import autosave
-from offspec.core.events import TextDelta
-from tests.support.fake_engine import ScriptedEngine
-
-autosave.EVERY_S = 0.01
-session = ScriptedEngine(["The whole answer.", "one two three four five six seven eight"], delay=0.05).chat()
-session.keep(Path(sys.argv[1]))
-list(session.send("Well?"))
-for event in session.retry():
-    if isinstance(event, TextDelta) == (sys.argv[2] == "text"):
-        while sys.argv[2] == "text" and "one two" not in Path(sys.argv[1]).read_text():
-            pass
-        time.sleep(0.1)  # in which nothing else may be written
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.parametrize("when", ["start", "text"])
-def test_a_process_killed_in_a_retry_loses_no_answer(tmp_path: Path, when: str) -> None:
-    file = tmp_path / "kept.json"
-    done = subprocess.run([sys.executable, "-c", KILLED, str(file), when], env=dict(os.environ), timeout=60)
-    assert done.returncode == -signal.SIGKILL
-    session = Session.load(ScriptedEngine(), file)
-    if when == "start":
-        assert said(session) == ["Well?", "The whole answer."] and not session.branches
-    else:
-        assert said(session)[1].startswith("one two") and session.messages[1].finish is None
-        session.switch(0)
-        assert said(session) == ["Well?", "The whole answer."]
+def test_the_file_in_the_midst_of_a_retry_has_every_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autosave, "EVERY_S", 0.01)
+    file, whole = tmp_path / "kept.json", "The whole answer."
+    session = ScriptedEngine([whole, "one two three four five six seven eight"]).chat()
+    session.keep(file)
+    list(session.send("Well?"))
+    events = session.retry()
+    next(events)
+    killed = Session.load(ScriptedEngine(), file)
+    assert said(killed) == ["Well?", whole] and not killed.branches
+    next(event for event in events if isinstance(event, TextDelta))
+    until(lambda: "one two" in file.read_text())
+    killed = Session.load(ScriptedEngine(), file)
+    assert said(killed)[1].startswith("one two") and killed.messages[1].finish is None
+    killed.switch(0)
+    assert said(killed) == ["Well?", whole]
+    events.close()
 
 
 # Any sequence of them, against turns that know their parents

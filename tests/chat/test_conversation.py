@@ -94,57 +94,39 @@ def test_the_file_is_lines_that_a_person_can_read() -> None:
 _HUGE = 10**400
 _WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     (("offspec_session",), 3, "reads up to 2: use a newer one"),
-    (("offspec_session",), "1", "offspec_session"),
     (("offspec_session",), True, "offspec_session"),
     (("id",), "../../etc/passwd", "id is"),
-    (("id",), "", "id is"),
     (("id",), "a" * 65, "id is"),
     (("id",), "a\n", "id is"),
-    (("id",), 5, "id is"),
     (("title",), "\ud800", "title is"),
-    (("title",), None, "title is"),
     (("model",), ["demo"], "model is"),
     (("created",), "yesterday", "created is"),
-    (("updated",), 1e9, "updated is"),
     (("updated",), "2026-13-01T00:00:00Z", "updated is"),
     (("turns",), -1, "turns is"),
-    (("turns",), 1.5, "turns is"),
-    (("system",), {}, "system is"),
     (("system",), "\udfff", "system is"),
     (("params",), None, "params is"),
     (("params", "temperature"), float("nan"), "params.temperature is"),
     (("params", "temperature"), -1, "temperature must be 0 or above"),
     (("params", "temperature"), _HUGE, "params.temperature is"),
-    (("params", "temperature"), "hot", "params.temperature is"),
     (("params", "top_p"), True, "params.top_p is"),
     (("params", "top_k"), 1.0, "params.top_k is"),
-    (("params", "max_tokens"), 0, "max_tokens must be"),
     (("params", "seed"), 2**64, "seed must be"),
-    (("params", "seed"), "1", "params.seed is"),
     (("params", "stop"), "x", "params.stop is"),
     (("params", "stop"), ["\ud800"], "params.stop[0] is"),
-    (("params", "stop"), [""], "stop must be"),
     (("params", "ignore_eos"), 1, "params.ignore_eos is"),
     (("params", "\ud800\n\x1b[31m"), 1, "is not known here"),
     (("messages",), {}, "messages is"),
-    (("messages",), [5], "messages[0] is 5"),
     (("messages", 0), None, "messages[0] is"),
     (("messages", 0, "role"), "assistant", "messages[0].role is"),
-    (("messages", 0, "role"), ["user"], "messages[0].role is"),
     (("messages", 1, "role"), "user", "take turns"),
     (("messages", 1, "role"), "system", "messages[1].role is"),
     (("messages", 0, "content"), "a\ud83d", "messages[0].content is"),
-    (("messages", 0, "content"), 5, "messages[0].content is"),
     (("messages", 0, "token_ids"), [1], "messages[0].token_ids is not known"),
     (("messages", 1, "token_ids"), [1, -1], "messages[1].token_ids is"),
     (("messages", 1, "token_ids"), [2**31], "messages[1].token_ids is"),
-    (("messages", 1, "token_ids"), [True], "messages[1].token_ids is"),
-    (("messages", 1, "token_ids"), "12", "messages[1].token_ids is"),
     (("messages", 1, "token_ids"), [_HUGE] * 3, "messages[1].token_ids is"),
     (("messages", 1, "finish"), "bored", "messages[1].finish is"),
-    (("messages", 1, "finish"), None, "messages[1].finish is"),
     (("messages", 1, "figures", "seconds"), float("inf"), "messages[1].figures.seconds is"),
-    (("messages", 1, "figures", "tokens"), "2", "messages[1].figures.tokens is"),
     (("messages", 1, "figures", "colour"), 1, "messages[1].figures.colour is not known"),
     (("messages", 1, "opened"), 1, "messages[1].opened is"),
     (("mood",), "good", "mood is not known"),
@@ -169,12 +151,12 @@ def test_what_is_wrong_is_named(tmp_path: Path, where: tuple[Any, ...], value: A
         Conversation.from_json(data)
 
 
-@pytest.mark.parametrize("key", [key for key in as_json() if key != "offspec_session"])
-def test_what_is_missing_is_named(key: str) -> None:
-    data = as_json()
-    del data[key]
-    with pytest.raises(SessionError, match=f"^{key} is missing"):
-        Conversation.from_json(data)
+def test_what_is_missing_is_named() -> None:
+    for key in as_json().keys() - {"offspec_session"}:
+        data = as_json()
+        del data[key]
+        with pytest.raises(SessionError, match=f"^{key} is missing"):
+            Conversation.from_json(data)
 
 
 def test_parameters_may_be_missing() -> None:
@@ -183,40 +165,15 @@ def test_parameters_may_be_missing() -> None:
     assert Conversation.from_json(data).params == SamplingParams(temperature=1.0)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff\xfe\x00",
-        b"null",
-        b"[1]",
-        b'"text"',
-        b"12",
-        b'{"model": "demo"}',
-        b"[" * 100_000,
-        b'{"offspec_session": ' + b"9" * 5000 + b"}",
-        b'{"offspec_session": 1',
-        b'{"offspec_session": 1}\n{}',
-    ],
-)
-def test_foreign_files(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "talk.json"
-    file.write_bytes(content)
-    with pytest.raises(SessionError, match=r"talk\.json") as caught:
-        Conversation.read(file)
-    assert len(str(caught.value).splitlines()) == 1
-
-
-def test_every_truncation_is_told(tmp_path: Path) -> None:
-    whole = sample().to_text().encode()
-    file = tmp_path / "talk.json"
-    for size in range(0, len(whole) - 2, 7):
-        file.write_bytes(whole[:size])
-        with pytest.raises(SessionError, match=r"talk\.json"):
+def test_foreign_files_and_every_truncation(tmp_path: Path) -> None:
+    file, whole = tmp_path / "talk.json", sample().to_text().encode()
+    foreign = [b"\xff\xfe\x00", b"null", b"[1]", b'"text"', b'{"model": "demo"}', b"[" * 100_000]
+    foreign += [b'{"offspec_session": ' + b"9" * 5000 + b"}", whole + b"{}"]
+    for content in (*foreign, *(whole[:size] for size in range(0, len(whole) - 2, 7))):
+        file.write_bytes(content)
+        with pytest.raises(SessionError, match=r"talk\.json") as caught:
             Conversation.read(file)
-
-
-def test_no_file_and_a_folder(tmp_path: Path) -> None:
+        assert len(str(caught.value).splitlines()) == 1
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(SessionError, match="cannot read the session"):
             Conversation.read(path)

@@ -44,7 +44,12 @@ def test_the_first_turns_are_left_out_and_told_and_kept(tmp_path: Path) -> None:
 def test_the_prompt_begins_differently_once_and_then_a_quarter_is_free() -> None:
     engine = ScriptedEngine([ANSWER], context=CONTEXT)
     session = engine.chat()
-    turns = [ask(session, f"Question {n} of many?") for n in range(60)]
+    turns = []
+    for n in range(60):
+        turns.append(ask(session, f"Question {n} of many?"))
+        left = session.messages[2 * session.left_out : -1]
+        plain = Conversation(model="demo", messages=list(left))
+        assert prompts(engine)[-1] == engine.wording.render(plain.prompt())
     sizes = [len(asked[0]) for asked in engine.asked]
     slid = [n for n, (_, notices) in enumerate(turns) if notices]
     assert len(slid) > 3
@@ -54,16 +59,6 @@ def test_the_prompt_begins_differently_once_and_then_a_quarter_is_free() -> None
         if n and n not in slid:
             assert reused >= sizes[n - 1] + 10  # the last prompt and its answer
     assert all(later - earlier > 1 for earlier, later in pairwise(slid))
-
-
-def test_prompts_are_those_of_the_conversation_without_its_first_turns() -> None:
-    engine = ScriptedEngine([ANSWER], context=CONTEXT)
-    session = engine.chat(system="Be brief.")
-    for n in range(25):
-        ask(session, f"Question {n} of many?")
-        left = session.messages[2 * session.left_out : -1]
-        plain = Conversation(model="demo", system="Be brief.", messages=list(left))
-        assert prompts(engine)[-1] == engine.wording.render(plain.prompt())
 
 
 def test_a_retry_keeps_the_window_and_what_is_taken_back_makes_room() -> None:
