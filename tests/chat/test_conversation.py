@@ -55,7 +55,7 @@ def conversations(draw: st.DrawFn) -> Conversation:
 
 
 @given(conversations())
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, talk: Conversation) -> None:
     file = tmp_path_factory.mktemp("talk") / "x.json"
     talk.write(file)

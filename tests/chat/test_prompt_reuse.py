@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offspec.chat.conversation import Conversation, Message
-from offspec.chat.prompt_reuse import PromptReuse
+from offspec.chat.prompt_reuse import Encoded, PromptReuse
 from offspec.chat.session import Session
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
-from offspec.core.events import Finished, Result, TextDelta
+from offspec.core.events import TextDelta
+from tests.chat.talks import result_of, stop_at
 
 END = "<|end|>"
 
@@ -78,43 +79,38 @@ def spoken(
     return Message("assistant", text if content is None else content, ids, "eos", opened=opened)
 
 
+def followed(wording: Letters, answer: Message) -> tuple[Encoded, Encoded]:
+    """The prompt before an answer, and the one that follows it."""
+    transcript = PromptReuse(wording)
+    first = transcript.encode(asked(question("Hello?")))
+    return first, transcript.encode(asked(question("Hello?"), answer, question("Why?")))
+
+
 @pytest.mark.parametrize("ending", [(END,), (), ("<|other|>",)])
 def test_an_answer_keeps_its_tokens(ending: tuple[str, ...]) -> None:
     """Whether it ended as the template has it, was halted, or ended in another token."""
     wording = Letters()
-    transcript = PromptReuse(wording)
-    first = transcript.encode(asked(question("Hello?")))
     answer = spoken(wording, "Good day", *ending)
-    second = transcript.encode(asked(question("Hello?"), answer, question("Why?")))
+    first, second = followed(wording, answer)
     kept = [*first.ids, *wording.ids("Good day"), *wording.ids([END])]
     assert second.ids[: len(kept)] == kept
-    assert wording.spell(second.ids) == wording.render(
-        [
-            {"role": "user", "content": "Hello?"},
-            {"role": "assistant", "content": "Good day"},
-            {"role": "user", "content": "Why?"},
-        ]
-    )
-    assert (
-        PromptReuse(wording).encode(asked(question("Hello?"), answer, question("Why?"))) == second
-    )  # resumed
+    talk = asked(question("Hello?"), answer, question("Why?"))
+    assert wording.spell(second.ids) == wording.render(talk.prompt())
+    assert PromptReuse(wording).encode(talk) == second  # resumed
 
 
 def test_what_a_template_trims_is_tokenised_anew() -> None:
     wording = Trimming()
     transcript = PromptReuse(wording)
-    first = transcript.encode(asked(question("Hello?")))
-    answer = spoken(wording, " Good day", END)
-    second = transcript.encode(asked(question("Hello?"), answer, question("Why?")))
+    talk = [question("Hello?")]
+    first = transcript.encode(asked(*talk))
+    talk += [spoken(wording, " Good day", END), question("Why?")]
+    second = transcript.encode(asked(*talk))
     assert second.ids[: len(first.ids)] == first.ids
-    assert (
-        wording.spell(second.ids)
-        == "<|user|>Hello?<|end|><|assistant|>Good day<|end|><|user|>Why?<|end|><|assistant|>"
-    )
-    third = transcript.encode(
-        asked(question("Hello?"), answer, question("Why?"), spoken(wording, "So", END), question("I?"))
-    )
-    assert third.ids[: len(second.ids) + 3] == [*second.ids, *wording.ids(["S", "o", END])]
+    assert wording.spell(second.ids) == wording.render(asked(*talk).prompt())
+    talk += [spoken(wording, "So", END), question("I?")]
+    kept = [*second.ids, *wording.ids(["S", "o", END])]
+    assert transcript.encode(asked(*talk)).ids[: len(kept)] == kept
 
 
 def test_thoughts_that_a_template_leaves_out() -> None:
@@ -125,44 +121,36 @@ def test_thoughts_that_a_template_leaves_out() -> None:
     said = spoken(wording, "Hm.</think>\nGood day", END, opened=first.opened)
     second = transcript.encode(asked(question("Hello?"), said, question("Why?")))
     assert "Hm" not in wording.spell(second.ids) and "Good day" in wording.spell(second.ids)
-    again = transcript.encode(asked(question("Hello?")))  # taken back: as it was asked at first
-    assert again == first
+    assert transcript.encode(asked(question("Hello?"))) == first  # taken back: as it was asked at first
 
 
 def test_a_thought_that_was_halted_goes_on_from_its_tokens() -> None:
     wording = Thoughtless()
-    transcript = PromptReuse(wording)
-    first = transcript.encode(asked(question("Hello?")))
-    said = spoken(wording, "Hm, what", opened=first.opened)
-    second = transcript.encode(asked(question("Hello?"), said, question("Well?")))
-    kept = [*first.ids, *(said.token_ids or ())]
+    answer = spoken(wording, "Hm, what", opened="<think>\n")
+    first, second = followed(wording, answer)
+    kept = [*first.ids, *(answer.token_ids or ())]
     assert second.ids[: len(kept)] == kept
 
 
 def test_a_character_that_was_cut_in_two_keeps_its_tokens() -> None:
     wording = Letters()
     answer = Message("assistant", "a\ufffd", wording.ids(["a", "\ufffd"]), "length")
-    transcript = PromptReuse(wording)
-    first = transcript.encode(asked(question("Hello?")))
-    second = transcript.encode(asked(question("Hello?"), answer, question("Why?")))
+    first, second = followed(wording, answer)
     assert second.ids[: len(first.ids) + 2] == [*first.ids, *(answer.token_ids or ())]
 
 
 @pytest.mark.parametrize("ids", [(10**9,), (0, 0, 0), (-1,), ()])
 def test_tokens_of_another_model_are_not_believed(ids: tuple[int, ...]) -> None:
     wording = Letters()
-    answer = Message("assistant", "Good day", ids, "eos")
-    ids_now = PromptReuse(wording).encode(asked(question("Hello?"), answer, question("Why?"))).ids
-    assert wording.spell(ids_now).count("Good day") == 1 and wording.spell(ids_now).startswith(
-        "<|user|>Hello?"
-    )
+    text = wording.spell(followed(wording, Message("assistant", "Good day", ids, "eos"))[1].ids)
+    assert text.count("Good day") == 1 and text.startswith("<|user|>Hello?")
 
 
 def test_an_answer_that_was_edited_in_the_file_says_what_it_says_now() -> None:
     wording = Letters()
     answer = spoken(wording, "Good day", END, content="Good night")
-    ids = PromptReuse(wording).encode(asked(question("Hello?"), answer, question("Why?"))).ids
-    assert "Good night" in wording.spell(ids) and "Good day" not in wording.spell(ids)
+    text = wording.spell(followed(wording, answer)[1].ids)
+    assert "Good night" in text and "Good day" not in text
 
 
 def test_another_system_text_is_another_beginning() -> None:
@@ -231,21 +219,19 @@ def test_whatever_was_said_the_ids_spell_what_the_template_writes(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("end", [True, False])
-def test_with_a_real_tokenizer(smollm2: Any, end: bool) -> None:
+def test_with_a_real_tokenizer(smollm2: Any) -> None:
     """An answer said in tokens that its text would not be cut into, and a character that was cut short."""
     text = "Unbelievable naïveté, 🦊 and 日本語.\n\n```python\nprint(1)\n```"
     ids = [i for letter in text for i in smollm2.tokenize(letter)]
     assert ids != smollm2.tokenize(text) and smollm2.spell(ids) == text
-    if end:
-        ids.append(smollm2.tokenizer.convert_tokens_to_ids("<|im_end|>"))
-    transcript = PromptReuse(smollm2)
-    first = transcript.encode(asked(question("Hello?"), system="Be kind."))
-    answer = Message("assistant", text, tuple(ids), "eos")
-    talk = asked(question("Hello?"), answer, question("Why?"), system="Be kind.")
-    second = transcript.encode(talk)
-    assert second.ids[: len(first.ids) + len(ids)] == [*first.ids, *ids]
-    assert smollm2.spell(second.ids) == smollm2.render(talk.prompt())
+    for end in ([], [smollm2.tokenizer.convert_tokens_to_ids("<|im_end|>")]):
+        transcript = PromptReuse(smollm2)
+        first = transcript.encode(asked(question("Hello?"), system="Be kind."))
+        answer = Message("assistant", text, (*ids, *end), "eos")
+        talk = asked(question("Hello?"), answer, question("Why?"), system="Be kind.")
+        second, kept = transcript.encode(talk), [*first.ids, *ids, *end]
+        assert second.ids[: len(kept)] == kept
+        assert smollm2.spell(second.ids) == smollm2.render(talk.prompt())
     # Where nothing was said in another way, the ids are those of the whole text.
     plain = Message("assistant", "Good day.", tuple(smollm2.tokenize("Good day.<|im_end|>")), "eos")
     talk = asked(question("Hello?"), plain, question("Why?"))
@@ -259,7 +245,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[Any]:
     from tests.support.tiny_models import tiny_engine
 
@@ -270,88 +256,76 @@ def engine(model: Path) -> Iterator[Any]:
 class Words:
     """The tiny tokenizer with a template that writes what was said."""
 
-    def __init__(self, codec: Any) -> None:
-        self._codec = codec
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         return "".join(f"{m['content']} {'w11 ' if m['role'] == 'user' else ''}" for m in messages)
 
     def tokenize(self, text: str) -> list[int]:
-        ids: list[int] = self._codec.tokenize(text)
+        ids: list[int] = self._engine.encode(text, raw=True)
         return ids
 
     def spell(self, ids: Sequence[int]) -> str:
         return "".join(f"w{i} " for i in ids if i > 2)  # those that do not show are not said
 
 
-def test_the_caches_keep_what_was_said(engine: Any, model: Path) -> None:
+def begun(engine: Any, max_tokens: int = 12) -> Session:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=1.0, seed=5)
+    return Session(engine, Words(engine), Conversation(model="m", params=params))
+
+
+def test_the_caches_keep_what_was_said(engine: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support.tiny_models import tiny_engine
 
-    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=5)
-    session = Session(engine, Words(engine._assembly.codec), Conversation(model="m", params=params))
+    session, stream = begun(engine), engine.stream
     prompts: list[list[int]] = []
-    stream = engine.stream
 
     def listen(ids: list[int], *args: Any, **more: Any) -> Any:
         prompts.append(ids)
         return stream(ids, *args, **more)
 
-    engine.stream = listen
-    results = []
-    for text in ("w20 w21", "w30", "w31 w32 w33"):
-        results.append(next(e.result for e in session.send(text) if isinstance(e, Finished)))
+    monkeypatch.setattr(engine, "stream", listen)
+    results = [result_of(session.send(text)) for text in ("w20 w21", "w30", "w31 w32 w33")]
     for turn in (1, 2):
         whole = [*prompts[turn - 1], *results[turn - 1].token_ids]
         assert prompts[turn][: len(whole)] == whole
         # The answer's last token was chosen and not yet run through the target; it is the next one's first.
         assert results[turn].reused_tokens == len(whole) - 1
         with tiny_engine(model) as fresh:
-            assert fresh.generate(prompts[turn], params).token_ids == results[turn].token_ids
+            alone = fresh.generate(prompts[turn], session.params)
+        assert alone.token_ids == results[turn].token_ids
     session.rewind(2)
-    again = next(e.result for e in session.send("w30") if isinstance(e, Finished))
+    again = result_of(session.send("w30"))
     assert again.token_ids == results[1].token_ids and again.reused_tokens == len(prompts[1]) - 1
 
 
 def test_another_version_goes_on_as_if_it_were_the_only_one(engine: Any, model: Path) -> None:
     from tests.support.tiny_models import tiny_engine
 
-    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=5)
-
-    def begin(engine: Any) -> Session:
-        session = Session(engine, Words(engine._assembly.codec), Conversation(model="m", params=params))
-        list(session.send("w20 w21"))
-        return session
-
-    def ask(session: Session, text: str) -> Result:
-        return next(e.result for e in session.send(text) if isinstance(e, Finished))
-
-    session = begin(engine)
+    session = begun(engine)
+    list(session.send("w20 w21"))
     first = session.messages[1]
     list(session.retry())
     assert session.messages[1].token_ids != first.token_ids, "else this shows nothing"
     session.switch(0)
     assert session.messages[1] == first
-    followed = ask(session, "w30")
+    followed = result_of(session.send("w30"))
     prompt = followed.prompt_tokens - len(first.token_ids or ())
     session.switch(1)
-    assert ask(session, "w30").token_ids != followed.token_ids
+    assert result_of(session.send("w30")).token_ids != followed.token_ids
     session.switch(0)
-    then = ask(session, "w31")
+    then = result_of(session.send("w31"))
     with tiny_engine(model) as fresh:
-        alone = begin(fresh)
-        assert ask(alone, "w30").token_ids == followed.token_ids
-        assert ask(alone, "w31").token_ids == then.token_ids
+        alone = begun(fresh)
+        results = [result_of(alone.send(text)) for text in ("w20 w21", "w30", "w31")]
+    assert [result.token_ids for result in results[1:]] == [followed.token_ids, then.token_ids]
     assert followed.reused_tokens >= prompt - 3, "the question, behind which another answer stood"
 
 
 def test_the_caches_keep_what_was_halted(engine: Any) -> None:
-    params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=1.0, seed=5)
-    session = Session(engine, Words(engine._assembly.codec), Conversation(model="m", params=params))
-    for event in session.send("w20 w21"):
-        if isinstance(event, TextDelta):
-            session.stop()
-    halted = session.last
-    assert halted is not None and halted.finish_reason == "halted" and 0 < halted.tokens < 200
-    session.params = SamplingParams(max_tokens=4)
-    second = next(e.result for e in session.send("w30") if isinstance(e, Finished))
+    session = begun(engine, max_tokens=200)
+    halted = result_of(stop_at(session, session.send("w20 w21"), TextDelta))
+    assert halted.finish_reason == "halted" and 0 < halted.tokens < 200
+    second = result_of(session.send("w30", params=SamplingParams(max_tokens=4)))
     assert second.reused_tokens == halted.prompt_tokens + halted.tokens - 1
