@@ -28,22 +28,14 @@ def test_files_go_with_the_next_question_alone(chat: ChatController, tmp_path: P
 
 
 def test_what_is_attached_is_read_again_or_removed(chat: ChatController, tmp_path: Path) -> None:
-    file = tmp_path / "notes.txt"
-    for text in ("old", "new"):
-        file.write_text(text)
-        shown(chat, f"/attach {file}")
-    assert [attachment.text for attachment in chat.attached] == ["new"]
+    for folder, text in (("a", "old"), ("b", "b"), ("a", "new")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "notes.txt").write_text(text)
+        listed = shown(chat, f"/attach {tmp_path}/{folder}/notes.txt")
+    assert sorted(attachment.text for attachment in chat.attached) == ["b", "new"]
+    assert listed.count("`notes.txt`, 1 token") == 2 and "1 tokens" not in listed
     shown(chat, "/attach none")
     assert chat.compose("And now?") == "And now?"
-
-
-def test_one_token_is_no_plural_and_names_may_repeat(chat: ChatController, tmp_path: Path) -> None:
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "notes.txt").write_text(folder)
-        listed = shown(chat, f"/attach {tmp_path}/{folder}/notes.txt")
-    assert [attachment.text for attachment in chat.attached] == ["a", "b"]
-    assert listed.count("`notes.txt`, 1 token") == 2 and "1 tokens" not in listed
 
 
 @pytest.mark.parametrize(

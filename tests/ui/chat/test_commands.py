@@ -26,8 +26,7 @@ def test_every_command_does_something_and_says_what() -> None:
         ("/set  temperature=0.7 ", "set", "temperature=0.7"),
         ("/QUIT", "quit", ""),
         ("/exit", "quit", ""),
-        ("/system You are\na poet.", "system", "You are\na poet."),
-        ("/edit\nWhy?", "edit", "Why?"),
+        ("/edit\nWhy?\nHow?", "edit", "Why?\nHow?"),
     ],
 )
 def test_parse(line: str, name: str, argument: str) -> None:
@@ -36,11 +35,9 @@ def test_parse(line: str, name: str, argument: str) -> None:
     assert (command.name, rest) == (name, argument)
 
 
-@pytest.mark.parametrize(
-    "line", ["", "/", "//help", " /help", "/usr/bin/env is missing", "/* c */", "/2 + 2", "Why?"]
-)
-def test_what_is_said_to_the_model(line: str) -> None:
-    assert not is_command(line)
+def test_what_is_said_to_the_model() -> None:
+    for line in ("", "/", "//help", " /help", "/usr/bin/env is missing", "/* c */", "/2 + 2", "Why?"):
+        assert not is_command(line), line
 
 
 @pytest.mark.parametrize(
@@ -50,7 +47,6 @@ def test_what_is_said_to_the_model(line: str) -> None:
         ("//Exit", "/Exit"),
         ("///quit", "//quit"),
         ("// a comment\nint x;", "// a comment\nint x;"),
-        ("//TODO fix", "//TODO fix"),
         ("//helpful", "//helpful"),
         ("/usr/bin", "/usr/bin"),
     ],

@@ -17,15 +17,8 @@ def completions(chat: ChatController, line: str) -> list[str]:
 
 
 def test_completion(chat: ChatController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert completions(chat, "/s") == [
-        "/system ",
-        "/set ",
-        "/seed ",
-        "/save ",
-        "/sessions",
-        "/sources ",
-        "/stats",
-    ]
+    names = ("system ", "set ", "seed ", "save ", "sessions", "sources ", "stats")
+    assert completions(chat, "/s") == [f"/{name}" for name in names]
     assert len(completions(chat, "/")) == len(COMMANDS)
     assert completions(chat, "/help re") == ["/help retry"]
     assert completions(chat, "/set te") == ["/set temperature="]
@@ -79,6 +72,8 @@ def test_completion_of_names_and_files(
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
     assert completions(chat, "/save ./") == ["/save ./models/", "/save ./one.json", "/save ./sessions/"]
+    assert completions(chat, "/attach t") == ["/attach two.gguf", "/attach three.txt"][::-1]
+    assert completions(chat, "/attach ./th") == ["/attach ./three.txt"]
     assert completions(chat, f"/load {tmp_path}/o") == [f"/load {tmp_path}/one.json"]
     assert completions(chat, "/draft ./m") == ["/draft ./models/"]
     assert completions(chat, "/draft ./t") == ["/draft ./two.gguf"]
@@ -87,12 +82,3 @@ def test_completion_of_names_and_files(
     assert (
         completions(chat, "/draft /no/such/folder/") == completions(chat, "/load ~nobody-of-that-name/") == []
     )
-
-
-def test_files_to_attach_are_those_of_the_present_folder(
-    chat: ChatController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "notes.txt").touch()
-    monkeypatch.chdir(tmp_path)
-    assert completions(chat, "/attach n") == ["/attach notes.txt"]
-    assert completions(chat, "/attach ./n") == ["/attach ./notes.txt"]

@@ -18,19 +18,13 @@ from tests.ui.chat.talk import ANSWER, SETUP, said, say, shown
 
 
 def test_draft(chat: ChatController, tmp_path: Path) -> None:
-    assert run_command(chat, "/draft none") == Reload(EngineConfig("demo", draft="none"))
-    assert run_command(chat, "/draft some/model") == Reload(EngineConfig("demo", draft="some/model"))
-    assert run_command(chat, f"/draft {tmp_path}") == Reload(EngineConfig("demo", draft=str(tmp_path)))
+    for draft in ("none", "some/model", str(tmp_path), "substitute,some/head,suffix"):
+        assert run_command(chat, f"/draft {draft}") == Reload(EngineConfig("demo", draft=draft))
     assert "already" in shown(chat, "/draft auto")
-    for wrong in ("modle", "./modle", "/no/such/model", "~/modle.gguf"):
+    for wrong in ("modle", "./modle", "/no/such/model", "~/modle.gguf", "suffix,modle"):
         with pytest.raises(RequestError, match="there is no model"):
             run_command(chat, f"/draft {wrong}")
-
-
-def test_a_list_of_drafts(chat: ChatController) -> None:
-    several = run_command(chat, "/draft substitute,some/head,suffix")
-    assert several == Reload(EngineConfig("demo", draft="substitute,some/head,suffix"))
-    for wrong, words in (("suffix,modle", "there is no model"), ("suffix,suffix", "twice"), (",", "missing")):
+    for wrong, words in (("suffix,suffix", "twice"), (",", "missing")):
         with pytest.raises(RequestError, match=words):
             run_command(chat, f"/draft {wrong}")
 
@@ -74,15 +68,21 @@ def test_an_exchange_goes_on_with_the_conversation(chat: ChatController, engine:
 
 def test_what_comes_back_after_a_failed_exchange_follows_its_plan(archive: Archive, tmp_path: Path) -> None:
     plan, opener = tmp_path / "plan.json", Openings("bad/draft")
+    opener.engine.sources = ("substitute", "suffix")
     chat = ChatController.open(replace(SETUP, plan=plan), opener, archive, lambda event: None)
     say(chat, "Why?")
+    assert "suffix from the next" in shown(chat, "/draft suffix")
     failures: list[OffspecError] = []
     bad = replace(SETUP.config, draft="bad/draft")
     chat.reload(bad, opener, chat.on_event, failures.append)
     assert opener.asked == [(SETUP.config, plan), (bad, None), (SETUP.config, plan)]
     assert [str(failure) for failure in failures] == ["bad/draft has another vocabulary"]
+    assert chat.engine.draft == "suffix" and chat.config == SETUP.config
     say(chat, "And?")
-    assert len(said(chat)) == 4 and chat.config == SETUP.config
+    assert len(said(chat)) == 4
+    chat.reload(replace(SETUP.config, draft="none"), opener, chat.on_event, pytest.fail)
+    chat.reload(bad, opener, chat.on_event, failures.append)
+    assert chat.engine.draft == "none", "what was chosen among the sources before was for the other engine"
     chat.close()
 
 
@@ -91,19 +91,6 @@ def test_an_engine_without_a_controller_is_closed(archive: Archive) -> None:
     with pytest.raises(SessionError):
         ChatController.open(replace(SETUP, resume="nowhere"), opener, archive, lambda event: None)
     assert opener.engines[0].closed
-
-
-def test_a_failed_exchange_restores_the_sources_there_were(archive: Archive) -> None:
-    opener = Openings("bad/draft")
-    opener.engine.sources = ("substitute", "suffix")
-    chat = ChatController.open(SETUP, opener, archive, lambda event: None)
-    assert "suffix from the next" in shown(chat, "/draft suffix")
-    chat.reload(replace(SETUP.config, draft="bad/draft"), opener, chat.on_event, lambda error: None)
-    assert chat.engine.draft == "suffix" and len(opener.engines) == 2
-    chat.reload(replace(SETUP.config, draft="none"), opener, chat.on_event, pytest.fail)
-    chat.reload(replace(SETUP.config, draft="bad/draft"), opener, chat.on_event, lambda error: None)
-    assert chat.engine.draft == "none", "what was chosen among the sources before was for the other engine"
-    chat.close()
 
 
 def test_a_chat_outlives_two_failures(archive: Archive) -> None:
