@@ -59,6 +59,7 @@ def app_for(
     draft: str = "auto",
     passes: int | None = None,
     loads: bool = True,
+    memory: int | None = None,
     failing: Sequence[str] = (),
     notify: bool = True,
 ) -> tuple[ChatApp, PlannedEngine]:
@@ -67,7 +68,7 @@ def app_for(
     loads: False: loading goes on when the scene is over. failing: drafts that cannot be loaded.
     """
     if plan is None:
-        config = EngineConfig(model=model, draft=draft)
+        config = EngineConfig(model=model, draft=draft, memory=memory)
         engine = PlannedEngine(answers, config=config)
     else:
         config = EngineConfig(model=model, draft=draft, budget=plan.budget, width=plan.width)

@@ -23,7 +23,7 @@ from offspec.ui.tui.app import ChatApp
 from tests.support.fake_engine import ScriptedLoad
 from tests.support.products import some
 from tests.support.waiting import PATIENCE
-from tests.ui.tui.stage import PlannedEngine, app_for, ask, hold, loaded, play, plays, seen, send, until
+from tests.ui.tui.stage import PlannedEngine, app_for, hold, loaded, play, plays, seen, send, until
 
 LONG = " ".join(f"word{i}" for i in range(40))
 FAIL = CapacityError("needs 3.00 GB of memory; give --memory 3GB", needed=3, given=1)
@@ -56,21 +56,19 @@ def test_quitting_in_mid_stream_keeps_what_came(tmp_path: Path) -> None:
 async def test_leaving_says_what_it_waits_for_and_a_second_time_does_not_wait(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold = engine.gate
     stop = []
 
     app_engine = (await loaded(pilot)).engine
     assert app_engine is not None
     monkeypatch.setattr(app_engine, "stop", lambda: stop.append(1))  # a pass that does not end
-    hold.clear()
-    await send(pilot, "Count.")
-    await until(pilot, engine.held.is_set)
+    engine.gate.clear()
+    await hold(pilot, engine, "Count.")
     await pilot.press("ctrl+q")
     await until(pilot, lambda: "stopping, then leaving" in seen(app))
     assert stop
     await pilot.press("ctrl+q")
     await until(pilot, lambda: app._exit)
-    hold.set()
+    engine.gate.set()
 
 
 @plays(LONG, passes=1)
@@ -90,16 +88,11 @@ async def test_ctrl_c_stops_the_answer_and_leaves_when_pressed_twice(
     await until(pilot, lambda: app._exit)
 
 
-def test_a_command_leaves_too(tmp_path: Path) -> None:
-    app, engine = app_for(["ok"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "/quit")
-        await until(pilot, lambda: app._exit)
-
-    play(app, scene)
-    assert engine.closed
+@plays("ok")
+async def test_a_command_leaves_too(pilot: Pilot[None], app: ChatApp) -> None:
+    await loaded(pilot)
+    await send(pilot, "/quit")
+    await until(pilot, lambda: app._exit)
 
 
 def test_a_model_that_cannot_be_opened_ends_the_chat_with_its_error(
@@ -139,30 +132,6 @@ def test_whatever_the_thread_dies_of_ends_the_chat(tmp_path: Path) -> None:
 
     play(app, scene)
     assert isinstance(app.failure, PanicException)
-
-
-@plays("one", "two")
-async def test_another_draft_goes_on_with_the_conversation(pilot: Pilot[None], app: ChatApp) -> None:
-    await ask(pilot, "first")
-    await send(pilot, "/draft none")
-    await until(pilot, lambda: app.controller is not None and app.controller.engine.draft == "none")
-    await until(pilot, lambda: not app.is_loading)
-    await ask(pilot, "second")
-    assert app.controller is not None
-    assert [m.content for m in app.controller.session.messages] == ["first", "one", "second", "one"]
-    assert "draft none" in seen(app)
-
-
-@plays("one", failing=["none"])
-async def test_a_draft_that_cannot_be_loaded_leaves_the_chat_as_it_was(
-    pilot: Pilot[None], app: ChatApp
-) -> None:
-    await ask(pilot, "first")
-    await send(pilot, "/draft none")
-    await until(pilot, lambda: "none has another vocabulary" in seen(app))
-    await until(pilot, lambda: not app.is_loading)
-    await ask(pilot, "second")
-    assert seen(app).count("one") >= 2
 
 
 CHILD = """

@@ -1,29 +1,16 @@
 """The first screen: what is loading and what to try, or the conversation that is resumed."""
 
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from textual.pilot import Pilot
 
 from offspec.chat.archive import Archive
 from offspec.core.config import EngineConfig
-from offspec.ui.chat.setup import Opener
 from offspec.ui.chat.welcome import opening
-from tests.support.waiting import PATIENCE
-from tests.ui.tui.stage import app_for, ask, loaded, play, said, seen, send, until
-
-
-def held(opener: Opener, gate: threading.Event) -> Callable[..., Any]:
-    """Opens no model before the gate is open."""
-
-    def load(*args: Any) -> Any:
-        assert gate.wait(PATIENCE)
-        return opener(*args)
-
-    return load
+from offspec.ui.tui.app import ChatApp
+from tests.support.fake_engine import ScriptedLoad
+from tests.ui.tui.stage import app_for, ask, loaded, play, plays, said, seen, send, until
 
 
 def test_a_model_with_its_draft_and_limits() -> None:
@@ -32,45 +19,48 @@ def test_a_model_with_its_draft_and_limits() -> None:
     assert opening(config) == "./big, no draft, at most 1.30 GB of memory, at most 2.00 GB of the GPU's"
 
 
-def test_what_is_loading_and_what_to_try(tmp_path: Path) -> None:
-    app, _ = app_for(["ok"], tmp_path)
-    gate = threading.Event()
-    app.opener = held(app.opener, gate)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await until(pilot, lambda: "loading demo" in seen(app))
-        for line in ("demo, draft auto", "Ask something", "/attach notes.txt", "/help"):
-            assert line in seen(app)
-        gate.set()
-        await loaded(pilot)
-        assert "/attach notes.txt" in seen(app)  # until something is said
-        await ask(pilot, "first")
-        assert "/attach notes.txt" not in seen(app)
-        await send(pilot, "/undo")
-        await until(pilot, lambda: said(app) == [])
-        assert "/attach notes.txt" in seen(app)
-
-    play(app, scene)
+@plays("ok", loads=False, draft="suffix", memory=1_300_000_000, size=(100, 40))
+async def test_what_is_loading_and_what_to_try(pilot: Pilot[None], app: ChatApp) -> None:
+    assert isinstance(app.opener, ScriptedLoad)
+    await until(pilot, lambda: "loading demo" in seen(app) and "limit 1.30 GB" in seen(app))
+    for line in ("demo, draft suffix", "Ask something", "/attach notes.txt", "/help"):
+        assert line in seen(app)
+    for line in ("trees by the plan", "a new conversation", "0 questions", "nothing yet"):  # the side panel
+        assert line in seen(app)
+    await until(pilot, lambda: "reading" in "".join(line[66:] for line in seen(app).split("\n")))
+    await send(pilot, "first")
+    await pilot.press("escape")
+    await until(pilot, lambda: "Ctrl+Q leaves" in seen(app))
+    assert app.composer.text == "first" and said(app) == []
+    app.opener.gate.set()
+    await loaded(pilot)
+    assert "/attach notes.txt" in seen(app)  # until something is said
+    await ask(pilot, "first")
+    assert "/attach notes.txt" not in seen(app)
+    await send(pilot, "/undo")
+    await until(pilot, lambda: said(app) == [])
+    assert "/attach notes.txt" in seen(app)
 
 
 def test_what_is_resumed_is_shown_before_the_model_is_there(tmp_path: Path) -> None:
-    first, _ = app_for(["blue sky"], tmp_path)
+    first, _ = app_for(["grey sky", "blue sky"], tmp_path)
 
     async def talk(pilot: Pilot[None]) -> None:
         await ask(pilot, "What do you see?")
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: "← 2 of 2" in seen(first) and first.answer is None)
 
     play(first, talk)
-    app, _ = app_for(["grass"], tmp_path)
+    app, _ = app_for(["grass"], tmp_path, loads=False)
     app.setup = replace(app.setup, resume="")
-    gate = threading.Event()
-    app.opener = held(app.opener, gate)
 
     async def scene(pilot: Pilot[None]) -> None:
-        await until(pilot, lambda: "blue sky" in seen(app))
+        await until(pilot, lambda: "blue sky" in seen(app) and "← 2 of 2" in seen(app))
         assert app.controller is None and "loading demo" in seen(app)
         await send(pilot, "And below?")
         shown = app.transcript.entries[0].widget
-        gate.set()
+        assert isinstance(app.opener, ScriptedLoad)
+        app.opener.gate.set()
         await until(pilot, lambda: app.answer is None and said(app)[-1] == ("answer", "grass"))
         assert app.transcript.entries[0].widget is shown  # it was not drawn a second time
         assert [kind for kind, _ in said(app)].count("notice") == 1
