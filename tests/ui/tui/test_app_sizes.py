@@ -1,7 +1,5 @@
 """Small terminals, a resize in mid-stream, wide characters."""
 
-from pathlib import Path
-
 import pytest
 from rich.cells import cell_len
 from textual.pilot import Pilot
@@ -9,19 +7,19 @@ from textual.pilot import Pilot
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.panel import SidePanel
 from tests.support.fake_engine import Turnstile
-from tests.ui.tui.stage import PlannedEngine, app_for, ask, loaded, play, plays, seen, send, until
+from tests.ui.tui.stage import PlannedEngine, ask, hold, loaded, plays, seen, send, until
 
 LONG = " ".join(f"word{i}" for i in range(40))
 SMALL = (40, 12)
 
 
-@plays("It is blue.", size=SMALL)
+@plays("世界你好 👩‍👩‍👧 🎉 " * 8 + "é end", size=SMALL)
 async def test_a_small_terminal_shows_question_answer_and_figures(pilot: Pilot[None], app: ChatApp) -> None:
-    await ask(pilot, "Why?")
+    await ask(pilot, "你好 🎉?")
     lines = seen(app).split("\n")
-    assert len(lines) == 12
-    assert any("Why?" in line for line in lines)
-    assert any("It is blue." in line for line in lines)
+    assert len(lines) == 12 and all(cell_len(line) <= 40 for line in lines)
+    assert any("你好 🎉?" in line for line in lines)
+    assert any("end" in line for line in lines)
     assert "%" in lines[-2]
     assert "Ask something" in lines[-1]
     assert not app.query_one(SidePanel).display
@@ -63,9 +61,8 @@ async def test_lines_of_a_wide_terminal_have_a_hundred_columns_to_read(
 async def test_a_resize_in_mid_stream_keeps_the_end_in_view(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
 ) -> None:
-    await loaded(pilot)
-    await send(pilot, "Count.")
-    await until(pilot, lambda: engine.held.is_set() and "word31" in seen(app))
+    await hold(pilot, engine, "Count.")
+    await until(pilot, lambda: "word31" in seen(app))
     for size in ((40, 12), (160, 50), (30, 9), (100, 30)):
         await pilot.resize_terminal(*size)
         await until(pilot, lambda: "word31" in seen(app))
@@ -74,27 +71,22 @@ async def test_a_resize_in_mid_stream_keeps_the_end_in_view(
     await until(pilot, lambda: app.answer is None and "word39" in seen(app))
 
 
-@pytest.mark.parametrize("size", [SMALL, (100, 30)])
-def test_wide_characters_and_emoji_stay_in_their_lines(size: tuple[int, int], tmp_path: Path) -> None:
-    app, _ = app_for(["世界你好 👩‍👩‍👧 🎉 " * 8 + "é end"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "你好 🎉?")
-        text = seen(app)
-        assert "你好 🎉?" in text
-        assert "end" in text
-        assert all(cell_len(line) <= size[0] for line in text.split("\n"))
-
-    play(app, scene, size=size)
-
-
 @plays("\n\n".join(f"line{i}" for i in range(60)), passes=10)
-async def test_scrolling_up_in_mid_stream_stays_there(
-    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+async def test_scrolling_up_in_mid_stream_stays_there_until_one_goes_to_the_end(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told = list[bool]()
     await loaded(pilot)
-    await send(pilot, "Count.")
-    await until(pilot, lambda: engine.held.is_set() and "line39" in seen(app))
+    monkeypatch.setattr(app.status, "more_below", told.append)
+    await hold(pilot, engine, "Count.")
+    await until(pilot, lambda: "line39" in seen(app))
+    assert not any(told)  # while it is followed
+    monkeypatch.undo()
+    for to_the_end in (lambda: pilot.press("ctrl+end"), lambda: pilot.click("#below")):
+        await pilot.press("pageup", "pageup")
+        await until(pilot, lambda: "more below" in seen(app))
+        await to_the_end()
+        await until(pilot, lambda: "line39" in seen(app) and "more below" not in seen(app))
     await pilot.press("pageup", "pageup")
     await until(pilot, lambda: "line39" not in seen(app))
     at = app.transcript.scroll_y
@@ -109,26 +101,6 @@ async def test_scrolling_up_in_mid_stream_stays_there(
     await until(pilot, lambda: "and this is followed again" in seen(app))
 
 
-@plays("\n\n".join(f"line{i}" for i in range(60)), passes=10)
-async def test_the_end_is_one_key_or_click_away(
-    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = list[bool]()
-    await loaded(pilot)
-    monkeypatch.setattr(app.status, "more_below", told.append)
-    await send(pilot, "Count.")
-    await until(pilot, lambda: engine.held.is_set() and "line39" in seen(app))
-    assert not any(told)  # while it is followed
-    monkeypatch.undo()
-    for to_the_end in (lambda: pilot.press("ctrl+end"), lambda: pilot.click("#below")):
-        await pilot.press("pageup", "pageup")
-        await until(pilot, lambda: "more below" in seen(app))
-        await to_the_end()
-        await until(pilot, lambda: "line39" in seen(app) and "more below" not in seen(app))
-    engine.gate.set()
-    await until(pilot, lambda: app.answer is None and "line59" in seen(app))
-
-
 @plays("short", "\n\n".join(f"line{i}" for i in range(60)))
 async def test_page_down_at_the_end_goes_on_following(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
@@ -139,8 +111,8 @@ async def test_page_down_at_the_end_goes_on_following(
     await pilot.pause()
     assert seen(app) == before  # what is shorter than the view does not jump
     engine.gate = Turnstile(10)
-    await send(pilot, "Count.")
-    await until(pilot, lambda: engine.held.is_set() and "line39" in seen(app))
+    await hold(pilot, engine, "Count.")
+    await until(pilot, lambda: "line39" in seen(app))
     await pilot.press("pagedown")
     engine.gate.set()
     await until(pilot, lambda: app.answer is None and "line59" in seen(app))

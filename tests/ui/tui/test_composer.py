@@ -1,16 +1,16 @@
 """Writing: lines, recall, completion, paste."""
 
-from pathlib import Path
-
 import pytest
+from rich.cells import cell_len
 from textual import events
 from textual.keys import _character_to_key as character_to_key
 from textual.pilot import Pilot
 from textual.widgets.text_area import Edit, EditResult
 
+from offspec.ui.chat.controller import Completion
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.completion import CompletionList
-from tests.ui.tui.stage import PlannedEngine, app_for, ask, loaded, play, plays, said, seen, send, until
+from tests.ui.tui.stage import PlannedEngine, ask, hold, loaded, plays, said, seen, send, until
 
 
 @plays("ok")
@@ -18,6 +18,9 @@ async def test_enter_sends_and_other_keys_begin_a_line(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
 ) -> None:
     await loaded(pilot)
+    await send(pilot, "  \n ")
+    await pilot.press("ctrl+u")
+    assert said(app) == []  # nothing is sent of nothing
     await pilot.press("a", "shift+enter", "b", "ctrl+j", "c")
     assert app.composer.text == "a\nb\nc"
     assert app.composer.size.height == 3
@@ -25,14 +28,12 @@ async def test_enter_sends_and_other_keys_begin_a_line(
     await until(pilot, lambda: bool(engine.asked) and app.answer is None)
     assert said(app)[0] == ("question", "a\nb\nc")
     assert app.composer.text == ""
-
-
-@plays("ok")
-async def test_nothing_is_sent_of_nothing(pilot: Pilot[None], app: ChatApp) -> None:
-    await loaded(pilot)
-    await send(pilot, "  \n ")
-    await pilot.pause()
-    assert said(app) == []
+    # A terminal may hand over a whole line at once: Enter does not overtake what was written before it.
+    for letter in "all of it":
+        app.post_message(events.Key("space" if letter == " " else letter, letter))
+    app.post_message(events.Key("enter", "\r"))
+    await until(pilot, lambda: len(said(app)) > 2)
+    assert said(app)[2] == ("question", "all of it")
 
 
 @plays("ok")
@@ -50,25 +51,6 @@ async def test_arrows_recall_and_bring_back_what_was_being_written(pilot: Pilot[
     ):
         await pilot.press(key)
         assert app.composer.text == text, key
-
-
-def test_questions_of_a_resumed_conversation_are_recalled(tmp_path: Path) -> None:
-    app, _ = app_for(["ok"], tmp_path)
-
-    async def first(pilot: Pilot[None]) -> None:
-        await ask(pilot, "first")
-
-    async def second(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "/load first")
-        await until(pilot, lambda: len(said(later)) == 3)
-        assert said(later)[:2] == [("question", "first"), ("answer", "ok")]
-        await pilot.press("up")
-        assert later.composer.text in ("first", "/load first")
-
-    play(app, first)
-    later, _ = app_for(["ok"], tmp_path)
-    play(later, second)
 
 
 @plays("ok")
@@ -91,41 +73,17 @@ async def test_commands_are_listed_and_completed(pilot: Pilot[None], app: ChatAp
 async def test_a_slash_in_a_question_is_no_command(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
 ) -> None:
-    questions = ["/usr/bin is what?", "//help means what?", "//TODO fix", " /etc is what?"]
-    await ask(pilot, *questions)
+    await ask(pilot, "/usr/bin is what?", "//help means what?", "//TODO fix", " /etc is what?")
     assert len(engine.asked) == 4
-    assert app.controller is not None
-    asked = [message.content for message in app.controller.session.messages if message.role == "user"]
-    assert asked == ["/usr/bin is what?", "/help means what?", "//TODO fix", " /etc is what?"]
-    assert said(app)[2] == ("question", "/help means what?")
-
-
-def test_a_question_that_looks_like_a_command_comes_back_so_that_it_is_asked(tmp_path: Path) -> None:
-    app, engine = app_for(["ok"], tmp_path, passes=1)
-    later, _ = app_for(["ok"], tmp_path)
-
-    async def waits(pilot: Pilot[None]) -> None:
-        await ask(pilot, "//quit now")
-        await send(pilot, "first")
-        await until(pilot, engine.held.is_set)
-        await send(pilot, "//clear it")
-        await send(pilot, "//help it")
-        await pilot.press("escape")
-        await until(pilot, lambda: app.answer is None)
-        assert app.composer.text == "//clear it\n/help it"
-
-    async def resumed(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "/load /quit now")
-        await until(pilot, lambda: ("question", "/quit now") in said(later))
-        await send(pilot, "/undo")
-        await pilot.pause()
-        await send(pilot, "/edit")
-        await until(pilot, lambda: bool(later.composer.text))
-        assert later.composer.text == "/edit //quit now"
-
-    play(app, waits)
-    play(later, resumed)
+    asked = ["/usr/bin is what?", "/help means what?", "//TODO fix", " /etc is what?"]
+    assert [text for kind, text in said(app) if kind == "question"] == asked
+    engine.gate.clear()
+    await hold(pilot, engine, "first")
+    for question in ("//clear it", "//help it"):
+        await send(pilot, question)
+    await pilot.press("escape")
+    await until(pilot, lambda: app.answer is None)
+    assert app.composer.text == "//clear it\n/help it"  # so that it is asked, not run
 
 
 @plays("ok")
@@ -155,18 +113,6 @@ async def test_fifty_thousand_characters_are_pasted_whole_and_shown_folded(
 
 
 @plays("ok")
-async def test_enter_does_not_overtake_what_was_written_before_it(pilot: Pilot[None], app: ChatApp) -> None:
-    """A terminal may hand over a whole line at once."""
-
-    await loaded(pilot)
-    for letter in "all of it":
-        app.post_message(events.Key("space" if letter == " " else letter, letter))
-    app.post_message(events.Key("enter", "\r"))
-    await until(pilot, lambda: bool(said(app)))
-    assert said(app)[0] == ("question", "all of it")
-
-
-@plays("ok")
 async def test_a_key_empties_the_input_and_another_brings_it_back(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
     await pilot.press("a", "shift+enter", "b", "left", "ctrl+u")
@@ -178,6 +124,24 @@ async def test_a_key_empties_the_input_and_another_brings_it_back(pilot: Pilot[N
     await pilot.press("ctrl+u", "/", "h")
     await pilot.press("ctrl+u")
     assert app.composer.text == "" and not app.query_one(CompletionList).shown
+
+
+@plays("ok")
+async def test_a_click_takes_a_completion_and_wide_names_do_not_push_the_help_away(
+    pilot: Pilot[None], app: ChatApp
+) -> None:
+    await loaded(pilot)
+    await pilot.press("/", "s", "e")
+    choices = app.query_one(CompletionList)
+    offered = [choice.text for choice in choices.offered]
+    await pilot.click(CompletionList, offset=(2, 1))
+    await until(pilot, lambda: app.composer.text == offered[1])
+    await pilot.press("x")
+    assert app.composer.text == f"{offered[1]}x"
+    choices.offer([Completion(name, "help") for name in ("/load 世界", "/load ab")])
+    await pilot.pause()
+    lines = [line.partition("help")[0] for line in seen(app).split("\n") if "help" in line and "/load" in line]
+    assert len(lines) == 2 and cell_len(lines[0]) == cell_len(lines[1])
 
 
 @plays("ok")

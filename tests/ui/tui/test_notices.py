@@ -59,7 +59,7 @@ async def test_the_title_names_the_conversation_and_marks_an_answer(
 
 
 @long_answers
-@plays("Blue.")
+@plays("Blue.", "Red.", "Green.", Script("Not quite, not quite", fail_after=1, pass_tokens=1), "word " * 40)
 async def test_a_long_answer_rings_and_notifies_other_windows(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,29 +71,14 @@ async def test_a_long_answer_rings_and_notifies_other_windows(
     app.post_message(events.AppFocus())
     await ask(pilot, "Then?")
     assert len(codes(BELL)) == 3 and len(codes(NOTICE)) == 1
-
-
-@long_answers
-@plays(Script("Not quite, not quite", fail_after=1, pass_tokens=1))
-async def test_an_answer_that_fails_says_so(
-    pilot: Pilot[None], engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    codes = await written(pilot, monkeypatch)
-    await in_another_window(pilot, engine)
-    assert codes(BELL) == [BELL]
-    assert codes(NOTICE) == ["\x1b]9;The answer was broken off by an error: Why?\x07"]
-
-
-@long_answers
-@plays("word " * 40, passes=1)
-async def test_an_answer_that_the_user_stops_is_silent(
-    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    await in_another_window(pilot, engine)  # of a fault
+    assert len(codes(BELL)) == 4
+    assert codes(NOTICE)[1:] == ["\x1b]9;The answer was broken off by an error: Why?\x07"]
+    engine.gate.clear()
     await hold(pilot, engine, "Count.")
-    codes = await written(pilot, monkeypatch)
     await pilot.press("escape")
     await until(pilot, lambda: app.answer is None)
-    assert not codes(BELL)
+    assert len(codes(BELL)) == 4  # the user stopped it, and knows
 
 
 @long_answers

@@ -3,7 +3,6 @@
 A snapshot that differs is shown beside the old one in snapshot_report.html.
 """
 
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -13,12 +12,10 @@ from textual.pilot import Pilot
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation, Message
-from offspec.core.config import EngineConfig
-from offspec.core.events import Event, LoadProgress
-from offspec.ui.chat.setup import ChatEngine
+from offspec.core.events import LoadProgress
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.loading import LoadingView
-from tests.support.fake_engine import Script
+from tests.support.fake_engine import Script, ScriptedLoad
 from tests.support.sample_plans import small
 from tests.support.waiting import PATIENCE
 from tests.ui.tui import stage
@@ -39,7 +36,7 @@ Air scatters **short** wavelengths most:
 ratio = (650 / 450) ** 4
 ```
 """
-FULL, MEDIUM, NARROW, TINY = (110, 38), (80, 24), (60, 24), (40, 12)
+FULL, MEDIUM, TINY = (110, 38), (80, 24), (40, 12)
 
 
 @pytest.fixture(autouse=True)
@@ -87,13 +84,10 @@ def test_the_first_frame(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.Monke
             super().__init__(model, clock=lambda: 0.0)
 
     monkeypatch.setattr("offspec.ui.tui.app.LoadingView", StillLoadingView)
-    app, may_load = talk(tmp_path), threading.Event()
+    app = stage.app_for([ANSWER], tmp_path, plan=small(), loads=False)[0]
     opener = app.opener
-
-    def slow(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> ChatEngine:
-        notify(LoadProgress("reading the model", 3 * 10**9, 4 * 10**9))
-        may_load.wait(PATIENCE)
-        return opener(config, plan, notify)
+    assert isinstance(opener, ScriptedLoad)
+    opener.told = [LoadProgress("reading the model", 3 * 10**9, 4 * 10**9)]
 
     async def scene(pilot: Pilot[None]) -> None:
         view = app.query_one(LoadingView)
@@ -101,8 +95,7 @@ def test_the_first_frame(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.Monke
         await pilot.press(*"Why")
         await stage.settled(pilot)
 
-    app.opener = slow
-    assert shoot(app, scene, MEDIUM, may_load.set)
+    assert shoot(app, scene, MEDIUM, opener.gate.set)
 
 
 def test_a_conversation(shoot: Shoot, tmp_path: Path) -> None:
@@ -122,31 +115,15 @@ def test_an_answer_that_comes(shoot: Shoot, tmp_path: Path) -> None:
     assert shoot(app, scene)
 
 
-def test_an_answer_that_was_stopped(shoot: Shoot, tmp_path: Path) -> None:
-    app, engine = stage.app_for([ANSWER], tmp_path, passes=3)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await stage.loaded(pilot)
-        app.composer.text = QUESTION
-        await pilot.press("enter")
-        await stage.until(pilot, lambda: engine.held.is_set() and app.answer is not None)
-        await pilot.press("escape")
-        await stage.until(pilot, lambda: app.answer is None)
-        await stage.settled(pilot)
-
-    assert shoot(app, scene, MEDIUM)
-
-
 def test_a_fault_in_the_midst_of_an_answer(shoot: Shoot, tmp_path: Path) -> None:
     app, _ = stage.app_for([Script(ANSWER, fail_after=3)], tmp_path)
     assert shoot(app, lambda pilot: stage.ask(pilot, QUESTION), MEDIUM)
 
 
-@pytest.mark.parametrize("keys", [(), ("space",), ("home",)], ids=["folded", "unfolded", "first"])
-def test_the_tree(shoot: Shoot, tmp_path: Path, keys: tuple[str, ...]) -> None:
+def test_the_tree(shoot: Shoot, tmp_path: Path) -> None:
     async def scene(pilot: Pilot[None]) -> None:
         await stage.ask(pilot, QUESTION)
-        await pilot.press("ctrl+t", "left", *keys)
+        await pilot.press("ctrl+t", "left")
         await stage.settled(pilot)
 
     assert shoot(talk(tmp_path), scene, MEDIUM)
@@ -196,9 +173,8 @@ def test_where_tokens_came_from(shoot: Shoot, tmp_path: Path) -> None:
     assert shoot(talk(tmp_path), scene)
 
 
-@pytest.mark.parametrize("size", [NARROW, TINY], ids=["60", "40"])
-def test_the_panel_hides_where_there_is_no_room(shoot: Shoot, tmp_path: Path, size: tuple[int, int]) -> None:
-    assert shoot(talk(tmp_path), conversation, size)
+def test_a_small_terminal(shoot: Shoot, tmp_path: Path) -> None:
+    assert shoot(talk(tmp_path), conversation, TINY)
 
 
 def test_a_light_theme(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,18 +182,9 @@ def test_a_light_theme(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert shoot(talk(tmp_path), conversation)
 
 
-@pytest.mark.parametrize("keys", [(), ("ctrl+t", "left", "left")], ids=["conversation", "tree"])
-def test_without_colour(
-    shoot: Shoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
-) -> None:
+def test_without_colour(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await conversation(pilot)
-        await pilot.press(*keys)
-        await stage.settled(pilot)
-
-    assert shoot(talk(tmp_path), scene)
+    assert shoot(talk(tmp_path), conversation)
 
 
 def test_commands_are_completed(shoot: Shoot, tmp_path: Path) -> None:

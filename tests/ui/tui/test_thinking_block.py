@@ -10,18 +10,27 @@ from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.thinking_block import ThinkingBlock
 from tests.ui.tui.stage import ask, loaded, plays, seen, settled, until
 
-THOUGHT = "<think>\nhm let me see\n</think>\n\nIt is **so**."
 
-
-@plays(THOUGHT)
-async def test_a_click_opens_it_and_the_keys_stay_with_the_composer(pilot: Pilot[None], app: ChatApp) -> None:
+@plays("<think>\nhm let me see\nonce more\n</think>\n\nIt is **so**.")
+async def test_a_thought_is_folded_to_a_line_that_a_click_or_a_key_opens(
+    pilot: Pilot[None], app: ChatApp
+) -> None:
     await ask(pilot, "Why?")
-    await pilot.click("ThinkingBlock > .title")
+    assert "thinking, 6 words" in seen(app) and "It is so." in seen(app)
+    assert "hm let me see" not in seen(app)
+    await pilot.press("f2")
     await until(pilot, lambda: "hm let me see" in seen(app))
+    lines = [line[:60].strip() for line in seen(app).split("\n")]
+    assert lines.index("once more") == lines.index("hm let me see") + 1
+    for shown in (False, True):
+        await pilot.click("ThinkingBlock > .title")
+        await until(pilot, lambda shown=shown: ("hm let me see" in seen(app)) == shown)
     await pilot.press("shift+tab", "x")
     assert app.composer.text == "x"
-    await pilot.click("ThinkingBlock > .title")
+    await pilot.press("f2")
     await until(pilot, lambda: "hm let me see" not in seen(app))
+    await pilot.press("x")
+    assert app.composer.text == "xx"
 
 
 @plays("x")
@@ -44,8 +53,10 @@ async def test_a_word_more_is_no_new_layout_and_a_finished_thought_no_work(
 ) -> None:
     await loaded(pilot)
     answer = await app.transcript.begin_answer()
-    answer.write("<think>\nlet me", ())
+    answer.state.opened = "<think>\n"  # by the template
+    answer.write("let me", ())
     await answer._paint()
+    assert "thinking, 2 words …" in str(answer.query_one(ThinkingBlock).title)
     updates: list[bool] = []
     update = Static.update
 
@@ -68,12 +79,3 @@ async def test_a_word_more_is_no_new_layout_and_a_finished_thought_no_work(
     await answer._paint()
     assert updates == []
     answer.finish()
-
-
-@plays("<think>\nfirst line\nsecond line\n</think>\n\nSo.")
-async def test_a_thought_keeps_its_line_breaks(pilot: Pilot[None], app: ChatApp) -> None:
-    await ask(pilot, "Why?")
-    await pilot.press("f2")
-    await pilot.pause()
-    lines = [line[:60].strip() for line in seen(app).split("\n")]
-    assert lines.index("second line") == lines.index("first line") + 1

@@ -106,7 +106,9 @@ async def test_the_same_words_twice_are_two_entries(pilot: Pilot[None], app: Cha
 
 
 @plays("x")
-async def test_entries_go_all_at_once(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_entries_go_all_at_once(
+    pilot: Pilot[None], app: ChatApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await ask(pilot, "Why?")
     view, removals = app.transcript, []
     remove = view.remove_children
@@ -115,7 +117,7 @@ async def test_entries_go_all_at_once(pilot: Pilot[None], app: ChatApp) -> None:
         removals.append(len(widgets))
         return remove(widgets)
 
-    view.remove_children = counted  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(view, "remove_children", counted)
     for number in range(5):
         await view.note(f"{number}")
     await view.show(TURNS)
@@ -127,28 +129,26 @@ async def test_entries_go_all_at_once(pilot: Pilot[None], app: ChatApp) -> None:
 
 
 @plays("x", size=SMALL)
-async def test_a_conversation_comes_bit_by_bit_with_its_end_in_view(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_a_page_up_is_a_page_to_the_beginning_though_entries_must_come_first(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
     view = app.transcript
     await view.show(TURNS)
     assert len(entries_of(view)) <= 4
-    await until(pilot, lambda: view.scroll_y > 10)
+    await until(pilot, lambda: view.scroll_y > 10)  # it comes bit by bit, with its end in view
     assert "answer 29" in seen(app)
     assert len(view.query(Answer)) < 15
-
-
-@pytest.mark.exhaustive
-@plays("x", size=SMALL)
-async def test_a_page_up_is_a_page_where_entries_must_come_first(pilot: Pilot[None], app: ChatApp) -> None:
-    await loaded(pilot)
-    await app.transcript.show(TURNS)
-    await pilot.pause()
     tops = []
     for _ in range(4):
         await pilot.press("pageup")
-        await still(pilot, app.transcript)
+        await still(pilot, view)
         line = next(line for line in seen(app).split("\n") if "answer" in line)
         tops.append(int(line.split("answer ")[1].split()[0]))
-    page = app.transcript.size.height / 4  # in turns, of four lines each
+    page = view.size.height / 4  # in turns, of four lines each
     steps = [earlier - later for earlier, later in pairwise(tops)]
     assert all(abs(step - page) <= 1 for step in steps), tops
+    await pilot.press(*["pageup"] * 12)
+    await until(pilot, lambda: "question 0" in seen(app))
+    assert "earlier" not in seen(app)
+    await pilot.press(*["pagedown"] * 16)
+    await until(pilot, lambda: "answer 29" in seen(app))
+    assert said(app) == [("answer" if m.role == "assistant" else "question", m.content) for m in TURNS]
