@@ -87,12 +87,11 @@ async def test_a_slash_in_a_question_is_no_command(
 
 
 @plays("ok")
-async def test_fifty_thousand_characters_are_pasted_whole_and_shown_folded(
+async def test_a_large_paste_is_whole_and_shown_folded(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
 ) -> None:
     engine.context = 100_000
-    text = "\r\n".join(f"line {i} of a paste" for i in range(2500))
-    assert len(text) > 50_000
+    text = "\r\n".join(f"line {i} of a paste" for i in range(1200))
 
     await loaded(pilot)
     app.post_message(events.Paste(text))
@@ -105,11 +104,11 @@ async def test_fifty_thousand_characters_are_pasted_whole_and_shown_folded(
     assert app.controller.session.messages[0].content == whole
     await until(pilot, lambda: app.answer is None)
     assert "line 0 of a paste" in seen(app)
-    assert "line 2499" not in seen(app)
-    assert f"2,500 lines, {len(whole):,} characters" in seen(app)
+    assert "line 1199" not in seen(app)
+    assert f"1,200 lines, {len(whole):,} characters" in seen(app)
     await pilot.press("f2")
     await pilot.pause()
-    assert "line 2499 of a paste!" in seen(app)
+    assert "line 1199 of a paste!" in seen(app)
 
 
 @plays("ok")

@@ -1,57 +1,36 @@
 """Pages to read, the help, and the themes."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
-
 import pytest
 from textual.app import App
 from textual.binding import Binding
-from textual.pilot import Pilot
-from textual.screen import Screen
 
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.tui import themes
+from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.markdown import StreamedMarkdown
 from offspec.ui.tui.page_screen import KEYS, HelpScreen, PageScreen, help_page
-from tests.ui.tui.small_apps import ScreenHost
+from tests.ui.tui.small_apps import showing
 
 
-@asynccontextmanager
-async def showing(
-    screen: Screen[Any], size: tuple[int, int] = (80, 24)
-) -> AsyncIterator[tuple[Pilot[None], ScreenHost]]:
-    app = ScreenHost()
-    app.animation_level = "none"
-    async with app.run_test(size=size) as pilot:
-        await app.push_screen(screen, lambda got: setattr(app, "got", got))
-        await app.workers.wait_for_complete()
-        await pilot.pause()
-        yield pilot, app
-
-
-@pytest.mark.parametrize("key", ["escape", "q", "enter", "ctrl+c"])
-async def test_a_page_is_read_and_closed(key: str) -> None:
+async def test_a_page_is_read_and_closed() -> None:
     page = PageScreen("The [plan]", "\n\n".join(f"Sentence {n}." for n in range(60)))
     async with showing(page) as (pilot, app):
         assert str(page.query_one("#page").border_title) == "The \\[plan]"
         await pilot.press("j", "down", "pagedown")
         await pilot.pause()
         assert page.query_one("#page").scroll_offset.y > 2
-        await pilot.press(key)
-        await pilot.pause()
-        assert app.screen is not page
-
-
-async def test_a_short_page_takes_no_more_room_than_it_needs() -> None:
-    page = PageScreen("Plan", "One line.")
-    async with showing(page) as (_, _):
-        assert page.query_one("#page").size.height < 8
+        for key in ("escape", "q", "enter", "ctrl+c"):
+            await pilot.press(key)
+            await pilot.pause()
+            assert app.screen is not page, key
+            page = PageScreen("Another", "Sentence.")
+            await app.show(page)
 
 
 async def test_ctrl_c_copies_what_is_selected_in_a_page() -> None:
     page = PageScreen("Plan", "One line.")
     async with showing(page) as (pilot, app):
+        assert page.query_one("#page").size.height < 8  # a short page takes no more room than it needs
         page.query_one(StreamedMarkdown).text_select_all()
         await pilot.press("ctrl+c")
         await pilot.pause()
@@ -69,14 +48,9 @@ async def test_a_cell_of_a_table_is_no_markup_under_the_mouse() -> None:
         assert app.screen is page
 
 
-def test_help_names_every_command() -> None:
+def test_help_names_every_command_and_key() -> None:
     for command in COMMANDS.values():
         assert f"`{command.usage}`".replace("|", "\\|") in help_page()
-
-
-def test_help_names_every_key_of_the_app() -> None:
-    from offspec.ui.tui.app import ChatApp
-
     listed = " ".join(key for key, _ in KEYS).lower().replace("+", "").replace("esc", "escape")
     for binding in ChatApp.BINDINGS:
         assert isinstance(binding, Binding)

@@ -45,16 +45,14 @@ def no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
 
-def test_a_selection_is_seen_without_colour(no_colour: None, request: pytest.FixtureRequest) -> None:
-    @plays(MARKDOWN)
-    async def scene(pilot: Pilot[None], app: ChatApp) -> None:
-        await ask(pilot, "ω?")
-        assert not any(styles(app)[letter].reverse for letter in LETTERS + "ω")
-        app.screen.text_select_all()
-        await pilot.pause()
-        assert all(styles(app)[letter].reverse for letter in LETTERS + "ω")
-
-    scene(tmp_path=request.getfixturevalue("tmp_path"))
+@pytest.mark.usefixtures("no_colour")
+@plays(MARKDOWN)
+async def test_a_selection_is_seen_without_colour(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "ω?")
+    assert not any(styles(app)[letter].reverse for letter in LETTERS + "ω")
+    app.screen.text_select_all()
+    await pilot.pause()
+    assert all(styles(app)[letter].reverse for letter in LETTERS + "ω")
 
 
 async def test_a_selection_after_wide_characters_is_shown_where_it_is() -> None:
@@ -66,7 +64,5 @@ async def test_a_selection_after_wide_characters_is_shown_where_it_is() -> None:
         await pilot.pause()
         shown = styles(page)
         assert (page.screen.get_selected_text() or "").strip() == "pl"
-        assert [letter for letter in "世界plain" if shown[letter].bgcolor != shown["世"].bgcolor] == [
-            "p",
-            "l",
-        ]
+        marked = [letter for letter in "世界plain" if shown[letter].bgcolor != shown["世"].bgcolor]
+        assert marked == ["p", "l"]

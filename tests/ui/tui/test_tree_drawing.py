@@ -73,23 +73,16 @@ def test_several_guesses_that_are_folded_tell_how_many_nodes_they_hold() -> None
         bonus="z",
     )
     assert texts(draw(seen))[3] == "    1    ≤10%  ┠─▸ 3 more guesses, 4 nodes"
+    one = tree([-1, 0, 0, 0], list("rabc"), [1.0, 0.3, 0.2, 0.1], [0], "z")
+    assert not any("▸" in text for text in texts(draw(one))), "its line says as much as a count would"
 
 
-def test_a_single_guess_is_shown_where_a_count_would_take_its_line() -> None:
-    seen = tree([-1, 0, 0, 0], list("rabc"), [1.0, 0.3, 0.2, 0.1], [0], "z")
-    assert not any("▸" in text for text in texts(draw(seen)))
-
-
-def test_a_pass_without_a_guess() -> None:
+def test_captions_of_passes_with_and_without_a_guess() -> None:
     seen = TreeSeen(1, (-1,), ("x",), (1.0,), (0,), "y")
     assert texts(draw(seen)) == ["    0    100%  ● x", "    1   bonus  ★ y"]
     assert caption(seen, 1, 1) == "pass 1 of 1: 1 node, 0 accepted + 1 bonus; the draft expected 1.0"
-
-
-def test_the_caption_tells_what_came_and_what_was_expected() -> None:
-    assert caption(sentence(), 7, 12) == (
-        "pass 7 of 12: 11 nodes, 2 accepted + 1 bonus; the draft expected 2.6"
-    )
+    expected = "pass 7 of 12: 11 nodes, 2 accepted + 1 bonus; the draft expected 2.6"
+    assert caption(sentence(), 7, 12) == expected
 
 
 def test_signs_and_looks_agree() -> None:

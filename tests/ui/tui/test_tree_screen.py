@@ -1,36 +1,15 @@
 """The tree screen under its keys."""
 
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 
 import pytest
-from textual.app import App
 from textual.content import Content
-from textual.pilot import Pilot
 from textual.widgets import Static
 
 from offspec.core.events import TreeSeen
-from offspec.ui.tui import themes
 from offspec.ui.tui.tree_screen import TreeScreen, TreeView
+from tests.ui.tui.small_apps import showing
 from tests.ui.tui.trees import bush, chain, sentence
-
-
-class Host(App[None]):
-    def on_mount(self) -> None:
-        themes.register(self)
-
-
-@asynccontextmanager
-async def showing(
-    trees: Sequence[TreeSeen], *, at: int = -1, size: tuple[int, int] = (80, 24)
-) -> AsyncIterator[tuple[Pilot[None], TreeScreen]]:
-    app = Host()
-    async with app.run_test(size=size) as pilot:
-        screen = TreeScreen(trees, at)
-        await app.push_screen(screen)
-        await pilot.pause()
-        yield pilot, screen
 
 
 def caption_of(screen: TreeScreen) -> str:
@@ -43,7 +22,8 @@ def rows(screen: TreeScreen) -> list[str]:
 
 
 async def test_the_keys_go_through_the_passes() -> None:
-    async with showing([sentence(), chain(5), bush(30)]) as (pilot, screen):
+    screen = TreeScreen([sentence(), chain(5), bush(30)], -1)
+    async with showing(screen) as (pilot, _):
         seen = [caption_of(screen).split(":")[0]]
         for key in ("right", "left", "home", "left", "end"):
             await pilot.press(key)
@@ -52,7 +32,8 @@ async def test_the_keys_go_through_the_passes() -> None:
 
 
 async def test_space_unfolds_what_was_rejected() -> None:
-    async with showing([sentence()]) as (pilot, screen):
+    screen = TreeScreen([sentence()], -1)
+    async with showing(screen) as (pilot, _):
         assert any("▸ 2 more" in row for row in rows(screen))
         await pilot.press("space")
         assert not any("▸" in row for row in rows(screen))
@@ -62,7 +43,8 @@ async def test_space_unfolds_what_was_rejected() -> None:
 
 
 async def test_a_large_tree_scrolls_and_paints_only_what_is_seen() -> None:
-    async with showing([bush(1000)]) as (pilot, screen):
+    screen = TreeScreen([bush(1000)], -1)
+    async with showing(screen) as (pilot, _):
         await pilot.press("space")
         view = screen.query_one(TreeView)
         painted = []
@@ -82,7 +64,8 @@ async def test_a_large_tree_scrolls_and_paints_only_what_is_seen() -> None:
 
 
 async def test_wide_trees_pan() -> None:
-    async with showing([bush(1000)], size=(20, 12)) as (pilot, screen):
+    screen = TreeScreen([bush(1000)], -1)
+    async with showing(screen, size=(20, 12)) as (pilot, _):
         await pilot.press("space", "l")
         await pilot.pause()
         assert screen.query_one(TreeView).scroll_offset.x == 8
@@ -94,7 +77,8 @@ async def test_wide_trees_pan() -> None:
 
 async def test_a_later_pass_is_followed_only_from_the_last_one() -> None:
     trees = deque([chain(3), sentence()], maxlen=3)
-    async with showing(trees) as (pilot, screen):
+    screen = TreeScreen(trees, -1)
+    async with showing(screen) as (pilot, _):
         trees.append(chain(4))
         screen.look()
         assert caption_of(screen).startswith("pass 3 of 3: 4 nodes")
@@ -109,7 +93,8 @@ async def test_a_later_pass_is_followed_only_from_the_last_one() -> None:
 
 async def test_a_session_without_a_pass_says_so_and_takes_the_first() -> None:
     trees: deque[TreeSeen] = deque()
-    async with showing(trees) as (pilot, screen):
+    screen = TreeScreen(trees, -1)
+    async with showing(screen) as (pilot, _):
         assert "No tree yet" in caption_of(screen)
         await pilot.press("left", "right", "home", "end", "space", "j", "pagedown")
         assert "No tree yet" in caption_of(screen)
@@ -120,7 +105,8 @@ async def test_a_session_without_a_pass_says_so_and_takes_the_first() -> None:
 
 async def test_a_pass_whose_words_are_as_wide_is_not_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
     trees = deque([sentence()])
-    async with showing(trees) as (_, screen):
+    screen = TreeScreen(trees, -1)
+    async with showing(screen):
         laid_out: list[str | None] = []
         update = Static.update
 
@@ -139,14 +125,13 @@ async def test_a_pass_whose_words_are_as_wide_is_not_laid_out(monkeypatch: pytes
         assert laid_out == ["tree-caption"]
 
 
-@pytest.mark.parametrize("key", ["escape", "ctrl+c"])
-async def test_keys_that_close(key: str) -> None:
-    async with showing([sentence()], at=0) as (pilot, screen):
-        await pilot.press(key)
-        await pilot.pause()
-        assert pilot.app.screen is not screen
-
-
-async def test_a_small_terminal() -> None:
-    async with showing([sentence()], size=(40, 12)) as (_, screen):
+async def test_keys_that_close_and_a_small_terminal() -> None:
+    screen = TreeScreen([sentence()], 0)
+    async with showing(screen, size=(40, 12)) as (pilot, app):
         assert screen.query_one(TreeView).size.height >= 3
+        for key in ("escape", "ctrl+c"):
+            await pilot.press(key)
+            await pilot.pause()
+            assert app.screen is not screen
+            screen = TreeScreen([sentence()], 0)
+            await app.show(screen)
