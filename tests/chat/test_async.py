@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from offspec.core.errors import RequestError, StreamError
-from offspec.core.events import Event, Finished, Notice, Prefill, TextDelta, TreeSeen
+from offspec.core.events import Event, Finished, Notice, Prefill, TreeSeen
 from offspec.core.threads import ExclusiveUse, in_thread
 from tests.chat.talks import LONG, said
 from tests.support.fake_engine import Script, ScriptedEngine, Turnstile
@@ -32,14 +32,6 @@ async def until(event: threading.Event) -> None:
     assert await asyncio.to_thread(event.wait, PATIENCE)
 
 
-async def test_a_turn() -> None:
-    session = ScriptedEngine(["The sky is blue.", "Because."]).chat()
-    events = [event async for event in session.asend("Why?", trees=True)]
-    assert isinstance(events[0], Prefill) and isinstance(events[-1], Finished)
-    assert session.messages[1].content == "The sky is blue."
-    assert [e async for e in session.aretry()] and session.messages[1].content == "Because."
-
-
 async def drain(events: Any) -> None:
     async for _ in events:
         pass
@@ -49,6 +41,9 @@ async def test_tasks_take_turns() -> None:
     session = ScriptedEngine([LONG]).chat()
     await asyncio.gather(*(drain(session.asend(f"Question {n}.")) for n in range(4)))
     assert session.conversation.turns == 4 and said(session)[1::2] == [LONG] * 4
+    events = [event async for event in session.aretry(trees=True)]
+    assert isinstance(events[0], Prefill) and isinstance(events[-1], Finished)
+    assert any(isinstance(event, TreeSeen) for event in events) and len(session.branches) == 1
 
 
 async def test_cancelled_in_the_middle_of_a_pass() -> None:

@@ -44,21 +44,16 @@ def test_tokens_of_another_model_are_dropped(engine: ScriptedEngine) -> None:
     assert engine.wording.spell(engine.asked[0][0]).count("Good day") == 2
 
 
-@pytest.mark.parametrize("unknown", [10**6, 2**31 - 1])
-def test_tokens_that_the_model_lacks_are_dropped(engine: ScriptedEngine, unknown: int) -> None:
-    """As in a conversation with a model of the same name, whose files were others then."""
-    session = engine.chat()
-    session.resume(talk("mine", (0, 1), (0, unknown)))
-    assert kept_ids(session) == [True, False]
-
-
-def test_a_tokenizer_that_spells_what_it_lacks_as_nothing(
+def test_tokens_that_the_model_lacks_are_dropped(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = engine.wording.spell
+    """As in a conversation with a model of the same name, whose files were others then."""
+    usual, session = engine.wording.spell, engine.chat()
+    for unknown in (10**6, 2**31 - 1):
+        session.resume(talk("mine", (0, 1), (0, unknown)))
+        assert kept_ids(session) == [True, False]
     monkeypatch.setattr(engine.wording, "spell", lambda ids: usual([i for i in ids if i < 2]))
-    session = engine.chat()
-    session.resume(talk("mine", (0, 1), (0, 1, 5)))
+    session.resume(talk("mine", (0, 1), (0, 1, 5)))  # which is spelt as nothing
     assert kept_ids(session) == [True, False]
 
 

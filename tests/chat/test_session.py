@@ -44,15 +44,9 @@ def test_a_turn() -> None:
     assert session.last == result and not session.busy
     assert session.used == len(engine.asked[0][0]) + result.tokens
     assert session.conversation.title == "Why?"
-
-
-def test_the_second_turn_begins_with_the_first() -> None:
-    engine = ScriptedEngine(["The sky is blue.", "Because."])
-    session = engine.chat()
-    first, second = result_of(session.send("What?")), result_of(session.send("Why?"))
-    whole = engine.asked[0][0] + list(first.token_ids)
+    whole = engine.asked[0][0] + list(result.token_ids)
+    assert result_of(session.send("And?")).reused_tokens == len(whole)
     assert engine.asked[1][0][: len(whole)] == whole
-    assert second.reused_tokens == len(whole)
 
 
 def test_taken_back_and_asked_otherwise() -> None:
@@ -66,27 +60,15 @@ def test_taken_back_and_asked_otherwise() -> None:
     assert [m.content for m in session.rewind(2)] == ["two", "c d", "three", "e f"]
     assert said(session) == ["one", "a b"]
     assert result_of(session.send("four")).reused_tokens >= len(engine.asked[0][0]) + 2  # the first turn
+    assert repr(session).startswith("<Session, 2 questions, ")
+    wrong: Any = "x"
+    with pytest.raises(RequestError, match="turns must be a whole number, not 'x'"):
+        session.rewind(wrong)
     for turns in (3, 0, -1):
         with pytest.raises(RequestError, match="the conversation has 2"):
             session.rewind(turns)
     session.rewind(2)
     assert session.used == 0 and session.conversation.title == ""
-
-
-def test_values_of_another_type_are_refused() -> None:
-    session: Any = ScriptedEngine(["a"]).chat()
-    list(session.send("one"))
-    assert repr(session).startswith("<Session, 1 question, ")
-    for use in (
-        lambda: list(session.send(3)),
-        lambda: list(session.edit([{"role": "user"}])),
-        lambda: setattr(session, "system", 3),
-    ):
-        with pytest.raises(RequestError, match="the text must be a string, not "):
-            use()
-    with pytest.raises(RequestError, match="turns must be a whole number, not 'x'"):
-        session.rewind("x")
-    assert said(session) == ["one", "a"]
 
 
 def test_what_is_refused_leaves_all_as_it_was(file: Path) -> None:
@@ -104,7 +86,9 @@ def test_what_is_refused_leaves_all_as_it_was(file: Path) -> None:
         assert session.messages == messages and session.used == used and not session.busy
         assert file.read_bytes() == before and not session.branches
 
+    ask: Any
     for ask in (session.send, session.edit):
+        is_refused(RequestError, ask(3), "the text must be a string, not 3")
         is_refused(RequestError, ask(" \n"), "empty")
         is_refused(RequestError, ask("\ud800"), "Unicode")
         is_refused(RequestError, ask("word " * 50), "room for 40")
@@ -117,27 +101,30 @@ def test_what_is_refused_leaves_all_as_it_was(file: Path) -> None:
     list(session.send("fine too"))
 
 
+class Holding(ScriptedEngine):
+    """Holds the end of what was said back, as what could begin a stop string, until the answer is over."""
+
+    def stream(self, *args: Any, **more: Any) -> Generator[Event, None, None]:
+        try:
+            for event in super().stream(*args, **more):
+                if isinstance(event, Finished):
+                    yield TextDelta(" held", (), (Piece(" held", "bonus"),))
+                yield event
+        except StreamError:
+            yield TextDelta(" held", (), (Piece(" held", "bonus"),))
+            raise
+
+
 def test_a_fault_in_mid_answer(file: Path) -> None:
-    session = ScriptedEngine([Script(LONG, fail_after=2), "Better."]).chat()
+    session = Holding([Script(LONG, fail_after=2), "Better."]).chat()
     session.keep(file)
     with pytest.raises(StreamError):
         list(session.send("Well?"))
-    assert on_disk(file) == [("Well?", None), ("one two three four five six seven eight", "failed")]
+    partial = "one two three four five six seven eight held"
+    assert on_disk(file) == [("Well?", None), (partial, "failed")]
     figures = session.messages[1].figures
     assert figures is not None and (figures.tokens, figures.passes, figures.seed) == (8, 2, None)
-    assert result_of(session.send("Go on.")).reused_tokens >= 8
-    assert said(session)[-1] == "Better."
-
-
-def test_a_fault_before_the_first_word() -> None:
-    session = ScriptedEngine([Script("x", fail_after=0), "Hello.", "Hello again."]).chat()
-    with pytest.raises(StreamError):
-        list(session.send("One."))
-    assert said(session) == ["One.", ""]
-    list(session.send("Two."))
-    assert session.conversation.prompt()[0] == {"role": "user", "content": "One.\n\nTwo."}
-    list(session.retry())
-    assert said(session)[2:] == ["Two.", "Hello again."]
+    assert result_of(session.send("Go on.")).finish_reason == "eos"
 
 
 def test_stopped_and_asked_again() -> None:
@@ -160,27 +147,6 @@ def test_a_stop_before_its_turn_leaves_nothing() -> None:
             list(events)
     assert session.messages == () and not session.busy
     assert result_of(session.send("Count.")).finish_reason == "eos"
-
-
-class Holding(ScriptedEngine):
-    """Holds the end of what was said back, as what could begin a stop string, until the answer is over."""
-
-    def stream(self, *args: Any, **more: Any) -> Generator[Event, None, None]:
-        try:
-            for event in super().stream(*args, **more):
-                if isinstance(event, Finished):
-                    yield TextDelta(" held", (), (Piece(" held", "bonus"),))
-                yield event
-        except StreamError:
-            yield TextDelta(" held", (), (Piece(" held", "bonus"),))
-            raise
-
-
-def test_what_was_held_back_at_a_fault_is_kept() -> None:
-    session = Holding([Script(LONG, fail_after=1)]).chat()
-    with pytest.raises(StreamError):
-        list(session.send("Count."))
-    assert said(session)[1] == f"{FOUR} held" and session.messages[1].finish == "failed"
 
 
 def test_an_answer_that_is_read_no_further_is_kept_with_what_was_held_back(file: Path) -> None:
@@ -386,21 +352,12 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path, file: Path, full: list[in
     with pytest.raises(DiskFullError if code == errno.ENOSPC else SessionError):
         session.save(tmp_path / "other.json")
     full.clear()
+    for wrong in (file / "x.json", tmp_path / "a\0b"):
+        with pytest.raises(SessionError, match="cannot write the session"):
+            session.save(wrong)
     assert not notices("Four.") and len(on_disk(file)) == 8
     full.append(code)
     assert notices("Five.")  # said anew
-
-
-def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    session = ScriptedEngine(["a"]).chat()
-    session.keep(tmp_path / "file" / "kept.json")
-    assert [event for event in session.send("One.") if isinstance(event, Notice)]
-    with pytest.raises(SessionError, match="cannot write the session"):
-        session.save(tmp_path / "file" / "x.json")
-    with pytest.raises(SessionError):
-        session.save(tmp_path / "a\0b")
-    assert said(session)[-1] == "a"
 
 
 def test_the_two_hundredth_turn_costs_what_the_second_did(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from offspec.chat.archive import Archive
-from offspec.chat.conversation import Conversation
+from offspec.chat.conversation import Conversation, Message
 from offspec.core.config import SamplingParams
 from offspec.core.errors import OffspecError, RequestError, SessionError
 from offspec.ui.chat.controller import ChatController
@@ -47,20 +47,14 @@ def test_save_to_a_file_and_load_it(chat: ChatController, tmp_path: Path) -> Non
     say(chat, "Other?")
     with pytest.raises(RequestError, match="holds another conversation"):
         run_command(chat, f"/save {file}")
+    (tmp_path / "notes.json").write_text("{}")
+    for path, why in (("/notes.json", "is no conversation"), ("/", "is a folder")):
+        with pytest.raises(RequestError, match=why):
+            run_command(chat, f"/save {tmp_path}{path}")
+    assert (tmp_path / "notes.json").read_text() == "{}"
     run_command(chat, f"/load {file}")
     say(chat, "More?")
     assert Conversation.read(file).turns == 3  # who opens a file goes on in it
-
-
-def test_save_destroys_nothing(chat: ChatController, tmp_path: Path) -> None:
-    say(chat, "Why?")
-    file = tmp_path / "notes.json"
-    file.write_text("{}")
-    with pytest.raises(RequestError, match="is no conversation"):
-        run_command(chat, f"/save {file}")
-    assert file.read_text() == "{}"
-    with pytest.raises(RequestError, match="is a folder"):
-        run_command(chat, f"/save {tmp_path}/")
 
 
 @pytest.mark.parametrize(
@@ -97,21 +91,16 @@ def test_a_title_is_not_taken_where_it_cannot_be_written(chat: ChatController) -
 
 
 def test_a_conversation_whose_title_is_not_its_own_is_named_by_its_id(chat: ChatController) -> None:
-    say(chat, "Why?")
-    assert run_command(chat, "/clear") == Reset("A new conversation. `/load Why?` continues the one before.")
-    say(chat, "why?")
-    second = chat.session.conversation.id
-    assert run_command(chat, "/clear") == Reset(
-        f"A new conversation. `/load {second}` continues the one before."
-    )
-    assert isinstance(run_command(chat, f"/load {second}"), Reset)
+    for question in ("Why?", "why?"):
+        say(chat, question)
+        name = "Why?" if question == "Why?" else chat.session.conversation.id
+        news = f"A new conversation. `/load {name}` continues the one before."
+        assert run_command(chat, "/clear") == Reset(news)
+    assert isinstance(run_command(chat, f"/load {name}"), Reset)
 
 
-def test_a_conversation_with_another_model_says_so(
-    chat: ChatController, archive: Archive, tmp_path: Path
-) -> None:
-    say(chat, "Why?")
-    other = Conversation(model="other/model", title="Elsewhere", messages=chat.session.conversation.messages)
+def test_a_conversation_with_another_model_says_so(chat: ChatController, archive: Archive) -> None:
+    other = Conversation(model="other/model", title="Elsewhere", messages=[Message("user", "Why?")])
     other.write(archive.file_for(other))
     outcome = run_command(chat, "/load Elsewhere")
     assert isinstance(outcome, Reset) and "held with other/model; demo goes on" in outcome.note

@@ -16,24 +16,20 @@ import triton.language
 from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError
 from offspec.ui.chat.setup import open_engine
-config = EngineConfig(sys.argv[1], draft="none", budget=1, memory=int(sys.argv[2]), learn=False)
-try:
-    open_engine(config, None, lambda event: None).close()
-except OffspecError as error:
-    sys.exit(3)
+for memory in (1_000_000, 4_000_000_000):
+    config = EngineConfig(sys.argv[1], draft="none", budget=1, memory=memory, learn=False)
+    try:
+        open_engine(config, None, lambda event: None).close()
+        print("loaded")
+    except OffspecError as error:
+        print("failed")
 """
 
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.parametrize(
-    "memory, code",
-    [(1_000_000, 3), pytest.param(4_000_000_000, 0, marks=pytest.mark.exhaustive)],
-    ids=["fails", "loads"],
-)
-def test_a_process_ends_without_a_report_of_leaks(memory: int, code: int, tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "model")
+def test_a_process_ends_without_a_report_of_leaks(tmp_path: Path) -> None:
     child = subprocess.run(
-        [sys.executable, "-c", CHILD, str(folder), str(memory)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", CHILD, str(write_model(tmp_path / "model"))], capture_output=True, text=True
     )
-    assert (child.returncode, child.stderr) == (code, "")
+    assert (child.returncode, child.stdout, child.stderr) == (0, "failed\nloaded\n", "")

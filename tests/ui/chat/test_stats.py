@@ -7,12 +7,13 @@ import pytest
 
 from offspec.chat.archive import Archive
 from offspec.core.config import EngineConfig, SamplingParams, format_bytes
+from offspec.core.errors import StreamError
 from offspec.core.events import PassProgress, PassStats, Prefill, TextDelta
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.report import guessed_by, report
 from offspec.ui.chat.setup import Setup
 from offspec.ui.chat.stats import HISTORY, ChatStats, PassTimes, Totals
-from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad
+from tests.support.fake_engine import Script, ScriptedEngine
 
 PREFILL = Prefill(tokens=214, reused=1020, layer=0, layers=80)
 
@@ -22,6 +23,17 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> ChatController:
+    """Its third answer fails."""
+    engine = ScriptedEngine(
+        ["The sky is blue, and so on.", "The sky is blue, and so on.", Script("a b c d e f", 1)]
+    )
+    chat = ChatController(engine, Setup(EngineConfig("demo"), SamplingParams()), Archive(tmp_path))
+    engine.notify = chat.on_event
+    return chat
 
 
 def passed(index: int, emitted: int = 4) -> PassStats:
@@ -54,10 +66,6 @@ def test_the_line_follows_an_answer() -> None:
     assert stats.live_line().endswith("· 31.0 s")
     stats.idle()
     assert stats.live_line() == ""
-
-
-def test_one_token_is_singular_and_nothing_known_is_not_said() -> None:
-    stats = ChatStats(Clock())
     stats.on_event(Prefill(tokens=1, reused=0, layer=0, layers=8))
     assert stats.live_line() == "reading the prompt: 1 token · 0.0 s"
 
@@ -85,21 +93,7 @@ def test_history_is_bounded_and_whole() -> None:
     assert stats.history == tuple(range(5, HISTORY + 5))
 
 
-def test_an_error_ends_the_line(tmp_path: Path) -> None:
-    engine = ScriptedEngine([Script("a b c d e f", fail_after=1)])
-    chat = ChatController(engine, Setup(EngineConfig("demo"), SamplingParams()), Archive(tmp_path))
-    engine.notify = chat.on_event
-    lines = []
-    with pytest.raises(Exception, match="read failed"):
-        for _ in chat.ask("Why?"):
-            lines.append(chat.stats.live_line())
-    assert lines[0].startswith("reading the prompt")
-    assert chat.stats.live_line() == ""
-
-
-def test_report(tmp_path: Path) -> None:
-    engine = ScriptedEngine(["The sky is blue, and so on."])
-    chat = ChatController(engine, Setup(EngineConfig("demo"), SamplingParams()), Archive(tmp_path))
+def test_report(chat: ChatController) -> None:
     assert report(chat).startswith("Nothing has been answered yet.")
     list(chat.ask("Why?"))
     list(chat.ask("And?"))
@@ -113,6 +107,11 @@ def test_report(tmp_path: Path) -> None:
     chat.stats.session = replace(chat.stats.session, bytes_read=10**9)
     assert f"| read from disk | {format_bytes(streamed)} | 1.00 GB |" in report(chat)
     assert "were known" in text and "draft substitute (4-bit)" in text
+    lines = []
+    with pytest.raises(StreamError):
+        for _ in chat.ask("So?"):
+            lines.append(chat.stats.live_line())
+    assert lines[0].startswith("reading the prompt") and chat.stats.live_line() == ""
 
 
 def test_who_guessed_is_told_where_there_were_several() -> None:
@@ -122,10 +121,3 @@ def test_who_guessed_is_told_where_there_were_several() -> None:
     assert stats.session.guessed == (("substitute", 4), ("some/head", 4))
     assert guessed_by(stats.session).endswith("substitute 4, head 4.")
     assert guessed_by(Totals(guessed=(("suffix", 3),))) == ""
-
-
-def test_the_opener_tells_of_the_load() -> None:
-    heard: list[object] = []
-    opener = ScriptedLoad(ScriptedEngine())
-    assert opener(EngineConfig("demo", draft="none"), None, heard.append).draft == "none"
-    assert len(heard) == 3

@@ -139,7 +139,9 @@ async def test_a_click_takes_a_completion_and_wide_names_do_not_push_the_help_aw
     assert app.composer.text == f"{offered[1]}x"
     choices.offer([Completion(name, "help") for name in ("/load 世界", "/load ab")])
     await pilot.pause()
-    lines = [line.partition("help")[0] for line in seen(app).split("\n") if "help" in line and "/load" in line]
+    lines = [
+        line.partition("help")[0] for line in seen(app).split("\n") if "help" in line and "/load" in line
+    ]
     assert len(lines) == 2 and cell_len(lines[0]) == cell_len(lines[1])
 
 

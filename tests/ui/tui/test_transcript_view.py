@@ -129,7 +129,9 @@ async def test_entries_go_all_at_once(
 
 
 @plays("x", size=SMALL)
-async def test_a_page_up_is_a_page_to_the_beginning_though_entries_must_come_first(pilot: Pilot[None], app: ChatApp) -> None:
+async def test_a_page_up_is_a_page_to_the_beginning_though_entries_must_come_first(
+    pilot: Pilot[None], app: ChatApp
+) -> None:
     await loaded(pilot)
     view = app.transcript
     await view.show(TURNS)
