@@ -8,36 +8,8 @@ from rich.cells import cell_len
 from offspec.ui.tui.markdown import MarkdownLines, StreamedMarkdown
 from tests.ui.tui.small_apps import MarkdownPage
 
-PIECES = (
-    "\n",
-    "\n\n",
-    "- a",
-    "1. ",
-    "| a | b |",
-    "\n|---|---|\n",
-    "```",
-    "~~~",
-    "`",
-    "**",
-    "_",
-    "# ",
-    "> ",
-    "    ",
-)
-WORDS = (
-    "sky ",
-    "日本 ",
-    "🎉",
-    "<b>",
-    "[x](http://y) ",
-    "![i](u)",
-    "\\",
-    "&amp;",
-    "---",
-    "$x^2$",
-    "[/path]",
-    "[1]: u",
-)
+PIECES = ["\n", "\n\n", "- a", "1. ", "| a | b |", "\n|---|---|\n", "```", "~~~", "`", "**", "_", "# ", "> "]
+WORDS = ["sky ", "日本 ", "🎉", "<b>", "[x](http://y) ", "![i](u)", "\\", "&amp;", "---", "[1]: u", "    "]
 documents = st.lists(st.sampled_from(PIECES + WORDS), max_size=30).map("".join)
 DOCUMENT = """# Title
 
@@ -135,15 +107,6 @@ async def test_it_is_laid_out_anew_only_where_it_is_longer(monkeypatch: pytest.M
         await pilot.resize_terminal(6, 20)
         await pilot.pause()
         assert prose.size.height == 4
-
-
-async def test_what_is_selected_can_be_copied() -> None:
-    page = MarkdownPage(StreamedMarkdown("A *long* line that is wrapped.\n\n- item"))
-    async with page.run_test(size=(20, 10)) as pilot:
-        await pilot.pause()
-        pilot.app.screen.text_select_all()
-        await pilot.pause()
-        assert pilot.app.screen.get_selected_text() == "A long line that is\nwrapped.\n\n • item"
 
 
 HAIKU = "An old silent pond\nA frog jumps into the pond\nSplash! Silence again"

@@ -3,13 +3,13 @@
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
-from offspec.chat.conversation import Conversation, Message
+from offspec.chat.conversation import Message
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.markdown import plain_text
 from tests.support.fake_engine import Turnstile
-from tests.ui.tui.stage import PlannedEngine, ask, loaded, plays, said, seen, send, until
+from tests.ui.tui.stage import PlannedEngine, ask, loaded, plays, seen, send, until
 
-LONG = "\n\n".join(f"line{i}" for i in range(40))
+LONG = "\n\n".join(f"line{i}" for i in range(30))
 ANSWER = f"""<think>
 a hidden needle
 </think>
@@ -40,6 +40,13 @@ def selected(app: ChatApp) -> str:
 @plays(ANSWER, "No *needles* here.\n\n" + LONG)
 async def test_the_places_are_gone_through_from_the_latest(pilot: Pilot[None], app: ChatApp) -> None:
     await ask(pilot, "Where is the needle?", "And now?")
+    assert await search(pilot, "ctrl+f", *"long needle is  a needle") == "1 of 1"
+    assert " ".join(selected(app).split()) == "long needle is a Needle"  # over marks and ends of lines
+    assert await search(pilot, "ctrl+a", "ctrl+k", *"[b](") == "nothing found"
+    assert selected(app) == ""
+    assert await search(pilot, "ctrl+a", "ctrl+k") == ""
+    assert await search(pilot, *"hidden") == "nothing found"  # folded thinking
+    await pilot.press("escape")
     await app.transcript.note("a needle of the program", "notice")
     assert await search(pilot, "ctrl+f", *"needle") == "5 of 5"
     assert selected(app) == "needle" and "No needles here." in seen(app)
@@ -58,24 +65,6 @@ async def test_the_places_are_gone_through_from_the_latest(pilot: Pilot[None], a
     assert app.composer.text == "x"
 
 
-@plays(ANSWER)
-async def test_words_are_found_over_marks_and_ends_of_lines(pilot: Pilot[None], app: ChatApp) -> None:
-    await ask(pilot, "Why?")
-    assert await search(pilot, "ctrl+f", *"long needle is  a needle") == "1 of 1"
-    assert " ".join(selected(app).split()) == "long needle is a Needle"
-    assert await search(pilot, "ctrl+a", "ctrl+k", *"[b](") == "nothing found"
-    assert selected(app) == ""
-    assert await search(pilot, "ctrl+a", "ctrl+k") == ""
-    assert await search(pilot, *"hidden") == "nothing found"  # folded thinking
-
-
-@plays("ok")
-async def test_a_folded_question_is_opened(pilot: Pilot[None], app: ChatApp) -> None:
-    await ask(pilot, f"{LONG}\n\nneedle", *["more"] * 5)
-    assert await search(pilot, "ctrl+f", *"needle") == "1 of 1"
-    assert selected(app) == "needle" and "needle" in seen(app)
-
-
 @plays("one", "two\n\n" + LONG)
 async def test_a_search_while_an_answer_comes(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
@@ -88,25 +77,22 @@ async def test_a_search_while_an_answer_comes(
     engine.gate.set()
     await until(pilot, lambda: app.answer is None)
     assert selected(app) == "one" and "first" in seen(app)
-    assert await search(pilot, "ctrl+a", "ctrl+k", *"line39") == "1 of 1"
-    assert "line39" in seen(app)
+    assert await search(pilot, "ctrl+a", "ctrl+k", *"line29") == "1 of 1"
+    assert "line29" in seen(app)
 
 
 @plays("ok")
 async def test_places_among_the_earliest_of_many_turns(pilot: Pilot[None], app: ChatApp) -> None:
-    many = Conversation(model="demo", title="many")
-    for n in range(31):
-        many.messages.append(Message("user", f"question {n}" if n else "first needle"))
-        many.messages.append(Message("assistant", "ok 世界 needle", finish="eos"))
-    many.write(app.archive.file_for(many))
     await loaded(pilot)
-    await send(pilot, "/load many")
-    await until(pilot, lambda: len(said(app)) > 60)
-    assert await search(pilot, "ctrl+f", *"needle") == "32 of 32"
+    folded = f"{LONG}\n\nfirst needle"
+    messages = [Message("user", folded), *(Message("user", f"question {n}") for n in range(20))]
+    turns = [said for asked in messages for said in (asked, Message("assistant", "ok 世界 needle"))]
+    await app.transcript.show(turns)
+    assert await search(pilot, "ctrl+f", *"needle") == "22 of 22"
     assert selected(app) == "needle"
-    assert await search(pilot, "down") == "1 of 32"
-    assert "first needle" in seen(app)
-    assert await search(pilot, "down") == "2 of 32"
+    assert await search(pilot, "down") == "1 of 22"
+    assert selected(app) == "needle" and "first needle" in seen(app)  # it was opened
+    assert await search(pilot, "down") == "2 of 22"
     assert app.focused is app.query_one("#search Input", Input)
 
 

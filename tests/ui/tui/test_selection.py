@@ -33,6 +33,7 @@ async def test_selected_markdown_has_the_colours_of_a_selection(theme: str) -> N
         before = styles(page)
         page.screen.text_select_all()
         await pilot.pause()
+        assert page.screen.get_selected_text() == "α β γ line.\n\n δ = 1\n\n世 π"
         selected = page.screen.get_component_rich_style("screen--selection").bgcolor
         for letter in LETTERS:
             shown = styles(page)[letter]

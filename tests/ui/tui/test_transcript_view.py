@@ -129,7 +129,7 @@ async def test_entries_go_all_at_once(
 
 
 @plays("x", size=SMALL)
-async def test_a_page_up_is_a_page_to_the_beginning_though_entries_must_come_first(
+async def test_pages_up_to_the_beginning_though_entries_must_come_first(
     pilot: Pilot[None], app: ChatApp
 ) -> None:
     await loaded(pilot)
