@@ -151,7 +151,7 @@ async def settled(pilot: Pilot[None]) -> None:
     await pilot.pause()
 
 
-def play(app: ChatApp, scene: Scene, size: tuple[int, int] = (100, 30)) -> ChatApp:
+def play(app: ChatApp, scene: Scene, size: tuple[int, int] = (80, 24)) -> ChatApp:
     """Run the scene, and leave the app as a user does who closes it."""
 
     async def run() -> None:
@@ -168,7 +168,7 @@ def play(app: ChatApp, scene: Scene, size: tuple[int, int] = (100, 30)) -> ChatA
 
 
 def plays(
-    *answers: str | Script, size: tuple[int, int] = (100, 30), **settings: Any
+    *answers: str | Script, size: tuple[int, int] = (80, 24), **settings: Any
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
     """A test that is a scene of the app that `app_for` makes of these answers and settings.
 

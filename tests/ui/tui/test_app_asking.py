@@ -232,7 +232,7 @@ async def test_a_chat_goes_on_where_a_draft_or_the_model_cannot_be_loaded(
     assert said(app)[-2:] == [("question", "third"), ("answer", "one")]
 
 
-@plays("one two three")
+@plays("one two three", size=(100, 30))
 async def test_title_and_meter_are_those_of_the_conversation(pilot: Pilot[None], app: ChatApp) -> None:
     await ask(pilot, "Why is the sky so very blue today?")
     assert app.controller is not None
