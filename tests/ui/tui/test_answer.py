@@ -33,21 +33,21 @@ async def test_what_it_costs_to_paint_a_long_answer(
     await loaded(pilot)
     answer = await app.transcript.begin_answer()
     monkeypatch.setattr(MarkdownIt, "parse", counted)
-    for _ in range(100):
+    for _ in range(50):
         answer.write(paragraph, ())
         await answer._paint()
-    assert answer.query_one(StreamedMarkdown).source == paragraph * 100
-    assert read < 4 * 100 * len(paragraph)
+    assert answer.query_one(StreamedMarkdown).source == paragraph * 50
+    assert read < 4 * 50 * len(paragraph)
     answer.finish()
 
     answer = await app.transcript.begin_answer()
-    for number in range(1000):
+    for number in range(500):
         answer.write(f"{number} ", ())
         if number % 100 == 0:
             await pilot.pause()
     answer.finish()
     await settled(pilot)
-    assert answer.query_one(StreamedMarkdown).source == "".join(f"{number} " for number in range(1000))
+    assert answer.query_one(StreamedMarkdown).source == "".join(f"{number} " for number in range(500))
     assert answer.painted < 50
 
 

@@ -3,7 +3,7 @@
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -127,6 +127,7 @@ def test_tokens_are_visible(text: str, shown: str) -> None:
 
 
 @given(st.text(max_size=60))
+@settings(max_examples=50)
 def test_no_token_can_disturb_a_terminal(text: str) -> None:
     shown = visible(text)
     assert not {unicodedata.category(character) for character in shown} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
