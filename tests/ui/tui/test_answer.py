@@ -86,25 +86,15 @@ async def test_two_hundred_turns_are_a_few_widgets(
     pilot: Pilot[None], app: ChatApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a delta costs does not grow with the conversation: no earlier answer is laid out for it."""
-    messages = [
-        message
-        for turn in range(200)
-        for message in (
-            Message("user", f"question {turn}"),
-            Message("assistant", f"*answer* {turn}\n\n- a\n- b"),
-        )
-    ]
-
+    turn = (Message("user", "question"), Message("assistant", "*answer*\n\n- a\n- b"))
     await loaded(pilot)
     view = app.transcript
-    await view.show(messages)
+    await view.show(turn * 200)
     assert len(view.entries) == 400
-    assert len(view.query(Answer)) + len(view.query(Question)) <= transcript_view.LIVE
     await until(pilot, lambda: view.scroll_y > 0)  # more than a page, one by one
-    for turn in range(transcript_view.LIVE):
-        await view.ask(f"new {turn}")
+    for _ in range(transcript_view.LIVE):
+        await view.ask("new")
         answer = await view.begin_answer()
-        answer.write("yes", ())
         answer.finish()
         await pilot.pause()
     assert len(view.query(Answer)) + len(view.query(Question)) <= transcript_view.LIVE
