@@ -41,18 +41,15 @@ def test_a_template_may_have_opened_the_thought() -> None:
     assert split("hm\n</think>\nYes.", "<think>\n") == [thinking("hm"), said("Yes.")]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_talk_about_tags_is_text() -> None:
+    for text in (
         "Write <think> before what it thinks.",
         "The tag `</think>` ends it.",
         "```\n<think>\nx\n</think>\n```\n",
         "```xml\n</think>",
         "1 < 2 and <thinker>",
-    ],
-)
-def test_talk_about_tags_is_text(text: str) -> None:
-    assert split(text) == [said(text)]
+    ):
+        assert split(text) == [said(text)]
 
 
 def test_code_left_open_in_a_thought_does_not_swallow_the_answer() -> None:
