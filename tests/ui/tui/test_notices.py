@@ -13,8 +13,14 @@ from tests.ui.tui.stage import PlannedEngine, ask, hold, loaded, plays, send, un
 BELL, TITLE, NOTICE = "\x07", "\x1b]2;", "\x1b]9;"
 
 
+@pytest.fixture(autouse=True)
+def no_answer_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is."""
+    monkeypatch.setattr("offspec.ui.tui.notices._LONG", 1e9)
+
+
 @pytest.fixture
-def any_answer_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def any_answer_is_long(no_answer_is_long: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offspec.ui.tui.notices._LONG", 0.0)
 
 

@@ -58,6 +58,7 @@ async def test_leaving_says_what_it_waits_for_and_a_second_time_does_not_wait(
 ) -> None:
     stop = []
 
+    monkeypatch.setattr("offspec.ui.tui.app._STOPPING", PATIENCE)
     app_engine = (await loaded(pilot)).engine
     assert app_engine is not None
     monkeypatch.setattr(app_engine, "stop", lambda: stop.append(1))  # a pass that does not end
@@ -201,7 +202,7 @@ def _take_terminal() -> None:
 
 
 def _read_until(terminal: int, wanted: bytes) -> None:
-    read, limit = b"", time.monotonic() + PATIENCE
+    read, limit = b"", time.monotonic() + 4 * PATIENCE
     while wanted not in read:
         assert time.monotonic() < limit, read[-2000:]
         if select.select([terminal], [], [], 0.1)[0]:
