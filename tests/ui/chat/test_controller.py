@@ -140,18 +140,6 @@ def test_a_retry_of_which_nothing_would_differ_is_not_made(archive: Archive) -> 
     chat.close()
 
 
-def test_an_edit_that_is_refused_changes_nothing(chat: ChatController, engine: ScriptedEngine) -> None:
-    say(chat, "First?")
-    say(chat, "Why?")
-    before, engine.context = chat.session.messages, 60
-    outcome = run_command(chat, "/edit " + "word " * 100)
-    assert isinstance(outcome, StreamAnswer) and outcome.dropped == before[2:]
-    with pytest.raises(RequestError, match="context"):
-        list(outcome.events)
-    assert chat.session.messages == before
-    assert Conversation.read(chat.file).messages == list(before)
-
-
 def test_undo(chat: ChatController) -> None:
     for question in ("One?", "Two?", "Three?"):
         say(chat, question)
