@@ -280,13 +280,14 @@ async def test_what_is_set_while_the_model_loads_holds_for_the_first_answer(
     assert engine.asked[0].params == replace(app.setup.params, temperature=0.7, top_k=5, seed=3)
     assert app.controller is not None and app.controller.session.params == engine.asked[0].params
     app.opener.gate.clear()
+    await send(pilot, "/set temperature=0.3")  # which what was set before it does not overwrite
     await send(pilot, "/draft none")
     await until(pilot, lambda: app.is_loading)
     await send(pilot, "/set top_p=0.5")  # on top of the others
     await until(pilot, lambda: "top_p` is `0.5`" in said(app)[-1][1])
     app.opener.gate.set()
     await until(pilot, lambda: not app.is_loading)
-    assert app.controller.session.params == replace(engine.asked[0].params, top_p=0.5)
+    assert app.controller.session.params == replace(engine.asked[0].params, temperature=0.3, top_p=0.5)
 
 
 @plays("one", "two")
