@@ -80,7 +80,7 @@ def test_two_sessions_do_not_keep_one_file(kept: Session, file: Path, tmp_path: 
 
 
 def test_a_file_that_is_left_is_free(kept: Session, file: Path, tmp_path: Path) -> None:
-    for leave in (lambda: kept.keep(None), kept.clear, lambda: kept.resume(Conversation(model="demo"))):
+    for leave in (kept.clear, lambda: kept.keep(None), lambda: kept.resume(Conversation(model="demo"))):
         kept.keep(file)
         assert Archive(tmp_path).is_open(file)
         leave()
