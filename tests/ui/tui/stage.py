@@ -111,12 +111,12 @@ async def ask(pilot: Pilot[None], *questions: str) -> ChatApp:
         turns = app.controller.session.conversation.turns + 1
         app.composer.text = question
         await pilot.press("enter")
-        await until(pilot, functools.partial(_answered, app, turns))
+        await until(pilot, functools.partial(answered, app, turns))
     await settled(pilot)
     return app
 
 
-def _answered(app: ChatApp, turns: int) -> bool:
+def answered(app: ChatApp, turns: int) -> bool:
     """This many questions were asked, and the last of them has its answer."""
     assert app.controller is not None
     session = app.controller.session
@@ -225,6 +225,13 @@ def said(app: ChatApp) -> list[tuple[str, str]]:
     """Everything in the transcript: its kind and its text."""
     kinds = {True: "question", False: "answer"}
     return [(entry.kind or kinds[entry.is_question], entry.text) for entry in app.transcript.entries]
+
+
+async def until_seen(pilot: Pilot[None], text: str, *, there: bool = True) -> None:
+    """Let the app go on until the terminal shows this, or does not."""
+    app = pilot.app
+    assert isinstance(app, ChatApp)
+    await until(pilot, lambda: (text in seen(app)) == there)
 
 
 async def hold(pilot: Pilot[None], engine: PlannedEngine, text: str) -> None:

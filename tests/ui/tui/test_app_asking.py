@@ -11,7 +11,7 @@ from offspec.core.events import PassProgress
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.messages import AnswerDone
 from tests.support.fake_engine import Script, ScriptedLoad, Turnstile
-from tests.ui.tui.stage import PlannedEngine, ask, hold, loaded, plays, said, seen, send, until
+from tests.ui.tui.stage import PlannedEngine, ask, hold, loaded, plays, said, seen, send, until, until_seen
 
 LONG = " ".join(f"word{i}" for i in range(40))
 
@@ -43,7 +43,7 @@ async def test_escape_stops_at_once_and_keeps_what_came(
         engine.gate = Turnstile(passes)
         await hold(pilot, engine, "Count.")
         engine.notify(at)
-        await until(pilot, lambda doing=doing: doing in seen(app))
+        await until_seen(pilot, doing)
         await pilot.press("escape")
         await until(pilot, lambda: app.answer is None)
         assert app.controller is not None

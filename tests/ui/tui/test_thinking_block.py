@@ -8,7 +8,7 @@ from textual.widgets import Static
 
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.thinking_block import ThinkingBlock
-from tests.ui.tui.stage import ask, loaded, plays, seen, settled, until
+from tests.ui.tui.stage import ask, loaded, plays, seen, settled, until, until_seen
 
 
 @plays("<think>\nhm let me see\nonce more\n</think>\n\nIt is **so**.")
@@ -24,7 +24,7 @@ async def test_a_thought_is_folded_to_a_line_that_a_click_or_a_key_opens(
     assert lines.index("once more") == lines.index("hm let me see") + 1
     for shown in (False, True):
         await pilot.click("ThinkingBlock > .title")
-        await until(pilot, lambda shown=shown: ("hm let me see" in seen(app)) == shown)
+        await until_seen(pilot, "hm let me see", there=shown)
     await pilot.press("shift+tab", "x")
     assert app.composer.text == "x"
     await pilot.press("f2")
