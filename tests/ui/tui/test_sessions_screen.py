@@ -148,7 +148,7 @@ async def test_what_is_refused_is_said(archive: Archive, files: list[Path]) -> N
         assert note(screen) == "error: this one [stays]" and len(options(screen)) == 3
 
 
-@plays("ok")
+@plays("ok", size=(100, 30))
 async def test_a_conversation_is_renamed_and_deleted(pilot: Pilot[None], app: ChatApp) -> None:
     archive = app.archive
     other, third = put(archive, "Rivers", 1), put(archive, "Lakes", 0)

@@ -3,6 +3,7 @@
 import json
 import sys
 import unicodedata
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_text_with_an_escape_is_pasted_whole_and_a_byte_that_is_no_text_does_not
         terminal.wait_for("Enter sends")
         for number, typed in enumerate((pasted, b"caf\xe9? " + PERSIAN.encode() + b"\r"), 1):
             terminal.type_bytes(typed)
-            terminal.wait_until(lambda n=number: len(answered(archive)) == n, f"{number} answers")
+            terminal.wait_until(partial(has_answered, archive, number), f"{number} answers")
     assert answered(archive) == [
         "one \ufffd[31mred\nand \ufffd[0m\tplain \ufffdtwo",
         f"caf\ufffd? {PERSIAN}",
@@ -90,3 +91,7 @@ def answered(archive: Archive) -> list[str]:
     messages = [message for entry in archive.list() for message in Conversation.read(entry.file).messages]
     pairs = zip(messages[::2], messages[1::2], strict=False)
     return [question.content for question, answer in pairs if answer.finish == "eos"]
+
+
+def has_answered(archive: Archive, count: int) -> bool:
+    return len(answered(archive)) == count

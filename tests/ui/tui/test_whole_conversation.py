@@ -1,12 +1,13 @@
 """A conversation in many scripts: on the screen, in its file, and as the model was asked."""
 
+from functools import partial
 from pathlib import Path
 
 from textual.pilot import Pilot
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation
-from tests.ui.tui.stage import app_for, loaded, play, seen, settled, type_as_terminal, until
+from tests.ui.tui.stage import answered, app_for, loaded, play, seen, settled, type_as_terminal, until
 
 TEXTS = [
     "می‌خواهم درباره‌ی آسمان بپرسم\nکتاب‌های خوب کدام‌اند؟",
@@ -30,9 +31,7 @@ def test_nothing_is_lost_on_any_way(tmp_path: Path) -> None:
         for turn, text in enumerate(TEXTS):
             pasted = f"\x1b[200~{text.replace(chr(10), chr(13))}\x1b[201~"
             type_as_terminal(pilot, f"{pasted if turn % 2 else text}\r")
-            await until(
-                pilot, lambda turn=turn: len(app.transcript.entries) == 2 * turn + 2 and not app.answer
-            )
+            await until(pilot, partial(answered, app, turn + 1))
             await settled(pilot)
             shown = [line.rstrip() for line in seen(app).split("\n")]
             for line in [*text.split("\n"), *answers[turn].split("\n")]:
