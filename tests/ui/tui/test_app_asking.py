@@ -220,8 +220,13 @@ async def test_a_chat_goes_on_where_a_draft_or_the_model_cannot_be_loaded(
     await ask(pilot, "second")
     assert said(app)[-2:] == [("question", "second"), ("answer", "one")]
     app.opener.fail = DraftError("the disk is away")
+    app.opener.gate.clear()
     await send(pilot, "/draft none")
+    await send(pilot, "third")
+    app.opener.gate.set()
     await until(pilot, lambda: "/draft auto, loads it again" in said(app)[-1][1])
+    assert app.composer.text == "third" and ("question", "third") not in said(app)
+    app.composer.clear()
     await send(pilot, "third")
     await until(pilot, lambda: "no model is loaded" in said(app)[-1][1])
     assert app.composer.text == "third" and ("question", "third") not in said(app)
