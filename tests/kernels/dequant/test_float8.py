@@ -8,18 +8,19 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from offspec_kernels.backend import Backend
-from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.float8 import Float8
-from offspec_kernels.errors import ArgumentError
-from tests.kernels.dequant.scaled_cases import (
+from tests.kernels.dequant.cases import (
     DTYPES,
     PATHS,
     check,
+    check_cut,
     has_library_or_skip,
     library,
+    same,
     scales,
     unpacked,
 )
+from tests.support.pairs import all_pairs
 
 SHAPE = (12, 264)
 
@@ -47,50 +48,21 @@ def by_compressed_tensors(format: Float8, parts: dict[str, Tensor], path: Backen
     return values
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("per", ["tensor", "channel", "block"])
-def test_as_compressed_tensors(per: Any, dtype: torch.dtype, path: Backend) -> None:
+BLOCKS = {"tensor": None, "channel": None, "block": (4, 88), "small blocks, odd scales": (1, 4)}
+
+
+@pytest.mark.parametrize(("kind", "dtype", "path"), all_pairs(list(BLOCKS), DTYPES, PATHS))
+def test_as_compressed_tensors(kind: str, dtype: torch.dtype, path: Backend) -> None:
     """In the dtype of the scales."""
-    format = Float8((4, 88) if per == "block" else None, per, dtype)
-    parts = make(format)
+    format = Float8(BLOCKS[kind], "block" if BLOCKS[kind] else kind, dtype)  # type: ignore[arg-type]
+    parts = make(format, odd=0.5 if "odd" in kind else 0.0)
     check(format, parts, SHAPE, by_compressed_tensors(format, parts, path), path)
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("format", [Float8((4, 88), "block", rounded=False), Float8(None, "channel")])
-def test_experts_in_one_weight(format: Float8, path: Backend) -> None:
-    """They are what each is alone, and can be had alone."""
-    parts = {name: part.view(3, -1, part.shape[-1]) for name, part in make(format).items()}
-    shape = tuple(parts["weight"].shape)
-    whole = unpacked(format, parts, shape, torch.float32, path)
-    found = format.cut(shape, 1, 2)
-    assert found is not None
-    for expert in range(3):
-        alone = {name: part[expert].contiguous() for name, part in parts.items()}
-        wanted = unpacked(format, alone, shape[1:], torch.float32, "reference")
-        assert torch.equal(whole[expert].nan_to_num(9e9), wanted.nan_to_num(9e9))
-    some = {name: part[slice(*found[1][name])].contiguous() for name, part in parts.items()}
-    made = unpacked(found[0], some, (1, *shape[1:]), torch.float32, path)
-    assert torch.equal(made.nan_to_num(9e9), whole[1:2].nan_to_num(9e9))
-    with pytest.raises(ArgumentError, match="whole blocks"):
-        Float8((8, 88), "block").parts(shape)
-    with pytest.raises(ArgumentError, match="shape"):
-        Float8(None, "tensor").parts(shape)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_any_scales(dtype: torch.dtype, path: Backend) -> None:
-    format = Float8((1, 4), "block", dtype)
-    parts = make(format, odd=0.5)
-    check(format, parts, SHAPE, by_compressed_tensors(format, parts, path), path)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("per", ["tensor", "block"])
-def test_as_transformers(per: Any, dtype: torch.dtype, path: Backend) -> None:
+@pytest.mark.parametrize(
+    ("path", "per", "dtype"), all_pairs(PATHS, ["tensor", "block"], [torch.float32, torch.bfloat16])
+)
+def test_as_transformers(path: Backend, per: Any, dtype: torch.dtype) -> None:
     """In float32, whatever the dtype of the scales."""
     format = Float8((6, 132) if per == "block" else None, per, dtype, rounded=False)
     parts = make(format)
@@ -100,53 +72,28 @@ def test_as_transformers(per: Any, dtype: torch.dtype, path: Backend) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_blocks_cut_off(path: Backend) -> None:
+@pytest.mark.parametrize("format", [Float8((4, 88), "block", rounded=False), Float8(None, "channel")])
+def test_experts_in_one_weight(format: Float8, path: Backend) -> None:
+    """They are what each is alone, and can be had alone."""
+    parts = {name: part.view(3, -1, part.shape[-1]) for name, part in make(format).items()}
+    shape = tuple(parts["weight"].shape)
+    whole = unpacked(format, parts, shape, torch.float32, path)
+    for expert in range(3):
+        alone = {name: part[expert].contiguous() for name, part in parts.items()}
+        same(whole[expert], unpacked(format, alone, shape[1:], torch.float32, "reference"))
+    check_cut(format, parts, shape, whole, path)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_blocks_cut_off_and_one_scale_in_any_shape(path: Backend) -> None:
     """The last blocks are smaller, and the others as large as ever."""
     format, shape = Float8((8, 128), "block"), (13, 300)
     parts = make(format, shape)
     assert parts["scale"].shape == (2, 3)
     rows, columns = torch.arange(13)[:, None] // 8, torch.arange(300)[None, :] // 128
     check(format, parts, shape, parts["weight"].float() * parts["scale"][rows, columns], path)
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_one_scale_in_any_shape(path: Backend) -> None:
     format = Float8(None, "tensor")
     parts = make(format)
     wanted = parts["weight"].float() * parts["scale"]
-    for shape in ((), (1,), (1, 1)):
-        check(format, parts | {"scale": parts["scale"].view(shape)}, SHAPE, wanted, path)
-
-
-def test_rows_alone() -> None:
-    format = Float8(None, "channel")
-    assert format.by_rows and not Float8((4, 4), "block").by_rows
-    parts = make(format)
-    some = {name: part[3:5].contiguous() for name, part in parts.items()}
-    values = dequantise(format, some, (2, 264), torch.empty(528))
-    assert torch.equal(values.nan_to_num(), format.reference(parts, SHAPE)[3:5].nan_to_num())
-
-
-@pytest.mark.parametrize(
-    ("change", "argument"),
-    [
-        ({"scale": torch.zeros(3, 3)}, "scale"),
-        ({"scale": torch.zeros(3, 2, dtype=torch.bfloat16)}, "scale"),
-        ({"weight": torch.zeros(SHAPE, dtype=torch.float8_e5m2)}, "weight"),
-    ],
-)
-def test_wrong_parts(change: dict[str, Tensor], argument: str) -> None:
-    format = Float8((4, 132), "block")
-    with pytest.raises(ArgumentError) as caught:
-        dequantise(format, make(format) | change, SHAPE, torch.empty(12 * 264))
-    assert caught.value.argument == argument
-
-
-@pytest.mark.parametrize(
-    ("block", "per", "argument"),
-    [(None, "block", "block"), ((8, 8), "tensor", "block"), ((0, 8), "block", "block"), (None, "row", "per")],
-)
-def test_what_cannot_be(block: Any, per: Any, argument: str) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        Float8(block, per)
-    assert caught.value.argument == argument
+    for size in ((), (1,), (1, 1)):
+        check(format, parts | {"scale": parts["scale"].view(size)}, SHAPE, wanted, path)

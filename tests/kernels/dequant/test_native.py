@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.dequant.native import array, compiled, half, in_bfloat16, in_half, put
+from tests.kernels.dequant.cases import same
 
 
 @numba.njit
@@ -46,41 +47,23 @@ def float32s() -> Tensor:
     return torch.cat([bits.view(torch.float32), near, -near, small])
 
 
-def assert_same(found: Tensor, wanted: Tensor) -> None:
-    """To the bit, but for numbers that are none."""
-    integers = {2: torch.int16, 4: torch.int32}[wanted.itemsize]
-    number = ~wanted.isnan()
-    assert torch.equal(~found.isnan(), number)
-    assert torch.equal(found[number].view(integers), wanted[number].view(integers))
-
-
-def test_bfloat16_is_rounded_as_torch_does() -> None:
+def test_rounding_is_that_of_torch() -> None:
     values = float32s()
-    out = torch.zeros(len(values), dtype=torch.bfloat16)
-    _put_all(array(values), array(out))
-    assert_same(out, values.bfloat16())
-
-
-def test_float32_stays_as_it_is() -> None:
-    values = float32s()
-    out = torch.zeros(len(values))
-    _put_all(array(values), array(out))
-    assert_same(out, values)
+    for dtype in (torch.bfloat16, torch.float32):
+        out = torch.zeros(len(values), dtype=dtype)
+        _put_all(array(values), array(out))
+        same(out, values.to(dtype))
+    halves, brains = torch.zeros(2, len(values))
+    _round_all(array(values), array(halves), array(brains))
+    same(halves, values.half().float())
+    same(brains, values.bfloat16().float())
 
 
 def test_every_float16() -> None:
     wanted = torch.arange(1 << 16, dtype=torch.int32).short().view(torch.float16)
     found = torch.zeros(1 << 16)
     _half_all(array(wanted), array(found))
-    assert_same(found, wanted.float())
-
-
-def test_rounding_to_16_bits_and_back() -> None:
-    values = float32s()
-    halves, brains = torch.zeros(2, len(values))
-    _round_all(array(values), array(halves), array(brains))
-    assert_same(halves, values.half().float())
-    assert_same(brains, values.bfloat16().float())
+    same(found, wanted.float())
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Rows and columns in another order, of one tensor or several: a plain gather of values, on every path."""
 
-from typing import Any
-
 import gguf
 import numpy as np
 import pytest
@@ -9,11 +7,11 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.backend import Backend
+from offspec_kernels.dequant.ggml import layout, reordered
 from offspec_kernels.dequant.ggml.reordered import Reordered
-from offspec_kernels.errors import ArgumentError
-from tests.kernels.dequant.scaled_cases import unpacked
+from offspec_kernels.dequant.ggml.stacked import Stacked
+from tests.kernels.dequant.cases import PATHS, check, check_cut
 
-PATHS: list[Backend] = ["reference", "eager", "triton"]
 COLUMNS = 96
 
 
@@ -26,70 +24,65 @@ def stored(kind: str, rows: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(blocks.copy()), torch.from_numpy(values.reshape(rows, COLUMNS))
 
 
-def made(format: Reordered, blocks: list[Tensor], rows: int, dtype: torch.dtype, path: Backend) -> Tensor:
-    parts = {f"blocks{i}": each for i, each in enumerate(blocks)}
-    return unpacked(format, parts, (rows, COLUMNS), dtype, path)
-
-
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "F32", "BF16"])
-def test_rows_of_one_tensor(kind: str, dtype: torch.dtype, path: Backend) -> None:
-    blocks, values = stored(kind, 20)
-    format = Reordered((kind,), (20,), ((0, 0, 4), (0, 12, 8), (0, 4, 8)))
-    wanted = values[[*range(4), *range(12, 20), *range(4, 12)]]
-    assert torch.equal(made(format, [blocks], 20, dtype, path), wanted.to(dtype))
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("kinds", [("Q8_0", "Q8_0"), ("Q4_0", "F16"), ("F32", "Q5_1")])
-def test_rows_of_two_tensors_of_their_own_types(kinds: tuple[str, str], path: Backend) -> None:
-    (first, one), (second, two) = stored(kinds[0], 6), stored(kinds[1], 10)
-    format = Reordered(kinds, (6, 10), ((1, 0, 5), (0, 0, 3), (1, 5, 5), (0, 3, 3)))
+@pytest.mark.parametrize("kinds", [("Q8_0", "Q8_0"), ("Q4_1", "F16"), ("F32", "Q5_1"), ("BF16", "Q4_0")])
+def test_rows_of_one_tensor_and_of_two(kinds: tuple[str, str], path: Backend) -> None:
+    (first, one), (second, two) = stored(kinds[0], 20), stored(kinds[1], 10)
+    format = Reordered(kinds[:1], (20,), ((0, 0, 4), (0, 12, 8), (0, 4, 8)))
+    wanted = one[[*range(4), *range(12, 20), *range(4, 12)]]
+    check(format, {"blocks0": first}, (20, COLUMNS), wanted, path)
+    format = Reordered(kinds, (20, 10), ((1, 0, 5), (0, 0, 3), (1, 5, 5), (0, 3, 17)))
     wanted = torch.cat([two[:5], one[:3], two[5:], one[3:]])
-    assert torch.equal(made(format, [first, second], 16, torch.float32, path), wanted)
+    check(format, {"blocks0": first, "blocks1": second}, (30, COLUMNS), wanted, path)
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("tiles", [(3, 2, 16), (2, 3, 16), (96, 1, 1), (4, 24, 1)])
+@pytest.mark.parametrize("tiles", [(3, 2, 16), (96, 1, 1), (4, 24, 1)])
 def test_columns_that_cross_blocks(
     tiles: tuple[int, int, int], path: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from offspec_kernels.dequant.ggml import reordered
-
     monkeypatch.setattr(reordered, "_ROWS", 3)
     blocks, values = stored("Q8_0", 7)
     first, second, size = tiles
     wanted = values[
         :, [(a * second + b) * size + i for b in range(second) for a in range(first) for i in range(size)]
     ]
-    format = Reordered(("Q8_0",), (7,), ((0, 0, 7),), tiles)
-    assert torch.equal(made(format, [blocks], 7, torch.float32, path), wanted)
+    check(Reordered(("Q8_0",), (7,), ((0, 0, 7),), tiles), {"blocks0": blocks}, (7, COLUMNS), wanted, path)
 
 
-def test_all_orders_of_a_type_are_unpacked_by_the_same_code() -> None:
-    """So that it is compiled on the smallest of such weights."""
-    rows = Reordered(("Q8_0",), (7,), ((0, 3, 4), (0, 0, 3)))
-    assert rows.kin == Reordered(("Q8_0",), (9,), ((0, 0, 9),), (3, 2, 16)).kin
-    assert rows.kin != Reordered(("Q4_0",), (7,), ((0, 0, 7),)).kin
+def by_rows(format: Stacked, parts: dict[str, Tensor]) -> Tensor:
+    """Float32, of one row after the other."""
+    made = []
+    for expert in range(len(parts["blocks0"])):
+        rows = [(i, row) for i, count in enumerate(format.rows) for row in range(count)]
+        if format.alternate:
+            rows.sort(key=lambda place: place[1])
+        for i, row in rows:
+            kind = gguf.GGMLQuantizationType[format.kinds[i]]
+            made.append(torch.from_numpy(gguf.dequantize(parts[f"blocks{i}"][expert, row].numpy(), kind)))
+    values = torch.stack(made).float().view(len(parts["blocks0"]), -1, COLUMNS)
+    return values.mT.contiguous() if format.turned else values
 
 
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("kinds", "rows", "alternate", "turned"),
     [
-        ((("Q8_0",), (7, 8), ((0, 0, 7),)), "one for each of 1 tensors"),
-        ((("Q8_0",), (7,), ((0, 0, 8),)), "outside of"),
-        ((("Q8_0",), (7,), ((1, 0, 1),)), "outside of"),
-        ((("Q8_0",), (7,), ((0, -1, 1),)), "outside of"),
+        (("MXFP4",), (6,), False, True),
+        (("Q8_0", "Q4_0"), (6, 2), False, False),
+        (("Q8_0", "Q4_0"), (6, 2), False, True),
+        (("MXFP4", "MXFP4"), (6, 6), True, True),
+        (("BF16", "Q8_0"), (6, 6), True, False),
     ],
 )
-def test_an_order_that_cannot_be(given: Any, why: str) -> None:
-    with pytest.raises(ArgumentError, match=why):
-        Reordered(*given)
-
-
-def test_a_shape_that_is_not_that_of_the_order() -> None:
-    with pytest.raises(ArgumentError, match="rows of its runs"):
-        Reordered(("Q8_0",), (7,), ((0, 0, 7),)).parts((8, COLUMNS))
-    with pytest.raises(ArgumentError, match="columns of"):
-        Reordered(("Q8_0",), (7,), ((0, 0, 7),), (2, 2, 2)).parts((7, COLUMNS))
+def test_experts_in_several_tensors_or_turned(
+    kinds: tuple[str, ...], rows: tuple[int, ...], alternate: bool, turned: bool, path: Backend
+) -> None:
+    format = Stacked(kinds, rows, alternate, turned)
+    parts = dict[str, Tensor]()
+    for i, kind in enumerate(kinds):
+        parts[f"blocks{i}"] = stored(kind, 3 * rows[i])[0].view(3, rows[i], -1)
+        assert parts[f"blocks{i}"].shape[2] == COLUMNS // layout(kind)[0] * layout(kind)[1]
+    wanted = by_rows(format, parts)
+    check(format, parts, tuple(wanted.shape), wanted, path)
+    check_cut(format, parts, tuple(wanted.shape), wanted, path)

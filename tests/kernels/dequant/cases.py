@@ -36,6 +36,11 @@ def has_library_or_skip(name: str, path: Backend) -> bool:
     return found
 
 
+def random_bytes(seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+
+
 def words(seed: int, *shape: int) -> Tensor:
     """int32 of random bits."""
     generator = torch.Generator().manual_seed(seed)
@@ -63,17 +68,29 @@ def unpacked(
     return found.cpu()
 
 
-def check(
-    format: Format, parts: Mapping[str, Tensor], shape: tuple[int, int], wanted: Tensor, path: Backend
-) -> None:
-    """The path makes these float32 values, and rounds them once to the dtype of memory that had none.
+def same(found: Tensor, wanted: Tensor) -> None:
+    """The same bits; any number that is none is as good as another."""
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape
+    number = ~wanted.isnan()
+    integers = {2: torch.int16, 4: torch.int32}[wanted.itemsize]
+    assert torch.equal(number, ~found.isnan())
+    assert torch.equal(found[number].view(integers), wanted[number].view(integers))
 
-    Any number that is none is as good as another.
-    """
-    assert wanted.dtype == torch.float32 and wanted.shape == shape
-    for dtype, integers in ((torch.float32, torch.int32), (torch.bfloat16, torch.int16)):
-        found = unpacked(format, parts, shape, dtype, path)
-        rounded = wanted.to(dtype)
-        number = ~rounded.isnan()
-        assert torch.equal(number, ~found.isnan())
-        assert torch.equal(found[number].view(integers), rounded[number].view(integers))
+
+def check(
+    format: Format, parts: Mapping[str, Tensor], shape: tuple[int, ...], wanted: Tensor, path: Backend
+) -> None:
+    """The path makes these float32 values, and rounds them once to the dtype of memory that had none."""
+    for dtype in (torch.float32, torch.bfloat16):
+        same(unpacked(format, parts, shape, dtype, path), wanted.to(dtype))
+
+
+def check_cut(
+    format: Format, parts: Mapping[str, Tensor], shape: tuple[int, ...], whole: Tensor, path: Backend
+) -> None:
+    """The second element of the first dimension by itself is what it is among all."""
+    found = format.cut(shape, 1, 2)
+    assert found is not None
+    kind, ranges = found
+    alone = {name: part[slice(*ranges[name])].contiguous() for name, part in parts.items()}
+    same(unpacked(kind, alone, (1, *shape[1:]), torch.float32, path), whole[1:2])
