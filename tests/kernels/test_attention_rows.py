@@ -18,7 +18,6 @@ from offspec_kernels.quantised_rows import QuantisedRows, Rows
 from offspec_kernels.tree_attention import Chunk, TreeMask, small_products, tree_attention
 from offspec_kernels.tree_attention.sizes import NEAR, STEP
 from tests.support.kernel_device import device_of, needs_compiled_kernels
-from tests.support.products import some
 
 
 @dataclass(frozen=True)
@@ -102,39 +101,45 @@ def _check(world: World, backend: Backend, nodes: int, most: int) -> None:
 
 
 _SINKS = torch.linspace(-1, 3, 8)
+_ALL = {"window": 70, "softcap": 20.0, "sinks": _SINKS}
+
+
+def _name(value: object) -> str:
+    return f"{value.prefix}-{value.rows}-{value.size}" if isinstance(value, World) else str(value)
 
 
 @pytest.mark.parametrize(
-    "dtype", some([torch.float32, torch.bfloat16, torch.float16], torch.float32, torch.bfloat16), ids=str
-)
-@pytest.mark.parametrize(
-    "world",
+    ("dtype", "world"),
     [
-        World(10, 20, size=64),
-        World(100, 64, heads=(9, 3), size=64),
-        World(700, 64, heads=(4, 4), size=80),
-        World(300, 40, heads=(3, 1), size=40, width=24),
-        World(2040, 200, heads=(1, 1), deep=True, options={"window": Chunk(1100)}),
+        (torch.float32, World(10, 20, size=64)),
+        (torch.bfloat16, World(10, 20, size=64)),
+        (torch.float32, World(100, 64, heads=(9, 3), size=64)),
+        (torch.bfloat16, World(700, 64, heads=(4, 4), size=80)),
+        (torch.float16, World(300, 40, heads=(3, 1), size=40, width=24)),
+        (torch.bfloat16, World(2040, 200, heads=(1, 1), deep=True, options={"window": Chunk(1100)})),
+        (torch.float32, World(2300, 100, heads=(8, 2), options=_ALL)),
         *(
-            pytest.param(world, marks=pytest.mark.exhaustive)
-            for world in (
-                World(2300, 100, heads=(8, 2), options={"window": 70, "softcap": 20.0, "sinks": _SINKS}),
-                World(4300, 200, heads=(8, 2), size=64, deep=True),
-                World(2500, 150, heads=(8, 2), deep=True, options={"window": 1000}),
-                World(2040, 200, heads=(1, 1), deep=True),
+            pytest.param(dtype, world, marks=pytest.mark.exhaustive)
+            for dtype, world in (
+                (torch.bfloat16, World(4300, 200, heads=(8, 2), size=64, deep=True)),
+                (torch.float16, World(2300, 100, heads=(8, 2), options=_ALL)),
+                (torch.bfloat16, World(2500, 150, heads=(8, 2), deep=True, options={"window": 1000})),
+                (torch.float32, World(2040, 200, heads=(1, 1), deep=True)),
             )
         ),
     ],
-    ids=lambda world: f"{world.prefix}-{world.rows}-{world.size}",
+    ids=_name,
 )
-def test_on_a_cpu(world: World, dtype: torch.dtype) -> None:
-    _check(_with(world, dtype), "eager", nodes=4, most=700)
+def test_on_a_cpu(dtype: torch.dtype, world: World) -> None:
+    _check(replace(world, dtype=dtype), "eager", nodes=4, most=700)
 
 
-@pytest.mark.parametrize("world", [World(700, 64, size=48), World(2040, 200, heads=(1, 1), deep=True)])
+@pytest.mark.parametrize(
+    "world", [World(700, 64, size=48), World(2040, 200, heads=(1, 1), deep=True)], ids=_name
+)
 def test_on_a_cpu_without_small_products(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_products, "works", lambda: False)
-    _check(_with(world, torch.bfloat16), "eager", nodes=3, most=300)
+    _check(replace(world, dtype=torch.bfloat16), "eager", nodes=3, most=300)
 
 
 @pytest.mark.kernels
@@ -144,35 +149,20 @@ def test_on_a_cpu_without_small_products(world: World, monkeypatch: pytest.Monke
         World(10, 12),
         World(275, 5, heads=(3, 1), options={"softcap": 5.0, "sinks": _SINKS[:3]}),
         World(270, 5, heads=(2, 1), quantised=True),
-        pytest.param(World(250, NEAR + STEP + 14, heads=(1, 1), deep=True), marks=pytest.mark.exhaustive),
+        *(
+            pytest.param(world, marks=pytest.mark.exhaustive)
+            for world in (
+                World(390, 6, heads=(2, 1), dtype=torch.bfloat16, options={"window": 300}),
+                World(1130, 6, heads=(2, 1)),
+                World(200, NEAR + 2 * STEP, heads=(1, 1), deep=True),
+                World(1000, NEAR + 2 * STEP, heads=(1, 1), deep=True, options={"window": Chunk(550)}),
+            )
+        ),
     ],
-    ids=lambda world: f"{world.prefix}-{world.rows}-{world.size}",
+    ids=_name,
 )
 def test_as_kernels(world: World) -> None:
     _check(world, "triton", nodes=2, most=4)
-
-
-@pytest.mark.kernels
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
-)
-@pytest.mark.parametrize(
-    "world",
-    [
-        World(10, 20),
-        World(300, 20),
-        World(275, 64, heads=(3, 1), options={"softcap": 5.0, "sinks": _SINKS[:3]}),
-        World(390, 6, heads=(2, 1), options={"window": 300}),
-        World(1130, 6, heads=(2, 1)),
-        World(200, NEAR + 2 * STEP, heads=(1, 1), deep=True),
-        World(1000, NEAR + 2 * STEP, heads=(1, 1), deep=True, options={"window": 400}),
-        World(1000, NEAR + 2 * STEP, heads=(1, 1), deep=True, options={"window": Chunk(550)}),
-    ],
-    ids=lambda world: f"{world.prefix}-{world.rows}-{world.size}",
-)
-def test_as_kernels_in_more_worlds(world: World, dtype: torch.dtype) -> None:
-    _check(_with(world, dtype), "triton", nodes=2, most=5)
 
 
 @pytest.mark.gpu
@@ -186,15 +176,11 @@ def test_as_kernels_in_more_worlds(world: World, dtype: torch.dtype) -> None:
         World(800, 64, heads=(32, 8), size=128, quantised=True),
         World(300, 40, heads=(3, 1), size=40, width=24),
         World(4300, 200, heads=(8, 2), size=64, deep=True),
-        World(2300, 100, heads=(8, 2), options={"window": 70, "softcap": 20.0, "sinks": _SINKS}),
+        World(2300, 100, heads=(8, 2), options=_ALL),
         World(2040, 200, heads=(1, 1), deep=True, options={"window": Chunk(1100)}),
     ],
-    ids=lambda world: f"{world.prefix}-{world.rows}-{world.size}",
+    ids=_name,
 )
 def test_on_a_gpu(world: World, dtype: torch.dtype) -> None:
     """In worlds that are too large for the interpreter."""
-    _check(_with(world, dtype), "triton", nodes=4, most=700)
-
-
-def _with(world: World, dtype: torch.dtype) -> World:
-    return replace(world, dtype=dtype)
+    _check(replace(world, dtype=dtype), "triton", nodes=4, most=700)

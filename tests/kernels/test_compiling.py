@@ -38,24 +38,10 @@ def _compiled(folder: Path, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.exhaustive
-def test_attention_and_scan_on_a_consumers_gpu(tmp_path: Path) -> None:
-    found = _compiled(tmp_path, "--quick", "--architectures", "89", "--ops", "tree_attention", "tree_scan")
-    kernels = {"_tree_attention", "_merge", "_far_keys", "_near_keys", "_tree_scan"}
-    assert {one["kernel"] for one in found["largest"]} == kernels
-    assert found["spilt"] == 0
-
-
-@pytest.mark.exhaustive
 def test_one_call_of_each_operation(tmp_path: Path) -> None:
     found = _compiled(tmp_path, "--quick", "--architectures", "89")
     assert {one["kernel"] for one in found["largest"]} == KERNELS | {"_codebook"}
     assert found["spilt"] == 0
-
-
-@pytest.mark.slow
-def test_every_format_on_a_consumers_gpu(tmp_path: Path) -> None:
-    found = _compiled(tmp_path, "--architectures", "89", "--ops", "dequant", "tree_scan")
-    assert {one["kernel"] for one in found["largest"]} == FORMATS | {"_tree_scan"}
 
 
 @pytest.mark.slow

@@ -39,10 +39,8 @@ def check(
     start: int,
     rows: list[int],
     dtype: torch.dtype,
-    device: str | None = None,
 ) -> None:
-    device = device or device_of(path).type
-    capacity = max([start, *rows]) + 1
+    device, capacity = device_of(path).type, max([start, *rows]) + 1
     bases = [
         bits((heads + 1, capacity + extra + 2, size + 3), dtype, seed, device)
         for seed, (heads, size, extra, _) in enumerate(shapes)
@@ -80,9 +78,9 @@ def test_rows_move_and_nothing_else(
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("rows", [[4, 5, 6], [5, 6, 7], [*range(5, 60)], [4, 5, 9, *range(11, 60, 2)], []])
-def test_overlapping_moves(path: Backend, rows: list[int]) -> None:
-    check(path, [(2, 8, 0, False), (3, 4, 1, True)], 4, rows, torch.bfloat16)
+def test_overlapping_moves(path: Backend) -> None:
+    for rows in ([4, 5, 6], [5, 6, 7], [*range(5, 60)], [4, 5, 9, *range(11, 400, 2)], []):
+        check(path, [(2, 8, 0, False), (3, 4, 1, True)], 4, rows, torch.bfloat16)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -107,45 +105,26 @@ def test_words_are_as_large_as_rows_and_strides_allow() -> None:
     assert KVTable([torch.zeros(2, 4, 64)]).size == 32
 
 
-@pytest.mark.parametrize(
-    ("argument", "start", "rows"),
-    [
+def test_wrong_rows_and_tensors_are_refused() -> None:
+    before = torch.randn(2, 9, 4)
+    tensor = before.clone()
+    for argument, start, rows in (
         ("start", -1, [3]),
         ("rows", 3, [4, 4]),
         ("rows", 3, [5, 4]),
         ("rows", 3, [2, 4]),
         ("rows", 3, [4, 9]),
-    ],
-)
-def test_wrong_rows_are_refused(argument: str, start: int, rows: list[int]) -> None:
-    before = torch.randn(2, 9, 4)
-    tensor = before.clone()
-    with pytest.raises(ArgumentError) as caught:
-        kv_compact(KVTable([tensor]), start, rows)
-    assert caught.value.argument == argument
-    assert torch.equal(tensor, before)
-
-
-@pytest.mark.parametrize(
-    "tensors",
-    [
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            kv_compact(KVTable([tensor]), start, rows)
+        assert caught.value.argument == argument and torch.equal(tensor, before)
+    for tensors in (
         [],
         [torch.zeros(4, 4)],
         [torch.zeros(2, 2, 4, 4)],
         [torch.zeros(2, 4, 4), torch.zeros(2, 4, 4, device="meta")],
         [torch.zeros(2, 4, 4).transpose(1, 2)],
-    ],
-)
-def test_wrong_tensors_are_refused(tensors: list[Tensor]) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        KVTable(tensors)
-    assert caught.value.argument == "tensors"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.gpu
-@pytest.mark.parametrize("path", PATHS)
-def test_a_gpu_moves_the_same(path: Backend) -> None:
-    for dtype in DTYPES:
-        for rows in ([5, 6, 7], [*range(5, 60)], [4, 5, 9, *range(11, 400, 2)]):
-            check(path, [(8, 128, 0, True), (3, 5, 1, False)], 4, rows, dtype, "cuda")
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            KVTable(tensors)
+        assert caught.value.argument == "tensors"

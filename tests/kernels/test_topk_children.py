@@ -14,8 +14,8 @@ from offspec_kernels.backend import Backend
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.topk_children import MOST, TopChildren, topk_children
 from offspec_kernels.topk_children.layout import BLOCK
-from tests.kernels.poison import poisoned
-from tests.support.kernel_device import device_of, examples, moved
+from tests.support.kernel_device import device_of, examples, moved, needs_compiled_kernels
+from tests.support.poison import poisoned
 
 PATHS: list[Backend] = ["eager", "triton"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -48,7 +48,7 @@ def agree(
 
 
 @pytest.mark.parametrize("path", PATHS)
-@settings(max_examples=examples(30, compiled=20), deadline=None)
+@settings(max_examples=examples(20, compiled=20), deadline=None)
 @given(data=st.data())
 def test_every_path_finds_the_children_of_the_reference(path: Backend, data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([1, 2, 127, 128, 129, 640, 1025, 2500]))
@@ -68,7 +68,7 @@ def test_every_path_finds_the_children_of_the_reference(path: Backend, data: st.
 @pytest.mark.parametrize("path", PATHS)
 def test_more_children_than_one_program_finds(path: Backend) -> None:
     logits = rows_of(1, 2, 3000)
-    for count in (33, MOST, MOST + 1, 3000):
+    for count in (33, MOST + 1):
         agree(path, logits, count, seed=5, positions=[1, 2])
 
 
@@ -94,43 +94,38 @@ def test_a_row_with_nan_says_so_and_leaves_the_others_alone(path: Backend) -> No
     assert found.log_prob[[0, 2]].isfinite().all()
 
 
-@pytest.mark.parametrize("positions", [[7, 7, 7], [7, 8, 7]])
-def test_rows_of_noise_may_come_from_the_caller(positions: list[int]) -> None:
+def test_rows_of_noise_may_come_from_the_caller() -> None:
     logits, noise, asked = rows_of(3, 3, 1000), GumbelNoise(11, 1000), []
 
     def row(position: int) -> Tensor:
         asked.append(position)
         return noise.row(position)
 
-    made = topk_children(logits, 5, seed=11, positions=positions, path="eager")
-    given = topk_children(logits, 5, seed=11, positions=positions, noise=row, path="eager")
+    made = topk_children(logits, 5, seed=11, positions=[7, 8, 7], path="eager")
+    given = topk_children(logits, 5, seed=11, positions=[7, 8, 7], noise=row, path="eager")
     assert torch.equal(made.token, given.token) and torch.equal(made.log_prob, given.log_prob)
-    assert sorted(asked) == sorted(set(positions))
+    assert sorted(asked) == [7, 8]
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("positions", [[7, 7, 7], [7, 2**40 + 1, 8]])
 def test_rows_of_noise_may_lie_in_a_table(positions: list[int], path: Backend) -> None:
+    """And positions may be a tensor."""
     logits, noise, table = rows_of(3, 3, 1000), GumbelNoise(11, 1000), torch.full((4, 1000), torch.nan)
     for position in positions:
         table[position % 4] = noise.row(position)
     logits, table = logits.to(device_of(path)), table.to(device_of(path))
+    there = torch.tensor(positions, device=logits.device)
     made = topk_children(logits, 5, seed=11, positions=positions, path=path)
-    given = topk_children(logits, 5, seed=11, positions=positions, table=table, path=path)
-    assert torch.equal(made.token, given.token) and torch.equal(made.log_prob, given.log_prob)
+    for other in (
+        topk_children(logits, 5, seed=11, positions=positions, table=table, path=path),
+        topk_children(logits, 5, seed=11, positions=there, path=path),
+    ):
+        assert torch.equal(made.token, other.token) and torch.equal(made.log_prob, other.log_prob)
     if path == "triton":
         table[positions[2] % 4, 444] = 99.0
         changed = topk_children(logits, 5, seed=11, positions=positions, table=table, path=path)
         assert changed.token[2, 0] == 444, "it is read"
-
-
-@pytest.mark.parametrize("path", ["reference", *PATHS])
-def test_positions_may_be_a_tensor(path: Backend) -> None:
-    logits = rows_of(4, 3, 300).to(device_of(path))
-    listed = topk_children(logits, 5, seed=1, positions=[3, 3, 9], path=path)
-    positions = torch.tensor([3, 3, 9], device=logits.device)
-    found = topk_children(logits, 5, seed=1, positions=positions, path=path)
-    assert torch.equal(listed.token, found.token) and torch.equal(listed.log_prob, found.log_prob)
 
 
 @pytest.mark.parametrize("within", [True, False])
@@ -179,12 +174,12 @@ def test_a_wrong_argument_is_named(wrong: dict[str, Any], argument: str) -> None
 
 
 @pytest.mark.gpu
+@needs_compiled_kernels
 @pytest.mark.parametrize("path", PATHS)
-def test_a_gpu_finds_the_same(path: Backend) -> None:
-    for dtype in DTYPES:
-        logits = rows_of(6, 19, 50_000, dtype)
-        agree(path, logits, 32, "cuda", tau=1.3)
-        agree(path, logits, 32, "cuda", tau=0.7, seed=2**63 + 1, positions=[row // 3 for row in range(19)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_large_vocabulary_on_a_gpu(path: Backend, dtype: torch.dtype) -> None:
+    logits, positions = rows_of(6, 19, 50_000, dtype), [row // 3 for row in range(19)]
+    agree(path, logits, 32, "cuda", tau=0.7, seed=2**63 + 1, positions=positions)
 
 
 @pytest.mark.gpu
@@ -202,15 +197,10 @@ def test_a_cuda_graph_replays_with_other_logits_and_positions() -> None:
 
 
 @pytest.mark.parametrize("path", ["reference", "eager"])
-@pytest.mark.parametrize("size", [129, 300])
-def test_a_nan_of_either_sign_names_a_token(path: Backend, size: int) -> None:
+def test_numbers_at_the_ends(path: Backend) -> None:
     """What inf - inf gives has its sign bit set, and as an integer lies below -inf."""
-    logits = torch.full((1, size), torch.nan).neg()
-    assert int(topk_children(logits, 2, path=path).token.max()) < size
-
-
-def test_the_reference_knows_huge_scores() -> None:
-    huge = torch.tensor([[3e38, 3e38, -3e38]])
-    for path in ("reference", "eager"):
-        found = topk_children(huge, 2, tau=0.001, path=path)
-        assert torch.allclose(found.log_prob, torch.full((1, 2), -math.log(2)))
+    for size in (129, 300):
+        logits = torch.full((1, size), torch.nan).neg()
+        assert int(topk_children(logits, 2, path=path).token.max()) < size, "a token's name all the same"
+    huge = topk_children(torch.tensor([[3e38, 3e38, -3e38]]), 2, tau=0.001, path=path)
+    assert torch.allclose(huge.log_prob, torch.full((1, 2), -math.log(2)))

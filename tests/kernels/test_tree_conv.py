@@ -11,16 +11,12 @@ from torch import Tensor
 from offspec_kernels.backend import Backend
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.tree_conv import tree_conv
-from tests.kernels.poison import poisoned
 from tests.support.kernel_device import device_of, moved
-from tests.support.products import some
+from tests.support.pairs import all_pairs
+from tests.support.poison import poisoned
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-WAYS = some(
-    [(path, dtype) for path in ("eager", "triton") for dtype in DTYPES],
-    *(("eager", dtype) for dtype in DTYPES),
-    ("triton", torch.bfloat16),
-)
+PATHS: list[Backend] = ["eager", "triton"]
 
 
 def _drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -44,11 +40,13 @@ def _conv(path: Backend, inputs: Tensor, window: Tensor, weight: Tensor, bias: T
         return tree_conv(*given, path=path).cpu()
 
 
-@pytest.mark.parametrize(("path", "dtype"), WAYS)
-@pytest.mark.parametrize(("rows", "channels", "taps"), [(1, 1, 1), (9, 300, 4), (5, 70, 3), (0, 6, 4)])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "path"), all_pairs([(1, 1, 1), (9, 300, 4), (5, 70, 3), (0, 6, 4)], DTYPES, PATHS)
+)
 def test_every_path_is_near_the_reference(
-    path: Backend, dtype: torch.dtype, rows: int, channels: int, taps: int
+    shape: tuple[int, int, int], dtype: torch.dtype, path: Backend
 ) -> None:
+    rows, channels, taps = shape
     window, inputs = _window(rows, taps), _drawn(rows + taps - 1, channels, dtype=dtype)
     weight, bias = _drawn(channels, taps, dtype=dtype, seed=1), _drawn(channels, dtype=dtype, seed=2)
     wide = torch.full((rows + taps + 1, channels + 3), math.nan, dtype=dtype)
@@ -63,7 +61,8 @@ def test_every_path_is_near_the_reference(
             assert torch.equal(mixed, got)
 
 
-@pytest.mark.parametrize(("path", "dtype"), WAYS)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_bits_of_a_row(path: Backend, dtype: torch.dtype) -> None:
     """Alone with the inputs that it takes, and beside inputs that are no numbers."""
     rows, channels, taps = 12, 130, 4

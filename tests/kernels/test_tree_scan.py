@@ -14,11 +14,13 @@ from torch import Tensor
 from offspec_kernels.backend import Backend
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.tree_scan import WalkOrder, tree_scan, walk_order
-from tests.kernels.poison import poisoned
 from tests.support.kernel_device import device_of
-from tests.support.products import some
+from tests.support.pairs import all_pairs
+from tests.support.poison import poisoned
 
 HEAD, NUMBER, RATES = "a head", "a number of a key", "a number of a state"  # which has a decay
+
+DTYPES = [torch.float32, torch.bfloat16]
 
 
 @dataclass(frozen=True)
@@ -111,15 +113,14 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("delta", [True, False], ids=["delta", "plain"])
-@pytest.mark.parametrize("decay", [HEAD, NUMBER, RATES])
+KINDS = [(decay, delta) for decay in (HEAD, NUMBER, RATES) for delta in (True, False)]
+
+
+@pytest.mark.parametrize(("decay", "delta"), KINDS)
 @pytest.mark.parametrize(("heads", "sizes"), SHAPES)
 def test_on_a_cpu(heads: tuple[int, int], sizes: tuple[int, int], decay: str, delta: bool) -> None:
     for parents in (bushy(40), chain(12), (-1, -1, -1, 0, 0, 2)):
         check_near(World(parents, decay, delta, heads, sizes), "eager")
-
-
-KINDS = [(decay, delta) for decay in (HEAD, NUMBER, RATES) for delta in (True, False)]
 
 
 @pytest.mark.kernels
@@ -131,18 +132,17 @@ def test_as_kernels(decay: str, delta: bool) -> None:
 
 @pytest.mark.kernels
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("decay", "delta"), KINDS)
-@pytest.mark.parametrize(("heads", "sizes"), [*SHAPES[:-1], ((1, 1), (128, 16))])
-def test_more_kernels(heads: tuple[int, int], sizes: tuple[int, int], decay: str, delta: bool) -> None:
-    for parents in (bushy(8), chain(3)):
-        check_near(World(parents, decay, delta, heads, sizes), "triton")
+@pytest.mark.parametrize(
+    ("kind", "shape"), all_pairs([KINDS[0], KINDS[3], KINDS[4]], [SHAPES[0], SHAPES[2], ((1, 1), (128, 16))])
+)
+def test_more_kernels(kind: tuple[str, bool], shape: Any) -> None:
+    check_near(World(bushy(8), *kind, *shape), "triton")
 
 
 PATHS: list[Backend] = ["reference", "eager", "triton"]
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("decay", some([HEAD, NUMBER, RATES], HEAD))
+@pytest.mark.parametrize(("path", "decay"), zip(PATHS, (HEAD, NUMBER, RATES), strict=True))
 def test_some_of_the_rows(path: Backend, decay: str) -> None:
     """Others may hold anything, and get nothing."""
     world = World(bushy(10), decay, heads=(2, 1), sizes=(6, 5))
@@ -161,6 +161,7 @@ def test_some_of_the_rows(path: Backend, decay: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_last_state_may_replace_the_first(path: Backend) -> None:
+    """And without rows it is the first."""
     world = World((-1, 0, 0, -1, -1, 4), heads=(2, 1), sizes=(6, 5))
     inputs, order = Inputs(world), walk_order(world.parents)
     final = torch.empty_like(inputs.state)
@@ -168,12 +169,7 @@ def test_the_last_state_may_replace_the_first(path: Backend) -> None:
     state = inputs.state.clone()
     assert torch.equal(inputs.scan(order, path, state=state, final=state), out)
     assert torch.equal(state, final)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("decay", [HEAD, NUMBER, RATES])
-def test_no_rows(path: Backend, decay: str) -> None:
-    inputs, final = Inputs(World((), decay)), torch.full((4, 33, 70), math.nan)
+    inputs, final = Inputs(World(())), torch.full((4, 33, 70), math.nan)
     assert inputs.scan(walk_order([]), path, final=final).shape == (0, 4, 70)
     assert torch.equal(final, inputs.state)
 
@@ -206,22 +202,17 @@ def check_bits(world: World, path: Backend, asked: list[int]) -> None:
     assert torch.equal(inputs.scan(walk_order(world.parents), path)[rows], whole[rows])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("decay", "delta"), KINDS)
-@pytest.mark.parametrize(("heads", "sizes"), some(SHAPES, SHAPES[0], SHAPES[-1]))
-def test_the_bits_of_a_row_on_a_cpu(
-    heads: tuple[int, int], sizes: tuple[int, int], decay: str, delta: bool, dtype: torch.dtype
-) -> None:
-    world = World(bushy(60), decay, delta, heads, sizes, dtype)
+@pytest.mark.parametrize(("kind", "shape", "dtype"), all_pairs(KINDS, SHAPES, DTYPES))
+def test_the_bits_of_a_row_on_a_cpu(kind: tuple[str, bool], shape: Any, dtype: torch.dtype) -> None:
+    world = World(bushy(60), *kind, *shape, dtype)
     check_bits(world, "eager", list(range(0, 60, 7)))
     check_bits(replace(world, parents=chain(30)), "eager", [29])
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("dtype", some([torch.float32, torch.bfloat16], torch.bfloat16), ids=str)
-@pytest.mark.parametrize(("decay", "delta"), some(KINDS, KINDS[0], KINDS[3]))
-def test_the_bits_of_a_row_as_kernels(decay: str, delta: bool, dtype: torch.dtype) -> None:
-    check_bits(World((-1, 0, 1, 0, 3, 3, -1), decay, delta, (2, 1), (5, 9), dtype), "triton", [2, 5, 6])
+@pytest.mark.parametrize(("kind", "dtype"), zip(KINDS, (*DTYPES, *DTYPES[::-1], *DTYPES), strict=True))
+def test_the_bits_of_a_row_as_kernels(kind: tuple[str, bool], dtype: torch.dtype) -> None:
+    check_bits(World((-1, 0, 1, 0, 3, 3, -1), *kind, (2, 1), (5, 9), dtype), "triton", [2, 5, 6])
 
 
 @settings(deadline=None)
@@ -238,16 +229,19 @@ def test_orders(numbers: list[int]) -> None:
         behind[target] = int(row)
 
 
-@pytest.mark.parametrize("rows", [64, 1000])
-def test_places_of_a_full_tree(rows: int) -> None:
+def test_places_of_a_full_tree() -> None:
+    rows = 1000
     assert walk_order([(row + 1) // 2 - 1 for row in range(rows)]).places <= math.log2(rows) + 2
     assert walk_order(chain(rows)).places == 1
     assert walk_order([-1] * rows).places == 2
 
 
-def _wrong() -> list[tuple[str, dict[str, Any]]]:
-    zeros = torch.zeros
-    return [
+zeros = torch.zeros
+
+
+@pytest.mark.parametrize(
+    ("argument", "given"),
+    [
         ("key", {"key": zeros(3, 4)}),
         ("key", {"key": zeros(3, 3, 33), "query": zeros(3, 3, 33)}),
         ("key", {"key": zeros(3, 2, 33, dtype=torch.float64)}),
@@ -263,10 +257,8 @@ def _wrong() -> list[tuple[str, dict[str, Any]]]:
         ("state", {"state": zeros(4, 70, 33).mT}),
         ("final", {"final": zeros(4, 33)}),
         ("final", {"final": zeros(4, 33, 140)[:, :, ::2]}),
-    ]
-
-
-@pytest.mark.parametrize(("argument", "given"), _wrong())
+    ],
+)
 def test_wrong_arguments_are_named(argument: str, given: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError) as caught:
         Inputs(World(chain(3))).scan(walk_order(chain(3)), "eager", **given)

@@ -14,7 +14,7 @@ from offspec.model.cache import TreeCache
 from offspec.model.cache_windows import CacheWindows, HostBlock
 from offspec.model.quantised_tensor import QuantisedTensor
 from offspec_planners.placement import Placement, Tier
-from tests.kernels.poison import poisoned
+from tests.support.poison import poisoned
 from tests.support.products import some
 from tests.support.tiny_models import HYBRIDS, open_model, reference, tiny_engine, write_hybrid, write_model
 

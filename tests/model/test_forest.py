@@ -1,7 +1,6 @@
 """Rows of several sequences in one pass: the same bits as in passes of each sequence alone."""
 
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -140,18 +139,12 @@ def test_each_sequence_is_what_it_is_alone(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "chunk"), some(product(("llama", "gpt_oss", "qwen3_5_text"), (3, 6, 1024)), ("gpt_oss", 1024))
+    ("family", "chunk", "int8"),
+    [("gpt_oss", 1024, False), ("qwen3_5_text", 3, True), ("gemma4_text", 6, True)],
 )
-def test_chunks_of_any_size(family: str, chunk: int, tmp_path: Path) -> None:
-    model = open_model(_write(tmp_path, family))
+def test_chunks_of_any_size_and_caches_in_8_bits(family: str, chunk: int, int8: bool, tmp_path: Path) -> None:
+    model = open_model(_write(tmp_path, family), int8_cache=int8)
     _load_all(model, chunk)
-    _check(model)
-
-
-@pytest.mark.parametrize("family", some(("gemma2", "gemma4_text", "qwen3_next"), "gemma4_text"))
-def test_caches_in_8_bits(family: str, tmp_path: Path) -> None:
-    model = open_model(_write(tmp_path, family), int8_cache=True)
-    _load_all(model)
     _check(model)
 
 
@@ -168,6 +161,17 @@ def test_products_are_of_all_sequences(family: str, calls: int, tmp_path: Path) 
         model.tree_model.hidden_of([_rows(*own, model.device) for own in zip(_texts(), caches, strict=True)])
     hook.remove()
     assert len(counted) == calls
+    model.close()
+
+
+def test_a_layer_is_entered_once_a_pass(tmp_path: Path) -> None:
+    """So that its weights are streamed once for all sequences."""
+    model, done = open_model(write_model(tmp_path)), list[int]()
+    model.load(Placement.in_memory(len(model.layers), (), 2), 64, nothing, _CHUNK)
+    model.tree_model.on_layer = done.append
+    with torch.no_grad():
+        _passes(model, True)
+    assert done == [1, 2, 3] * 3
     model.close()
 
 
@@ -210,39 +214,15 @@ def test_keys_of_several_sequences_are_for_attention_alone() -> None:
         parted[:, :, :3]
 
 
-def test_a_layer_is_entered_once(tmp_path: Path) -> None:
-    model = open_model(write_model(tmp_path))
-    model.load(Placement.in_memory(len(model.layers), (), 2), 64, nothing, _CHUNK)
-    with torch.no_grad():
-        _passes(model, True)
-    extents = [extent for layer in model.layers for extent in layer.layout.extents]
-    # The padding of a file's last extent is beyond its end.
-    trip = sum(min(extent.length, extent.file.stat().st_size - extent.offset) for extent in extents)
-    read = model.bytes_streamed / trip
-    assert 3 <= read < 4, "of three passes, and what is read ahead of a fourth"
-    model.close()
-
-
-def _write_plain(folder: Path, family: str) -> Path:
-    """With an activation that a simulated device computes alike wherever a number stands, as real ones do."""
-    return write_model(folder, family, hidden_act="relu", hidden_activation="relu")
-
-
-@pytest.mark.exhaustive
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", some(("llama", "gemma4_text"), "gemma4_text"))
-def test_on_a_device(family: str, tmp_path: Path) -> None:
-    model = open_model(_write_plain(tmp_path, family), device=torch.device("cuda", 0))
-    _load_all(model)
-    _check(model)
+@pytest.mark.parametrize("hosted", [False, True])
+def test_on_a_device(hosted: bool, tmp_path: Path) -> None:
+    """Or on two: what layers leave for others hops as well.
 
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("family", some(("llama", "gemma4_text"), "gemma4_text"))
-def test_layers_on_two_devices(family: str, tmp_path: Path) -> None:
-    """What layers leave for others hops as well."""
-    cuda = torch.device("cuda", 0)
-    model = open_model(_write_plain(tmp_path, family), device=cuda)
-    tiers = tuple(Tier.CPU if layer % 2 else Tier.DEVICE for layer in range(len(model.layers)))
+    With an activation that a simulated device computes alike wherever a number stands, as real ones do.
+    """
+    folder = write_model(tmp_path, "gemma4_text", hidden_act="relu", hidden_activation="relu")
+    model = open_model(folder, device=torch.device("cuda", 0))
+    tiers = tuple(Tier.CPU if hosted and layer % 2 else Tier.DEVICE for layer in range(len(model.layers)))
     model.load(Placement(tiers, 2, 2, Tier.DEVICE), 64, nothing, _CHUNK)
     _check(model)

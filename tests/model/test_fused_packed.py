@@ -25,14 +25,11 @@ from offspec.model.quantize.rounding import RoundedMatrix, round_matrix, unpack
 from offspec.model.unpacking import Scratch
 from offspec_kernels.dequant.grouped import tiles
 from offspec_kernels.row_linear import blocks
-from tests.kernels.poison import poisoned
-from tests.support.products import some
+from tests.support.poison import poisoned
 from tests.support.tiny_models import CALIBRATION, nothing, open_model, write_model
 
 _CPU = torch.device("cpu")
 _WHOLE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}  # rows of whole groups
-_FAMILIES = ("llama", "qwen3", "phi3", "gemma2", "gemma3_text")
-_DTYPES = (torch.float32, torch.bfloat16)
 _BIASES = {"attention_bias": True, "mlp_bias": True}
 
 
@@ -57,12 +54,7 @@ def _products(model: LeanModel) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("family", "bits"),
-    some(
-        [(family, bits) for family in _FAMILIES for bits in (2, 3, 4)],
-        ("llama", 4),
-        ("llama", 3),
-        ("gemma2", 4),
-    ),
+    [("llama", 4), ("llama", 3), ("gemma2", 4), ("phi3", 2), ("qwen3", 3)],
 )
 def test_lean_says_what_unpacked_modules_say(family: str, bits: int, tmp_path: Path) -> None:
     more = _BIASES if family == "llama" else {}
@@ -115,8 +107,9 @@ def _weights(bits: int, *rows: int, columns: int = 128) -> list[RoundedMatrix]:
     return [round_matrix(torch.randn(count, columns) * 0.1 + 0.02, bits) for count in rows]
 
 
-@pytest.mark.parametrize("rows", [(16,), (80, 32), (64, 48, 1040), (128, 192)])
-@pytest.mark.parametrize("count", [1, 3, 70])
+@pytest.mark.parametrize(
+    ("rows", "count"), [((16,), 1), ((80, 32), 3), ((64, 48, 1040), 70), ((64, 48, 1040), 1), ((128, 192), 3)]
+)
 def test_products_of_several_matrices(
     rows: tuple[int, ...], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,8 +145,7 @@ def test_in_bfloat16_scales_alone_are_rounded_again() -> None:
 
 
 @pytest.mark.skipif(not blocks.works(), reason="this processor has no product of blocks")
-@pytest.mark.parametrize("bits", [2, 3])
-@pytest.mark.parametrize("count", [1, 33, 130])
+@pytest.mark.parametrize(("bits", "count"), [(2, 1), (3, 33), (2, 130), (3, 130)])
 def test_panels_give_the_product_with_their_values(bits: int, count: int) -> None:
     """In bfloat16, and to the bit, whatever a draft's weights are rounded to."""
     weights = [round_matrix(torch.randn(rows, 192).bfloat16(), bits) for rows in (80, 16, 2100)]
@@ -167,8 +159,10 @@ def test_panels_give_the_product_with_their_values(bits: int, count: int) -> Non
 
 
 @pytest.mark.skipif(not tiles.has_tiles(), reason="this processor or torch has no such tiles")
-@pytest.mark.parametrize("count", [1, 13, 63, 64, 65, 200])
-@pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (192, 1088), (960, 576)])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "count"),
+    [(64, 64, 1), (64, 64, 65), (192, 1088, 63), (192, 1088, 200), (960, 576, 13), (960, 576, 64)],
+)
 def test_many_rows_are_multiplied_by_tiles(
     outputs: int, inputs: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,19 +178,3 @@ def test_many_rows_are_multiplied_by_tiles(
             made.append(product(x))
     errors = [float((got.double() - truth).norm() / truth.norm()) for got in made]
     assert errors[0] < max(1.2 * errors[1], 0.006)
-
-
-@pytest.mark.parametrize("error", [AttributeError, RuntimeError])
-def test_a_torch_without_the_product_does_without(
-    error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class _Missing:
-        def __getattr__(self, name: str) -> Any:
-            raise error(name)
-
-    monkeypatch.setattr(torch.ops, "aten", _Missing())
-    products.can_multiply_four_bits.cache_clear()
-    try:
-        assert not products.can_multiply_four_bits(_CPU, torch.float32)
-    finally:
-        products.can_multiply_four_bits.cache_clear()

@@ -26,7 +26,6 @@ from offspec_kernels.packed_linear import packed_linear as panels
 from offspec_kernels.row_linear import blocks
 from offspec_planners.placement import Placement, Tier
 from tests.support.packed_models import packed_checkpoint, to_grouped
-from tests.support.products import some
 from tests.support.tiny_models import VOCABULARY, nothing, open_model, write_config, write_model
 
 CPU = torch.device("cpu")
@@ -36,7 +35,7 @@ _EVERYTHING = Placement.in_memory(3, range(3), 0)
 _STREAMED = Placement.in_memory(3, [], 2)
 _HEAD_TOO = replace(_STREAMED, head=Tier.DISK)
 _MIXED = Placement.in_memory(3, [1], 2)
-_PLACEMENTS = {"memory": _EVERYTHING, "streamed": _STREAMED, "head too": _HEAD_TOO, "mixed": _MIXED}
+_PLACEMENTS = {"memory": _EVERYTHING, "streamed": _STREAMED, "head too": _HEAD_TOO}
 _FAMILIES = ("llama", "gemma2", "mixtral", "qwen3_moe", "gpt2", "phi3")
 
 
@@ -59,14 +58,10 @@ def _logits(
 
 @pytest.mark.parametrize(
     ("place", "family"),
-    some(
-        [(place, family) for place in _PLACEMENTS for family in _FAMILIES],
-        *(("mixed", family) for family in _FAMILIES),
-        *((place, "mixtral") for place in _PLACEMENTS),
-    ),
+    [*(("mixed", family) for family in _FAMILIES), *((place, "mixtral") for place in _PLACEMENTS)],
 )
 def test_the_same_as_stored_whole(tmp_path: Path, place: str, family: str) -> None:
-    placement = _PLACEMENTS[place]
+    placement = _PLACEMENTS.get(place, _MIXED)
     overrides = {"n_embd": 64, "n_inner": 128} if family == "gpt2" else SIZES
     source = write_model(tmp_path / "source", family, moe_intermediate_size=64, **overrides)
     checkpoint, dense = packed_checkpoint(source, tmp_path / "packed", to_grouped(4), everything=True)
@@ -80,9 +75,8 @@ def test_the_same_as_stored_whole(tmp_path: Path, place: str, family: str) -> No
         whole.close()
 
 
-@pytest.mark.parametrize("place", ["memory", "mixed"])
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
-def test_what_layers_read_directly(tmp_path: Path, family: str, place: str) -> None:
+def test_what_layers_read_directly(tmp_path: Path, family: str) -> None:
     """The module of a matrix that a layer takes for itself never runs, so its values are made beforehand."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "pad_token_id": 0}
     rank = "mamba_dt_rank" if family == "jamba" else "time_step_rank"
@@ -96,14 +90,16 @@ def test_what_layers_read_directly(tmp_path: Path, family: str, place: str) -> N
     )
     packed, whole = _model(checkpoint), open_model(dense)
     try:
-        assert torch.equal(_logits(packed, _PLACEMENTS[place]), _logits(whole, _EVERYTHING))
+        assert torch.equal(_logits(packed, _MIXED), _logits(whole, _EVERYTHING))
     finally:
         packed.close()
         whole.close()
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("bits", "dtype"),
+    [(2, torch.bfloat16), (3, torch.float32), (4, torch.bfloat16), (8, torch.float32)],
+)
 def test_widths_and_dtypes(tmp_path: Path, bits: int, dtype: torch.dtype) -> None:
     source = write_model(tmp_path / "source", **SIZES)
     checkpoint, dense = packed_checkpoint(source, tmp_path / "packed", to_grouped(bits))
@@ -131,6 +127,7 @@ def test_what_it_takes(tmp_path: Path) -> None:
     assert packed.scratch_bytes(8, 32, 8) - whole.scratch_bytes(8, 32, 8) == 4 * largest
     _logits(packed, _STREAMED, passes=3)
     try:
+        # Of three passes, and of what is read ahead of a fourth at most.
         assert 2.9 * sum(packed.layer_bytes) <= packed.bytes_streamed <= 5 * sum(packed.layer_bytes)
     finally:
         packed.close()

@@ -1,6 +1,5 @@
 """AWQ, value for value as its published layout says, on every path."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +9,7 @@ from torch import Tensor
 from offspec_kernels.backend import Backend
 from offspec_kernels.dequant.awq import Awq
 from tests.kernels.dequant.cases import DTYPES, PATHS, check, scales, words
+from tests.support.pairs import all_pairs
 
 ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # the outputs in a word, from its lowest bits
 
@@ -34,32 +34,15 @@ def unpacked(packed: Tensor) -> list[list[int]]:
     return rows
 
 
-def one_by_one(format: Awq, parts: dict[str, Tensor], shape: tuple[int, int]) -> Tensor:
-    """In float16, of one weight after the other."""
-    codes, zeros, scale = unpacked(parts["qweight"]), unpacked(parts["qzeros"]), parts["scales"].numpy()
-    values = np.empty(shape, np.float16)
-    for out in range(shape[0]):
-        for i in range(shape[1]):
-            group = i // format.group
-            values[out, i] = np.float16(codes[i][out] - zeros[group][out]) * scale[group, out]
-    return torch.from_numpy(values).float()
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("group", [16, 64])
-def test_as_published(group: int, path: Backend) -> None:
-    format, shape = Awq(group), (40, 64)
-    parts = make(format, shape)
-    check(format, parts, shape, one_by_one(format, parts, shape), path)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_any_scales(dtype: torch.dtype, path: Backend) -> None:
-    format, shape = Awq(4, dtype), (264, 16)
-    parts = make(format, shape, odd=0.5)
+@pytest.mark.parametrize(
+    ("group", "dtype", "path"), all_pairs([(16, 0.0), (64, 0.0), (4, 0.5)], DTYPES, PATHS)
+)
+def test_as_published(group: tuple[int, float], dtype: torch.dtype, path: Backend) -> None:
+    """In the dtype of the scales, of which some are odd."""
+    format, shape = Awq(group[0], dtype), (264, 64)
+    parts = make(format, shape, odd=group[1])
     codes, zeros = torch.tensor(unpacked(parts["qweight"])), torch.tensor(unpacked(parts["qzeros"]))
-    index = torch.arange(16) // 4
+    index = torch.arange(64) // format.group
     wanted = (codes - zeros[index]).to(dtype) * parts["scales"][index]
     check(format, parts, shape, wanted.float().mT.contiguous(), path)
 

@@ -14,8 +14,6 @@ from offspec_kernels.errors import ArgumentError
 from tests.kernels.dequant.cases import DTYPES, PATHS, check, has_library_or_skip, library, scales
 from tests.support.pairs import all_pairs
 
-GROUPS = [None, 0, 32]
-
 
 def codes(seed: int, bits: int, *shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
@@ -85,20 +83,15 @@ def by_library(
 
 
 @pytest.mark.parametrize(
-    ("bits", "group", "path", "zero_point"), all_pairs([*range(1, 9), "bytes"], GROUPS, PATHS, [False, True])
+    ("bits", "group", "path", "dtype", "zero_point"),
+    all_pairs([*range(1, 9), "bytes"], [None, 0, 32, 8], PATHS, DTYPES, [False, True]),
 )
-def test_as_the_library(bits: int | str, group: int | None, path: Backend, zero_point: bool) -> None:
+def test_as_the_library(
+    bits: int | str, group: int | None, path: Backend, dtype: torch.dtype, zero_point: bool
+) -> None:
     packed, shape = isinstance(bits, int), (9, 96)
-    format = CompressedInt(bits if isinstance(bits, int) else 8, packed, group, zero_point)
-    parts = make(format, shape)
-    check(format, parts, shape, by_library(format, parts, shape, path), path)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_any_scales(dtype: torch.dtype, path: Backend) -> None:
-    format, shape = CompressedInt(8, True, 8, True, scales=dtype), (12, 264)
-    parts = make(format, shape, odd=0.5)
+    format = CompressedInt(bits if isinstance(bits, int) else 8, packed, group, zero_point, scales=dtype)
+    parts = make(format, shape, odd=0.5 if group == 8 else 0.0)
     check(format, parts, shape, by_library(format, parts, shape, path), path)
 
 

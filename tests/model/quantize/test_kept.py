@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,18 +18,13 @@ from offspec.model.quantize import resident_layers
 from offspec.model.quantize.kept import KeptRounding
 from offspec.model.quantize.rounding import round_matrix
 from offspec.plan import load_drafts
-from tests.support.products import some
-from tests.support.tiny_models import open_model, write_model
+from tests.support.tiny_models import nothing, open_model, write_model
 
 IDS = torch.arange(3, 40)
 SIZES = {"hidden_size": 64, "intermediate_size": 128}
 
 
 Kept = Callable[..., KeptRounding]
-
-
-def nothing(done: int, total: int) -> None:
-    """No one looks."""
 
 
 @pytest.fixture
@@ -87,15 +83,9 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("expand", [True, False])
-@pytest.mark.parametrize("bits", some([2, 3, 4], 4))
+@pytest.mark.parametrize(("bits", "expand"), [(4, True), (3, False)])
 def test_what_is_read_is_what_was_rounded(
-    folder: Path,
-    kept: Kept,
-    told: list[str],
-    rounds: list[int],
-    bits: int,
-    expand: bool,
+    folder: Path, kept: Kept, told: list[str], rounds: list[int], bits: int, expand: bool
 ) -> None:
     plain = run(folder, None, bits, expand)
     first = run(folder, kept, bits, expand)
@@ -107,20 +97,17 @@ def test_what_is_read_is_what_was_rounded(
     assert torch.equal(plain, first) and torch.equal(plain, again) and torch.equal(plain, other_way)
 
 
-def test_other_weights_or_bits_are_another_rounding(folder: Path, kept: Kept) -> None:
-    run(folder, kept)
+def test_weights_and_bits_name_a_rounding_and_not_the_model(
+    folder: Path, kept: Kept, rounds: list[int]
+) -> None:
+    first = run(folder, kept)
+    rounds.clear()
+    assert torch.equal(run(folder, partial(kept, name="b/renamed")), first) and not rounds
+    assert len(folders(folder)) == 1
     model = open_model(folder)
     assert kept(model).is_there()
     assert not kept(model, bits=3).is_there() and not kept(model, "other weights").is_there()
     model.close()
-
-
-def test_a_renamed_model_finds_its_rounding(folder: Path, kept: Kept, rounds: list[int]) -> None:
-    first = run(folder, kept)
-    rounds.clear()
-    renamed = partial(kept, name="b/renamed")
-    assert torch.equal(run(folder, renamed), first) and not rounds
-    assert len(folders(folder)) == 1
 
 
 def test_what_is_damaged_is_made_again(folder: Path, kept: Kept, rounds: list[int]) -> None:
@@ -146,25 +133,31 @@ def break_off(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("name,failing", [("require_space", refuse), ("SafetensorsWriter", break_off)])
-def test_a_full_disk_is_told_and_the_draft_is_rounded(
+@pytest.mark.parametrize(
+    ("name", "failing", "why"),
+    [
+        ("require_space", refuse, "the rounded draft is not kept, so the next start"),
+        ("SafetensorsWriter", break_off, "the rounded draft is not kept, so the next start"),
+        ("", None, "cannot write to"),
+    ],
+    ids=["no room", "a full disk", "no folder"],
+)
+def test_what_cannot_be_kept_is_told_and_the_draft_is_rounded(
     folder: Path,
     kept: Kept,
     told: list[str],
     monkeypatch: pytest.MonkeyPatch,
     name: str,
-    failing: Callable[..., None],
+    failing: Any,
+    why: str,
 ) -> None:
-    monkeypatch.setattr(module, name, failing)
+    if failing is None:
+        (folder.parent / "cache").write_text("not a folder")
+    else:
+        monkeypatch.setattr(module, name, failing)
     assert torch.equal(run(folder, kept), run(folder, None))
-    assert len(told) == 1 and told[0].startswith("the rounded draft is not kept, so the next start")
-    assert not folders(folder)
-
-
-def test_a_cache_that_cannot_be_written_is_told(folder: Path, kept: Kept, told: list[str]) -> None:
-    (folder.parent / "cache").write_text("not a folder")
-    assert torch.equal(run(folder, kept), run(folder, None))
-    assert len(told) == 1 and "cannot write to" in told[0]
+    assert len(told) == 1 and why in told[0]
+    assert failing is None or not folders(folder)
 
 
 def test_an_error_of_the_model_is_not_taken_for_one_of_the_cache(
@@ -178,7 +171,7 @@ def test_an_error_of_the_model_is_not_taken_for_one_of_the_cache(
     with pytest.raises(StreamError):
         model.load_rounded(4, True, 64, nothing, IDS.tolist(), kept=kept(model))
     model.close()
-    assert not told and not [path for path in (folder.parent / "cache" / ROUNDED).iterdir() if path.is_dir()]
+    assert not told and not folders(folder)
 
 
 def test_the_engine_keeps_its_substitute(

@@ -13,14 +13,14 @@ import pytest
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.pack_manifest import MANIFEST
 from offspec.core import files
-from offspec.core.errors import CheckpointError, DiskFullError, RequestError
-from offspec.model.quantize.pack import packed_model, verify_pack
+from offspec.core.config import EngineConfig
+from offspec.core.errors import CheckpointError, DiskFullError, RequestError, UnsupportedModelError
+from offspec.model.quantize.pack import pack_model, packed_model, verify_pack
 from tests.model.quantize.stage import Bench
+from tests.support.tiny_models import write_model
 
 
-@pytest.mark.parametrize(
-    "name", ["\u30e2\u30c7\u30eb\u30007B", "a\u00a0b", "\U0001f469\u200d\U0001f680", "\udcff"]
-)
+@pytest.mark.parametrize("name", ["\u30e2\u30c7\u30eb\u30007B", "\U0001f469\u200d\U0001f680", "\udcff"])
 def test_a_model_whose_name_does_not_print(bench: Bench, tmp_path: Path, name: str) -> None:
     bench.model = Path(shutil.copytree(bench.model, tmp_path / name))
     bench.pack()
@@ -31,51 +31,52 @@ def test_a_model_whose_name_does_not_print(bench: Bench, tmp_path: Path, name: s
     assert str(caught.value).isprintable()
 
 
-def test_a_link_to_an_empty_folder(bench: Bench, tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    bench.out.symlink_to(tmp_path / "real")
-    assert bench.pack().folder == tmp_path / "real"
-    assert bench.out.is_symlink() and bench.pack().kept == 4
+def test_links(bench: Bench, tmp_path: Path) -> None:
+    """To an empty folder, and to nothing."""
+    for place in (tmp_path / "real", tmp_path / "nowhere"):
+        bench.out = bench.out.parent / place.name
+        bench.out.symlink_to(place)
+        if place.name == "real":
+            place.mkdir()
+        assert bench.pack().folder == place
+        assert bench.out.is_symlink() and bench.pack().kept == 4
+        verify_pack(place, bench.events.append)
 
 
-def test_a_link_to_nothing(bench: Bench, tmp_path: Path) -> None:
-    bench.out.symlink_to(tmp_path / "nowhere")
-    bench.pack()
-    verify_pack(tmp_path / "nowhere", bench.events.append)
-
-
-def test_a_link_to_itself(bench: Bench) -> None:
-    bench.out.symlink_to(bench.out)
-    with pytest.raises(CheckpointError, match="cannot read the folder"):
-        bench.pack()
-
-
-def test_a_file(bench: Bench) -> None:
-    bench.out.write_text("mine")
-    with pytest.raises(RequestError, match="is no folder"):
-        bench.pack()
-
-
-def test_the_root_of_a_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match="`out` / is the root of a disk: name a folder in it"):
-        bench.pack(out=Path("/"))
-    bench.out.mkdir()
-    monkeypatch.setattr(os.path, "ismount", lambda path: path == bench.out)
-    with pytest.raises(RequestError, match="the root of a disk"):
-        bench.pack()
-    assert bench.left() == ["pack"]
+def test_places_that_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, file, disk = (bench.out.parent / name for name in ("loop", "file", "disk"))
+    loop.symlink_to(loop)
+    file.write_text("mine")
+    disk.mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: path in (Path("/"), disk))
+    refused: list[tuple[Path, type[Exception], str]] = [
+        (loop, CheckpointError, "cannot read the folder"),
+        (file, RequestError, "is no folder"),
+        (file / "pack", CheckpointError, "name another folder by `out`"),
+        (bench.model, RequestError, "exists and is no pack"),
+        (Path("/"), RequestError, "`out` / is the root of a disk: name a folder in it"),
+        (disk, RequestError, "the root of a disk"),
+    ]
+    if Path("/proc/self").is_dir():
+        refused.append((Path("/proc/x"), CheckpointError, r"cannot write to /proc .*another folder by `out`"))
+    for out, error, why in refused:
+        with pytest.raises(error, match=why):
+            bench.pack(out=out)
+    assert file.read_text() == "mine" and bench.left() == ["disk", "file", "loop"]
 
 
 def test_the_room_is_that_of_the_folder_it_goes_to(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And it is asked for beforehand."""
     (tmp_path / "real").mkdir()
     bench.out.symlink_to(tmp_path / "real" / "pack")
     usage = shutil.disk_usage(tmp_path)
     free = {tmp_path / "real": 2**20}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free.get(path, 2**50)))
-    with pytest.raises(DiskFullError, match=f"in {tmp_path / 'real'}, where"):
+    with pytest.raises(DiskFullError, match=f"packing .*tiny to nf4 needs .* in {tmp_path / 'real'}, where"):
         bench.pack()
+    assert bench.left() == ["pack"] and not any((tmp_path / "real").iterdir())
 
 
 def test_a_renamed_model_finds_its_pack(bench: Bench, tmp_path: Path) -> None:
@@ -86,23 +87,13 @@ def test_a_renamed_model_finds_its_pack(bench: Bench, tmp_path: Path) -> None:
     assert not bench.events
 
 
-@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="there is no /proc")
-def test_a_folder_in_which_no_file_can_be_made(bench: Bench) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot write to /proc \(.*name another folder by `out`"):
-        bench.pack(out=Path("/proc/x"))
-
-
-def _newer(value: dict[str, Any]) -> None:
-    value.update(version=2)
-
-
-def _of_another(value: dict[str, Any]) -> None:
-    value.update(fingerprint="0" * 64)
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
-    [(_newer, "version is 2.*: remove"), (dict.clear, 'no "version"'), (_of_another, "remove this one")],
+    [
+        (lambda value: value.update(version=2), "version is 2.*: remove"),
+        (dict.clear, 'no "version"'),
+        (lambda value: value.update(fingerprint="0" * 64), "remove this one"),
+    ],
 )
 def test_what_may_be_another_pack_is_left_as_it_is(
     bench: Bench, change: Callable[[dict[str, Any]], None], why: str
@@ -134,32 +125,12 @@ def test_a_manifest_that_cannot_be_read_now(bench: Bench, monkeypatch: pytest.Mo
     assert bench.content() == before and bench.left() == ["pack"]
 
 
-def test_a_pack_of_the_cache_without_a_manifest_is_made_anew(bench: Bench, tmp_path: Path) -> None:
-    folder = packed_model(str(bench.model), "nf4", bench.events.append, cache_dir=tmp_path).folder
-    before = bench.content(folder)
-    for spoil in (Path.unlink, lambda file: file.write_text("{")):
-        spoil(folder / MANIFEST)
-        packed_model(str(bench.model), "nf4", bench.events.append, cache_dir=tmp_path)
-        assert bench.content(folder) == before
-
-
-def test_what_was_begun_and_cannot_be_read_is_cleared(bench: Bench) -> None:
-    begun = bench.out.parent / ".pack.packing"
-    begun.mkdir()
-    (begun / MANIFEST).write_text("{")
-    (begun / "old.json").write_text("{}")
-    bench.pack()
-    assert "old.json" not in bench.content()
-
-
 def test_the_error_names_what_failed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     listed, rename = Path.iterdir, os.rename
+    last = bench.out.parent / ".pack.packing" / "model-layer-0002.safetensors"
 
     def unlisted(path: Path) -> Any:
-        if (
-            path == bench.model
-            and (bench.out.parent / ".pack.packing" / "model-layer-0002.safetensors").exists()
-        ):
+        if path == bench.model and last.exists():
             raise OSError(errno.EIO, "Input/output error")
         return listed(path)
 
@@ -168,6 +139,8 @@ def test_the_error_names_what_failed(bench: Bench, monkeypatch: pytest.MonkeyPat
             raise OSError(errno.EBUSY, "Device or resource busy")
         rename(old, new)
 
+    with pytest.raises(BrokenPipeError):  # of who is told, not of a file
+        bench.pack(notify=bench.stopping(1, BrokenPipeError(errno.EPIPE, "Broken pipe")))
     monkeypatch.setattr(Path, "iterdir", unlisted)
     with pytest.raises(CheckpointError, match=f"cannot read the folder {bench.model}: Input/output error"):
         bench.pack()
@@ -179,6 +152,14 @@ def test_the_error_names_what_failed(bench: Bench, monkeypatch: pytest.MonkeyPat
     assert bench.pack().kept == 4
 
 
-def test_a_failure_to_tell_is_no_failure_to_write(bench: Bench) -> None:
-    with pytest.raises(BrokenPipeError):
-        bench.pack(notify=bench.stopping(1, BrokenPipeError(errno.EPIPE, "Broken pipe")))
+def test_requests_that_cannot_be(bench: Bench, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"quantize must be one of nf4, .* not 'nf3'"):
+        EngineConfig("model", quantize="nf3")
+    with pytest.raises(UnsupportedModelError, match="no matrix of its layers"):
+        pack_model(str(write_model(tmp_path / "narrow")), "nf4", out=tmp_path / "pack")
+    bench.out.mkdir()
+    assert bench.pack().kept == 0, "an empty folder is as good as none"
+    with pytest.raises(RequestError, match=r"holds a pack of .* in nf4"):
+        bench.pack("int8")
+    with pytest.raises(UnsupportedModelError, match="is quantised already"):
+        pack_model(str(bench.out), "int8", out=tmp_path / "twice")

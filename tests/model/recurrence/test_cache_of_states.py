@@ -1,6 +1,6 @@
 """A cache with states: what is committed, dropped, taken up again, and handed to another."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,16 +19,28 @@ TEXT = [3 + (7 * i * i + i) % 90 for i in range(64)]
 USUAL = ("falcon_h1", "kimi_linear", "lfm2", "mamba", "qwen3_5_text")
 
 
-@pytest.fixture(scope="module", params=some(sorted(HYBRIDS), *USUAL))
+@pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_hybrid(tmp_path_factory.mktemp("model"), request.param)
 
 
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> Iterator[LoadedModel]:
+    model = open_model(folder)
+    load_all(model, 128)
+    yield model
+    model.close()
+
+
 @pytest.fixture
-def model(folder: Path) -> LoadedModel:
-    loaded = open_model(folder)
-    load_all(loaded, 128)
+def model(loaded: LoadedModel) -> LoadedModel:
+    loaded.tree_model.cache.rewind(0)
+    loaded.tree_model.chunk = 128
     return loaded
+
+
+every = pytest.mark.parametrize("folder", some(sorted(HYBRIDS), *USUAL), indirect=True)
+usual = pytest.mark.parametrize("folder", USUAL, indirect=True)
 
 
 @torch.no_grad()
@@ -66,6 +78,7 @@ def _looks_at_itself(
     out.copy_(value[:, :, -rows:].repeat_interleave(groups, 1))
 
 
+@every
 def test_states_are_the_same_bits_on_every_way_to_them(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +115,7 @@ def test_states_are_the_same_bits_on_every_way_to_them(
     assert torch.equal(hidden[-1], last) and same(states(cache), wanted)
 
 
+@usual
 def test_what_is_not_committed_leaves_no_trace(model: LoadedModel) -> None:
     cache = model.tree_model.cache
     run(model, TEXT[:20], tree_of(TEXT[20:22], [-1, 0]))
@@ -115,6 +129,7 @@ def test_what_is_not_committed_leaves_no_trace(model: LoadedModel) -> None:
     assert cache.length == 22 and same(states(cache), before)
 
 
+@usual
 def test_going_back_is_to_the_end_of_a_prompt(model: LoadedModel) -> None:
     cache, one = model.tree_model.cache, tree_of([9], [-1])
     kept = list[list[torch.Tensor]]()
@@ -131,6 +146,7 @@ def test_going_back_is_to_the_end_of_a_prompt(model: LoadedModel) -> None:
     assert cache.rewind(19) == 0 and not states(cache), "there is room for two turns"
 
 
+@usual
 def test_a_long_answer_has_states_along_the_way(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "CHUNK", 64)
     cache = model.tree_model.cache
@@ -138,11 +154,12 @@ def test_a_long_answer_has_states_along_the_way(model: LoadedModel, monkeypatch:
     for _ in range(2 * SPACING // len(TEXT) + 1):
         run(model, [], chain)
         cache.commit(0, range(len(TEXT)))
-    assert len(cache.snapshots._kept) == 2 <= MOST
+    assert len(cache.snapshots.lengths) == 2 <= MOST
     assert cache.rewind(cache.length - 1) == 2 * SPACING
     assert cache.rewind(2 * SPACING - 1) == SPACING
 
 
+@usual
 def test_states_are_handed_on_with_their_length(model: LoadedModel, folder: Path) -> None:
     """To a rounding of the model, which drafts from where the target is."""
     cache = model.tree_model.cache
