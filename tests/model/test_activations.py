@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from offspec.model.activations import evenly, make_even
-from tests.support.products import some
+from tests.support.pairs import all_pairs
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -18,7 +18,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.fixture(params=some([1, 2, 3, 5], 1, 3))
+@pytest.fixture
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -26,14 +26,15 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+@pytest.mark.parametrize(
+    ("name", "dtype", "threads"), all_pairs(sorted(FUNCTIONS), DTYPES, [1, 3]), indirect=["threads"]
+)
 def test_bits_at_any_place(name: str, dtype: torch.dtype, threads: int) -> None:
     function = FUNCTIONS[name]
     numbers = (4 * torch.randn(192, generator=torch.Generator().manual_seed(0))).to(dtype)
     expected = function(numbers)  # whole vectors, one thread
-    for width in (1, 24, 192, 1000):
-        for rows in (1, 3, 33, 130, 515):
+    for width in (1, 24, 1000):
+        for rows in (1, 3, 33, 515):
             values = numbers.repeat(-(-rows * width // 192) + 1)[: rows * width].view(rows, width)
             wanted = expected.repeat(-(-rows * width // 192) + 1)[: rows * width].view(rows, width)
             assert torch.equal(evenly(function, values), wanted), (rows, width)

@@ -9,14 +9,12 @@ from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.cache_block import CacheBlock
 from offspec.model.fused.forward import LeanModel
-from tests.support.products import some
 from tests.support.tiny_models import HYBRIDS, load_all, open_model, write_hybrid, write_model
 
 PROMPT = torch.tensor([5, 9, 17, 33, 64, 20, 21, 22, 9])
-FAMILIES = ["llama", "deepseek_v3", "mimo_v2_flash", "gemma3n_text", "gemma4_text", "qwen3_next", "zamba2"]
 
 
-@pytest.mark.parametrize("family", some(FAMILIES, "deepseek_v3", "gemma4_text", "zamba2"))
+@pytest.mark.parametrize("family", ["deepseek_v3", "gemma4_text", "zamba2"])
 def test_all_layers_share_one_block(family: str, tmp_path: Path) -> None:
     write = write_hybrid if family in HYBRIDS else write_model
     model = open_model(write(tmp_path, family))

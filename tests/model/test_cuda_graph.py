@@ -66,22 +66,18 @@ def _wait(hidden: torch.Tensor) -> None:
     hidden.cpu()
 
 
-def test_a_result_outlives_the_next_replay(device: torch.device) -> None:
-    steps = GraphedSteps(_Layers(), device)
-    found = [_run(steps, value, 3, start) for value, start in ((1.0, 5), (2.0, 9), (3.0, 20))]
-    for result, (value, start) in zip(found, ((1.0, 5), (2.0, 9), (3.0, 20)), strict=True):
-        assert torch.equal(result.cpu(), _expected(value, 3, start))
-
-
 def test_steps_as_wide_as_they_come_are_replayed(device: torch.device) -> None:
+    """And a result outlives the next replay."""
     layers = _Layers()
     steps = GraphedSteps(layers, device)
     assert steps.takes(64) and not steps.takes(65)
     for rows in (64, 33, 1):
         _run(steps, 1.0, rows, 0)
     calls = layers.calls
-    for rows in (64, 33, 40, 1):
-        assert torch.equal(_run(steps, 3.0, rows, 7).cpu(), _expected(3.0, rows, 7))
+    asked = [(3.0, 64, 7), (2.0, 33, 9), (4.0, 40, 20), (5.0, 1, 7), (6.0, 1, 9)]
+    found = [_run(steps, *one) for one in asked]
+    for one, result in zip(asked, found, strict=True):
+        assert torch.equal(result.cpu(), _expected(*one))
     assert layers.calls == calls
 
 

@@ -19,39 +19,27 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_devices")
-@pytest.mark.parametrize("name,index", [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
-def test_a_cuda_device_has_an_index(name: str, index: int) -> None:
-    """torch refuses to make a device without one the current one, or to limit its memory."""
-    assert find_device(name) == torch.device("cuda", index)
-
-
-@pytest.mark.usefixtures("two_devices")
-def test_a_device_beyond_the_last_is_told() -> None:
-    with pytest.raises(RequestError, match="no cuda:2; this machine has 2 CUDA devices"):
-        find_device("cuda:2")
-
-
-@pytest.mark.usefixtures("two_devices")
-def test_several_devices() -> None:
+def test_names_of_devices() -> None:
+    """One of CUDA has an index: torch refuses to limit the memory of one without."""
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    assert find_device("cuda") == find_device("cuda:0") == first and find_device("cuda:1") == second
     assert find_devices("cuda") == find_devices("cuda:0") == (first,)
-    assert (
-        find_devices("all") == find_devices("cuda:0,cuda:1") == find_devices("cuda,cuda:1") == (first, second)
-    )
+    for both in ("all", "cuda:0,cuda:1", "cuda,cuda:1"):
+        assert find_devices(both) == (first, second)
     assert find_devices("cuda:1,cuda:0") == (second, first), "the draft and the head are the first one's"
     assert (resolve("all"), resolve("cuda")) == ("cuda:0,cuda:1", "cuda:0")
+    with pytest.raises(RequestError, match="no cuda:2; this machine has 2 CUDA devices"):
+        find_device("cuda:2")
     for names, told in (("cuda,cuda:0", "twice"), ("cuda,cpu", "`cpu_layers`"), ("cuda,cuda:2", "no cuda:2")):
         with pytest.raises(RequestError, match=told):
             find_devices(names)
 
 
-@pytest.mark.parametrize(
-    "name,told", [("cuda", '`device="cpu"`'), ("mps", "not on 'mps'"), ("gpu", "no device 'gpu'")]
-)
-def test_other_names_are_told(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_without_a_device_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RequestError, match=told):
-        find_device(name)
+    for name, told in (("cuda", '`device="cpu"`'), ("mps", "not on 'mps'"), ("gpu", "no device 'gpu'")):
+        with pytest.raises(RequestError, match=told):
+            find_device(name)
     assert find_device("cpu") == torch.device("cpu")
 
 

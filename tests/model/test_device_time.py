@@ -41,14 +41,11 @@ def _layer(
     return DeviceTime(place, _at(first), _at(last), asked, stalled)
 
 
-def test_waits_for_experts_are_not_computed() -> None:
+def test_waits_are_not_computed() -> None:
+    """The host waits for weights while the layer before is computed: a device that is busy does not wait."""
     assert _layer(1.0, 1.5, stalled=0.2).computed() == pytest.approx(0.3)
     assert _layer(1.0, 1.1, stalled=0.2).computed() == 0
     assert _layer(1.0, 1.5, stalled=0.2).waited(None) == pytest.approx(0.2)
-
-
-def test_a_device_that_is_busy_does_not_wait() -> None:
-    """The host waits for weights while the layer before is computed."""
     layer = _layer(3.0, 4.0, asked=0.5, stalled=0.25)
     for before, waited in (
         (None, 0.5),

@@ -37,13 +37,14 @@ def check(model: LoadedModel) -> None:
     reader.close()
 
 
-@pytest.mark.parametrize("family", some(EXPERT_FAMILIES, "mixtral", "gpt_oss", "nemotron_h"))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_expert_alone_is_what_it_is_among_all(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", some(EXPERT_FAMILIES, "mixtral", "gpt_oss", "nemotron_h", one_in=2))
+def test_an_expert_alone_is_what_it_is_among_all(family: str, tmp_path: Path) -> None:
     """As stored, and made into another dtype."""
-    model = open_model(write_experts(tmp_path / "model", family), dtype)
-    check(model)
-    model.close()
+    folder = write_experts(tmp_path / "model", family)
+    for dtype in (torch.float32, torch.bfloat16):
+        model = open_model(folder, dtype)
+        check(model)
+        model.close()
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])

@@ -61,18 +61,12 @@ def _experts() -> Any:
     return module
 
 
-@pytest.mark.parametrize("rows", [1, 3, 70])
-def test_few_rows(rows: int, together: Callable[..., bool]) -> None:
-    assert together(_experts(), rows, 2)
-
-
-def test_rows_that_need_more_memory_than_one_by_one(together: Callable[..., bool]) -> None:
+def test_few_rows_run_together(together: Callable[..., bool]) -> None:
     """A plan reserves memory for one expert at a time, which all rows may ask for."""
+    for rows in (1, 3, 70):
+        assert together(_experts(), rows, 2)
     assert together(_experts(), 1, EXPERTS)
     assert not together(_experts(), 600, EXPERTS)
-
-
-def test_a_norm_behind_each_expert(together: Callable[..., bool]) -> None:
     module = _experts()
     module.post_expert_norm = torch.nn.RMSNorm(HIDDEN, device=CUDA)
-    assert not together(module, 3, 2)
+    assert not together(module, 3, 2), "a norm behind each expert"

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,6 +15,7 @@ from offspec.model.parted_tensor import PartedTensor, parts_in
 from offspec.model.pass_parts import SequenceRows, as_asked, order_of, parts_of
 from offspec.model.probe.small_config import small_config
 from offspec.model.row_counts import RowCounts
+from offspec.sampling.token_tree import TokenTree
 from offspec_planners.placement import Placement, Tier
 from tests.support.products import some
 from tests.support.tiny_models import (
@@ -38,7 +38,9 @@ _OTHERS: dict[str, dict[str, Any]] = {
 }
 _EVERY = (*FAMILIES, *HYBRIDS, *_OTHERS)
 _USUAL = ("llama", "qwen3_moe", "gemma4_text", "qwen3_5_text", "deepseek_v32", "falcon")
-_PARENTS = (-1, 0, 0, 1, 1, 3, 2)  # of a tree's nodes
+_TREE = TokenTree.build(
+    range(5, 26, 3), (-1, 0, 0, 1, 1, 3, 2), [0.0] * 7
+)  # of which a text has the first nodes
 _CHUNK = 16
 
 
@@ -51,25 +53,19 @@ class _Text:
 
 
 def _texts() -> list[_Text]:
-    texts = [_Text([3 + (7 * i * i + start * i) % 90 for i in range(rows)], nodes)
-             for start, rows, nodes in ((1, 37, 7), (2, 1, 1), (3, 19, 5), (4, 8, 0))]  # fmt: skip
-    return texts
+    return [
+        _Text([3 + (7 * i * i + start * i) % 90 for i in range(rows)], nodes)
+        for start, rows, nodes in ((1, 37, 7), (2, 1, 1), (3, 19, 5), (4, 8, 0))
+    ]
 
 
 def _rows(text: _Text, cache: TreeCache, device: torch.device) -> SequenceRows:
     """Tokens that the cache does not have, and a tree below the last."""
     pending, nodes = text.ids[cache.length :], text.nodes
-    sees = np.zeros((nodes, nodes), np.bool_)
-    depth = [0] * nodes
-    for node, parent in enumerate(_PARENTS[:nodes]):
-        sees[node, node] = True
-        if parent >= 0:
-            sees[node] |= sees[parent]
-            depth[node] = depth[parent] + 1
     tokens, context = TreeContext.of_step(
-        [*pending, *(5 + 3 * node for node in range(nodes))],
-        [*range(cache.length, len(text.ids)), *(len(text.ids) + level for level in depth)],
-        sees,
+        [*pending, *_TREE.token[:nodes].tolist()],
+        [*range(cache.length, len(text.ids)), *(len(text.ids) + _TREE.depth[:nodes]).tolist()],
+        _TREE.ancestors()[:nodes, :nodes],
         prefix=cache.length,
         causal=len(pending),
         device=device,

@@ -38,18 +38,12 @@ def _opened(model: str) -> Any:
     return json.loads(subprocess.check_output(command, text=True, env=paths).splitlines()[-1])
 
 
-@pytest.mark.exhaustive  # a GGUF file needs more
-def test_a_model_of_safetensors_is_opened_without_what_it_does_not_need(tmp_path: Path) -> None:
-    found = _opened(str(write_model(tmp_path / "model")))
-    assert not {*UNUSED, "gguf"} & set(found["modules"])
-    if torch.version.cuda is None:  # whose libraries are larger
-        assert found["bytes"] < 480_000_000
-
-
 @pytest.mark.exhaustive
-@pytest.mark.skipif(importlib.util.find_spec(DEMO_PACKAGE) is None, reason=f"{DEMO_PACKAGE} is not installed")
-def test_a_gguf_file_is_opened_without_what_it_does_not_need() -> None:
-    found = _opened(DEMO)
-    assert not set(UNUSED) & set(found["modules"])
-    if torch.version.cuda is None:
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_a_model_is_opened_without_what_it_does_not_need(kind: str, tmp_path: Path) -> None:
+    if kind == "gguf" and importlib.util.find_spec(DEMO_PACKAGE) is None:
+        pytest.skip(f"{DEMO_PACKAGE} is not installed")
+    found = _opened(DEMO if kind == "gguf" else str(write_model(tmp_path / "model")))
+    assert not {*UNUSED, *(("gguf",) if kind == "safetensors" else ())} & set(found["modules"])
+    if torch.version.cuda is None:  # whose libraries are larger
         assert found["bytes"] < 500_000_000

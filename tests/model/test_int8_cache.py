@@ -18,8 +18,6 @@ from tests.support.products import some
 from tests.support.tiny_models import HYBRIDS, load_all, open_model, tiny_engine, write_hybrid, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
-FAMILIES = ["llama", "mistral", "gemma2", "gpt2", "deepseek_v3", "gemma3n_text", "gpt_oss", "mimo_v2_flash"]
-MORE = ["gemma4_text", "llama4_text", "phi", "qwen3_next", "zamba2"]
 
 
 def rounded(rows: torch.Tensor) -> torch.Tensor:
@@ -83,7 +81,7 @@ def test_model_code_is_given_values() -> None:
     assert stored_rows(tensor) is rows and stored_rows(values) is values
 
 
-@pytest.mark.parametrize("family", some([*FAMILIES, *MORE], "llama", "gpt2", "deepseek_v3", "gemma3n_text"))
+@pytest.mark.parametrize("family", ["llama", "gpt2", "deepseek_v3", "gemma3n_text", "zamba2"])
 def test_the_bytes_of_a_position(family: str, tmp_path: Path) -> None:
     model = open_model(written(tmp_path, family), torch.bfloat16, int8_cache=True)
     load_all(model, 16)
@@ -95,7 +93,7 @@ def test_the_bytes_of_a_position(family: str, tmp_path: Path) -> None:
     model.close()
 
 
-@pytest.mark.parametrize("family", some([*FAMILIES, *MORE], "llama", one_in=2))
+@pytest.mark.parametrize("family", some(["llama", "mimo_v2_flash", "gemma4_text", "qwen3_next"], "llama"))
 def test_tokens_are_those_of_rounded_rows(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

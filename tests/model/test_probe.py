@@ -37,7 +37,7 @@ def written(folder: Path, family: str, **changed: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "deepseek_v3", "mimo_v2_flash", "gemma3n_text"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "mimo_v2_flash", "gemma3n_text"])
 def test_measured_rows_are_those_of_a_cache(family: str, tmp_path: Path) -> None:
     model = open_model(write_model(tmp_path, family))
     load_all(model, 16)
@@ -76,22 +76,15 @@ def test_rows_of_real_sizes(family: str, kept: set[int], expanded: int) -> None:
     assert not any(buffer.is_meta for buffer in skeleton.model.buffers())
 
 
-def test_room_is_left_for_what_a_latent_expands_to(tmp_path: Path) -> None:
+def test_room_is_left_for_what_a_latent_expands_to_and_for_a_chunk(tmp_path: Path) -> None:
     model = open_model(write_model(tmp_path, "deepseek_v3"))
     rows = model.skeleton.rows
     assert rows.expanded == 4 * (8 + 4) + 4 * (8 + 6)
     whole = model.scratch_bytes(8, 1000, 8)
     model.skeleton = replace(model.skeleton, rows=replace(rows, expanded=0))
     assert whole == model.scratch_bytes(8, 1000, 8) + 1000 * rows.expanded * 4
-    model.close()
-
-
-def test_room_for_attention_is_that_of_a_chunk_and_of_the_heads(tmp_path: Path) -> None:
-    model = open_model(write_model(tmp_path, "llama"))
-    rows = model.skeleton.rows
-    assert rows.head_size == 8
-    said = [model.activation_bytes(2048, 2048, chunk) for chunk in (256, 1024)]
-    assert said[0] < said[1] < model.activation_bytes(2048, 2048, 2048)
+    said = [model.activation_bytes(2048, 2048, chunk) for chunk in (256, 1024, 2048)]
+    assert said == sorted(set(said))
     model.skeleton = replace(model.skeleton, rows=replace(rows, head_size=256))
     assert model.activation_bytes(2048, 2048, 256) > said[0]
     model.close()
@@ -165,7 +158,6 @@ def test_a_window_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) ->
     assert not try_out(config).chains
 
 
-@pytest.mark.exhaustive
 def test_an_architecture_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     tried = list[object]()
@@ -188,12 +180,9 @@ def test_an_architecture_is_tried_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(tried) == 5, "a record that is damaged is as good as none"
     build_skeleton(written(tmp_path / "other", "qwen3", head_dim=64), torch.float32)
     assert len(tried) == 6, "another configuration is another trial"
-
-
-def test_where_nothing_can_be_kept_it_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "file" / "cache"))
-    assert build_skeleton(written(tmp_path / "model", "qwen3"), torch.float32).rows.kept
+    assert build_skeleton(good, torch.float32).rows.kept and len(tried) == 7, "nothing can be kept"
 
 
 def test_positions_that_a_tree_breaks_are_noticed_beside_scaled_tokens() -> None:

@@ -17,11 +17,8 @@ from offspec.checkpoint import open_checkpoint
 from offspec.model import attention
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
-from offspec.model.probe import build
-from offspec.model.probe.findings import Findings
 from offspec.model.recurrence import walks
-from offspec.model.recurrence.paths import PartPaths, part_paths
-from offspec.model.skeleton import Skeleton
+from offspec.model.recurrence.paths import PartPaths
 from offspec_kernels.tree_scan import walk_order
 from offspec_planners.placement import Placement
 from tests.support import packers
@@ -40,7 +37,6 @@ from tests.support.tiny_models import (
 _POSITION, _TOKEN = 37, 5
 _HUGE = (90, 91)  # tokens whose embeddings are
 _CHUNK = 96
-DTYPES = [torch.float32, torch.bfloat16]
 
 
 def _look_at_itself(query: Any, key: Any, value: Any, mask: Any, *, out: torch.Tensor, **how: Any) -> None:
@@ -54,20 +50,11 @@ def _begin_alone(context: TreeContext, start: int, end: int) -> PartPaths:
     return PartPaths(False, start, np.full(end, -1), order)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None but in the trial of an architecture, which would refuse it."""
-    find, attend = build.find, attention.tree_attention  # type: ignore[attr-defined]
-
-    def find_with_attention(config: Any, skeleton: Skeleton) -> Findings:
-        with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(attention, "tree_attention", attend)
-            meanwhile.setattr(walks, "part_paths", part_paths)
-            return find(config, skeleton)
-
+    """For models that are open: the trial of an architecture would refuse it."""
     monkeypatch.setattr(attention, "tree_attention", _look_at_itself)
     monkeypatch.setattr(walks, "part_paths", _begin_alone)
-    monkeypatch.setattr(build, "find", find_with_attention)
 
 
 # What makes families differ here: norms, activations, layouts of weights, experts and their routers.
@@ -75,23 +62,28 @@ _SOME = ("gemma2", "gpt2", "gpt_oss", "llama", "mixtral", "phi3", "qwen2_moe")
 _SOME_HYBRIDS = ("falcon_h1", "mamba", "qwen3_5_text")
 
 
-@pytest.fixture(scope="module", params=some([*FAMILIES, *HYBRIDS], *_SOME, *_SOME_HYBRIDS, one_in=2))
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    if request.param in HYBRIDS:
-        return write_hybrid(folder, request.param)
-    return write_model(folder, request.param, spread=0.3)
-
-
 def _enlarge(module: torch.nn.Module, args: tuple[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.isin(args[0], torch.tensor(_HUGE))[..., None], out * 1e4, out)
 
 
-@pytest.fixture(params=some(DTYPES, torch.bfloat16), ids=str)
-def model(folder: Path, request: pytest.FixtureRequest) -> Iterator[LoadedModel]:
-    loaded = open_model(folder, request.param)
-    layers = range(len(loaded.layers))
-    loaded.load(Placement.in_memory(len(layers), layers, 0), 600, nothing, chunk=_CHUNK)
+def _load(model: LoadedModel) -> LoadedModel:
+    layers = range(len(model.layers))
+    model.load(Placement.in_memory(len(layers), layers, 0), 600, nothing, chunk=_CHUNK)
+    return model
+
+
+_EVERY = (*FAMILIES, *HYBRIDS, "llama in float32", "mamba in float32")
+
+
+@pytest.fixture(scope="module", params=some(_EVERY, *_SOME, *_SOME_HYBRIDS, one_in=3))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
+    family, _, dtype = request.param.partition(" in ")
+    folder = tmp_path_factory.mktemp("model")
+    if family in HYBRIDS:
+        write_hybrid(folder, family)
+    else:
+        write_model(folder, family, spread=0.3)
+    loaded = _load(open_model(folder, torch.float32 if dtype else torch.bfloat16))
     loaded.skeleton.model.get_input_embeddings().register_forward_hook(_enlarge)
     yield loaded
     loaded.close()
@@ -116,7 +108,9 @@ def _row(model: LoadedModel, rows: int, place: int, *, causal: bool, seed: int =
     return torch.cat([hidden[place], logits])
 
 
+@pytest.mark.usefixtures("no_attention")
 def test_the_bits_of_a_row(model: LoadedModel) -> None:
+    model.tree_model.cache.rewind(0)
     alone = _row(model, 1, 0, causal=False)
     assert alone.isfinite().all()
     for turn, rows in enumerate((2, 3, 5, 9, 13, 31, 64, 65, 96, 512)):
@@ -126,10 +120,12 @@ def test_the_bits_of_a_row(model: LoadedModel) -> None:
             assert torch.equal(row, alone), f"{rows} rows, at {place}, {causal=}"
 
 
+@pytest.mark.usefixtures("no_attention")
 def test_padding_is_neither_kept_nor_returned(model: LoadedModel) -> None:
     """Taps, states and cache have the rows that were asked for, behind a prompt that is padded too."""
     tree_model, rows = model.tree_model, 11
     tree_model.taps = (0, len(model.layers))
+    tree_model.cache.rewind(0)
     sees = torch.eye(6, dtype=torch.bool)
     context = TreeContext(0, torch.arange(rows), 5, sees)
     with torch.no_grad():
@@ -138,18 +134,20 @@ def test_padding_is_neither_kept_nor_returned(model: LoadedModel) -> None:
     filled = {layer.filled for layer in tree_model.cache.rows}  # 0: it shares another's, or has a state
     assert filled - {0} == {rows} or not any(model.skeleton.rows.kept)
     assert tree_model.cache.padding == context.padding == 0
+    tree_model.taps = ()
 
 
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
-_WIDE = {"hidden_size": 64, "intermediate_size": 128}
 
 
-@pytest.mark.parametrize("dtype", some(DTYPES, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("format", ["awq", "gptq", "grouped"])
-def test_the_bits_of_a_row_with_packed_weights(tmp_path: Path, format: str, dtype: torch.dtype) -> None:
+def test_the_bits_of_a_row_with_packed_weights(
+    tmp_path: Path, format: str, request: pytest.FixtureRequest
+) -> None:
     """Values that lie as rows, and as columns."""
-    dense, packed = write_model(tmp_path / "dense", spread=0.3, **_WIDE), tmp_path / "packed"
+    dense = write_model(tmp_path / "dense", spread=0.3, hidden_size=64, intermediate_size=128)
+    packed = tmp_path / "packed"
     if format == "awq":
         packers.requantise(dense, packed, _AWQ, lambda shape: packers.awq(shape, 32))
     elif format == "gptq":
@@ -158,8 +156,9 @@ def test_the_bits_of_a_row_with_packed_weights(tmp_path: Path, format: str, dtyp
         checkpoint, _ = packed_checkpoint(dense, packed, to_grouped(4))
     else:
         checkpoint = open_checkpoint(str(packed))
-    model = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, torch.device("cpu"))
+    model = LoadedModel(checkpoint.folder, checkpoint.tensors, torch.bfloat16, torch.device("cpu"))
     model.load(Placement.in_memory(len(model.layers), (), 2), 600, nothing, chunk=_CHUNK)
+    request.getfixturevalue("no_attention")
     try:
         assert model.is_packed
         alone = _row(model, 1, 0, causal=False)

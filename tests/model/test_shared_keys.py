@@ -31,8 +31,7 @@ def _read(model: DraftModel, tokens: torch.Tensor) -> torch.Tensor:
         return model.hidden(tokens, TreeContext(length, positions, len(tokens), torch.empty(0, 0).bool()))
 
 
-@pytest.mark.parametrize("lean", [False, True])
-@pytest.mark.parametrize("own", [0, 5, 20])
+@pytest.mark.parametrize(("lean", "own"), [(False, 20), (True, 0), (True, 5)])
 def test_what_was_adopted_is_looked_back_on(
     pair: tuple[LoadedModel, LoadedModel], lean: bool, own: int
 ) -> None:
@@ -66,8 +65,8 @@ def _layers(model: DraftModel) -> list[torch.Tensor]:
 def test_only_what_is_new_is_copied(
     pair: tuple[LoadedModel, LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And a draft of its own adopts nothing."""
     target, draft = pair
-    drafter = LMDrafter("draft", draft.tree_model, CPU, draft.close, target.tree_model.cache)
     asked, real = list[int](), TreeCache.committed
 
     def noted(cache: TreeCache, start: int) -> list[KeysAndValues | None]:
@@ -75,6 +74,7 @@ def test_only_what_is_new_is_copied(
         return real(cache, start)
 
     monkeypatch.setattr(TreeCache, "committed", noted)
+    drafter = LMDrafter("draft", draft.tree_model, CPU, draft.close, target.tree_model.cache)
     for _ in range(2):
         _read(target.tree_model, TOKENS[:6])
         target.tree_model.cache.commit(6, [])
@@ -88,12 +88,5 @@ def test_only_what_is_new_is_copied(
     target.tree_model.cache.commit(3, [])
     drafter.adopt()
     assert asked == [0, 6, 4] and draft.tree_model.cache.length == 7
-
-
-def test_a_draft_of_its_own_adopts_nothing(pair: tuple[LoadedModel, LoadedModel]) -> None:
-    target, draft = pair
-    _read(target.tree_model, TOKENS)
-    target.tree_model.cache.commit(20, [])
-    drafter = LMDrafter("draft", draft.tree_model, CPU, draft.close)
-    drafter.adopt()
-    assert draft.tree_model.cache.length == 0
+    LMDrafter("draft", draft.tree_model, CPU, draft.close).adopt()
+    assert asked == [0, 6, 4] and draft.tree_model.cache.length == 7

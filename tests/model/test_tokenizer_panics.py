@@ -15,23 +15,29 @@ class PanicException(BaseException):
     """As pyo3 has it."""
 
 
+class _Panicking:
+    def convert_tokens_to_ids(self, names: list[str]) -> list[None]:
+        return [None] * len(names)  # no token stands for a byte
+
+    def __call__(self, *given: object, **more: object) -> None:
+        raise PanicException("index out of range\nat line 7")
+
+    decode = __call__
+
+
 def test_a_panic_is_an_error_and_an_interrupt_stays_one() -> None:
     with pytest.raises(RuntimeError, match="out of range"), panics_as_errors():
         raise PanicException("index out of range")
-    with pytest.raises(KeyboardInterrupt), panics_as_errors():
-        raise KeyboardInterrupt
-    with pytest.raises(ValueError), panics_as_errors():
-        raise ValueError
+    for other in (KeyboardInterrupt, ValueError):
+        with pytest.raises(other), panics_as_errors():
+            raise other
 
 
 def test_one_while_a_tokenizer_works(tmp_path: Path) -> None:
     folder = saved(byte_level(), tmp_path)
     codec = TextCodec(load_tokenizer(folder), folder, {})
 
-    def panic(*given: object, **more: object) -> None:
-        raise PanicException("index out of range\nat line 7")
-
-    codec.tokenizer = _Panicking(panic)  # type: ignore[assignment]
+    codec.tokenizer = _Panicking()  # type: ignore[assignment]
     for use in (lambda: codec.tokenize("x"), lambda: codec.decode([1]), lambda: codec.spell([1])):
         with pytest.raises(CheckpointError, match=r"fails at .*index out of range at line 7"):
             use()
@@ -46,16 +52,3 @@ def test_a_configuration_that_sends_to_another_file(tmp_path: Path) -> None:
     file.write_text(json.dumps(config | {"fast_tokenizer_files": ["../tokenizer.4.0.0.json"]}))
     with pytest.raises(CheckpointError, match="remove fast_tokenizer_files"):
         load_tokenizer(folder)
-
-
-class _Panicking:
-    def __init__(self, panic: object) -> None:
-        self.decode = panic
-        self._panic = panic
-
-    def convert_tokens_to_ids(self, names: list[str]) -> list[None]:
-        return [None] * len(names)  # no token stands for a byte
-
-    def __call__(self, *given: object, **more: object) -> object:
-        assert callable(self._panic)
-        return self._panic()

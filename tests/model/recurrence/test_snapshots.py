@@ -20,15 +20,6 @@ def _filled(lengths: list[int], most: int = MOST) -> Snapshots:
     return snapshots
 
 
-def _lengths(snapshots: Snapshots) -> list[int]:
-    """Of all, from the longest; they are dropped on the way."""
-    found = list[int]()
-    while kept := snapshots.nearest(snapshots.newest):
-        found.append(kept.length)
-        snapshots.nearest(kept.length - 1)
-    return found
-
-
 def test_the_nearest_is_the_longest_that_is_not_too_long() -> None:
     snapshots = _filled([20, 50, 90])
     found = snapshots.nearest(89)
@@ -40,23 +31,23 @@ def test_the_nearest_is_the_longest_that_is_not_too_long() -> None:
 
 
 def test_a_text_that_does_not_grow_takes_no_room() -> None:
-    assert _lengths(_filled([50, 50, 20])) == [50]
+    assert _filled([50, 50, 20]).lengths == (50,)
 
 
 @pytest.mark.parametrize("most", [1, 2, MOST])
 def test_there_are_never_more_than_the_most(most: int) -> None:
     for count in range(1, 30):
-        lengths = _lengths(_filled([7 * i for i in range(1, count + 1)], most))
+        lengths = _filled([7 * i for i in range(1, count + 1)], most).lengths
         assert len(lengths) == min(count, most)
-        assert lengths[0] == 7 * count, "the newest stays"
+        assert lengths[-1] == 7 * count, "the newest stays"
 
 
 def test_the_one_that_is_missed_least_goes() -> None:
-    assert _lengths(_filled([100, 110, 200, 300, 400])) == [400, 300, 200, 100]
-    assert _lengths(_filled([100, 200, 290, 300, 310])) == [310, 290, 200, 100]
+    assert _filled([100, 110, 200, 300, 400]).lengths == (100, 200, 300, 400)
+    assert _filled([100, 200, 290, 300, 310]).lengths == (100, 200, 290, 310)
 
 
 def test_a_long_text_can_be_taken_up_from_anywhere_at_some_distance() -> None:
     snapshots = _filled([SPACING * i for i in range(1, 41)])
-    kept = sorted([*_lengths(snapshots), 0])
+    kept = [0, *snapshots.lengths]
     assert max(b - a for a, b in pairwise(kept)) <= SPACING * 40 // 2
