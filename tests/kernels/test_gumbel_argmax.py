@@ -12,7 +12,6 @@ from torch import Tensor
 
 from offspec.sampling.noise import GumbelNoise
 from offspec_kernels.backend import Backend
-from offspec_kernels.errors import ArgumentError
 from offspec_kernels.gumbel_argmax import Picks, gumbel_argmax
 from tests.support.kernel_device import device_of, examples, moved, needs_compiled_kernels
 from tests.support.poison import poisoned
@@ -170,38 +169,6 @@ def test_rows_of_noise_may_lie_in_a_table(path: Backend) -> None:
         table[1, 77] = 99.0
         told = gumbel_argmax(logits, seed=2026, positions=positions, table=table, path=path)
         assert told.token[1] == 77, "it is read"
-
-
-@pytest.mark.parametrize(
-    ("argument", "changes"),
-    [
-        ("logits", {"logits": torch.zeros(3)}),
-        ("logits", {"logits": torch.zeros(2, 0)}),
-        ("logits", {"logits": torch.zeros(2, 8, dtype=torch.float64)}),
-        ("logits", {"logits": torch.zeros(8, 2).T}),
-        ("seed", {"seed": -1}),
-        ("seed", {"seed": 2**64}),
-        ("positions", {"positions": None}),
-        ("positions", {"positions": [1]}),
-        ("positions", {"positions": [1, -1]}),
-        ("temperature", {"temperature": 0.0}),
-        ("temperature", {"temperature": math.inf}),
-        ("temperature", {"temperature": math.nan}),
-        ("temperature", {"temperature": 1e-45}),
-        ("least", {"least": torch.zeros(3)}),
-        ("least", {"least": torch.zeros(2, dtype=torch.float64)}),
-        ("least", {"least": torch.zeros(2, device="meta")}),
-        ("last_tie", {"last_tie": torch.zeros(2, dtype=torch.int32), "least": torch.zeros(2)}),
-        ("last_tie", {"last_tie": torch.zeros(2, dtype=torch.int64)}),
-        ("path", {"path": "fast"}),
-    ],
-)
-def test_a_wrong_argument_is_named(argument: str, changes: dict[str, Any]) -> None:
-    arguments: dict[str, Any] = {"logits": torch.zeros(2, 8), "seed": 1, "positions": [1, 2]}
-    arguments |= changes
-    with pytest.raises(ArgumentError) as caught:
-        gumbel_argmax(arguments.pop("logits"), **arguments)
-    assert caught.value.argument == argument
 
 
 @pytest.mark.gpu

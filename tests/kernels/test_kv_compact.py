@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offspec_kernels.backend import Backend
-from offspec_kernels.errors import ArgumentError
 from offspec_kernels.kv_compact import KVTable, kv_compact
 from tests.support.kernel_device import device_of
 
@@ -103,28 +102,3 @@ def test_words_are_as_large_as_rows_and_strides_allow() -> None:
     assert KVTable([torch.zeros(2, 4, 4), torch.zeros(2, 4, 5).half()]).word == 2
     assert KVTable([torch.zeros(2, 4, 4).half()[:, :, :3]]).word == 2
     assert KVTable([torch.zeros(2, 4, 64)]).size == 32
-
-
-def test_wrong_rows_and_tensors_are_refused() -> None:
-    before = torch.randn(2, 9, 4)
-    tensor = before.clone()
-    for argument, start, rows in (
-        ("start", -1, [3]),
-        ("rows", 3, [4, 4]),
-        ("rows", 3, [5, 4]),
-        ("rows", 3, [2, 4]),
-        ("rows", 3, [4, 9]),
-    ):
-        with pytest.raises(ArgumentError) as caught:
-            kv_compact(KVTable([tensor]), start, rows)
-        assert caught.value.argument == argument and torch.equal(tensor, before)
-    for tensors in (
-        [],
-        [torch.zeros(4, 4)],
-        [torch.zeros(2, 2, 4, 4)],
-        [torch.zeros(2, 4, 4), torch.zeros(2, 4, 4, device="meta")],
-        [torch.zeros(2, 4, 4).transpose(1, 2)],
-    ):
-        with pytest.raises(ArgumentError) as caught:
-            KVTable(tensors)
-        assert caught.value.argument == "tensors"

@@ -3,10 +3,7 @@
 import pytest
 import torch
 
-from offspec_kernels.errors import ArgumentError
 from offspec_kernels.quantised_rows import QuantisedRows
-from offspec_kernels.tree_attention import tree_attention
-from tests.support.attention_trees import Shape, make_case
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -28,18 +25,3 @@ def test_each_row_is_rounded_by_itself(dtype: torch.dtype) -> None:
     assert found.values().dtype == dtype and torch.equal(found[0, 3:9].values(), found.values()[0, 3:9])
     if dtype == torch.float32:  # what has been rounded is not rounded again
         assert torch.equal(QuantisedRows.of(found.values()).numbers, found.numbers)
-
-
-def test_wrong_rows_are_named() -> None:
-    case = make_case([Shape(3, 0, 2, 2)])
-    key, value = QuantisedRows.of(case.key), QuantisedRows.of(case.value)
-    for wrong, named in (
-        (QuantisedRows(key.numbers, key.scales[..., :-1], torch.float32), "key.scales"),
-        (QuantisedRows(key.numbers, key.scales.double(), torch.float32), "key.scales"),
-        (QuantisedRows(key.numbers.float(), key.scales, torch.float32), "key.numbers"),
-        (QuantisedRows(key.numbers, key.scales, torch.bfloat16), "key"),
-    ):
-        with pytest.raises(ArgumentError, match=named):
-            tree_attention(case.query, wrong, value, case.tree_mask)
-    with pytest.raises(ArgumentError, match="both"):
-        tree_attention(case.query, case.key, value, case.tree_mask)

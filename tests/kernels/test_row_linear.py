@@ -1,14 +1,12 @@
 """Products by rows: right on every path, and on triton's with the same bits however many rows there are."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from offspec_kernels.backend import Backend
-from offspec_kernels.errors import ArgumentError
 from offspec_kernels.row_linear import blocks, grouped_linear, row_linear
 from tests.support.kernel_device import device_of, kernel_device, needs_compiled_kernels
 from tests.support.pairs import all_pairs
@@ -219,26 +217,3 @@ def test_groups_are_products_of_their_own(path: Backend, dtype: torch.dtype, cou
         if path == "triton":
             assert torch.equal(got, expected)
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
-
-
-def test_a_wrong_argument_is_named() -> None:
-    rows, weights, (sources, targets, ends) = _drawn(3, 4), _drawn(2, 5, 4), _grouped([1, 2], 3)
-    changes: list[tuple[str, dict[str, Any]]] = [
-        ("weights", {"weights": _drawn(2, 5, 3)}),
-        ("weights", {"weights": weights.half()}),
-        ("bias", {"bias": _drawn(2, 4)}),
-        ("targets", {"targets": targets[:2]}),
-        ("sources", {"sources": sources.int()}),
-        ("ends", {"ends": ends[:1]}),
-    ]
-    for name, change in changes:
-        given = {"weights": weights, "bias": None, "sources": sources, "targets": targets, "ends": ends}
-        with pytest.raises(ArgumentError, match=name):
-            grouped_linear(rows, **given | change)
-    for name, weight, shift in (
-        ("weight", _drawn(4, 5), None),
-        ("weight", _drawn(4, 4).half(), None),
-        ("bias", _drawn(4, 4), _drawn(3)),
-    ):
-        with pytest.raises(ArgumentError, match=name):
-            row_linear(rows, weight, shift)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from offspec.sampling.noise import GumbelNoise
 from offspec_kernels.backend import Backend
-from offspec_kernels.errors import ArgumentError
 from offspec_kernels.topk_children import MOST, TopChildren, topk_children
 from offspec_kernels.topk_children.layout import BLOCK
 from tests.support.kernel_device import device_of, examples, moved, needs_compiled_kernels
@@ -137,40 +136,6 @@ def test_the_room_is_used_and_may_hold_the_logits(within: bool) -> None:
     assert torch.equal(found.token, expected.token)
     torch.testing.assert_close(found.log_prob, expected.log_prob, rtol=1e-5, atol=1e-5)
     assert not room.isnan().any()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "argument"),
-    [
-        ({"logits": torch.zeros(9)}, "logits"),
-        ({"logits": torch.zeros(3, 9, dtype=torch.float64)}, "logits"),
-        ({"logits": torch.zeros(9, 3).T}, "logits"),
-        ({"count": 0}, "count"),
-        ({"count": 10}, "count"),
-        ({"tau": 0.0}, "tau"),
-        ({"tau": float("nan")}, "tau"),
-        ({"seed": 2**64, "positions": [1, 2, 3]}, "seed"),
-        ({"seed": 1}, "positions"),
-        ({"seed": 1, "positions": [1, 2]}, "positions"),
-        ({"seed": 1, "positions": [1, 2, -3]}, "positions"),
-        ({"seed": 1, "positions": torch.zeros(2, dtype=torch.int64)}, "positions"),
-        ({"seed": 1, "positions": torch.zeros(3)}, "positions"),
-        ({"seed": 1, "positions": torch.zeros(3, dtype=torch.int64, device="meta")}, "positions"),
-        ({"noise": GumbelNoise(1, 9).row}, "noise"),
-        ({"table": torch.zeros(4, 9)}, "table"),
-        ({"table": torch.zeros(4, 8), "seed": 1, "positions": [0, 1, 2]}, "table"),
-        ({"room": torch.zeros(3, 9)}, "room"),
-        ({"room": torch.zeros(3, BLOCK, dtype=torch.float64)}, "room"),
-        ({"room": torch.zeros(3, BLOCK, device="meta")}, "room"),
-        ({"room": torch.zeros(BLOCK, 3).T}, "room"),
-        ({"path": "fast"}, "path"),
-    ],
-)
-def test_a_wrong_argument_is_named(wrong: dict[str, Any], argument: str) -> None:
-    arguments: dict[str, Any] = {"logits": torch.zeros(3, 9), "count": 2} | wrong
-    with pytest.raises(ArgumentError, match=f"^{argument}: ") as caught:
-        topk_children(**arguments)
-    assert caught.value.argument == argument
 
 
 @pytest.mark.gpu

@@ -2,14 +2,12 @@
 
 import math
 import random
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from offspec_kernels.backend import Backend
-from offspec_kernels.errors import ArgumentError
 from offspec_kernels.tree_conv import tree_conv
 from tests.support.kernel_device import device_of, moved
 from tests.support.pairs import all_pairs
@@ -75,25 +73,3 @@ def test_the_bits_of_a_row(path: Backend, dtype: torch.dtype) -> None:
         beside = torch.full_like(inputs, math.nan)
         beside[window[row]] = taken
         assert torch.equal(_conv(path, beside, window, weight, bias)[row], whole[row])
-
-
-@pytest.mark.parametrize(
-    ("argument", "given"),
-    [
-        ("inputs", {"inputs": torch.zeros(5)}),
-        ("inputs", {"inputs": torch.zeros(5, 6, dtype=torch.int64)}),
-        ("inputs", {"inputs": torch.zeros(6, 5).T}),
-        ("window", {"window": torch.zeros(2, 4, dtype=torch.int64)}),
-        ("window", {"window": torch.zeros(2, 3)}),
-        ("weight", {"weight": torch.zeros(5, 3)}),
-        ("weight", {"weight": torch.zeros(6, 3, device="meta")}),
-        ("weight", {"weight": torch.zeros(6, 3, dtype=torch.float64)}),
-        ("bias", {"bias": torch.zeros(3)}),
-        ("bias", {"bias": torch.zeros(6, dtype=torch.int64)}),
-    ],
-)
-def test_wrong_arguments_are_named(argument: str, given: dict[str, Any]) -> None:
-    right = {"inputs": torch.zeros(5, 6), "window": torch.zeros(2, 3, dtype=torch.int64)}
-    with pytest.raises(ArgumentError) as caught:
-        tree_conv(**{**right, "weight": torch.zeros(6, 3), **given})
-    assert caught.value.argument == argument

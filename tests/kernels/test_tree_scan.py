@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offspec_kernels.backend import Backend
-from offspec_kernels.errors import ArgumentError
 from offspec_kernels.tree_scan import WalkOrder, tree_scan, walk_order
 from tests.support.kernel_device import device_of
 from tests.support.pairs import all_pairs
@@ -234,32 +233,3 @@ def test_places_of_a_full_tree() -> None:
     assert walk_order([(row + 1) // 2 - 1 for row in range(rows)]).places <= math.log2(rows) + 2
     assert walk_order(chain(rows)).places == 1
     assert walk_order([-1] * rows).places == 2
-
-
-zeros = torch.zeros
-
-
-@pytest.mark.parametrize(
-    ("argument", "given"),
-    [
-        ("key", {"key": zeros(3, 4)}),
-        ("key", {"key": zeros(3, 3, 33), "query": zeros(3, 3, 33)}),
-        ("key", {"key": zeros(3, 2, 33, dtype=torch.float64)}),
-        ("value", {"value": zeros(2, 4, 70)}),
-        ("decay", {"decay": zeros(3, 2)}),
-        ("decay", {"decay": zeros(3, 4, 70)}),
-        ("decay", {"rates": zeros(4, 33, 70)}),
-        ("query", {"query": zeros(3, 2, 32)}),
-        ("query", {"query": zeros(3, 2, 33, device="meta")}),
-        ("beta", {"beta": zeros(3, 2)}),
-        ("state", {"state": zeros(4, 70, 33)}),
-        ("state", {"state": zeros(4, 33, 70, dtype=torch.bfloat16)}),
-        ("state", {"state": zeros(4, 70, 33).mT}),
-        ("final", {"final": zeros(4, 33)}),
-        ("final", {"final": zeros(4, 33, 140)[:, :, ::2]}),
-    ],
-)
-def test_wrong_arguments_are_named(argument: str, given: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        Inputs(World(chain(3))).scan(walk_order(chain(3)), "eager", **given)
-    assert caught.value.argument == argument
