@@ -1,4 +1,4 @@
-"""Tree attention and the cache against the obvious: one path at a time, no cache, dense softmax."""
+"""Tree attention against the obvious: one path at a time, no cache, dense softmax."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offspec.model.attention import TreeContext, attend_tree
-from offspec.model.cache import TreeCache
 from offspec_kernels.chunks import split_evenly
 
 
@@ -126,33 +125,3 @@ def test_a_step_sends_its_new_rows_and_looks_at_all(device: str) -> None:
         for name in ("prefix", "first", "count", "causal", "words"):
             assert torch.equal(getattr(found, name).cpu(), getattr(expected, name))
         assert np.array_equal(found.words_of(0), expected.words[0].numpy())
-
-
-def _append(cache: TreeCache, rows: torch.Tensor) -> None:
-    """Rows [T] as keys and negated values of every layer."""
-    for layer in cache.rows:
-        layer.update(rows.view(1, 1, -1, 1), -rows.view(1, 1, -1, 1))
-
-
-def _content(cache: TreeCache) -> list[float]:
-    layer = cache.rows[1]
-    assert layer.keys is not None and layer.values is not None
-    assert torch.equal(layer.keys[:, :, : layer.filled], -layer.values[:, :, : layer.filled])
-    return [float(x) for x in layer.keys[0, 0, : layer.filled, 0]]
-
-
-def test_a_cache_appends_commits_rewinds_and_grows() -> None:
-    cache = TreeCache(2, capacity=4)
-    _append(cache, torch.arange(4.0))
-    cache.commit(1, [0, 2])
-    assert cache.length == 3 and _content(cache) == [0, 1, 3]
-    _append(cache, torch.arange(10.0, 17.0))  # two pending rows and a tree of five, over the capacity
-    cache.commit(2, [0, 2, 3])
-    assert cache.length == 8 and _content(cache) == [0, 1, 3, 10, 11, 12, 14, 15]
-    cache.rewind(4)
-    _append(cache, torch.tensor([99.0]))
-    assert _content(cache) == [0, 1, 3, 10, 99]
-    cache.rewind(4)  # a pass broken off leaves rows behind that must go
-    assert _content(cache) == [0, 1, 3, 10]
-    with pytest.raises(AssertionError):
-        cache.rewind(5)

@@ -83,6 +83,10 @@ def test_room_is_left_for_what_a_latent_expands_to_and_for_a_chunk(tmp_path: Pat
     whole = model.scratch_bytes(8, 1000, 8)
     model.skeleton = replace(model.skeleton, rows=replace(rows, expanded=0))
     assert whole == model.scratch_bytes(8, 1000, 8) + 1000 * rows.expanded * 4
+    model.close()
+    model = open_model(write_model(tmp_path / "llama"))
+    rows = model.skeleton.rows
+    assert rows.head_size == 8
     said = [model.activation_bytes(2048, 2048, chunk) for chunk in (256, 1024, 2048)]
     assert said == sorted(set(said))
     model.skeleton = replace(model.skeleton, rows=replace(rows, head_size=256))

@@ -1,4 +1,4 @@
-"""Keys and values of all layers lie in one allocation, whatever their shapes."""
+"""The cache: rows that are appended, committed and rewound, keys of an index with them, in one allocation."""
 
 from pathlib import Path
 
@@ -71,3 +71,66 @@ def test_a_fused_draft_has_no_second_block(tmp_path: Path) -> None:
     assert isinstance(model.lean(16), LeanModel)
     assert not any(layer.stores for layer in before.cache.rows)
     model.close()
+
+
+def _append(cache: TreeCache, rows: torch.Tensor) -> None:
+    """Rows [T] as keys and negated values of every layer."""
+    for layer in cache.rows:
+        layer.update(rows.view(1, 1, -1, 1), -rows.view(1, 1, -1, 1))
+
+
+def _content(cache: TreeCache) -> list[float]:
+    layer = cache.rows[1]
+    assert layer.keys is not None and layer.values is not None
+    assert torch.equal(layer.keys[:, :, : layer.filled], -layer.values[:, :, : layer.filled])
+    return [float(x) for x in layer.keys[0, 0, : layer.filled, 0]]
+
+
+def test_a_cache_appends_commits_rewinds_and_grows() -> None:
+    cache = TreeCache(2, capacity=4)
+    _append(cache, torch.arange(4.0))
+    cache.commit(1, [0, 2])
+    assert cache.length == 3 and _content(cache) == [0, 1, 3]
+    _append(cache, torch.arange(10.0, 17.0))  # two pending rows and a tree of five, over the capacity
+    cache.commit(2, [0, 2, 3])
+    assert cache.length == 8 and _content(cache) == [0, 1, 3, 10, 11, 12, 14, 15]
+    cache.rewind(4)
+    _append(cache, torch.tensor([99.0]))
+    assert _content(cache) == [0, 1, 3, 10, 99]
+    cache.rewind(4)  # a pass broken off leaves rows behind that must go
+    assert _content(cache) == [0, 1, 3, 10]
+    with pytest.raises(AssertionError):
+        cache.rewind(5)
+
+
+def _index(cache: TreeCache, numbers: range) -> torch.Tensor:
+    rows = torch.tensor([*numbers], dtype=torch.float32)[None, :, None]
+    cache.rows[0].update(rows[:, None], rows[:, None].expand(1, 2, -1, 3))
+    return cache.update_indexer(rows.expand(1, -1, 5), 0)
+
+
+def test_commit_rewind_and_growth() -> None:
+    cache = TreeCache(1, 4)
+    assert _index(cache, range(6)).shape == (1, 6, 5)
+    cache.commit(3, [0, 2])
+    assert _index(cache, range(10, 12))[0, :, 0].tolist() == [0, 1, 2, 3, 5, 10, 11]
+    cache.commit(2, [])
+    cache.rewind(4)
+    assert _index(cache, range(20, 40))[0, :, 0].tolist() == [0, 1, 2, 3, *range(20, 40)]
+    assert cache.row_sizes == (1 + 2 * 3 + 5,)
+
+
+def test_padding_is_not_kept() -> None:
+    cache = TreeCache(1, 8)
+    cache.padding = 2
+    assert _index(cache, range(6))[0, :, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_what_is_adopted_has_them() -> None:
+    target, draft = TreeCache(1, 8), TreeCache(1, 2)
+    _index(target, range(5))
+    _index(draft, range(50, 52))
+    target.commit(5, [])
+    draft.commit(2, [])
+    draft.adopt(1, target.committed(1))
+    assert _index(draft, range(9, 10))[0, :, 0].tolist() == [50, 1, 2, 3, 4, 9]

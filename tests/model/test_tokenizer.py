@@ -1,11 +1,94 @@
-"""Chat templates that want all memory, or all time."""
+"""Tokenizers: bytes of single tokens, panics of Rust, and chat templates that want all memory or all time."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import tokenizers
 
-from offspec.core.errors import RequestError
+from offspec.core.errors import CheckpointError, RequestError
+from offspec.core.panics import panics_as_errors
 from offspec.model import template_limits
+from offspec.model.token_bytes import token_bytes
 from offspec.model.tokenizer import TextCodec, load_tokenizer
-from tests.support.tokenizers import byte_level, saved
+from tests.support.tokenizers import byte_fallback, byte_level, saved
+
+TEXTS = ["the cat sat on the mat", "日本語の文字", "🎉 👩‍🚀 naïve\ncafé", "\ufffd!", " two  spaces "]
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_bytes_of_tokens_are_the_bytes_of_the_text(
+    make: Callable[[], tokenizers.Tokenizer], tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(saved(make(), tmp_path))
+    parts = set[bytes]()
+    for text in TEXTS:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        found = [token_bytes(tokenizer, token) for token in ids]
+        front = b" " if make is byte_fallback else b""  # which it puts in front of every text
+        assert b"".join(found) == front + text.encode()
+        parts.update(found)
+    assert any(not _is_text(part) for part in parts)  # there were halves of characters among them
+
+
+def test_special_tokens_and_ids_without_a_token(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(saved(byte_level(), tmp_path))
+    assert token_bytes(tokenizer, tokenizer.convert_tokens_to_ids("</s>")) == b"</s>"
+    assert token_bytes(tokenizer, len(tokenizer) + 5) == b""
+
+
+def _is_text(part: bytes) -> bool:
+    try:
+        part.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class PanicException(BaseException):
+    """As pyo3 has it."""
+
+
+class _Panicking:
+    def convert_tokens_to_ids(self, names: list[str]) -> list[None]:
+        return [None] * len(names)  # no token stands for a byte
+
+    def __call__(self, *given: object, **more: object) -> None:
+        raise PanicException("index out of range\nat line 7")
+
+    decode = __call__
+
+
+def test_a_panic_is_an_error_and_an_interrupt_stays_one() -> None:
+    with pytest.raises(RuntimeError, match="out of range"), panics_as_errors():
+        raise PanicException("index out of range")
+    for other in (KeyboardInterrupt, ValueError):
+        with pytest.raises(other), panics_as_errors():
+            raise other
+
+
+def test_one_while_a_tokenizer_works(tmp_path: Path) -> None:
+    folder = saved(byte_level(), tmp_path)
+    codec = TextCodec(load_tokenizer(folder), folder, {})
+
+    codec.tokenizer = _Panicking()  # type: ignore[assignment]
+    for use in (lambda: codec.tokenize("x"), lambda: codec.decode([1]), lambda: codec.spell([1])):
+        with pytest.raises(CheckpointError, match=r"fails at .*index out of range at line 7"):
+            use()
+
+
+def test_a_configuration_that_sends_to_another_file(tmp_path: Path) -> None:
+    folder = saved(byte_level(), tmp_path)
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"fast_tokenizer_files": ["tokenizer.json"]}))
+    load_tokenizer(folder)
+    file.write_text(json.dumps(config | {"fast_tokenizer_files": ["../tokenizer.4.0.0.json"]}))
+    with pytest.raises(CheckpointError, match="remove fast_tokenizer_files"):
+        load_tokenizer(folder)
+
 
 SAY = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 LARGE = [
@@ -80,8 +163,6 @@ def test_ordinary_ones_write_what_they_wrote(codec: TextCodec) -> None:
 
 
 def test_limits_end_with_the_rendering(codec: TextCodec) -> None:
-    import sys
-
     before = sys.gettrace()
     render(codec, SAY)
     assert sys.gettrace() is before
