@@ -134,16 +134,6 @@ def test_each_product_has_its_weights() -> None:
     assert isinstance(product_of([torch.randn(8, 8)], None, None), DenseProduct)
 
 
-def test_in_bfloat16_scales_alone_are_rounded_again() -> None:
-    """By far less than a step of the codes."""
-    weight = torch.randn(64, 256).bfloat16()
-    packed = round_matrix(weight)
-    ones = torch.eye(256, dtype=torch.bfloat16)
-    found = FourBitProduct([packed], None)(ones).float().T
-    step = packed.parts["step"].float().repeat_interleave(64, dim=1)
-    assert ((found - unpack(packed).float()).abs() < 0.1 * step).all()
-
-
 @pytest.mark.skipif(not blocks.works(), reason="this processor has no product of blocks")
 @pytest.mark.parametrize(("bits", "count"), [(2, 1), (3, 33), (2, 130), (3, 130)])
 def test_panels_give_the_product_with_their_values(bits: int, count: int) -> None:

@@ -125,14 +125,3 @@ def test_tokens_are_those_of_rounded_rows(
             expected.append(engine.generate([*PROMPT, *expected[-1][:7], 40, 41], params).token_ids)
             engine._state.forget()
     assert found == expected * 3
-
-
-def test_tokens_in_bfloat16(tmp_path: Path) -> None:
-    """Where a key that were read before it is rounded would soon show."""
-    folder = write_model(tmp_path / "model", hidden_size=64, spread=0.2)
-    params = SamplingParams(max_tokens=40, ignore_eos=True)
-    found = set()
-    for draft, budget in (("none", 1), ("auto", 32)):
-        with tiny_engine(folder, draft, budget=budget, dtype=torch.bfloat16, int8_cache=True) as engine:
-            found.add(engine.generate(PROMPT * 8, params).token_ids)
-    assert len(found) == 1
