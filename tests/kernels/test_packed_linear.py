@@ -81,7 +81,7 @@ def test_the_product_with_its_values(name: str, products: str) -> None:
 )
 def test_blocks_of_a_codebook(kind: str, block: int, halves: bool) -> None:
     """Of several sizes, with tables of their own, and rounded to float16 before."""
-    format = Codebook(kind, block, dtype=torch.float16 if halves else None)  # type: ignore[arg-type]
+    format = Codebook(kind, block, dtype=torch.float16 if halves else None)
     parts = random_parts(format, (130, 3072), CPU)
     parts["absmax"][::7] *= 1e-6  # below the normal numbers of float16
     parts["table"] = torch.linspace(-1, 1, 16)

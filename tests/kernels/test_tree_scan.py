@@ -20,6 +20,7 @@ from tests.support.poison import poisoned
 HEAD, NUMBER, RATES = "a head", "a number of a key", "a number of a state"  # which has a decay
 
 DTYPES = [torch.float32, torch.bfloat16]
+Sizes = tuple[tuple[int, int], tuple[int, int]]  # (H, G), (D, E)
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def test_as_kernels(decay: str, delta: bool) -> None:
 @pytest.mark.parametrize(
     ("kind", "shape"), all_pairs([KINDS[0], KINDS[3], KINDS[4]], [SHAPES[0], SHAPES[2], ((1, 1), (128, 16))])
 )
-def test_more_kernels(kind: tuple[str, bool], shape: Any) -> None:
+def test_more_kernels(kind: tuple[str, bool], shape: Sizes) -> None:
     check_near(World(bushy(8), *kind, *shape), "triton")
 
 
@@ -202,7 +203,7 @@ def check_bits(world: World, path: Backend, asked: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "shape", "dtype"), all_pairs(KINDS, SHAPES, DTYPES))
-def test_the_bits_of_a_row_on_a_cpu(kind: tuple[str, bool], shape: Any, dtype: torch.dtype) -> None:
+def test_the_bits_of_a_row_on_a_cpu(kind: tuple[str, bool], shape: Sizes, dtype: torch.dtype) -> None:
     world = World(bushy(60), *kind, *shape, dtype)
     check_bits(world, "eager", list(range(0, 60, 7)))
     check_bits(replace(world, parents=chain(30)), "eager", [29])

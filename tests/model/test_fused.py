@@ -307,6 +307,6 @@ def test_a_torch_without_its_products_does_without(
         monkeypatch.setattr(torch.ops, space, _Missing())
         can.cache_clear()
         try:
-            assert not (can() if space == "mkldnn" else can(_CPU, torch.float32))  # type: ignore[call-arg]
+            assert not (can() if space == "mkldnn" else can(_CPU, torch.float32))
         finally:
             can.cache_clear()

@@ -54,7 +54,7 @@ BLOCKS = {"tensor": None, "channel": None, "block": (4, 88), "small blocks, odd 
 @pytest.mark.parametrize(("kind", "dtype", "path"), all_pairs(list(BLOCKS), DTYPES, PATHS))
 def test_as_compressed_tensors(kind: str, dtype: torch.dtype, path: Backend) -> None:
     """In the dtype of the scales."""
-    format = Float8(BLOCKS[kind], "block" if BLOCKS[kind] else kind, dtype)  # type: ignore[arg-type]
+    format = Float8(BLOCKS[kind], "block" if BLOCKS[kind] else kind, dtype)
     parts = make(format, odd=0.5 if "odd" in kind else 0.0)
     check(format, parts, SHAPE, by_compressed_tensors(format, parts, path), path)
 

@@ -63,7 +63,7 @@ IMPOSSIBLE: list[tuple[str, Callable[[], Any]]] = [
     ("act_order", lambda: CompressedInt(4, True, None, False, act_order=True)),
     ("scales", lambda: CompressedInt(4, True, 32, False, scales=torch.int8)),
     ("shape", lambda: CompressedInt(4, True, 48, False).parts((8, 64))),
-    ("kind", lambda: Codebook("nf3")),  # type: ignore[arg-type]
+    ("kind", lambda: Codebook("nf3")),
     ("block", lambda: Codebook(block=48)),
     ("absmax", lambda: Codebook(absmax=torch.uint8)),
     ("absmax", lambda: Codebook(absmax=torch.float32, nested=256)),
@@ -75,7 +75,7 @@ IMPOSSIBLE: list[tuple[str, Callable[[], Any]]] = [
     ("dtype", lambda: Nvfp4(dtype=torch.float64)),
     ("shape", lambda: Nvfp4().parts((4, 24))),
     ("shape", lambda: Nvfp4().parts((1, 4, 32))),
-    ("per", lambda: Float8(None, "row")),  # type: ignore[arg-type]
+    ("per", lambda: Float8(None, "row")),
     ("block", lambda: Float8(None, "block")),
     ("block", lambda: Float8((8, 8), "tensor")),
     ("block", lambda: Float8((0, 8), "block")),
