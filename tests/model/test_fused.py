@@ -21,26 +21,21 @@ from tests.support.tiny_models import CALIBRATION, load_all, open_model, write_m
 
 _CPU = torch.device("cpu")
 _SPREAD = 0.2  # of the weights: random layers with larger ones multiply every rounding error
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
-_LONG = {
-    "rope_type": "longrope",
-    "rope_theta": 1e4,
-    "short_factor": [1.0, 1.5, 2.0, 2.5],
-    "long_factor": [2.0, 3.0, 4.0, 5.0],
-    "original_max_position_embeddings": 24,
-}
-_TWO_ROPES = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
-}
+
+
+def _rope(kind: str, theta: float = 1e4, **more: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": theta, **more}
+
+
+_FACTORS = {"factor": 4.0, "original_max_position_embeddings": 32}
+_LLAMA3 = _rope("llama3", low_freq_factor=1.0, high_freq_factor=4.0, **_FACTORS)
+_LONG = _rope(
+    "longrope",
+    short_factor=[1.0, 1.5, 2.0, 2.5],
+    long_factor=[2.0, 3.0, 4.0, 5.0],
+    original_max_position_embeddings=24,
+)
+_TWO_ROPES = {"sliding_attention": _rope("default"), "full_attention": _rope("linear", 1e6, factor=8.0)}
 _SOME_WINDOWS = {
     "use_sliding_window": True,
     "sliding_window": 5,
@@ -54,7 +49,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {}),
     "mistral, no window": ("mistral", {"sliding_window": None, "tie_word_embeddings": True}),
     "qwen2": ("qwen2", _SOME_WINDOWS),
-    "qwen3": ("qwen3", {"rope_parameters": _YARN, "head_dim": 16}),
+    "qwen3": ("qwen3", {"rope_parameters": _rope("yarn", **_FACTORS), "head_dim": 16}),
     "phi3": ("phi3", {"partial_rotary_factor": 0.5}),
     "phi3, no window": ("phi3", {"sliding_window": None, "rope_parameters": _LONG}),
     "gemma": ("gemma", {}),
@@ -62,12 +57,11 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2, no caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("gemma3_text", {"rope_parameters": _TWO_ROPES, "final_logit_softcapping": 3.0}),
 }
-_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {}) for family in ("gpt2", "gemma3n_text", "olmo", "mixtral")},
     "relu": ("llama", {"hidden_act": "relu"}),
     "sees ahead": ("gemma", {"use_bidirectional_attention": True}),
-    "dynamic rope": ("llama", {"rope_parameters": _DYNAMIC}),
+    "dynamic rope": ("llama", {"rope_parameters": _rope("dynamic", factor=2.0)}),
 }
 
 

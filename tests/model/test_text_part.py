@@ -115,6 +115,12 @@ def test_names_are_found_under_other_prefixes(new: str, old: str, llava: Path, t
     assert answer(rename(llava, tmp_path / "model", change)) == answer(llava)
 
 
+def test_a_language_model_with_the_names_it_had_inside_another(tmp_path: Path) -> None:
+    plain = write_model(tmp_path / "plain", "qwen3", vocab_size=128)
+    inside = rename(plain, tmp_path / "inside", lambda name: f"llm.{name}")
+    assert answer(inside) == answer(plain)
+
+
 @needs_transformers("5.23")
 def test_text_that_cannot_go_the_whole_way_goes_by_itself(tmp_path: Path) -> None:
     """Gemma 3n asks what reads pictures which tokens are its own, and there is nothing that reads them."""

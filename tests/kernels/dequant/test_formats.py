@@ -37,6 +37,10 @@ def test_some_rows_are_those_of_the_whole(name: str) -> None:
             assert torch.equal(dequantise(*found, (end - start, 256), out), values[start:end])
 
 
+def test_rows_that_share_a_scale_are_not_had_alone() -> None:
+    assert not CompressedInt(8, False, 0, False).by_rows and CompressedInt(8, False, None, False).by_rows
+
+
 def test_all_orders_of_a_type_are_unpacked_by_the_same_code() -> None:
     """So that it is compiled on the smallest of such weights."""
     rows = Reordered(("Q8_0",), (7,), ((0, 3, 4), (0, 0, 3)))
