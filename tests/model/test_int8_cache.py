@@ -93,7 +93,7 @@ def test_the_bytes_of_a_position(family: str, tmp_path: Path) -> None:
     model.close()
 
 
-@pytest.mark.parametrize("family", some(["llama", "mimo_v2_flash", "gemma4_text", "qwen3_next"], "llama"))
+@pytest.mark.parametrize("family", some(["llama", "mimo_v2_flash", "deepseek_v3"], "llama"))
 def test_tokens_are_those_of_rounded_rows(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
