@@ -110,7 +110,8 @@ def any_case(path: Backend, device: str, trees: list[Shape], *, exact: bool = Tr
     )
     sinks = torch.randn(groups * key_heads, generator=torch.Generator().manual_seed(1)).to(device)
     options = {name: drawn[name] for name in ("window", "softcap")}
-    test = check_quantised if drawn["quantised"] else check
+    # In Python those of 8 bits would take too long: kernels have a test of their own for them.
+    test = check_quantised if drawn["quantised"] and path == "eager" else check
     test(case, path, sinks=sinks if drawn["sunk"] else None, exact=exact, **options)
 
 
