@@ -121,7 +121,7 @@ $(VENV)/.clients-installed: $(INSTALLED)
 	@touch $@
 
 test-clients: $(VENV)/.clients-installed
-	$(PYTEST) --no-skips -m 'not exhaustive' $(CLIENT_TESTS)
+	$(PYTEST) --no-skips -m 'not slow' $(CLIENT_TESTS)
 
 # Constraints are all that pins versions here, so that pyproject.toml is the only list of them.
 $(FLOORS)/.installed: pyproject.toml tests/support/floors.py

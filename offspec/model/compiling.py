@@ -20,7 +20,7 @@ def tell_of_compiling(notify: Callable[[LoadProgress | Notice], None]) -> Iterat
 
     began: list[float] = []
 
-    class Passes(events.Listener):  # type: ignore[misc]
+    class Passes(events.Listener):
         def on_start(self, event: object) -> None:
             if not began:
                 began.append(time.perf_counter())

@@ -109,10 +109,11 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
         target.close()
         raise
     loaded = [model for model in (target, drafts.model) if model is not None]
+    beside_gpu = config.cpu_layers or config.chooses_cpu_layers or config.chooses_experts
     with tell_of_compiling(notify):
         for model in loaded:
             model.warm_up()  # its compiled code is part of what the process takes
-        if config.cpu_layers or config.chooses_cpu_layers or config.experts == "cpu" or config.chooses_experts:
+        if beside_gpu or config.experts == "cpu":
             target.warm_up(devices.find_device("cpu"))
     gc.collect()
     memory.trim()

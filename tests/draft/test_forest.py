@@ -19,7 +19,6 @@ from offspec.draft.cross_vocab.retokenize import Reading
 from offspec.draft.cross_vocab.vocab_map import VocabMap
 from offspec.draft.grow import best_first, growing
 from offspec.draft.grow.best_first import Growing, GrowthPolicy, grow, grow_forest
-from offspec.draft.grow.growing import StepPace
 from offspec.draft.grow.result import GrownTree
 from offspec.draft.lm import LMDrafter
 from offspec.draft.lookup.suffix import SuffixLookup
@@ -43,7 +42,6 @@ DEAR = PassCosts(compute=((1, 1.0), (101, 2.0)), step=((1, 0.02), (33, 0.1)), st
 
 
 CPU = torch.device("cpu")
-OBSERVE = StepPace.observe  # which the tests' configuration replaces
 
 
 def lm(folder: Path, *, is_lean: bool, device: torch.device = CPU) -> LMDrafter:
@@ -312,7 +310,6 @@ def test_steps_that_take_longer_than_planned_become_fewer(
     trees: int, times: float, longer: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the trees that come then; what the first step takes, and passes in between, say nothing."""
-    monkeypatch.setattr(StepPace, "observe", OBSERVE)
     costs = PassCosts(compute=((1, 1.0), (101, 1.2)), step=((1, 0.1), (33, 0.1)))
     policy, now = GrowthPolicy(budget=64, width=4, costs=costs), [0.0]
 

@@ -12,11 +12,6 @@ from tests.support.table_drafter import ChainLookup, TableDrafter, greedy_scorer
 ALONE = 0.1  # seconds of a pass of one row
 
 
-@pytest.fixture(autouse=True)
-def drafters_stay() -> None:
-    """Here they rest."""
-
-
 def _run(
     passes: int, drafted: Callable[[int], float], known: OneRow | None = None, tokens: int = 4
 ) -> list[bool]:

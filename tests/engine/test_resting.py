@@ -16,11 +16,6 @@ BUDGET = 24
 FIRST, SECOND = sampling(1.0, 120), replace(sampling(1.0, 120), seed=8)
 
 
-@pytest.fixture(autouse=True)
-def drafters_stay() -> None:
-    """Here they rest, by seconds that are made up."""
-
-
 @pytest.fixture
 def take(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float], float], None]:
     """Has passes take so many seconds by their rows, of which they wait so many for weights."""

@@ -5,7 +5,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +128,7 @@ def test_an_address_where_nothing_listens() -> None:
         pass
 
 
-@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
-def test_ray_is_missing() -> None:
+def test_ray_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(RequestError, match="\\[ray\\]"), connected("local"):
         pass

@@ -2,8 +2,8 @@
 
 import json
 import signal
+import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -157,9 +157,11 @@ def test_a_table(
         assert table[0]["text"] == "One\u2028line."
 
 
-@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
-def test_ray_is_missing(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
+def test_ray_is_missing(
+    offspec: Program, load: ScriptedLoad, requests: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is said before anything is loaded; the model may be where this machine is not."""
+    monkeypatch.setitem(sys.modules, "ray", None)
     out = requests.with_name("out.jsonl")
     result = offspec("batch", str(requests), str(out), "/elsewhere/model", "--ray", "auto")
     assert result.exit_code == 2 and "run: pip install '.[ray]'" in error_line(result)
