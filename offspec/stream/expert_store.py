@@ -81,7 +81,6 @@ class ExpertStore:
         assert layouts and slots >= 1
         self.layouts, self.slots = layouts, min(slots, len(layouts))
         self.stats = StoreStats()
-        self.trace: list[tuple[int, ...]] | None = None  # a list has every call's units added to it
         self._reader, self._shape, self._arrange = reader, shape or ReadShape(), arrange
         self._slot_bytes = max(layout.nbytes for layout in layouts)
         reader.open({extent.file for layout in layouts for extent in layout.extents})
@@ -193,8 +192,6 @@ class ExpertStore:
     def _count(self, units: Sequence[int], hits: int) -> None:
         self.stats.asked += len(units)
         self.stats.hits += hits
-        if self.trace is not None:
-            self.trace.append(tuple(units))
 
     def _leaving(self, due: int, pinned: Collection[int]) -> Iterator[int]:
         """Units that may leave for those that are due, in this order."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from offspec.core.errors import CapacityError
@@ -128,6 +128,7 @@ def test_experts_are_read_by_need_where_not_all_fits(
 
 
 @given(_LAYERS, _GROWN, _SLOT, _COUNT, _HEAD, _WIDE, _WIDE, st.booleans())
+@example([1], 0, 1, 1, 5, 18, 45, False)  # streams whole, since experts apart would not fit
 def test_experts_beside_a_device_have_ram_behind_them(
     dense: list[int], grown: int, slot: int, count: int, head: int, ram: int, device: int, cpu: bool
 ) -> None:
@@ -150,7 +151,9 @@ def test_experts_beside_a_device_have_ram_behind_them(
         wider = replace(needs, experts=replace(apart, beside=77 + given))
         assert not placement_fits(given, wider, placement, device)
     elif not near:
-        assert not behind and not placement.slots, "what fits as it is stays so"
+        assert placement == divide(given, replace(needs, experts=None), device), "what fits as it is stays so"
+        least = replace(placement, expert_slots=apart.least, host_expert_slots=apart.least)
+        assert not placement.slots or not placement_fits(given, needs, least, device)
         return
     else:
         assert apart.least <= near <= apart.count
