@@ -10,12 +10,18 @@ _QUIET_S = 2.0
 
 
 @contextmanager
-def tell_of_compiling(notify: Callable[[LoadProgress | Notice], None]) -> Iterator[None]:
+def tell_of_compiling(
+    notify: Callable[[LoadProgress | Notice], None], *, wanted: bool = True
+) -> Iterator[None]:
     """Notify when numba starts to compile, and then how long that took; of code that is kept nothing is said.
 
     Args:
         notify: Takes LoadProgress and Notice events.
+        wanted: False where a GPU computes, which numba compiles nothing for. Default True.
     """
+    if not wanted:
+        yield
+        return
     import numba.core.event as events
 
     began: list[float] = []

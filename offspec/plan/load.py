@@ -109,11 +109,12 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
         target.close()
         raise
     loaded = [model for model in (target, drafts.model) if model is not None]
-    beside_gpu = config.cpu_layers or config.chooses_cpu_layers or config.chooses_experts
-    with tell_of_compiling(notify):
+    cpu_layers = bool(config.cpu_layers) or config.chooses_cpu_layers
+    cpu_helps = cpu_layers or config.experts == "cpu" or config.chooses_experts
+    with tell_of_compiling(notify, wanted=device.type == "cpu" or cpu_helps):
         for model in loaded:
             model.warm_up()  # its compiled code is part of what the process takes
-        if beside_gpu or config.experts == "cpu":
+        if cpu_helps:
             target.warm_up(devices.find_device("cpu"))
     gc.collect()
     memory.trim()
@@ -131,7 +132,7 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
         opened.close()
         raise
     if found.draft is not None:
-        with tell_of_compiling(notify):
+        with tell_of_compiling(notify, wanted=device.type == "cpu"):
             found.draft.warm_up()
         _opened.add(found.draft)
     return _with_sequences(found)
