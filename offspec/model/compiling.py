@@ -30,7 +30,7 @@ def tell_of_compiling(
         def on_start(self, event: object) -> None:
             if not began:
                 began.append(time.perf_counter())
-                notify(LoadProgress("compiling loops for this processor, once", 0, 0, "steps"))
+                notify(LoadProgress("Compiling loops for this processor, once", 0, 0, "steps"))
 
         def on_end(self, event: object) -> None:
             pass
@@ -38,4 +38,4 @@ def tell_of_compiling(
     with events.install_listener("numba:run_pass", Passes()):
         yield
     if began and (seconds := time.perf_counter() - began[0]) > _QUIET_S:
-        notify(Notice(f"compiled loops for this processor in {seconds:.0f} s; they are kept for later runs"))
+        notify(Notice(f"Compiled loops for this processor in {seconds:.0f} s; they are kept for later runs"))
