@@ -13,14 +13,13 @@ from tests.checkpoint.hub_visitor import Visitor
 from tests.support.heads_files import MEDUSA_CONFIG, medusa_tensors
 
 VISIT = """
-import json, sys
 from offspec.draft.heads.open import open_head
 from tests.support.heads_files import target_shape
-found = {}
-for model in sys.argv[1].split():
-    head = open_head(model, target_shape(), lambda event: None)
-    found[model] = "none" if head is None else head.name
-print(json.dumps({"tensors": found}))
+
+
+def visit(name, events, said):
+    head = open_head(name, target_shape(), events.append)
+    said["text"] = "none" if head is None else head.name
 """
 
 
@@ -34,6 +33,6 @@ def test_a_head_and_a_model(tmp_path: Path) -> None:
     hub = StandIn()
     hub.repositories = {"org/heads": heads, "org/model": model, "org/bare": {"medusa_lm_head.pt": b""}}
     with serve(hub):
-        said = Visitor(hub, tmp_path, VISIT)("org/heads org/model org/bare")
-    assert said.tensors == {"org/heads": "medusa (3 heads)", "org/model": "none", "org/bare": "none"}
+        found = Visitor(hub, tmp_path, VISIT).all("org/heads", "org/model", "org/bare")
+    assert [said.text for said in found] == ["medusa (3 heads)", "none", "none"]
     assert sorted(hub.downloads()) == ["config.json", "config.json", "medusa_lm_head.pt"]

@@ -155,10 +155,12 @@ def test_experts_beside_a_device_have_ram_behind_them(
         least = replace(placement, expert_slots=apart.least, host_expert_slots=apart.least)
         assert not placement.slots or not placement_fits(given, needs, least, device)
         return
+    elif near == apart.count:
+        assert behind == apart.least, "experts of the device only pass through RAM"
+        return
     else:
-        assert apart.least <= near <= apart.count
-        more = replace(placement, expert_slots=near + 1)
-        assert near == apart.count or not placement_fits(given, needs, more, device)
+        assert apart.least <= near < apart.count
+        assert not placement_fits(given, needs, replace(placement, expert_slots=near + 1), device)
     assert apart.least <= behind <= apart.count
     more = replace(placement, host_expert_slots=behind + 1)
     assert behind == apart.count or not placement_fits(given, needs, more, device)
