@@ -60,11 +60,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """What engines learn from tiny models is no business of the user's cache, nor what is said to them."""
     config.stash[_CACHE] = os.environ["OFFSPEC_CACHE"] = tempfile.mkdtemp(prefix="offspec-tests-")
+    os.environ["OFFSPEC_DATA"] = os.path.join(config.stash[_CACHE], "data")
+    os.environ["OFFSPEC_CONFIG"] = os.path.join(config.stash[_CACHE], "config")
     given = config.invocation_params.args
     if any("::" in each for each in given) and not any(each.startswith("-m") for each in given):
         config.option.markexpr = ""  # a test that is named is run, whatever marks it has
-    os.environ["OFFSPEC_DATA"] = os.path.join(config.stash[_CACHE], "data")
-    os.environ["OFFSPEC_CONFIG"] = os.path.join(config.stash[_CACHE], "config")
     # A background job is started with these ignored, and so would be the programs that tests interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -1,11 +1,10 @@
 """gpt-oss with its experts in MXFP4, as it is published, and the same values stored whole."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tests.support import packers
 from tests.support.tiny_models import write_model
@@ -36,12 +35,5 @@ def write_both(folder: Path) -> tuple[Path, Path]:
             stored |= {f"{name}_{part}": codes for part, codes in made.tensors.items()}
         else:
             stored[name] = tensor
-    packed.mkdir()
-    for file in dense.iterdir():
-        if file.suffix != ".safetensors":
-            (packed / file.name).write_bytes(file.read_bytes())
-    config = json.loads((dense / "config.json").read_text())
-    (packed / "config.json").write_text(json.dumps(config | {"quantization_config": SETTINGS}))
-    save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
-    save_file(values, dense / "model.safetensors", metadata={"format": "pt"})
+    packers.save_both(dense, packed, SETTINGS, values, stored)
     return dense, packed

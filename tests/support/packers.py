@@ -192,11 +192,30 @@ def requantise(
         values[name] = made.values
         module = name.removesuffix(".weight")
         packed_tensors |= {f"{module}.{part}": stored for part, stored in made.tensors.items()}
+    save_both(dense, packed, settings, values, packed_tensors)
+
+
+def save_both(
+    dense: Path,
+    packed: Path,
+    settings: Mapping[str, Any],
+    values: Mapping[str, Tensor],
+    stored: Mapping[str, Tensor],
+) -> None:
+    """Write the packed model beside a dense one, which gets the same values.
+
+    Args:
+        dense: Folder of a model, whose weights are replaced.
+        packed: Folder to make.
+        settings: `quantization_config` of the packed model.
+        values: Tensors of the dense model, by name.
+        stored: Tensors of the packed model, by name.
+    """
     packed.mkdir()
     for file in dense.iterdir():
         if file.suffix != ".safetensors":
             (packed / file.name).write_bytes(file.read_bytes())
     config = json.loads((dense / "config.json").read_text())
     (packed / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
-    save_file(packed_tensors, packed / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
     save_file(values, dense / "model.safetensors", metadata={"format": "pt"})
