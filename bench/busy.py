@@ -76,7 +76,7 @@ def busy(count: int, apart: bool) -> Iterator[None]:
 
 
 def fair_share(count: int, way: str) -> float:
-    """What Linux leaves of the speed alone to a thread on each core."""
+    """Share of the speed alone that Linux leaves to a thread on each core."""
     cores = len(os.sched_getaffinity(0))
     by_sessions = way == _APART and _AUTOGROUPS.exists() and _AUTOGROUPS.read_text() == "1\n"
     weight = cores if by_sessions else 1  # of a busy process, in threads of ours

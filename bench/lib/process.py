@@ -82,7 +82,7 @@ def measured(
 
 
 def measured_argv(args: argparse.Namespace, argv: Sequence[str]) -> dict[str, Any]:
-    """What a program prints, in JSON, with the peaks of its cgroup."""
+    """Return the JSON that a program prints, and the peaks of its cgroup."""
     line, peaks = measured(args, argv)
     return {**json.loads(line), **peaks}
 

@@ -87,7 +87,7 @@ def _field(file: Path, pattern: str) -> str:
 
 
 def version_of(name: str) -> str | None:
-    """Of an installed package."""
+    """Version of an installed package."""
     # From the metadata: importing torch here would keep its pages in the cache that a bench empties.
     try:
         return importlib.metadata.version(name)
@@ -143,7 +143,7 @@ class Report:
         return {"bench": self.name, **{name: getattr(args, name) for name in settings}}
 
     def file(self, variant: str = "") -> Path:
-        """Where the record goes."""
+        """Path of the record."""
         return self._out or RESULTS / f"{self.name}{variant}.json"
 
     def write(self, record: dict[str, Any], variant: str = "") -> None:

@@ -55,7 +55,7 @@ class Terminal:
         return at
 
     def read(self, seconds: float) -> bytes:
-        """What comes within a time; nothing if nothing did, or if the program closed its end."""
+        """Read what the program prints within so many seconds; empty if nothing came, or if it ended."""
         if not select.select([self.end], [], [], seconds)[0]:
             return b""
         data = b""

@@ -57,7 +57,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What the contenders need, as far as they are wanted.
+    """Programs and models of the contenders that are wanted.
 
     Args:
         target, recipe, draft: The widened model, and the draft of those that run it in bfloat16.

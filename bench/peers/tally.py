@@ -112,7 +112,7 @@ def summarise(runs: Runs, temperature: float) -> dict[str, Any]:
 
 
 def contender_figures(runs: Runs, lengths: Mapping[str, int], plain: Answers) -> dict[str, Any]:
-    """What one contender reached with its fastest settings; its failures are told beside it.
+    """Figures of one contender with its fastest settings, and its failures.
 
     plain: answers of offspec without speculation, where the tokens should be the same.
     """
@@ -164,7 +164,7 @@ def tried(runs: Runs, lengths: Mapping[str, int]) -> dict[str, dict[str, float]]
 
 
 def differences(plain: Answers, answers: Answers) -> dict[str, int]:
-    """Where answers part from the plain ones, by prompt; those that do not, or have none, are left out."""
+    """Positions at which answers part from the plain ones, by prompt; other prompts are left out."""
     places = {name: _parting(plain[name], answer) for name, answer in answers.items() if name in plain}
     return {name: place for name, place in places.items() if place is not None}
 
