@@ -15,7 +15,7 @@ def measure(day: Day) -> None:
     prompts = PROMPTS[: 1 if day.dry else 3]
     found: dict[str, Any] = day.found
     ways: dict[str, dict[str, Any]] = {
-        "on": {"budget": 64, "width": 16},
+        "on": {"budget": 4, "width": 2} if day.dry else {"budget": 64, "width": 16},
         "off": {"draft": "none", "budget": 1},
     }
     for name, settings in ways.items():

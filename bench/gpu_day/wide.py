@@ -65,7 +65,7 @@ def _answer(day: Day, case: Case, row: dict[str, Any]) -> None:
         {"draft": "demo", "draft_bits": 4} if case.draft else {"draft": "none", "budget": 1}
     )
     load |= {"model": str(folder), "device": "cuda", "context": 512 if day.dry else 1024}
-    load |= {"budget": 16, "width": 4} if day.dry and case.draft else {}
+    load |= {"budget": 4, "width": 2} if day.dry and case.draft else {}
     load |= {"vram": least_vram(**load)} if day.dry else {"vram": case.vram, "memory": "60GB"}
     with engine_of(row, replan=case.draft and not day.dry, **load) as engine:
         tokens = (4 if case.draft else 2) if day.dry else (96 if case.draft else 8)
