@@ -97,8 +97,11 @@ def version_of(name: str) -> str | None:
 
 def command_line(module: str, argv: Sequence[str]) -> str:
     """The command as a reader can repeat it, with folders cut from paths."""
-    shown = [Path(word).name if os.path.isabs(word) or Path(word).exists() else word for word in argv]
-    return shlex.join(["python", "-m", module, *shown])
+    return shlex.join(["python", "-m", module, *map(_without_folder, argv)])
+
+
+def _without_folder(word: str) -> str:
+    return Path(word).name if os.path.isabs(word) or Path(word).exists() else word
 
 
 class Report:
@@ -139,8 +142,12 @@ class Report:
         self.exit_code = 1
 
     def head(self, args: argparse.Namespace, *settings: str) -> dict[str, Any]:
-        """What a record begins with: the bench, and settings that it was run with."""
-        return {"bench": self.name, **{name: getattr(args, name) for name in settings}}
+        """What a record begins with: the bench, and settings that it was run with; of paths, their names."""
+        given = {name: getattr(args, name) for name in settings}
+        shown = {
+            name: _without_folder(value) if isinstance(value, str) else value for name, value in given.items()
+        }
+        return {"bench": self.name, **shown}
 
     def file(self, variant: str = "") -> Path:
         """Path of the record."""

@@ -39,7 +39,10 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("main", "words", "figures"),
     [
         (prefill.main, "--tokens 24 --repeats 1 --memory 3GB --budget 8 --raw-bytes 1MB", {"gemm_seconds"}),
-        (sequences.main, "--sequences 2 --answers 2 --tokens 6 --memory 3GB", {"tokens_per_pass"}),
+        pytest.param(
+            *(sequences.main, "--sequences 2 --answers 2 --tokens 6 --memory 3GB", {"tokens_per_pass"}),
+            marks=pytest.mark.exhaustive,
+        ),
         (busy.main, "{model} --busy 1 --answers 2 --tokens 3", {"of_alone"}),
         (soak.main, "30 --reload 20", {"resident_mb", "threads"}),
     ],

@@ -65,6 +65,7 @@ def test_the_one_file_that_is_named_is_fetched_once(hub: StandIn, visit: Visitor
     assert "HF_HUB_OFFLINE is set, and in the hub's cache" in absent.text and "it has Q8_0" in absent.text
 
 
+@pytest.mark.exhaustive
 def test_a_split_file_is_fetched_whole_and_opened(hub: StandIn, visit: Visitor) -> None:
     first, second, third = sorted(name for name in hub.repositories[NAME] if name.startswith("F16/"))
     said, here = visit.all(f"open {NAME}:F16", f"{NAME}:F16")

@@ -138,3 +138,9 @@ def test_settings_as_callers_have_them() -> None:
     assert (config.model, config.draft, config.corpus, config.memory) == ("a/b", "c", (Path("d.txt"),), 5)
     several = EngineConfig.of("m", {"draft": [Path("c"), "suffix"], "corpus": [Path("d"), "e"]})
     assert (several.draft, several.corpus) == ("c,suffix", (Path("d"), Path("e")))
+
+
+def test_an_error_quotes_the_beginning_of_a_long_value() -> None:
+    wrong: Any = "x" * 100
+    with pytest.raises(RequestError, match=r"budget must be .* not 'x{56}\.\.\.(;|$)"):
+        EngineConfig.of("m", {"budget": wrong})

@@ -199,6 +199,7 @@ def test_the_time_of_a_whole_run_is_divided() -> None:
     assert TimeLimit(None, clock).training_minutes() is None and not TimeLimit(None, clock).text_is_due
 
 
+@pytest.mark.exhaustive
 def test_a_limit_cuts_text_and_training_and_a_head_comes_out(
     model: Path, prompts: Path, tmp_path: Path
 ) -> None:

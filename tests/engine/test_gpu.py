@@ -192,10 +192,10 @@ def test_drafts_in_four_bits_say_what_the_cpu_says(family: str, tmp_path: Path) 
 
 @pytest.mark.exhaustive
 def test_a_promise_of_device_memory_is_kept(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", hidden_size=256, intermediate_size=2048, num_hidden_layers=12)
+    model = write_model(tmp_path / "model", hidden_size=256, intermediate_size=2048, num_hidden_layers=6)
     expected = reference(model, PROMPT, 12)
-    vram = RUNTIME + SLACK + 60_000_000
-    with offspec.load(str(model), device="cuda", dtype="float32", vram=vram, budget=32) as engine:
+    vram = RUNTIME + SLACK + 30_000_000
+    with offspec.load(str(model), device="cuda", dtype="float32", vram=vram, budget=8, width=2) as engine:
         result = engine.generate(PROMPT, PARAMS[0])
         assert list(result.token_ids) == expected
         assert 0 < result.peak_device_bytes <= vram

@@ -26,6 +26,7 @@ assert len(answers) == 1, answers
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("instructions", ["AVX2", "AVX512_CORE"])
 def test_bfloat16_with_fewer_instructions(instructions: str, tmp_path: Path) -> None:
     """The product in bfloat16 that compiled loops call throws there, and no exception passes such a loop."""

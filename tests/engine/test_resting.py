@@ -11,6 +11,7 @@ from offspec import Engine, Finished, PassStats, SamplingParams
 from offspec.engine import forest
 from offspec.ui.cli.render import statistics
 from tests.support.answers import PROMPT, Trio, sampling
+from tests.support.products import some
 
 BUDGET = 24
 FIRST, SECOND = sampling(1.0, 120), replace(sampling(1.0, 120), seed=8)
@@ -30,7 +31,7 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float], f
     return take
 
 
-@pytest.fixture(params=["near", "near,suffix", "suffix"])
+@pytest.fixture(params=some(["near", "near,suffix", "suffix"], "near,suffix"))
 def engine(trio: Trio, request: pytest.FixtureRequest) -> Iterator[Engine]:
     draft = request.param.replace("near", str(trio.near))
     given = {"dtype": "float32", "context": 200, "budget": BUDGET, "width": 4, "learn": False}

@@ -24,12 +24,14 @@ from offspec_kernels.errors import ArgumentError
 from offspec_kernels.packed_linear import packed_linear
 from offspec_kernels.row_linear import blocks
 from tests.support.poison import poisoned
+from tests.support.products import some
 
 FILLED = ["int2-g64", "int3-g64", "int4-g64", "int8-g64", "nf4", "bnb-fp4", "bnb-nf4-nested", "Q4_0", "Q4_1",
           "Q5_0", "Q8_0", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS",
           "awq", "gptq-int2", "gptq-int4", "gptq-int8"]  # fmt: skip
 UNPACKED = ["ct-int4", "ct-fp8", "nvfp4"]
 WHOLE = ["ct-int4-zeros", "gptq-int3", "gptq-int4-act-order"]
+USUAL = ["int3-g64", "int4-g64", "nf4", "Q4_0", "MXFP4", "Q4_K", "Q6_K", "awq", "nvfp4", "ct-int4-zeros"]
 SHAPE = (160, 1280)  # several panels, and pieces of which the last is short
 CPU = torch.device("cpu")
 
@@ -60,7 +62,7 @@ def _check(format: Format, parts: dict[str, Tensor], shape: tuple[int, int] = SH
     assert torch.equal(got.nan_to_num(), wanted.nan_to_num())
 
 
-@pytest.mark.parametrize("name", [*FILLED, *UNPACKED, *WHOLE])
+@pytest.mark.parametrize("name", some([*FILLED, *UNPACKED, *WHOLE], *USUAL))
 def test_the_product_with_its_values(name: str, products: str) -> None:
     format, bias = FORMATS[name], torch.randn(SHAPE[0]).bfloat16()
     parts = random_parts(format, SHAPE, CPU)

@@ -19,6 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_model(tmp_path_factory.mktemp("models") / "target"))
 
 
+@pytest.mark.exhaustive
 def test_a_run_a_plan_here_and_a_plan_for_another_machine_take_one_draft(folder: str) -> None:
     config = EngineConfig(folder, memory=2 * 10**9, learn=False)
     opened = open_models(config, lambda event: None)

@@ -97,6 +97,7 @@ def test_plans_are_kept_by_the_device_that_was_chosen(world: World) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("auto_chooses")
 def test_auto_takes_the_gpu(world: World) -> None:
     name = torch.cuda.get_device_name(0)

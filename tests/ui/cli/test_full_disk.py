@@ -75,6 +75,7 @@ def test_an_answer_whose_plan_cannot_be_kept(model: Path, disk: Path) -> None:
     assert done.stdout.strip() and "Traceback" not in done.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_chat_that_cannot_be_kept(model: Path, disk: Path) -> None:
     data = str(disk / "data")
     done, left = run(
