@@ -31,7 +31,7 @@ def test_nothing_comes_after_the_end() -> None:
         assert not screen.look(60.0) and screen.ended
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_toy_run(tmp_path: Path, run_bench: RunBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     small = ["--memory", "2GB", "--tokens", "8", "--keys", "3", "--questions", "1", "--idle-seconds", "1"]

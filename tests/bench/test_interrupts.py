@@ -1,15 +1,8 @@
-"""Ctrl-C at random moments of real commands, and how what a terminal shows is read."""
-
-import json
-import subprocess
-import sys
-from pathlib import Path
+"""How the bench of Ctrl-C reads what a terminal shows, and what it calls a fault."""
 
 import pytest
 
 from bench.interrupts import COMMANDS, Run, faults, lines_beside, screen_lines
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_what_moved_and_was_erased_is_not_on_the_screen() -> None:
@@ -37,17 +30,3 @@ def test_what_moved_and_was_erased_is_not_on_the_screen() -> None:
 )
 def test_what_is_a_fault(run: Run, found: list[str]) -> None:
     assert faults(COMMANDS["generate"], run, {"usual"}) == found
-
-
-@pytest.mark.slow  # each strike is a run of the program: two minutes and more
-@pytest.mark.parametrize("options", [["--single", "24", "--double", "12"], ["--single", "8", "--cold"]])
-def test_ctrl_c_at_random_moments(options: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.interrupts", "--seed", "1", "--double", "4", *options],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert sum(count["single"] for count in json.loads(done.stdout).values()) == int(options[1])

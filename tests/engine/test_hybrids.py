@@ -210,8 +210,7 @@ def test_a_hybrid_drafts_for_a_plain_model(other: Path, hostile: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hybrid", sorted(HYBRIDS), indirect=True)
-@pytest.mark.parametrize("place", ["tight", "ample"])
-@pytest.mark.parametrize("length", [1, 23, 600])
+@pytest.mark.parametrize(("length", "place"), [(1, "tight"), (23, "ample"), (600, "tight")])
 def test_long_answers_with_any_budget(
     hybrid: Written, hostile: Path, length: int, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
