@@ -54,6 +54,26 @@ def test_whole_and_streamed_answers_are_the_engines(client: anthropic.Anthropic,
     assert final.usage.cache_read_input_tokens == expected.prompt_tokens - 1
 
 
+@pytest.mark.parametrize(
+    ("asked", "template"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"enable_thinking": True}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "adaptive"}}, {}),
+        ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        (
+            {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}},
+            {"enable_thinking": True},
+        ),
+    ],
+)
+def test_what_the_template_is_told(
+    scripted: anthropic.Anthropic, engine: ScriptedEngine, asked: dict[str, Any], template: dict[str, Any]
+) -> None:
+    scripted.messages.create(**ASKED, extra_body=asked)
+    assert (engine.template_given or {}) == template
+
+
 def test_events_of_a_stream(scripted: anthropic.Anthropic) -> None:
     """In their order, each of the client's own type."""
     events = list(scripted.messages.create(**ASKED, tools=TOOLS, stream=True))

@@ -165,6 +165,7 @@ class ScriptedEngine:
         self.wording = ScriptedWording()
         self.timeline = OFF
         self.asked: list[Asked] = []
+        self.template_given: Mapping[str, Any] | None = None  # of the last prompt
         self.steps: list[str] = []
         self.loud = False
         self.gate = threading.Event()
@@ -213,6 +214,10 @@ class ScriptedEngine:
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
+        self.template_given = chat_template_kwargs
+        return self.ids(prompt)
+
+    def ids(self, prompt: str | Sequence[Any]) -> list[int]:
         ids = self.wording.ids(prompt)
         if len(ids) >= self.context:
             raise ContextLengthError(
@@ -345,7 +350,7 @@ class _Answer:
 
     def __init__(self, engine: ScriptedEngine, asked: Asked, script: Script, halt: threading.Event) -> None:
         self._engine, self._asked, self._script, self._halt = engine, asked, script, halt
-        self.ids: list[int] = engine.encode(asked.prompt)
+        self.ids: list[int] = engine.ids(asked.prompt)
         self._left = engine.wording.tokenize(script.text)
         room = min(asked.params.max_tokens, engine.context - len(self.ids))
         self._reason: FinishReason = "eos" if len(self._left) <= room else "length"
