@@ -83,6 +83,26 @@ def test_a_file_read_through_the_cache_is_still_the_same(
     reader.close()
 
 
+def test_a_direct_read_that_ends_early_goes_on_from_a_whole_page(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, arena, offsets = DirectReader(), Arena(3 * PAGE), list[int]()
+    reader.open([weights])
+    reader._files[weights] = replace(reader._files[weights], direct=True)
+    real = os.preadv
+
+    def ends_early(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        offsets.append(offset)
+        return min(real(descriptor, buffers, offset), PAGE + 100)
+
+    monkeypatch.setattr(os, "preadv", ends_early)
+    reader.read_into(weights, 0, arena.buffer, 3 * PAGE)
+    assert bytes(arena.buffer) == weights.read_bytes()[: 3 * PAGE]
+    assert offsets == [0, PAGE, 2 * PAGE]
+    arena.close()
+    reader.close()
+
+
 def test_a_pipe_or_a_device_is_no_file_of_weights(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
