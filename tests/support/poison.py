@@ -1,7 +1,7 @@
 """Memory that shows who reads it before it was written."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,13 +12,16 @@ from torch import Tensor
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """What torch.empty gives is NaN, or the largest integer."""
-    empty = torch.empty
+    """What torch.empty and Tensor.new_empty give is NaN, or the largest integer."""
 
-    def poison(*size: Any, **options: Any) -> Tensor:
-        made = empty(*size, **options)
-        return made.fill_(math.nan if made.is_floating_point() else torch.iinfo(made.dtype).max)
+    def poisons(empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def poison(*given: Any, **options: Any) -> Tensor:
+            made = empty(*given, **options)
+            return made.fill_(math.nan if made.is_floating_point() else torch.iinfo(made.dtype).max)
+
+        return poison
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "empty", poison)
+        patch.setattr(torch, "empty", poisons(torch.empty))
+        patch.setattr(torch.Tensor, "new_empty", poisons(torch.Tensor.new_empty))
         yield
