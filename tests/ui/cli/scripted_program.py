@@ -1,14 +1,15 @@
 """`offspec` with a scripted engine: `python -m tests.ui.cli.scripted_program SCRIPT ARGS…`.
 
 SCRIPT is JSON: {"answers": ["…", …], "delay": 0, "fail_after": null, "pass_tokens": 4, "load_delay": 0,
-"loud": false, "failing_drafts": ["…"], "away": [2, 3]}. fail_after and pass_tokens are of the first answer; a
-loud engine writes on stderr what it begins and closes; a draft in failing_drafts cannot be loaded; in the
-loads away, counted from 1, nothing can.
+"loud": false, "failing_drafts": ["…"], "away": [2, 3], "patience": 5}. fail_after and pass_tokens are of the
+first answer; a loud engine writes on stderr what it begins and closes; a draft in failing_drafts cannot be
+loaded; in the loads away, counted from 1, nothing can; patience is of a server that is told to stop.
 """
 
 import json
 import signal
 import sys
+from functools import partial
 
 from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad
 from tests.ui.cli.program import LOADING, TEXT
@@ -31,6 +32,10 @@ def main() -> None:
     from offspec.ui.cli import chat, checks
     from offspec.ui.cli.main import main as program
 
+    if "patience" in given:
+        from offspec.server import run
+
+        vars(run)["Settings"] = partial(run.Settings, patience=given["patience"])
     vars(chat)["open_engine"] = vars(setup)["open_engine"] = load
     vars(checks)["check_files"] = lambda config, plan=None: None  # what is named is not there
     program()

@@ -49,7 +49,8 @@ def test_a_signal_ends_it(sent: signal.Signals, code: int) -> None:
 
 
 def test_a_second_signal_ends_it_at_once() -> None:
-    with start("serve", "demo", "--port", "0", script=ENDLESS) as program, _serving(program) as http:
+    script = {**ENDLESS, "patience": PATIENCE}
+    with start("serve", "demo", "--port", "0", script=script) as program, _serving(program) as http:
         _until_ready(http)
         with http.stream("POST", CHAT, json={**ASKED, "stream": True}) as answer:
             next(answer.iter_bytes())

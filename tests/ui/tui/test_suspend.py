@@ -34,10 +34,12 @@ WAYS = ("itself", "with a parent in its job")
 def test_the_shell_gets_the_terminal_and_continues_the_chat(way: str, tmp_path: Path) -> None:
     line = chat(tmp_path) if way == "itself" else shlex.join(["sh", "-c", f"{chat(tmp_path)}; true"])
     (tmp_path / "run").write_text(line)
-    with Tmux(["bash", "--norc", "--noprofile", "-i"], VARIABLES) as terminal:
+    with Tmux(
+        ["bash", "--norc", "--noprofile", "-i"], {**VARIABLES, "RUN": str(tmp_path / "run")}
+    ) as terminal:
         terminal.wait_for("shell>")
         before = terminal.title()
-        terminal.send(f". {tmp_path}/run")
+        terminal.send(". $RUN")
         terminal.wait_for("Enter sends")
         terminal.type("half a question")
         terminal.wait_for("half a question")
