@@ -180,18 +180,20 @@ def test_an_interrupt_within_a_packed_draft(pair: Pair) -> None:
     assert scratch.taken == 0
 
 
-def _with_a_nan(rounding: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+def _damaged(
+    rounding: Callable[[torch.Tensor], Any], value: float = torch.nan
+) -> Callable[[torch.Tensor], Any]:
     def rounded(weight: torch.Tensor) -> Any:
         format_, parts = rounding(weight)
-        parts["step"][-1, -1] = torch.nan
+        parts["step"][-1, -1] = value
         return format_, parts
 
     return rounded
 
 
-@pytest.mark.parametrize("unpacked", [True, False])
-def test_damaged_scales(pair: Pair, unpacked: bool) -> None:
-    pair.pack(pair.write(), _with_a_nan(to_grouped(4)))
+@pytest.mark.parametrize(("unpacked", "value"), [(True, torch.nan), (False, torch.nan), (False, torch.inf)])
+def test_damaged_scales(pair: Pair, unpacked: bool, value: float) -> None:
+    pair.pack(pair.write(), _damaged(to_grouped(4), value))
     with pytest.raises(CheckpointError, match=r"no numbers.*download"):
         _logits(pair.packed(), _EVERYTHING if unpacked else _STREAMED, unpacked=unpacked)
 
@@ -208,7 +210,7 @@ def test_a_first_product_checks_values(pair: Pair, damaged: bool, monkeypatch: p
         return values_of(weight, *given)
 
     monkeypatch.setattr(unpacking, "values_of", unpacked)
-    pair.pack(pair.write(), _with_a_nan(to_grouped(4)) if damaged else to_grouped(4))
+    pair.pack(pair.write(), _damaged(to_grouped(4)) if damaged else to_grouped(4))
     refused = pytest.raises(CheckpointError, match=r"no numbers") if damaged else nullcontext()
     with poisoned(), refused:  # rows that only fill a chunk up are numbers as well
         _logits(pair.packed(torch.bfloat16), _STREAMED, passes=1)
