@@ -141,7 +141,7 @@ test-floors: $(FLOORS)/.installed
 check: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports --no-logo
 	$(ALL_TESTS) $(CLIENT_TESTS:%=--ignore=%)
 	$(AND_ALL_GPU)
