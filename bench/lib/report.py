@@ -62,6 +62,13 @@ def model_name(model: str) -> str:
     return Path(model).name if Path(model).exists() else model
 
 
+def as_recorded(value: Any) -> Any:
+    """A setting without the folders of paths."""
+    if isinstance(value, list):
+        return [as_recorded(one) for one in value]
+    return model_name(value) if isinstance(value, str) else value
+
+
 def environment(device: str = "cpu") -> dict[str, Any]:
     """The machine and the versions that a figure depends on; nothing that tells whose machine it is."""
     return {
@@ -97,11 +104,8 @@ def version_of(name: str) -> str | None:
 
 def command_line(module: str, argv: Sequence[str]) -> str:
     """The command as a reader can repeat it, with folders cut from paths."""
-    return shlex.join(["python", "-m", module, *map(_without_folder, argv)])
-
-
-def _without_folder(word: str) -> str:
-    return Path(word).name if os.path.isabs(word) or Path(word).exists() else word
+    shown = [Path(word).name if os.path.isabs(word) or Path(word).exists() else word for word in argv]
+    return shlex.join(["python", "-m", module, *shown])
 
 
 class Report:
@@ -142,12 +146,8 @@ class Report:
         self.exit_code = 1
 
     def head(self, args: argparse.Namespace, *settings: str) -> dict[str, Any]:
-        """What a record begins with: the bench, and settings that it was run with; of paths, their names."""
-        given = {name: getattr(args, name) for name in settings}
-        shown = {
-            name: _without_folder(value) if isinstance(value, str) else value for name, value in given.items()
-        }
-        return {"bench": self.name, **shown}
+        """What a record begins with: the bench, and settings that it was run with, without folders."""
+        return {"bench": self.name, **{name: as_recorded(getattr(args, name)) for name in settings}}
 
     def file(self, variant: str = "") -> Path:
         """Path of the record."""

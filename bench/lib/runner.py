@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.lib.command import Command, printed_job, shared
 from bench.lib.process import measured_job, tell_liberties
-from bench.lib.report import Report, grid, model_name, ratio
+from bench.lib.report import Report, as_recorded, grid, ratio
 from bench.lib.streamed import layer_files, raw_bandwidth, widened
 from offspec.checkpoint.widen import read_recipe
 from offspec.core.config import format_bytes
@@ -62,7 +62,7 @@ def comparing(
             report.missed(text)
         summary = {
             "bench": name,
-            **{key: _shown(value) for key, value in vars(args).items() if not isinstance(value, Path)},
+            **{key: as_recorded(value) for key, value in vars(args).items() if not isinstance(value, Path)},
             "liberties": liberties,
             "shortfalls": missed,
             "runs": [{"way": way, **row} for way, row in rows.items()],
@@ -138,13 +138,6 @@ def work(job: Job) -> Figures:
     """Figures of a job, by the bench that it names."""
     found: Figures = import_module(f"bench.{job['bench']}").measure(job)
     return found
-
-
-def _shown(value: Any) -> Any:
-    """A setting as the record has it: without the folders of paths."""
-    if isinstance(value, list):
-        return [_shown(one) for one in value]
-    return model_name(value) if isinstance(value, str) else value
 
 
 if __name__ == "__main__":
