@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.lib.cgroup import BenchError
 from bench.lib.command import MODEL, Command, shared
-from bench.lib.report import Report, model_name, read_prompts
+from bench.lib.report import Report, read_prompts
 from bench.lib.terminal import Terminal
 
 LIMITS = {"first_frame_seconds": 1.0, "help_seconds": 0.5, "key_p95_ms": 50.0, "ui_of_a_core": 0.05}
@@ -203,7 +203,7 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
             report.missed(f"limit not kept: {name}")
     if found["torch_loaded_by_first_frame"]:
         report.missed("torch was loaded before the first frame")
-    summary = {**report.head(args, "tokens", "memory"), "model": model_name(args.model), "floor": floor}
+    summary = {**report.head(args, "model", "tokens", "memory"), "floor": floor}
     report.record(summary := summary | found)
     return summary
 

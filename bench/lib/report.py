@@ -146,7 +146,7 @@ class Report:
         self.exit_code = 1
 
     def head(self, args: argparse.Namespace, *settings: str) -> dict[str, Any]:
-        """What a record begins with: the bench, and settings that it was run with, without folders."""
+        """Return the head of a record: the bench's name and these settings, without the folders of paths."""
         return {"bench": self.name, **{name: as_recorded(getattr(args, name)) for name in settings}}
 
     def file(self, variant: str = "") -> Path:

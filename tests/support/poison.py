@@ -12,7 +12,7 @@ from torch import Tensor
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """What torch.empty and Tensor.new_empty give is NaN, or the largest integer."""
+    """Have torch.empty and Tensor.new_empty fill their tensors with NaN, or the largest integer."""
 
     def poisons(empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def poison(*given: Any, **options: Any) -> Tensor:

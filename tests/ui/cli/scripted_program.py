@@ -3,7 +3,7 @@
 SCRIPT is JSON: {"answers": ["…", …], "delay": 0, "fail_after": null, "pass_tokens": 4, "load_delay": 0,
 "loud": false, "failing_drafts": ["…"], "away": [2, 3], "patience": 5}. fail_after and pass_tokens are of the
 first answer; a loud engine writes on stderr what it begins and closes; a draft in failing_drafts cannot be
-loaded; in the loads away, counted from 1, nothing can; patience is of a server that is told to stop.
+loaded; in the loads away, counted from 1, nothing can; a server that is told to stop waits patience seconds.
 """
 
 import json
