@@ -132,6 +132,14 @@ def _freeze() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _code_stays() -> Iterator[None]:
+    """Loading a model has the process forget the code of its libraries, of which the tests have far more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("offspec.core.memory.forget_code", lambda: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def auto_is_cpu() -> Iterator[Callable[[], object]]:
     """On a machine with a GPU, too, what a test loads without naming a device is computed on the CPU."""
     from offspec_planners.measure import gpu

@@ -62,6 +62,7 @@ def measure(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     )
     with tempfile.TemporaryDirectory(prefix="gpu_day-") as scratch:
         models = args.models or (Path(scratch) if args.dry else _memory_folder())
+        models.mkdir(parents=True, exist_ok=True)
         began, found = time.monotonic(), dict[str, Any]()
         record = {"bench": "gpu_day", "command": report.command, "dry": args.dry}
         record["environment"] = environment("simulated" if args.dry else _gpu_name())

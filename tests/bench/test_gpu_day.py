@@ -17,22 +17,33 @@ from bench.gpu_day.steps import STEPS, Step
 from offspec.stream.device_stream import DeviceStream
 from tests.support.bench_runs import RunBench
 
+EXHAUSTIVE = pytest.mark.exhaustive
+
 
 def _run(run_bench: RunBench, tmp_path: Path, *words: str) -> Any:
     return run_bench(gpu_day.main, "--dry", "--models", str(tmp_path / "models"), *words)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("call", ["a", "b"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param("a", marks=EXHAUSTIVE),
+        pytest.param("b", marks=EXHAUSTIVE),
+        pytest.param("drafts", marks=pytest.mark.slow),
+    ],
+)
 def test_every_step_ends_well(run_bench: RunBench, tmp_path: Path, smollm2: object, call: str) -> None:
-    """But programs, which have tests of their own, and `text`, which makes a draft as `wide` does."""
-    own = {name: step for name, step in STEPS.items() if not step.work.startswith("programs:")}
-    steps = [name for name, step in own.items() if step.call == call and name != "text"]
-    ran = _run(run_bench, tmp_path, "--call", call, "--steps", *steps)
+    """But programs, which have tests of their own; those that prepare drafts again and again are slow."""
+    drafts = ["text", "wide"]
+    own = [
+        name for name, step in STEPS.items() if step.call == call and not step.work.startswith("programs:")
+    ]
+    steps = drafts if call == "drafts" else [name for name in own if name not in drafts]
+    ran = _run(run_bench, tmp_path, "--steps", *steps)
     assert ran.summary["steps"] == dict.fromkeys(steps, "ok"), ran.record["steps"]
     if call == "b":
-        streamed = ran.record["steps"]["wide"]["x1 nf4 tight 0.2 GB/s"]
-        assert streamed["answers"][0]["bytes_streamed"] > 0 and streamed["placement"]["streamed_layers"] == 30
+        streamed = ran.record["steps"]["large"]["70B nf4 tight 1 GB/s"]
+        assert streamed["answers"][0]["bytes_streamed"] > 0 and streamed["placement"]["streamed_layers"] == 8
 
 
 @pytest.mark.exhaustive
@@ -54,7 +65,8 @@ def test_a_step_that_fails_or_hangs_costs_no_other(
         "steps.STEPS = {name: Made('a', 9, name) for name in ('fails', 'hangs', 'works')}\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
-    monkeypatch.setattr(gpu_day, "STEPS", {name: Step("a", 10, name) for name in ("fails", "hangs", "works")})
+    steps = {name: Step("a", 5 if name == "hangs" else 20, name) for name in ("fails", "hangs", "works")}
+    monkeypatch.setattr(gpu_day, "STEPS", steps)
     ran = _run(run_bench, tmp_path)
     rows = ran.record["steps"]
     assert ran.code == 1 and ran.summary["steps"] == {"fails": "failed", "hangs": "stopped", "works": "ok"}

@@ -32,6 +32,7 @@ from tests.draft.asking import CALLS, CHAINS, Hearing, tree_below
 from tests.draft.mtp_files import write_with_mtp
 from tests.support import eagle_files
 from tests.support.heads_files import MEDUSA_CONFIG, medusa_tensors, mlp_config, mlp_tensors, write_head
+from tests.support.products import some
 from tests.support.tiny_models import CALIBRATION, load_all, nothing, open_model, write_hybrid, write_model
 
 LAYERS = 9
@@ -174,7 +175,7 @@ class Writing:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", list(MAKES))
+@pytest.mark.parametrize("kind", some(MAKES, "lean", "tree", "mtp", "another vocabulary"))
 def test_in_turns_each_drafts_what_it_would_alone(kind: str, target: Target, tmp_path: Path) -> None:
     made = MAKES[kind](target, tmp_path)
     alone = [list(Writing(target, made, seed).drafted()) for seed in range(2)]

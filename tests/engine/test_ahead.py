@@ -18,6 +18,7 @@ from offspec.draft.lm import LMDrafter
 from offspec.engine.ahead import DraftAhead
 from offspec.engine.engine import Engine
 from tests.support.answers import PROMPT, Trio, sampling, says
+from tests.support.products import some
 from tests.support.tiny_models import tiny_engine, write_hybrid
 
 Expected = dict[float, tuple[int, ...]]
@@ -71,7 +72,11 @@ def drafting_ahead(*args: Any, **options: Any) -> Iterator[Engine]:
 
 @pytest.mark.parametrize(
     ("draft", "budget", "width", "count"),
-    [("near", 64, 8, 6), ("near", 8, 4, 1), ("hostile", 8, 4, 6), ("hostile", 2, 1, 1)],
+    some(
+        [("near", 64, 8, 6), ("near", 8, 4, 1), ("hostile", 8, 4, 6), ("hostile", 2, 1, 1)],
+        ("near", 8, 4, 1),
+        ("hostile", 8, 4, 6),
+    ),
 )
 def test_any_draft_and_budget(
     trio: Trio, expected: Expected, steps: list[int], carried: list[int], draft: str, budget: int, width: int,
@@ -109,7 +114,12 @@ def test_beside_lookups(trio: Trio, expected: Expected, carried: list[int]) -> N
 
 
 @pytest.mark.parametrize(
-    ("target", "draft"), [("hybrid", "hybrid"), ("hybrid", "auto"), ("target", "auto"), ("target", "hybrid")]
+    ("target", "draft"),
+    some(
+        [("hybrid", "hybrid"), ("hybrid", "auto"), ("target", "auto"), ("target", "hybrid")],
+        ("hybrid", "auto"),
+        ("target", "hybrid"),
+    ),
 )
 def test_states_and_shared_rows(trio: Trio, tmp_path: Path, target: str, draft: str) -> None:
     """Targets and drafts with states, and a draft whose rows give way to the target's."""
@@ -146,7 +156,7 @@ def test_a_fault_of_the_draft_costs_no_answer(
         assert engine.generate(PROMPT, sampling(1.0, 24)).token_ids == expected[1.0]
 
 
-@pytest.mark.parametrize("layer", [1, 3])
+@pytest.mark.parametrize("layer", some([1, 3], 1))
 def test_halted_or_failing_in_mid_pass(trio: Trio, expected: Expected, layer: int) -> None:
     """The draft's thread ends with the pass, and the next answer is whole."""
     halt, params = threading.Event(), sampling(1.0, 24)

@@ -106,9 +106,7 @@ def test_speculation_changes_nothing(engine: Engine, name: str, temperature: flo
             assert (name, result.finish_reason) == ("grammar", "length"), "brackets may open for ever"
 
 
-@pytest.mark.parametrize(
-    "draft", some(["hostile", "substitute", "suffix", "plain", "one path"], "hostile", "substitute")
-)
+@pytest.mark.parametrize("draft", some(["hostile", "substitute", "suffix", "plain", "one path"], "hostile"))
 def test_whoever_guesses(draft: str, models: tuple[Path, Path], engine: Engine) -> None:
     target, near = models
     asked = [params(FORMATS["schema"], temperature, seed) for temperature in (0.0, 1.0) for seed in (1, 4)]

@@ -65,15 +65,20 @@ def test_tokens_are_those_of_the_cpu(
 
 @pytest.mark.parametrize(
     ("tiers", "head", "rings"),
-    [
-        ("vvvv", Tier.DISK, (3, 2)),
-        ("hhhh", Tier.DEVICE, (1, 1)),
+    some(
+        [
+            ("vvvv", Tier.DISK, (3, 2)),
+            ("hhhh", Tier.DEVICE, (1, 1)),
+            ("dddd", Tier.HOST, (1, 1)),
+            ("vhdh", Tier.DISK, (3, 2)),
+            ("cccc", Tier.HOST, (1, 1)),
+            ("vchd", Tier.DEVICE, (3, 2)),
+            ("hccd", Tier.DISK, (1, 1)),
+        ],
         ("dddd", Tier.HOST, (1, 1)),
         ("vhdh", Tier.DISK, (3, 2)),
-        ("cccc", Tier.HOST, (1, 1)),
         ("vchd", Tier.DEVICE, (3, 2)),
-        ("hccd", Tier.DISK, (1, 1)),
-    ],
+    ),
 )
 def test_every_tier_says_the_same(
     tiers: str, head: Tier, rings: tuple[int, int], trio: Trio, expected: list[tuple[int, ...]]
@@ -88,7 +93,7 @@ def test_every_tier_says_the_same(
     ("family", "draft", "caches", "int8"),
     [
         ("llama", "suffix", Tier.HOST, True),
-        ("llama", "auto", Tier.DEVICE, True),
+        pytest.param("llama", "auto", Tier.DEVICE, True, marks=pytest.mark.exhaustive),
         pytest.param("deepseek_v3", "suffix", Tier.HOST, True, marks=pytest.mark.exhaustive),
     ],
 )
@@ -154,7 +159,9 @@ def _stepped(model: DraftModel, device: torch.device, rows: tuple[int, ...]) -> 
     return torch.cat(outs)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize(
+    "family", some(["llama", "qwen3", "phi3", "gemma2", "gemma3_text"], "llama", "gemma2")
+)
 def test_graphs_of_draft_steps_say_what_the_cpu_says(family: str, tmp_path: Path) -> None:
     """Prompts, trees and commits in turn, each count of rows twice: captured, then replayed."""
     folder, said = write_model(tmp_path / "model", family, spread=0.2), list[torch.Tensor]()

@@ -12,6 +12,7 @@ from offspec.model.device import RUNTIME, SLACK
 from offspec.stream.arena import Arena
 from offspec_kernels import backend, triton_trial
 from tests.support.answers import PROMPT, sampling
+from tests.support.products import some
 from tests.support.tiny_models import reference, write_model
 
 pytestmark = pytest.mark.gpu
@@ -72,7 +73,7 @@ def _refuse_triton(device: torch.device) -> None:
     raise RuntimeError("Failed to find C compiler")
 
 
-@pytest.mark.parametrize("draft", ["same", "none"])
+@pytest.mark.parametrize("draft", some(["same", "none"], "none"))
 def test_a_machine_without_a_compiler_is_told(
     draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

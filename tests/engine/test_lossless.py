@@ -14,6 +14,7 @@ from offspec.plan.fit import LOOKED_UP
 from offspec_planners.placement import Placement, Tier
 from tests.support.answers import PROMPT, Trio, sampling, says
 from tests.support.plan_world import World
+from tests.support.products import some
 from tests.support.tiny_models import reference, tiny_engine, write_model
 
 RULES: dict[str, Any] = {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "top_p": 0.98}
@@ -28,15 +29,20 @@ def expected(trio: Trio) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     ("tiers", "head", "slots"),
-    [
-        ("dddd", "v", 1),
+    some(
+        [
+            ("dddd", "v", 1),
+            ("dddd", "d", 9),
+            ("hhhh", "h", 1),
+            ("vvvv", "d", 2),
+            ("vvvv", "v", 2),
+            ("vhdh", "d", 2),
+            ("dhdv", "h", 4),
+        ],
         ("dddd", "d", 9),
-        ("hhhh", "h", 1),
-        ("vvvv", "d", 2),
         ("vvvv", "v", 2),
-        ("vhdh", "d", 2),
         ("dhdv", "h", 4),
-    ],
+    ),
 )
 def test_any_tiers(trio: Trio, expected: list[tuple[int, ...]], tiers: str, head: str, slots: int) -> None:
     """Layers and head in every tier, copied from RAM and from disk to slots, in rings of every size."""
@@ -78,7 +84,10 @@ def test_in_bfloat16_the_place_of_the_head_and_the_chunk_change_nothing(
 @pytest.mark.usefixtures("drafters_stay")
 @pytest.mark.parametrize(
     ("family", "tied", "tier"),
-    [("llama", False, Tier.HOST), ("llama", True, Tier.DISK), ("phi", False, Tier.DISK)],
+    some(
+        [("llama", False, Tier.HOST), ("llama", True, Tier.DISK), ("phi", False, Tier.DISK)],
+        ("phi", False, Tier.DISK),
+    ),
 )
 def test_a_large_head_streams_in_blocks(family: str, tied: bool, tier: Tier, tmp_path: Path) -> None:
     """Also where it is the embedding as well, whose rows are then read one by one; each with its own bias."""
@@ -98,16 +107,22 @@ def test_a_large_head_streams_in_blocks(family: str, tied: bool, tier: Tier, tmp
 
 @pytest.mark.parametrize(
     ("budget", "width", "draft", "verify"),
-    [
-        (2, 1, "near", "coupled"),
+    some(
+        [
+            (2, 1, "near", "coupled"),
+            (2, 5, "auto", "coupled"),
+            (7, 32, "near", "plain"),
+            (7, 5, "hostile", "coupled"),
+            (64, 5, "near", "coupled"),
+            (64, 32, "hostile", "plain"),
+            (64, 1, "auto", "plain"),
+            (256, 32, "near", "coupled"),
+        ],
         (2, 5, "auto", "coupled"),
         (7, 32, "near", "plain"),
-        (7, 5, "hostile", "coupled"),
         (64, 5, "near", "coupled"),
         (64, 32, "hostile", "plain"),
-        (64, 1, "auto", "plain"),
-        (256, 32, "near", "coupled"),
-    ],
+    ),
 )
 def test_any_budget_and_width(
     trio: Trio, expected: list[tuple[int, ...]], budget: int, width: int, draft: str, verify: str
@@ -158,7 +173,7 @@ def test_what_is_given_is_not_planned(world: World) -> None:
     assert world.plan(budget=9).budget == 9
 
 
-@pytest.mark.parametrize(("size", "verify"), [(80, "coupled"), (112, "plain")])
+@pytest.mark.parametrize(("size", "verify"), some([(80, "coupled"), (112, "plain")], (80, "coupled")))
 def test_heads_padded_to_different_sizes(
     trio: Trio, expected: list[tuple[int, ...]], size: int, verify: str, tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def test_trees_that_lose_are_left_out(engine: Engine, take: Callable[..., None])
     assert nodes.count(1) > 0.9 * len(nodes), "what was seen is known to the next answer"
 
 
+@pytest.mark.exhaustive
 def test_trees_that_cost_nothing_go_on(engine: Engine, take: Callable[..., None]) -> None:
     alone = engine.generate(PROMPT, FIRST, draft="none").token_ids
     take(lambda rows: 1.0, 1.0)

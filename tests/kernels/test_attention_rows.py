@@ -147,11 +147,11 @@ def test_on_a_cpu_without_small_products(world: World, monkeypatch: pytest.Monke
     "world",
     [
         World(10, 12),
-        World(275, 5, heads=(3, 1), options={"softcap": 5.0, "sinks": _SINKS[:3]}),
         World(270, 5, heads=(2, 1), quantised=True),
         *(
             pytest.param(world, marks=pytest.mark.exhaustive)
             for world in (
+                World(275, 5, heads=(3, 1), options={"softcap": 5.0, "sinks": _SINKS[:3]}),
                 World(390, 6, heads=(2, 1), dtype=torch.bfloat16, options={"window": 300}),
                 World(1130, 6, heads=(2, 1)),
                 World(200, NEAR + 2 * STEP, heads=(1, 1), deep=True),

@@ -68,7 +68,7 @@ def _state(engine: Engine) -> tuple[object, ...]:
     [
         ("one slot", 0.0),
         ("streamed with its head", 0.02),
-        ("copied and read", 0.0),
+        pytest.param("copied and read", 0.0, marks=pytest.mark.exhaustive),
         pytest.param("resident", 0.0, marks=pytest.mark.exhaustive),
         pytest.param("head alone", 0.02, marks=pytest.mark.exhaustive),
     ],
@@ -165,7 +165,7 @@ def test_what_goes_on_beside_passes_of_one_row_count_is_not_their_price(
     assert not measured.cpu
 
 
-@pytest.mark.parametrize("context", [2, 17])
+@pytest.mark.parametrize("context", some([2, 17], 2))
 def test_a_context_with_room_for_little(model: Path, context: int) -> None:
     with tiny_engine(model, "none", budget=1, context=context) as engine:
         measured = PassTrial(engine._assembly.target, [], context + 1).measure(nothing, 0.0)

@@ -86,6 +86,7 @@ def test_the_format_of_the_target_is_the_plans(world: World, plan: Plan, file: s
         world.load(plan=file, quantize="nf4")
 
 
+@pytest.mark.exhaustive
 def test_the_bits_of_the_draft_are_the_plans(world: World, tmp_path: Path) -> None:
     plan = world.plan(draft_bits=3)
     assert (plan.draft_mode, plan.draft_bits) == ("expanded", 3)

@@ -139,7 +139,7 @@ def test_a_70b_as_the_field_knows_it(machine: str, draft: str, slow: float, fast
     ("model", "machine", "slow", "fast"),
     [
         ("openai/gpt-oss-120b", "rtx-4090", 9.0, 16.0),
-        ("openai/gpt-oss-120b", "desktop-32gb", 1.5, 3.0),
+        pytest.param("openai/gpt-oss-120b", "desktop-32gb", 1.5, 3.0, marks=pytest.mark.exhaustive),
         pytest.param("zai-org/GLM-4.5", "rtx-4090", 0.15, 0.3, marks=pytest.mark.exhaustive),
     ],
 )
@@ -445,6 +445,7 @@ def test_a_draft_in_fewer_bits_is_expected_to_guess_worse(kind: Any) -> None:
         assert expected[0] > 1.5 * expected[1] > 2 * expected[2] > 4
 
 
+@pytest.mark.exhaustive
 def test_a_plan_names_the_bits_of_its_draft() -> None:
     """Which it rounds only if it is told to, as in a run: smaller trees leave it room."""
     plan = _plan(LARGE, "laptop-8gb", draft=SMALL, draft_bits=3)

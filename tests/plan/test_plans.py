@@ -62,6 +62,7 @@ def test_each_case_has_a_plan_of_its_own(world: World) -> None:
     assert key(learn=False) == key() == key(model=f"{world.target}/../{world.target.name}")
 
 
+@pytest.mark.exhaustive
 def test_a_plan_of_several_sequences(world: World, tmp_path: Path) -> None:
     plan = world.plan(sequences=4)
     assert (plan.sequences, plan.budget) == (4, 64) and plan.forecast.tokens_per_pass > 4
@@ -76,7 +77,7 @@ def test_a_plan_of_several_sequences(world: World, tmp_path: Path) -> None:
         assert engine.generate(PROMPT, GREEDY).token_ids
 
 
-@pytest.mark.parametrize("which", ["model", "draft"])
+@pytest.mark.parametrize("which", some(["model", "draft"], "model"))
 def test_a_changed_model_remakes_the_plan(which: str, world: World, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "changing", num_hidden_layers=LAYERS)
     given = {which: str(folder)}
@@ -204,6 +205,7 @@ def test_without_any_room_lookups_guess_without_a_plan(world: World, monkeypatch
     assert plan.forecast.tokens_per_pass == 1.0 and "suffix" in plan.notes[0]
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_fits_answers_before_a_draft_is_prepared(world: World, asked: None) -> None:
     """If that is asked for, until a plan says that one pays; a draft that is named is prepared."""
     with world.load(draft="auto", at_once=True) as engine:

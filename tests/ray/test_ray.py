@@ -24,7 +24,7 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.exhaustive
 
 LONG = 5 * PATIENCE  # Ray starts many processes
-OPTIONS = ["--device", "cpu", "--memory", "1GB", "--context", "128", "--draft", "none", "--dtype", "float32"]
+OPTIONS = ["--device", "cpu", "--memory", "3GB", "--context", "128", "--draft", "none", "--dtype", "float32"]
 
 
 def written(path: Path, count: int) -> Path:
@@ -118,7 +118,8 @@ def test_ctrl_c_ends_it_and_keeps_what_is_answered(tmp_path: Path) -> None:
     subprocess.run([*program, "--ray", "local", "--quiet"], check=True, timeout=LONG)
     requests.write_text("".join([*known[:3], *left]))
     alone = tmp_path / "alone"
-    assert CliRunner().invoke(app, ["batch", str(requests), str(alone), str(model), *OPTIONS]).exit_code == 0
+    ran = CliRunner().invoke(app, ["batch", str(requests), str(alone), str(model), *OPTIONS])
+    assert ran.exit_code == 0, ran.output
     found = said(out)
     assert len(found) == len(answered) + 3
     assert {name: found[name] for name in said(alone)} == said(alone)

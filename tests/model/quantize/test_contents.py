@@ -24,10 +24,11 @@ from offspec.model.weights import map_weights
 from offspec_planners.placement import Placement
 from tests.model.quantize.stage import FORMATS, LAYERS, SIZES, Bench, values
 from tests.support.expert_models import by_need
+from tests.support.products import some
 from tests.support.tiny_models import VOCABULARY, nothing, open_model, write_config, write_model
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", some(FORMATS, "int4-g64"))
 def test_matrices_of_layers_are_rounded_and_the_rest_stays(
     bench: Bench, to: PackFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +69,7 @@ def test_a_pack_is_a_model_folder_with_a_file_for_each_layer(bench: Bench) -> No
     assert config["quantization_config"] == {"quant_method": "offspec", "format": "nf4"}
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", some(["mixtral", "qwen2_moe", "gpt_oss"], "gpt_oss"))
 def test_experts_are_rounded_and_routers_are_not(tmp_path: Path, family: str) -> None:
     """And each expert is one extent."""
     sizes = {**SIZES, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}

@@ -16,7 +16,7 @@ from tests.support.products import some
 from tests.support.tiny_models import HYBRIDS, load_all, open_model, write_hybrid
 
 TEXT = [3 + (7 * i * i + i) % 90 for i in range(64)]
-USUAL = ("falcon_h1", "kimi_linear", "lfm2", "mamba", "qwen3_5_text")
+USUAL = ("kimi_linear", "lfm2", "mamba")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def model(loaded: LoadedModel) -> LoadedModel:
 
 
 every = pytest.mark.parametrize("folder", some(sorted(HYBRIDS), *USUAL), indirect=True)
-usual = pytest.mark.parametrize("folder", USUAL, indirect=True)
+usual = pytest.mark.parametrize("folder", some((*USUAL, "falcon_h1", "qwen3_5_text"), *USUAL), indirect=True)
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +41,14 @@ def pytest_configure(config: pytest.Config) -> None:
     names = policies.split(",")
     install_machine(names[int((worker or "gw0").removeprefix("gw")) % len(names)], total=4 << 30)
     install_kernels()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only tests marked `gpu` are asked for, files that cannot have one are not imported."""
+    if not config.option.markexpr.startswith("gpu ") or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    return None if "gpu" in text or "device" in text else True
 
 
 @pytest.hookimpl(wrapper=True)
