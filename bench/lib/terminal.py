@@ -10,7 +10,7 @@ import signal
 import struct
 import termios
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Self
 
@@ -20,32 +20,23 @@ _SIZE = struct.pack("HHHH", 30, 100, 0, 0)  # rows, columns
 class Terminal:
     """A program in a pseudo terminal of its own, killed at the end of a `with` block if it still runs.
 
-    started: When, by time.perf_counter. ended: Whether the program closed its end. status: Of `os.waitpid`,
-    once it is over.
+    started: When, by time.perf_counter. ended: Whether the program closed its end.
     """
 
-    def __init__(
-        self, program: Sequence[str] | Callable[[], None], env: Mapping[str, str] | None = None
-    ) -> None:
-        """program: A command line, or what the forked process does, which leaves by SystemExit."""
+    def __init__(self, program: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         self.ended = False
-        self.status: int | None = None
         self.started = time.perf_counter()
         self.pid, self.end = pty.fork()
         if self.pid == 0:
-            if callable(program):
-                program()
-            else:
-                os.execvpe(program[0], list(program), dict(env or os.environ))
+            os.execvpe(program[0], list(program), dict(env or os.environ))
         fcntl.ioctl(self.end, termios.TIOCSWINSZ, _SIZE)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.status is None:
-            os.killpg(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+        os.killpg(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
         os.close(self.end)
 
     def press(self, keys: str) -> float:
@@ -63,10 +54,3 @@ class Terminal:
             data = os.read(self.end, 1 << 16)
         self.ended = not data
         return data
-
-    def has_exited(self) -> bool:
-        """Whether the program is over; `status` tells how."""
-        if self.status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.status = status if pid else None
-        return self.status is not None

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
-from tests.checkpoint.gguf_families import tiny_model
-from tests.checkpoint.gguf_files import Bench
-from tests.checkpoint.hub_standin import StandIn, serve
+from tests.support.gguf_families import tiny_model
+from tests.support.gguf_files import Bench
+from tests.support.hub_standin import StandIn, serve
 
 
 @pytest.fixture(scope="module")

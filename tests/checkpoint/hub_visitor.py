@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.checkpoint.hub_standin import StandIn
+from tests.support.hub_standin import StandIn
 
 NOWHERE = "http://127.0.0.1:9"
 _PROGRAM = """

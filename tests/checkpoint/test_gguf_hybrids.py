@@ -10,10 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from offspec.checkpoint.gguf import values as gguf_values
 from offspec.core.errors import HeaderError, UnsupportedModelError
-from tests.checkpoint.gguf_families import tiny_model
-from tests.checkpoint.gguf_files import Bench, write_gguf
-from tests.checkpoint.gguf_hybrids import HYBRIDS, module_tensors, with_module
-from tests.checkpoint.gguf_values import ours, values
+from tests.support.gguf_families import tiny_model
+from tests.support.gguf_files import Bench, write_gguf
+from tests.support.gguf_hybrids import HYBRIDS, module_tensors, with_module
+from tests.support.gguf_values import ours, values
 from tests.support.products import some
 
 KIND: Any = gguf.GGMLQuantizationType

@@ -16,9 +16,9 @@ from offspec.checkpoint.slices import can_slice, slice_of
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, on_disk
 from offspec.core.errors import CheckpointError, HeaderError, TruncatedError, UnsupportedModelError
 from offspec.core.events import Notice
-from tests.checkpoint.gguf_families import FAMILIES, tiny_model
-from tests.checkpoint.gguf_files import Bench, write_gguf
-from tests.checkpoint.gguf_values import ours, values
+from tests.support.gguf_families import FAMILIES, tiny_model
+from tests.support.gguf_files import Bench, write_gguf
+from tests.support.gguf_values import ours, values
 from tests.support.products import some
 
 KIND: Any = gguf.GGMLQuantizationType

@@ -18,8 +18,8 @@ from offspec.core.errors import (
     TruncatedError,
     UnsupportedModelError,
 )
-from tests.checkpoint.gguf_files import Bench, split_gguf, write_gguf
-from tests.checkpoint.gguf_values import ours
+from tests.support.gguf_files import Bench, split_gguf, write_gguf
+from tests.support.gguf_values import ours
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from offspec.checkpoint.gguf import text
 from offspec.core.events import Notice
-from tests.checkpoint.gguf_files import Bench, write_gguf
+from tests.support.gguf_files import Bench, write_gguf
 from tests.support.versions import needs_transformers
 
 pytestmark = needs_transformers("5.18")

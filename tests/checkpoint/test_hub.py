@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from tests.checkpoint.hub_standin import COMMIT, StandIn
 from tests.checkpoint.hub_visitor import NOWHERE, Visitor
+from tests.support.hub_standin import COMMIT, StandIn
 
 VISIT = """
 from offspec.checkpoint import open_checkpoint

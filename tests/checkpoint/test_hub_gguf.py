@@ -6,9 +6,9 @@ import gguf
 import pytest
 from transformers import PreTrainedModel
 
-from tests.checkpoint.gguf_files import Bench, split_gguf, write_gguf
-from tests.checkpoint.hub_standin import COMMIT, StandIn
 from tests.checkpoint.hub_visitor import NOWHERE, Visitor
+from tests.support.gguf_files import Bench, split_gguf, write_gguf
+from tests.support.hub_standin import COMMIT, StandIn
 
 VISIT = """
 from offspec.checkpoint import open_checkpoint

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.hub_standin import COMMIT, StandIn
 from tests.checkpoint.hub_visitor import NOWHERE, Visitor
+from tests.support.hub_standin import COMMIT, StandIn
 
 # Takes all pickles of a repository whose config.json says "heads".
 VISIT = """

@@ -17,9 +17,9 @@ from offspec.checkpoint.tensors import TensorInfo, on_disk
 from offspec.checkpoint.write import ALIGNMENT
 from offspec.core.errors import HeaderError, MissingTensorError, UnsupportedModelError
 from offspec.core.events import LoadProgress, Notice
-from tests.checkpoint.gguf_families import FAMILIES, tiny_model
-from tests.checkpoint.gguf_files import Bench, write_gguf
-from tests.checkpoint.gguf_hybrids import HYBRIDS
+from tests.support.gguf_families import FAMILIES, tiny_model
+from tests.support.gguf_files import Bench, write_gguf
+from tests.support.gguf_hybrids import HYBRIDS
 
 
 def logits(model: PreTrainedModel) -> torch.Tensor:

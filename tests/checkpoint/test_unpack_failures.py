@@ -22,7 +22,7 @@ from offspec.core.errors import (
     UnsupportedModelError,
 )
 from offspec.core.events import Event, LoadProgress
-from tests.checkpoint.gguf_files import Bench, write_gguf
+from tests.support.gguf_files import Bench, write_gguf
 from tests.support.versions import has_transformers
 
 Q8 = gguf.GGMLQuantizationType.Q8_0

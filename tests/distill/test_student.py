@@ -23,7 +23,7 @@ from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.open import open_head
 from offspec.model.parts import TargetParts
 from tests.distill.classroom import TAPS, School
-from tests.draft.asking import Hearing
+from tests.support.asking import Hearing
 
 CPU = torch.device("cpu")
 PUPILS: dict[str, Callable[[School, Ends], Pupil]] = {

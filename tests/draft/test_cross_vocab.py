@@ -29,7 +29,7 @@ from offspec.model.tokenizer import load_tokenizer
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec_planners.acceptance import Calibration
-from tests.draft.asking import CALLS, CHAINS, TOKENS, ask, paths, tree_below
+from tests.support.asking import CALLS, CHAINS, TOKENS, ask, paths, tree_below
 from tests.support.tiny_models import VOCABULARY, load_all, open_model, write_model
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from offspec.draft.heads.eagle_layer import EagleLayer
 from offspec.draft.heads.files import open_files
 from offspec.draft.heads.state_drafter import StateDrafter
 from offspec.model.parts import TargetParts
-from tests.draft.asking import CALLS, CHAINS, Hearing, ask, paths, tree_below
+from tests.support.asking import CALLS, CHAINS, Hearing, ask, paths, tree_below
 from tests.support.eagle_files import KNOWN, LAYERS, OFFSETS, Head, Naive, features, make_head, write_head
 from tests.support.tiny_models import VOCABULARY, load_all, open_model, reference, tiny_engine, write_model
 

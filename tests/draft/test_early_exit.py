@@ -18,7 +18,7 @@ from offspec.model.cache import TreeCache
 from offspec.model.loaded import LoadedModel
 from offspec.model.probe.small_config import small_config
 from offspec_planners.placement import Placement, Tier
-from tests.draft.asking import CALLS, CHAINS, ask, paths
+from tests.support.asking import CALLS, CHAINS, ask, paths
 from tests.support.packed_models import packed_checkpoint, to_grouped
 from tests.support.products import some
 from tests.support.tiny_models import FAMILIES as DENSE

@@ -28,10 +28,10 @@ from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
 from offspec.model.pass_parts import SequenceRows
 from offspec.model.tokenizer import load_tokenizer
-from tests.draft.asking import CALLS, CHAINS, Hearing, tree_below
-from tests.draft.mtp_files import write_with_mtp
 from tests.support import eagle_files
+from tests.support.asking import CALLS, CHAINS, Hearing, tree_below
 from tests.support.heads_files import MEDUSA_CONFIG, medusa_tensors, mlp_config, mlp_tensors, write_head
+from tests.support.mtp_files import write_with_mtp
 from tests.support.products import some
 from tests.support.tiny_models import CALIBRATION, load_all, nothing, open_model, write_hybrid, write_model
 

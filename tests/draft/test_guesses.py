@@ -23,7 +23,7 @@ from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec_planners.acceptance import Calibration
-from tests.draft.asking import CALLS, CHAINS, Hearing, ask, paths, tree_below
+from tests.support.asking import CALLS, CHAINS, Hearing, ask, paths, tree_below
 from tests.support.heads_files import (
     HIDDEN,
     INNER,

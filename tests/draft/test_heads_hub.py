@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from tests.checkpoint.hub_standin import StandIn, serve
 from tests.checkpoint.hub_visitor import Visitor
 from tests.support.heads_files import MEDUSA_CONFIG, medusa_tensors
+from tests.support.hub_standin import StandIn, serve
 
 VISIT = """
 from offspec.draft.heads.open import open_head

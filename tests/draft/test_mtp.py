@@ -17,8 +17,8 @@ from offspec.draft.heads.mtp import OpenedMtp, open_mtp
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
-from tests.draft.asking import CALLS, CHAINS, ask
-from tests.draft.mtp_files import CASES, LAYERS, Naive, write_with_mtp
+from tests.support.asking import CALLS, CHAINS, ask
+from tests.support.mtp_files import CASES, LAYERS, Naive, write_with_mtp
 from tests.support.packed_models import packed_checkpoint, to_grouped
 from tests.support.tiny_models import load_all, open_model, write_model
 

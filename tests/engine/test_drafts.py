@@ -20,9 +20,9 @@ from offspec.draft.heads.state_drafter import StateDrafter
 from offspec.draft.lm import LMDrafter
 from offspec.model import embedding
 from offspec.stream.direct_reader import DirectReader
-from tests.draft.mtp_files import CENTRED, HYBRID, HYBRID_EXPERTS, write_with_mtp
 from tests.support import eagle_files, heads_files
 from tests.support.answers import PROMPT, sampling
+from tests.support.mtp_files import CENTRED, HYBRID, HYBRID_EXPERTS, write_with_mtp
 from tests.support.plan_world import MB, World, saved
 from tests.support.products import some
 from tests.support.tiny_models import VOCABULARY, disturb, tiny_engine, write_model

@@ -14,12 +14,12 @@ import offspec
 from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.checkpoint.open import DEMO_PACKAGE, embedded_model
 from offspec.checkpoint.tensors import on_disk
-from tests.checkpoint.gguf_families import tiny_model
-from tests.checkpoint.gguf_files import write_gguf
-from tests.checkpoint.gguf_hybrids import HYBRIDS, module_tensors, with_module
-from tests.checkpoint.gguf_values import ours
 from tests.support.answers import PROMPT, sampling, says
 from tests.support.expert_models import by_need
+from tests.support.gguf_families import tiny_model
+from tests.support.gguf_files import write_gguf
+from tests.support.gguf_hybrids import HYBRIDS, module_tensors, with_module
+from tests.support.gguf_values import ours
 from tests.support.products import some
 from tests.support.tiny_models import tiny_engine
 

@@ -13,8 +13,8 @@ from offspec.draft.heads.mtp import open_mtp
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
 from offspec_planners.placement import Placement, Tier
-from tests.draft.mtp_files import GLM, write_with_mtp
 from tests.support.answers import PROMPT, sampling, says
+from tests.support.mtp_files import GLM, write_with_mtp
 from tests.support.tiny_models import reference, tiny_engine
 
 pytestmark = pytest.mark.gpu

@@ -50,7 +50,7 @@ def write_bases(root: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from offspec.model.quantize.pack import pack_model
-    from tests.checkpoint.gguf_files import write_gguf
+    from tests.support.gguf_files import write_gguf
     from tests.support.heads_files import medusa_tensors, mlp_config, mlp_tensors, write_head
     from tests.support.sample_plans import LAPTOP, small
     from tests.support.tiny_models import write_model

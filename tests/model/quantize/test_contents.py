@@ -153,8 +153,8 @@ def test_float16_becomes_bfloat16_where_it_stays(bench: Bench, tmp_path: Path) -
 def test_a_gguf_file_is_rounded_twice_only_where_that_is_asked_for(tmp_path: Path) -> None:
     from gguf import GGMLQuantizationType
 
-    from tests.checkpoint.gguf_families import tiny_model
-    from tests.checkpoint.gguf_files import write_gguf
+    from tests.support.gguf_families import tiny_model
+    from tests.support.gguf_files import write_gguf
 
     file, cache = tmp_path / "tiny.gguf", tmp_path / "cache"
     write_gguf(file, tiny_model("llama"), "llama", kind=GGMLQuantizationType.Q8_0)

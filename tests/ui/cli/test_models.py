@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from offspec.checkpoint.open import embedded_model
 from offspec.ui.cli.main import app
-from tests.checkpoint.hub_standin import COMMIT, StandIn, serve
+from tests.support.hub_standin import COMMIT, StandIn, serve
 from tests.support.sample_plans import large
 from tests.support.waiting import PATIENCE
 from tests.ui.cli.program import environment

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.core.events import Event
-from tests.checkpoint.gguf_hybrids import HYBRIDS, hybrid_keys, hybrid_tensors
+from tests.support.gguf_hybrids import HYBRIDS, hybrid_keys, hybrid_tensors
 from tests.support.versions import has_transformers
 
 # transformers before 5.18 has tokenizers for some architectures alone; those of Gemma need scores of tokens.

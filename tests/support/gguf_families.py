@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from tests.checkpoint.gguf_hybrids import HYBRIDS
+from tests.support.gguf_hybrids import HYBRIDS
 
 COMMON = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
 COMMON |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}

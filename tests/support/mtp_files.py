@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.draft.asking import paths
+from tests.support.asking import paths
 from tests.support.tiny_models import write_model
 
 LAYERS = 3
