@@ -429,11 +429,14 @@ def test_uploads_have_limits(shared: LiveServer, server: LiveServer, monkeypatch
         assert http.post("/v1/files", content=b"nonsense", headers=headers).status_code == 400
     with server.client() as client:
         upload(client, [line("a")])
+        most = server.server.batches.files.most_bytes
         monkeypatch.setattr(server.server.batches.files, "most_bytes", 1000)
         with pytest.raises(openai.APIStatusError, match="delete some") as refused:
             upload(client, [line("a", "x" * 1000)])
         assert refused.value.status_code == 413
+        monkeypatch.setattr(server.server.batches.files, "most_bytes", most)
         monkeypatch.setattr(server.server.batches, "most_lines", 2)
+        assert ended(client, begin(client, [line("a"), line("b")]).id).errors is None
         batch = ended(client, begin(client, [line(name) for name in "abc"]).id)
         assert batch.errors is not None and batch.errors.data is not None
         assert batch.errors.data[0].code == "too_many_lines"

@@ -122,6 +122,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"conversation": "c"}, "conversation"),
         ({"stop": ["w12"]}, "stop"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
+        ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
         ({"foo": 1}, "foo"),
     ],
 }
