@@ -3,7 +3,7 @@
 # make demo    a real model, streamed from disk under a memory limit, without speculation and with it; the first
 #              time it writes that model, 3.9 GB, to the cache (offspec models rm demo-wide removes it)
 # make chat    a conversation with that model, in the terminal
-# make test    the tests, without the products of settings that are marked exhaustive
+# make test    the tests, without those marked exhaustive: products of settings, and what takes many seconds
 # make test-all  with them, which is what CI runs
 # make test-gpu  those marked gpu alone, on the GPU, or on a simulated one; ARGS narrows them
 # make test-clients  those that need Ray, litellm or Debian's chromium; none of them may be skipped

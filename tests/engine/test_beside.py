@@ -42,7 +42,7 @@ def _placed(layers: int, first: Tier = Tier.DEVICE) -> Placement:
     return Placement((*tiers, Tier.CPU), 2, 2, Tier.HOST)
 
 
-@pytest.mark.parametrize("family", some(_EVERY_KIND, "qwen3_5_text"))
+@pytest.mark.parametrize("family", some(_EVERY_KIND, "gpt_oss", "qwen3_5_text"))
 def test_families(family: str, tmp_path: Path) -> None:
     """A state lies where its layer is computed, and is committed and rewound there."""
     model = (write_hybrid if family in HYBRIDS else write_model)(tmp_path / "model", family)

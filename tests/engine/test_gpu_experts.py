@@ -47,6 +47,7 @@ def loaded(model: Written, placement: Placement, draft: str = "none", **settings
         ],
         ("mixtral", 0.0, 0.0, "same"),
         ("mixtral", 0.3, 1.0, "none"),
+        ("mixtral", 1.0, 0.3, "none"),
         one_in=5,
     ),
 )
@@ -79,6 +80,7 @@ def test_tokens_do_not_depend_on_what_is_kept_where(
             *((family, 0.3, "same") for family in EXPERT_FAMILIES),
         ],
         ("gpt_oss", 1.0, "none"),
+        ("qwen2_moe", 0.0, "none"),
         ("mixtral", 0.3, "same"),
         one_in=5,
     ),

@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where only tests marked `gpu` are asked for, files that cannot have one are not imported."""
-    if not config.option.markexpr.startswith("gpu ") or collection_path.suffix != ".py":
+    if not config.option.markexpr.startswith("gpu and ") or collection_path.suffix != ".py":
         return None
     text = collection_path.read_text()
     return None if "gpu" in text or "device" in text else True
