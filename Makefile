@@ -57,7 +57,9 @@ endif
 endif
 
 # What needs Ray, another client or a browser: packages that are no part of make env, and Debian's chromium.
+# Some of another file need the pyarrow that Ray brings.
 CLIENT_TESTS := tests/ray tests/server/test_litellm.py tests/server/test_page.py
+SOME_CLIENT_TESTS := tests/ui/cli/test_batch.py
 
 # Lowest versions, in an environment of its own. Tests that touch each dependency, within two minutes.
 FLOORS := $(VENV)-floors
@@ -121,7 +123,7 @@ $(VENV)/.clients-installed: $(INSTALLED)
 	@touch $@
 
 test-clients: $(VENV)/.clients-installed
-	$(PYTEST) --no-skips -m 'not slow' $(CLIENT_TESTS)
+	$(PYTEST) --no-skips -m 'not slow' $(CLIENT_TESTS) $(SOME_CLIENT_TESTS)
 
 # Constraints are all that pins versions here, so that pyproject.toml is the only list of them.
 $(FLOORS)/.installed: pyproject.toml tests/support/floors.py
