@@ -124,7 +124,7 @@ def test_opened_again_it_says_nothing(bench: Bench, llama: PreTrainedModel) -> N
     assert bench.open().fingerprint != fingerprint
 
 
-@pytest.mark.parametrize("text", ["", '{"model_type": "llama", "num_hidden_layers": 3}'])
+@pytest.mark.parametrize("text", ["", "{}", '{"model_type": "llama", "num_hidden_layers": 3}'])
 def test_a_damaged_description_is_made_again(bench: Bench, llama: PreTrainedModel, text: str) -> None:
     write_gguf(bench.file, llama, "llama", kind=KIND.Q8_0)
     checkpoint = bench.open()
@@ -208,7 +208,10 @@ def test_a_file_cut_short_is_seen_if_it_was_opened_before(bench: Bench, llama: P
         bench.open()
 
 
-@pytest.mark.parametrize(("name", "other"), [("blk.0.ffn_up.weight", "Q8_0"), ("output.weight", "Q4_0")])
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("blk.0.ffn_up.weight", "Q8_0"), ("blk.0.ffn_up.weight", "Q4_0"), ("output.weight", "Q4_0")],
+)
 def test_a_type_of_another_tensor_is_seen(
     bench: Bench, llama: PreTrainedModel, name: str, other: str
 ) -> None:

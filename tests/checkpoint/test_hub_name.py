@@ -21,6 +21,7 @@ Q4 = "Model-8B-Q4_K_M.gguf"
         (f"{NAME}:{Q4}", HubName(NAME, None, Q4)),
         (f"hf.co/{NAME}:Q4_K_M", HubName(NAME, None, "Q4_K_M")),
         (f"HuggingFace.co/{NAME}", HubName(NAME)),
+        (f"hf://{NAME}", HubName(NAME)),
         (f"https://www.huggingface.co/{NAME}/", HubName(NAME)),
         (f"https://huggingface.co/{NAME}?library=transformers#usage", HubName(NAME)),
         (f"https://hf.co/{NAME}/tree/v1.0", HubName(NAME, "v1.0")),

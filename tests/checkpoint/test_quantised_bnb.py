@@ -157,6 +157,7 @@ def text(**changes: Any) -> Callable[[Tensor], Tensor]:
         (f".{STATE}", text(dtype="int8"), HeaderError),
         (f".{STATE}", text(shape=[64, 64]), HeaderError),
         (f".{STATE}", text(shape=[-96, -64]), HeaderError),
+        (f".{STATE}", text(shape=6144), HeaderError),
     ],
 )
 def test_damaged_parts(

@@ -161,7 +161,7 @@ NO_GROUPS: list[Any] = [[], {"a": None}, {"W4A16": ["Linear"]}]
         *(int4(strategy="block", block_structure=block) for block in ("32", [0, 32])),
         int4(type="float"),
         int4(symmetric="false"),
-        settings("pack-quantized", {"weights": None}),
+        *(settings("pack-quantized", {"weights": weights}) for weights in (None, ["int4"])),
         *(
             settings("pack-quantized", {"weights": INT4, "targets": targets})
             for targets in ("Linear", ["re:(("], ["Embedding", "re:.*down_proj"])

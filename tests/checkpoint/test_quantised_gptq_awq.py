@@ -97,7 +97,7 @@ def test_other_forms_are_refused_by_name(tmp_path: Path, settings: dict[str, Any
         {
             "awq scales": "half integers missing",
             "awq qzeros": "missing",
-            "awq qweight": "half",
+            "awq qweight": "half flat",
             "gptq scales": "half",
             "gptq qzeros": "narrow",
             "gptq qweight": "half flat",
