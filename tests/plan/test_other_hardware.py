@@ -447,10 +447,14 @@ def test_a_draft_in_fewer_bits_is_expected_to_guess_worse(kind: Any) -> None:
 
 @pytest.mark.exhaustive
 def test_a_plan_names_the_bits_of_its_draft() -> None:
-    """Which it rounds only if it is told to, as in a run: smaller trees leave it room."""
+    """Which it rounds, as in a run, if it is told to, or if smaller trees leave it no room either."""
     plan = _plan(LARGE, "laptop-8gb", draft=SMALL, draft_bits=3)
     assert "in 3 bits, not measured" in plan.acceptance
     assert (plan.draft, plan.draft_bits) == (SMALL, 3) and plan.draft_mode in ("packed", "expanded")
     assert _kept(plan)
     plan = plan_for_hardware(EngineConfig(LARGE), known_machine("laptop-8gb"))
     assert (plan.draft, plan.draft_mode, plan.draft_bits) == (SMALL, "full", 16)
+    plan = plan_for_hardware(
+        EngineConfig(LARGE, draft=SMALL, vram=68 * GB // 10), known_machine("laptop-8gb")
+    )
+    assert (plan.draft, plan.draft_mode, plan.draft_bits) == (SMALL, "packed", 4), "or it has no room at all"
