@@ -269,6 +269,15 @@ def test_sinks_of_any_size(path: Backend) -> None:
     check(case, path, sinks=sinks, window=4)
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_where_bits_may_differ_few_rows_are_a_product_of_torch(window: int | None) -> None:
+    """Its mask stays with the tree, for the layers that follow."""
+    case = make_case([Shape(70, 2, 20, 22), Shape(3, 0, 5, 5)])
+    for _ in range(2):
+        check(case, "eager", exact=False, window=window)
+    assert [name[0] for name in case.tree_mask.kept] == ["bias"] * 2
+
+
 @pytest.mark.usefixtures("products")
 def test_a_whole_prompt_of_one_chain() -> None:
     """Rows at the beginning see nothing of the blocks that are done first."""
