@@ -133,7 +133,7 @@ def _freeze() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _code_stays() -> Iterator[None]:
-    """Loading a model has the process forget the code of its libraries, of which the tests have far more."""
+    """Each load would unmap the code of all libraries; tests have more of them, and run that code again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("offspec.core.memory.forget_code", lambda: None)
         yield

@@ -50,6 +50,7 @@ GPU_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "short convolution": ("lfm2", {"device": CUDA}),
     "two GPUs": ("llama", ON_TWO),
 }
+MORE = ("windows", "int8 windows")  # for make test-all
 
 
 def _params(temperature: float = 0.0, tokens: int = 8) -> SamplingParams:
@@ -109,10 +110,9 @@ def tokens(results: Sequence[Result]) -> list[tuple[int, ...]]:
         ("no attention", 0.7),
         pytest.param("no keys of its own", 0.7, marks=pytest.mark.exhaustive),
         pytest.param("one latent", 0.7, marks=pytest.mark.exhaustive),
-        *(pytest.param(kind, 0.7, marks=pytest.mark.gpu) for kind in ("short convolution", "two GPUs")),
         *(
-            pytest.param(kind, 0.7, marks=[pytest.mark.gpu, pytest.mark.exhaustive])
-            for kind in ("windows", "int8 windows")
+            pytest.param(kind, 0.7, marks=[pytest.mark.gpu] + [pytest.mark.exhaustive] * (kind in MORE))
+            for kind in GPU_KINDS
         ),
     ],
 )
