@@ -214,7 +214,7 @@ class SamplingParams:
         )
         for ok, name, wanted in checks:
             if not ok:
-                raise RequestError(f"{name} must be {wanted}, not {shown(getattr(self, name))}")
+                raise RequestError(f"{name} must be {wanted}, not {shown(getattr(self, name))}", field=name)
 
     @property
     def greedy(self) -> bool:

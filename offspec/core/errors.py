@@ -31,13 +31,23 @@ class OffspecError(Exception):
 
 
 class RequestError(OffspecError):
-    """The request itself cannot be met: an empty prompt, a bad parameter, a prompt over the context."""
+    """The request itself cannot be met: an empty prompt, a bad parameter, a prompt over the context.
+
+    Attributes: `field`, the parameter that is wrong, or None; `code`, a word for programs, or None.
+    """
 
     exit_code = 2
+    code: str | None = None
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class ContextLengthError(RequestError):
     """The prompt leaves no room for an answer in the context."""
+
+    code = "context_length_exceeded"
 
 
 class CheckpointError(OffspecError):

@@ -43,7 +43,7 @@ def read_value(name: str, value: Any, kind: Any, wanted: str = "") -> Any:
     try:
         return read(value)
     except (TypeError, ValueError):
-        raise RequestError(f"{name} must be {wanted or what}, not {shown(value)}") from None
+        raise RequestError(f"{name} must be {wanted or what}, not {shown(value)}", field=name) from None
 
 
 def shown(value: object) -> str:

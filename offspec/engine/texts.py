@@ -13,6 +13,18 @@ from offspec.plan.load import Assembly
 from offspec.sampling.rules import check_tokens
 
 
+def too_long(tokens: int, context: int) -> str:
+    """The message for a prompt that leaves no room for an answer, in words that clients look for.
+
+    tokens: of the prompt; above 2 * context, those counted so far. context: room for prompt and answer.
+    """
+    more = ", and more follow" if tokens > 2 * context else ""
+    return (
+        f"the prompt is too long: {tokens} tokens > {context - 1} maximum{more}; the maximum context length "
+        f"is {context} tokens, answer included: shorten the prompt, or load with a larger `context`"
+    )
+
+
 class Texts:
     """Prompts become tokens, and tokens text; no pass is run."""
 
@@ -44,7 +56,11 @@ class Texts:
         return len(self._ids(prompt, raw, chat_template_kwargs))
 
     def encode(
-        self, prompt: Prompt, raw: bool = False, chat_template_kwargs: Mapping[str, Any] | None = None
+        self,
+        prompt: Prompt,
+        raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        continues: bool = True,
     ) -> list[int]:
         """Token ids of a prompt that leaves room for an answer; from any thread, while others read streams.
 
@@ -52,25 +68,27 @@ class Texts:
             prompt: As in `stream`.
             raw: As in `stream`.
             chat_template_kwargs: As in `stream`; "tools" are descriptions of functions for the model to call.
+            continues: Whether the answer continues a last message of the assistant, or follows it.
 
         Raises:
             ContextLengthError: The context has no room for it.
             RequestError: It is no prompt, or the chat template refuses it.
         """
-        ids = self._ids(prompt, raw, chat_template_kwargs, self.context)
+        ids = self._ids(prompt, raw, chat_template_kwargs, self.context, continues)
         if len(ids) >= self.context:
-            count = len(ids) if len(ids) <= 2 * self.context else f"more than {2 * self.context}"
-            raise ContextLengthError(
-                f"the prompt has {count} tokens, and the context has room for {self.context} with the "
-                "answer; shorten it, or load with a larger `context`"
-            )
+            raise ContextLengthError(too_long(len(ids), self.context))
         return ids
 
     def _ids(
-        self, prompt: Prompt, raw: bool, template: Mapping[str, Any] | None, most: int | None = None
+        self,
+        prompt: Prompt,
+        raw: bool,
+        template: Mapping[str, Any] | None,
+        most: int | None = None,
+        continues: bool = True,
     ) -> list[int]:
         """Token ids of a prompt; see `TextCodec.encode_prompt`. Raises RequestError."""
-        ids = self._assembly.codec.with_template(template).encode_prompt(prompt, raw, most)
+        ids = self._assembly.codec.with_template(template).encode_prompt(prompt, raw, most, continues)
         size = self._assembly.target.skeleton.vocab_size
         if not all(0 <= token < size for token in ids):
             raise RequestError(

@@ -143,15 +143,17 @@ class TextCodec:
         other._variables = dict(variables)
         return other
 
-    def encode_prompt(self, prompt: Prompt, raw: bool = False, most: int | None = None) -> list[int]:
+    def encode_prompt(
+        self, prompt: Prompt, raw: bool = False, most: int | None = None, continues: bool = True
+    ) -> list[int]:
         """Token ids of a prompt, at least one. Raises RequestError.
 
         most: Of a text with more than twice as many tokens, only those of its beginning need to be told.
+        continues: Whether the answer continues a last message of the assistant, or follows it.
 
         raw encodes a string plainly, with the special tokens that the tokenizer itself puts around it.
         Otherwise the chat template is used, for a list of {"role", "content"} messages or, given a
-        string, for one message of the user; the answer is the assistant's. Where the last message is the
-        assistant's, the answer goes on from it. Token ids are taken as they are.
+        string, for one message of the user; the answer is the assistant's. Token ids are taken as they are.
         """
         if (ids := token_ids(prompt)) is not None:
             return ids
@@ -161,7 +163,7 @@ class TextCodec:
             text = checked_text(prompt)
         else:
             messages: Any = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            text = self.render(messages, continues=True)
+            text = self.render(messages, continues=continues)
         if not (text if raw else text.strip()):
             raise RequestError("the prompt is empty")
         # A template writes the special tokens itself.

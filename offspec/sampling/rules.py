@@ -46,7 +46,9 @@ def check_tokens(params: SamplingParams, vocab_size: int) -> None:
         ("stop_token_ids", params.stop_token_ids),
     ):
         if unknown := [token for token in tokens if not 0 <= token < vocab_size]:
-            raise RequestError(f"{name} has the token {unknown[0]}: ids go from 0 to {vocab_size - 1}")
+            raise RequestError(
+                f"{name} has the token {unknown[0]}: ids go from 0 to {vocab_size - 1}", field=name
+            )
 
 
 def rules_of(

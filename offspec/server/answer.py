@@ -30,6 +30,11 @@ class Answer:
         self._arrived = asyncio.Event()
         self._unread = deque[Delta | Fault | None]()  # None: the end
 
+    @property
+    def with_logprobs(self) -> bool:
+        """Whether log-probabilities are asked for."""
+        return self.ask.params.logprobs is not None
+
     def put(self, item: Delta | Fault | None) -> None:
         """From the engine's thread: one more event, why there are no more, or their end."""
         if len(self._unread) >= _MOST_UNREAD and not self.halt.is_set():

@@ -1,147 +1,161 @@
 """Messages and tools as Anthropic's API has them, and as chat templates take them."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta
 
-from offspec.server.faults import Fault, refuse
+from offspec.server.faults import Fault, unsupported
+from offspec.server.openai_messages import Ignore, ToolName
+from offspec.server.tools import Tools, choose, function
 
-
-class TextBlock(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """Text. cache_control: accepted everywhere, without effect."""
-
-    text: str
-    cache_control: Any = None
-    citations: Any = None
+_NOT_TEXT = ("image", "document", "audio", "video", "file", "container_upload")
+_OF_ASSISTANT = ("thinking", "redacted_thinking", "tool_use")
 
 
-class ThinkingBlock(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="thinking"):
-    """What the model thought before. signature: accepted, without effect."""
+class Block(msgspec.Struct):
+    """A part of a message. Blocks of unknown types are left out; pictures and documents are refused.
 
-    thinking: str
-    signature: str = ""
-    cache_control: Any = None
+    text, thinking: of blocks of these types. id, name, input: of an earlier call (`tool_use`). tool_use_id,
+    content, is_error: of its result (`tool_result`).
+    """
 
-
-class RedactedThinkingBlock(
-    msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="redacted_thinking"
-):
-    """Thoughts that nobody can read; they are left out."""
-
-    data: str
-
-
-class ToolUseBlock(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_use"):
-    """An earlier call of a tool."""
-
-    id: str
-    name: str
-    input: dict[str, Any]
-    cache_control: Any = None
-    caller: Any = None
-
-
-class ToolResultBlock(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_result"):
-    """What came of a call."""
-
-    tool_use_id: str
-    content: str | list[TextBlock] = ""
+    type: str = "text"
+    text: str | None = None
+    thinking: str = ""
+    id: str = ""
+    name: str = ""
+    input: dict[str, Any] = {}
+    tool_use_id: str | None = None
+    content: "str | list[Block]" = ""
     is_error: bool = False
-    cache_control: Any = None
+    source: Any = None  # of pictures and documents
 
 
-Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
-
-
-class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
+class InputMessage(msgspec.Struct):
     """A message of the conversation so far."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[Block] = ""
 
 
-class Tool(msgspec.Struct, forbid_unknown_fields=True):
-    """A tool of the client's own."""
+class Tool(msgspec.Struct):
+    """A tool. Those of Anthropic's servers, which have no schema, are left out."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
-    input_schema: dict[str, Any]
+    name: ToolName | None = None
+    type: str = "custom"
     description: str | None = None
-    type: Literal["custom"] | None = None
-    cache_control: Any = None
-    eager_input_streaming: Any = None
-    input_examples: Any = None
-    strict: bool | None = None
-    defer_loading: bool | None = None
-    allowed_callers: list[str] | None = None
+    input_schema: dict[str, Any] | None = None
 
 
-def as_tool(tool: Tool, at: int) -> dict[str, Any]:
-    """A tool as templates take it. Raises Fault for what is not supported."""
-    where = f"tools[{at}]"
-    harmless = {f"{where}.defer_loading": False, f"{where}.allowed_callers": ["direct"]}
-    refuse({name: getattr(tool, name.rpartition(".")[2]) for name in harmless}, harmless)
-    function = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.description is not None:
-        function["description"] = tool.description
-    return {"type": "function", "function": function}
+class ToolChoice(msgspec.Struct):
+    """The tools that are to be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+def tools_of(tools: Sequence[Tool], choice: ToolChoice | None, ignore: Ignore) -> Tools:
+    """The tools of a body. Raises Fault."""
+    found = list[dict[str, Any]]()
+    for at, tool in enumerate(tools):
+        if tool.type != "custom":
+            ignore(f"tools ({tool.type})")
+            continue
+        for name in ("name", "input_schema"):
+            if getattr(tool, name) is None:
+                field = f"tools[{at}].{name}"
+                code = "missing_required_parameter"
+                raise Fault("invalid_request", f"{field} is missing", field=field, code=code)
+        found.append(function(tool.name or "", tool.description, tool.input_schema))
+    if choice is not None and choice.type == "tool" and choice.name is None:
+        field = "tool_choice.name"
+        raise Fault("invalid_request", f"{field} is missing", field=field, code="missing_required_parameter")
+    wanted = None if choice is None else choice.name if choice.type == "tool" else choice.type
+    return choose(found, frozenset(), wanted)
 
 
 def as_messages(
-    system: str | Sequence[TextBlock] | None, given: Sequence[InputMessage]
+    system: str | Sequence[Block] | None, given: Sequence[InputMessage], ignore: Ignore
 ) -> list[dict[str, Any]]:
     """Messages as templates take them: results of tools are messages of their own. Raises Fault."""
     messages = list[dict[str, Any]]()
     if system:
-        messages.append({"role": "system", "content": _text(system)})
+        messages.append({"role": "system", "content": _text(system, "system", ignore)})
     for at, message in enumerate(given):
+        where = f"messages[{at}].content"
         if isinstance(message.content, str):
             messages.append({"role": message.role, "content": message.content})
         elif message.role == "assistant":
-            messages.append(_answer(message.content, f"messages[{at}]"))
+            messages.append(_answer(message.content, where, ignore))
         else:
-            messages += _question(message.role, message.content, f"messages[{at}]")
+            messages += _question(message.role, message.content, where, ignore)
     return messages
 
 
-def _answer(blocks: Sequence[Block], where: str) -> dict[str, Any]:
+def _answer(blocks: Sequence[Block], where: str, ignore: Ignore) -> dict[str, Any]:
     """A message of the assistant."""
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     for at, block in enumerate(blocks):
-        match block:
-            case TextBlock(text=text):
-                message["content"] += text
-            case ThinkingBlock(thinking=thought):
-                message["reasoning_content"] = message.get("reasoning_content", "") + thought
-            case ToolUseBlock():
+        match block.type:
+            case "thinking":
+                message["reasoning_content"] = message.get("reasoning_content", "") + block.thinking
+            case "redacted_thinking":
+                pass  # nobody can read it
+            case "tool_use":
                 call = {"name": block.name, "arguments": block.input}
                 calls = message.setdefault("tool_calls", [])
                 calls.append({"id": block.id, "type": "function", "function": call})
-            case ToolResultBlock():
-                raise _misplaced(f"{where}.content[{at}]", "tool_result", "the user's")
+            case "tool_result":
+                raise _misplaced(f"{where}[{at}]", block.type, "the user's")
+            case _:
+                message["content"] += _block_text(block, f"{where}[{at}]", ignore) or ""
     return message
 
 
-def _question(role: str, blocks: Sequence[Block], where: str) -> Iterator[dict[str, Any]]:
+def _question(role: str, blocks: Sequence[Block], where: str, ignore: Ignore) -> Iterator[dict[str, Any]]:
     """Messages of a user or of the system, with results of tools."""
-    said = list[TextBlock]()
+    texts = list[str]()
     for at, block in enumerate(blocks):
-        match block:
-            case TextBlock():
-                said.append(block)
-            case ToolResultBlock(tool_use_id=id):
-                content = ("Error: " if block.is_error else "") + _text(block.content)
-                yield {"role": "tool", "content": content, "tool_call_id": id}
-            case _:
-                kind = str(type(block).__struct_config__.tag)
-                raise _misplaced(f"{where}.content[{at}]", kind, "the assistant's")
-    if said or not blocks:
-        yield {"role": role, "content": _text(said)}
+        if block.type == "tool_result":
+            if block.tool_use_id is None:
+                field = f"{where}[{at}].tool_use_id"
+                raise Fault(
+                    "invalid_request", f"{field} is missing", field=field, code="missing_required_parameter"
+                )
+            content = ("Error: " if block.is_error else "") + _text(block.content, f"{where}[{at}]", ignore)
+            yield {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}
+        elif block.type in _OF_ASSISTANT:
+            raise _misplaced(f"{where}[{at}]", block.type, "the assistant's")
+        elif (text := _block_text(block, f"{where}[{at}]", ignore)) is not None:
+            texts.append(text)
+    if texts or not blocks:
+        yield {"role": role, "content": "\n".join(texts)}
 
 
-def _text(given: str | Sequence[TextBlock]) -> str:
-    return given if isinstance(given, str) else "\n".join(block.text for block in given)
+def _text(given: str | Sequence[Block], where: str, ignore: Ignore) -> str:
+    if isinstance(given, str):
+        return given
+    texts = [_block_text(block, f"{where}[{at}]", ignore) for at, block in enumerate(given)]
+    return "\n".join(text for text in texts if text is not None)
+
+
+def _block_text(block: Block, where: str, ignore: Ignore) -> str | None:
+    """The text of a block; None for an unknown type without text. Raises Fault for pictures and files."""
+    if block.type == "document" and isinstance(block.source, dict) and block.source.get("type") == "text":
+        return str(block.source.get("data") or "")
+    if block.type in _NOT_TEXT:
+        raise unsupported(where, f"a block of type {block.type!r} is not supported, only text")
+    if block.text is not None:
+        return block.text
+    if block.type == "text":
+        field = f"{where}.text"
+        raise Fault("invalid_request", f"{field} is missing", field=field, code="missing_required_parameter")
+    if block.content and block.type == "search_result":
+        return _text(block.content, where, ignore)
+    ignore(f"content ({block.type})")
+    return None
 
 
 def _misplaced(field: str, kind: str, whose: str) -> Fault:

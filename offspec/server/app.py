@@ -67,11 +67,13 @@ def make_app(
     limits: Limits | None = None,
     responses: StoredResponses | None = None,
     batches: BatchJobs | None = None,
+    strict: bool = False,
 ) -> ASGIApp:
     """The application in front of a service.
 
     key, local, limits: see `Guard`. responses: where those of the Responses API are kept, by default a folder
-    of the cache. batches: files and batches, by default those of the model in the user's data folder.
+    of the cache. batches: files and batches, by default those of the model in the user's data folder. strict:
+    refuse fields of requests that are unknown or have no effect, instead of ignoring them.
     """
     own = (Route("/health", _health), Route("/metrics", _metrics))
     known = {route.path for route in (*ROUTES, *own)}
@@ -79,6 +81,7 @@ def make_app(
     app = Starlette(routes=[*own, *ROUTES], exception_handlers=handlers)
     app.router.redirect_slashes = False
     app.state.service = service
+    app.state.strict, app.state.ignored_names = strict, set[str]()
     app.state.responses = responses or StoredResponses(cache_root() / RESPONSES)
     app.state.batches = batches or BatchJobs(service)
 

@@ -90,7 +90,7 @@ class Choices:
         for event in engine.submit(answer.ids, params, **given):
             answer.tell(event)
             match event:
-                case TextDelta():
+                case TextDelta() if not answer.ask.silent:
                     logprobs = tuple(map(texts.describe, event.logprobs))
                     answer.put_all(parting.feed(event.text, event.token_ids, logprobs))
                 case PassStats():
@@ -98,6 +98,9 @@ class Choices:
                 case Finished(result=result):
                     self._metrics.answered(result)
         assert result is not None
+        if answer.ask.silent:
+            answer.put(Ended(choice, "length"))
+            return replace(result, token_ids=())
         if result.finish_reason != "halted":
             answer.put_all(parting.finish())
             stop = stop_of(engine, result, params.stop) if result.finish_reason == "stop" else None

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from offspec.core.config import SamplingParams
 from offspec.core.events import PassProgress, PassStats, Prefill, TreeSeen
+from offspec.server.tools import Tools
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 EndReason = Literal["stop", "length", "tool_calls"]
@@ -20,10 +21,11 @@ class Ask:
             them), text, or token ids.
         raw: Text as it is, without the chat template.
         params: How tokens are chosen, and when to stop.
-        tools: Functions that may be called, as {"type": "function", "function": {...}}.
-        tool_choice: "none", "auto", "required", or the name of a tool.
+        tools: Those that may be called.
         parallel_calls: Whether an answer may call several tools; else it ends with its first call.
         template: Variables of the chat template, such as enable_thinking.
+        continues: Whether the answer continues a last message of the assistant, or follows it.
+        silent: Only the prompt is computed; the answer has no text.
         choices: Answers, each with the next seed.
         trees: Tell what the engine does, and of each pass its tree (`EngineEvent`).
     """
@@ -31,10 +33,11 @@ class Ask:
     prompt: Prompt
     raw: bool = False
     params: SamplingParams = field(default_factory=SamplingParams)
-    tools: tuple[Mapping[str, Any], ...] = ()
-    tool_choice: str = "auto"
+    tools: Tools = field(default_factory=Tools)
     parallel_calls: bool = True
     template: Mapping[str, Any] = field(default_factory=dict)
+    continues: bool = True
+    silent: bool = False
     choices: int = 1
     trees: bool = False
 
@@ -76,8 +79,7 @@ class Thought:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """More of the call of a tool. index: of the call in its choice; id and name: in its first delta alone, ""
-    in the others; arguments: the next part of a JSON text."""
+    """A whole call of a tool. index: of the call in its choice; arguments: a JSON object, as text."""
 
     choice: int
     index: int

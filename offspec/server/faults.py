@@ -1,12 +1,9 @@
 """What can go wrong with a request, in no API's own shape."""
 
-import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import msgspec
-
-from offspec.core.errors import CapacityError, ClosedError, ContextLengthError, OffspecError, RequestError
+from offspec.core.errors import CapacityError, ClosedError, OffspecError, RequestError
 
 Kind = Literal[
     "invalid_request",
@@ -32,12 +29,6 @@ _STATUS: dict[Kind, int] = {
     "server": 500,
 }
 CLIENT_GONE = 499  # as nginx logs it; no client sees it
-
-_PLACE = re.compile(r" - at (`key` in )?`\$(?P<path>[^`]*)`$")
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
-_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
-_NAMED = re.compile(r"(?P<name>[a-z_]+) (must be|has the token) ")  # as `SamplingParams` and rules word it
-_T = TypeVar("_T")
 
 
 class Fault(Exception):
@@ -87,53 +78,11 @@ def refuse(given: Mapping[str, Any], harmless: Mapping[str, Any]) -> None:
             raise unsupported(name)
 
 
-def parse(body: bytes, wanted: type[_T]) -> _T:
-    """A body as what its type says. Raises Fault, with the name of the field that is wrong."""
-    try:
-        return msgspec.json.decode(body, type=wanted)
-    except msgspec.ValidationError as error:
-        raise _of_validation(str(error)) from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # malformed JSON, bytes that are no UTF-8, too many brackets
-        reason = " ".join(str(error).split())[:200] or "it is nested too deeply"
-        raise Fault("invalid_request", f"the body is not valid JSON: {reason}", code="invalid_json") from None
-
-
-def convert(value: Any, wanted: type[_T], *, strict: bool = True) -> _T:
-    """What was parsed as what a type says. Raises Fault, with the name of the field that is wrong.
-
-    strict: False: numbers may come as text, as in the query of an address.
-    """
-    try:
-        return msgspec.convert(value, type=wanted, strict=strict)
-    except msgspec.ValidationError as error:
-        raise _of_validation(str(error)) from None
-
-
-def _of_validation(text: str) -> Fault:
-    place = _PLACE.search(text)
-    path = place["path"].removeprefix(".").replace("[...]", "") if place else ""
-    said = text[: place.start()] if place else text
-    if unknown := _UNKNOWN.match(said):
-        field = f"{path}.{unknown['name']}" if path else unknown["name"]
-        return unsupported(field, "it is not known or not supported here; leave it out")
-    if missing := _MISSING.match(said):
-        field = f"{path}.{missing['name']}" if path else missing["name"]
-        return Fault("invalid_request", f"{field} is missing", field=field, code="missing_required_parameter")
-    where = f"{path}: " if path else "the body: "
-    return Fault("invalid_request", where + said.replace("`", ""), field=path or None)
-
-
 def of_error(error: OffspecError) -> Fault:
-    """The fault that an engine's error is for a client, which is not told what concerns the server alone."""
+    """The fault for an engine's error; clients do not learn about errors that concern the server alone."""
     match error:
-        case ContextLengthError():
-            return Fault("invalid_request", str(error), code="context_length_exceeded")
         case RequestError():
-            named = _NAMED.match(str(error))
-            return Fault("invalid_request", str(error), field=named["name"] if named else None)
+            return Fault("invalid_request", str(error), field=error.field, code=error.code)
         case ClosedError():
             return Fault("unavailable", "the server is stopping", retry_after=5)
         case CapacityError():

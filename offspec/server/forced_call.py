@@ -1,6 +1,6 @@
 """`tool_choice` required, or a tool's name: an answer that can be nothing but a call, by its format."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,21 +10,9 @@ from offspec.server.faults import Fault, of_error
 from offspec.server.formats import checked
 
 
-def checked_choice(choice: str, named: str | None, names: Sequence[str]) -> str:
-    """`Ask.tool_choice` of a body that has tools of these names; named: the one that must be called, if any.
-
-    Raises Fault where a tool must be called that is not there.
-    """
-    if named is not None and named not in names:
-        raise Fault("invalid_request", "tool_choice: it names none of the tools", field="tool_choice")
-    if choice == "required" and not names:
-        raise Fault("invalid_request", "tool_choice: there are no tools", field="tool_choice")
-    return choice if named is None else named
-
-
 def forces_call(ask: Ask) -> bool:
     """Whether the answer must be a call."""
-    return ask.tool_choice not in ("none", "auto")
+    return ask.tools.choice not in ("none", "auto")
 
 
 def with_forced_call(ask: Ask) -> Ask:
@@ -36,9 +24,8 @@ def with_forced_call(ask: Ask) -> Ask:
         return ask
     if ask.params.format is not None:
         raise _refused("the answer cannot have another format as well")
-    tools = [
-        tool["function"] for tool in ask.tools if ask.tool_choice in ("required", tool["function"]["name"])
-    ]
+    given = [tool["function"] for tool in ask.tools.functions]
+    tools = [tool for tool in given if ask.tools.choice in ("required", tool["name"])]
     definitions = dict[str, Any]()
     schema: dict[str, Any] = {"anyOf": [_call(tool, definitions) for tool in tools]}
     format = checked("tools", "json_schema", {**schema, "$defs": definitions})

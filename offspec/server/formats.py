@@ -12,23 +12,22 @@ from offspec.server.faults import Fault
 _KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 
 
-class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """A schema and its name. strict: every answer has the schema here, asked for or not."""
+class JsonSchema(msgspec.Struct):
+    """A schema; every answer has it, `strict` or not."""
 
-    name: str
     schema: dict[str, Any] | None = None
-    description: str | None = None
-    strict: bool | None = None
+    name: Any = None  # without effect, as is the description
+    description: Any = None
 
 
-class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+class ResponseFormat(msgspec.Struct):
     """OpenAI's `response_format`."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class StructuredOutputs(msgspec.Struct, omit_defaults=True):
     """vLLM's `structured_outputs`, one of them."""
 
     json: dict[str, Any] | str | None = None

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from offspec.server.bodies import Limits, closing, limited, read_whole, replayed
 from offspec.server.faults import CLIENT_GONE, Fault, internal
+from offspec.server.reading import ignored_header
 
 log = logging.getLogger("offspec.server")
 access_log = logging.getLogger("offspec.server.access")
@@ -73,6 +74,8 @@ class Guard:
                 status = message["status"]
                 own = MutableHeaders(raw=message.setdefault("headers", []))
                 own["x-request-id"] = own["request-id"] = name
+                if ignored := ignored_header(scope):
+                    own["x-offspec-ignored"] = ignored
             await send(message)
 
         try:

@@ -35,8 +35,20 @@ async def one(request: Request) -> Response:
 
 
 def _model(request: Request, name: str) -> dict[str, Any]:
-    created: int = request.app.state.service.created
+    service: Service = request.app.state.service
+    created, context = service.created, service.context
     if is_anthropic(request.headers):
         at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return {"type": "model", "id": name, "display_name": name, "created_at": at, "lifecycle": "active"}
-    return {"id": name, "object": "model", "created": created, "owned_by": "offspec"}
+        sizes = {} if context is None else {"max_input_tokens": context, "max_tokens": context}
+        return {
+            "type": "model",
+            "id": name,
+            "display_name": name,
+            "created_at": at,
+            "lifecycle": "active",
+            **sizes,
+        }
+    # Each name is the one that some clients read: LM Studio and OpenRouter, vLLM, llama.cpp, LiteLLM.
+    names = ("context_length", "max_model_len", "max_context_length", "max_input_tokens")
+    sizes = {} if context is None else dict.fromkeys(names, context)
+    return {"id": name, "object": "model", "created": created, "owned_by": "offspec", **sizes}

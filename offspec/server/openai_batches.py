@@ -7,15 +7,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec.server.batch.lines import BODIES
-from offspec.server.faults import Fault, convert, parse
+from offspec.server.faults import Fault
 from offspec.server.openai_files import ExpiresAfter, jobs_of
+from offspec.server.parsing import convert
+from offspec.server.reading import read_body
 from offspec.server.responses import json_response
 
 _Key = Annotated[str, Meta(max_length=64)]
 _Value = Annotated[str, Meta(max_length=512)]
 
 
-class Body(Struct, forbid_unknown_fields=True):
+class Body(Struct):
     """A request for a batch."""
 
     input_file_id: str
@@ -25,7 +27,7 @@ class Body(Struct, forbid_unknown_fields=True):
     output_expires_after: ExpiresAfter | None = None
 
 
-class _Query(Struct, forbid_unknown_fields=True):
+class _Query(Struct):
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     after: str | None = None
 
@@ -33,7 +35,7 @@ class _Query(Struct, forbid_unknown_fields=True):
 async def create(request: Request) -> Response:
     """Begin a batch."""
     jobs = jobs_of(request)
-    body = parse(await request.body(), Body)
+    body = await read_body(request, Body)
     if body.endpoint not in BODIES:
         message = f"endpoint: it must be {' or '.join(BODIES)}"
         raise Fault("invalid_request", message, field="endpoint")
@@ -44,7 +46,7 @@ async def create(request: Request) -> Response:
 async def listing(request: Request) -> Response:
     """The batches that are known, the newest first."""
     jobs = jobs_of(request)
-    query = convert(dict(request.query_params), _Query, strict=False)
+    query = convert(dict(request.query_params), _Query, ignored=[], text=True)
     page = jobs.batches.page(lambda batch: batch.shown(), after=query.after, limit=query.limit)
     return json_response(page)
 

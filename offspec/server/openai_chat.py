@@ -1,7 +1,7 @@
 """OpenAI's Chat Completions: POST /v1/chat/completions."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 from starlette.requests import Request
@@ -13,6 +13,7 @@ from offspec.server.exchange import (
     Ask,
     Called,
     Ended,
+    EndReason,
     EngineEvent,
     LikelyToken,
     Said,
@@ -20,130 +21,145 @@ from offspec.server.exchange import (
     TokenChoice,
     Usage,
 )
-from offspec.server.faults import Fault, parse, refuse
-from offspec.server.forced_call import checked_choice
+from offspec.server.faults import Fault, refuse
 from offspec.server.formats import ResponseFormat, StructuredOutputs, format_of
 from offspec.server.openai_common import (
     DONE,
     MOST_MESSAGES,
-    UNLIMITED,
     ChoosingTokens,
-    Positive,
+    Limit,
     StreamOptions,
+    answer_limit,
     error_body,
     header,
+    template_variables,
     usage_body,
 )
-from offspec.server.openai_messages import ChatMessage, ChosenTool, Tool, as_message, as_tool
+from offspec.server.openai_messages import ChatMessage, Function, Ignore, Tool, as_message, tools_of
+from offspec.server.reading import read_body, report_ignored
 from offspec.server.responses import EventStream, event, whole
 from offspec.server.service import Service
+from offspec.server.tools import NamedTool, ToolChoice, Tools, custom_input
 
 
-class Watched(Struct, forbid_unknown_fields=True):
-    """What chunks tell of the engine: its progress, and of each pass the figures and the tree."""
+class Watched(Struct):
+    """Events of the engine in the chunks of a stream: its progress, and figures and tree of each pass."""
 
     trees: bool = False
 
 
-class Body(ChoosingTokens, kw_only=True, forbid_unknown_fields=True):
+class Reasoning(Struct):
+    """How to reason, as OpenRouter has it."""
+
+    effort: str | None = None
+    enabled: bool | None = None
+
+
+class Thinking(Struct):
+    """Whether to think first, as DeepSeek and GLM have it."""
+
+    type: str = "enabled"
+
+
+class Body(ChoosingTokens, kw_only=True):
     """A request."""
 
-    model: str
+    model: str = ""
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MOST_MESSAGES)]
-    max_completion_tokens: Positive | None = None
-    max_tokens: Positive | None = None
+    max_completion_tokens: Limit | None = None
+    max_tokens: Limit | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tool_choice: str | ToolChoice | None = None
+    functions: list[Function] | None = None  # the legacy form of tools, and of their choice
+    function_call: str | NamedTool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
+    thinking: Thinking | None = None
+    enable_thinking: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     offspec: Watched | None = None
-    # Accepted, without effect.
-    user: Any = None
-    metadata: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    # Known, and accepted only with the value that changes nothing.
+    # Accepted only with a value that changes nothing.
     store: bool | None = None
     modalities: list[str] | None = None
     audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-    functions: Any = None
-    function_call: Any = None
-    verbosity: str | None = None
+
+    @property
+    def legacy(self) -> bool:
+        """Whether calls are asked for in the legacy form."""
+        return bool(self.functions) and not self.tools
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether to think, by those fields that say so."""
+        if self.enable_thinking is not None:
+            return self.enable_thinking
+        if self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
+            return self.thinking.type == "enabled"
+        return None if self.reasoning is None else self.reasoning.enabled
 
 
-_HARMLESS = {
-    "store": False,
-    "modalities": ["text"],
-    "audio": None,
-    "prediction": None,
-    "web_search_options": None,
-    "functions": None,
-    "function_call": None,
-    "verbosity": "medium",
-}
-
-
+_HARMLESS = {"store": False, "modalities": ["text"], "audio": None}
 _NAMES = {Prefill: "prefill", PassProgress: "progress", TreeSeen: "tree", PassStats: "pass"}
 
 
 async def create(request: Request) -> Response:
-    """An answer to a conversation."""
+    """Answer a conversation."""
     service: Service = request.app.state.service
-    body = parse(await request.body(), Body)
-    service.check_name(body.model)
-    answer = await service.answer(_ask(body, service))
+    body = await read_body(request, Body)
+    body.model = service.check_name(body.model)
+    ask = _ask(body, service, lambda path: report_ignored(request, (path,)))
+    answer = await service.answer(ask)
     if body.stream:
         return EventStream(answer, _events(answer, body), lambda fault: event(error_body(fault)))
     return await whole(request.receive, answer, lambda answer: _completion(answer, body))
 
 
-def _ask(body: Body, service: Service) -> Ask:
-    """What a body asks for. Raises Fault for what is not supported."""
+def _ask(body: Body, service: Service, ignore: Ignore) -> Ask:
+    """The request of a body. Raises Fault for what is not supported."""
     refuse({name: getattr(body, name) for name in _HARMLESS}, _HARMLESS)
-    if body.top_logprobs is not None and not body.logprobs:
-        raise Fault("invalid_request", "top_logprobs: it needs logprobs", field="top_logprobs")
-    if body.stream_options is not None and not body.stream:
-        raise Fault("invalid_request", "stream_options: they need stream", field="stream_options")
     trees = body.offspec is not None and body.offspec.trees
     if trees and not body.stream:
         raise Fault("invalid_request", "offspec.trees: they need stream", field="offspec.trees")
-    template = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        template.setdefault("reasoning_effort", body.reasoning_effort)
+    effort = body.reasoning_effort or (body.reasoning.effort if body.reasoning else None)
+    with_logprobs = body.logprobs or (body.logprobs is None and bool(body.top_logprobs))
+    tools = tools_of(body.tools or (), body.functions or (), _choice(body), ignore)
     return Ask(
         prompt=[as_message(message, at) for at, message in enumerate(body.messages)],
         params=body.sampling(
             service.defaults,
-            max_tokens=body.max_completion_tokens or body.max_tokens or UNLIMITED,
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            max_tokens=answer_limit(body.max_completion_tokens, body.max_tokens),
+            logprobs=(body.top_logprobs or 0) if with_logprobs else None,
             format=format_of(body.response_format, body.structured_outputs),
         ),
-        tools=tuple(map(as_tool, body.tools or ())),
-        tool_choice=_tool_choice(body),
-        parallel_calls=body.parallel_tool_calls is not False,
-        template=template,
+        tools=tools,
+        parallel_calls=body.parallel_tool_calls is not False and not body.legacy,
+        template=template_variables(body.chat_template_kwargs, effort, body.thinks),
+        continues=_continues(body),
         choices=body.n or 1,
         trees=trees,
     )
 
 
-def _tool_choice(body: Body) -> str:
-    choice, names = body.tool_choice or "auto", [tool.function.name for tool in body.tools or ()]
-    if isinstance(choice, ChosenTool):
-        return checked_choice("auto", choice.function.name, names)
-    return checked_choice(choice, None, names)
+def _choice(body: Body) -> str | ToolChoice | None:
+    legacy = body.function_call
+    return body.tool_choice or (ToolChoice(name=legacy.name) if isinstance(legacy, NamedTool) else legacy)
+
+
+def _continues(body: Body) -> bool:
+    """Whether a last message of the assistant is continued; by default it is."""
+    if body.continue_final_message is not None:
+        return body.continue_final_message
+    return body.add_generation_prompt is not True
 
 
 async def _events(answer: Answer, body: Body) -> AsyncGenerator[bytes, None]:
@@ -161,14 +177,14 @@ async def _events(answer: Answer, body: Body) -> AsyncGenerator[bytes, None]:
     async for item in answer:
         match item:
             case Said() if item.text or item.logprobs:
-                more = {"logprobs": _logprobs(item.logprobs)} if body.logprobs else {}
+                more = {"logprobs": _logprobs(item.logprobs)} if answer.with_logprobs else {}
                 yield chunk(item.choice, {"content": item.text}, **more)
             case Thought():
                 yield chunk(item.choice, {"reasoning_content": item.text})
             case Called():
-                yield chunk(item.choice, {"tool_calls": [_call_delta(item)]})
+                yield chunk(item.choice, _call_delta(item, body, answer.ask.tools))
             case Ended():
-                yield chunk(item.choice, {}, finish_reason=item.reason)
+                yield chunk(item.choice, {}, finish_reason=_reason(item.reason, body))
             case EngineEvent():
                 seen = {_NAMES[type(item.event)]: item.event}
                 yield event({**head, "choices": [], **extra, "offspec": seen})
@@ -177,25 +193,34 @@ async def _events(answer: Answer, body: Body) -> AsyncGenerator[bytes, None]:
     yield DONE
 
 
-def _call_delta(item: Called) -> dict[str, Any]:
-    function = {"arguments": item.arguments}
-    if not item.name:
-        return {"index": item.index, "function": function}
-    return {
-        "index": item.index,
-        "id": item.id,
-        "type": "function",
-        "function": {"name": item.name, **function},
-    }
+def _call(item: Called, tools: Tools) -> dict[str, Any]:
+    """A whole call."""
+    if item.name in tools.custom:
+        made = {"name": item.name, "input": custom_input(item.arguments)}
+        return {"id": item.id, "type": "custom", "custom": made}
+    made = {"name": item.name, "arguments": item.arguments}
+    return {"id": item.id, "type": "function", "function": made}
+
+
+def _call_delta(item: Called, body: Body, tools: Tools) -> dict[str, Any]:
+    call = _call(item, tools)
+    if body.legacy:
+        return {"function_call": call["function"]}
+    return {"tool_calls": [{"index": item.index, **call}]}
+
+
+def _reason(reason: EndReason, body: Body) -> str:
+    return "function_call" if body.legacy and reason == "tool_calls" else reason
 
 
 class _Choice:
-    """A choice, gathered."""
+    """The message of a choice, gathered from its events."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, body: Body, tools: Tools) -> None:
         self.index, self.reason = index, "stop"
+        self._body, self._tools = body, tools
         self.text, self.thought = list[str](), list[str]()
-        self.calls = dict[int, dict[str, Any]]()
+        self.calls = list[dict[str, Any]]()
         self.logprobs = list[TokenChoice]()
 
     def hear(self, item: Said | Thought | Called | Ended) -> None:
@@ -206,26 +231,28 @@ class _Choice:
             case Thought():
                 self.thought.append(item.text)
             case Called():
-                fresh = {"id": item.id, "type": "function", "function": {"name": item.name, "arguments": ""}}
-                self.calls.setdefault(item.index, fresh)["function"]["arguments"] += item.arguments
+                self.calls.append(_call(item, self._tools))
             case Ended():
-                self.reason = item.reason
+                self.reason = _reason(item.reason, self._body)
 
-    def body(self, with_logprobs: bool) -> dict[str, Any]:
+    def shown(self, with_logprobs: bool) -> dict[str, Any]:
         text = "".join(self.text)
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if self.calls else "")}
         message["refusal"] = None
         if self.thought:
             message["reasoning_content"] = "".join(self.thought)
-        if self.calls:
-            message["tool_calls"] = list(self.calls.values())
+        if self.calls and self._body.legacy:
+            message["function_call"] = self.calls[0]["function"]
+        elif self.calls:
+            message["tool_calls"] = self.calls
         logprobs = _logprobs(self.logprobs) if with_logprobs else None
         return {"index": self.index, "message": message, "logprobs": logprobs, "finish_reason": self.reason}
 
 
 async def _completion(answer: Answer, body: Body) -> dict[str, Any]:
     """A whole answer."""
-    choices, usage = [_Choice(index) for index in range(body.n or 1)], {}
+    tools, usage = answer.ask.tools, dict[str, Any]()
+    choices = [_Choice(index, body, tools) for index in range(body.n or 1)]
     async for item in answer:
         if isinstance(item, Usage):
             usage = usage_body(item)
@@ -233,7 +260,7 @@ async def _completion(answer: Answer, body: Body) -> dict[str, Any]:
             choices[item.choice].hear(item)
     return {
         **header("chat.completion", "chatcmpl", body.model),
-        "choices": [choice.body(bool(body.logprobs)) for choice in choices],
+        "choices": [choice.shown(answer.with_logprobs) for choice in choices],
         "usage": usage,
     }
 

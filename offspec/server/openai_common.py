@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ DONE = b"data: [DONE]\n\n"  # the end of a stream
 UNLIMITED = 2**31 - 1  # tokens of an answer: as many as the context has room for
 Count = Annotated[int, Meta(ge=0, le=UNLIMITED)]
 Positive = Annotated[int, Meta(ge=1, le=UNLIMITED)]
+Limit = Annotated[int, Meta(ge=-2, le=UNLIMITED)]  # of an answer; see `answer_limit`
 # What is longer would hold up other requests while it is checked.
 MOST_MESSAGES = 2**16
 TokenIds = Annotated[list[Count], Meta(max_length=2**18)]
@@ -37,17 +39,16 @@ _TYPES: dict[Kind, str] = {
 }
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What is sent beside the text of a stream."""
+class StreamOptions(msgspec.Struct):
+    """What a stream has in addition to text."""
 
     include_usage: bool = False
-    include_obfuscation: bool = False  # padding against listeners; there is none here
 
 
-class ChoosingTokens(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields of a body that choose tokens, under the names of `SamplingParams`; None: as the server has it.
+class ChoosingTokens(msgspec.Struct, kw_only=True):
+    """Fields of a body that choose tokens, under the names of `SamplingParams`; None: the server's default.
 
-    Those of OpenAI, and beside them what vLLM and others take as extra fields.
+    OpenAI's fields, and those that vLLM and others take in addition.
     """
 
     temperature: float | None = None
@@ -81,6 +82,29 @@ class ChoosingTokens(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             return replace(defaults, **given, **others)
         except RequestError as error:
             raise of_error(error) from None
+
+
+def answer_limit(*given: int | None) -> int:
+    """The most tokens of an answer: the first limit that is given. 0 and -1 mean "no limit" to clients."""
+    return next((limit for limit in given if limit is not None and limit > 0), UNLIMITED)
+
+
+def template_variables(
+    given: Mapping[str, Any] | None, effort: str | None, thinks: bool | None = None
+) -> dict[str, Any]:
+    """Variables of the chat template.
+
+    Args:
+        given: `chat_template_kwargs`, which precede what other fields say.
+        effort: How much to reason; "none" also switches thinking off.
+        thinks: Whether to think. None: as the template has it.
+    """
+    variables = dict(given or {})
+    if effort is not None:
+        variables.setdefault("reasoning_effort", effort)
+    if effort == "none" or thinks is not None:
+        variables.setdefault("enable_thinking", effort != "none" and thinks is not False)
+    return variables
 
 
 def error_body(fault: Fault) -> dict[str, Any]:

@@ -11,18 +11,20 @@ from starlette.responses import Response
 
 from offspec.server.answer import Answer
 from offspec.server.exchange import Ask, Delta, Ended, Said, TokenChoice, Usage
-from offspec.server.faults import Fault, parse, refuse
+from offspec.server.faults import Fault, refuse
 from offspec.server.formats import StructuredOutputs, format_of
 from offspec.server.openai_common import (
     DONE,
     ChoosingTokens,
     Count,
-    Positive,
+    Limit,
     StreamOptions,
+    answer_limit,
     error_body,
     header,
     usage_body,
 )
+from offspec.server.reading import read_body
 from offspec.server.responses import EventStream, event, whole
 from offspec.server.service import Service
 
@@ -30,19 +32,18 @@ _LONGEST = 16  # tokens of an answer that gives no number, as OpenAI has it
 _MOST_PROMPTS = 128
 
 
-class Body(ChoosingTokens, kw_only=True, forbid_unknown_fields=True):
+class Body(ChoosingTokens, kw_only=True):
     """A request. prompt: a text, token ids, or a list of one of the two."""
 
-    model: str
+    model: str = ""
     prompt: str | Annotated[list[str | Count | list[Count]], Meta(min_length=1)]
-    max_tokens: Positive | None = None
+    max_tokens: Limit | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     structured_outputs: StructuredOutputs | None = None
-    user: Any = None  # accepted, without effect
-    # Known, and accepted only with the value that changes nothing.
+    # Accepted only with the value that changes nothing.
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -56,8 +57,8 @@ class Body(ChoosingTokens, kw_only=True, forbid_unknown_fields=True):
 async def create(request: Request) -> Response:
     """A continuation of one or several prompts."""
     service: Service = request.app.state.service
-    body = parse(await request.body(), Body)
-    service.check_name(body.model)
+    body = await read_body(request, Body)
+    body.model = service.check_name(body.model)
     asks = list(_asks(body, service))
     if len(asks) > 1:  # what is wrong with the last of them is told before the first is answered
         for ask in asks:
@@ -73,16 +74,14 @@ def _asks(body: Body, service: Service) -> Iterator[Ask]:
     """What a body asks for, a request for each prompt. Raises Fault."""
     harmless = {"best_of": body.choices, "echo": False, "suffix": ""}
     refuse({name: getattr(body, name) for name in harmless}, harmless)
-    if body.stream_options is not None and not body.stream:
-        raise Fault("invalid_request", "stream_options: they need stream", field="stream_options")
     params = body.sampling(
         service.defaults,
-        max_tokens=body.max_tokens or _LONGEST,
+        max_tokens=_LONGEST if body.max_tokens is None else answer_limit(body.max_tokens or 1),
         logprobs=body.logprobs,
         format=format_of(None, body.structured_outputs),
     )
     for prompt in _prompts(body.prompt):
-        yield Ask(prompt=prompt, raw=True, params=params, choices=body.choices)
+        yield Ask(prompt=prompt, raw=True, params=params, choices=body.choices, silent=body.max_tokens == 0)
 
 
 def _prompts(given: str | list[Any]) -> Sequence[str | list[int]]:

@@ -10,20 +10,21 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from offspec.server.batch.jobs import BatchJobs
-from offspec.server.faults import Fault, convert, unsupported
+from offspec.server.faults import Fault, unsupported
+from offspec.server.parsing import convert
 from offspec.server.responses import json_response
 
 _FORM = {"max_files": 1, "max_fields": 3, "max_part_size": 1024}
 
 
-class ExpiresAfter(Struct, forbid_unknown_fields=True):
+class ExpiresAfter(Struct):
     """For how long a file is kept."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Meta(ge=3600, le=30 * 86400)]
 
 
-class _Query(Struct, forbid_unknown_fields=True):
+class _Query(Struct):
     purpose: str | None = None
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 10_000
     order: Literal["asc", "desc"] = "desc"
@@ -66,7 +67,7 @@ def _seconds(fields: dict[str, Any]) -> int | None:
     if given == {"anchor": None, "seconds": None}:
         return None
     try:
-        return convert(given, ExpiresAfter, strict=False).seconds
+        return convert(given, ExpiresAfter, ignored=[], text=True).seconds
     except Fault as fault:
         message = f"expires_after.{fault.message}"
         raise Fault("invalid_request", message, field="expires_after") from None
@@ -75,7 +76,7 @@ def _seconds(fields: dict[str, Any]) -> int | None:
 async def listing(request: Request) -> Response:
     """The files that are kept."""
     jobs = jobs_of(request)
-    query = convert(dict(request.query_params), _Query, strict=False)
+    query = convert(dict(request.query_params), _Query, ignored=[], text=True)
     page = jobs.files.records.page(
         lambda file: file.shown(),
         after=query.after,

@@ -1,97 +1,78 @@
-"""Items of OpenAI's Responses, and the messages that chat templates take in their place."""
+"""Items and tools of OpenAI's Responses, and the messages and functions that chat templates take for them."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta
 
-from offspec.server.faults import Fault, refuse, unsupported
-from offspec.server.openai_messages import CalledFunction, ToolCall, as_call
-
-_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+from offspec.server.faults import Fault, unsupported
+from offspec.server.openai_messages import CalledCustom, CalledFunction, Ignore, ToolCall, ToolName, as_call
+from offspec.server.tools import GrammarFormat, ToolChoice, Tools, choose, custom_function, function
 
 
-class Part(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of an item's content. annotations, logprobs: accepted, without effect."""
+class Part(msgspec.Struct):
+    """A part of an item's content. Parts without text, such as pictures, are refused."""
 
-    type: str
+    type: str = "input_text"
     text: str | None = None
-    annotations: Any = None
-    logprobs: Any = None
-    refusal: Any = None
-    image_url: Any = None
-    file_id: Any = None
-    file_data: Any = None
-    file_url: Any = None
-    filename: Any = None
-    detail: Any = None
-    input_audio: Any = None
+    refusal: str | None = None
+    logprobs: Any = None  # accepted, without effect
 
 
-class Item(msgspec.Struct, forbid_unknown_fields=True):
-    """A message, a call of a tool, what came of it, or what the model thought before.
+class Item(msgspec.Struct):
+    """A message, a call of a tool, its result, or earlier reasoning; items of other types are left out."""
 
-    id, status, phase, encrypted_content: accepted, without effect.
-    """
-
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: str = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | list[Part] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | list[Part] | None = None
     summary: list[Part] | None = None
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
-    encrypted_content: str | None = None
-    caller: Any = None
-    namespace: str | None = None
 
 
-class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
-    """A function that may be called."""
+class Tool(msgspec.Struct):
+    """A tool; those that are neither functions nor custom tools are left out."""
 
-    type: Literal["function"]
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
+    type: str
+    name: ToolName | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    output_schema: dict[str, Any] | None = None
-    defer_loading: bool | None = None
-    allowed_callers: list[str] | None = None
+    format: GrammarFormat | None = None
+    tools: Any = None  # of a namespace
 
 
-class ChosenTool(msgspec.Struct, forbid_unknown_fields=True):
-    """The one tool that is to be called."""
+def tools_of(tools: Sequence[Tool], choice: str | ToolChoice | None, ignore: Ignore) -> Tools:
+    """The tools of a body. Raises Fault."""
+    found, custom = list[dict[str, Any]](), set[str]()
+    for at, tool in enumerate(tools):
+        if tool.type not in ("function", "custom"):
+            ignore(f"tools ({tool.type})")
+            continue
+        name = _wanted(tool.name, f"tools[{at}].name")
+        if tool.type == "function":
+            found.append(function(name, tool.description, tool.parameters))
+        else:
+            found.append(custom_function(name, tool.description, tool.format))
+            custom.add(name)
+    return choose(found, frozenset(custom), choice)
 
-    type: Literal["function"]
-    name: str
 
-
-def as_tool(tool: FunctionTool, at: int) -> dict[str, Any]:
-    """A tool as templates take it. Raises Fault for what is not supported."""
-    harmless = {"defer_loading": False, "allowed_callers": ["direct"]}
-    given = {f"tools[{at}].{name}": getattr(tool, name) for name in harmless}
-    refuse(given, {f"tools[{at}].{name}": value for name, value in harmless.items()})
-    names = ("name", "description", "parameters", "strict")
-    known = {name: value for name in names if (value := getattr(tool, name)) is not None}
-    return {"type": "function", "function": known}
-
-
-def as_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
+def as_messages(instructions: str | None, items: Sequence[Item], ignore: Ignore) -> list[dict[str, Any]]:
     """Messages as templates take them. Raises Fault.
 
-    What the model thought, said and called in one turn is one message, as far as it came in that order.
+    Reasoning, text and calls of one turn are one message, as far as they came in that order.
     """
     messages = list[dict[str, Any]]()
     turn: dict[str, Any] | None = None  # of the assistant, while it may go on
     if instructions:
         messages.append({"role": "system", "content": instructions})
     for at, item in enumerate(items):
-        given = _given(item, f"input[{at}]")
+        if (given := _given(item, f"input[{at}]")) is None:
+            ignore(f"input ({item.type})")
+            continue
         begun = turn is not None and (bool(turn["content"]) or "tool_calls" in turn)
         if given["role"] != "assistant":
             turn = None
@@ -105,25 +86,35 @@ def as_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[st
     return messages
 
 
-def _given(item: Item, where: str) -> dict[str, Any]:
-    """An item as a message of its own."""
+def _given(item: Item, where: str) -> dict[str, Any] | None:
+    """An item as a message of its own; None for one that says nothing to a model of text."""
     match item.type:
         case "message":
             role = _wanted(item.role, f"{where}.role")
-            content = _wanted(item.content, f"{where}.content")
+            content = _wanted(item.content, f"{where}.content") if role != "assistant" else item.content or ""
             return {"role": role, "content": _text(content, f"{where}.content")}
         case "reasoning":
-            thought = item.content or item.summary or ""
-            text = _text(thought, f"{where}.content")
+            text = _text(item.content or item.summary or "", f"{where}.content")
             return {"role": "assistant", "content": "", "reasoning_content": text}
-        case "function_call":
-            name = _wanted(item.name, f"{where}.name")
-            call = CalledFunction(name, _wanted(item.arguments, f"{where}.arguments"))
+        case "function_call" | "custom_tool_call":
+            return _call(item, where)
+        case "function_call_output" | "custom_tool_call_output":
             id = _wanted(item.call_id, f"{where}.call_id")
-            return {"role": "assistant", "content": "", "tool_calls": [as_call(ToolCall(call, id))]}
-    output = _wanted(item.output, f"{where}.output")
-    id = _wanted(item.call_id, f"{where}.call_id")
-    return {"role": "tool", "content": _text(output, f"{where}.output"), "tool_call_id": id}
+            output = _text(item.output or "", f"{where}.output")
+            return {"role": "tool", "content": output, "tool_call_id": id}
+        case "item_reference":
+            raise unsupported(f"{where}.type", "items are not kept by their ids; send the item itself")
+    return None
+
+
+def _call(item: Item, where: str) -> dict[str, Any]:
+    """A message with an earlier call."""
+    name, id = _wanted(item.name, f"{where}.name"), _wanted(item.call_id, f"{where}.call_id")
+    if item.type == "custom_tool_call":
+        call = ToolCall(custom=CalledCustom(name, item.input or ""), id=id)
+    else:
+        call = ToolCall(CalledFunction(name, item.arguments or ""), id=id)
+    return {"role": "assistant", "content": "", "tool_calls": [as_call(call)]}
 
 
 def _wanted(value: Any, field: str) -> Any:
@@ -135,8 +126,9 @@ def _wanted(value: Any, field: str) -> Any:
 def _text(given: str | Sequence[Part], where: str) -> str:
     if isinstance(given, str):
         return given
-    for at, part in enumerate(given):
-        if part.type not in _TEXTS or part.text is None:
-            field = f"{where}[{at}]"
-            raise unsupported(field, f"a part of type {part.type[:40]!r} is not supported, only text")
-    return "".join(part.text or "" for part in given)
+    texts = [part.text if part.text is not None else part.refusal for part in given]
+    for at, text in enumerate(texts):
+        if text is None:
+            kind = given[at].type[:40]
+            raise unsupported(f"{where}[{at}]", f"a part of type {kind!r} is not supported, only text")
+    return "".join(text or "" for text in texts)

@@ -1,131 +1,190 @@
 """Messages and tools as OpenAI's Chat Completions has them, and as chat templates take them."""
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from offspec.server.faults import Fault, refuse, unsupported
+from offspec.server.faults import Fault, unsupported
+from offspec.server.tools import (
+    GrammarFormat,
+    ToolChoice,
+    Tools,
+    choose,
+    custom_arguments,
+    custom_function,
+    function,
+)
+
+ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
+Ignore = Callable[[str], None]  # takes the path of a part without effect
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
-class TextPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a message's content."""
+class ContentPart(msgspec.Struct):
+    """A part of a message's content. Parts without text, such as pictures, are refused."""
 
-    type: str
+    type: str = "text"
     text: str | None = None
     refusal: str | None = None
-    image_url: Any = None
-    input_audio: Any = None
-    file: Any = None
-    video_url: Any = None
+    thinking: Any = None
 
 
-class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
-    """The function of an earlier call."""
+class CalledFunction(msgspec.Struct):
+    """Function of an earlier call."""
 
     name: str
-    arguments: str | dict[str, Any]
+    arguments: str | dict[str, Any] = ""
 
 
-class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
+class CalledCustom(msgspec.Struct):
+    """Custom tool of an earlier call."""
+
+    name: str
+    input: str = ""
+
+
+class ToolCall(msgspec.Struct):
     """An earlier call of a tool."""
 
-    function: CalledFunction
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
     id: str = ""
-    type: Literal["function"] = "function"
-    index: int | None = None
 
 
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
+class ChatMessage(msgspec.Struct):
     """A message of the conversation so far."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    role: str
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: Any = None  # another name for it, if it is text
     refusal: str | None = None
-    annotations: list[Any] | None = None
     audio: Any = None
-    function_call: Any = None
+    function_call: CalledFunction | None = None
 
 
-class Function(msgspec.Struct, forbid_unknown_fields=True):
+class Function(msgspec.Struct):
     """A function that may be called."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
-class Tool(msgspec.Struct, forbid_unknown_fields=True):
-    """A tool."""
+class CustomTool(msgspec.Struct):
+    """A tool whose argument is text."""
 
-    function: Function
-    type: Literal["function"] = "function"
-
-
-class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
-    """The name of a function."""
-
-    name: str
+    name: ToolName
+    description: str | None = None
+    format: GrammarFormat | None = None
 
 
-class ChosenTool(msgspec.Struct, forbid_unknown_fields=True):
-    """The one tool that is to be called."""
+class Tool(msgspec.Struct):
+    """A tool; those that are neither functions nor custom tools are left out."""
 
-    function: FunctionName
-    type: Literal["function"] = "function"
+    type: str = "function"
+    function: Function | None = None
+    custom: CustomTool | None = None
 
 
-def as_tool(tool: Tool) -> dict[str, Any]:
-    """A tool as templates take it: what was not given is left out."""
-    function = msgspec.structs.asdict(tool.function)
-    return {
-        "type": "function",
-        "function": {name: item for name, item in function.items() if item is not None},
-    }
+def tools_of(
+    tools: Sequence[Tool],
+    functions: Sequence[Function],
+    choice: str | ToolChoice | None,
+    ignore: Ignore,
+) -> Tools:
+    """The tools of a body. functions: those of the legacy field. Raises Fault."""
+    found, custom = list[dict[str, Any]](), set[str]()
+    for at, tool in enumerate([*tools, *(Tool(function=legacy) for legacy in functions)]):
+        if tool.function is not None:
+            given = tool.function
+            found.append(function(given.name, given.description, given.parameters))
+        elif tool.custom is not None:
+            found.append(custom_function(tool.custom.name, tool.custom.description, tool.custom.format))
+            custom.add(tool.custom.name)
+        elif tool.type in ("function", "custom"):
+            field = f"tools[{at}].{tool.type}"
+            raise Fault(
+                "invalid_request", f"{field} is missing", field=field, code="missing_required_parameter"
+            )
+        else:
+            ignore(f"tools ({tool.type})")
+    return choose(found, frozenset(custom), choice)
 
 
 def as_message(message: ChatMessage, at: int) -> dict[str, Any]:
-    """A message as chat templates take it. Raises Fault for parts that are no text."""
+    """A message as chat templates take it. Raises Fault for parts that are not text."""
     where = f"messages[{at}]"
-    refuse({f"{where}.{name}": getattr(message, name) for name in ("audio", "function_call")}, {})
-    given: dict[str, Any] = {"role": message.role, "content": _content(message, where)}
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    if message.role not in _ROLES:
+        raise Fault("invalid_request", f"{where}.role: it must be {', '.join(_ROLES)}", field=f"{where}.role")
+    if message.audio is not None:
+        raise unsupported(f"{where}.audio")
+    role = "tool" if message.role == "function" else message.role
+    content, thought = _content(message, where)
+    given: dict[str, Any] = {"role": role, "content": content}
+    for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             given[name] = value
-    if message.tool_calls:
-        given["tool_calls"] = [as_call(call) for call in message.tool_calls]
-    elif message.content is None:
+    if isinstance(message.reasoning, str):
+        thought = thought or message.reasoning
+    if thought := message.reasoning_content or thought:
+        given["reasoning_content"] = thought
+    calls = [as_call(call) for call in message.tool_calls or ()]
+    if message.function_call is not None:
+        calls.append(as_call(ToolCall(message.function_call)))
+    if calls:
+        given["tool_calls"] = calls
+    elif message.content is None and message.refusal is None and role != "assistant":
         raise Fault("invalid_request", f"{where}.content is missing", field=f"{where}.content")
     return given
 
 
-def _content(message: ChatMessage, where: str) -> str:
+def _content(message: ChatMessage, where: str) -> tuple[str, str]:
+    """Text and reasoning of a message."""
     if not isinstance(message.content, list):
-        return message.content or ""
+        return message.content or message.refusal or "", ""
+    texts, thoughts = list[str](), list[str]()
     for at, part in enumerate(message.content):
-        if part.type != "text" or part.text is None:
+        text = part.text if part.text is not None else part.refusal
+        if text is None and part.thinking is not None:
+            thoughts.append(_thought(part.thinking))
+        elif text is None:
             field = f"{where}.content[{at}]"
             raise unsupported(field, f"a part of type {part.type[:40]!r} is not supported, only text")
-    return "".join(part.text or "" for part in message.content)
+        else:
+            texts.append(text)
+    return "".join(texts), "".join(thoughts)
+
+
+def _thought(given: Any) -> str:
+    """Reasoning of a content part: text, or a list of parts with text."""
+    if isinstance(given, list):
+        return "".join(str(part.get("text") or "") for part in given if isinstance(part, dict))
+    return given if isinstance(given, str) else ""
 
 
 def as_call(call: ToolCall) -> dict[str, Any]:
     """An earlier call; templates expect its arguments as an object."""
-    arguments = call.function.arguments
-    if isinstance(arguments, str):
-        try:
-            parsed = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            parsed = None
-        arguments = parsed if isinstance(parsed, dict) else arguments
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.function.name, "arguments": arguments},
-    }
+    if call.custom is not None:
+        name, arguments = call.custom.name, custom_arguments(call.custom.input)
+    else:
+        made = call.function or CalledFunction("")
+        name, arguments = made.name, _arguments(made.arguments)
+    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _arguments(given: str | dict[str, Any]) -> Any:
+    """Arguments as an object, or as they came if they are not JSON of one."""
+    if isinstance(given, dict):
+        return given
+    try:
+        parsed = json.loads(given or "{}")
+    except (ValueError, RecursionError):
+        return given
+    return parsed if isinstance(parsed, dict) else given

@@ -7,8 +7,10 @@ from typing import Any
 
 from offspec.server.exchange import Called, Delta, Ended, LikelyToken, Said, Thought, TokenChoice, Usage
 from offspec.server.faults import Fault
+from offspec.server.tools import custom_input
 
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+_INPUTS = {"function_call": "function_call_arguments", "custom_tool_call": "custom_tool_call_input"}
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 
 Told = dict[str, Any]
@@ -20,14 +22,14 @@ class ResponseEvents:
     Args:
         response: What is known of it before there is an answer.
         logprobs: Whether those of tokens are told.
+        custom: Names of custom tools, whose calls have text instead of arguments.
     """
 
-    def __init__(self, response: Told, logprobs: bool) -> None:
+    def __init__(self, response: Told, logprobs: bool, custom: frozenset[str] = frozenset()) -> None:
         self.response = response
-        self._logprobs = logprobs
+        self._logprobs, self._custom = logprobs, custom
         self._count = 0  # events told
         self._item: Told | None = None  # the one that is under way
-        self._call = -1  # the number of its call, if it is one
         self._cut = False
 
     def begin(self) -> Iterator[Told]:
@@ -74,13 +76,14 @@ class ResponseEvents:
         yield self._add("response.output_text.delta", item.text, content_index=0, logprobs=logprobs)
 
     def _called(self, item: Called) -> Iterator[Told]:
-        if item.index != self._call:
-            yield from self._close()
-            self._call = item.index
-            yield from self._open("function_call", call_id=item.id, name=item.name, arguments="")
+        yield from self._close()
+        custom = item.name in self._custom
+        field, given = ("input", custom_input(item.arguments)) if custom else ("arguments", item.arguments)
+        kind = "custom_tool_call" if custom else "function_call"
+        yield from self._open(kind, call_id=item.id, name=item.name, **{field: ""})
         assert self._item is not None
-        self._item["arguments"] += item.arguments
-        yield self._placed("response.function_call_arguments.delta", delta=item.arguments)
+        self._item[field] = given
+        yield self._placed(f"response.{_INPUTS[kind]}.delta", delta=given)
 
     @property
     def _part(self) -> Told:
@@ -109,8 +112,7 @@ class ResponseEvents:
 
     def _close(self, status: str = "completed") -> Iterator[Told]:
         """Complete the item that is under way, if one is."""
-        item, self._call = self._item, -1
-        if item is None:
+        if (item := self._item) is None:
             return
         match item["type"]:
             case "message":
@@ -119,9 +121,11 @@ class ResponseEvents:
                 yield self._placed("response.output_text.done", content_index=0, **given)
             case "reasoning":
                 yield self._placed("response.reasoning_text.done", content_index=0, text=self._part["text"])
-            case _:
-                given = {"name": item["name"], "arguments": item["arguments"]}
-                yield self._placed("response.function_call_arguments.done", **given)
+            case kind:
+                field = "input" if kind == "custom_tool_call" else "arguments"
+                yield self._placed(
+                    f"response.{_INPUTS[kind]}.done", name=item["name"], **{field: item[field]}
+                )
         if item["type"] in _PARTS:
             yield self._placed("response.content_part.done", content_index=0, part=self._part)
         item["status"] = status

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,35 +13,39 @@ from offspec.core.constraint import Constraint
 from offspec.core.errors import OffspecError
 from offspec.server.answer import Answer
 from offspec.server.exchange import Ask
-from offspec.server.faults import Fault, parse, refuse
-from offspec.server.forced_call import checked_choice
+from offspec.server.faults import Fault, refuse
 from offspec.server.formats import checked
-from offspec.server.openai_common import UNLIMITED
-from offspec.server.openai_items import ChosenTool, Item, as_messages, as_tool
-from offspec.server.openai_response_body import HARMLESS, LOGPROBS, Body, TextConfig, TextFormat
+from offspec.server.openai_common import answer_limit, template_variables
+from offspec.server.openai_items import Item, as_messages, tools_of
+from offspec.server.openai_messages import Ignore
+from offspec.server.openai_response_body import HARMLESS, LOGPROBS, REFUSED, Body, TextConfig, TextFormat
 from offspec.server.openai_response_events import ResponseEvents, Told
+from offspec.server.parsing import convert, parse
+from offspec.server.reading import read_body, report_ignored
 from offspec.server.responses import EventStream, event, json_response, whole
 from offspec.server.service import Service
 from offspec.server.stored_responses import Stored, StoredResponses, fresh_id
+from offspec.server.truncation import truncated
 
 log = logging.getLogger("offspec.server")
 
 
 async def create(request: Request) -> Response:
-    """An answer to items, and to those of the response that it goes on from."""
+    """Answer items, after those of the response that the request continues."""
     service: Service = request.app.state.service
     kept: StoredResponses = request.app.state.responses
-    data = await request.body()
-    body = parse(data, Body)
-    service.check_name(body.model)
+    body = await read_body(request, Body)
+    body.model = service.check_name(body.model)
     earlier = await _earlier(kept, body)
-    given = msgspec.json.decode(data)
+    given: Told = parse(await request.body())
     items: list[Told] = given["input"]
     if isinstance(body.input, str):
         items = [{"role": "user", "content": body.input}]
     items = [*earlier, *items]
-    ask = _ask(body, service, items)
-    events = ResponseEvents(_response(body, given, ask), LOGPROBS in (body.include or ()))
+    ask = _ask(body, service, items, lambda path: report_ignored(request, (path,)))
+    if body.truncation == "auto":
+        ask = await truncated(service, ask)
+    events = ResponseEvents(_response(body, given, ask), LOGPROBS in (body.include or ()), ask.tools.custom)
     answer = await service.answer(ask)
     told = _told(answer, events, kept if body.store is not False else None, items)
     if body.stream:
@@ -76,9 +79,9 @@ async def _earlier(kept: StoredResponses, body: Body) -> list[Told]:
     if (id := body.previous_response_id) is None:
         return []
     found = await asyncio.to_thread(kept.get, id)
-    with suppress(msgspec.ValidationError):  # it was damaged, or written by another version
+    with suppress(Fault):  # it was damaged, or written by another version
         if found is not None:
-            msgspec.convert(found.items, list[Item])
+            _items(found.items)
             return found.items
     raise Fault(
         "invalid_request",
@@ -88,29 +91,28 @@ async def _earlier(kept: StoredResponses, body: Body) -> list[Told]:
     )
 
 
-def _ask(body: Body, service: Service, items: Sequence[Told]) -> Ask:
-    """What a body asks for. Raises Fault for what is not supported."""
+def _items(given: Sequence[Told]) -> list[Item]:
+    """Items as they are kept. Raises Fault."""
+    return convert(list(given), list[Item], ignored=[])
+
+
+def _ask(body: Body, service: Service, items: Sequence[Told], ignore: Ignore) -> Ask:
+    """The request of a body. Raises Fault for what is not supported."""
+    refuse({name: getattr(body, name) for name in REFUSED}, HARMLESS)
     text = body.text or TextConfig()
-    known = {name: getattr(body, name) for name in HARMLESS if "." not in name}
-    refuse({**known, "text.verbosity": text.verbosity}, HARMLESS)
-    if body.stream_options is not None and not body.stream:
-        raise Fault("invalid_request", "stream_options: they need stream", field="stream_options")
-    template = dict(body.chat_template_kwargs or {})
-    if body.reasoning is not None and body.reasoning.effort is not None:
-        template.setdefault("reasoning_effort", body.reasoning.effort)
+    effort = body.reasoning.effort if body.reasoning else None
     with_logprobs = LOGPROBS in (body.include or ())
     return Ask(
-        prompt=as_messages(body.instructions, msgspec.convert(items, list[Item])),
+        prompt=as_messages(body.instructions, _items(items), ignore),
         params=body.sampling(
             service.defaults,
-            max_tokens=body.max_output_tokens or UNLIMITED,
+            max_tokens=answer_limit(body.max_output_tokens),
             logprobs=(body.top_logprobs or 0) if with_logprobs else None,
             format=_format(text.format or TextFormat()),
         ),
-        tools=tuple(as_tool(tool, at) for at, tool in enumerate(body.tools or ())),
-        tool_choice=_tool_choice(body),
+        tools=tools_of(body.tools or (), body.tool_choice, ignore),
         parallel_calls=body.parallel_tool_calls is not False,
-        template=template,
+        template=template_variables(body.chat_template_kwargs, effort),
     )
 
 
@@ -121,13 +123,6 @@ def _format(given: TextFormat) -> Constraint | None:
         case "json_object":
             return Constraint("json_object")
     return checked("text.format.schema", "json_schema", {} if given.schema is None else given.schema)
-
-
-def _tool_choice(body: Body) -> str:
-    choice, names = body.tool_choice or "auto", [tool.name for tool in body.tools or ()]
-    if isinstance(choice, ChosenTool):
-        return checked_choice("auto", choice.name, names)
-    return checked_choice(choice, None, names)
 
 
 def _response(body: Body, given: Told, ask: Ask) -> Told:
@@ -143,7 +138,7 @@ def _response(body: Body, given: Told, ask: Ask) -> Told:
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "metadata": body.metadata or {},
+        "metadata": given.get("metadata") or {},
         "model": body.model,
         "output": [],
         "parallel_tool_calls": ask.parallel_calls,
@@ -156,7 +151,7 @@ def _response(body: Body, given: Told, ask: Ask) -> Told:
         "tools": given.get("tools") or [],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": ask.params.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": None,
     }
 

@@ -75,7 +75,7 @@ def parts_of(engine: ServedEngine, answer: Answer) -> Parts:
         return PlainText()
     if forces_call(ask):
         return OneCall()
-    return engine.parts(answer.ids, [] if ask.tool_choice == "none" else ask.tools)
+    return engine.parts(answer.ids, [] if ask.tools.choice == "none" else ask.tools.functions)
 
 
 def reason_of(result: Result, parting: Parting) -> EndReason:

@@ -45,6 +45,7 @@ class Settings:
         max_queue: Requests that may wait.
         patience: Seconds that an answer under way may still take when the server is told to stop.
         limits: What a request may take.
+        strict: Refuse requests with fields that are unknown or have no effect.
         connection: The protocol of a connection, with limits of its own.
     """
 
@@ -56,6 +57,7 @@ class Settings:
     max_queue: int = 32
     patience: float = 5.0
     limits: Limits = field(default_factory=Limits)
+    strict: bool = False
     connection: type[LimitedConnection] = LimitedConnection
 
 
@@ -132,7 +134,12 @@ class Server(uvicorn.Server):
         local = _is_loopback(listener.getsockname()[0])
         self.batches = BatchJobs(self.service)
         app = make_app(
-            self.service, key=settings.key, local=local, limits=settings.limits, batches=self.batches
+            self.service,
+            key=settings.key,
+            local=local,
+            limits=settings.limits,
+            batches=self.batches,
+            strict=settings.strict,
         )
         super().__init__(
             uvicorn.Config(

@@ -25,8 +25,16 @@ class ServedEngine(Protocol):
     def plan(self) -> "Plan | None": ...
 
     def encode(
-        self, prompt: Any, raw: bool = False, chat_template_kwargs: Mapping[str, Any] | None = None
+        self,
+        prompt: Any,
+        raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        continues: bool = True,
     ) -> list[int]: ...
+
+    def count_tokens(
+        self, prompt: Any, *, raw: bool = False, chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> int: ...
 
     def check(self, params: SamplingParams) -> None: ...
 

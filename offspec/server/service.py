@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import OffspecError
@@ -32,8 +32,9 @@ from offspec.server.served_engine import Loader, ServedEngine
 log = logging.getLogger("offspec.server")
 
 State = Literal["loading", "ready", "failed", "stopping"]
-# Arguments of transformers' function, with which a client could do other things than set a variable.
+_T = TypeVar("_T")
 _NOTICES = 100  # that are kept, at most
+# Arguments of transformers' function, with which a client could do other things than set a variable.
 _NO_VARIABLES = {
     *("chat_template", "conversation", "tools", "documents", "tokenize", "add_generation_prompt"),
     *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
@@ -77,7 +78,6 @@ class Service:
         self._waiting = set[Answer]()
         self.metrics.watch_queue(lambda: len(self._waiting))
         self._running = set[Answer]()
-        # Not in the loop: a long prompt takes a tenth of a second and more.
         self._encoder = ThreadPoolExecutor(1, "offspec encode")
         self._thread = threading.Thread(target=self._work, name="offspec engine", daemon=True)
 
@@ -115,13 +115,18 @@ class Service:
         return self._engine
 
     @property
+    def context(self) -> int | None:
+        """Tokens that a prompt and its answer may have together; None while there is no engine."""
+        return None if self._engine is None else self._engine.context
+
+    @property
     def sequences(self) -> int:
         """Requests that are answered side by side. Raises Fault while there is no engine."""
         return self.engine.sequences
 
-    def check_name(self, name: str) -> None:
-        """Raises Fault where the model of a request is another one."""
-        if name not in self.names:
+    def check_name(self, name: str) -> str:
+        """The name of a request's model; "" stands for the one that is served. Raises Fault for another."""
+        if name and name not in self.names:
             known = " or ".join(self.names)
             raise Fault(
                 "not_found",
@@ -129,14 +134,27 @@ class Service:
                 field="model",
                 code="model_not_found",
             )
+        return name or self.names[0]
 
     async def encode(self, ask: Ask) -> list[int]:
         """The token ids of a prompt. Raises Fault, also for parameters that the engine cannot follow."""
-        engine, loop = self.engine, asyncio.get_running_loop()
-        try:
+        engine, template = self.engine, _template(ask)
+
+        def work() -> list[int]:
             engine.check(ask.params)
-            given = ask.prompt, ask.raw, _template(ask)
-            return await loop.run_in_executor(self._encoder, engine.encode, *given)
+            return engine.encode(ask.prompt, ask.raw, template, ask.continues)
+
+        return await self._encode(work)
+
+    async def count(self, ask: Ask) -> int:
+        """Tokens of a prompt, of any length. Raises Fault."""
+        count, template = self.engine.count_tokens, _template(ask)
+        return await self._encode(lambda: count(ask.prompt, raw=ask.raw, chat_template_kwargs=template))
+
+    async def _encode(self, work: Callable[[], _T]) -> _T:
+        """Run work of the tokenizer, which takes a tenth of a second and more for a long prompt."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
         except OffspecError as error:
             raise of_error(error) from error
 
@@ -265,7 +283,7 @@ def _template(ask: Ask) -> dict[str, Any]:
         raise unsupported(
             "chat_template_kwargs", f"{wrong[0]} is no variable of a chat template; leave it out"
         )
-    tools = [] if ask.tool_choice == "none" else [dict(tool) for tool in ask.tools]
+    tools = [] if ask.tools.choice == "none" else [dict(tool) for tool in ask.tools.functions]
     return {**ask.template, "tools": tools} if tools else dict(ask.template)
 
 

@@ -205,8 +205,10 @@ def test_errors_of_every_status(
 ) -> None:
     with pytest.raises(anthropic.NotFoundError, match="not served here"):
         scripted.messages.create(**{**ASKED, "model": "claude"})
-    with pytest.raises(anthropic.BadRequestError, match="room"):
-        scripted.messages.count_tokens(model=NAME, messages=[{"role": "user", "content": "a " * 9000}])
+    long: Any = [{"role": "user", "content": "a " * 9000}]
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 4095 maximum"):
+        scripted.messages.create(**{**ASKED, "messages": long})
+    assert scripted.messages.count_tokens(model=NAME, messages=long).input_tokens > 9000
     engine.answers = [Script("one two three four five six", fail_after=1)]
     with pytest.raises(anthropic.InternalServerError, match="broken off"):
         scripted.messages.create(**ASKED)

@@ -373,7 +373,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("/v1/batches", {**BODY, "endpoint": "/v1/embeddings"}, 400, "endpoint"),
     ("/v1/batches", {**BODY, "completion_window": "1h"}, 400, "completion_window"),
     ("/v1/batches", {**BODY, "metadata": {"a": "b" * 513}}, 400, "metadata"),
-    ("/v1/batches", {**BODY, "priority": 1}, 400, "priority"),
+    ("/v1/batches", {**BODY, "priority": 1}, 404, "input_file_id"),
     ("/v1/batches/batch_x/cancel", {}, 404, ""),
     ("/v1/batches/..%2f..%2fetc/cancel", {}, 404, ""),
 ]

@@ -183,7 +183,7 @@ def test_a_response_goes_on_from_an_earlier_one(
 def test_what_was_kept_and_is_damaged(scripted: openai.OpenAI) -> None:
     """Is kept no longer, wherever the damage is."""
     kept = StoredResponses(cache_root() / "responses")
-    for items in ([{"role": "robot"}], [{"type": "reasoning", "mood": "good"}], [3]):
+    for items in ([{"role": "robot"}], [{"type": "reasoning", "summary": 3}], [3]):
         id = fresh_id()
         broken: Any = Stored({"id": id}, items)
         kept.keep(broken)

@@ -213,15 +213,25 @@ class ScriptedEngine:
         prompt: str | Sequence[Any],
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        continues: bool = True,
     ) -> list[int]:
         self.template_given = chat_template_kwargs
         return self.ids(prompt)
+
+    def count_tokens(
+        self,
+        prompt: str | Sequence[Any],
+        *,
+        raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> int:
+        return len(self.wording.ids(prompt))
 
     def ids(self, prompt: str | Sequence[Any]) -> list[int]:
         ids = self.wording.ids(prompt)
         if len(ids) >= self.context:
             raise ContextLengthError(
-                f"the prompt has {len(ids)} tokens, and the context has room for {self.context}"
+                f"the prompt is too long: {len(ids)} tokens > {self.context - 1} maximum"
             )
         return ids
 

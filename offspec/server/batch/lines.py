@@ -20,7 +20,8 @@ from msgspec import Meta, Struct
 from offspec.core.errors import RequestError
 from offspec.core.files import reading
 from offspec.server import openai_chat, openai_completions
-from offspec.server.faults import Fault, convert, parse
+from offspec.server.faults import Fault
+from offspec.server.parsing import convert, parse
 
 CHAT = "/v1/chat/completions"
 BODIES: dict[str, type[Struct]] = {CHAT: openai_chat.Body, "/v1/completions": openai_completions.Body}
@@ -29,7 +30,7 @@ _LONGEST = 32 * 2**20  # bytes of a line
 _Name = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
-class _Wrapped(Struct, forbid_unknown_fields=True):
+class _Wrapped(Struct):
     """A line of OpenAI's format."""
 
     custom_id: _Name
@@ -100,11 +101,12 @@ def read_line(number: int, text: bytes) -> Line:
     try:
         if len(text) > _LONGEST:
             raise Fault("too_large", f"the line is longer than {_LONGEST} bytes")
-        fields = parse(text, dict[str, Any])
+        fields = convert(parse(text), dict[str, Any])
         plain = "body" not in fields and "url" not in fields
         name = str(fields.get("id" if plain and "id" in fields else "custom_id", name))
         url, body = (CHAT, _plain_body(fields)) if plain else _wrapped_body(fields)
-        asked: Any = convert({"model": "any", **body}, BODIES[url])
+        # A plain line is written for offspec: a field that it does not know is a mistake.
+        asked: Any = convert(body, BODIES[url], ignored=None if plain else [])
         if asked.stream:
             raise Fault(
                 "invalid_request", "stream: the answers of a batch come whole; leave it out", field="stream"
@@ -115,7 +117,7 @@ def read_line(number: int, text: bytes) -> Line:
 
 
 def _wrapped_body(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    wrapped = convert(fields, _Wrapped)
+    wrapped = convert(fields, _Wrapped, ignored=[])
     if wrapped.url not in BODIES:
         raise Fault(
             "invalid_request",

@@ -71,6 +71,15 @@ Alias = Annotated[
         "shown.",
     ),
 ]
+Strict = Annotated[
+    bool,
+    _option(
+        "--strict",
+        metavar="",
+        help="Refuse requests with fields that are unknown or have no effect, to find mistakes in your own "
+        "code. By default such fields are ignored and logged.",
+    ),
+]
 Quiet = Annotated[
     bool,
     _option("--quiet", "-q", metavar="", help="Nothing on stderr but warnings and errors."),
@@ -85,6 +94,7 @@ def serve(
     api_key: ApiKey = None,
     max_queue: MaxQueue = 32,
     alias: Alias = None,
+    strict: Strict = False,
     quiet: Quiet = False,
 ) -> None:
     """Answer the clients of OpenAI's API over HTTP. Sampling options are what requests get that give none."""
@@ -101,7 +111,7 @@ def serve(
     from offspec.ui.chat.setup import open_engine
 
     names = tuple(dict.fromkeys([*(alias or ()), own_name(options.model)]))
-    settings = Settings(host, port, names, api_key, defaults, max_queue)
+    settings = Settings(host, port, names, api_key, defaults, max_queue, strict=strict)
     with _log_on_stderr(quiet):
         serve(lambda notify: open_engine(config, options.plan, notify), settings)
 

@@ -1,0 +1,148 @@
+"""Bodies of requests: from JSON to the struct of an API, which ignores fields that it does not have.
+
+Each release of a client sends fields that no server knew before. A field changes an answer here only if a
+struct declares it; every other field is left out and reported. `null` and an empty list mean "not given".
+"""
+
+import re
+from collections.abc import Hashable
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import msgspec
+from msgspec import inspect
+
+from offspec.server.faults import Fault, unsupported
+
+# Fields without effect on an answer: accepted everywhere, and not reported.
+HINTS = frozenset(
+    (
+        *(
+            "user",
+            "metadata",
+            "client_metadata",
+            "service_tier",
+            "safety_identifier",
+            "id",
+            "status",
+            "phase",
+        ),
+        *(
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "prompt_cache_options",
+            "cache_control",
+            "keep_alive",
+        ),
+        *("signature", "annotations", "citations", "encrypted_content", "caller", "strict", "budget_tokens"),
+    )
+)
+# The same, but some callers hope for an effect: refused in strict mode.
+SOFT_HINTS = frozenset(
+    (
+        *("verbosity", "prediction", "context_management", "display", "toolset_name", "namespace", "summary"),
+        *("reasoning_details", "generate_summary", "moderation", "inference_geo", "speed", "betas"),
+        *("defer_loading", "allowed_callers", "input_examples", "eager_input_streaming", "output_schema"),
+        *("include_obfuscation", "detail", "max_tool_calls", "include_reasoning", "exclude"),
+    )
+)
+
+_PLACE = re.compile(r" - at (`key` in )?`\$(?P<path>[^`]*)`$")
+_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+_INDEX = re.compile(r"\[\d+\]")
+_T = TypeVar("_T")
+
+
+def parse(body: bytes) -> Any:
+    """Decode JSON. Raises Fault."""
+    try:
+        return msgspec.json.decode(body)
+    # Malformed JSON, bytes that are not UTF-8, too many brackets.
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200] or "it is nested too deeply"
+        raise Fault("invalid_request", f"the body is not valid JSON: {reason}", code="invalid_json") from None
+
+
+def convert(value: Any, wanted: type[_T], *, ignored: list[str] | None = None, text: bool = False) -> _T:
+    """Convert parsed JSON to a type.
+
+    Args:
+        value: Parsed JSON.
+        wanted: A struct, or another type that msgspec knows.
+        ignored: Takes the paths of fields that were left out, such as "messages[0].mood". None: a field that
+            no struct has is refused.
+        text: Whether numbers may come as text, as in the query of an address.
+
+    Raises:
+        Fault: A field has a value of another type or is missing.
+    """
+    unknown = list[str]()
+    try:
+        value = _known(value, _info(cast("Hashable", wanted)), "", unknown, ignored is None)
+        if ignored is None and unknown:
+            raise unsupported(unknown[0], "it is not known or not supported here; leave it out")
+        converted = msgspec.convert(value, type=wanted, strict=not text)
+    except msgspec.ValidationError as error:
+        raise _of_validation(str(error)) from None
+    except RecursionError:
+        raise Fault("invalid_request", "the body is nested too deeply", code="invalid_json") from None
+    if ignored is not None:
+        ignored += unknown
+    return converted
+
+
+def field_name(path: str) -> str:
+    """The name of a field in all its places: "messages.mood" of "messages[3].mood"."""
+    return _INDEX.sub("", path)
+
+
+def _known(value: Any, kind: inspect.Type, path: str, unknown: list[str], strict: bool) -> Any:
+    """A value with only those fields that its type has and that are given. unknown: takes other fields."""
+    if isinstance(value, dict) and (struct := _part(kind, inspect.StructType)) is not None:
+        fields, kept = _fields(struct.cls), dict[str, Any]()
+        for name, item in value.items():
+            where = f"{path}.{name}" if path else name
+            if name not in fields:
+                if name not in HINTS and (strict or name not in SOFT_HINTS) and _given(item):
+                    unknown.append(where)
+            elif _given(item):
+                kept[name] = _known(item, fields[name], where, unknown, strict)
+        return kept
+    if isinstance(value, list) and (several := _part(kind, inspect.ListType)) is not None:
+        kind = several.item_type
+        return [_known(item, kind, f"{path}[{at}]", unknown, strict) for at, item in enumerate(value)]
+    return value
+
+
+def _given(item: Any) -> bool:
+    return item is not None and item != []
+
+
+def _part(kind: inspect.Type, wanted: type[_T]) -> _T | None:
+    """The first alternative of a type that is of this kind."""
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    kinds = tuple(each.type if isinstance(each, inspect.Metadata) else each for each in kinds)
+    return next((each for each in kinds if isinstance(each, wanted)), None)
+
+
+@cache
+def _info(wanted: Hashable) -> inspect.Type:
+    return inspect.type_info(wanted)
+
+
+@cache
+def _fields(struct: type) -> dict[str, inspect.Type]:
+    info = _info(struct)
+    assert isinstance(info, inspect.StructType)
+    return {field.encode_name: field.type for field in info.fields}
+
+
+def _of_validation(text: str) -> Fault:
+    place = _PLACE.search(text)
+    path = place["path"].removeprefix(".").replace("[...]", "") if place else ""
+    said = text[: place.start()] if place else text
+    if missing := _MISSING.match(said):
+        field = f"{path}.{missing['name']}" if path else missing["name"]
+        return Fault("invalid_request", f"{field} is missing", field=field, code="missing_required_parameter")
+    where = f"{path}: " if path else "the body: "
+    return Fault("invalid_request", where + said.replace("`", ""), field=path or None)
