@@ -52,6 +52,8 @@ class ToolCall(msgspec.Struct):
     function: CalledFunction | None = None
     custom: CalledCustom | None = None
     id: str = ""
+    type: Any = None  # without effect, as is the index: `function` or `custom` says it
+    index: Any = None
 
 
 class ChatMessage(msgspec.Struct):

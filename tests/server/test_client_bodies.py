@@ -214,7 +214,8 @@ def test_unknown_fields_in_strict_mode(strict: LiveServer) -> None:
         answer = http.post(MESSAGES, json={"model": NAME, **CLAUDE})
         assert answer.status_code == 400 and "thinking.display" in answer.json()["error"]["message"]
         for path, body in VALID.items():
-            assert http.post(path, json={"model": NAME, **body, "user": "u"}).status_code == 200
+            answer = http.post(path, json={"model": NAME, **body, "user": "u"})
+            assert answer.status_code == 200, answer.text
 
 
 def test_no_unknown_field_is_ever_refused(served: LiveServer, engine: ScriptedEngine) -> None:
