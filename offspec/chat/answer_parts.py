@@ -91,23 +91,30 @@ class PlainText:
 
 
 class OneCall:
-    """An answer that was made to be a call and nothing else: {"name": …, "arguments": {…}}.
+    """An answer that was made to be a call, after its reasoning: {"name": …, "arguments": {…}}.
 
-    One that was cut short is text.
+    One that was cut short is text. parts: tells reasoning from the call.
     """
 
-    shown = frozenset[int]()
-
-    def __init__(self) -> None:
+    def __init__(self, parts: Parts | None = None) -> None:
+        self._parts = parts or PlainText()
+        self.shown = self._parts.shown
         self._text = ""
 
     def feed(self, text: str) -> list[Part]:
         """See `Parts`."""
-        self._text += text
-        return []
+        return self._taken(self._parts.feed(text))
+
+    def _taken(self, parts: list[Part]) -> list[Part]:
+        self._text += "".join(part.text for part in parts if isinstance(part, Text))
+        return [part for part in parts if not isinstance(part, Text)]
 
     def finish(self) -> list[Part]:
         """See `Parts`."""
+        thought = self._taken(self._parts.finish())
+        return [*thought, *self._call()]
+
+    def _call(self) -> list[Part]:
         try:
             call = as_call(json.loads(self._text))
         except (ValueError, RecursionError):

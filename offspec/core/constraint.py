@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from offspec.core.errors import RequestError
 from offspec.core.values import shown
 
-KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
+KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "regions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +16,11 @@ class Constraint:
     """The format of an answer, which then has it from its first token to its last.
 
     Args:
-        kind: "json_schema", "json_object" (any JSON object), "regex", "choice" (one of several texts) or
-            "grammar" (Lark, or the EBNF of llama.cpp).
-        text: The schema as JSON, the regular expression, the texts as a JSON list, or the grammar. A schema
-            and a list may also be given as Python has them. Empty for "json_object".
+        kind: "json_schema", "json_object" (any JSON object), "regex", "choice" (one of several texts),
+            "grammar" (Lark, or the EBNF of llama.cpp) or "regions" (parts of an answer alone have a format).
+        text: The schema as JSON, the regular expression, the texts as a JSON list, the grammar, or the fields
+            of `Regions` as JSON. A schema, a list and fields may also be given as Python has them. Empty for
+            "json_object".
 
     Raises:
         RequestError: An unknown kind, or a text that is not what its kind needs. Whether a schema, an
@@ -56,6 +57,8 @@ class Constraint:
                     or not all(isinstance(t, str) and t for t in texts)
                 ):
                     raise RequestError("a choice must be a JSON list of texts that are not empty")
+            case "regions":
+                Regions.read(self.text)
             case "json_object":
                 if self.text:
                     raise RequestError(
@@ -64,6 +67,61 @@ class Constraint:
             case _:
                 if not self.text:
                     raise RequestError(f"a {self.kind} must not be empty")
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A part of an answer that has a format: it begins behind a mark, and ends where its grammar ends.
+
+    Args:
+        mark: The text that opens it.
+        grammar: What follows the mark, in Lark.
+        at_start: The mark opens a region only at the beginning of the answer.
+    """
+
+    mark: str
+    grammar: str
+    at_start: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """Where in an answer formats begin. Reasoning, and text outside of regions, is free.
+
+    Args:
+        regions: Those that may come.
+        thought: The marks that begin and end reasoning. None: there is none.
+        thinking: The answer begins within reasoning.
+        required: What the answer must begin with after its reasoning, in Lark; "": anything.
+        last: Nothing follows what is required.
+        thought_tokens: Most tokens of reasoning before what is required. None: any number.
+        cut: The end of reasoning and what is required, in Lark: for reasoning of so many tokens.
+    """
+
+    regions: tuple[Region, ...] = ()
+    thought: tuple[str, str] | None = None
+    thinking: bool = False
+    required: str = ""
+    last: bool = False
+    thought_tokens: int | None = None
+    cut: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> "Regions":
+        """Regions from JSON. Raises RequestError."""
+        given = _parsed(text, "regions")
+        try:
+            regions = tuple(Region(**region) for region in given.pop("regions", ()))
+            found = cls(regions, **given)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise RequestError(f"regions cannot be read: {error}") from None
+        if not all(region.mark and region.grammar for region in regions) or not (regions or found.required):
+            raise RequestError("regions must have marks and grammars")
+        return found if found.thought is None else replace(found, thought=(*found.thought,))
+
+    def constraint(self) -> Constraint:
+        """The format of an answer with these regions."""
+        return Constraint("regions", _written(asdict(self)))
 
 
 def _written(value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from offspec.sampling.constraint import FormatRule
+from offspec.sampling.constraint import Format
 from offspec.sampling.token_tree import NO_PARENT, ROOT, TokenTree
 
 
@@ -27,7 +27,7 @@ class Subtree:
     log_prob: Sequence[float]
 
     def closed(
-        self, ends: frozenset[int], format: FormatRule | None = None, path: Sequence[int] = ()
+        self, ends: frozenset[int], format: Format | None = None, path: Sequence[int] = ()
     ) -> "Subtree":
         """The same without what hangs below these tokens, and without what an answer's format closes.
 

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from offspec.core.config import AUTO, LOOKUPS, NONE, EngineConfig, SamplingParams, check_draws, read_drafts
+from offspec.core.constraint import Regions
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, Notice, unheard
 from offspec.draft.base import Room, Scorer
@@ -17,17 +19,22 @@ from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources
 from offspec.draft.sampled_scorer import DrawingScorer
 from offspec.engine.decode import Decoding
+from offspec.model.token_bytes import token_bytes
 from offspec.plan.load import Assembly
 from offspec.plan.make import acceptance_for
 from offspec.plan.policy import DraftPolicy
 from offspec.plan.records import Case, DraftRecord, ExpertRecord, case_of
-from offspec.sampling.constraint import FormatRule
-from offspec.sampling.grammar import matcher_of
+from offspec.sampling.constraint import Format, FormatRule
+from offspec.sampling.grammar import matcher_of, matchers_of, tokens_beyond
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise, endless, request_key
+from offspec.sampling.regions import RegionRule
 from offspec_planners.acceptance import Calibration
 from offspec_planners.best_first import Grown
 from offspec_planners.experts import ExpertPass
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 _PRICED = 16  # passes after which costs of experts are looked at again
 _PREVIEWED = 256  # nodes at least of a previewed tree, where there is room
@@ -229,15 +236,27 @@ class Drafting:
         )
         return processor, GumbelNoise(request.key, vocabulary, device) if processor.uses_noise else None
 
-    def _format(self, params: SamplingParams) -> FormatRule | None:
+    def _format(self, params: SamplingParams) -> Format | None:
         """The rule of a request's format, at the beginning of an answer. Raises RequestError."""
-        if params.format is None:
+        if (format := params.format) is None:
             return None
         target, codec = self._assembly.target, self._assembly.codec
-        tokens = codec.grammar_tokens
-        matcher = matcher_of(params.format, tokens)
+        tokens, ends = codec.grammar_tokens, codec.eos_ids
         size = target.skeleton.vocab_size
-        return FormatRule(matcher, size, tokens.vocab_size, codec.eos_ids, target.device)
+
+        def rule(matcher: "LLMatcher") -> FormatRule:
+            return FormatRule(matcher, size, tokens.vocab_size, ends, target.device)
+
+        if format.kind != "regions":
+            return rule(matcher_of(format, tokens))
+        matchers = matchers_of(format, tokens)
+        return RegionRule(
+            Regions.read(format.text),
+            lambda grammar: rule(matchers(grammar)),
+            lambda text: tokens_beyond(text, tokens),
+            lambda token: token_bytes(codec.tokenizer, token),
+            ends,
+        )
 
     def _mixture(
         self,

@@ -4,13 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offspec.chat.answer_parts import MarkedParts, Parts, PlainText
-from offspec.core.config import SamplingParams
+from offspec.chat.prompt_reuse import OPENED
+from offspec.core.config import Constraint, SamplingParams
 from offspec.core.errors import ContextLengthError, RequestError
 from offspec.model import answer_formats
+from offspec.model.call_grammars import after_thought, answer_regions
 from offspec.model.prompt import Prompt
 from offspec.model.token_bytes import token_bytes
 from offspec.plan.load import Assembly
 from offspec.sampling.rules import check_tokens
+
+_OPENING = 32  # tokens at the end of a prompt that may begin reasoning
 
 
 def too_long(tokens: int, context: int) -> str:
@@ -114,6 +118,33 @@ class Texts:
         codec = self._assembly.codec
         given = answer_formats.find(codec, calls=bool(tools))
         return MarkedParts(given, codec.spell(ids), tools) if given else PlainText()
+
+    def answer_format(
+        self,
+        ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] = (),
+        format: Constraint | None = None,
+        thought_tokens: int | None = None,
+    ) -> Constraint | None:
+        """The format of an answer, where reasoning comes before it, or where it may call tools.
+
+        Args:
+            ids: The prompt, written by the chat template.
+            tools: What may be called, as in `parts`: from its opening mark on a call is whole and valid.
+            format: What the answer must look like after its reasoning; then there are no calls. None:
+                anything.
+            thought_tokens: Most tokens of the reasoning before a format. None: any number.
+        """
+        codec = self._assembly.codec
+        template = str(codec.tokenizer.chat_template or "")
+        thinking = OPENED.search(codec.spell(ids[-_OPENING:])) is not None
+        special = {codec.spell([i]): i for i in codec.hidden_ids}
+        if format is not None:
+            return after_thought(template, format, special, thought_tokens) if thinking else format
+        if getattr(codec.tokenizer, "response_template", None):
+            return None  # it says how calls are read, and not how they are written
+        regions = answer_regions(template, [tool["function"] for tool in tools], special, thinking)
+        return None if regions is None else regions.constraint()
 
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for within a text, in UTF-8; it may be a part of a character."""

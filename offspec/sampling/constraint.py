@@ -8,7 +8,7 @@ Letters: V vocabulary, B its bytes as bits, W nodes.
 """
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Optional, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offspec.core.errors import RequestError
+from offspec.sampling.rules import Rule
 from offspec_kernels.transfer import upload
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Mask = NDArray[np.uint8]
 
 
-class _State:
+class State:
     """What the format allows behind one text.
 
     token: the last of that text. live: whether the text can come at all, and does not end the answer. mask:
@@ -34,12 +35,25 @@ class _State:
 
     __slots__ = ("below", "depth", "live", "mask", "only", "parent", "token")
 
-    def __init__(self, parent: Optional["_State"], token: int, live: bool) -> None:
+    def __init__(self, parent: Optional["State"], token: int, live: bool) -> None:
         self.parent, self.token, self.live = parent, token, live
         self.depth: int = 0 if parent is None else parent.depth + 1
-        self.below = dict[int, _State]()
+        self.below = dict[int, State]()
         self.mask: Mask | None = None
         self.only: int | None = None
+
+
+class Format(Rule, Protocol):
+    """A rule that gives an answer its format, and that growing trees asks ahead."""
+
+    def fits(self, path: Sequence[int]) -> bool:
+        """Whether the tokens of a path may all come, the last of them as the last of an answer, too."""
+
+    def forced(self, path: Sequence[int], most: int) -> list[int]:
+        """The tokens behind a path of which each is the only one that may come there: so many at most.
+
+        The target can choose no others.
+        """
 
 
 class FormatRule:
@@ -72,14 +86,14 @@ class FormatRule:
         bits[: min(known, vocab_size)] = True
         self._known: Mask = np.packbits(bits, bitorder="little")
         self._bits = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=device)
-        self._root = self._here = _State(None, -1, True)
+        self._root = self._here = State(None, -1, True)
 
     def apply(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> None:
         """See `Rule`."""
-        masks = np.stack([self._mask(self._state(path)) for path in paths])  # [W, B]
-        scores.masked_fill_(self._closed(masks, scores.device), -torch.inf)
+        masks = np.stack([self.mask(self._state(path)) for path in paths])  # [W, B]
+        scores.masked_fill_(self.closed(masks, scores.device), -torch.inf)
 
-    def _closed(self, masks: Mask, device: torch.device) -> Tensor:
+    def closed(self, masks: Mask, device: torch.device) -> Tensor:
         """[W, V] bool on a device, from masks [W, B]; eight tokens a byte go there."""
         if device.type == "cpu":
             bits = np.unpackbits(~masks, axis=1, count=self._size, bitorder="little")
@@ -90,51 +104,69 @@ class FormatRule:
 
     def commit(self, tokens: Sequence[int]) -> None:
         """See `Rule`."""
-        root = self._state(tokens)
+        self.move(self._state(tokens))
+
+    def fits(self, path: Sequence[int]) -> bool:
+        """See `Format`."""
+        state = self._state(path)
+        return state.live or (state.token in self._ends and self._may_follow(state))
+
+    def forced(self, path: Sequence[int], most: int) -> list[int]:
+        """See `Format`."""
+        return self.forced_from(self._state(path), most)
+
+    @property
+    def root(self) -> State:
+        """The state of the committed text."""
+        return self._root
+
+    def move(self, root: State) -> None:
+        """Commit the text of a state."""
         if root.live:
             self._go(root)
         root.parent = None
         self._root = root
 
-    def fits(self, path: Sequence[int]) -> bool:
-        """Whether the tokens of a path may all come, the last of them as the last of an answer, too."""
-        state = self._state(path)
-        return state.live or (state.token in self._ends and self._may_follow(state))
+    def complete(self, state: State) -> bool:
+        """Whether nothing but the end of the answer may follow."""
+        if not state.live:
+            return False
+        left = int(np.bitwise_count(self.mask(state)).sum())
+        return left == sum(self.allows(state, end) for end in self._ends)
 
-    def forced(self, path: Sequence[int], most: int) -> list[int]:
-        """The tokens behind a path of which each is the only one that may come there: so many at most.
-
-        The target can choose no others.
-        """
-        state, found = self._state(path), list[int]()
+    def forced_from(self, state: State, most: int) -> list[int]:
+        """See `forced`."""
+        found = list[int]()
         while len(found) < most and state.live:
-            self._mask(state)
+            self.mask(state)
             if state.only is None:
                 break
             found.append(state.only)
-            state = self._below(state, state.only)
+            state = self.below(state, state.only)
         return found
 
-    def _state(self, path: Sequence[int]) -> _State:
+    def _state(self, path: Sequence[int]) -> State:
         state = self._root
         for token in path:
-            state = self._below(state, token)
+            state = self.below(state, token)
         return state
 
-    def _below(self, state: _State, token: int) -> _State:
+    def below(self, state: State, token: int) -> State:
+        """The state behind one more token."""
         found = state.below.get(token)
         if found is None:
-            live = state.live and token not in self._ends and self._allows(state, token)
-            found = state.below[token] = _State(state, token, live)
+            live = state.live and token not in self._ends and self.allows(state, token)
+            found = state.below[token] = State(state, token, live)
         return found
 
-    def _may_follow(self, state: _State) -> bool:
-        return state.parent is not None and state.parent.live and self._allows(state.parent, state.token)
+    def _may_follow(self, state: State) -> bool:
+        return state.parent is not None and state.parent.live and self.allows(state.parent, state.token)
 
-    def _allows(self, state: _State, token: int) -> bool:
-        return 0 <= token < self._size and bool(self._mask(state)[token >> 3] >> (token & 7) & 1)
+    def allows(self, state: State, token: int) -> bool:
+        """Whether a token may follow a state."""
+        return 0 <= token < self._size and bool(self.mask(state)[token >> 3] >> (token & 7) & 1)
 
-    def _mask(self, state: _State) -> Mask:
+    def mask(self, state: State) -> Mask:
         """[B]: what may follow; nothing behind an end, or behind what cannot come."""
         if state.mask is None:
             state.mask = np.zeros_like(self._known)
@@ -149,7 +181,7 @@ class FormatRule:
                     state.only = 8 * byte + int(state.mask[byte]).bit_length() - 1
         return state.mask
 
-    def _go(self, state: _State) -> None:
+    def _go(self, state: State) -> None:
         """Take the matcher to a state: back to where the two paths part, and on from there."""
         here, there, ahead = self._here, state, list[int]()
         while there is not here:

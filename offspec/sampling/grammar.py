@@ -9,7 +9,10 @@ token that the tokenizer would write. What of JSON Schema it cannot enforce it r
 
 import json
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from offspec.core.constraint import Constraint
 from offspec.core.errors import RequestError
@@ -20,13 +23,15 @@ if TYPE_CHECKING:
 
 # As `json.dumps` writes by default. Free whitespace would leave fewer forced tokens, and a small model that
 # begins to indent may never end. A schema can choose otherwise by its own "x-guidance".
-_LAYOUT: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+LAYOUT: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def check_format(format: Constraint) -> None:
     """Raises RequestError, with the reason, for a format that cannot be followed; needs no model."""
     from llguidance import LLMatcher
 
+    if format.kind == "regions":
+        return  # made by offspec itself
     failed, messages = LLMatcher.validate_grammar_with_warnings(_grammar(format))
     if failed:
         raise _refused(format, messages[0])
@@ -34,12 +39,36 @@ def check_format(format: Constraint) -> None:
 
 def matcher_of(format: Constraint, tokens: "LLTokenizer") -> "LLMatcher":
     """A matcher at the beginning of a format. Raises RequestError, with the reason, if it cannot be one."""
+    return _matcher(_grammar(format), tokens, format)
+
+
+def matchers_of(format: Constraint, tokens: "LLTokenizer") -> Callable[[str], "LLMatcher"]:
+    """Makes matchers of the grammars in regions, each in Lark and compiled once. It raises RequestError."""
+    made: dict[str, LLMatcher] = {}
+
+    def make(grammar: str) -> "LLMatcher":
+        if grammar not in made:
+            made[grammar] = _matcher(grammar, tokens, format)
+        return made[grammar].deep_copy()
+
+    return make
+
+
+def _matcher(grammar: str, tokens: "LLTokenizer", format: Constraint) -> "LLMatcher":
     from llguidance import LLMatcher
 
-    matcher = LLMatcher(tokens, _grammar(format), log_level=0)
+    matcher = LLMatcher(tokens, grammar, log_level=0)
     if matcher.is_error():
         raise _refused(format, matcher.get_error())
     return matcher
+
+
+def preceded(format: Constraint, before: str) -> str:
+    """The grammar of a format after something else, given in Lark. Raises RequestError."""
+    grammar = _grammar(format)
+    inner = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
+    outer = {"name": "outer", "lark_grammar": f"start: {before} @inner"}
+    return json.dumps({"grammars": [outer, {**inner, "name": "inner"}]})
 
 
 def _grammar(format: Constraint) -> str:
@@ -49,9 +78,9 @@ def _grammar(format: Constraint) -> str:
     try:
         match format.kind:
             case "json_schema":
-                return LLMatcher.grammar_from_json_schema(format.text, defaults=_LAYOUT)
+                return LLMatcher.grammar_from_json_schema(format.text, defaults=LAYOUT)
             case "json_object":
-                return LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=_LAYOUT)
+                return LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=LAYOUT)
             case "regex":
                 return LLMatcher.grammar_from_regex(format.text)
             case "choice":
@@ -65,3 +94,12 @@ def _grammar(format: Constraint) -> str:
 def _refused(format: Constraint, reason: str) -> RequestError:
     said = " ".join(reason.split("<state>")[0].split())[:300]
     return RequestError(f"the {format.kind.replace('_', ' ')} cannot be followed: {said}")
+
+
+def tokens_beyond(text: str, tokens: "LLTokenizer") -> list[int]:
+    """The tokens with which a text may begin that goes on after `text`; some of them only begin it."""
+    from llguidance import LLMatcher
+
+    grammar = f"start: ALL\nALL: {json.dumps(text, ensure_ascii=False)} /(.|\\n)+/"
+    mask = np.frombuffer(LLMatcher(tokens, grammar, log_level=0).compute_bitmask(), np.uint8)
+    return np.flatnonzero(np.unpackbits(mask, count=tokens.vocab_size, bitorder="little")).tolist()

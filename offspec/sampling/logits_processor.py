@@ -18,7 +18,7 @@ from torch import Tensor
 from offspec.core.config import SamplingParams
 from offspec.core.errors import CheckpointError, OffspecError, RequestError
 from offspec.core.events import TokenLogprobs
-from offspec.sampling.constraint import FormatRule
+from offspec.sampling.constraint import Format
 from offspec.sampling.filters import border, borders
 from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.rules import rules_of
@@ -55,7 +55,7 @@ class LogitsProcessor:
         *,
         ends: Collection[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
-        format: FormatRule | None = None,
+        format: Format | None = None,
     ) -> None:
         """format: of `params`, as a rule; the others: see `rules_of`. Raises RequestError."""
         self.params = params

@@ -74,7 +74,7 @@ def parts_of(engine: ServedEngine, answer: Answer) -> Parts:
     if ask.raw:
         return PlainText()
     if forces_call(ask):
-        return OneCall()
+        return OneCall(engine.parts(answer.ids, ()))
     return engine.parts(answer.ids, [] if ask.tools.choice == "none" else ask.tools.functions)
 
 

@@ -45,6 +45,7 @@ class Settings:
         max_queue: Requests that may wait.
         patience: Seconds that an answer under way may still take when the server is told to stop.
         limits: What a request may take.
+        tool_grammar: Calls of tools follow a grammar, from their opening mark on.
         strict: Refuse requests with fields that are unknown or have no effect.
         connection: The protocol of a connection, with limits of its own.
     """
@@ -58,6 +59,7 @@ class Settings:
     patience: float = 5.0
     limits: Limits = field(default_factory=Limits)
     strict: bool = False
+    tool_grammar: bool = True
     connection: type[LimitedConnection] = LimitedConnection
 
 
@@ -129,6 +131,7 @@ class Server(uvicorn.Server):
             names=settings.names,
             defaults=settings.defaults,
             max_queue=settings.max_queue,
+            tool_grammar=settings.tool_grammar,
             on_failure=self._fail,
         )
         local = _is_loopback(listener.getsockname()[0])

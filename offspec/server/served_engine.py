@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from offspec.chat.answer_parts import Parts
-from offspec.core.config import SamplingParams
+from offspec.core.config import Constraint, SamplingParams
 from offspec.core.events import Event
 
 if TYPE_CHECKING:
@@ -41,6 +41,14 @@ class ServedEngine(Protocol):
     def spell(self, ids: Sequence[int]) -> str: ...
 
     def parts(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()) -> Parts: ...
+
+    def answer_format(
+        self,
+        ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] = (),
+        format: Constraint | None = None,
+        thought_tokens: int | None = None,
+    ) -> Constraint | None: ...
 
     def token_bytes(self, token: int) -> bytes: ...
 

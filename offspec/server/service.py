@@ -50,6 +50,7 @@ class Service:
         names: What requests may call the model, the one that is shown first.
         defaults: Parameters of requests that do not say otherwise.
         max_queue: Requests that may wait while others are answered.
+        tool_grammar: Calls of tools follow a grammar, from their opening mark on.
         metrics: Counts what happens.
         on_failure: Called from the thread where loading failed, with the error in `error`.
     """
@@ -61,12 +62,13 @@ class Service:
         names: Sequence[str],
         defaults: SamplingParams | None = None,
         max_queue: int = 32,
+        tool_grammar: bool = True,
         metrics: Metrics | None = None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self.names, self.defaults = tuple(names), defaults or SamplingParams()
         self.metrics = metrics or Metrics()
-        self.max_queue = max_queue
+        self.max_queue, self.tool_grammar = max_queue, tool_grammar
         self.created = int(time.time())
         self.state: State = "loading"
         self.progress = LoadProgress("starting", 0, 0, "steps")
@@ -146,6 +148,16 @@ class Service:
 
         return await self._encode(work)
 
+    async def _formatted(self, ask: Ask, ids: list[int]) -> Ask:
+        """The request with the format that its answer has after reasoning, or while it calls tools."""
+        engine, params = self.engine, ask.params
+        tools = () if ask.tools.choice == "none" or not self.tool_grammar else ask.tools.functions
+        if ask.raw or params.ignore_eos or not (tools or params.format):
+            return ask
+        thought = min(params.max_tokens, engine.context - len(ids)) // 2
+        format = await self._encode(lambda: engine.answer_format(ids, tools, params.format, thought))
+        return replace(ask, params=replace(params, format=format))
+
     async def count(self, ask: Ask) -> int:
         """Tokens of a prompt, of any length. Raises Fault."""
         count, template = self.engine.count_tokens, _template(ask)
@@ -168,7 +180,8 @@ class Service:
             self._check_room()
         if ask.params.seed is None:
             ask = replace(ask, params=replace(ask.params, seed=secrets.randbits(63)))
-        answer = Answer(ask, await self.encode(ask), self._waiting.discard)
+        ids = await self.encode(ask)
+        answer = Answer(await self._formatted(ask, ids), ids, self._waiting.discard)
         if not admitted:
             self._check_room()
         self._waiting.add(answer)

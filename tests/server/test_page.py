@@ -184,7 +184,7 @@ def test_faults_are_told(browser: Browser) -> None:
     with served(ScriptedEngine([Script(LONG, fail_after=2)], context=500)) as server:
         page = browser.open(server.url)
         asked(page, LONG + LONG)
-        page.wait("document.getElementById('error').textContent.includes('has room for 500')")
+        page.wait("document.getElementById('error').textContent.includes('the prompt is too long')")
         assert page.value("document.getElementById('question').value") == LONG + LONG
         page.value("document.getElementById('question').value = ''")
         asked(page, "Why?")

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.config import Constraint, EngineConfig, SamplingParams
 from offspec.core.errors import ClosedError, ContextLengthError, DraftError, StreamError
 from offspec.core.events import (
     Event,
@@ -252,6 +252,15 @@ class ScriptedEngine:
         codec: Any = SimpleNamespace(tokenizer=tokenizer, hidden_ids=frozenset(), eos_ids=frozenset())
         given = answer_formats.find(codec, calls=bool(tools))
         return MarkedParts(given, self.spell(ids), tools) if given else PlainText()
+
+    def answer_format(
+        self,
+        ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] = (),
+        format: Constraint | None = None,
+        thought_tokens: int | None = None,
+    ) -> Constraint | None:
+        return format
 
     def token_bytes(self, token: int) -> bytes:
         return self.spell([token]).encode()

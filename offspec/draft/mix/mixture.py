@@ -12,7 +12,7 @@ from offspec.draft.mix.advisory import AdvisoryDrafter
 from offspec.draft.mix.backoff import Worth
 from offspec.draft.mix.payoff import OneRow, Payoff
 from offspec.draft.mix.weights import Blended
-from offspec.sampling.constraint import FormatRule
+from offspec.sampling.constraint import Format
 from offspec.sampling.noise import GumbelNoise
 
 _KEPT = 0.9  # of what passes gave and took, from one to the next
@@ -61,7 +61,7 @@ class Mixture:
         noise: GumbelNoise | None = None,
         standing: Standing | None = None,
         ends: frozenset[int] = frozenset(),
-        format: FormatRule | None = None,
+        format: Format | None = None,
     ) -> None:
         assert sources or lookups or format
         self.sources, self.lookups, self.noise = tuple(sources), tuple(lookups), noise

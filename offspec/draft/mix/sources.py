@@ -7,7 +7,7 @@ from offspec.draft.base import Drafter, Features, Lookup, Scorer, Wants
 from offspec.draft.mix.advisory import AdvisoryDrafter, AdvisoryLookup
 from offspec.draft.mix.mixture import Mixture, Source, Standing
 from offspec.model.cache import TreeCache
-from offspec.sampling.constraint import FormatRule
+from offspec.sampling.constraint import Format
 from offspec.sampling.noise import GumbelNoise
 
 
@@ -57,7 +57,7 @@ class Sources:
         case: Hashable = None,
         *,
         ends: frozenset[int] = frozenset(),
-        format: FormatRule | None = None,
+        format: Format | None = None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> Mixture:
         """These sources together, for one request.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -71,6 +71,13 @@ Alias = Annotated[
         "shown.",
     ),
 ]
+ToolGrammar = Annotated[
+    Literal["on", "off"],
+    _option(
+        "--tool-grammar",
+        help="Hold calls of tools to the names and schemas of the request's tools while they are made.",
+    ),
+]
 Strict = Annotated[
     bool,
     _option(
@@ -94,6 +101,7 @@ def serve(
     api_key: ApiKey = None,
     max_queue: MaxQueue = 32,
     alias: Alias = None,
+    tool_grammar: ToolGrammar = "on",
     strict: Strict = False,
     quiet: Quiet = False,
 ) -> None:
@@ -111,7 +119,9 @@ def serve(
     from offspec.ui.chat.setup import open_engine
 
     names = tuple(dict.fromkeys([*(alias or ()), own_name(options.model)]))
-    settings = Settings(host, port, names, api_key, defaults, max_queue, strict=strict)
+    settings = Settings(
+        host, port, names, api_key, defaults, max_queue, strict=strict, tool_grammar=tool_grammar == "on"
+    )
     with _log_on_stderr(quiet):
         serve(lambda notify: open_engine(config, options.plan, notify), settings)
 
