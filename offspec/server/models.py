@@ -7,6 +7,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
+from offspec.core.sampling_defaults import sampling_values
 from offspec.server.responses import json_response
 from offspec.server.service import Service
 
@@ -35,8 +36,11 @@ async def one(request: Request) -> Response:
 
 
 def _model(request: Request, name: str) -> dict[str, Any]:
-    created: int = request.app.state.service.created
+    service: Service = request.app.state.service
+    created = service.created
+    more = {"default_sampling": sampling_values(service.defaults)} if service.state == "ready" else {}
     if is_anthropic(request.headers):
         at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return {"type": "model", "id": name, "display_name": name, "created_at": at, "lifecycle": "active"}
-    return {"id": name, "object": "model", "created": created, "owned_by": "offspec"}
+        about = {"type": "model", "id": name, "display_name": name, "created_at": at, "lifecycle": "active"}
+        return {**about, **more}
+    return {"id": name, "object": "model", "created": created, "owned_by": "offspec", **more}

@@ -42,6 +42,7 @@ from offspec.core.events import (
     TreeSeen,
     unheard,
 )
+from offspec.core.sampling_defaults import sampling_values
 from offspec.core.threads import ExclusiveUse
 from offspec.core.trace import OFF, Timeline
 from tests.support.waiting import PATIENCE
@@ -176,6 +177,7 @@ class ScriptedEngine:
         self._turns = ExclusiveUse("another answer of this engine is under way")
 
     sources: tuple[str, ...] = ()
+    sampling_defaults = SamplingParams()
 
     used = "auto"
 
@@ -457,6 +459,7 @@ class _Answer:
             mismatches=self._script.mismatches if self._asked.check else None,
             prompt_tokens=len(self.ids),
             reused_tokens=reused,
+            sampling=sampling_values(self._asked.params),
         )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation, Message
+from offspec.core.config import SamplingParams
 from offspec.ui.chat.setup import Setup
 from offspec.ui.cli.main import app
 
@@ -41,7 +42,9 @@ def test_options_become_a_setup(begun: list[tuple[str, Setup, bool]]) -> None:
     how, setup, quiet = begun[0]
     assert (how, quiet) == ("lines", True)  # there is no terminal under a test
     assert (setup.config.model, setup.config.memory, setup.config.draft) == ("demo", 10**9, "none")
-    assert (setup.params.top_k, setup.params.stop, setup.params.max_tokens) == (5, ("END",), 2048)
+    own = SamplingParams(temperature=0.6, top_k=20)  # of the model
+    params = SamplingParams(temperature=0.6, top_k=5, stop=("END",), max_tokens=2048)
+    assert setup.sampling.over(own) == params
     assert setup.resume is None and setup.system is None and setup.trees
 
 

@@ -282,7 +282,7 @@ async def test_what_is_set_while_the_model_loads_holds_for_the_first_answer(
     assert not engine.asked and isinstance(app.opener, ScriptedLoad)
     app.opener.gate.set()
     await until(pilot, lambda: len(engine.asked) == 1 and app.answer is None)
-    assert engine.asked[0].params == replace(app.setup.params, temperature=0.7, top_k=5, seed=3)
+    assert engine.asked[0].params == replace(app.defaults(), temperature=0.7, top_k=5, seed=3)
     assert app.controller is not None and app.controller.session.params == engine.asked[0].params
     app.opener.gate.clear()
     await send(pilot, "/set temperature=0.3")  # which what was set before it does not overwrite
