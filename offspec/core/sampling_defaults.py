@@ -17,8 +17,8 @@ _GREEDY = SamplingParams()
 def model_defaults(generation: Mapping[str, Any]) -> SamplingParams:
     """Sampling parameters that a generation_config.json sets; greedy ones if it sets none.
 
-    As in vLLM, a model with any of these fields samples unless `do_sample` is false, and a missing temperature
-    is 1. Raises RequestError for an invalid value.
+    As in vLLM, any of `temperature`, `top_p`, `top_k` and `min_p` means sampling unless `do_sample` is false,
+    and a missing temperature is 1. Raises RequestError for an invalid value.
     """
     samples = generation.get("do_sample")
     if samples is False:

@@ -278,7 +278,7 @@ class ScriptedEngine:
 
     def again(self, config: EngineConfig) -> "ScriptedEngine":
         """Another engine with the same answers, as loaded for other settings."""
-        return ScriptedEngine(
+        engine = ScriptedEngine(
             self.answers,
             layers=self.layers,
             context=self.context,
@@ -286,6 +286,8 @@ class ScriptedEngine:
             plan=self.plan,
             config=config,
         )
+        engine.sampling_defaults = self.sampling_defaults
+        return engine
 
     def stream(
         self,

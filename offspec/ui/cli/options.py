@@ -356,8 +356,8 @@ class SampledOptions(RequestOptions):
         sampling_option(
             "--greedy",
             metavar="",
-            help="Temperature 0, and no sampling defaults of the model. Without it, sampling options that you "
-            "omit have the values of the model's [bold]generation_config.json[/], or of "
+            help="Temperature 0, and no sampling defaults of the model. Without it, sampling options that "
+            "you omit have the values of the model's [bold]generation_config.json[/], or of "
             "[bold]general.sampling[/] in a GGUF file.",
         ),
     ] = False

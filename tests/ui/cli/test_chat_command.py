@@ -51,8 +51,10 @@ def test_options_become_a_setup(begun: list[tuple[str, Setup, bool]]) -> None:
 def test_only_what_was_given_goes_over_a_resumed_conversation(begun: list[tuple[str, Setup, bool]]) -> None:
     call("demo", "--resume", "--temperature", "0", "--max-tokens", "2048")
     call("demo", "--session", "shopping")
-    (_, latest, _), (_, named, _) = begun
+    (_, latest, _), (_, named, _) = begun[:2]
     assert latest.resume == "" and latest.given == {"temperature", "max_tokens"}
+    call("demo", "--resume", "--greedy")
+    assert begun[2][1].params_over(SamplingParams(0.6, top_k=20)) == SamplingParams(top_k=20)
     assert (named.resume, named.given) == ("shopping", frozenset())
 
 
