@@ -55,6 +55,8 @@ small trees |
 | `--draft suffix,MODEL` | [draft sources](drafts.md), one or several in one tree; the default is a 4-, 3- \
 or 2-bit copy of the target, with `suffix` |
 | `--temperature 0.7 --seed 1` | sample; the same seed gives the same answer |
+| `--greedy` | temperature 0; without it and without sampling options, \
+[the model's own sampling](serve.md#sampling-defaults) |
 | `--check` | decode a second time without speculation and compare; a token that differs is a bug, and \
 the exit code is 1 |
 | `--json` | one JSON object with text, token ids and statistics |
@@ -97,10 +99,11 @@ A usage error is shown with the usage. A traceback is a bug: please report it.
 `--json` prints one object: `text`, `token_ids`, `tokens`, `passes`, `tokens_per_pass`, `seconds`,
 `ttft_s` (seconds to the first token), `tok_per_s`, `bytes_streamed` (weights copied to the GPU, or on a CPU
 read from disk), `bytes_read` (weights read from disk), `peak_memory_bytes`,
-`finish_reason` (`eos`, `stop`, `length`, `context`), `draft`, `budget`, `seed`, `draft_seconds`,
-`target_seconds`, `prompt_tokens`, `reused_tokens`; `mismatches`: null without `--check`, else a
-list of `index`, `token`, `unspeculated_token` and `gap`; and `logprobs`: null without `--logprobs`, else for
-each token `token`, its `text`, `logprob`, and `top`, a list of the likeliest tokens with the same keys.
+`finish_reason` (`eos`, `stop`, `length`, `context`), `draft`, `budget`, `seed`, `sampling` (the temperature,
+and filters and penalties that have an effect), `draft_seconds`, `target_seconds`, `prompt_tokens`,
+`reused_tokens`; `mismatches`: null without `--check`, else a list of `index`, `token`, `unspeculated_token`
+and `gap`; and `logprobs`: null without `--logprobs`, else for each token `token`, its `text`, `logprob`, and
+`top`, a list of the likeliest tokens with the same keys.
 
 `offspec plan` prints a page as wide as the terminal (80 columns where there is none, or `COLUMNS`), and
 with `--json` the plan itself, which `--save` writes to a file that can be edited. With `--json --validate`

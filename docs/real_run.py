@@ -25,7 +25,8 @@ from textual.pilot import Pilot  # noqa: E402
 
 from docs.screenshots import IMAGES, named, plain_environment  # noqa: E402
 from offspec.chat.archive import Archive  # noqa: E402
-from offspec.core.config import EngineConfig, SamplingParams, parse_bytes  # noqa: E402
+from offspec.core.config import EngineConfig, parse_bytes  # noqa: E402
+from offspec.core.sampling_defaults import SamplingOverrides  # noqa: E402
 from offspec.ui.chat.setup import Setup, open_engine  # noqa: E402
 from offspec.ui.tui.app import ChatApp  # noqa: E402
 
@@ -38,7 +39,7 @@ _LONGEST = 900.0  # seconds for loading, and for each answer
 async def draw(model: str, memory: int, folder: Path) -> str:
     """The picture. memory: limit in bytes; folder: where the conversation is kept meanwhile."""
     config = EngineConfig(model=model, draft="auto", memory=memory, context=1024)
-    app = ChatApp(Setup(config, SamplingParams(max_tokens=240)), open_engine, Archive(folder))
+    app = ChatApp(Setup(config, SamplingOverrides({"max_tokens": 240})), open_engine, Archive(folder))
     app.animation_level = "none"
     async with app.run_test(size=_SIZE) as pilot:
         await _until(pilot, lambda: app.controller is not None and not app.is_loading)

@@ -1,7 +1,7 @@
 """The events that an engine yields and a user interface renders. They hold no tensors."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -257,6 +257,8 @@ class Result:
         kv_cache: How keys and values were kept: "model" or "int8", which changes answers.
         bytes_read: Bytes of weights read from disk.
         paused_passes: Passes in which drafting was paused because passes without it were faster.
+        sampling: The temperature and, unless they have no effect, `top_p`, `top_k`, `min_p` and penalties, by
+            name.
     """
 
     text: str
@@ -283,6 +285,7 @@ class Result:
     kv_cache: str = "model"
     bytes_read: int = 0  # from disk
     paused_passes: int = 0
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:

@@ -42,7 +42,7 @@ def read_value(name: str, value: Any, kind: Any, wanted: str = "") -> Any:
     what, read = _READERS[kind]
     try:
         return read(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise RequestError(f"{name} must be {wanted or what}, not {shown(value)}", field=name) from None
 
 

@@ -66,8 +66,9 @@ class Engine(Texts, Asking):
         policy = policy or DraftPolicy.fixed(config)
         experts = expert_record(assembly.target, assembly.target_print, keeps=config.learn)
         self.drafting = Drafting(config, assembly, policy, record, experts)
-        if complaint := answer_formats.complaint(assembly.codec):
-            notify(Notice(complaint))
+        for complaint in (answer_formats.complaint(assembly.codec), assembly.codec.sampling_complaint):
+            if complaint:
+                notify(Notice(complaint))
         prefixes = open_prefixes(config, assembly, notify)
         self._prefixes = prefixes
         self._contention = Contention()
@@ -111,6 +112,14 @@ class Engine(Texts, Asking):
             RequestError: A source that was not loaded.
         """
         self.drafting.use(draft)
+
+    @property
+    def sampling_defaults(self) -> SamplingParams:
+        """Sampling parameters that the model sets in its generation_config.json; greedy if it sets none.
+
+        The commands use them. In Python pass them, or a copy by `dataclasses.replace`, as `params`.
+        """
+        return self._assembly.codec.sampling_defaults
 
     @property
     def width(self) -> int:

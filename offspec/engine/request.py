@@ -22,6 +22,7 @@ from offspec.core.events import (
     TreeSeen,
     total_guessed,
 )
+from offspec.core.sampling_defaults import sampling_values
 from offspec.engine.decode import DecodeState, Decoding
 from offspec.engine.detokenizer import TextStream
 from offspec.engine.drafting import Drafting, Request
@@ -209,6 +210,7 @@ class RunningRequest:
             kv_cache="int8" if target.int8_cache else "model",
             bytes_read=moved.read,
             paused_passes=sum(done.paused for done in self._passes),
+            sampling=sampling_values(params),
         )
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from offspec.checkpoint.json_file import read_json
+from offspec.core.config import SamplingParams
 from offspec.core.errors import CheckpointError, ModelNotFoundError, RequestError
 from offspec.core.panics import panics_as_errors
+from offspec.core.sampling_defaults import model_defaults
 from offspec.core.values import shown
 from offspec.model.prompt import Messages, Prompt, checked_messages, checked_text, token_ids
 
@@ -87,7 +89,9 @@ class TextCodec:
     """A model's tokenizer with what its folder says about prompts and endings.
 
     config: the parsed config.json. eos_ids: the tokens that end an answer. hidden_ids: the special tokens,
-    which never show in text. Raises CheckpointError when generation_config.json is damaged.
+    which never show in text. sampling_defaults: how tokens are chosen unless a user says otherwise;
+    sampling_complaint: why those of generation_config.json are ignored, or None. Raises CheckpointError when
+    generation_config.json is damaged.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", folder: Path, config: Mapping[str, Any]) -> None:
@@ -98,6 +102,7 @@ class TextCodec:
         self.hidden_ids = frozenset(tokenizer.all_special_ids) | {i for i, t in added.items() if t.special}
         file = folder / "generation_config.json"
         generation = read_json(file) if file.exists() else {}
+        self.sampling_defaults, self.sampling_complaint = _sampling_defaults(generation, file)
         nested = config.get("text_config")
         sources = (generation, config, nested if isinstance(nested, Mapping) else {})
         self.eos_ids = frozenset(
@@ -310,6 +315,15 @@ class TextCodec:
             raise CheckpointError(
                 f"the tokenizer in {self.folder} fails at {at} ({_one_line(error)}); download it again"
             ) from error
+
+
+def _sampling_defaults(generation: Mapping[str, Any], file: Path) -> tuple[SamplingParams, str | None]:
+    """Sampling defaults of a model, and why those of its file are ignored, if they are."""
+    try:
+        return model_defaults(generation), None
+    except RequestError as error:
+        ignored = f"sampling defaults of {file} are ignored, so temperature 0 is the default: {error}"
+        return SamplingParams(), ignored
 
 
 def _size(value: object) -> int:

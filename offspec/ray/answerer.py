@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError
 from offspec.core.events import Event
+from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.server.batch.lines import Line
 from offspec.server.served_engine import Loader, ServedEngine
 from offspec.server.service import Service
@@ -35,7 +36,7 @@ class Answerer:
     Args:
         load: Loads the engine, in a thread of its own.
         names: What lines may call the model.
-        defaults: Parameters of lines that do not say otherwise.
+        sampling: Parameters of lines that do not set them, over the model's defaults.
         in_flight: Lines that are asked at a time. None: one more than the engine answers side by side.
 
     Where the model cannot be loaded `answer` says so: Ray makes an actor again that fails as it is made.
@@ -45,14 +46,14 @@ class Answerer:
         self,
         load: Loader,
         names: Sequence[str],
-        defaults: SamplingParams | None = None,
+        sampling: SamplingOverrides | None = None,
         in_flight: int | None = None,
     ) -> None:
         from offspec.server.app import make_app
         from offspec.server.batch.answering import LONGEST
         from offspec.server.bodies import Limits
 
-        self._service = Service(load, names=names, defaults=defaults)
+        self._service = Service(load, names=names, sampling=sampling)
         self._app = make_app(self._service, limits=Limits(body_bytes=LONGEST))
         self._in_flight = in_flight
         self._service.start()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from offspec.core.config import AUTO, EngineConfig, SamplingParams, Settings
 from offspec.core.errors import RequestError
+from offspec.core.sampling_defaults import SamplingOverrides
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -39,7 +40,7 @@ class Predictor:
 
     Args:
         model: A hub id, or a path on the machine of the actor; or a whole configuration.
-        sampling_params: Parameters of rows that do not say otherwise.
+        sampling_params: Parameters of rows that do not set them; greedy by default, whatever the model.
         plan: The file of a plan, on that machine.
         in_flight: Rows that are asked at a time. None: one more than the engine answers side by side.
         load: Loads the engine in another way than `offspec.load`.
@@ -64,7 +65,8 @@ class Predictor:
             model if isinstance(model, EngineConfig) else EngineConfig.of(model, cast(Settings, settings))
         )
         name = str(config.model)
-        self._answerer: Answerer = Answerer(load or loader(config, plan), (name,), sampling_params, in_flight)
+        sampling = SamplingOverrides.all_of(sampling_params or SamplingParams())
+        self._answerer: Answerer = Answerer(load or loader(config, plan), (name,), sampling, in_flight)
 
     def close(self) -> None:
         """Close the engine."""

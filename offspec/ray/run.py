@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.config import EngineConfig
 from offspec.core.errors import ClosedError, OffspecError, RequestError, missing_package
 from offspec.core.events import Event, LoadProgress, Notice
+from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.ray.answerer import Answerer, loader
 from offspec.ray.predict import on_cluster
 from offspec.server.batch.answering import result
@@ -39,10 +40,10 @@ class LinePredictor:
         self,
         load: Loader,
         names: Sequence[str],
-        defaults: SamplingParams | None = None,
+        sampling: SamplingOverrides | None = None,
         in_flight: int | None = None,
     ) -> None:
-        self._answerer = Answerer(load, names, defaults, in_flight)
+        self._answerer = Answerer(load, names, sampling, in_flight)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         lines = [msgspec.json.decode(text, type=Line) for text in batch["line"]]
@@ -68,7 +69,7 @@ class RayBatchRun:
         results: Takes what is finished. Lines that are in it are not asked again.
         notify: Takes Notice and LoadProgress events.
         names: What lines may call the model.
-        defaults: Parameters of lines that do not say otherwise.
+        sampling: Parameters of lines that do not set them, over the model's defaults.
         plan: The file of a plan, on each machine.
         address: Of the cluster, as `ray.init` takes it: "auto", the one that runs here; "local", a new one.
         actors: How many; None: as many as there is room for.
@@ -83,7 +84,7 @@ class RayBatchRun:
         notify: Callable[[Event], None],
         *,
         names: Sequence[str],
-        defaults: SamplingParams | None = None,
+        sampling: SamplingOverrides | None = None,
         plan: Path | None = None,
         address: str = "auto",
         actors: int | None = None,
@@ -93,7 +94,7 @@ class RayBatchRun:
         self._results, self._notify, self._address = results, notify, address
         self._config, self._plan, self._load = config, plan, load
         self._actors, self._in_flight = actors, in_flight
-        self._given = {"names": names, "defaults": defaults}
+        self._given = {"names": names, "sampling": sampling}
         self._done, self._total = 0, 0  # lines
         self.failed = 0  # lines that have an error for a result, of this run
         self.tokens = 0  # of its answers

@@ -7,8 +7,12 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
+from offspec.core.sampling_defaults import sampling_values
 from offspec.server.responses import json_response
 from offspec.server.service import Service
+
+# Names of the context's size that clients read: LM Studio and OpenRouter, vLLM, llama.cpp, LiteLLM.
+_CONTEXT = ("context_length", "max_model_len", "max_context_length", "max_input_tokens")
 
 
 def is_anthropic(headers: Headers) -> bool:
@@ -37,18 +41,15 @@ async def one(request: Request) -> Response:
 def _model(request: Request, name: str) -> dict[str, Any]:
     service: Service = request.app.state.service
     created, context = service.created, service.context
+    more: dict[str, Any] = {}
+    if service.state == "ready":
+        more = {"default_sampling": sampling_values(service.defaults)}
     if is_anthropic(request.headers):
         at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        sizes = {} if context is None else {"max_input_tokens": context, "max_tokens": context}
-        return {
-            "type": "model",
-            "id": name,
-            "display_name": name,
-            "created_at": at,
-            "lifecycle": "active",
-            **sizes,
-        }
-    # Each name is the one that some clients read: LM Studio and OpenRouter, vLLM, llama.cpp, LiteLLM.
-    names = ("context_length", "max_model_len", "max_context_length", "max_input_tokens")
-    sizes = {} if context is None else dict.fromkeys(names, context)
-    return {"id": name, "object": "model", "created": created, "owned_by": "offspec", **sizes}
+        if context is not None:
+            more |= {"max_input_tokens": context, "max_tokens": context}
+        about = {"type": "model", "id": name, "display_name": name, "created_at": at, "lifecycle": "active"}
+        return {**about, **more}
+    if context is not None:
+        more |= dict.fromkeys(_CONTEXT, context)
+    return {"id": name, "object": "model", "created": created, "owned_by": "offspec", **more}

@@ -12,9 +12,9 @@ from typing import NoReturn
 
 import uvicorn
 
-from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.files import remove_unfinished
+from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.server.app import make_app
 from offspec.server.batch.answering import LONGEST
 from offspec.server.batch.jobs import BatchJobs
@@ -41,7 +41,7 @@ class Settings:
         port: Port to listen at; 0 for any that is free.
         key: What clients must send; None: nothing.
         names: What requests may call the model.
-        defaults: Parameters of requests that do not say otherwise.
+        sampling: Parameters of requests that do not set them, over the model's defaults.
         max_queue: Requests that may wait.
         patience: Seconds that an answer under way may still take when the server is told to stop.
         limits: What a request may take.
@@ -54,7 +54,7 @@ class Settings:
     port: int
     names: tuple[str, ...]
     key: str | None = None
-    defaults: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingOverrides = field(default_factory=SamplingOverrides)
     max_queue: int = 32
     patience: float = 5.0
     limits: Limits = field(default_factory=Limits)
@@ -129,7 +129,7 @@ class Server(uvicorn.Server):
         self.service = Service(
             load,
             names=settings.names,
-            defaults=settings.defaults,
+            sampling=settings.sampling,
             max_queue=settings.max_queue,
             tool_grammar=settings.tool_grammar,
             on_failure=self._fail,

@@ -24,6 +24,9 @@ class ServedEngine(Protocol):
     @property
     def plan(self) -> "Plan | None": ...
 
+    @property
+    def sampling_defaults(self) -> SamplingParams: ...
+
     def encode(
         self,
         prompt: Any,

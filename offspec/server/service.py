@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar
 from offspec.core.config import SamplingParams
 from offspec.core.errors import OffspecError
 from offspec.core.events import Event, LoadProgress, Notice
+from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.server.answer import Answer
 from offspec.server.choices import Choices
 from offspec.server.exchange import Ask
@@ -48,7 +49,7 @@ class Service:
     Args:
         load: Loads the engine, which is closed in the end.
         names: What requests may call the model, the one that is shown first.
-        defaults: Parameters of requests that do not say otherwise.
+        sampling: Parameters of requests that do not set them, over the model's defaults.
         max_queue: Requests that may wait while others are answered.
         tool_grammar: Calls of tools follow a grammar, from their opening mark on.
         metrics: Counts what happens.
@@ -60,13 +61,13 @@ class Service:
         load: Loader,
         *,
         names: Sequence[str],
-        defaults: SamplingParams | None = None,
+        sampling: SamplingOverrides | None = None,
         max_queue: int = 32,
         tool_grammar: bool = True,
         metrics: Metrics | None = None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        self.names, self.defaults = tuple(names), defaults or SamplingParams()
+        self.names, self._sampling = tuple(names), sampling or SamplingOverrides()
         self.metrics = metrics or Metrics()
         self.max_queue, self.tool_grammar = max_queue, tool_grammar
         self.created = int(time.time())
@@ -120,6 +121,18 @@ class Service:
     def context(self) -> int | None:
         """Tokens that a prompt and its answer may have together; None while there is no engine."""
         return None if self._engine is None else self._engine.context
+
+    @property
+    def defaults(self) -> SamplingParams:
+        """Parameters of requests that set none. Raises Fault while there is no engine."""
+        return self._sampling.over(self.engine.sampling_defaults)
+
+    @property
+    def sampling_summary(self) -> str:
+        """The sampling defaults and their source, for a log, once the model is loaded."""
+        assert self._engine is not None
+        summary = self._sampling.summary(self._engine.sampling_defaults, "`greedy` for temperature 0")
+        return f"sampling defaults: {summary}"
 
     @property
     def sequences(self) -> int:
@@ -233,6 +246,7 @@ class Service:
             if self.state == "loading":
                 self.state = "ready"
                 log.info("ready to answer as %s", " or ".join(self.names))
+                log.info("%s", self.sampling_summary)
             others = [
                 threading.Thread(target=self._work_turns, args=(engine,), name="offspec answers", daemon=True)
                 for _ in range(engine.sequences - 1)

@@ -22,6 +22,7 @@ _OTHERS = (
     "host",
     "port",
     "seconds",
+    "greedy",
 )  # no fields of EngineConfig
 _OPTIONS = {name: name.replace("_", "-") for name in (*EngineConfig.__dataclass_fields__, *_OTHERS)}
 _OPTIONS |= {"corpus": "draft-corpus", "folder": "path"}

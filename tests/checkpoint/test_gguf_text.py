@@ -83,3 +83,20 @@ def test_an_older_transformers(bench: Bench, llama: PreTrainedModel, monkeypatch
     bench.open()
     assert not any("update transformers" in str(event) for event in bench.events)
     assert len(bench.left()) == 2
+
+
+def test_sampling_defaults(bench: Bench, llama: PreTrainedModel) -> None:
+    """Of the keys that llama.cpp's converter copies from generation_config.json."""
+
+    def generation(**keys: Any) -> dict[str, Any]:
+        write_gguf(bench.file, llama, "llama", keys={f"general.sampling.{key}": keys[key] for key in keys})
+        found: dict[str, Any] = json.loads((bench.open().folder / "generation_config.json").read_text())
+        return {name: value for name, value in found.items() if not name.endswith("_token_id")}
+
+    assert generation() == {}
+    assert generation(temp=0.6, top_p=0.95, top_k=20) == {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+    assert generation(min_p=0.05, penalty_repeat=1.1, penalty_last_n=64) == {
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+    }
+    assert generation(temp="hot" * 99) == {"temperature": ("hot" * 99)[:40]}  # which an engine ignores

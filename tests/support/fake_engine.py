@@ -42,6 +42,7 @@ from offspec.core.events import (
     TreeSeen,
     unheard,
 )
+from offspec.core.sampling_defaults import sampling_values
 from offspec.core.threads import ExclusiveUse
 from offspec.core.trace import OFF, Timeline
 from tests.support.waiting import PATIENCE
@@ -176,6 +177,7 @@ class ScriptedEngine:
         self._turns = ExclusiveUse("another answer of this engine is under way")
 
     sources: tuple[str, ...] = ()
+    sampling_defaults = SamplingParams()
 
     used = "auto"
 
@@ -295,7 +297,7 @@ class ScriptedEngine:
 
     def again(self, config: EngineConfig) -> "ScriptedEngine":
         """Another engine with the same answers, as loaded for other settings."""
-        return ScriptedEngine(
+        engine = ScriptedEngine(
             self.answers,
             layers=self.layers,
             context=self.context,
@@ -303,6 +305,8 @@ class ScriptedEngine:
             plan=self.plan,
             config=config,
         )
+        engine.sampling_defaults = self.sampling_defaults
+        return engine
 
     def stream(
         self,
@@ -476,6 +480,7 @@ class _Answer:
             mismatches=self._script.mismatches if self._asked.check else None,
             prompt_tokens=len(self.ids),
             reused_tokens=reused,
+            sampling=sampling_values(self._asked.params),
         )
 
 

@@ -12,7 +12,8 @@ from textual.pilot import Pilot
 from typer.testing import CliRunner, Result
 
 from offspec.chat.archive import Archive
-from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.config import EngineConfig
+from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.ui.chat.setup import Setup
 from offspec.ui.tui.app import ChatApp
 from tests.support.live_server import NAME, LiveServer
@@ -102,7 +103,7 @@ def test_the_chat_on_a_terminal_goes_on(model: Path, tmp_path: Path, fail: Break
         return tiny_engine(model, "none")
 
     app = ChatApp(
-        Setup(EngineConfig(model=str(model)), SamplingParams(max_tokens=4)), opener, Archive(tmp_path)
+        Setup(EngineConfig(model=str(model)), SamplingOverrides({"max_tokens": 4})), opener, Archive(tmp_path)
     )
 
     async def scene(pilot: Pilot[None]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from offspec.checkpoint.folder import CONFIG, Checkpoint
 from offspec.checkpoint.gguf.header import GgufHeader
-from offspec.checkpoint.gguf.text import builds_tokenizers, write_text_files
+from offspec.checkpoint.gguf.text import builds_tokenizers, sampling_defaults, write_text_files
 from offspec.core.cache_dir import cache_root, folder_of, make_folder, remove_folder
 from offspec.core.errors import CheckpointError
 from offspec.core.events import Event, Notice
@@ -73,4 +73,5 @@ def _key(header: GgufHeader, version: int) -> str:
     stats = [file.stat() for file in header.files]
     seen = repr((version, header.digest, [(stat.st_size, stat.st_mtime_ns) for stat in stats]))
     seen += "" if builds_tokenizers() else " tokenizer by architecture"
+    seen += " sampling" if sampling_defaults(header) else ""
     return hashlib.sha256(seen.encode()).hexdigest()[:16]

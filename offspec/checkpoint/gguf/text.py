@@ -22,6 +22,14 @@ _SINGLE_DIGITS = {"smollm", "starcoder", "refact", "command-r", "codeshell", "ex
 _LIKE_GPT2 = {"gpt-2", "gpt2", "olmo", "mpt", "jais", "phi-2", "trillion", "granite-docling", "mellum"}
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|return|>")
 _CONTROL = 3
+# Keys of llama.cpp's converter, less "general.sampling.", and what generation_config.json calls them.
+_SAMPLING = {
+    "temp": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 _UPDATE = "update transformers to 5.18 or later"
 
 
@@ -53,6 +61,19 @@ def write_text_files(header: GgufHeader, folder: Path, notify: Callable[[Event],
             ) from error
     generation = json.dumps(_generation(header, tokenizer), indent=2) + "\n"
     write_file(folder / "generation_config.json", generation.encode())
+
+
+def sampling_defaults(header: GgufHeader) -> dict[str, Any]:
+    """The sampling parameters that the file sets, by their names in generation_config.json."""
+    values = {name: header.metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
+    return {name: _plain(value) for name, value in values.items() if value is not None}
+
+
+def _plain(value: Any) -> int | float | str:
+    """A value of the file for JSON: 0.95, of which the file has the nearest float32, 0.949999988."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}")
+    return value if isinstance(value, int) else str(value)[:40]
 
 
 def builds_tokenizers() -> bool:
@@ -87,7 +108,7 @@ def _known_to_transformers() -> set[str]:
 
 
 def _generation(header: GgufHeader, tokenizer: Any) -> dict[str, Any]:
-    """The ids that begin, end and pad a text. A turn may end in more ways than a text does."""
+    """The ids that begin, end and pad a text (a turn may end in more ways), and the sampling defaults."""
     ids = {name: special_id(header, name) for name in ("bos", "eos", "padding", "eot", "eom")}
     kinds = header.metadata.get("tokenizer.ggml.token_type")
     kinds = kinds if isinstance(kinds, list) else []
@@ -102,5 +123,6 @@ def _generation(header: GgufHeader, tokenizer: Any) -> dict[str, Any]:
         "bos_token_id": ids["bos"],
         "eos_token_id": unique[0] if len(unique) == 1 else unique,
         "pad_token_id": ids["padding"],
+        **sampling_defaults(header),
     }
     return {key: value for key, value in found.items() if value not in (None, [])}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from offspec.core.events import Event, LoadProgress
+from offspec.core.events import Event, LoadProgress, Notice
 from offspec.server.app import make_app
 from offspec.server.batch.answering import LONGEST, Answering, result
 from offspec.server.batch.lines import Line
@@ -73,6 +73,7 @@ class BatchRun:
         self._service.start()
         try:
             await self._loaded()
+            self._notify(Notice(self._service.sampling_summary))
             self._tell()
             count = self._service.sequences + 1  # one more is ready
             await Answering(self._app, self._service.names[0], self._take, in_flight=count).run(iter(waiting))

@@ -50,7 +50,7 @@ class ChatController:
         self._used: str = AUTO  # the sources among those that are loaded
         self._kind = local_path(setup.config.model)[1]  # a folder, a file, or "" for a hub id
         self._completer = Completer(archive)
-        self.session = engine.chat(system=setup.system, params=setup.params)
+        self.session = engine.chat(system=setup.system, params=self.defaults)
         self.file = archive.file_for(self.session.conversation)
         file = setup.resumed(archive)
         if setup.resume == "" and archive.damaged:
@@ -61,6 +61,14 @@ class ChatController:
         self.session.keep(self.file)
         if setup.resume is not None:
             self.notes.append(f"No conversation with {self.config.model} is saved yet; this is a new one.")
+        if self.defaults != setup.sampling.over(SamplingParams()):
+            summary = setup.sampling.summary(engine.sampling_defaults, "/set changes them")
+            self.notes.append(f"Sampling defaults: {summary}.")
+
+    @property
+    def defaults(self) -> SamplingParams:
+        """The sampling parameters of a new conversation: the model's, and those of options over them."""
+        return self.setup.sampling.over(self.engine.sampling_defaults)
 
     @classmethod
     def open(

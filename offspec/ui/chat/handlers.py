@@ -56,7 +56,7 @@ def _system(chat: ChatController, argument: str) -> Outcome:
 
 def _set(chat: ChatController, argument: str) -> Outcome:
     before = chat.session.params
-    after, news = settings.run_set(before, argument, chat.setup.params)
+    after, news = settings.run_set(before, argument, chat.defaults)
     if after != before:
         chat.session.params = after
     return ShowText(news)

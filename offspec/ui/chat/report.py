@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from offspec.core.sampling_defaults import described, sampling_values
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.stats import Totals
 from offspec_planners.units import format_bytes, format_number, format_rate, format_seconds
@@ -23,6 +24,7 @@ def report(chat: ChatController) -> str:
         f"The last prompt had {prompt.tokens:,} new tokens; {prompt.reused:,} were known." if prompt else "",
         guessed_by(stats.session),
         _computed_on(engine.placement["gpu_names"]),
+        f"Sampling: {described(sampling_values(session.params))}.",
         f"Target {chat.config.model}, draft {engine.draft}, {_trees(engine.budget, engine.width)}.",
     ]
     return "\n\n".join(filter(None, [speed, *facts]))

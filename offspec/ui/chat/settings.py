@@ -30,18 +30,25 @@ MEANINGS: Mapping[str, str] = {
 _TEXTS = ("stop", "bad_words")  # may be given several times
 
 
-def run_set(params: SamplingParams, argument: str, defaults: SamplingParams) -> tuple[SamplingParams, str]:
-    """What `/set ARGUMENT` makes of the parameters, and what it says, in Markdown. Raises RequestError."""
+def run_set(
+    params: SamplingParams, argument: str, defaults: SamplingParams, *, loading: bool = False
+) -> tuple[SamplingParams, str]:
+    """What `/set ARGUMENT` makes of the parameters, and what it says, in Markdown. Raises RequestError.
+
+    loading: the model is not loaded yet, and may have other defaults.
+    """
+    unknown = " Parameters that are not set take the model's defaults when it is loaded." if loading else ""
     if not argument:
-        return params, f"{table(params)}\n\n`/set temperature=0.7` changes one."
+        return params, f"{table(params)}\n\n`/set temperature=0.7` changes one.{unknown}"
     if len(argument.split()) == 1 and "=" not in argument and argument != "default":
         name = known(argument)
-        return params, f"`{name}` is `{shown(params, name)}`: {MEANINGS[name]}."
+        return params, f"`{name}` is `{shown(params, name)}`: {MEANINGS[name]}.{unknown}"
     after = defaults if argument == "default" else changed(params, argument, defaults)
+    written = {name for name, _ in _pairs(argument)} if loading and argument != "default" else set[str]()
     news = [
         f"`{name}` is `{shown(after, name)}`"
         for name in MEANINGS
-        if getattr(params, name) != getattr(after, name)
+        if getattr(params, name) != getattr(after, name) or name in written
     ]
     if not news:
         return after, "Nothing changes: it was set so already."

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import SessionError
 from offspec.core.events import Event, LoadProgress
+from offspec.core.sampling_defaults import SamplingOverrides
 
 if TYPE_CHECKING:
     from offspec.chat.archive import Archive
@@ -26,15 +27,15 @@ if TYPE_CHECKING:
 class Setup:
     """What was asked for on the command line, complete and checked, before any model is opened.
 
-    plan: a plan file to follow. resume: None begins a new conversation, "" takes up the latest one held with
-    this model, and anything else names one. It goes on with the parameters it had, but for those whose names
-    are in `given`. trees: whether verified trees are gathered, to be looked at. command: the words
-    that began the chat, but for those that name a conversation. notify: whether the end of a long answer is
-    announced with a bell and a desktop notice.
+    sampling: parameters that options set over those of the model. plan: a plan file to follow. resume: None
+    begins a new conversation, "" takes up the latest one held with this model, and anything else names one.
+    It goes on with the parameters it had, but for those whose names are in `given`. trees: whether verified
+    trees are gathered, to be looked at. command: the words that began the chat, but for those that name a
+    conversation. notify: whether the end of a long answer is announced with a bell and a desktop notice.
     """
 
     config: EngineConfig
-    params: SamplingParams
+    sampling: SamplingOverrides
     system: str | None = None
     plan: Path | None = None
     resume: str | None = None
@@ -45,7 +46,7 @@ class Setup:
 
     def params_over(self, held: SamplingParams) -> SamplingParams:
         """The parameters of a conversation that is resumed, in which those that were given are others."""
-        return replace(held, **{name: getattr(self.params, name) for name in self.given})
+        return replace(held, **{name: self.sampling.values[name] for name in self.given})
 
     def resumed(self, archive: "Archive") -> Path | None:
         """The file of the conversation to take up, None for a new one. Raises SessionError.
@@ -83,6 +84,9 @@ class ChatEngine(Protocol):
 
     @property
     def sources(self) -> tuple[str, ...]: ...
+
+    @property
+    def sampling_defaults(self) -> SamplingParams: ...
 
     def use(self, draft: str) -> None: ...
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offspec.core.config import AUTO, EngineConfig, SamplingParams
+from offspec.core.config import AUTO, EngineConfig
 from offspec.core.errors import OffspecError, RequestError
+from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.ui import interrupt
 from offspec.ui.cli import checks, completion
 from offspec.ui.cli import options as opt
@@ -116,7 +117,7 @@ def batch(
 ) -> None:
     """Answer many requests from a file, and add each result to another as soon as it is there.
 
-    Sampling options are what lines get that give none. A line that cannot
+    Sampling options set defaults for lines that omit them. A line that cannot
     be answered has its error for a result; the others go on.
     """
     check_installed()
@@ -137,7 +138,7 @@ def batch(
         raise RequestError(f"{results} has the requests: name another file for the results")
     sequences = options.sequences or AUTO
     config = opt.engine_config(options, cache_size=options.cache_size or 0, sequences=sequences)
-    defaults = opt.sampling_params(options)
+    sampling = opt.sampling_overrides(options)
     if ray is None:
         checks.check_files(config, options.plan)
 
@@ -151,7 +152,7 @@ def batch(
     make = _here if ray is None else partial(_on_ray, ray, ray_actors)
     if not quiet:
         _report_lines(wrong, _MOST_REPORTED)
-    answered = _answer(lines, kept, partial(make, config, options.plan, names, defaults), quiet)
+    answered = _answer(lines, kept, partial(make, config, options.plan, names, sampling), quiet)
     if kept is not results:
         parquet.write_parquet(kept, results)
     if not answered:
@@ -210,7 +211,7 @@ def _here(
     config: EngineConfig,
     plan: Path | None,
     names: tuple[str, ...],
-    defaults: SamplingParams,
+    sampling: SamplingOverrides,
     file: "ResultFile",
     renderer: Renderer,
 ) -> "BatchRun":
@@ -219,7 +220,7 @@ def _here(
     from offspec.server.service import Service
     from offspec.ui.chat.setup import open_engine
 
-    service = Service(lambda notify: open_engine(config, plan, notify), names=names, defaults=defaults)
+    service = Service(lambda notify: open_engine(config, plan, notify), names=names, sampling=sampling)
     return BatchRun(service, file, renderer.show)
 
 
@@ -229,14 +230,14 @@ def _on_ray(
     config: EngineConfig,
     plan: Path | None,
     names: tuple[str, ...],
-    defaults: SamplingParams,
+    sampling: SamplingOverrides,
     file: "ResultFile",
     renderer: Renderer,
 ) -> "RayBatchRun":
     """A run on the machines of a cluster."""
     from offspec.ray.run import RayBatchRun
 
-    given: Any = {"names": names, "defaults": defaults, "plan": plan, "address": address, "actors": actors}
+    given: Any = {"names": names, "sampling": sampling, "plan": plan, "address": address, "actors": actors}
     return RayBatchRun(config, file, renderer.show, **given)
 
 

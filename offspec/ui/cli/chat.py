@@ -69,7 +69,7 @@ Notify = Annotated[
 @opt.takes_options
 def chat(
     ctx: typer.Context,
-    options: opt.RequestOptions,
+    options: opt.SampledOptions,
     system: opt.System = None,
     resume: Resume = False,
     session: SessionName = None,
@@ -84,11 +84,11 @@ def chat(
         _check_name(session, resume)
     setup = Setup(
         config=opt.engine_config(options, converses=True),
-        params=opt.sampling_params(options, max_tokens=max_tokens, stop=stop or ()),
+        sampling=opt.sampling_overrides(options, max_tokens=max_tokens, stop=stop or ()),
         system=system,
         plan=options.plan,
         resume="" if resume else session,
-        given=_given(ctx),
+        given=_given(ctx, options),
         command=command_words(sys.argv),
         notify=notify == "on",
     )
@@ -103,10 +103,12 @@ def _check_name(session: str, resume: bool) -> None:
         raise RequestError("--session needs a name; --resume continues the latest conversation")
 
 
-def _given(ctx: typer.Context) -> frozenset[str]:
+def _given(ctx: typer.Context, options: opt.SampledOptions) -> frozenset[str]:
     """The sampling parameters that the user set, as a resumed conversation should take them over."""
+    greedy = {"temperature"} if options.greedy else set[str]()
     sources = {name: ctx.get_parameter_source(name) for name in SamplingParams.__dataclass_fields__}
-    return frozenset(name for name, source in sources.items() if source and source.name == "COMMANDLINE")
+    typed = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    return frozenset(typed | greedy)
 
 
 def _has_screen() -> bool:

@@ -52,7 +52,8 @@ def default_map(group: Any, words: list[str]) -> Mapping[str, Mapping[str, Any]]
             raise config.wrong(key, str(error)) from error
     if "theme" in config.values:
         os.environ.setdefault("OFFSPEC_THEME", str(config.values["theme"]))
-    values = {key.replace("-", "_"): value for key, value in config.values.items() if key != "theme"}
+    dropped = ("theme", "temperature") if "--greedy" in words else ("theme",)
+    values = {key.replace("-", "_"): value for key, value in config.values.items() if key not in dropped}
     # A plan for a machine that is elsewhere goes by that machine.
     elsewhere = any(word.partition("=")[0] == "--hardware" for word in words)
     planned = {key: value for key, value in values.items() if not (elsewhere and key in _OF_THIS_MACHINE)}

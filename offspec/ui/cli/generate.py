@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from offspec import __version__
-from offspec.core.config import Constraint, EngineConfig, check_comparable, format_bytes
+from offspec.core.config import Constraint, EngineConfig, SamplingParams, check_comparable, format_bytes
 from offspec.core.errors import OffspecError, RequestError
 from offspec.core.trace import Timeline, check_writable
 from offspec.ui.cli import checks
@@ -53,7 +53,7 @@ Check = Annotated[
         "--check",
         metavar="",
         help="Decode a second time without speculation and compare: every token must be the same. Where one "
-        "is not, that is a bug, and the exit code is 1.",
+        "is not, that is a bug, and the exit code is 1. The model's sampling defaults do not apply.",
     ),
 ]
 Raw = Annotated[
@@ -127,7 +127,7 @@ def generate(
     if no_speculation:
         options = replace(options, draft="none")  # what would not be asked need not be loaded
     config = opt.engine_config(options)
-    params = opt.sampling_params(
+    sampling = opt.sampling_overrides(
         options,
         max_tokens=max_tokens,
         stop=stop or (),
@@ -135,11 +135,13 @@ def generate(
         logprobs=logprobs,
         format=_format(json_schema, regex),
     )
+    if check:
+        sampling = replace(sampling, greedy=True)  # a test, which should repeat
     if logprobs is not None and not as_json:
         raise RequestError("--logprobs are part of what --json prints: add it")
     messages = _messages(_prompt_text(prompt), system=system, raw=raw)
     if check and not no_speculation:
-        check_comparable(config.verify, params)
+        check_comparable(config.verify, sampling.over(SamplingParams()))
     if trace is not None:
         check_writable(trace)  # now, not after minutes of work
     checks.check_files(config, options.plan)
@@ -150,7 +152,13 @@ def generate(
         with (
             load(config, plan=options.plan, at_once=True, notify=renderer.show, timeline=timeline) as engine,
             closing(  # a stream left before its end must be idle before the engine is closed
-                engine.stream(messages, params, raw=raw, speculate=not no_speculation, check=check)
+                engine.stream(
+                    messages,
+                    sampling.over(engine.sampling_defaults),
+                    raw=raw,
+                    speculate=not no_speculation,
+                    check=check,
+                )
             ) as events,
         ):
             for event in events:

@@ -60,6 +60,7 @@ def _failing_plainly() -> Iterator[None]:
 
 class _Program(Commands):
     def invoke(self, ctx: Any) -> Any:
+        ctx.obj = list(ctx.args)  # behind the command; the callback below finds none there
         with interrupt.command(), _failing_plainly():
             return super().invoke(ctx)
 
@@ -94,7 +95,7 @@ def offspec(
     tree of tokens, and each pass of the model verifies the whole tree.
     """
     if ctx.invoked_subcommand in COMMANDS:
-        ctx.default_map = dict(default_map(ctx.command, ctx.args))
+        ctx.default_map = dict(default_map(ctx.command, ctx.obj))
 
 
 app.command(epilog=generate.EPILOG)(generate.generate)

@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, fields
 from functools import partial, wraps
 from itertools import chain
@@ -23,6 +24,7 @@ from offspec.core.config import (
     parse_bytes,
 )
 from offspec.core.errors import RequestError
+from offspec.core.sampling_defaults import FROM_MODEL, SamplingOverrides
 from offspec.ui.cli import completion
 
 # Options by their panel of the help. A flag has metavar="", or the help would show a type for it.
@@ -221,9 +223,13 @@ class EngineOptions:
         ),
     ] = None
     temperature: Annotated[
-        float,
-        sampling_option(metavar="T", help="0 takes the likeliest token; higher values sample more freely."),
-    ] = 0.0
+        float | None,
+        sampling_option(
+            metavar="T",
+            show_default="0",
+            help="0 takes the likeliest token; higher values sample more freely.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -297,27 +303,33 @@ class RequestOptions(EngineOptions):
         ),
     ] = "coupled"
     top_p: Annotated[
-        float,
+        float | None,
         sampling_option(
-            metavar="P", help="Sample from the likeliest tokens that together have this probability."
+            metavar="P",
+            show_default="1",
+            help="Sample from the likeliest tokens that together have this probability.",
         ),
-    ] = 1.0
+    ] = None
     top_k: Annotated[
-        int,
-        sampling_option(metavar="K", help="Sample from the K likeliest tokens; 0 is off."),
-    ] = 0
+        int | None,
+        sampling_option(metavar="K", show_default="0", help="Sample from the K likeliest tokens; 0 is off."),
+    ] = None
     min_p: Annotated[
-        float,
+        float | None,
         sampling_option(
-            metavar="P", help="Exclude tokens less likely than this share of the likeliest one's probability."
+            metavar="P",
+            show_default="0",
+            help="Exclude tokens less likely than this share of the likeliest one's probability.",
         ),
-    ] = 0.0
+    ] = None
     repetition_penalty: Annotated[
-        float,
+        float | None,
         sampling_option(
-            metavar="X", help="Values above 1 make tokens of the prompt and the answer less likely to repeat."
+            metavar="X",
+            show_default="1",
+            help="Values above 1 make tokens of the prompt and the answer less likely to repeat.",
         ),
-    ] = 1.0
+    ] = None
     presence_penalty: Annotated[
         float,
         sampling_option(metavar="X", help="Subtracted from the logit of every token that is in the answer."),
@@ -336,7 +348,29 @@ class RequestOptions(EngineOptions):
 
 
 @dataclass(frozen=True)
-class SharedOptions(RequestOptions):
+class SampledOptions(RequestOptions):
+    """Options of commands for which sampling options that are not given have the model's defaults."""
+
+    greedy: Annotated[
+        bool,
+        sampling_option(
+            "--greedy",
+            metavar="",
+            help="Temperature 0, and no sampling defaults of the model. Without it, sampling options that "
+            "you omit have the values of the model's [bold]generation_config.json[/], or of "
+            "[bold]general.sampling[/] in a GGUF file.",
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.greedy and self.temperature:
+            raise RequestError("--greedy is temperature 0: leave out --greedy or --temperature")
+        if self.greedy:
+            object.__setattr__(self, "temperature", 0.0)
+
+
+@dataclass(frozen=True)
+class SharedOptions(SampledOptions):
     """Where several requests are answered side by side."""
 
     sequences: Annotated[
@@ -353,7 +387,7 @@ class SharedOptions(RequestOptions):
 
 
 @dataclass(frozen=True)
-class RuledOptions(RequestOptions):
+class RuledOptions(SampledOptions):
     """The same with rules for single tokens and their order."""
 
     bad_words: Annotated[
@@ -401,9 +435,14 @@ def engine_config(options: EngineOptions, **others: Any) -> EngineConfig:
     return EngineConfig(**_given(options, EngineConfig) | others)
 
 
-def sampling_params(options: RequestOptions, **others: Any) -> SamplingParams:
-    """The parameters that options come to. others: further fields. Raises RequestError."""
-    return SamplingParams(**_given(options, SamplingParams) | others)
+def sampling_params(options: RequestOptions) -> SamplingParams:
+    """The parameters that options come to, whatever the model. Raises RequestError."""
+    return SamplingParams(**_given(options, SamplingParams))
+
+
+def sampling_overrides(options: SampledOptions, **others: Any) -> SamplingOverrides:
+    """The parameters that options set over the model's. others: further fields. Raises RequestError."""
+    return SamplingOverrides(_given(options, SamplingParams) | others, options.greedy)
 
 
 def _given(options: EngineOptions, wanted: type[EngineConfig | SamplingParams]) -> dict[str, Any]:
@@ -417,11 +456,23 @@ def _given(options: EngineOptions, wanted: type[EngineConfig | SamplingParams]) 
     }
 
 
+def _with_default(options: type[EngineOptions], parameter: inspect.Parameter) -> inspect.Parameter:
+    """The parameter with the default that the help shows in a command with these options."""
+    option = parameter.annotation.__metadata__[0]
+    if not (issubclass(options, SampledOptions) and parameter.name in FROM_MODEL):
+        return parameter
+    shown = copy(option)
+    shown.show_default = f"the model's, or {option.show_default}"
+    return parameter.replace(annotation=Annotated[parameter.annotation.__origin__, shown])
+
+
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command as Typer is to see it: all fields of its class of options in place of `options`."""
     own = inspect.signature(command).parameters
     options: Any = own["options"].annotation
-    shared = inspect.signature(options).parameters
+    shared = {
+        name: _with_default(options, one) for name, one in inspect.signature(options).parameters.items()
+    }
 
     @wraps(command)
     def run(**given: Any) -> None:

@@ -148,7 +148,7 @@ def plan(
     if options.model == _LIST:
         _list(as_json)
         return
-    SamplingParams(temperature=options.temperature)  # raises RequestError
+    SamplingParams(temperature=options.temperature or 0.0)  # raises RequestError
     if hardware is not None and validate:
         raise RequestError("--validate runs real passes, so it needs this machine; leave out --hardware")
     if save is not None:

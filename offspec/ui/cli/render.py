@@ -23,6 +23,7 @@ from offspec.core.events import (
     Result,
     TextDelta,
 )
+from offspec.core.sampling_defaults import described
 from offspec.ui import interrupt
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Live, Output, StdoutClosed, open_live
@@ -157,6 +158,7 @@ def statistics(result: Result) -> list[str]:
     # On a CPU all that streams is read from disk.
     from_disk = result.bytes_read not in (0, result.bytes_streamed)
     disk = f", {result.bytes_read / 1e9:.2f} GB read from disk" if from_disk else ""
+    sampling = f"{described(result.sampling)}, " if result.sampling else ""
     kept = ", keys and values in int8" if result.kv_cache == "int8" else ""
     return [
         f"{_count(result.tokens, 'token')} in {format_seconds(result.seconds, 2)}: "
@@ -165,7 +167,7 @@ def statistics(result: Result) -> list[str]:
         f"{result.tokens_per_pass:.2f} tokens per pass, {_count(result.passes, 'pass')}; "
         f"{result.bytes_streamed / 1e9:.2f} GB streamed at {rate / 1e9:.2f} GB/s{disk}; "
         f"peak memory {format_bytes(result.peak_memory_bytes)}{device}",
-        f"draft {result.draft}, budget {result.budget}, seed {result.seed}{kept}; "
+        f"draft {result.draft}, budget {result.budget}, {sampling}seed {result.seed}{kept}; "
         f"{format_seconds(result.draft_seconds, 2)} drafting, "
         f"{format_seconds(result.target_seconds, 2)} in the target{beside}",
         *_paused(result),

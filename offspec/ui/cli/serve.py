@@ -105,11 +105,11 @@ def serve(
     strict: Strict = False,
     quiet: Quiet = False,
 ) -> None:
-    """Answer the clients of OpenAI's API over HTTP. Sampling options are what requests get that give none."""
+    """Answer the clients of OpenAI's API over HTTP. Sampling options are the defaults of requests."""
     kept = _KEPT if options.cache_size is None else options.cache_size
     sequences = options.sequences or AUTO
     config = opt.engine_config(options, converses=True, cache_size=kept, sequences=sequences)
-    defaults = opt.sampling_params(options)
+    sampling = opt.sampling_overrides(options)
     if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
         raise RequestError("--api-key must be letters, digits and signs of ASCII, without spaces")
     check_installed()
@@ -120,7 +120,7 @@ def serve(
 
     names = tuple(dict.fromkeys([*(alias or ()), own_name(options.model)]))
     settings = Settings(
-        host, port, names, api_key, defaults, max_queue, strict=strict, tool_grammar=tool_grammar == "on"
+        host, port, names, api_key, sampling, max_queue, strict=strict, tool_grammar=tool_grammar == "on"
     )
     with _log_on_stderr(quiet):
         serve(lambda notify: open_engine(config, options.plan, notify), settings)

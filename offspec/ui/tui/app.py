@@ -141,7 +141,7 @@ class ChatApp(App[None]):
             busy=self.busy,
             show_stats=self.show_stats,
             params=self.params,
-            defaults=self.setup.params,
+            defaults=self.defaults,
         )
         end_on_hangup(self.engine)
         self._loop = asyncio.get_running_loop()
@@ -189,7 +189,15 @@ class ChatApp(App[None]):
         """How answers are chosen, also where the model of the conversation is being loaded."""
         if self.controller is not None:
             return self.controller.session.params
-        return self.setup.params if self._resumed is None else self.setup.params_over(self._resumed.params)
+        return self.defaults() if self._resumed is None else self.setup.params_over(self._resumed.params)
+
+    def defaults(self) -> SamplingParams:
+        """The sampling parameters of a new conversation. Those of the model come when it is loaded."""
+        return (
+            self.setup.sampling.over(SamplingParams())
+            if self.controller is None
+            else self.controller.defaults
+        )
 
     # What the user does
 

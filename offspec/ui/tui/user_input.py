@@ -50,7 +50,7 @@ class UserInput:
         busy: Callable[[bool], None],
         show_stats: Callable[[], None],
         params: Callable[[], SamplingParams],
-        defaults: SamplingParams,
+        defaults: Callable[[], SamplingParams],
     ) -> None:
         """busy: told when an answer begins and when it is over. show_stats: the conversation has changed.
 
@@ -63,6 +63,7 @@ class UserInput:
         self._settings: list[str] = []  # arguments of /set that wait for the model
         self._asked: Entry | None = None
         self._edits = False
+        self._loaded = False  # once, so that the model's sampling defaults are known
         self.controller: ChatController | None = None
         self.answer: Answer | None = None
         self.stopping = False
@@ -81,6 +82,7 @@ class UserInput:
     def apply_settings(self) -> None:
         """Set what was set while the model was loaded."""
         assert self.controller is not None
+        self._loaded = True
         if self._settings:
             self.controller.session.params = self._params_to_be()
             self._settings.clear()
@@ -88,7 +90,7 @@ class UserInput:
     def _params_to_be(self) -> SamplingParams:
         params = self._params()
         for argument in self._settings:
-            params = settings.run_set(params, argument, self._defaults)[0]
+            params = settings.run_set(params, argument, self._defaults())[0]
         return params
 
     async def go_on(self) -> None:
@@ -225,7 +227,8 @@ class UserInput:
         if name == "quit":
             await self._app.action_quit()
         elif name == "set":
-            news = settings.run_set(self._params_to_be(), argument, self._defaults)[1]
+            params, defaults = self._params_to_be(), self._defaults()
+            news = settings.run_set(params, argument, defaults, loading=not self._loaded)[1]
             self._settings += [argument] if argument else []
             await self._transcript.note(news)
         elif name == "help" and argument:

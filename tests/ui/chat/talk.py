@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 
-from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.config import EngineConfig
 from offspec.core.events import Event, Finished
+from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import ShowText
 from offspec.ui.chat.setup import Setup
 
-SETUP = Setup(EngineConfig("demo"), SamplingParams(max_tokens=100, temperature=0.5))
+SETUP = Setup(EngineConfig("demo"), SamplingOverrides({"max_tokens": 100, "temperature": 0.5}))
 ANSWER = "The sky is blue because of scattering."
 
 

@@ -12,6 +12,7 @@ from offspec.chat.conversation import Conversation
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import DiskFullError, RequestError, StreamError
 from offspec.core.events import Finished, Notice, TextDelta, TreeSeen
+from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
@@ -109,7 +110,7 @@ def test_trees_are_gathered_only_where_wanted(engine: ScriptedEngine, archive: A
 
 def test_a_retry_of_which_nothing_would_differ_is_not_made(archive: Archive) -> None:
     engine = ScriptedEngine(["one", "two", "three", "four", "word " * 20])
-    chat = ChatController(engine, replace(SETUP, params=SamplingParams()), archive)
+    chat = ChatController(engine, replace(SETUP, sampling=SamplingOverrides()), archive)
     say(chat, "Why?")
     offer = run_command(chat, "/retry")
     assert isinstance(offer, Offer) and offer.line == "/retry 0.7" and "temperature 0" in offer.reason

@@ -8,8 +8,8 @@ import pytest
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation, Message
-from offspec.core.config import SamplingParams
 from offspec.core.errors import OffspecError, RequestError, SessionError
+from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import Reset
@@ -108,8 +108,8 @@ def test_resume_takes_the_latest_of_this_model(chat: ChatController, archive: Ar
     run_command(chat, "/system Be brief.")
     run_command(chat, "/set temperature=0.5 top_k=3")
     say(chat, "Why?")
-    params = SamplingParams(temperature=0.9, top_k=50)
-    setup = replace(SETUP, resume="", params=params, given=frozenset({"temperature"}))
+    sampling = SamplingOverrides({"temperature": 0.9, "top_k": 50})
+    setup = replace(SETUP, resume="", sampling=sampling, given=frozenset({"temperature"}))
     chat.close()
     again = ChatController(ScriptedEngine([ANSWER]), setup, archive)
     assert said(again) == said(chat) and again.file == chat.file

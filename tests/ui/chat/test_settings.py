@@ -12,6 +12,8 @@ from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.settings import MEANINGS
 from tests.ui.chat.talk import SETUP, finished, say, shown
 
+PARAMS = SETUP.sampling.over(SamplingParams())
+
 
 def test_set_shows_everything_and_one(chat: ChatController) -> None:
     text = shown(chat, "/set")
@@ -36,13 +38,13 @@ def test_set_shows_everything_and_one(chat: ChatController) -> None:
 )
 def test_set_changes(chat: ChatController, line: str, changes: dict[str, Any]) -> None:
     assert shown(chat, f"/set {line}").startswith("From the next answer on ")
-    assert chat.session.params == replace(SETUP.params, **changes)
+    assert chat.session.params == replace(PARAMS, **changes)
     assert shown(chat, f"/set {line}") == "Nothing changes: it was set so already."
     name = next(iter(changes))
     shown(chat, f"/set {name}=default")
-    assert getattr(chat.session.params, name) == getattr(SETUP.params, name)
+    assert getattr(chat.session.params, name) == getattr(PARAMS, name)
     shown(chat, "/set default")
-    assert chat.session.params == SETUP.params
+    assert chat.session.params == PARAMS
     shown(chat, "/set stop=none seed=random")
     assert chat.session.params.stop == () and chat.session.params.seed is None
 
@@ -68,7 +70,7 @@ def test_set_refuses_and_changes_nothing(chat: ChatController, line: str, error:
         run_command(chat, f"/set {line}")
     with pytest.raises(RequestError):
         run_command(chat, f"/set min_p=0.5 {line}")
-    assert chat.session.params == SETUP.params
+    assert chat.session.params == PARAMS
 
 
 def test_seed(chat: ChatController) -> None:

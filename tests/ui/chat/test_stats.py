@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from offspec.chat.archive import Archive
-from offspec.core.config import EngineConfig, SamplingParams, format_bytes
+from offspec.core.config import EngineConfig, format_bytes
 from offspec.core.errors import StreamError
 from offspec.core.events import PassProgress, PassStats, Prefill, TextDelta
+from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.report import guessed_by, report
 from offspec.ui.chat.setup import Setup
@@ -31,7 +32,7 @@ def chat(tmp_path: Path) -> ChatController:
     engine = ScriptedEngine(
         ["The sky is blue, and so on.", "The sky is blue, and so on.", Script("a b c d e f", 1)]
     )
-    chat = ChatController(engine, Setup(EngineConfig("demo"), SamplingParams()), Archive(tmp_path))
+    chat = ChatController(engine, Setup(EngineConfig("demo"), SamplingOverrides()), Archive(tmp_path))
     engine.notify = chat.on_event
     return chat
 

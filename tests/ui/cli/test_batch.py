@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from offspec.core.config import SamplingParams
 from offspec.server.batch.lines import Line
 from offspec.ui import interrupt
 from tests.support.fake_engine import ScriptedLoad
@@ -30,11 +31,26 @@ def test_answers_and_what_is_said(offspec: Program, load: ScriptedLoad, requests
     result = offspec("batch", str(requests), str(out), "demo", "--temperature", "0.5")
     assert result.exit_code == 0 and not result.stdout
     assert f"2 results are in {out}; " in result.stderr
+    assert "sampling defaults: temperature 0.5\n" in result.stderr
     assert result.stderr.count("reads are buffered: this file system [tmpfs] has no O_DIRECT\n") == 1
     assert {json.loads(line)["id"] for line in out.read_text().splitlines()} == {"a", "b"}
     again = offspec("batch", str(requests), str(out), "demo")
     assert again.exit_code == 0 and "2 of 2 results are in" in again.stderr
     assert len(out.read_text().splitlines()) == 2
+
+
+def test_lines_have_the_models_sampling(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
+    load.engine.sampling_defaults = SamplingParams(temperature=0.6, top_k=20)
+    with requests.open("a") as file:
+        file.write('{"id": "c", "prompt": "Why?", "temperature": 0}\n')
+    result = offspec("batch", str(requests), str(requests.with_name("out.jsonl")), "demo")
+    asked = [(each.params.temperature, each.params.top_k) for each in load.engine.asked]
+    assert sorted(asked) == [(0.0, 20), (0.6, 20), (0.6, 20)]
+    line = "temperature 0.6, top_k 20 (from generation_config.json); --greedy for temperature 0"
+    assert f"sampling defaults: {line}\n" in result.stderr
+    out = requests.with_name("greedy.jsonl")
+    assert offspec("batch", str(requests), str(out), "demo", "--greedy").exit_code == 0
+    assert {each.params.greedy for each in load.engines[1].asked} == {True}
 
 
 def test_validate_loads_nothing(offspec: Program, load: ScriptedLoad, requests: Path) -> None:

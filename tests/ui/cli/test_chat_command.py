@@ -8,6 +8,7 @@ import pytest
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation, Message
+from offspec.core.config import SamplingParams
 from offspec.ui.chat.setup import Setup
 from offspec.ui.cli.main import app
 
@@ -41,15 +42,19 @@ def test_options_become_a_setup(begun: list[tuple[str, Setup, bool]]) -> None:
     how, setup, quiet = begun[0]
     assert (how, quiet) == ("lines", True)  # there is no terminal under a test
     assert (setup.config.model, setup.config.memory, setup.config.draft) == ("demo", 10**9, "none")
-    assert (setup.params.top_k, setup.params.stop, setup.params.max_tokens) == (5, ("END",), 2048)
+    own = SamplingParams(temperature=0.6, top_k=20)  # of the model
+    params = SamplingParams(temperature=0.6, top_k=5, stop=("END",), max_tokens=2048)
+    assert setup.sampling.over(own) == params
     assert setup.resume is None and setup.system is None and setup.trees
 
 
 def test_only_what_was_given_goes_over_a_resumed_conversation(begun: list[tuple[str, Setup, bool]]) -> None:
     call("demo", "--resume", "--temperature", "0", "--max-tokens", "2048")
     call("demo", "--session", "shopping")
-    (_, latest, _), (_, named, _) = begun
+    (_, latest, _), (_, named, _) = begun[:2]
     assert latest.resume == "" and latest.given == {"temperature", "max_tokens"}
+    call("demo", "--resume", "--greedy")
+    assert begun[2][1].params_over(SamplingParams(0.6, top_k=20)) == SamplingParams(top_k=20)
     assert (named.resume, named.given) == ("shopping", frozenset())
 
 

@@ -10,6 +10,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import Result
 
+from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.user_config import UserConfig
 from offspec.ui.cli import defaults
@@ -87,6 +88,16 @@ def test_a_command_takes_the_defaults_and_options_win(file: Path, offspec: Call,
     (asked, _), (chatted, _) = load.asked
     assert (asked.model, asked.memory, asked.draft, asked.kv_cache) == ("other", 10**9, "suffix", "int8")
     assert (chatted.model, chatted.memory, chatted.draft) == ("./mine", 8 * 10**9, "suffix")
+
+
+def test_greedy_wins_over_a_default_temperature(file: Path, offspec: Call, load: ScriptedLoad) -> None:
+    load.engine.sampling_defaults = SamplingParams(temperature=0.6, top_k=20)
+    offspec("config", "set", "temperature", "0.7")
+    assert offspec("generate", "demo", "Why?").exit_code == 0
+    assert offspec("generate", "demo", "Why?", "--greedy").exit_code == 0
+    warm, greedy = (asked.params for engine in load.engines for asked in engine.asked)
+    assert (warm, greedy) == (SamplingParams(temperature=0.7, top_k=20), SamplingParams())
+    assert [config.temperature for config, _ in load.asked] == [0.7, 0.0]
 
 
 @pytest.mark.parametrize("command", ["chat --resume", "serve", "pack"])

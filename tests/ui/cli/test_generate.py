@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from offspec.core.config import Constraint, EngineConfig, SamplingParams
 from offspec.core.errors import ModelNotFoundError
 from offspec.core.events import Mismatch
 from offspec.core.events import Result as Answered
+from offspec.core.sampling_defaults import described, sampling_values
 from offspec.ui.cli.render import statistics
 from tests.support.fake_engine import Asked, Script, ScriptedEngine, ScriptedLoad
 from tests.ui.cli.program import TEXT, error_line
@@ -32,7 +34,7 @@ def test_statistics_and_notices_go_to_stderr(offspec: Call) -> None:
         "2.00 tokens per pass, 3 passes; 2.40 GB streamed at 1.60 GB/s; peak memory 1.20 GB" in line
         for line in lines
     )
-    assert any("draft substitute (4-bit), budget 64, seed 7" in line for line in lines)
+    assert any("draft substitute (4-bit), budget 64, temperature 0, seed 7" in line for line in lines)
 
 
 def _result(streamed: int = 0, **changes: Any) -> Answered:
@@ -108,6 +110,44 @@ def test_defaults_reach_the_engine(offspec: Call, load: ScriptedLoad) -> None:
     offspec("generate", "demo", "Why?")
     assert load.engine.asked == [Asked("Why?", SamplingParams(), raw=False, speculate=True, check=False)]
     assert load.asked == [(EngineConfig("demo"), None)]
+
+
+OWN = SamplingParams(temperature=0.6, top_p=0.95, top_k=20)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("", OWN),
+        ("--greedy", SamplingParams()),
+        ("--temperature 0", replace(OWN, temperature=0.0)),
+        ("--temperature 1 --max-tokens 5", replace(OWN, temperature=1.0, max_tokens=5)),
+        ("--top-k 0 --min-p 0.1", replace(OWN, top_k=0, min_p=0.1)),
+        ("--greedy --temperature 0 --top-p 0.5", SamplingParams(top_p=0.5)),
+        ("--check", SamplingParams()),
+        ("--check --temperature 0.7", SamplingParams(temperature=0.7)),
+    ],
+)
+def test_options_replace_defaults_of_the_model(
+    offspec: Call, engine: ScriptedEngine, options: str, expected: SamplingParams
+) -> None:
+    engine.sampling_defaults = OWN
+    result = offspec("generate", "demo", "Why?", *options.split())
+    assert result.exit_code == 0, result.output
+    assert engine.asked[0].params == expected
+    assert f"budget 64, {described(sampling_values(expected))}, seed 7" in result.stderr
+
+
+def test_json_has_the_sampling(offspec: Call, engine: ScriptedEngine) -> None:
+    engine.sampling_defaults = OWN
+    answer = json.loads(offspec("generate", "demo", "Why?", "--json", "--top-p", "1").stdout)
+    assert answer["sampling"] == {"temperature": 0.6, "top_k": 20}
+
+
+def test_greedy_and_a_temperature_exclude_each_other(offspec: Call, load: ScriptedLoad) -> None:
+    result = offspec("generate", "demo", "Why?", "--greedy", "--temperature", "0.7")
+    assert (result.exit_code, load.asked) == (2, [])
+    assert error_line(result) == "error: --greedy is temperature 0: leave out --greedy or --temperature"
 
 
 def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> None:

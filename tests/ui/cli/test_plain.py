@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from offspec.chat.archive import Archive
+from offspec.core.config import SamplingParams
 from offspec.core.file_lock import Claim
 from offspec.ui.cli import chat, checks
 from offspec.ui.cli.main import app
@@ -52,13 +53,19 @@ class Program:
         return Child(command, cwd=ROOT, env=self.environment, **ends)
 
     def pipe(
-        self, text: str | bytes, *options: str, script: Script | str = ANSWER, **loading: Any
+        self,
+        text: str | bytes,
+        *options: str,
+        script: Script | str = ANSWER,
+        own: SamplingParams | None = None,
+        **loading: Any,
     ) -> tuple[str, str, int]:
         """In this process: what it wrote to stdout and stderr, and its exit code.
 
-        script: the first answer; each later one is ANSWER.
+        script: the first answer; each later one is ANSWER. own: the model's sampling defaults.
         """
         load = ScriptedLoad(ScriptedEngine([script, *[ANSWER] * 9]), **loading)
+        load.engine.sampling_defaults = own or SamplingParams()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(chat, "open_engine", load)
             patch.setattr(checks, "check_files", lambda config, plan=None: None)  # what is named is not there
@@ -158,6 +165,19 @@ def test_stdout_has_only_the_answers(offspec: Program) -> None:
     assert "\x1b" not in out + err
     assert offspec.questions() == ["Why?", "And?"]
     assert "error: there is no terminal here" in offspec.pipe("Why?\n/copy\n")[1]
+
+
+def test_the_models_sampling_is_said_and_used(offspec: Program) -> None:
+    own = SamplingParams(temperature=0.6, top_k=20)
+    _, err, _ = offspec.pipe("Why?\n/set top_k=5\n/set top_k=default\n/stats\n", own=own)
+    note = "temperature 0.6, top_k 20 (from generation_config.json); /set changes them."
+    assert err.count(f"Sampling defaults: {note}\n") == 1
+    assert "`top_k` is `5`" in err and "`top_k` is `20`" in err
+    assert "Sampling: temperature 0.6, top_k 20." in err
+    _, err, _ = offspec.pipe("/set temperature\n", "--greedy", own=own)
+    assert "`temperature` is `0`" in err and "Sampling defaults" not in err
+    _, err, _ = offspec.pipe("/set\n", "--resume", own=own)  # as it was saved
+    assert "| `temperature` | `0.6` |" in err and "Sampling defaults" not in err
 
 
 def test_quiet_leaves_what_was_asked_for(offspec: Program) -> None:

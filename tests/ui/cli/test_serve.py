@@ -46,6 +46,7 @@ def test_a_signal_ends_it(sent: signal.Signals, code: int) -> None:
     assert (program.returncode, out) == (code, "")
     assert err.count(f"POST {CHAT} 200") == 1 and "[engine closed]" in err
     assert "Traceback" not in err and "Aborted" not in err and "warning" not in err
+    assert re.search(r"sampling defaults: temperature 0$", err, re.MULTILINE)
 
 
 def test_a_second_signal_ends_it_at_once() -> None:

@@ -17,7 +17,8 @@ from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
 
 from offspec.chat.archive import Archive
-from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.config import EngineConfig
+from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.ui.chat.setup import Setup
 from offspec.ui.tui.app import ChatApp
 from offspec_planners.placement import Tier
@@ -79,7 +80,7 @@ def app_for(
     opener = ScriptedLoad(engine, failing=failing)
     if not loads:
         opener.gate.clear()
-    setup = Setup(config, SamplingParams(max_tokens=2048, temperature=0.5), notify=notify)
+    setup = Setup(config, SamplingOverrides({"max_tokens": 2048, "temperature": 0.5}), notify=notify)
     app = ChatApp(setup, opener, Archive(folder))
     app.animation_level = "none"
     return app, engine

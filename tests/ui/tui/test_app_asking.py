@@ -6,6 +6,7 @@ import pytest
 from textual.message import Message
 from textual.pilot import Pilot
 
+from offspec.core.config import SamplingParams
 from offspec.core.errors import DraftError, RequestError
 from offspec.core.events import PassProgress
 from offspec.ui.tui.app import ChatApp
@@ -282,7 +283,7 @@ async def test_what_is_set_while_the_model_loads_holds_for_the_first_answer(
     assert not engine.asked and isinstance(app.opener, ScriptedLoad)
     app.opener.gate.set()
     await until(pilot, lambda: len(engine.asked) == 1 and app.answer is None)
-    assert engine.asked[0].params == replace(app.setup.params, temperature=0.7, top_k=5, seed=3)
+    assert engine.asked[0].params == replace(app.defaults(), temperature=0.7, top_k=5, seed=3)
     assert app.controller is not None and app.controller.session.params == engine.asked[0].params
     app.opener.gate.clear()
     await send(pilot, "/set temperature=0.3")  # which what was set before it does not overwrite
@@ -293,6 +294,28 @@ async def test_what_is_set_while_the_model_loads_holds_for_the_first_answer(
     app.opener.gate.set()
     await until(pilot, lambda: not app.is_loading)
     assert app.controller.session.params == replace(engine.asked[0].params, temperature=0.3, top_p=0.5)
+
+
+@plays("one", loads=False)
+async def test_the_models_sampling_is_known_once_it_is_loaded(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
+    engine.sampling_defaults = SamplingParams(temperature=0.6, top_p=0.9, top_k=20)
+    await send(pilot, "/set top_k=0")  # as it seems to be already
+    await send(pilot, "/set top_p")
+    await until(pilot, lambda: len(said(app)) == 2)
+    assert said(app)[0][1] == "From the next answer on `top_k` is `0`."
+    assert said(app)[1][1].endswith(
+        "Parameters that are not set take the model's defaults when it is loaded."
+    )
+    assert isinstance(app.opener, ScriptedLoad)
+    app.opener.gate.set()
+    await loaded(pilot)
+    line = "temperature 0.5, top_p 0.9, top_k 20 (from generation_config.json and options)"
+    await until(pilot, lambda: ("notice", f"Sampling defaults: {line}; /set changes them.") in said(app))
+    assert app.params() == replace(app.defaults(), top_k=0) and app.params().top_p == 0.9
+    await send(pilot, "/set top_k=default")
+    await until(pilot, lambda: app.params().top_k == 20)
 
 
 @plays("one", "two")

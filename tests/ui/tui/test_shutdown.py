@@ -141,10 +141,11 @@ from pathlib import Path
 from offspec.ui import tui
 from offspec.chat.archive import Archive
 from offspec.ui.chat.setup import Setup
-from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.config import EngineConfig
+from offspec.core.sampling_defaults import SamplingOverrides
 from tests.support.fake_engine import ScriptedEngine, ScriptedLoad
 engine = ScriptedEngine([" ".join(f"word{i}" for i in range(4000))], delay=0.05)
-setup = Setup(EngineConfig(model="demo"), SamplingParams(max_tokens=2048))
+setup = Setup(EngineConfig(model="demo"), SamplingOverrides({"max_tokens": 2048}))
 sys.exit(tui.run(setup, ScriptedLoad(engine), Archive(Path(sys.argv[1]))))
 """
 
