@@ -238,6 +238,44 @@ def test_files_are_private_few_and_not_for_ever(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+def test_the_folder_is_read_once_and_then_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes and ages stay in memory, whatever another server does in the folder meanwhile."""
+    scans, scan = list[Path](), os.scandir
+
+    def scandir(folder: Any) -> Any:
+        scans.extend([folder] if folder == tmp_path else [])
+        return scan(folder)
+
+    monkeypatch.setattr("offspec.server.stored_responses.os.scandir", scandir)
+    earlier, other = (StoredResponses(tmp_path, most_bytes=3500) for _ in range(2))
+    first = stored(1000)
+    earlier.keep(first)
+    kept = StoredResponses(tmp_path, most_bytes=3500)
+    given = [stored(1000) for _ in range(4)]
+    kept.keep(given[0])
+    assert other.remove(first.response["id"])
+    for each in given[1:]:
+        kept.keep(each)
+    assert [kept.get(each.response["id"]) is not None for each in given] == [False, True, True, True]
+    assert len(scans) == 2  # one for each of two servers
+    assert kept.remove(given[1].response["id"])
+    kept.keep(stored(1000))
+    assert kept.get(given[2].response["id"]) is not None  # the place of the removed one was free
+    other.keep(theirs := stored(1000))  # it had not read the folder before
+    monkeypatch.setattr("offspec.server.stored_responses._RESCAN_S", -1)
+    kept.keep(stored(1000))
+    assert len(scans) == 4 and kept.get(theirs.response["id"]) is not None
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 3500
+
+
+def test_responses_expire_when_another_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, now = StoredResponses(tmp_path, seconds=60), time.time()
+    kept.keep(stored())
+    monkeypatch.setattr("offspec.server.stored_responses.time.time", lambda: now + 100)
+    kept.keep(last := stored())
+    assert [path.stem for path in tmp_path.iterdir()] == [last.response["id"]]
+
+
 def test_a_full_disk_costs_the_memory_alone(scripted: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: StoredResponses, stored: Stored) -> None:
         raise OSError(28, "No space left on device")
