@@ -22,6 +22,8 @@ log = logging.getLogger("offspec.server")
 access_log = logging.getLogger("offspec.server.access")
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# Names of this machine inside containers of Docker and Podman. Public DNS has no names below .internal.
+_CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
 _Fail = Callable[[str, Fault, Headers], Response]  # a fault in the shape of the API that is asked
 
 
@@ -159,7 +161,7 @@ def _digest(text: str) -> bytes:
 def _is_local(host: str) -> bool:
     name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
     name = name.strip("[]").lower()
-    if name == "localhost" or name.endswith(".localhost"):
+    if name == "localhost" or name.endswith(".localhost") or name in _CONTAINER_HOSTS:
         return True
     try:
         ipaddress.ip_address(name)

@@ -188,10 +188,12 @@ def test_what_other_pages_can_send(unlocked: LiveServer) -> None:
 
 def test_names_that_resolve_to_this_machine(unlocked: LiveServer) -> None:
     ours = "localhost:8000", "my.localhost", "127.0.0.1", "[::1]:80", "192.168.1.2:8000"
+    inside = "host.docker.internal:8000", "host.containers.internal"  # containers on this machine
+    theirs = "evil.example", "127.0.0.1.evil.example:8000", "evil.docker.internal", ""
     with unlocked.http() as http:
-        for host in (*ours, "evil.example", "127.0.0.1.evil.example:8000", ""):
+        for host in (*ours, *inside, *theirs):
             status = http.get("/v1/models", headers={"host": host}).status_code
-            assert status == (200 if host in ours else 403), host
+            assert status == (403 if host in theirs else 200), host
 
 
 def test_events_do_not_wait_for_one_another() -> None:
