@@ -1,13 +1,16 @@
 """OpenAI's Files and Batches, with OpenAI's own client."""
 
+import asyncio
 import json
+import os
 import random
 import shutil
 import stat
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -365,6 +368,88 @@ def test_time_is_over(client: openai.OpenAI, server: LiveServer, monkeypatch: py
     monkeypatch.setattr("offspec.server.batch.stored_files.time.time", lambda: now + 31 * 86400)
     assert not client.files.list().data and not client.batches.list().data
     assert not [path for path in batches_folder(NAME).iterdir() if path.suffix in (".json", ".jsonl")]
+
+
+def test_a_slow_disk_leaves_the_server_responsive(
+    client: openai.OpenAI, server: LiveServer, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these requests waits for a disk that does not answer; others have their answers meanwhile."""
+    engine.gate.clear()
+    running, file, unused = begin(client, [line("a")]), upload(client, [line("a")]), upload(client, ["x"])
+    assert engine.held.wait(PATIENCE)
+    begins: Any = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+    requests: list[tuple[str, Callable[[], Any]]] = [
+        ("fsync", lambda: client.batches.create(**begins)),
+        ("fsync", lambda: client.batches.cancel(running.id)),
+        ("fsync", lambda: upload(client, [line("b")])),
+        ("unlink", lambda: client.files.delete(unused)),
+    ]
+    with ThreadPoolExecutor(1) as pool, server.http() as http:
+        for name, request in requests:
+            with stuck(name, monkeypatch) as waiting:
+                job = pool.submit(request)
+                assert waiting.wait(PATIENCE)
+                for path in ("/health", "/v1/batches", "/v1/files"):
+                    assert http.get(path).status_code == 200
+                assert not job.done()
+            job.result()
+    engine.gate.set()
+
+
+@contextmanager
+def stuck(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Let a function of `os` not return before the block ends. The event is set once it is called."""
+    waiting, gate, call = threading.Event(), threading.Event(), getattr(os, name)
+
+    def wait(*args: Any, **more: Any) -> Any:
+        waiting.set()
+        assert gate.wait(PATIENCE)
+        return call(*args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, wait)
+        yield waiting
+        gate.set()
+
+
+def test_the_event_loop_leaves_the_disk_to_threads(
+    engine: ScriptedEngine, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In all that clients can do with files and batches, from the start of a server to its end."""
+    found = list[str]()
+
+    def watch(name: str) -> None:
+        call = getattr(os, name)
+
+        def watched(*args: Any, **more: Any) -> Any:
+            at = args[0] if isinstance(args[0], int) else os.fspath(args[0])
+            if (isinstance(at, int) or str(data) in str(at)) and asyncio._get_running_loop() is not None:
+                found.append(f"{name} {at}")
+            return call(*args, **more)
+
+        monkeypatch.setattr(os, name, watched)
+
+    for name in ("open", "stat", "mkdir", "scandir", "replace", "unlink", "fsync", "ftruncate"):
+        watch(name)
+    lines = [line("a"), line("b", temperature=-1)]
+    with LiveServer(engine, patience=0.0) as server, server.client() as client:
+        done = ended(client, begin(client, lines).id)
+        assert results(client, done.output_file_id) and results(client, done.error_file_id)
+        client.files.delete(done.input_file_id)
+        engine.gate.clear()
+        cancelled = begin(client, lines)
+        assert engine.held.wait(PATIENCE)
+        client.batches.cancel(cancelled.id)
+        ended(client, cancelled.id)
+        unfinished = begin(client, lines)
+        assert client.files.list().data and client.batches.list().data
+    engine.gate.set()
+    with LiveServer(ScriptedEngine()) as server, server.client() as client:
+        assert ended(client, unfinished.id).status == "completed"
+        now = time.time()
+        monkeypatch.setattr("offspec.server.batch.stored_files.time.time", lambda: now + 31 * 86400)
+        assert not client.files.list().data
+    assert not found
 
 
 BODY = {"input_file_id": "file-x", "endpoint": CHAT, "completion_window": "24h"}
