@@ -21,6 +21,7 @@ from offspec.server.faults import CLIENT_GONE, Fault, internal
 log = logging.getLogger("offspec.server")
 access_log = logging.getLogger("offspec.server.access")
 
+REFUSED = "offspec.refused"  # in the state of requests on a connection beyond the limit
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Names of this machine inside containers of Docker and Podman. Public DNS has no names below .internal.
 _CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
@@ -128,6 +129,9 @@ class Guard:
 
     def _admit(self, scope: Scope, headers: Headers, upload: bool) -> None:
         """Raises Fault for those who may not ask."""
+        if REFUSED in scope.get("state", ()):
+            message = "too many connections are open: close some, or try again later"
+            raise Fault("unavailable", message, code="too_many_connections", retry_after=5)
         if self._key is not None and not self._is_open(scope["path"]) and not self._knows_key(headers):
             raise Fault("authentication", "the API key is missing or wrong", code="invalid_api_key")
         if self._key is None and self._local and not _is_local(headers.get("host", "")):

@@ -19,7 +19,7 @@ from offspec.server.app import make_app
 from offspec.server.batch.answering import LONGEST
 from offspec.server.batch.jobs import BatchJobs
 from offspec.server.bodies import Limits
-from offspec.server.connections import LimitedConnection
+from offspec.server.connections import MOST, LimitedConnection
 from offspec.server.served_engine import Loader
 from offspec.server.service import Service
 
@@ -28,7 +28,6 @@ log = logging.getLogger("offspec.server")
 _CLOSING_S = 60.0  # that the engine may take to close, writing the latest conversation to disk
 _LOADING_S = 0.5  # that loading may take to fail, or to be done
 _HEADER_BYTES = 64 * 2**10
-_CONNECTIONS = 512
 _KEEP_ALIVE_S = 30  # that a connection may wait for its next request
 
 
@@ -95,7 +94,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=_CONNECTIONS)
+        return socket.create_server(address[:2], family=family, backlog=MOST)
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RequestError(
@@ -145,7 +144,6 @@ class Server(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=_CONNECTIONS,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=round(settings.patience) + 2,
                 h11_max_incomplete_event_size=_HEADER_BYTES,
