@@ -33,8 +33,7 @@ class BatchRun:
         self._app = make_app(service, limits=Limits(body_bytes=LONGEST))
         self._done, self._total = 0, 0  # lines
         self._stopped, self._cancel = False, _nothing
-        self.failed = 0  # lines that have an error for a result, of this run
-        self.tokens = 0  # of its answers
+        self.tokens = 0  # of the answers of this run
 
     def run(self, lines: Iterable[Line]) -> None:
         """Answer all that are not done.
@@ -95,7 +94,6 @@ class BatchRun:
         self._keep(line, status, value)
 
     def _keep(self, line: Line, status: int, value: dict[str, Any]) -> None:
-        self.failed += status != 200
         self.tokens += (value.get("usage") or {}).get("completion_tokens", 0)
         self._results.add(line.id, result(line, status, value))
         self._done += 1
