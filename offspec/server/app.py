@@ -1,6 +1,6 @@
 """The application: which path leads where."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -26,6 +26,7 @@ from offspec.server import (
 )
 from offspec.server.batch.jobs import BatchJobs
 from offspec.server.bodies import Limits
+from offspec.server.cors import with_cors
 from offspec.server.faults import Fault, internal
 from offspec.server.guard import Guard
 from offspec.server.responses import json_response
@@ -65,13 +66,14 @@ def make_app(
     key: str | None = None,
     local: bool = False,
     limits: Limits | None = None,
+    origins: Sequence[str] = (),
     responses: StoredResponses | None = None,
     batches: BatchJobs | None = None,
 ) -> ASGIApp:
     """The application in front of a service.
 
-    key, local, limits: see `Guard`. responses: where those of the Responses API are kept, by default a folder
-    of the cache. batches: files and batches, by default those of the model in the user's data folder.
+    key, local, limits, origins: see `Guard`. responses: where those of the Responses API are kept, by default
+    a folder of the cache. batches: files and batches, by default those of the model in the user's data folder.
     """
     own = (Route("/health", _health), Route("/metrics", _metrics))
     known = {route.path for route in (*ROUTES, *own)}
@@ -85,7 +87,7 @@ def make_app(
     def ended(path: str, status: int, seconds: float) -> None:
         service.metrics.requested(path if path in known else "other", status, seconds)
 
-    return Guard(
+    guard = Guard(
         app,
         write_fault,
         key=key,
@@ -93,8 +95,10 @@ def make_app(
         is_upload=UPLOADS.__contains__,
         local=local,
         limits=limits,
+        origins=origins,
         ended=ended,
     )
+    return with_cors(guard, origins) if origins else guard
 
 
 def write_fault(path: str, fault: Fault, asked: Headers | None = None) -> Response:

@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from offspec.server.bodies import Limits, closing, limited, read_whole, replayed
+from offspec.server.cors import ANY
 from offspec.server.faults import CLIENT_GONE, Fault, internal
 
 log = logging.getLogger("offspec.server")
@@ -40,6 +41,7 @@ class Guard:
         local: Only names of this machine are taken for the host in a request without a key: a page of another
             site that has its name resolve to this machine is refused.
         limits: What a request may take.
+        origins: Origins of other web pages that may use the server; "*" for all.
         ended: Told path, status and seconds of each request.
     """
 
@@ -53,9 +55,10 @@ class Guard:
         is_upload: Callable[[str], bool] = lambda path: False,
         local: bool = False,
         limits: Limits | None = None,
+        origins: Collection[str] = (),
         ended: Callable[[str, int, float], None] = lambda path, status, seconds: None,
     ) -> None:
-        self._app, self._fail, self._local = app, fail, local
+        self._app, self._fail, self._local, self._origins = app, fail, local, origins
         self._is_open, self._is_upload = is_open, is_upload
         self._key = None if key is None else _digest(key)
         self._limits, self._ended = limits or Limits(), ended
@@ -146,10 +149,17 @@ class Guard:
         kind = "multipart/form-data" if upload else "application/json"
         if headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
             raise Fault("invalid_request", f"the body must be sent with content-type: {kind}")
-        if upload and urlsplit(headers.get("origin", own := f"//{headers.get('host')}")).netloc != own[2:]:
+        if upload and not self._is_allowed_page(headers):
             raise Fault("permission", "files are not taken from pages of other sites")
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise Fault("invalid_request", "the body must be sent without content-encoding")
+
+    def _is_allowed_page(self, headers: Headers) -> bool:
+        """Whether a request comes from the server's own page, an allowed origin, or no page at all."""
+        origin = headers.get("origin")
+        if origin is None or origin in self._origins or ANY in self._origins:
+            return True
+        return urlsplit(origin).netloc == headers.get("host")
 
     def _knows_key(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")

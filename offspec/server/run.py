@@ -20,6 +20,7 @@ from offspec.server.batch.answering import LONGEST
 from offspec.server.batch.jobs import BatchJobs
 from offspec.server.bodies import Limits
 from offspec.server.connections import MOST, LimitedConnection
+from offspec.server.cors import ANY
 from offspec.server.served_engine import Loader
 from offspec.server.service import Service
 
@@ -44,6 +45,7 @@ class Settings:
         max_queue: Requests that may wait.
         patience: Seconds that an answer under way may still take when the server is told to stop.
         limits: What a request may take.
+        origins: Origins of web pages that may use the server, beside its own; "*" for all.
         connection: The protocol of a connection, with limits of its own.
     """
 
@@ -55,6 +57,7 @@ class Settings:
     max_queue: int = 32
     patience: float = 5.0
     limits: Limits = field(default_factory=Limits)
+    origins: tuple[str, ...] = ()
     connection: type[LimitedConnection] = LimitedConnection
 
 
@@ -74,6 +77,11 @@ def serve(load: Loader, settings: Settings) -> None:
             log.warning(
                 "warning: there is no API key, so everybody who can reach this machine can use the model; "
                 "set OFFSPEC_API_KEY, or leave out `host`"
+            )
+        if settings.key is None and ANY in settings.origins:
+            log.warning(
+                "warning: there is no API key, so any web page that a browser on this machine opens can use "
+                "the model; set OFFSPEC_API_KEY, or name the pages with `cors_origin`"
             )
         log.info("listening on http://%s:%d, and loading %s", shown, port, settings.names[0])
         server = Server(load, settings, listener)
@@ -131,7 +139,12 @@ class Server(uvicorn.Server):
         local = _is_loopback(listener.getsockname()[0])
         self.batches = BatchJobs(self.service)
         app = make_app(
-            self.service, key=settings.key, local=local, limits=settings.limits, batches=self.batches
+            self.service,
+            key=settings.key,
+            local=local,
+            limits=settings.limits,
+            origins=settings.origins,
+            batches=self.batches,
         )
         super().__init__(
             uvicorn.Config(

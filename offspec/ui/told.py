@@ -21,6 +21,7 @@ _OTHERS = (
     "prompts",
     "host",
     "port",
+    "cors_origin",
     "seconds",
 )  # no fields of EngineConfig
 _OPTIONS = {name: name.replace("_", "-") for name in (*EngineConfig.__dataclass_fields__, *_OTHERS)}

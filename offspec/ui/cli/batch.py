@@ -180,8 +180,9 @@ def _answer(
             with _stoppable(run):
                 run.run(lines)
         except KeyboardInterrupt:
+            done = len(ids & file.done)
             renderer.note(
-                f"{len(ids & file.done)} of {len(lines)} results are in {results}: the same command goes on from there"
+                f"{done} of {len(lines)} results are in {results}: the same command goes on from there"
             )
             raise
         failed = len(ids & file.failed)

@@ -63,6 +63,16 @@ MaxQueue = Annotated[
         help="Requests that may wait while others are answered. Those beyond are refused with status 429.",
     ),
 ]
+CorsOrigin = Annotated[
+    list[str] | None,
+    _option(
+        "--cors-origin",
+        metavar="ORIGIN",
+        help="Let web pages of this origin use the server from a browser, such as "
+        "[bold]http://localhost:3000[/]; [bold]*[/] allows every page. May be given several times. Without "
+        "it only the server's own page can.",
+    ),
+]
 Alias = Annotated[
     list[str] | None,
     _option(
@@ -85,6 +95,7 @@ def serve(
     api_key: ApiKey = None,
     max_queue: MaxQueue = 32,
     alias: Alias = None,
+    cors_origin: CorsOrigin = None,
     quiet: Quiet = False,
 ) -> None:
     """Answer the clients of OpenAI's API over HTTP. Sampling options are what requests get that give none."""
@@ -97,11 +108,13 @@ def serve(
     check_installed()
     checks.check_files(config, options.plan)
 
+    from offspec.server.cors import checked_origin
     from offspec.server.run import Settings, serve
     from offspec.ui.chat.setup import open_engine
 
     names = tuple(dict.fromkeys([*(alias or ()), own_name(options.model)]))
-    settings = Settings(host, port, names, api_key, defaults, max_queue)
+    origins = tuple(map(checked_origin, cors_origin or ()))
+    settings = Settings(host, port, names, api_key, defaults, max_queue, origins=origins)
     with _log_on_stderr(quiet):
         serve(lambda notify: open_engine(config, options.plan, notify), settings)
 
