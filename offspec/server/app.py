@@ -72,8 +72,9 @@ def make_app(
 ) -> ASGIApp:
     """The application in front of a service.
 
-    key, local, limits, origins: see `Guard`. responses: where those of the Responses API are kept, by default
-    a folder of the cache. batches: files and batches, by default those of the model in the user's data folder.
+    key, local, limits, origins: see `Guard`. responses: where those of the Responses API are kept, by
+    default a folder of the cache. batches: files and batches, by default those of the model in the user's
+    data folder.
     """
     own = (Route("/health", _health), Route("/metrics", _metrics))
     known = {route.path for route in (*ROUTES, *own)}

@@ -225,6 +225,15 @@ def test_cancelling(client: openai.OpenAI, engine: ScriptedEngine) -> None:
         client.batches.cancel(done.id)
 
 
+def test_cancelling_a_batch_that_has_failed(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its results are collected: it ends all the same."""
+    with stuck("ftruncate", monkeypatch) as waiting:
+        batch = begin(client, ["nonsense"])
+        assert waiting.wait(PATIENCE)
+        assert client.batches.cancel(batch.id).status == "cancelling"
+    assert ended(client, batch.id).status == "cancelled"
+
+
 def test_a_restart(engine: ScriptedEngine, data: Path) -> None:
     """What was answered stays, what was broken off is asked again, and what waited goes on."""
     engine.answers = ["One.", Script("Two.", endless=True)]
@@ -520,7 +529,7 @@ def test_uploads_have_limits(shared: LiveServer, server: LiveServer, monkeypatch
             upload(client, [line("a", "x" * 1000)])
         assert refused.value.status_code == 413
         monkeypatch.setattr(server.server.batches.files, "most_bytes", most)
-        monkeypatch.setattr(server.server.batches, "most_lines", 2)
+        monkeypatch.setattr(server.server.batches.runner, "most_lines", 2)
         assert ended(client, begin(client, [line("a"), line("b")]).id).errors is None
         batch = ended(client, begin(client, [line(name) for name in "abc"]).id)
         assert batch.errors is not None and batch.errors.data is not None
