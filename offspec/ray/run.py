@@ -19,6 +19,7 @@ from offspec.ray.predict import on_cluster
 from offspec.server.batch.answering import result
 from offspec.server.batch.lines import Line
 from offspec.server.batch.results import ResultFile
+from offspec.server.batch.usage import usage_of
 from offspec.server.openai_common import error_body
 from offspec.server.served_engine import Loader
 
@@ -51,11 +52,10 @@ class LinePredictor:
         except OffspecError as error:
             return {"id": [""], "status": [0], "tokens": [0], "result": [msgspec.json.encode(str(error))]}
         answered = [(line, *found[line.number]) for line in lines]
-        usages = [value.get("usage") or {} for _, _, value in answered]
         return {
             "id": [line.id for line in lines],
             "status": [status for _, status, _ in answered],
-            "tokens": [usage.get("completion_tokens", 0) for usage in usages],
+            "tokens": [usage_of(value).answer_tokens for _, _, value in answered],
             "result": [msgspec.json.encode(result(*each)) for each in answered],
         }
 

@@ -21,6 +21,7 @@ from offspec.server import (
     openai_common,
     openai_completions,
     openai_files,
+    openai_input_items,
     openai_responses,
     web_page,
 )
@@ -41,6 +42,7 @@ ROUTES = (
     Route("/v1/responses", openai_responses.create, methods=["POST"]),
     Route("/v1/responses/{id}", openai_responses.retrieve, methods=["GET"]),
     Route("/v1/responses/{id}", openai_responses.delete, methods=["DELETE"]),
+    Route("/v1/responses/{id}/input_items", openai_input_items.listing, methods=["GET"]),
     Route("/v1/files", openai_files.create, methods=["POST"]),
     Route("/v1/files", openai_files.listing, methods=["GET"]),
     Route("/v1/files/{id}", openai_files.retrieve, methods=["GET"]),

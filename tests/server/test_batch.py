@@ -87,6 +87,23 @@ def test_both_formats(tmp_path: Path) -> None:
     assert progress[-5:] == [(number, 4) for number in range(5)]
 
 
+def test_responses_are_not_kept(tmp_path: Path) -> None:
+    """Whatever the line says; the tokens of their answers count, and seeds come from lines."""
+    line = {
+        "custom_id": "r",
+        "method": "POST",
+        "url": "/v1/responses",
+        "body": {"input": "Why?", "store": True},
+    }
+    requests, engine = written(tmp_path / "in", [line]), ScriptedEngine(["Because it is so."])
+    batch = run(requests, tmp_path / "out", engine)
+    body = said(tmp_path / "out")["r"]["response"]["body"]
+    assert body["output"][0]["content"][0]["text"] == "Because it is so." and body["store"] is False
+    assert batch.tokens == 4
+    (read,) = read_lines(requests)
+    assert engine.asked[0].params.seed == json.loads(read.request("m"))["seed"]
+
+
 def test_a_wrong_line_has_its_error_and_the_others_answers(tmp_path: Path) -> None:
     requests = written(tmp_path / "in", ["", *(line for line, _ in WRONG), "  ", PLAIN[0]])
     *wrong, right = read_lines(requests)

@@ -164,6 +164,33 @@ def test_answers_are_those_of_requests_alone(tiny_folder: Path) -> None:
             assert answers[each.id]["body"]["choices"] == [choice.to_dict() for choice in alone.choices]
 
 
+def test_responses(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    """They may go on from one that is kept, and are not kept themselves."""
+    kept = client.responses.create(model=NAME, input="Why?")
+    wrapped = {"method": "POST", "url": "/v1/responses"}
+    bodies: list[dict[str, Any]] = [
+        {"model": NAME, "input": "How?", "store": True},
+        {"input": "And?", "previous_response_id": kept.id},
+        {"input": "When?", "previous_response_id": "resp_x"},
+    ]
+    lines = [{"custom_id": name, **wrapped, "body": body} for name, body in zip("abc", bodies, strict=True)]
+    batch = ended(client, begin(client, lines, endpoint="/v1/responses").id)
+    assert batch.status == "completed" and batch.endpoint == "/v1/responses"
+    answers, errors = (results(client, id) for id in (batch.output_file_id, batch.error_file_id))
+    assert {*answers} == {"a", "b"} and errors["c"]["body"]["error"]["param"] == "previous_response_id"
+    for each in answers.values():
+        response = openai.types.responses.Response.model_validate(each["body"])
+        assert response.output_text == "Because it is so." and each["request_id"] == response.id
+        assert each["body"]["store"] is False
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(response.id)
+    given = [each["body"]["usage"] for each in answers.values()]
+    assert batch.usage is not None and batch.usage.output_tokens == 2 * 4
+    assert batch.usage.input_tokens == sum(usage["input_tokens"] for usage in given) > 0
+    other = ended(client, begin(client, lines).id)
+    assert other.status == "failed"  # another endpoint than that of the batch
+
+
 def test_clients_that_wait_go_first(
     client: openai.OpenAI, server: LiveServer, engine: ScriptedEngine
 ) -> None:

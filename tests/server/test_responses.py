@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,56 @@ def test_a_response_goes_on_from_an_earlier_one(
     assert client.responses.retrieve(second.id).output_text == second.output_text
 
 
+def test_input_items(scripted: openai.OpenAI, engine: ScriptedEngine) -> None:
+    """Of the whole conversation, in either order and in pages, with ids that stay."""
+    asked: Any = {"model": NAME, "tools": TOOLS}
+    first = scripted.responses.create(**asked, input="Why?")
+    outputs: Any = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "dry"}
+        for item in first.output
+        if item.type == "function_call"
+    ]
+    added: Any = [{"role": "assistant", "content": "So."}, {"role": "user", "content": "And?", "id": "mine"}]
+    second = scripted.responses.create(**asked, previous_response_id=first.id, input=[*outputs, *added])
+    (only,) = scripted.responses.input_items.list(first.id)
+    assert only.type == "message" and only.role == "user" and only.id.startswith("msg_")
+    assert only.content[0].type == "input_text" and only.content[0].text == "Why?"
+    items = list(scripted.responses.input_items.list(second.id, order="asc"))
+    for item in items:
+        type(item).model_validate(item.model_dump(), strict=True)
+    kinds = ["reasoning", "message", "function_call", "function_call"]
+    assert [item.type for item in items[1:5]] == kinds and len(items) == 9
+    assert [item.id for item in items[1:5]] == [item.id for item in first.output]
+    assert items[-2].type == "message" and items[-2].content[0].type == "output_text"
+    assert items[-1].id == "mine" and len({item.id for item in items}) == 9
+    latest_first = scripted.responses.input_items.list(
+        second.id, limit=4, include=["reasoning.encrypted_content"]
+    )
+    assert len(latest_first.data) == 4 and latest_first.has_more
+    assert [item.id for item in latest_first] == [item.id for item in reversed(items)]  # all pages
+    page = scripted.responses.input_items.list(second.id, order="asc", after=items[7].id)
+    assert [item.id for item in page.data] == ["mine"] and not page.has_more
+
+
+def test_input_items_that_cannot_be_had(scripted: openai.OpenAI) -> None:
+    kept = scripted.responses.create(**ASKED)
+    for id, more, status in (
+        ("resp_x", {}, 404),
+        (kept.id, {"after": "none"}, 404),
+        (kept.id, {"limit": 0}, 400),
+        (kept.id, {"order": "up"}, 400),
+        (kept.id, {"extra_query": {"size": 1}}, 400),
+    ):
+        given: Any = more
+        with pytest.raises(openai.APIStatusError) as refused:
+            scripted.responses.input_items.list(id, **given)
+        assert refused.value.status_code == status
+    doubled = Stored({"id": fresh_id(), "output": []}, [{"role": "user", "content": "a", "id": "b"}] * 2)
+    StoredResponses(cache_root() / "responses").keep(doubled)
+    found = list(scripted.responses.input_items.list(doubled.response["id"], limit=1))
+    assert len(found) == len({item.id for item in found}) == 2
+
+
 def test_what_was_kept_and_is_damaged(scripted: openai.OpenAI) -> None:
     """Is kept no longer, wherever the damage is."""
     kept = StoredResponses(cache_root() / "responses")
@@ -189,6 +240,8 @@ def test_what_was_kept_and_is_damaged(scripted: openai.OpenAI) -> None:
         kept.keep(broken)
         with pytest.raises(openai.BadRequestError, match="previous_response_id: there is no"):
             scripted.responses.create(**ASKED, previous_response_id=id)
+        with suppress(openai.NotFoundError):
+            scripted.responses.input_items.list(id)
 
 
 def test_null_is_as_good_as_nothing(scripted: openai.OpenAI) -> None:

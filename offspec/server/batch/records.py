@@ -11,6 +11,7 @@ import msgspec
 
 from offspec.core.files import write_file
 from offspec.server.faults import Fault
+from offspec.server.responses import list_page
 
 log = logging.getLogger("offspec.server")
 
@@ -103,9 +104,7 @@ class Records(Generic[R]):
         if after is not None:
             order = self.get(after, "after").order
             found = [record for record in found if (record.order > order) == ascending and record.id != after]
-        data = [shown(record) for record in found[:limit]]
-        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
-        return {"object": "list", "data": data, "has_more": len(found) > limit, **ends}
+        return list_page([shown(record) for record in found[:limit]], len(found) > limit)
 
     def _path(self, id: str) -> Path:
         return self._folder / f"{id}.json"

@@ -10,6 +10,7 @@ from offspec.server.app import make_app
 from offspec.server.batch.answering import LONGEST, Answering, result
 from offspec.server.batch.lines import Line
 from offspec.server.batch.results import ResultFile
+from offspec.server.batch.usage import usage_of
 from offspec.server.bodies import Limits
 from offspec.server.openai_common import error_body
 from offspec.server.service import Service
@@ -94,7 +95,7 @@ class BatchRun:
         self._keep(line, status, value)
 
     def _keep(self, line: Line, status: int, value: dict[str, Any]) -> None:
-        self.tokens += (value.get("usage") or {}).get("completion_tokens", 0)
+        self.tokens += usage_of(value).answer_tokens
         self._results.add(line.id, result(line, status, value))
         self._done += 1
         self._tell()
