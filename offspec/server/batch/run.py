@@ -14,6 +14,7 @@ from offspec.server.batch.usage import usage_of
 from offspec.server.bodies import Limits
 from offspec.server.openai_common import error_body
 from offspec.server.service import Service
+from offspec.server.threads import in_thread
 
 
 def _nothing() -> object:
@@ -49,7 +50,9 @@ class BatchRun:
         if all(line.fault for line in waiting):  # no model is needed
             for line in waiting:
                 assert line.fault is not None
-                self._keep(line, line.fault.status, error_body(line.fault))
+                value = error_body(line.fault)
+                self._results.add(line.id, result(line, line.fault.status, value))
+                self._count(value)
             return
         try:
             asyncio.run(self._run(waiting))
@@ -92,11 +95,11 @@ class BatchRun:
             raise self._service.error
 
     async def _take(self, line: Line, status: int, value: dict[str, Any]) -> None:
-        self._keep(line, status, value)
+        await in_thread(self._results.add, line.id, result(line, status, value))
+        self._count(value)
 
-    def _keep(self, line: Line, status: int, value: dict[str, Any]) -> None:
+    def _count(self, value: dict[str, Any]) -> None:
         self.tokens += usage_of(value).answer_tokens
-        self._results.add(line.id, result(line, status, value))
         self._done += 1
         self._tell()
 
