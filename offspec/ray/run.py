@@ -20,6 +20,7 @@ from offspec.ray.predict import on_cluster
 from offspec.server.batch.answering import result
 from offspec.server.batch.lines import Line
 from offspec.server.batch.results import ResultFile
+from offspec.server.batch.usage import usage_of
 from offspec.server.openai_common import error_body
 from offspec.server.served_engine import Loader
 
@@ -52,11 +53,10 @@ class LinePredictor:
         except OffspecError as error:
             return {"id": [""], "status": [0], "tokens": [0], "result": [msgspec.json.encode(str(error))]}
         answered = [(line, *found[line.number]) for line in lines]
-        usages = [value.get("usage") or {} for _, _, value in answered]
         return {
             "id": [line.id for line in lines],
             "status": [status for _, status, _ in answered],
-            "tokens": [usage.get("completion_tokens", 0) for usage in usages],
+            "tokens": [usage_of(value).answer_tokens for _, _, value in answered],
             "result": [msgspec.json.encode(result(*each)) for each in answered],
         }
 
@@ -96,8 +96,7 @@ class RayBatchRun:
         self._actors, self._in_flight = actors, in_flight
         self._given = {"names": names, "sampling": sampling}
         self._done, self._total = 0, 0  # lines
-        self.failed = 0  # lines that have an error for a result, of this run
-        self.tokens = 0  # of its answers
+        self.tokens = 0  # of the answers of this run
 
     def run(self, lines: Sequence[Line]) -> None:
         """Answer all that are not done.
@@ -110,7 +109,7 @@ class RayBatchRun:
         self._done, self._total = len(lines) - len(waiting), len(lines)
         for line in waiting:
             if (fault := line.fault) is not None:
-                self._keep(line.id, fault.status, 0, result(line, fault.status, error_body(fault)))
+                self._keep(line.id, 0, result(line, fault.status, error_body(fault)))
         if sound := [line for line in waiting if line.fault is None]:
             with connected(self._address):
                 self._answer(sound)
@@ -140,16 +139,15 @@ class RayBatchRun:
                 if not row["status"]:
                     raise OffspecError(msgspec.json.decode(row["result"]))
                 if row["id"] not in self._results.done:
-                    self._keep(row["id"], row["status"], row["tokens"], msgspec.json.decode(row["result"]))
+                    self._keep(row["id"], row["tokens"], msgspec.json.decode(row["result"]))
         except RayError as error:
             reason = str(error).strip().splitlines()[0][:300]
             raise ClosedError(f"the Ray cluster has failed, and its logs say more: {reason}") from None
         if missing := [line.id for line in lines if line.id not in self._results.done]:
             raise ClosedError(f"{len(missing)} lines have got no answer: the same command asks them again")
 
-    def _keep(self, name: str, status: int, tokens: int, value: dict[str, Any]) -> None:
+    def _keep(self, name: str, tokens: int, value: dict[str, Any]) -> None:
         self._results.add(name, value)
-        self.failed += status != 200
         self.tokens += tokens
         self._done += 1
         self._tell()

@@ -1,6 +1,6 @@
 """The application: which path leads where."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -21,11 +21,13 @@ from offspec.server import (
     openai_common,
     openai_completions,
     openai_files,
+    openai_input_items,
     openai_responses,
     web_page,
 )
 from offspec.server.batch.jobs import BatchJobs
 from offspec.server.bodies import Limits
+from offspec.server.cors import with_cors
 from offspec.server.faults import Fault, internal
 from offspec.server.guard import Guard
 from offspec.server.responses import json_response
@@ -40,6 +42,7 @@ ROUTES = (
     Route("/v1/responses", openai_responses.create, methods=["POST"]),
     Route("/v1/responses/{id}", openai_responses.retrieve, methods=["GET"]),
     Route("/v1/responses/{id}", openai_responses.delete, methods=["DELETE"]),
+    Route("/v1/responses/{id}/input_items", openai_input_items.listing, methods=["GET"]),
     Route("/v1/files", openai_files.create, methods=["POST"]),
     Route("/v1/files", openai_files.listing, methods=["GET"]),
     Route("/v1/files/{id}", openai_files.retrieve, methods=["GET"]),
@@ -65,15 +68,16 @@ def make_app(
     key: str | None = None,
     local: bool = False,
     limits: Limits | None = None,
+    origins: Sequence[str] = (),
     responses: StoredResponses | None = None,
     batches: BatchJobs | None = None,
     strict: bool = False,
 ) -> ASGIApp:
     """The application in front of a service.
 
-    key, local, limits: see `Guard`. responses: where those of the Responses API are kept, by default a folder
-    of the cache. batches: files and batches, by default those of the model in the user's data folder. strict:
-    refuse fields of requests that are unknown or have no effect, instead of ignoring them.
+    key, local, limits, origins: see `Guard`. responses: where those of the Responses API are kept, by
+    default a folder of the cache. batches: files and batches, by default those of the model in the user's
+    data folder. strict: refuse fields of requests that are unknown or have no effect.
     """
     own = (Route("/health", _health), Route("/metrics", _metrics))
     known = {route.path for route in (*ROUTES, *own)}
@@ -88,7 +92,7 @@ def make_app(
     def ended(path: str, status: int, seconds: float) -> None:
         service.metrics.requested(path if path in known else "other", status, seconds)
 
-    return Guard(
+    guard = Guard(
         app,
         write_fault,
         key=key,
@@ -96,8 +100,10 @@ def make_app(
         is_upload=UPLOADS.__contains__,
         local=local,
         limits=limits,
+        origins=origins,
         ended=ended,
     )
+    return with_cors(guard, origins) if origins else guard
 
 
 def write_fault(path: str, fault: Fault, asked: Headers | None = None) -> Response:

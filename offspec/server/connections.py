@@ -1,4 +1,4 @@
-"""Connections that may not be held open for nothing: by headers that never end, or answers nobody reads."""
+"""Limits of connections: their number, and the time that slow headers or unread answers keep them open."""
 
 import asyncio
 import socket
@@ -6,14 +6,21 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from offspec.server.guard import REFUSED
+
 HEADER_S = 20.0  # from the first byte of a request to the end of its headers
 WRITE_S = 60.0  # that a client may take nothing of what is sent to it
+MOST = 512  # open connections whose requests are answered
 
 
 class LimitedConnection(H11Protocol):
-    """HTTP/1.1 with limits of time that uvicorn does not have."""
+    """HTTP/1.1 with limits that uvicorn does not have.
 
-    header_seconds, write_seconds = HEADER_S, WRITE_S
+    uvicorn answers requests beyond its limit of connections with plain text. Here `Guard` refuses them, in
+    the shape of the API.
+    """
+
+    header_seconds, write_seconds, most = HEADER_S, WRITE_S, MOST
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -21,6 +28,8 @@ class LimitedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if max(len(self.connections), len(self.tasks) + 1) > self.most:
+            self.app_state = {**self.app_state, REFUSED: True}
         # asyncio does so only where the listening socket was made with its protocol named. Without it each
         # event waits up to 40 ms for the one before to be acknowledged.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
@@ -16,13 +16,17 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from offspec.server.bodies import Limits, closing, limited, read_whole, replayed
+from offspec.server.cors import ANY
 from offspec.server.faults import CLIENT_GONE, Fault, internal
 from offspec.server.reading import ignored_header
 
 log = logging.getLogger("offspec.server")
 access_log = logging.getLogger("offspec.server.access")
 
+REFUSED = "offspec.refused"  # in the state of requests on a connection beyond the limit
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# Names of this machine inside containers of Docker and Podman. Public DNS has no names below .internal.
+_CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
 _Fail = Callable[[str, Fault, Headers], Response]  # a fault in the shape of the API that is asked
 
 
@@ -38,6 +42,7 @@ class Guard:
         local: Only names of this machine are taken for the host in a request without a key: a page of another
             site that has its name resolve to this machine is refused.
         limits: What a request may take.
+        origins: Origins of other web pages that may use the server; "*" for all.
         ended: Told path, status and seconds of each request.
     """
 
@@ -51,9 +56,10 @@ class Guard:
         is_upload: Callable[[str], bool] = lambda path: False,
         local: bool = False,
         limits: Limits | None = None,
+        origins: Collection[str] = (),
         ended: Callable[[str, int, float], None] = lambda path, status, seconds: None,
     ) -> None:
-        self._app, self._fail, self._local = app, fail, local
+        self._app, self._fail, self._local, self._origins = app, fail, local, origins
         self._is_open, self._is_upload = is_open, is_upload
         self._key = None if key is None else _digest(key)
         self._limits, self._ended = limits or Limits(), ended
@@ -129,6 +135,9 @@ class Guard:
 
     def _admit(self, scope: Scope, headers: Headers, upload: bool) -> None:
         """Raises Fault for those who may not ask."""
+        if REFUSED in scope.get("state", ()):
+            message = "too many connections are open: close some, or try again later"
+            raise Fault("unavailable", message, code="too_many_connections", retry_after=5)
         if self._key is not None and not self._is_open(scope["path"]) and not self._knows_key(headers):
             raise Fault("authentication", "the API key is missing or wrong", code="invalid_api_key")
         if self._key is None and self._local and not _is_local(headers.get("host", "")):
@@ -143,10 +152,17 @@ class Guard:
         kind = "multipart/form-data" if upload else "application/json"
         if headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
             raise Fault("invalid_request", f"the body must be sent with content-type: {kind}")
-        if upload and urlsplit(headers.get("origin", own := f"//{headers.get('host')}")).netloc != own[2:]:
+        if upload and not self._is_allowed_page(headers):
             raise Fault("permission", "files are not taken from pages of other sites")
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise Fault("invalid_request", "the body must be sent without content-encoding")
+
+    def _is_allowed_page(self, headers: Headers) -> bool:
+        """Whether a request comes from the server's own page, an allowed origin, or no page at all."""
+        origin = headers.get("origin")
+        if origin is None or origin in self._origins or ANY in self._origins:
+            return True
+        return urlsplit(origin).netloc == headers.get("host")
 
     def _knows_key(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -162,7 +178,7 @@ def _digest(text: str) -> bytes:
 def _is_local(host: str) -> bool:
     name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
     name = name.strip("[]").lower()
-    if name == "localhost" or name.endswith(".localhost"):
+    if name == "localhost" or name.endswith(".localhost") or name in _CONTAINER_HOSTS:
         return True
     try:
         ipaddress.ip_address(name)

@@ -1,12 +1,28 @@
 """What the server counts, for Prometheus."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from offspec.core.events import PassStats, Result
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+
+
+class _WithoutCreated:
+    """A registry without the `_created` series that each counter and histogram has.
+
+    `prometheus_client.disable_created_metrics` would remove them from other registries of the process too.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Any]:
+        for metric in self._registry.collect():
+            metric.samples = [each for each in metric.samples if not each.name.endswith("_created")]
+            yield metric
 
 
 class Metrics:
@@ -113,4 +129,4 @@ class Metrics:
 
     def page(self) -> bytes:
         """All of it, in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(cast(CollectorRegistry, _WithoutCreated(self._registry)))

@@ -34,18 +34,19 @@ class _Query(Struct):
 
 async def create(request: Request) -> Response:
     """Begin a batch."""
-    jobs = jobs_of(request)
+    jobs = await jobs_of(request)
     body = await read_body(request, Body)
     if body.endpoint not in BODIES:
         message = f"endpoint: it must be {' or '.join(BODIES)}"
         raise Fault("invalid_request", message, field="endpoint")
     seconds = body.output_expires_after.seconds if body.output_expires_after else None
-    return json_response(jobs.create(body.input_file_id, body.endpoint, body.metadata, seconds).shown())
+    batch = await jobs.create(body.input_file_id, body.endpoint, body.metadata, seconds)
+    return json_response(batch.shown())
 
 
 async def listing(request: Request) -> Response:
     """The batches that are known, the newest first."""
-    jobs = jobs_of(request)
+    jobs = await jobs_of(request)
     query = convert(dict(request.query_params), _Query, ignored=[], text=True)
     page = jobs.batches.page(lambda batch: batch.shown(), after=query.after, limit=query.limit)
     return json_response(page)
@@ -53,9 +54,11 @@ async def listing(request: Request) -> Response:
 
 async def retrieve(request: Request) -> Response:
     """How far a batch is."""
-    return json_response(jobs_of(request).batches.get(request.path_params["id"]).shown())
+    jobs = await jobs_of(request)
+    return json_response(jobs.batches.get(request.path_params["id"]).shown())
 
 
 async def cancel(request: Request) -> Response:
     """Break a batch off; what is answered of it stays."""
-    return json_response(jobs_of(request).cancel(request.path_params["id"]).shown())
+    jobs = await jobs_of(request)
+    return json_response((await jobs.cancel(request.path_params["id"])).shown())

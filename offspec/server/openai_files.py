@@ -1,6 +1,5 @@
 """OpenAI's Files, for batches: /v1/files."""
 
-import asyncio
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -13,6 +12,7 @@ from offspec.server.batch.jobs import BatchJobs
 from offspec.server.faults import Fault, unsupported
 from offspec.server.parsing import convert
 from offspec.server.responses import json_response
+from offspec.server.threads import in_thread
 
 _FORM = {"max_files": 1, "max_fields": 3, "max_part_size": 1024}
 
@@ -31,17 +31,17 @@ class _Query(Struct):
     after: str | None = None
 
 
-def jobs_of(request: Request) -> BatchJobs:
+async def jobs_of(request: Request) -> BatchJobs:
     """The server's files and batches. Raises Fault where it cannot have them."""
     jobs: BatchJobs = request.app.state.batches
-    jobs.open()
-    jobs.expire()
+    await jobs.open()
+    await jobs.expire()
     return jobs
 
 
 async def create(request: Request) -> Response:
     """Keep a file with the lines of a batch."""
-    jobs = jobs_of(request)
+    jobs = await jobs_of(request)
     try:
         async with request.form(**_FORM) as form:
             fields: dict[str, Any] = dict(form)
@@ -49,7 +49,7 @@ async def create(request: Request) -> Response:
             if not isinstance(file, UploadFile):
                 raise Fault("invalid_request", "file: it is missing", field="file")
             seconds = _seconds(fields)
-            stored = await asyncio.to_thread(jobs.files.add, file.file, file.filename or "file", seconds)
+            stored = await in_thread(jobs.files.add, file.file, file.filename or "file", seconds)
     except HTTPException as error:
         raise Fault("invalid_request", f"the form cannot be read: {error.detail}") from None
     return json_response(stored.shown())
@@ -75,7 +75,7 @@ def _seconds(fields: dict[str, Any]) -> int | None:
 
 async def listing(request: Request) -> Response:
     """The files that are kept."""
-    jobs = jobs_of(request)
+    jobs = await jobs_of(request)
     query = convert(dict(request.query_params), _Query, ignored=[], text=True)
     page = jobs.files.records.page(
         lambda file: file.shown(),
@@ -89,12 +89,13 @@ async def listing(request: Request) -> Response:
 
 async def retrieve(request: Request) -> Response:
     """What is known of a file."""
-    return json_response(jobs_of(request).files.records.get(request.path_params["id"]).shown())
+    jobs = await jobs_of(request)
+    return json_response(jobs.files.records.get(request.path_params["id"]).shown())
 
 
 async def content(request: Request) -> Response:
     """The file itself."""
-    jobs = jobs_of(request)
+    jobs = await jobs_of(request)
     file = jobs.files.records.get(request.path_params["id"])
     headers = {"x-content-type-options": "nosniff"}
     return FileResponse(
@@ -108,5 +109,5 @@ async def content(request: Request) -> Response:
 async def delete(request: Request) -> Response:
     """Remove a file."""
     id = request.path_params["id"]
-    jobs_of(request).remove_file(id)
+    await (await jobs_of(request)).remove_file(id)
     return json_response({"id": id, "object": "file", "deleted": True})

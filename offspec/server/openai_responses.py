@@ -55,18 +55,19 @@ async def create(request: Request) -> Response:
 
 async def retrieve(request: Request) -> Response:
     """A response that is kept."""
-    return json_response((await _kept(request)).response)
+    return json_response((await kept_response(request)).response)
 
 
 async def delete(request: Request) -> Response:
     """Keep a response no longer."""
-    await _kept(request)
+    await kept_response(request)
     id: str = request.path_params["id"]
     await asyncio.to_thread(request.app.state.responses.remove, id)
     return json_response({"id": id, "object": "response", "deleted": True})
 
 
-async def _kept(request: Request) -> Stored:
+async def kept_response(request: Request) -> Stored:
+    """The response that a path names. Raises Fault if it is not kept."""
     id: str = request.path_params["id"]
     found: Stored | None = await asyncio.to_thread(request.app.state.responses.get, id)
     if found is None:

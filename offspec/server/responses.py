@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -26,6 +26,12 @@ _T = TypeVar("_T")
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A body of JSON."""
     return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+def list_page(data: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+    """A page of a list, in OpenAI's shape."""
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+    return {"object": "list", "data": data, "has_more": has_more, **ends}
 
 
 def event(data: Any, name: str = "") -> bytes:

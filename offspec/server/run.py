@@ -19,7 +19,8 @@ from offspec.server.app import make_app
 from offspec.server.batch.answering import LONGEST
 from offspec.server.batch.jobs import BatchJobs
 from offspec.server.bodies import Limits
-from offspec.server.connections import LimitedConnection
+from offspec.server.connections import MOST, LimitedConnection
+from offspec.server.cors import ANY
 from offspec.server.served_engine import Loader
 from offspec.server.service import Service
 
@@ -28,7 +29,6 @@ log = logging.getLogger("offspec.server")
 _CLOSING_S = 60.0  # that the engine may take to close, writing the latest conversation to disk
 _LOADING_S = 0.5  # that loading may take to fail, or to be done
 _HEADER_BYTES = 64 * 2**10
-_CONNECTIONS = 512
 _KEEP_ALIVE_S = 30  # that a connection may wait for its next request
 
 
@@ -47,6 +47,7 @@ class Settings:
         limits: What a request may take.
         tool_grammar: Calls of tools follow a grammar, from their opening mark on.
         strict: Refuse requests with fields that are unknown or have no effect.
+        origins: Origins of web pages that may use the server, beside its own; "*" for all.
         connection: The protocol of a connection, with limits of its own.
     """
 
@@ -60,6 +61,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     strict: bool = False
     tool_grammar: bool = True
+    origins: tuple[str, ...] = ()
     connection: type[LimitedConnection] = LimitedConnection
 
 
@@ -80,6 +82,11 @@ def serve(load: Loader, settings: Settings) -> None:
                 "warning: there is no API key, so everybody who can reach this machine can use the model; "
                 "set OFFSPEC_API_KEY, or leave out `host`"
             )
+        if settings.key is None and ANY in settings.origins:
+            log.warning(
+                "warning: there is no API key, so any web page that a browser on this machine opens can use "
+                "the model; set OFFSPEC_API_KEY, or name the pages with `cors_origin`"
+            )
         log.info("listening on http://%s:%d, and loading %s", shown, port, settings.names[0])
         server = Server(load, settings, listener)
         server.run()
@@ -99,7 +106,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=_CONNECTIONS)
+        return socket.create_server(address[:2], family=family, backlog=MOST)
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RequestError(
@@ -141,6 +148,7 @@ class Server(uvicorn.Server):
             key=settings.key,
             local=local,
             limits=settings.limits,
+            origins=settings.origins,
             batches=self.batches,
             strict=settings.strict,
         )
@@ -155,7 +163,6 @@ class Server(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=_CONNECTIONS,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=round(settings.patience) + 2,
                 h11_max_incomplete_event_size=_HEADER_BYTES,

@@ -21,6 +21,7 @@ _OTHERS = (
     "prompts",
     "host",
     "port",
+    "cors_origin",
     "seconds",
     "greedy",
 )  # no fields of EngineConfig

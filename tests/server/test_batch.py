@@ -82,17 +82,36 @@ def test_both_formats(tmp_path: Path) -> None:
     response = found["w"]["response"]
     assert (response["status_code"], found["w"]["error"]) == (200, None)
     assert response["body"]["choices"][0]["message"]["content"] == "Because it is so."
-    assert batch.failed == 0 and batch.tokens == 5 * 4
+    assert batch.tokens == 5 * 4
     progress = [(event.done, event.total) for event in told if isinstance(event, LoadProgress)]
     assert progress[-5:] == [(number, 4) for number in range(5)]
+
+
+def test_responses_are_not_kept(tmp_path: Path) -> None:
+    """Whatever the line says; the tokens of their answers count, and seeds come from lines."""
+    line = {
+        "custom_id": "r",
+        "method": "POST",
+        "url": "/v1/responses",
+        "body": {"input": "Why?", "store": True},
+    }
+    requests, engine = written(tmp_path / "in", [line]), ScriptedEngine(["Because it is so."])
+    batch = run(requests, tmp_path / "out", engine)
+    body = said(tmp_path / "out")["r"]["response"]["body"]
+    assert body["output"][0]["content"][0]["text"] == "Because it is so." and body["store"] is False
+    assert batch.tokens == 4
+    (read,) = read_lines(requests)
+    assert engine.asked[0].params.seed == json.loads(read.request("m"))["seed"]
 
 
 def test_a_wrong_line_has_its_error_and_the_others_answers(tmp_path: Path) -> None:
     requests = written(tmp_path / "in", ["", *(line for line, _ in WRONG), "  ", PLAIN[0]])
     *wrong, right = read_lines(requests)
-    batch = run(requests, tmp_path / "out", ScriptedEngine())
+    run(requests, tmp_path / "out", ScriptedEngine())
     found = said(tmp_path / "out")
-    assert len(found) == len(wrong) + 1 and batch.failed == len(wrong)
+    with ResultFile(tmp_path / "out") as file:
+        assert file.done == {*found} and file.failed == {line.id for line in wrong}
+    assert len(found) == len(wrong) + 1
     assert right.fault is None and found["a"]["text"]
     for line, (_, expected) in zip(wrong, WRONG, strict=True):
         told = found[line.id]

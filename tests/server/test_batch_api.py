@@ -1,13 +1,16 @@
 """OpenAI's Files and Batches, with OpenAI's own client."""
 
+import asyncio
 import json
+import os
 import random
 import shutil
 import stat
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,6 +164,33 @@ def test_answers_are_those_of_requests_alone(tiny_folder: Path) -> None:
             assert answers[each.id]["body"]["choices"] == [choice.to_dict() for choice in alone.choices]
 
 
+def test_responses(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    """They may go on from one that is kept, and are not kept themselves."""
+    kept = client.responses.create(model=NAME, input="Why?")
+    wrapped = {"method": "POST", "url": "/v1/responses"}
+    bodies: list[dict[str, Any]] = [
+        {"model": NAME, "input": "How?", "store": True},
+        {"input": "And?", "previous_response_id": kept.id},
+        {"input": "When?", "previous_response_id": "resp_x"},
+    ]
+    lines = [{"custom_id": name, **wrapped, "body": body} for name, body in zip("abc", bodies, strict=True)]
+    batch = ended(client, begin(client, lines, endpoint="/v1/responses").id)
+    assert batch.status == "completed" and batch.endpoint == "/v1/responses"
+    answers, errors = (results(client, id) for id in (batch.output_file_id, batch.error_file_id))
+    assert {*answers} == {"a", "b"} and errors["c"]["body"]["error"]["param"] == "previous_response_id"
+    for each in answers.values():
+        response = openai.types.responses.Response.model_validate(each["body"])
+        assert response.output_text == "Because it is so." and each["request_id"] == response.id
+        assert each["body"]["store"] is False
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(response.id)
+    given = [each["body"]["usage"] for each in answers.values()]
+    assert batch.usage is not None and batch.usage.output_tokens == 2 * 4
+    assert batch.usage.input_tokens == sum(usage["input_tokens"] for usage in given) > 0
+    other = ended(client, begin(client, lines).id)
+    assert other.status == "failed"  # another endpoint than that of the batch
+
+
 def test_clients_that_wait_go_first(
     client: openai.OpenAI, server: LiveServer, engine: ScriptedEngine
 ) -> None:
@@ -220,6 +250,15 @@ def test_cancelling(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     done = ended(client, begin(client, [line("a")]).id)
     with pytest.raises(openai.BadRequestError, match="it is completed"):
         client.batches.cancel(done.id)
+
+
+def test_cancelling_a_batch_that_has_failed(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its results are collected: it ends all the same."""
+    with stuck("ftruncate", monkeypatch) as waiting:
+        batch = begin(client, ["nonsense"])
+        assert waiting.wait(PATIENCE)
+        assert client.batches.cancel(batch.id).status == "cancelling"
+    assert ended(client, batch.id).status == "cancelled"
 
 
 def test_a_restart(engine: ScriptedEngine, data: Path) -> None:
@@ -367,6 +406,88 @@ def test_time_is_over(client: openai.OpenAI, server: LiveServer, monkeypatch: py
     assert not [path for path in batches_folder(NAME).iterdir() if path.suffix in (".json", ".jsonl")]
 
 
+def test_a_slow_disk_leaves_the_server_responsive(
+    client: openai.OpenAI, server: LiveServer, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these requests waits for a disk that does not answer; others have their answers meanwhile."""
+    engine.gate.clear()
+    running, file, unused = begin(client, [line("a")]), upload(client, [line("a")]), upload(client, ["x"])
+    assert engine.held.wait(PATIENCE)
+    begins: Any = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+    requests: list[tuple[str, Callable[[], Any]]] = [
+        ("fsync", lambda: client.batches.create(**begins)),
+        ("fsync", lambda: client.batches.cancel(running.id)),
+        ("fsync", lambda: upload(client, [line("b")])),
+        ("unlink", lambda: client.files.delete(unused)),
+    ]
+    with ThreadPoolExecutor(1) as pool, server.http() as http:
+        for name, request in requests:
+            with stuck(name, monkeypatch) as waiting:
+                job = pool.submit(request)
+                assert waiting.wait(PATIENCE)
+                for path in ("/health", "/v1/batches", "/v1/files"):
+                    assert http.get(path).status_code == 200
+                assert not job.done()
+            job.result()
+    engine.gate.set()
+
+
+@contextmanager
+def stuck(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Let a function of `os` not return before the block ends. The event is set once it is called."""
+    waiting, gate, call = threading.Event(), threading.Event(), getattr(os, name)
+
+    def wait(*args: Any, **more: Any) -> Any:
+        waiting.set()
+        assert gate.wait(PATIENCE)
+        return call(*args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, wait)
+        yield waiting
+        gate.set()
+
+
+def test_the_event_loop_leaves_the_disk_to_threads(
+    engine: ScriptedEngine, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In all that clients can do with files and batches, from the start of a server to its end."""
+    found = list[str]()
+
+    def watch(name: str) -> None:
+        call = getattr(os, name)
+
+        def watched(*args: Any, **more: Any) -> Any:
+            at = args[0] if args else ""
+            if (isinstance(at, int) or str(data) in str(at)) and asyncio._get_running_loop() is not None:
+                found.append(f"{name} {at}")
+            return call(*args, **more)
+
+        monkeypatch.setattr(os, name, watched)
+
+    for name in ("open", "stat", "mkdir", "scandir", "replace", "unlink", "fsync", "ftruncate"):
+        watch(name)
+    lines = [line("a"), line("b", temperature=-1)]
+    with LiveServer(engine, patience=0.0) as server, server.client() as client:
+        done = ended(client, begin(client, lines).id)
+        assert results(client, done.output_file_id) and results(client, done.error_file_id)
+        client.files.delete(done.input_file_id)
+        engine.gate.clear()
+        cancelled = begin(client, lines)
+        assert engine.held.wait(PATIENCE)
+        client.batches.cancel(cancelled.id)
+        ended(client, cancelled.id)
+        unfinished = begin(client, lines)
+        assert client.files.list().data and client.batches.list().data
+    engine.gate.set()
+    with LiveServer(ScriptedEngine()) as server, server.client() as client:
+        assert ended(client, unfinished.id).status == "completed"
+        now = time.time()
+        monkeypatch.setattr("offspec.server.batch.stored_files.time.time", lambda: now + 31 * 86400)
+        assert not client.files.list().data
+    assert not found
+
+
 BODY = {"input_file_id": "file-x", "endpoint": CHAT, "completion_window": "24h"}
 REFUSED: list[tuple[str, Any, int, str]] = [
     ("/v1/batches", BODY, 404, "input_file_id"),
@@ -435,7 +556,7 @@ def test_uploads_have_limits(shared: LiveServer, server: LiveServer, monkeypatch
             upload(client, [line("a", "x" * 1000)])
         assert refused.value.status_code == 413
         monkeypatch.setattr(server.server.batches.files, "most_bytes", most)
-        monkeypatch.setattr(server.server.batches, "most_lines", 2)
+        monkeypatch.setattr(server.server.batches.runner, "most_lines", 2)
         assert ended(client, begin(client, [line("a"), line("b")]).id).errors is None
         batch = ended(client, begin(client, [line(name) for name in "abc"]).id)
         assert batch.errors is not None and batch.errors.data is not None

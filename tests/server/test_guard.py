@@ -172,6 +172,26 @@ def test_an_answer_that_nobody_reads_loses_its_connection(monkeypatch: pytest.Mo
         assert http.post(CHAT, json=ASKED).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "kind"), [(CHAT, "service_unavailable_error"), ("/v1/messages", "overloaded_error")]
+)
+def test_too_many_connections(path: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest is refused in the shape of its API, and closed; those before it are served."""
+    monkeypatch.setattr(Limited, "most", 2)
+    with LiveServer(ScriptedEngine(), connection=Limited) as server, server.http() as first:
+        assert first.get("/health").status_code == 200
+        with server.http() as second, server.http() as third:
+            assert second.get("/health").status_code == 200
+            refused = third.post(path, json=ASKED)
+            assert refused.status_code == 503 and refused.json()["error"]["type"] == kind
+            assert "too many connections" in refused.json()["error"]["message"]
+            assert (refused.headers["retry-after"], refused.headers["connection"]) == ("5", "close")
+            assert first.post(CHAT, json=ASKED).status_code == 200
+        until(lambda: len(server.server.server_state.connections) == 1)
+        with server.http() as third:
+            assert third.post(CHAT, json=ASKED).status_code == 200
+
+
 def test_what_other_pages_can_send(unlocked: LiveServer) -> None:
     """Without asking the browser's leave: then a page anywhere could use the model of its visitors."""
     kinds = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
@@ -188,10 +208,12 @@ def test_what_other_pages_can_send(unlocked: LiveServer) -> None:
 
 def test_names_that_resolve_to_this_machine(unlocked: LiveServer) -> None:
     ours = "localhost:8000", "my.localhost", "127.0.0.1", "[::1]:80", "192.168.1.2:8000"
+    inside = "host.docker.internal:8000", "host.containers.internal"  # containers on this machine
+    theirs = "evil.example", "127.0.0.1.evil.example:8000", "evil.docker.internal", ""
     with unlocked.http() as http:
-        for host in (*ours, "evil.example", "127.0.0.1.evil.example:8000", ""):
+        for host in (*ours, *inside, *theirs):
             status = http.get("/v1/models", headers={"host": host}).status_code
-            assert status == (200 if host in ours else 403), host
+            assert status == (403 if host in theirs else 200), host
 
 
 def test_events_do_not_wait_for_one_another() -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,55 @@ def test_a_response_goes_on_from_an_earlier_one(
     assert client.responses.retrieve(second.id).output_text == second.output_text
 
 
+def test_input_items(scripted: openai.OpenAI, engine: ScriptedEngine) -> None:
+    """Of the whole conversation, in either order and in pages, with ids that stay."""
+    asked: Any = {"model": NAME, "tools": TOOLS}
+    first = scripted.responses.create(**asked, input="Why?")
+    outputs: Any = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "dry"}
+        for item in first.output
+        if item.type == "function_call"
+    ]
+    added: Any = [{"role": "assistant", "content": "So."}, {"role": "user", "content": "And?", "id": "mine"}]
+    second = scripted.responses.create(**asked, previous_response_id=first.id, input=[*outputs, *added])
+    (only,) = scripted.responses.input_items.list(first.id)
+    assert only.type == "message" and only.role == "user" and only.id.startswith("msg_")
+    assert only.content[0].type == "input_text" and only.content[0].text == "Why?"
+    items = list(scripted.responses.input_items.list(second.id, order="asc"))
+    for item in items:
+        type(item).model_validate(item.model_dump(), strict=True)
+    kinds = ["reasoning", "message", "function_call", "function_call"]
+    assert [item.type for item in items[1:5]] == kinds and len(items) == 9
+    assert [item.id for item in items[1:5]] == [item.id for item in first.output]
+    assert items[-2].type == "message" and items[-2].content[0].type == "output_text"
+    assert items[-1].id == "mine" and len({item.id for item in items}) == 9
+    latest_first = scripted.responses.input_items.list(
+        second.id, limit=4, include=["reasoning.encrypted_content"]
+    )
+    assert len(latest_first.data) == 4 and latest_first.has_more
+    assert [item.id for item in latest_first] == [item.id for item in reversed(items)]  # all pages
+    page = scripted.responses.input_items.list(second.id, order="asc", after=items[7].id)
+    assert [item.id for item in page.data] == ["mine"] and not page.has_more
+
+
+def test_input_items_that_cannot_be_had(scripted: openai.OpenAI) -> None:
+    kept = scripted.responses.create(**ASKED)
+    for id, more, status in (
+        ("resp_x", {}, 404),
+        (kept.id, {"after": "none"}, 404),
+        (kept.id, {"limit": 0}, 400),
+        (kept.id, {"order": "up"}, 400),
+    ):
+        given: Any = more
+        with pytest.raises(openai.APIStatusError) as refused:
+            scripted.responses.input_items.list(id, **given)
+        assert refused.value.status_code == status
+    doubled = Stored({"id": fresh_id(), "output": []}, [{"role": "user", "content": "a", "id": "b"}] * 2)
+    StoredResponses(cache_root() / "responses").keep(doubled)
+    found = list(scripted.responses.input_items.list(doubled.response["id"], limit=1))
+    assert len(found) == len({item.id for item in found}) == 2
+
+
 def test_what_was_kept_and_is_damaged(scripted: openai.OpenAI) -> None:
     """Is kept no longer, wherever the damage is."""
     kept = StoredResponses(cache_root() / "responses")
@@ -189,6 +239,8 @@ def test_what_was_kept_and_is_damaged(scripted: openai.OpenAI) -> None:
         kept.keep(broken)
         with pytest.raises(openai.BadRequestError, match="previous_response_id: there is no"):
             scripted.responses.create(**ASKED, previous_response_id=id)
+        with suppress(openai.NotFoundError):
+            scripted.responses.input_items.list(id)
 
 
 def test_null_is_as_good_as_nothing(scripted: openai.OpenAI) -> None:
@@ -236,6 +288,44 @@ def test_files_are_private_few_and_not_for_ever(tmp_path: Path) -> None:
     assert kept.get(third) is None and not kept.remove(third)
     kept.keep(stored(5000))  # alone it is more than there may be
     assert list(folder.iterdir()) == []
+
+
+def test_the_folder_is_read_once_and_then_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes and ages stay in memory, whatever another server does in the folder meanwhile."""
+    scans, scan = list[Path](), os.scandir
+
+    def scandir(folder: Any) -> Any:
+        scans.extend([folder] if folder == tmp_path else [])
+        return scan(folder)
+
+    monkeypatch.setattr("offspec.server.stored_responses.os.scandir", scandir)
+    earlier, other = (StoredResponses(tmp_path, most_bytes=3500) for _ in range(2))
+    first = stored(1000)
+    earlier.keep(first)
+    kept = StoredResponses(tmp_path, most_bytes=3500)
+    given = [stored(1000) for _ in range(4)]
+    kept.keep(given[0])
+    assert other.remove(first.response["id"])
+    for each in given[1:]:
+        kept.keep(each)
+    assert [kept.get(each.response["id"]) is not None for each in given] == [False, True, True, True]
+    assert len(scans) == 2  # one for each of two servers
+    assert kept.remove(given[1].response["id"])
+    kept.keep(stored(1000))
+    assert kept.get(given[2].response["id"]) is not None  # the place of the removed one was free
+    other.keep(theirs := stored(1000))  # it had not read the folder before
+    monkeypatch.setattr("offspec.server.stored_responses._RESCAN_S", -1)
+    kept.keep(stored(1000))
+    assert len(scans) == 4 and kept.get(theirs.response["id"]) is not None
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 3500
+
+
+def test_responses_expire_when_another_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, now = StoredResponses(tmp_path, seconds=60), time.time()
+    kept.keep(stored())
+    monkeypatch.setattr("offspec.server.stored_responses.time.time", lambda: now + 100)
+    kept.keep(last := stored())
+    assert [path.stem for path in tmp_path.iterdir()] == [last.response["id"]]
 
 
 def test_a_full_disk_costs_the_memory_alone(scripted: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:

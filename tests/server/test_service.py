@@ -80,6 +80,7 @@ def test_metrics() -> None:
     assert values["offspec_cached_prompt_tokens_total"] == 0
     assert values["offspec_queue_length"] == 0
     assert 0 < values["offspec_link_utilisation"] <= 1
+    assert not [line for line in lines if "_created" in line]
 
 
 def test_experts_that_come_by_need_are_counted() -> None:

@@ -19,12 +19,17 @@ from msgspec import Meta, Struct
 
 from offspec.core.errors import RequestError
 from offspec.core.files import reading
-from offspec.server import openai_chat, openai_completions
+from offspec.server import openai_chat, openai_completions, openai_response_body
 from offspec.server.faults import Fault
 from offspec.server.parsing import convert, parse
 
 CHAT = "/v1/chat/completions"
-BODIES: dict[str, type[Struct]] = {CHAT: openai_chat.Body, "/v1/completions": openai_completions.Body}
+RESPONSES = "/v1/responses"
+BODIES: dict[str, type[Struct]] = {
+    CHAT: openai_chat.Body,
+    "/v1/completions": openai_completions.Body,
+    RESPONSES: openai_response_body.Body,
+}
 _LONGEST = 32 * 2**20  # bytes of a line
 
 _Name = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -62,12 +67,16 @@ class Line:
     def request(self, model: str) -> bytes:
         """The body that is sent. A seed that it lacks comes from its id and itself: another run has the same.
 
+        Responses are not kept for `previous_response_id`: a batch would displace those of clients.
+
         model: the name of the model, where the line gives none.
         """
         body = {"model": model, **self.body}
         if body.get("seed") is None:
             text = json.dumps([self.id, self.body], sort_keys=True)
             body["seed"] = int.from_bytes(hashlib.sha256(text.encode("utf-8", "replace")).digest()[:7], "big")
+        if self.url == RESPONSES:
+            body["store"] = False
         return msgspec.json.encode(body)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -10,6 +11,7 @@ import msgspec
 
 from offspec.core.files import write_file
 from offspec.server.faults import Fault
+from offspec.server.responses import list_page
 
 log = logging.getLogger("offspec.server")
 
@@ -27,7 +29,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Records(Generic[R]):
-    """Descriptions of one kind.
+    """Descriptions of one kind. `load`, `save` and `remove` use the disk; the others only read memory.
 
     Args:
         folder: Where they are.
@@ -39,6 +41,7 @@ class Records(Generic[R]):
     def __init__(self, folder: Path, kind: type[R], prefix: str, called: str) -> None:
         self._folder, self._kind, self._prefix, self._called = folder, kind, prefix, called
         self._all = dict[str, R]()
+        self._writing = threading.Lock()  # so that the last to save a record saves its last state
 
     def load(self) -> None:
         """Read all of them; a damaged one is left out, and the log says so."""
@@ -56,13 +59,15 @@ class Records(Generic[R]):
 
     def save(self, record: R) -> None:
         """Keep a record, or what has changed of it, durably. Raises OSError, DiskFullError."""
-        write_file(self._path(record.id), msgspec.json.encode(record), PRIVATE)
-        self._all[record.id] = record
+        with self._writing:
+            write_file(self._path(record.id), msgspec.json.encode(record), PRIVATE)
+            self._all[record.id] = record
 
     def remove(self, id: str) -> None:
         """Forget a record."""
-        self._path(id).unlink(missing_ok=True)
-        self._all.pop(id, None)
+        with self._writing:
+            self._path(id).unlink(missing_ok=True)
+            self._all.pop(id, None)
 
     def get(self, id: str, field: str | None = None) -> R:
         """The record of an id. Raises Fault where there is none. field: of the request that names it."""
@@ -72,7 +77,8 @@ class Records(Generic[R]):
 
     def all(self) -> list[R]:
         """All of them, the oldest first."""
-        return sorted(self._all.values(), key=lambda record: record.order)
+        records = list(self._all.values())  # at once: threads add and remove some
+        return sorted(records, key=lambda record: record.order)
 
     def page(
         self,
@@ -98,9 +104,7 @@ class Records(Generic[R]):
         if after is not None:
             order = self.get(after, "after").order
             found = [record for record in found if (record.order > order) == ascending and record.id != after]
-        data = [shown(record) for record in found[:limit]]
-        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
-        return {"object": "list", "data": data, "has_more": len(found) > limit, **ends}
+        return list_page([shown(record) for record in found[:limit]], len(found) > limit)
 
     def _path(self, id: str) -> Path:
         return self._folder / f"{id}.json"

@@ -15,7 +15,8 @@ from offspec.core.files import disk_full, write_all
 class ResultFile:
     """Results of a batch, which one process at a time adds to, from any thread; a context manager.
 
-    What an earlier run has finished is `done`, by id. A line that it was killed in the middle of is removed.
+    `done` has the ids of all results, those of earlier runs included, and `failed` the ids of those that are
+    errors. An incomplete last line, left by a run that was killed, is removed.
 
     Args:
         path: Of the file; it is made where there is none.
@@ -27,7 +28,7 @@ class ResultFile:
 
     def __init__(self, path: Path, mode: int = 0o666) -> None:
         self.path = path
-        self.done = set[str]()
+        self.done, self.failed = set[str](), set[str]()
         self._turns = threading.Lock()
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
@@ -58,17 +59,25 @@ class ResultFile:
                     break
                 whole += len(text)
                 if text.strip():
-                    self.done.add(self._id(number, text))
+                    self._note(*self._read(number, text))
         os.ftruncate(self._fd, whole)
 
-    def _id(self, number: int, text: bytes) -> str:
+    def _read(self, number: int, text: bytes) -> tuple[str, dict[str, Any]]:
+        """Id and fields of a result."""
         try:
             fields = json.loads(text)
-            return str(fields["custom_id"] if "custom_id" in fields else fields["id"])
+            return str(fields["custom_id"] if "custom_id" in fields else fields["id"]), fields
         except (ValueError, TypeError, KeyError):
             raise RequestError(
                 f"line {number} of {self.path} is no result of a batch: name another file for the results"
             ) from None
+
+    def _note(self, name: str, result: dict[str, Any]) -> None:
+        self.done.add(name)
+        response = result.get("response")
+        status = response.get("status_code") if isinstance(response, dict) else 200
+        if result.get("error") is not None or status != 200:
+            self.failed.add(name)
 
     def add(self, name: str, result: dict[str, Any]) -> None:
         """Add one more result, durably. Raises DiskFullError; the line is then not there."""
@@ -82,7 +91,7 @@ class ResultFile:
             except BaseException:
                 os.ftruncate(self._fd, size)
                 raise
-            self.done.add(name)
+            self._note(name, result)
 
     def __enter__(self) -> Self:
         return self

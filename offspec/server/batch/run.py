@@ -10,9 +10,11 @@ from offspec.server.app import make_app
 from offspec.server.batch.answering import LONGEST, Answering, result
 from offspec.server.batch.lines import Line
 from offspec.server.batch.results import ResultFile
+from offspec.server.batch.usage import usage_of
 from offspec.server.bodies import Limits
 from offspec.server.openai_common import error_body
 from offspec.server.service import Service
+from offspec.server.threads import in_thread
 
 
 def _nothing() -> object:
@@ -33,8 +35,7 @@ class BatchRun:
         self._app = make_app(service, limits=Limits(body_bytes=LONGEST))
         self._done, self._total = 0, 0  # lines
         self._stopped, self._cancel = False, _nothing
-        self.failed = 0  # lines that have an error for a result, of this run
-        self.tokens = 0  # of its answers
+        self.tokens = 0  # of the answers of this run
 
     def run(self, lines: Iterable[Line]) -> None:
         """Answer all that are not done.
@@ -49,7 +50,9 @@ class BatchRun:
         if all(line.fault for line in waiting):  # no model is needed
             for line in waiting:
                 assert line.fault is not None
-                self._keep(line, line.fault.status, error_body(line.fault))
+                value = error_body(line.fault)
+                self._results.add(line.id, result(line, line.fault.status, value))
+                self._count(value)
             return
         try:
             asyncio.run(self._run(waiting))
@@ -93,12 +96,11 @@ class BatchRun:
             raise self._service.error
 
     async def _take(self, line: Line, status: int, value: dict[str, Any]) -> None:
-        self._keep(line, status, value)
+        await in_thread(self._results.add, line.id, result(line, status, value))
+        self._count(value)
 
-    def _keep(self, line: Line, status: int, value: dict[str, Any]) -> None:
-        self.failed += status != 200
-        self.tokens += (value.get("usage") or {}).get("completion_tokens", 0)
-        self._results.add(line.id, result(line, status, value))
+    def _count(self, value: dict[str, Any]) -> None:
+        self.tokens += usage_of(value).answer_tokens
         self._done += 1
         self._tell()
 

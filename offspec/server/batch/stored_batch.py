@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from offspec.server.batch.usage import usage_of
+from offspec.server.exchange import Usage
+
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "cancelling", "cancelled"]
 UNFINISHED = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled")
@@ -108,18 +111,15 @@ class StoredBatch(Struct):
 
 def count_results(path: Path) -> tuple[int, dict[str, Any]]:
     """Results in a file, and the tokens of their answers in the shape of a batch's usage."""
-    names = ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
-    results, sums = 0, dict.fromkeys(names, 0)
+    usages = list[Usage]()
     if path.exists():
         with path.open("rb") as file:
-            for results, text in enumerate(file, 1):  # noqa: B007 - how many there were
-                usage = json.loads(text)["response"]["body"].get("usage") or {}
-                details = (usage.get("prompt_tokens_details"), usage.get("completion_tokens_details"))
-                found = {**usage, **(details[0] or {}), **(details[1] or {})}
-                for name in names:
-                    sums[name] += found.get(name) or 0
-    prompt, answer, cached, reasoning = sums.values()
-    return results, {
+            usages = [usage_of(json.loads(text)["response"]["body"]) for text in file]
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    answer = sum(usage.answer_tokens for usage in usages)
+    cached = sum(usage.cached_tokens for usage in usages)
+    reasoning = sum(usage.reasoning_tokens for usage in usages)
+    return len(usages), {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": cached},
         "output_tokens": answer,

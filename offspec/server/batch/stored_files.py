@@ -1,6 +1,7 @@
 """Files that clients have uploaded, and results of batches, kept on disk for a while."""
 
 import shutil
+import threading
 import time
 from collections.abc import Container
 from pathlib import Path
@@ -56,6 +57,7 @@ class StoredFiles:
     def __init__(self, folder: Path, most_bytes: int = 2**30) -> None:
         self._folder, self.most_bytes = folder, most_bytes
         self.records = Records(folder, StoredFile, "file-", "file")
+        self._adding = threading.Lock()  # one file after the other, so that each counts for the next
 
     def open(self, needed: Container[str]) -> None:
         """Find what there is; what was being written when a server was killed is removed.
@@ -78,11 +80,12 @@ class StoredFiles:
         source.seek(0)
         if not size:
             raise Fault("invalid_request", "the file is empty", field="file", code="empty_file")
-        self._check_room(size)
-        id = self.records.fresh_id()
-        with new_file(self.path(id), size, PRIVATE) as fd, open(fd, "wb", closefd=False) as copy:
-            shutil.copyfileobj(source, copy, _BUFFER)
-        return self._describe(id, filename[:255], "batch", seconds)
+        with self._adding:
+            self._check_room(size)
+            id = self.records.fresh_id()
+            with new_file(self.path(id), size, PRIVATE) as fd, open(fd, "wb", closefd=False) as copy:
+                shutil.copyfileobj(source, copy, _BUFFER)
+            return self._describe(id, filename[:255], "batch", seconds)
 
     def adopt(self, id: str, filename: str, seconds: int | None) -> bool:
         """Describe a file that was written where `path` says, so that clients see it; one without text goes.
@@ -101,11 +104,10 @@ class StoredFiles:
         self.records.remove(id)
         self.path(id).unlink(missing_ok=True)
 
-    def expire(self, needed: Container[str]) -> None:
-        """Remove those whose time is over, but for those that are needed."""
-        for file in self.records.all():
-            if file.expires_at < time.time() and file.id not in needed:
-                self.remove(file.id)
+    def expired(self, needed: Container[str]) -> list[str]:
+        """Ids of files whose time is over, without those that are needed."""
+        over = [file.id for file in self.records.all() if file.expires_at < time.time()]
+        return [id for id in over if id not in needed]
 
     def _check_room(self, size: int) -> None:
         taken = sum(file.bytes for file in self.records.all())

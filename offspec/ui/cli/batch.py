@@ -172,7 +172,8 @@ def _answer(
     from offspec.server.batch.results import ResultFile
 
     with ResultFile(results) as file, Renderer(as_json=False, quiet=quiet) as renderer:
-        done = sum(line.id in file.done for line in lines)
+        ids = {line.id for line in lines}
+        done, earlier = len(ids & file.done), len(ids & file.failed)
         if done:
             renderer.note(f"{done} of {len(lines)} results are in {results} already")
         run = make(file, renderer)
@@ -180,15 +181,18 @@ def _answer(
             with _stoppable(run):
                 run.run(lines)
         except KeyboardInterrupt:
-            done = sum(line.id in file.done for line in lines)
+            done = len(ids & file.done)
             renderer.note(
                 f"{done} of {len(lines)} results are in {results}: the same command goes on from there"
             )
             raise
-        failed = f", {run.failed} of them errors" if run.failed else ""
+        failed = len(ids & file.failed)
+        errors = f", {failed} of them errors" if failed else ""
+        if earlier:
+            errors += f" ({earlier} from earlier runs: delete those lines to retry them)"
         said = "1 result is" if len(lines) == 1 else f"{len(lines)} results are"
-        renderer.note(f"{said} in {results}{failed}; {run.tokens} tokens in this run")
-        return not run.failed or run.failed < len(lines) - done
+        renderer.note(f"{said} in {results}{errors}; {run.tokens} tokens in this run")
+        return failed == earlier or failed - earlier < len(lines) - done
 
 
 @contextmanager

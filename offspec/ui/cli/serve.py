@@ -63,6 +63,16 @@ MaxQueue = Annotated[
         help="Requests that may wait while others are answered. Those beyond are refused with status 429.",
     ),
 ]
+CorsOrigin = Annotated[
+    list[str] | None,
+    _option(
+        "--cors-origin",
+        metavar="ORIGIN",
+        help="Let web pages of this origin use the server from a browser, such as "
+        "[bold]http://localhost:3000[/]; [bold]*[/] allows every page. May be given several times. Without "
+        "it only the server's own page can.",
+    ),
+]
 Alias = Annotated[
     list[str] | None,
     _option(
@@ -103,6 +113,7 @@ def serve(
     alias: Alias = None,
     tool_grammar: ToolGrammar = "on",
     strict: Strict = False,
+    cors_origin: CorsOrigin = None,
     quiet: Quiet = False,
 ) -> None:
     """Answer the clients of OpenAI's API over HTTP. Sampling options are the defaults of requests."""
@@ -115,12 +126,22 @@ def serve(
     check_installed()
     checks.check_files(config, options.plan)
 
+    from offspec.server.cors import checked_origin
     from offspec.server.run import Settings, serve
     from offspec.ui.chat.setup import open_engine
 
     names = tuple(dict.fromkeys([*(alias or ()), own_name(options.model)]))
+    origins = tuple(map(checked_origin, cors_origin or ()))
     settings = Settings(
-        host, port, names, api_key, sampling, max_queue, strict=strict, tool_grammar=tool_grammar == "on"
+        host,
+        port,
+        names,
+        api_key,
+        sampling,
+        max_queue,
+        origins=origins,
+        strict=strict,
+        tool_grammar=tool_grammar == "on",
     )
     with _log_on_stderr(quiet):
         serve(lambda notify: open_engine(config, options.plan, notify), settings)

@@ -96,7 +96,33 @@ def test_wrong_lines_are_named(offspec: Program, load: ScriptedLoad, requests: P
     result = offspec("batch", str(requests), str(out), "demo")
     assert result.exit_code == 1 and "none of the lines could be answered" in result.stderr
     assert "1 result is in" in result.stderr and "another" in out.read_text()
-    assert offspec("batch", str(requests), str(out), "demo").exit_code == 0  # nothing is asked again
+    again = offspec("batch", str(requests), str(out), "demo")
+    assert again.exit_code == 0 and len(out.read_text().splitlines()) == 1  # nothing is asked again
+    assert "1 of them errors (1 from earlier runs: delete those lines to retry them)" in again.stderr
+
+
+def test_errors_of_earlier_runs_count(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
+    """In both formats; a line that was deleted is asked again."""
+    out = requests.with_name("out.jsonl")
+    asked = {"messages": [{"role": "user", "content": "Why?"}]}
+    wrapped = {"method": "POST", "url": "/v1/chat/completions"}
+    lines: list[dict[str, object]] = [
+        {"id": "a", "prompt": "Why?", "model": "another"},
+        {"custom_id": "b", **wrapped, "body": {**asked, "model": "another"}},
+        {"custom_id": "c", **wrapped, "body": asked},
+        {"id": "d", "prompt": "Why?"},
+    ]
+    requests.write_text("".join(f"{json.dumps(line)}\n" for line in lines[:3]))
+    first = offspec("batch", str(requests), str(out), "demo")
+    assert f"3 results are in {out}, 2 of them errors; " in first.stderr
+    requests.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    result = offspec("batch", str(requests), str(out), "demo")
+    assert f"4 results are in {out}, 2 of them errors (2 from earlier runs: " in result.stderr
+    assert result.exit_code == 0
+    kept = [line for line in out.read_text().splitlines() if '"custom_id": "b"' not in line]
+    out.write_text("".join(f"{line}\n" for line in kept))
+    result = offspec("batch", str(requests), str(out), "demo", "--alias", "another")
+    assert f"4 results are in {out}, 1 of them errors (1 from earlier runs: " in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,16 @@ def test_the_warning_of_a_server_without_a_key(
     assert ("warning" in result.stderr and "OFFSPEC_API_KEY" in result.stderr) == (not key)
 
 
+@pytest.mark.parametrize("key", ["", "k"])
+def test_the_warning_of_a_server_for_every_page(
+    key: str, offspec: Callable[..., Result], load: ScriptedLoad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFSPEC_API_KEY", key)
+    load.fail = CapacityError("it does not fit", needed=2, given=1)
+    result = offspec("serve", "demo", "--port", "0", "--cors-origin", "*", "--quiet")
+    assert ("any web page" in result.stderr and "--cors-origin" in result.stderr) == (not key)
+
+
 def test_a_port_that_is_taken(offspec: Callable[..., Result], load: ScriptedLoad) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -128,6 +138,7 @@ def test_a_port_that_is_taken(offspec: Callable[..., Result], load: ScriptedLoad
         (("--api-key", "two words"), "--api-key must be"),
         (("--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid"),
         (("--temperature", "-1"), "temperature must be"),
+        (("--cors-origin", "localhost:3000"), "--cors-origin must be scheme://host[:port]"),
     ],
 )
 def test_wrong_options(offspec: Callable[..., Result], args: tuple[str, ...], error: str) -> None:

@@ -1,0 +1,163 @@
+"""A batch of a client on its way from validation to its results."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from offspec.core.errors import ClosedError, OffspecError
+from offspec.server.batch.answering import Answering, result
+from offspec.server.batch.lines import Line, read_lines
+from offspec.server.batch.records import PRIVATE, Records
+from offspec.server.batch.results import ResultFile
+from offspec.server.batch.stored_batch import Status, StoredBatch, Trouble, count_results
+from offspec.server.batch.stored_files import StoredFiles
+from offspec.server.batch.validation import validate
+from offspec.server.faults import internal, of_error
+from offspec.server.service import Service
+from offspec.server.threads import in_thread
+
+log = logging.getLogger("offspec.server")
+
+MOST_LINES = 10_000
+_LAST: dict[Status, Status] = {"finalizing": "completed", "cancelling": "cancelled"}
+
+
+class BatchRunner:
+    """Runs batches, one after the other.
+
+    Args:
+        service: Answers.
+        files: Files of lines and results.
+        batches: Descriptions of batches, in which every change of a status is saved.
+        in_flight: Lines that the service has at a time. None: as many as it answers at the same time.
+        most_lines: Most lines of a batch.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        files: StoredFiles,
+        batches: Records[StoredBatch],
+        *,
+        in_flight: int | None = None,
+        most_lines: int = MOST_LINES,
+    ) -> None:
+        self._service, self._files, self._batches = service, files, batches
+        self._in_flight, self.most_lines = in_flight, most_lines
+        self._turns = asyncio.Lock()
+
+    async def run(self, app: ASGIApp, batch: StoredBatch) -> None:
+        """Take a batch from its status to its end. app: answers requests.
+
+        Cancelled, it stops there; if the batch is cancelling, what is answered becomes its results.
+        """
+        with _unless_cancelling(batch):
+            try:
+                await self._validate_and_answer(app, batch)
+            except Exception as error:
+                if self._service.state != "ready":
+                    return  # it was broken off, and goes on when there is a server again
+                batch.troubles = [_trouble(error)]
+        with _unless_cancelling(batch):
+            await in_thread(self._collect, batch)
+        await self.become(batch, _LAST.get(batch.status, "failed"))
+        log.info("%s is %s: %d answers, %d errors", batch.id, batch.status, batch.completed, batch.failed)
+
+    async def become(self, batch: StoredBatch, status: Status) -> None:
+        """Enter a status now, and save it."""
+        batch.become(status)
+        await in_thread(self._batches.save, batch)
+
+    async def _validate_and_answer(self, app: ASGIApp, batch: StoredBatch) -> None:
+        if batch.status == "validating":
+            given = self._files.path(batch.input), batch.endpoint, self.most_lines
+            batch.total, batch.troubles = await asyncio.to_thread(validate, *given)
+            if batch.troubles:
+                return
+            await self.become(batch, "in_progress")
+        if batch.status == "in_progress":
+            async with self._turns:
+                await self._answer(app, batch)
+            await self.become(batch, "finalizing")
+
+    async def _answer(self, app: ASGIApp, batch: StoredBatch) -> None:
+        """Answer what is not answered yet. Raises what it fails with."""
+        opened = ExitStack()
+        paths = self._files.path(batch.output), self._files.path(batch.errors)
+
+        def open_files() -> list[ResultFile]:
+            return [opened.enter_context(ResultFile(path, PRIVATE)) for path in paths]
+
+        try:
+            await self._answer_into(app, batch, *await in_thread(open_files))
+        finally:
+            await in_thread(opened.close)
+
+    async def _answer_into(
+        self, app: ASGIApp, batch: StoredBatch, answers: ResultFile, errors: ResultFile
+    ) -> None:
+        done = answers.done | errors.done
+
+        def count() -> None:
+            batch.completed, batch.failed = len(answers.done), len(errors.done)
+
+        async def take(line: Line, status: int, value: dict[str, Any]) -> None:
+            file = answers if status == 200 else errors
+            await in_thread(file.add, line.id, result(line, status, value))
+            count()
+
+        count()
+        lines = (line for line in read_lines(self._files.path(batch.input)) if line.id not in done)
+        model = batch.model if batch.model in self._service.names else self._service.names[0]
+        await self._ready()
+        await Answering(app, model, take, in_flight=self._most, turn=self._turn).run(lines)
+
+    @property
+    def _most(self) -> int:
+        return self._in_flight or self._service.sequences
+
+    async def _ready(self) -> None:
+        """Wait until the model is loaded."""
+        while self._service.state != "ready":
+            await asyncio.sleep(0.05)
+
+    async def _turn(self) -> None:
+        """Wait until a request would be answered at once: those of clients go first."""
+        pause = 0.001
+        while self._service.state != "ready" or self._service.in_flight >= self._most:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.05)
+
+    def _collect(self, batch: StoredBatch) -> None:
+        """Count the results of a batch, and let clients see them."""
+        paths = self._files.path(batch.output), self._files.path(batch.errors)
+        for path in paths:
+            with ResultFile(path, PRIVATE):
+                pass  # an incomplete last line, left by a kill, is removed
+        batch.completed, batch.usage = count_results(paths[0])
+        batch.failed, _ = count_results(paths[1])
+        batch.has_output = self._files.adopt(batch.output, f"{batch.id}_output.jsonl", batch.kept_s)
+        batch.has_errors = self._files.adopt(batch.errors, f"{batch.id}_error.jsonl", batch.kept_s)
+
+
+@contextmanager
+def _unless_cancelling(batch: StoredBatch) -> Iterator[None]:
+    """Let a batch go on to its end if a client cancels it in the block, but not if the server stops."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        if batch.status != "cancelling":
+            raise
+
+
+def _trouble(error: Exception) -> Trouble:
+    """Reason why a batch failed, as a client may know it; the log has all of it."""
+    if isinstance(error, ClosedError):
+        return Trouble("server_error", str(error))
+    log.error("a batch cannot go on: %s", error, exc_info=not isinstance(error, OffspecError))
+    fault = of_error(error) if isinstance(error, OffspecError) else internal()
+    return Trouble("server_error", fault.message)

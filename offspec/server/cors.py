@@ -1,0 +1,43 @@
+"""Cross-origin requests (CORS): access for web pages that other servers deliver."""
+
+import re
+from collections.abc import Sequence
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from offspec.core.errors import RequestError
+
+ANY = "*"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([^\s/:?#@*\[\]]+|\[[0-9a-f:.]+\])(:\d{1,5})?")
+_METHODS = ("GET", "POST", "DELETE")
+_EXPOSED = ("x-request-id", "request-id", "retry-after", "x-offspec-ignored")
+
+
+def checked_origin(text: str) -> str:
+    """An origin as browsers send it, or "*" for all of them. Raises RequestError if it is neither."""
+    origin = text.strip().lower()
+    if origin != ANY and not _ORIGIN.fullmatch(origin):
+        raise RequestError(
+            f"`cors_origin` must be scheme://host[:port], such as http://localhost:3000, or *, not {text!r}"
+        )
+    for scheme, port in (("http", 80), ("https", 443)):
+        if origin.startswith(f"{scheme}://"):
+            origin = origin.removesuffix(f":{port}")  # browsers leave it out
+    return origin
+
+
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """An application that answers preflight requests, and lets pages of these origins read all answers.
+
+    It is the outermost: preflight requests have no key, and pages have to read errors too. Any header is
+    allowed, because clients in browsers send some that each release changes. Cookies are not.
+    """
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=_METHODS,
+        allow_headers=("*",),
+        expose_headers=_EXPOSED,
+        allow_private_network=True,  # a public page may use a server of the local network
+    )

@@ -1,0 +1,23 @@
+"""Blocking work, such as writing to disk, off the event loop."""
+
+import asyncio
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+async def in_thread(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Run blocking work in a thread, and return its result.
+
+    If the task is cancelled meanwhile, CancelledError is raised after the work has ended. So no thread still
+    uses a file when the task goes on to close or remove it.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait((running,))
+        running.exception()  # CancelledError takes its place
+        raise
