@@ -2,21 +2,51 @@
 
 from functools import cache
 from importlib.resources import files
+from pathlib import PurePath
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-_TYPES = {
-    "index.html": "text/html",
-    "page.css": "text/css",
-    "icon.svg": "image/svg+xml",
-    **dict.fromkeys(
-        ("page.js", "api.js", "markdown.js", "panel.js", "tree.js", "tree_drawing.js"), "text/javascript"
+_NAMES = (
+    *(
+        "index.html",
+        "page.css",
+        "icon.svg",
+        "page.js",
+        "api.js",
+        "chat.js",
+        "clipboard.js",
+        "conversation_list.js",
     ),
+    *(
+        "conversations.js",
+        "dom.js",
+        "engine_panel.js",
+        "markdown.js",
+        "messages.js",
+        "server.js",
+        "settings.js",
+    ),
+    *(
+        "speed.js",
+        "storage.js",
+        "tree.js",
+        "tree_drawing.js",
+        "markdown-it.min.mjs",
+        "markdown-it.LICENSE.txt",
+    ),
+)
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".txt": "text/plain",
 }
 _HEADERS = {
-    # Whatever an answer holds, nothing of it runs and nothing is fetched for it from elsewhere.
+    # No script of an answer runs, and nothing is loaded from elsewhere.
     "content-security-policy": "; ".join(
         (
             "default-src 'self'",
@@ -34,7 +64,7 @@ _HEADERS = {
 
 async def _file(request: Request) -> Response:
     name = request.url.path.removeprefix("/page/").strip("/") or "index.html"
-    return Response(_content(name), headers=_HEADERS, media_type=_TYPES[name])
+    return Response(_content(name), headers=_HEADERS, media_type=_TYPES[PurePath(name).suffix])
 
 
 @cache
@@ -44,5 +74,5 @@ def _content(name: str) -> bytes:
 
 ROUTES = (
     Route("/", _file, methods=["GET"]),
-    *(Route(f"/page/{name}", _file, methods=["GET"]) for name in _TYPES if name != "index.html"),
+    *(Route(f"/page/{name}", _file, methods=["GET"]) for name in _NAMES if name != "index.html"),
 )
