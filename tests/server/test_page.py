@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -32,6 +33,7 @@ from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, Turn
 from tests.support.live_server import NAME, LiveServer
 from tests.ui.tui.trees import bush, chain, sentence, tree
 
+ROOT = Path(web_page.__file__).parents[2]
 LONG = " ".join(f"word{i}" for i in range(400))
 LINES = "[...document.querySelectorAll('#tree-lines li')].map(line => line.textContent)"
 LOCKED = "!document.getElementById('key-form').hidden && document.activeElement.id == 'key'"
@@ -78,6 +80,15 @@ def test_everything_is_served_from_here_and_nothing_else_is_allowed() -> None:
             assert {f"{server.url}/{page or f'page/{module}'}" for page, module in linked} <= {
                 *files(server.url)
             }
+
+
+def test_the_library_comes_with_its_licence() -> None:
+    folder = Path(web_page.__file__).with_name("page")
+    version = re.match(r"/\*! markdown-it (\S+) ", (folder / "markdown-it.min.mjs").read_text())
+    licence = folder / "markdown-it.LICENSE.txt"
+    assert version and f"npm package markdown-it {version[1]}," in licence.read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert str(licence.relative_to(ROOT)) in project["license-files"]
 
 
 @in_browser

@@ -125,7 +125,7 @@ export class Chat {
     this.running = new AbortController();
     this.began = performance.now();
     this.show({ ...this.conversation, messages });
-    this.store();
+    this.store(); // the page may be closed before an answer comes
     this.show({ ...this.conversation, messages: [...messages, this.message] });
     this.articles.at(-1).begin();
     $("messages").scrollTop = $("messages").scrollHeight;

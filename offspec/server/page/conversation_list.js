@@ -13,13 +13,17 @@ export class ConversationList {
       dialog.showModal();
     });
     $("conversations-close").addEventListener("click", () => dialog.close());
-    for (const id of ["new-button", "conversations-new"]) $(id).addEventListener("click", () => this.open(empty()));
+    for (const id of ["new-button", "conversations-new"]) {
+      $(id).addEventListener("click", () => {
+        this.open(empty());
+        $("question").focus();
+      });
+    }
   }
 
   open(conversation) {
     dialog.close();
     this.chat.open(conversation);
-    $("question").focus();
   }
 
   draw() {

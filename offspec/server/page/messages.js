@@ -3,7 +3,9 @@
 import { $, button, make } from "./dom.js";
 import { Markdown } from "./markdown.js";
 
-const EVERY = 33; // milliseconds between two drawings of an answer that grows
+// An answer that grows is drawn every 33 milliseconds; slow drawing takes a quarter of the time.
+const EVERY = 33;
+const SHARE = 3;
 
 // An article for a message; those of answers have `begin`, `update` and `finish`.
 export function article(message) {
@@ -12,7 +14,8 @@ export function article(message) {
 
 class Question {
   constructor(message) {
-    this.element = make("article", [make("p", [message.content]), actions(button("Edit", "edit", "Edit message"))], "user");
+    const below = actions(button("Edit", "edit", "Edit message"));
+    this.element = make("article", [make("p", [message.content]), below], "user");
     this.element.ariaLabel = "You";
   }
 }
@@ -39,7 +42,7 @@ class Answer {
   }
 
   update() {
-    this.timer ??= setTimeout(() => keepPlace(() => this.draw()), EVERY);
+    this.timer ??= setTimeout(() => keepPlace(() => this.draw()), Math.max(EVERY, SHARE * this.took));
   }
 
   finish() {
@@ -49,17 +52,19 @@ class Answer {
   }
 
   draw() {
+    const began = performance.now();
     this.timer = null;
     this.markdown.show(this.message.content);
     this.thought.textContent = this.message.thought ?? "";
     this.thinking.hidden = !this.message.thought;
     this.note.textContent = this.message.note ?? "";
+    this.took = performance.now() - began;
   }
 }
 
 const actions = (...buttons) => make("div", buttons, "actions");
 
-// Change what is shown; a reader at the end stays there.
+// Change what is shown. A reader at the end stays at the end.
 export function keepPlace(change) {
   const box = $("messages");
   const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;

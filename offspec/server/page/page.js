@@ -36,9 +36,13 @@ $("question-form").addEventListener("submit", (event) => {
 sendOnEnter($("question"), $("question-form"));
 $("examples").addEventListener("click", ({ target }) => {
   if (target.localName !== "button") return;
-  $("question").value = target.textContent;
-  $("question").focus();
-  send(target.textContent);
+  if (server.ready) {
+    send(target.textContent);
+    $("messages").focus();
+  } else {
+    $("question").value = target.textContent;
+    $("question").focus();
+  }
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) chat.stop();
