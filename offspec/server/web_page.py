@@ -8,34 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+_MODULES = """
+page api chat clipboard conversation_list conversations dom engine_panel markdown messages server settings
+speed storage tree tree_drawing
+"""
 _NAMES = (
-    *(
-        "index.html",
-        "page.css",
-        "icon.svg",
-        "page.js",
-        "api.js",
-        "chat.js",
-        "clipboard.js",
-        "conversation_list.js",
-    ),
-    *(
-        "conversations.js",
-        "dom.js",
-        "engine_panel.js",
-        "markdown.js",
-        "messages.js",
-        "server.js",
-        "settings.js",
-    ),
-    *(
-        "speed.js",
-        "storage.js",
-        "tree.js",
-        "tree_drawing.js",
-        "markdown-it.min.mjs",
-        "markdown-it.LICENSE.txt",
-    ),
+    *("index.html", "page.css", "icon.svg", "markdown-it.min.mjs", "markdown-it.LICENSE.txt"),
+    *(f"{name}.js" for name in _MODULES.split()),
 )
 _TYPES = {
     ".html": "text/html",
