@@ -26,6 +26,7 @@ from tests.support.fake_engine import ScriptedEngine  # noqa: E402
 from tests.support.live_server import LiveServer  # noqa: E402
 
 _VIEWS = {"page": (1280, 800, "light"), "page-phone": (390, 800, "dark")}
+_NOTES = ["81 tokens in 64.2 s", "52 tokens in 41.5 s"]  # a script takes no time
 _IDLE = "(send => send.textContent == 'Send' && !send.disabled)(document.getElementById('send'))"
 
 
@@ -48,30 +49,32 @@ class _Pictured(ScriptedEngine):
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
-    # The samples' paragraphs are broken into lines for a terminal.
-    answers = [text.split("</think>\n\n")[-1].replace("is\n  what", "is what") for text in pictured.ANSWERS]
+    # A terminal's samples have line breaks in their paragraphs.
+    answers = [text.replace("is\n  what", "is what") for text in pictured.ANSWERS]
     with (
         tempfile.TemporaryDirectory() as profile,
-        LiveServer(_Pictured(answers), names=("llama-3.1-70b",)) as server,
+        LiveServer(_Pictured(answers, template="</think>"), names=("llama-3.1-70b",)) as server,
         Browser(Path(profile)) as browser,
     ):
         for name, (width, height, scheme) in _VIEWS.items():
             page = browser.open(server.url, width, scheme)
             page.look(width, height, scheme)
-            _talk(page)
+            _talk(page, panel=width > height)
             picture = Image.open(BytesIO(page.picture())).convert("RGB").quantize(128)
             picture.save(folder / f"{name}.png", optimize=True)
 
 
-def _talk(page: Page) -> None:
+def _talk(page: Page, panel: bool) -> None:
+    page.wait(_IDLE)
+    if panel:
+        page.value("document.getElementById('panel-button').click()")
     for count, question in enumerate(pictured.QUESTIONS, 1):
         page.wait(_IDLE)
         page.value("document.getElementById('question').focus()")
         page.write(question)
         page.press("Enter")
         page.wait(f"{_IDLE} && document.querySelectorAll('.answer').length == {count}")
-    if page.value("document.getElementById('passes').hidden"):
-        page.value("document.getElementById('passes-button').click()")
+    page.value(f"document.querySelectorAll('.note').forEach((note, at) => note.textContent = {_NOTES}[at])")
     page.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 

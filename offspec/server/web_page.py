@@ -2,21 +2,30 @@
 
 from functools import cache
 from importlib.resources import files
+from pathlib import PurePath
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+_MODULES = """
+page api chat clipboard conversation_list conversations dom engine_panel markdown messages server settings
+speed storage tree tree_drawing
+"""
+_NAMES = (
+    *("index.html", "page.css", "icon.svg", "markdown-it.min.mjs", "markdown-it.LICENSE.txt"),
+    *(f"{name}.js" for name in _MODULES.split()),
+)
 _TYPES = {
-    "index.html": "text/html",
-    "page.css": "text/css",
-    "icon.svg": "image/svg+xml",
-    **dict.fromkeys(
-        ("page.js", "api.js", "markdown.js", "panel.js", "tree.js", "tree_drawing.js"), "text/javascript"
-    ),
+    ".html": "text/html",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".txt": "text/plain",
 }
 _HEADERS = {
-    # Whatever an answer holds, nothing of it runs and nothing is fetched for it from elsewhere.
+    # No script of an answer runs, and nothing is loaded from elsewhere.
     "content-security-policy": "; ".join(
         (
             "default-src 'self'",
@@ -34,7 +43,7 @@ _HEADERS = {
 
 async def _file(request: Request) -> Response:
     name = request.url.path.removeprefix("/page/").strip("/") or "index.html"
-    return Response(_content(name), headers=_HEADERS, media_type=_TYPES[name])
+    return Response(_content(name), headers=_HEADERS, media_type=_TYPES[PurePath(name).suffix])
 
 
 @cache
@@ -44,5 +53,5 @@ def _content(name: str) -> bytes:
 
 ROUTES = (
     Route("/", _file, methods=["GET"]),
-    *(Route(f"/page/{name}", _file, methods=["GET"]) for name in _TYPES if name != "index.html"),
+    *(Route(f"/page/{name}", _file, methods=["GET"]) for name in _NAMES if name != "index.html"),
 )

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from offspec.engine.engine import Engine
+from tests.support.browser import Browser
 from tests.support.fake_engine import ScriptedEngine
 from tests.support.live_server import LiveServer
 from tests.support.tiny_models import tiny_engine, write_model
@@ -51,3 +52,9 @@ def engine() -> ScriptedEngine:
 def served(engine: ScriptedEngine) -> Iterator[LiveServer]:
     with LiveServer(engine) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser

@@ -1,12 +1,11 @@
-"""The page in a real browser: questions, stopping, trees, a key, loading, and whether it can be read."""
+"""The page in a real browser: answers, the engine panel, settings, a key, loading, and its look."""
 
 import json
 import re
-from collections.abc import Iterator
+import tomllib
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,14 +15,26 @@ from offspec.engine.engine import Engine
 from offspec.server import web_page
 from offspec.server.web_page import ROUTES
 from offspec.ui.tui.tree_drawing import caption, draw
-from tests.support.browser import CHROMIUM, Browser, Page
+from tests.support.browser import Browser
+from tests.support.chat_page import (
+    IDLE,
+    answers,
+    ask,
+    click,
+    element,
+    in_browser,
+    press,
+    prompt,
+    served,
+    text,
+    wait_for,
+)
 from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, Turnstile, reading
 from tests.support.live_server import NAME, LiveServer
 from tests.ui.tui.trees import bush, chain, sentence, tree
 
-in_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
+ROOT = Path(web_page.__file__).parents[2]
 LONG = " ".join(f"word{i}" for i in range(400))
-IDLE = "document.getElementById('send').textContent == 'Send' && !document.getElementById('send').disabled"
 LINES = "[...document.querySelectorAll('#tree-lines li')].map(line => line.textContent)"
 LOCKED = "!document.getElementById('key-form').hidden && document.activeElement.id == 'key'"
 
@@ -51,28 +62,6 @@ def files(url: str) -> list[str]:
     return [url + route.path for route in ROUTES]
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
-
-
-def served(engine: ScriptedEngine, **settings: Any) -> LiveServer:
-    load = ScriptedLoad(engine)
-    return LiveServer(lambda notify: load(EngineConfig(NAME), None, notify), **settings)
-
-
-def asked(page: Page, question: str) -> None:
-    page.wait(IDLE)
-    page.value("document.getElementById('question').focus()")
-    page.write(question)
-    page.press("Enter")
-
-
-def answers(page: Page) -> Any:
-    return page.value("[...document.querySelectorAll('.answer')].map(answer => answer.innerText)")
-
-
 def test_everything_is_served_from_here_and_nothing_else_is_allowed() -> None:
     there = {file.name for file in Path(web_page.__file__).with_name("page").iterdir()} - {"index.html"}
     assert {route.path for route in ROUTES} == {"/", *(f"/page/{name}" for name in there)}
@@ -83,6 +72,8 @@ def test_everything_is_served_from_here_and_nothing_else_is_allowed() -> None:
             assert "default-src 'self'" in answer.headers["content-security-policy"]
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", answer.text)
+            if "/markdown-it." in url:
+                continue
             assert set(re.findall(r"https?://[\w.]*", answer.text)) <= {"http://www.w3.org"}
             assert not re.search(r"<script>|<style|style=|\son\w+=", answer.text)
             linked = re.findall(r'(?:src|href)="([^"]+)"|from "\./([^"]+)"', answer.text)
@@ -91,13 +82,24 @@ def test_everything_is_served_from_here_and_nothing_else_is_allowed() -> None:
             }
 
 
+def test_the_library_comes_with_its_licence() -> None:
+    folder = Path(web_page.__file__).with_name("page")
+    version = re.match(r"/\*! markdown-it (\S+) ", (folder / "markdown-it.min.mjs").read_text())
+    licence = folder / "markdown-it.LICENSE.txt"
+    assert version and f"npm package markdown-it {version[1]}," in licence.read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert str(licence.relative_to(ROOT)) in project["license-files"]
+
+
 @in_browser
 @pytest.mark.usefixtures("drafters_stay")
 def test_a_question_is_answered_and_its_trees_are_shown(
     browser: Browser, live: LiveServer, alone: Engine
 ) -> None:
     page = browser.open(live.url)
-    asked(page, "w12 w13")
+    page.wait(IDLE)
+    click(page, "#panel-button")
+    ask(page, "w12 w13")
     page.wait(f"{IDLE} && document.querySelector('.answer')?.innerText")
     question = [{"role": "user", "content": "w12 w13"}]
     whole = alone.generate(question, SamplingParams(max_tokens=2**31 - 1), speculate=False)
@@ -112,7 +114,7 @@ def test_a_question_is_answered_and_its_trees_are_shown(
     assert page.value("document.getElementById('tree-caption').textContent").startswith(
         f"pass {passes - 1} of {passes}: "
     )
-    assert "tokens a pass" in page.value("document.getElementById('speed').textContent")
+    assert "tokens per pass" in page.value("document.getElementById('speed').textContent")
     assert page.value("document.querySelectorAll('#history-bars i').length") == passes
     assert not page.complaints()
 
@@ -141,23 +143,20 @@ def test_esc_stops_an_answer_which_is_kept(browser: Browser) -> None:
     engine.gate = Turnstile(3)
     with served(engine) as server:
         page = browser.open(server.url)
-        asked(page, "Why?")
+        ask(page, "Why?")
         page.wait("document.querySelector('.answer')?.innerText.includes('word8')")
         assert page.value("document.getElementById('send').textContent") == "Stop"
         page.press("Escape")
         page.wait(IDLE)
         server.wait_until_idle()
         engine.gate.set()
-        assert page.value("document.querySelector('.end').textContent") == "stopped"
+        assert page.value("document.querySelector('.note').textContent") == "stopped"
         kept = answers(page)[0]
         assert kept.startswith("word0") and not kept.endswith("word399")
-        asked(page, "And?")
+        ask(page, "And?")
         page.wait(f"{IDLE} && document.querySelectorAll('.answer')[1]?.innerText")
         assert answers(page)[1] == "It goes on."
-        prompt = engine.wording.spell(engine.asked[1].prompt)
-        assert prompt == f"<|user|>Why?\n<|assistant|>{kept}\n<|user|>And?\n<|assistant|>"
-        page.value("document.getElementById('new-button').click()")
-        assert page.value("document.getElementById('messages').childElementCount") == 0
+        assert prompt(engine) == f"<|user|>Why?\n<|assistant|>{kept}\n<|user|>And?\n<|assistant|>"
 
 
 @in_browser
@@ -171,23 +170,24 @@ def test_a_question_stopped_before_its_answer_comes_back(browser: Browser) -> No
         page.press("Enter", shift=True)
         page.write("two")
         page.press("Enter")
-        page.wait("document.getElementById('state').textContent.startsWith('reading')")
-        page.value("document.getElementById('send').click()")
+        page.wait("document.getElementById('state').textContent.startsWith('waiting')")
+        click(page, "#send")
         page.wait(IDLE)
         server.wait_until_idle()
         assert page.value("document.getElementById('question').value") == "one\ntwo"
         assert page.value("document.querySelectorAll('article').length") == 0
+        assert page.value("document.getElementById('start').checkVisibility()")
 
 
 @in_browser
 def test_faults_are_told(browser: Browser) -> None:
     with served(ScriptedEngine([Script(LONG, fail_after=2)], context=500)) as server:
         page = browser.open(server.url)
-        asked(page, LONG + LONG)
+        ask(page, LONG + LONG)
         page.wait("document.getElementById('error').textContent.includes('the prompt is too long')")
         assert page.value("document.getElementById('question').value") == LONG + LONG
         page.value("document.getElementById('question').value = ''")
-        asked(page, "Why?")
+        ask(page, "Why?")
         page.wait("document.getElementById('error').textContent.includes('the server\\'s log')")
         assert answers(page)[0].startswith("word0")
 
@@ -199,11 +199,11 @@ def test_a_key_is_asked_for(browser: Browser) -> None:
         page.wait(LOCKED)
         page.write("shut")
         page.press("Enter")
-        page.wait("document.getElementById('error').textContent == 'That is not the key'")
+        page.wait("document.getElementById('error').textContent == 'This is not the server\\'s key'")
         page.write("open sesame")
         page.press("Enter")
         page.wait(f"{IDLE} && document.activeElement.id == 'question'")
-        asked(page, "Why?")
+        ask(page, "Why?")
         page.wait(f"{IDLE} && document.querySelector('.answer')?.innerText == 'The sky is blue.'")
         page.go(server.url)
         page.wait(IDLE)
@@ -223,99 +223,172 @@ def test_loading_is_shown(browser: Browser) -> None:
         assert page.value("document.getElementById('loading').hidden")
 
 
-MARKDOWN = """# One *two*
-
-Text with `code <b>`, **bold
-and *more***, 2 * 3 * 4, a_b_c
-and <img src=x onerror=alert(1)>.
-
-- first
-- second **x**
-  - below
-    1. deep
-
-  still second
-3. third
-4. fourth
-
-> said
-> twice
-
-```html
-<script>alert("*1*")</script>
-
-- none
-```
-~~~
-open
-"""
-SHOWN = (
-    "<h3>One <em>two</em></h3>"
-    "<p>Text with <code>code &lt;b&gt;</code>, <strong>bold\nand <em>more</em></strong>, 2 * 3 * 4, a_b_c\n"
-    "and &lt;img src=x onerror=alert(1)&gt;.</p>"
-    "<ul><li>first</li><li>second <strong>x</strong><ul><li>below<ol><li>deep</li></ol></li></ul>"
-    "still second</li></ul>"
-    '<ol start="3"><li>third</li><li>fourth</li></ol>'
-    "<blockquote><p>said\ntwice</p></blockquote>"
-    '<pre tabindex="0"><code>&lt;script&gt;alert("*1*")&lt;/script&gt;\n\n- none</code></pre>'
-    '<pre tabindex="0"><code>open\n</code></pre>'
-)
-
-
-@in_browser
-def test_markdown_is_the_same_in_pieces_and_as_a_whole(browser: Browser, live: LiveServer) -> None:
-    page = browser.open(live.url)
-    shown = page.value(
-        f"""import('/page/markdown.js').then(({{render}}) => {{
-          const text = {json.dumps(MARKDOWN)};
-          const [whole, grown] = [0, 0].map(() => document.createElement('div'));
-          render(whole, text);
-          for (let end = 0; end <= text.length; end++) render(grown, text.slice(0, end));
-          return [whole.innerHTML.replaceAll(' start="1"', ''), whole.innerHTML == grown.innerHTML];
-        }})"""
-    )
-    assert shown == [SHOWN, True]
-    # No text is nested too deeply.
-    for part in ("**", "``a ", "> ", "- ", "*a ", "1. ", "**a *b "):
-        shown = page.value(
-            f"""import('/page/markdown.js').then(({{render}}) => {{
-              const element = document.createElement('p');
-              render(element, {json.dumps(part * 2000 + "end")});
-              return element.textContent;
-            }})"""
-        )
-        assert shown.endswith("end")
-
-
 @in_browser
 def test_text_can_be_read_and_fits(browser: Browser) -> None:
     """In both colour schemes, on a wide and a narrow screen, with everything shown that there may be."""
-    with served(ScriptedEngine([f"{'w' * 300} `code`\n\n```\n{'long ' * 60}\n```"])) as server:
+    wide = f"{'w' * 300} `code`\n\n```sh\n{'long ' * 60}\n```\n\n|{'a b | ' * 20}\n{'|-' * 20}|\n\n> [a](http://b)"
+    with served(ScriptedEngine([wide])) as server:
         page = browser.open(server.url)
-        asked(page, "Why? " * 60)
-        page.wait(f"{IDLE} && document.querySelector('.answer pre')")
+        page.wait(IDLE)
+        click(page, "#panel-button")
+        ask(page, "Why? " * 60)
+        page.wait(f"{IDLE} && {element('.answer pre')}")
         page.value("document.getElementById('error').textContent = 'an error'")
-        page.value("for (const id of ['key-form', 'loading']) document.getElementById(id).hidden = false")
+        page.value(
+            "for (const id of ['key-form', 'loading', 'start']) document.getElementById(id).hidden = false"
+        )
         assert page.value("document.querySelectorAll('#tree-lines li').length") > 2
-        for width, scheme in product((1280, 390), ("light", "dark")):
+        for dialog, width, scheme in product(
+            ("", "conversations", "settings"), (1280, 390), ("light", "dark")
+        ):
             page.look(width, 800, scheme)
+            if dialog:
+                click(page, f"#{dialog}-button")
             contrast, where = page.value(CONTRAST)
             assert contrast >= 4.5, where
             assert page.value(WIDTH) == width
-            for part in ("messages", "passes"):
-                assert page.value(f"(part => part.scrollWidth - part.clientWidth)({part})") == 0
+            for part in ("messages", "panel", "start", "conversations", "settings"):
+                assert page.value(f"(part => part.scrollWidth - part.clientWidth)({part})") <= 0
+            if dialog:
+                right = page.value(f"document.getElementById('{dialog}').getBoundingClientRect().right")
+                assert 0 < right <= width
+                page.value(f"document.getElementById('{dialog}').close()")
 
 
 @in_browser
-def test_the_keyboard_reaches_everything(browser: Browser, live: LiveServer) -> None:
-    page = browser.open(live.url, 390)
-    page.wait(f"{IDLE} && document.activeElement.id == 'question'")
-    page.value("document.getElementById('passes-button').focus()")
-    page.press(" ")
-    reached = []
-    for _ in range(8):
-        page.press("Tab")
-        reached.append(page.value("document.activeElement.id"))
-        assert page.value("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    expected = "new-button messages tree-earlier tree-later tree-folded tree question send"
-    assert reached == expected.split()
+def test_a_phone_gives_the_answer_its_height(browser: Browser) -> None:
+    with served(ScriptedEngine([LONG])) as server:
+        page = browser.open(server.url, 390)
+        ask(page, "Why?")
+        page.wait(f"{IDLE} && {element('.answer')}.innerText.endsWith('word399')")
+        height = "document.getElementById('messages').clientHeight"
+        assert page.value(height) > 0.8 * 800
+        assert page.value("(box => box.scrollTop + box.clientHeight + 1 >= box.scrollHeight)(messages)")
+        click(page, "#panel-button")
+        assert page.value(height) > 0.8 * 800
+        assert not page.value(
+            "document.getElementById('messages').checkVisibility({visibilityProperty: true})"
+        )
+        click(page, "#panel-close")
+        assert page.value("document.getElementById('messages').checkVisibility({visibilityProperty: true})")
+
+
+@in_browser
+def test_the_keyboard_reaches_everything(browser: Browser) -> None:
+    with served(ScriptedEngine(["See [this](http://a.b).\n\n```\ncode\n```"])) as server:
+        page = browser.open(server.url)
+        page.wait(f"{IDLE} && document.activeElement.id == 'question'")
+        ask(page, "Why?")
+        page.wait(f"{IDLE} && {element('.answer pre')}")
+        press(page, "#panel-button")
+        page.value("document.getElementById('conversations-button').focus()")
+        reached = []
+        for _ in range(17):
+            page.press("Tab")
+            reached.append(
+                page.value("(at => at.ariaLabel || at.id || at.localName)(document.activeElement)")
+            )
+            assert page.value("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        assert reached == [
+            *("new-button", "panel-button", "settings-button", "Conversation", "Edit message"),
+            *("a", "Copy code", "pre", "Copy answer", "Regenerate answer"),
+            *("panel-close", "tree-earlier", "tree-later", "tree-folded", "Nodes: depth, chance, token"),
+            *("question", "send"),
+        ]
+
+
+@in_browser
+def test_an_empty_page_has_examples(browser: Browser) -> None:
+    engine = ScriptedEngine()
+    with served(engine) as server:
+        page = browser.open(server.url)
+        page.wait(IDLE)
+        press(page, "#examples button:nth-child(2)")
+        wait_for(page, "The sky is blue.")
+        assert prompt(engine) == "<|user|>Compare TCP and UDP in a table.\n<|assistant|>"
+        assert not page.value("document.getElementById('start').checkVisibility()")
+        assert not page.complaints()
+
+
+@in_browser
+def test_the_panel_is_closed_at_first_and_keeps_its_state(browser: Browser) -> None:
+    engine = ScriptedEngine()
+    with served(engine) as server:
+        page = browser.open(server.url)
+        ask(page, "Why?")
+        wait_for(page, "The sky is blue.")
+        assert not engine.asked[-1].trees
+        assert not page.value("document.getElementById('panel').checkVisibility()")
+        press(page, "#panel-button")
+        assert page.value("document.getElementById('panel-button').ariaExpanded") == "true"
+        page.go(server.url)
+        wait_for(page, "The sky is blue.")
+        assert page.value("document.getElementById('panel').checkVisibility()")
+        ask(page, "Why?")
+        wait_for(page, "The sky is blue.", "The sky is blue.")
+        assert engine.asked[-1].trees
+        press(page, "#panel-close")
+        assert page.value("document.activeElement.id") == "panel-button"
+        page.go(server.url)
+        assert not page.value("document.getElementById('panel').checkVisibility()")
+
+
+SETTINGS = {
+    "system": "Be brief.",
+    "temperature": "0.5",
+    "top_p": "0.9",
+    "max_completion_tokens": "2",
+    "seed": "11",
+}
+
+
+@in_browser
+def test_settings_go_with_each_request_and_are_kept(browser: Browser) -> None:
+    engine = ScriptedEngine()
+    with served(engine) as server:
+        page = browser.open(server.url)
+        page.wait(IDLE)
+        press(page, "#settings-button")
+        for name, value in SETTINGS.items():
+            page.value(f"document.getElementsByName({name!r})[0].focus()")
+            page.write(value)
+        press(page, "#settings button[type=submit]")
+        assert not page.value("document.getElementById('settings').open")
+        page.go(server.url)
+        ask(page, "Why?")
+        wait_for(page, "The sky")
+        assert text(page, ".note").startswith("cut: a limit, or the context is full")
+        assert prompt(engine) == "<|system|>Be brief.\n<|user|>Why?\n<|assistant|>"
+        expected = SamplingParams(temperature=0.5, top_p=0.9, max_tokens=2, seed=11)
+        assert engine.asked[-1].params == expected
+        # Esc leaves the settings as they are, and so does an invalid value.
+        click(page, "#settings-button")
+        page.value("document.getElementsByName('temperature')[0].value = 3")
+        click(page, "#settings button[type=submit]")
+        assert page.value("document.getElementById('settings').open")
+        page.press("Escape")
+        assert not page.value("document.getElementById('settings').open")
+        press(page, "#settings-button")
+        assert page.value("document.getElementsByName('temperature')[0].value") == "0.5"
+        click(page, "#settings-clear")
+        click(page, "#settings button[type=submit]")
+        ask(page, "Why?")
+        wait_for(page, "The sky", "The sky is blue.")
+        assert "system" not in prompt(engine) and engine.asked[-1].params.temperature == 0
+        assert not page.complaints()
+
+
+@in_browser
+def test_damaged_settings_are_ignored(browser: Browser) -> None:
+    engine = ScriptedEngine()
+    with served(engine) as server:
+        page = browser.open(server.url)
+        damaged = ("{", "null", "[1]", '{"temperature": "hot", "seed": "-1", "top_p": {}, "system": 5}')
+        for count, stored in enumerate(damaged, 1):
+            page.value(f"localStorage.setItem('offspec-settings', {stored!r})")
+            page.go(server.url)
+            ask(page, "Why?")
+            wait_for(page, *["The sky is blue."] * count)
+            assert engine.asked[-1].params.temperature == 0
+            assert prompt(engine).startswith("<|user|>Why?")
+        assert not page.complaints()

@@ -85,11 +85,12 @@ class Browser:
         return told
 
     def open(self, url: str, width: int = 1280, scheme: str = "light") -> "Page":
-        """A page in a tab of its own. width: in CSS pixels; scheme: of colours."""
+        """A page in a tab of its own, without stored data. width: in CSS pixels; scheme: of colours."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable", session)
+        self.call("Storage.clearDataForOrigin", session, origin=url, storageTypes="local_storage")
         page = Page(self, session)
         page.look(width, 800, scheme)
         page.go(url)
@@ -148,9 +149,11 @@ class Page:
         return base64.b64decode(self.call("Page.captureScreenshot")["data"])
 
     def complaints(self) -> list[str]:
-        """What went wrong in any tab so far: exceptions, and errors in the browser's log."""
+        """What went wrong in this tab so far: exceptions, and errors in the browser's log."""
         found = list[str]()
         for event in self._browser.events:
+            if event.get("sessionId") != self._session:
+                continue
             if event["method"] == "Runtime.exceptionThrown":
                 found.append(str(event["params"]["exceptionDetails"]))
             elif event["method"] == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":

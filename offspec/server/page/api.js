@@ -1,6 +1,9 @@
-// The server's API: whether it is ready, and answers as streams of events. Paths are relative to the page.
+// The server's API: readiness, and answers as streams of chunks. Paths are relative to the page.
+
+import { read, write } from "./storage.js";
 
 const KEY = "offspec-key";
+const LOST = "The connection to the server was lost";
 
 export class Refused extends Error {
   constructor(message, status) {
@@ -10,7 +13,11 @@ export class Refused extends Error {
 }
 
 // For as long as the tab lives.
-export const setKey = (key) => sessionStorage.setItem(KEY, key);
+let key = read(KEY, "sessionStorage");
+export function setKey(value) {
+  key = value;
+  write(KEY, value, "sessionStorage");
+}
 
 export async function health() {
   try {
@@ -20,12 +27,12 @@ export async function health() {
   }
 }
 
-// Raises Refused where the key is missing or wrong.
+// Throws Refused if the key is missing or wrong.
 export const checkKey = () => send("v1/models", {});
 
-// The chunks of an answer. Raises Refused where it is refused or broken off.
-export async function* answer(model, messages, signal) {
-  const body = JSON.stringify({ model, messages, stream: true, offspec: { trees: true } });
+// The chunks of an answer. Throws Refused if the request is refused or the answer breaks off.
+export async function* answer(request, signal) {
+  const body = JSON.stringify({ ...request, stream: true, stream_options: { include_usage: true } });
   const headers = { "content-type": "application/json" };
   const response = await send("v1/chat/completions", { method: "POST", headers, body, signal });
   for await (const data of events(response.body)) {
@@ -34,31 +41,32 @@ export async function* answer(model, messages, signal) {
     if (chunk.error) throw new Refused(chunk.error.message, 500);
     yield chunk;
   }
-  throw new Refused("the server left in the middle of the answer", 0);
+  throw new Refused(LOST, 0);
 }
 
 async function send(path, options) {
-  const key = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key && { authorization: `Bearer ${key}` }) };
   let response;
   try {
     response = await fetch(path, { ...options, headers });
   } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Refused("the server does not answer", 0);
+    lost(error);
   }
   if (response.ok) return response;
-  const told = await response.json().catch(() => null);
-  const message = told?.error?.message ?? `the server answers with status ${response.status}`;
-  throw new Refused(message, response.status);
+  const body = await response.json().catch(() => null);
+  throw new Refused(body?.error?.message ?? `The server responds with status ${response.status}`, response.status);
 }
 
-// The data of server-sent events, each in one line; comments are left out.
+function lost(error) {
+  throw error.name === "AbortError" ? error : new Refused(LOST, 0);
+}
+
+// The data of server-sent events, one line each; comments are left out.
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch(lost);
     if (done) return;
     const lines = (rest + value).split("\n");
     rest = lines.pop();

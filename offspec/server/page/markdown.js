@@ -1,136 +1,131 @@
-// Markdown to elements. Text only ever becomes text nodes, so nothing in an answer can become markup.
+// Markdown to elements, from the tokens of markdown-it. Text only ever becomes text nodes.
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
-const ITEM = /^( {0,3}(?:[-*+]|\d{1,9}[.)])) +/;
-const QUOTE = /^ {0,3}> ?/;
-const DEEPEST = 8; // levels of lists and quotes; what is deeper is a paragraph
-const INLINE = /(`+)(?!`)([^]*?[^`])\1(?!`)|\*\*(?=\S)([^]*?\S)\*\*(?!\*)|\*(?=[^\s*])([^*]*[^\s*])\*/;
+import { button, make } from "./dom.js";
+import MarkdownIt from "./markdown-it.min.mjs";
 
-// Make an element show a text. Blocks whose source is the same as before stay as they are.
-export function render(element, text) {
-  const blocks = split(text.split("\n"), 0);
-  const kept = element.blocks ?? [];
-  let same = 0;
-  while (same < blocks.length && blocks[same].source === kept[same]) same++;
-  while (element.childNodes.length > same) element.lastChild.remove();
-  element.append(...blocks.slice(same).map((block) => block.make()));
-  element.blocks = blocks.map((block) => block.source);
-}
+const PROTOCOLS = /^(https?|mailto):/i;
+const BREAK = /<br\s*\/?>/i; // the one tag that is drawn: tables have no other line break
 
-// The blocks of some lines: their source, and what makes an element of each.
-function split(lines, depth) {
-  const blocks = [];
-  let at = 0;
-  while (at < lines.length) {
-    if (!lines[at].trim()) {
-      at++;
-      continue;
+const parser = new MarkdownIt({ html: false, linkify: true });
+parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
+
+// An element that shows a text, which may grow. Of a growing text only the last two blocks are parsed and drawn
+// again: the line that is not complete is part of the last one, and may join the one before.
+export class Markdown {
+  constructor(element) {
+    this.element = element;
+    this.done = 0; // characters, and elements, that stay
+    this.elements = 0;
+    this.whole = false;
+  }
+
+  show(text) {
+    let blocks = this.parse(text);
+    if (this.whole && this.done) {
+      this.done = this.elements = 0;
+      blocks = this.parse(text);
     }
-    const [end, make] = block(lines, at, depth);
-    const own = lines.slice(at, end);
-    blocks.push({ source: own.join("\n"), make: () => make(own) });
-    at = end;
+    while (this.element.childNodes.length > this.elements) this.element.lastChild.remove();
+    for (const block of blocks) this.element.append(...build(block));
+    if (this.whole || blocks.length < 3) return;
+    const line = blocks.at(-2)[0].map[0];
+    this.done += startOfLine(text.slice(this.done), line);
+    this.elements += blocks.length - 2;
   }
-  return blocks;
+
+  // The tokens of each block from `done` on. Definitions of links change blocks before them.
+  parse(text) {
+    const found = {};
+    const blocks = [];
+    for (const token of parser.parse(text.slice(this.done), found)) {
+      if (token.level === 0 && token.nesting >= 0) blocks.push([]);
+      blocks.at(-1).push(token);
+    }
+    this.whole ||= Boolean(found.references);
+    return blocks;
+  }
 }
 
-// Where the block that begins at a line ends, and what makes its element of its lines.
-function block(lines, at, depth) {
-  const fence = FENCE.exec(lines[at]);
-  if (fence) {
-    const closed = (line) =>
-      FENCE.exec(line)?.[1].startsWith(fence[1]) && !line.replaceAll(fence[1][0], "").trim();
-    let end = at + 1;
-    while (end < lines.length && !closed(lines[end])) end++;
-    return [Math.min(end + 1, lines.length), (own) => code(own.slice(1, end - at))];
-  }
-  const heading = HEADING.exec(lines[at]);
-  if (heading) {
-    const level = Math.min(heading[1].length + 2, 6); // the page itself has the first two
-    return [at + 1, () => make(`h${level}`, inline(heading[2]))];
-  }
-  if (depth < DEEPEST && QUOTE.test(lines[at])) {
-    const end = until(lines, at, (line) => !QUOTE.test(line));
-    return [end, (own) => make("blockquote", nested(own.map((line) => line.replace(QUOTE, "")), depth))];
-  }
-  if (depth < DEEPEST && ITEM.test(lines[at])) return [endOfList(lines, at), (own) => list(own, depth)];
-  const begins = (line) => FENCE.test(line) || HEADING.test(line) || QUOTE.test(line) || ITEM.test(line);
-  const end = until(lines, at, (line) => !line.trim() || (depth < DEEPEST && begins(line)));
-  return [end, (own) => make("p", inline(own.map((line) => line.trim()).join("\n")))];
+function startOfLine(text, line) {
+  const ends = /\r\n?|\n/g;
+  for (let at = 0; at < line; at++) ends.exec(text);
+  return ends.lastIndex;
 }
 
-function until(lines, at, ends) {
-  let end = at + 1;
-  while (end < lines.length && !ends(lines[end])) end++;
-  return end;
-}
-
-const ordered = (line) => /^ *\d/.test(line);
-
-// A list goes on with items of its kind and with what is indented below them, also behind an empty line.
-function endOfList(lines, at) {
-  const goesOn = (line) => /^ {2,}\S/.test(line) || (ITEM.test(line) && ordered(line) === ordered(lines[at]));
-  const ends = (line) => FENCE.test(line) || HEADING.test(line) || ITEM.test(line);
-  let end = at + 1;
-  for (let next = end; next < lines.length; next++) {
-    if (!lines[next].trim()) continue;
-    if (!goesOn(lines[next]) && (next > end || ends(lines[next]))) break;
-    end = next + 1;
-  }
-  return end;
-}
-
-function list(lines, depth) {
-  const items = [];
-  const left = lines[0].search(/\S/);
-  let indent = 0;
-  for (const line of lines) {
-    const item = ITEM.exec(line);
-    const own = line.search(/\S|$/);
-    if (item && own < left + 2) {
-      indent = item[0].length;
-      items.push([line.slice(indent)]);
+function build(tokens) {
+  const root = make("div");
+  const open = [root];
+  for (const token of tokens) {
+    if (token.nesting < 0) {
+      open.pop();
+    } else if (token.nesting > 0) {
+      const [outer, inner] = token.hidden ? [null, open.at(-1)] : container(token);
+      if (outer) open.at(-1).append(outer);
+      open.push(inner);
     } else {
-      items.at(-1).push(line.slice(Math.min(own, indent)));
+      open.at(-1).append(...leaf(token));
     }
   }
-  const element = make(ordered(lines[0]) ? "ol" : "ul", items.map((item) => make("li", tight(item, depth))));
-  if (element.localName === "ol") element.start = parseInt(lines[0], 10);
+  return [...root.childNodes];
+}
+
+// The element to put in place, and the one that holds what follows.
+function container(token) {
+  if (token.type === "table_open") {
+    const table = make("table");
+    return [scrolled("div", [table], "table"), table];
+  }
+  if (token.type === "heading_open") return twice(make(`h${Math.min(Number(token.tag[1]) + 2, 6)}`));
+  if (token.type === "link_open") return twice(link(token.attrGet("href")));
+  const element = make(token.tag);
+  if (token.attrGet("start")) element.start = token.attrGet("start");
+  const [align] = /left|center|right/.exec(token.attrGet("style")) ?? [];
+  if (align) element.style.textAlign = align;
+  return twice(element);
+}
+
+const twice = (element) => [element, element];
+
+function leaf(token) {
+  switch (token.type) {
+    case "inline":
+      return build(token.children);
+    case "text":
+      return token.content.split(BREAK).flatMap((part, at) => (at ? [make("br"), part] : [part]));
+    case "softbreak":
+    case "hardbreak":
+      return [make("br")];
+    case "code_inline":
+      return [make("code", [token.content])];
+    case "image": // a link, since pictures are not loaded
+      return [link(token.attrGet("src"), [token.content || token.attrGet("src")])];
+    case "fence":
+    case "code_block":
+      return [code(token.content, token.info.trim().split(/\s/)[0])];
+    case "hr":
+      return [make("hr")];
+    default:
+      return [token.content];
+  }
+}
+
+function link(url, children = []) {
+  if (!PROTOCOLS.test(url)) return make("span", children);
+  const element = make("a", children);
+  element.href = url;
+  element.rel = "noopener noreferrer";
+  element.target = "_blank";
   return element;
 }
 
-// What an item holds: text that is one paragraph stands in it by itself.
-function tight(lines, depth) {
-  const elements = nested(lines, depth);
-  return elements.flatMap((element) => (element.localName === "p" ? [...element.childNodes] : [element]));
+function code(text, language) {
+  const head = make("div", [make("span", [language]), button("Copy", "copy-code", "Copy code")], "code-head");
+  return make("div", [head, scrolled("pre", [make("code", [text.replace(/\n$/, "")])])], "code");
 }
 
-const nested = (lines, depth) => split(lines, depth + 1).map((block) => block.make());
-
-function code(lines) {
-  const pre = make("pre", [make("code", [lines.join("\n")])]);
-  pre.tabIndex = 0; // long lines scroll, with the keyboard too
-  return pre;
-}
-
-// Code, bold and italic inside a line.
-function inline(text) {
-  const parts = [];
-  let found;
-  while ((found = INLINE.exec(text))) {
-    parts.push(text.slice(0, found.index));
-    if (found[1]) parts.push(make("code", [found[2].replace(/^ (.*) $/s, "$1")]));
-    else if (found[3]) parts.push(make("strong", inline(found[3])));
-    else parts.push(make("em", inline(found[4])));
-    text = text.slice(found.index + found[0].length);
-  }
-  parts.push(text);
-  return parts;
-}
-
-export function make(name, children = []) {
-  const element = document.createElement(name);
-  element.append(...children);
+// Wide content scrolls, with the keyboard too.
+function scrolled(name, children, className) {
+  const element = make(name, children, className);
+  element.tabIndex = 0;
   return element;
 }

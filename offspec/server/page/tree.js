@@ -1,11 +1,10 @@
-// The trees of the latest passes, one of them shown. From the last it follows those to come.
+// The trees of the latest passes, one of them shown. If that is the last, new ones replace it.
 
-import { make } from "./markdown.js";
+import { $, make } from "./dom.js";
 import { HEADING, caption, draw, said } from "./tree_drawing.js";
 
 const KEPT = 120;
 const ALOUD = { "●": "accepted", "○": "rejected", "★": "bonus", "▸": "folded" };
-const $ = (id) => document.getElementById(id);
 
 export class Trees {
   constructor() {
@@ -36,14 +35,14 @@ export class Trees {
     this.show();
   }
 
-  // Draw what is to be seen, if the panel is.
+  // Draw the tree, if the panel is open.
   show() {
     const tree = this.trees[this.at];
-    if (!tree || $("passes").hidden) return;
+    if (!tree || $("panel").hidden) return;
     $("tree-earlier").ariaDisabled = String(this.at === 0);
     $("tree-later").ariaDisabled = String(this.at === this.trees.length - 1);
     $("tree-caption").textContent = caption(tree, this.at + 1, this.trees.length);
-    $("tree-said").replaceChildren("said  ", ...said(tree).map(span));
+    $("tree-said").replaceChildren("text  ", ...said(tree).map(span));
     const lines = draw(tree, $("tree-folded").checked);
     $("tree-lines").replaceChildren(...lines.map((line) => make("li", line.flatMap(spans))));
   }
@@ -55,7 +54,7 @@ function span([style, text]) {
   return element;
 }
 
-// Signs are words for whoever hears them, and the lines of branches are nothing.
+// For screen readers signs are words, and lines of branches are left out.
 function spans([style, text]) {
   const [sign] = text.trimStart();
   if (!(sign in ALOUD)) {

@@ -1,9 +1,8 @@
-// How fast it goes and where the time went, from the figures of passes.
+// Speed, and where the time of a pass goes, from the figures of passes.
 
-import { make } from "./markdown.js";
+import { $, make } from "./dom.js";
 
 const SHOWN = 60; // passes
-const $ = (id) => document.getElementById(id);
 
 export class Speed {
   constructor() {
@@ -11,7 +10,7 @@ export class Speed {
     this.begin();
   }
 
-  // An answer begins: its figures are its own, what passes brought goes on.
+  // An answer begins. The history of passes goes on.
   begin() {
     this.tokens = this.passes = this.seconds = this.usual = 0;
   }
@@ -29,12 +28,12 @@ export class Speed {
   show() {
     if (!this.last || !this.passes) return;
     const rate = this.seconds ? this.tokens / this.seconds : 0;
-    $("speed").textContent = `${figure(rate)} tok/s · ${figure(this.tokens / this.passes)} tokens a pass`;
+    $("speed").textContent = `${figure(rate)} tok/s · ${figure(this.tokens / this.passes)} tokens per pass`;
     this.showSplit();
     const most = Math.max(...this.history, 1);
     $("history-bars").replaceChildren(...this.history.map((count) => bar(count / most)));
     const least = Math.min(...this.history);
-    $("history").textContent = `${least} to ${Math.max(...this.history)}, the last ${this.history.at(-1)}`;
+    $("history").textContent = `${least} to ${Math.max(...this.history)}, latest ${this.history.at(-1)}`;
   }
 
   showSplit() {
@@ -42,23 +41,23 @@ export class Speed {
     this.last.forEach((part, at) => {
       $("split-bar").children[at].style.width = `${(100 * part) / total}%`;
       const [, seconds, share] = $("split").rows[at].cells;
-      seconds.textContent = time(part);
+      seconds.textContent = duration(part);
       share.textContent = `${Math.round((100 * part) / total)}%`;
     });
   }
 
-  // What the engine does at this moment, by its `prefill` and `progress`.
+  // The engine's work at this moment, from its events `prefill` and `progress`.
   line({ prefill, progress }) {
     const parts = [];
     if (prefill && (!progress || progress.index === 1)) {
-      const known = prefill.reused ? `, ${prefill.reused.toLocaleString("en")} known` : "";
+      const known = prefill.reused ? `, ${prefill.reused.toLocaleString("en")} from the cache` : "";
       parts.push(`reading ${prefill.tokens.toLocaleString("en")} tokens${known}`);
     } else if (progress?.nodes) {
       parts.push(`tree of ${progress.nodes.toLocaleString("en")}`);
     }
     if (progress?.layer) parts.push(`layer ${progress.layer}/${progress.layers}`);
     else if (progress && !progress.nodes && progress.index > 1) parts.push("drafting");
-    if (this.usual > 2) parts.push(`${time(this.usual)} a pass`);
+    if (this.usual > 2) parts.push(`${duration(this.usual)} per pass`);
     return parts.join(" · ");
   }
 }
@@ -71,8 +70,8 @@ function bar(share) {
 
 const figure = (value) => value.toLocaleString("en", { maximumSignificantDigits: 3 });
 
-function time(seconds) {
-  if (seconds < 120) return seconds < 1 ? `${figure(1000 * seconds)} ms` : `${figure(seconds)} s`;
+export function duration(seconds) {
+  if (seconds < 120) return seconds && seconds < 1 ? `${figure(1000 * seconds)} ms` : `${figure(seconds)} s`;
   const minutes = Math.round(seconds / 60);
   return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }

@@ -1,0 +1,19 @@
+// Elements: find them by id, and make them.
+
+export const $ = (id) => document.getElementById(id);
+
+export function make(name, children = [], className = "") {
+  const element = document.createElement(name);
+  element.append(...children);
+  if (className) element.className = className;
+  return element;
+}
+
+// action: name for the listener of the button's container. name: for screen readers.
+export function button(label, action, name = label) {
+  const element = make("button", [label]);
+  element.type = "button";
+  element.dataset.action = action;
+  element.ariaLabel = name;
+  return element;
+}

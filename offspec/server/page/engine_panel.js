@@ -1,0 +1,53 @@
+// The panel of what the engine does: speed, and the tree of each pass. Closed at first; the browser keeps its state.
+
+import { $ } from "./dom.js";
+import { keepPlace } from "./messages.js";
+import { Speed } from "./speed.js";
+import { read, write } from "./storage.js";
+import { Trees } from "./tree.js";
+
+const KEY = "offspec-panel";
+
+export class EnginePanel {
+  constructor() {
+    this.speed = new Speed();
+    this.trees = new Trees();
+    for (const id of ["panel-button", "panel-close"]) {
+      $(id).addEventListener("click", () => {
+        this.toggle(!this.isOpen);
+        $("panel-button").focus();
+        write(KEY, this.isOpen ? "open" : "closed");
+      });
+    }
+    this.toggle(read(KEY) === "open");
+    this.begin();
+  }
+
+  get isOpen() {
+    return !$("panel").hidden;
+  }
+
+  toggle(open) {
+    keepPlace(() => ($("panel").hidden = !open));
+    $("panel-button").ariaExpanded = String(open);
+    this.trees.show();
+  }
+
+  // An answer begins.
+  begin() {
+    this.now = {};
+    this.speed.begin();
+  }
+
+  // What a chunk tells of the engine.
+  add({ tree, pass, ...now }) {
+    if (tree) this.trees.add(tree);
+    if (pass) this.speed.add(pass);
+    Object.assign(this.now, now);
+  }
+
+  // The engine's work at this moment, if known.
+  line() {
+    return this.now.prefill || this.now.progress ? this.speed.line(this.now) : "";
+  }
+}

@@ -1,0 +1,43 @@
+// System prompt and sampling settings: a dialog whose fields have the names of the API's. An empty field is left out.
+
+import { $ } from "./dom.js";
+import { readJson, write } from "./storage.js";
+
+const KEY = "offspec-settings";
+const form = $("settings-form");
+const fields = [...form.elements].filter((field) => field.name);
+let chosen = {}; // text of each field
+
+export const system = () => chosen.system ?? "";
+
+export function sampling() {
+  const numbers = fields.filter((field) => field.type === "number" && chosen[field.name]);
+  return Object.fromEntries(numbers.map(({ name }) => [name, Number(chosen[name])]));
+}
+
+// Leave out what is damaged.
+function fill(values) {
+  for (const field of fields) {
+    const value = values?.[field.name];
+    field.value = typeof value === "string" ? value : "";
+    if (!field.checkValidity()) field.value = "";
+  }
+}
+
+function choose() {
+  chosen = Object.fromEntries(fields.map(({ name, value }) => [name, value.trim()]));
+  $("settings-button").classList.toggle("changed", Object.values(chosen).some(Boolean));
+}
+
+form.addEventListener("submit", () => {
+  choose();
+  write(KEY, JSON.stringify(chosen));
+});
+$("settings-button").addEventListener("click", () => {
+  fill(chosen);
+  $("settings").showModal();
+});
+$("settings-clear").addEventListener("click", () => fill({}));
+$("settings-cancel").addEventListener("click", () => $("settings").close());
+fill(readJson(KEY));
+choose();

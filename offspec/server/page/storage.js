@@ -1,0 +1,43 @@
+// The browser's storage, which may be full, blocked, or hold anything.
+
+export function read(key, storage = "localStorage") {
+  try {
+    return window[storage].getItem(key);
+  } catch {
+    return null;
+  }
+}
+
+// Return whether the value is stored.
+export function write(key, value, storage = "localStorage") {
+  try {
+    window[storage].setItem(key, value);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+export function remove(key) {
+  try {
+    localStorage.removeItem(key);
+  } catch {
+    // nothing is stored
+  }
+}
+
+export function keys(prefix) {
+  try {
+    return Object.keys(localStorage).filter((key) => key.startsWith(prefix));
+  } catch {
+    return [];
+  }
+}
+
+export function readJson(key) {
+  try {
+    return JSON.parse(read(key));
+  } catch {
+    return null;
+  }
+}
