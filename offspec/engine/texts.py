@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offspec.chat.answer_parts import MarkedParts, Parts, PlainText
+from offspec.chat.answer_parts import Parts, PlainText
 from offspec.chat.prompt_reuse import OPENED
 from offspec.core.config import Constraint, SamplingParams
 from offspec.core.errors import ContextLengthError, RequestError
@@ -116,8 +116,8 @@ class Texts:
             tools: What may be called, as {"type": "function", "function": {...}}.
         """
         codec = self._assembly.codec
-        given = answer_formats.find(codec, calls=bool(tools))
-        return MarkedParts(given, codec.spell(ids), tools) if given else PlainText()
+        make = answer_formats.find(codec, calls=bool(tools))
+        return make(codec.spell(ids), tools) if make else PlainText()
 
     def answer_format(
         self,
@@ -136,7 +136,7 @@ class Texts:
             thought_tokens: Most tokens of the reasoning before a format. None: any number.
         """
         codec = self._assembly.codec
-        template = str(codec.tokenizer.chat_template or "")
+        template = codec.answer_marks
         thinking = OPENED.search(codec.spell(ids[-_OPENING:])) is not None
         special = {codec.spell([i]): i for i in codec.hidden_ids}
         if format is not None:

@@ -1,14 +1,16 @@
-"""How models mark thoughts and calls of tools in their answers: response templates, as transformers has them.
+"""How models mark reasoning and calls of tools in their answers.
 
-Those of a tokenizer, where it has one; else that of the family, known by what its chat template writes.
+By the response template of a tokenizer, where it has one; else by the family, known by its chat template.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from offspec.chat.answer_parts import Kind
+from offspec.chat.answer_parts import Parts
+from offspec.chat.families import family_of, thought_marks
+from offspec.chat.family_parts import FamilyParts
+from offspec.chat.marked_parts import Kind, MarkedParts
 from offspec.chat.prompt_reuse import OPENED
-from offspec.model.response_templates import CALLS, THOUGHTS
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing import ResponseParser
@@ -16,21 +18,21 @@ if TYPE_CHECKING:
 
     from offspec.model.tokenizer import TextCodec
 
+PartsMaker = Callable[[str, Sequence[Mapping[str, Any]]], Parts]
+
 
 class MarkedFormat:
     """See `AnswerFormat`.
 
     Args:
-        spec: A response template.
+        spec: The response template of a tokenizer.
         special: The special tokens that may come within an answer, by id.
-        own: It is the tokenizer's, and finds the beginning of the answer in a prompt by itself.
     """
 
-    def __init__(self, spec: Mapping[str, Any], special: Mapping[int, str], own: bool) -> None:
+    def __init__(self, spec: Mapping[str, Any], special: Mapping[int, str]) -> None:
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
         self._template: ResponseTemplate = load_response_template(dict(spec))
-        self._own = own
         marks = [*_marks(self._template)]
         self.shown = frozenset(i for i, token in special.items() if any(token in mark for mark in marks))
 
@@ -43,10 +45,7 @@ class MarkedFormat:
 
     def begun(self, prompt: str) -> str:
         """See `AnswerFormat`."""
-        if self._own:
-            return self._template.truncate_past_last_anchor(prompt) if prompt else ""
-        opened = OPENED.search(prompt)
-        return opened[0] if opened else ""
+        return self._template.truncate_past_last_anchor(prompt) if prompt else ""
 
     def kind(self, field: str) -> Kind:
         """See `AnswerFormat`."""
@@ -65,14 +64,30 @@ class MarkedFormat:
         return found.end() if found else at
 
 
-def find(codec: "TextCodec", calls: bool) -> MarkedFormat | None:
-    """The format of a model's answers, with calls of tools or without; None where it marks nothing known."""
+def find(codec: "TextCodec", calls: bool) -> PartsMaker | None:
+    """What takes answers of a model apart, with calls of tools or without; None if it marks nothing known.
+
+    It is called with the prompt, special tokens included, and with the tools.
+    """
     special = {i: codec.spell([i]) for i in codec.hidden_ids - codec.eos_ids}
     own = getattr(codec.tokenizer, "response_template", None)
     if own and complaint(codec) is None:
-        return MarkedFormat(_only(own, calls), special, True)
-    spec = _known(str(codec.tokenizer.chat_template or ""), calls)
-    return MarkedFormat(spec, special, False) if len(spec["fields"]) > 1 else None
+        format = MarkedFormat(_only(own, calls), special)
+        return lambda prompt, tools: MarkedParts(format, prompt, tools)
+    template = codec.answer_marks
+    thought, family = thought_marks(template), family_of(template)
+    if family is not None and not calls and not family.messages:
+        family = None
+    if family is None and thought is None:
+        return None
+    marks = [*(thought or ()), *((*family.readers, *family.tokens) if family else ())]
+    shown = frozenset(i for i, token in special.items() if any(token in mark for mark in marks))
+
+    def parts(prompt: str, tools: Sequence[Mapping[str, Any]]) -> Parts:
+        thinking = OPENED.search(prompt) is not None
+        return FamilyParts(family, thought, thinking=thinking, tools=tools, shown=shown)
+
+    return parts
 
 
 def complaint(codec: "TextCodec") -> str | None:
@@ -81,7 +96,7 @@ def complaint(codec: "TextCodec") -> str | None:
         return None
     try:
         for calls in (True, False):
-            MarkedFormat(_only(own, calls), {}, True).parser("", ())
+            MarkedFormat(_only(own, calls), {}).parser("", ())
     except Exception as error:  # whatever it is that somebody wrote there
         reason = " ".join(str(error).split())[:200]
         return (
@@ -89,15 +104,6 @@ def complaint(codec: "TextCodec") -> str | None:
             "calls and thoughts are found as in other models of its chat template"
         )
     return None
-
-
-def _known(template: str, calls: bool) -> dict[str, Any]:
-    """A response template by what a chat template writes."""
-    fields: dict[str, Any] = {"content": {}}
-    if thought := next((field for tag, field in THOUGHTS.items() if tag in template), None):
-        fields["thinking"] = thought
-    fields |= next((family for mark, family in CALLS.items() if mark in template), {})
-    return _only({"start_anchor_pattern": r"\A", "fields": fields}, calls)
 
 
 def _only(spec: Mapping[str, Any], calls: bool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Grammars of calls of tools, as each family of models writes them: in Lark, from the opening mark on.
 
 A call that follows one has the name of a tool and arguments that are valid by its schema. Families are known
-by what their chat templates write, as in `response_templates`.
+by what their chat templates write, as in `chat.families`.
 """
 
 import json
@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from offspec.chat.families import thought_marks
 from offspec.core.constraint import Constraint, Region, Regions
 from offspec.core.errors import RequestError
-from offspec.model.response_templates import THOUGHTS
 from offspec.sampling.grammar import LAYOUT, check_format, preceded
 
 Function = Mapping[str, Any]  # {"name", "parameters"} of a tool
@@ -185,7 +185,7 @@ def _deepseek(template: str) -> tuple[CallForm, ...]:
     return (CallForm("<｜tool▁calls▁begin｜>", calls, between="", after="<｜tool▁calls▁end｜>"),)
 
 
-# By what a chat template has in it, as in `response_templates.CALLS`.
+# By what a chat template has in it, as in `chat.families`.
 FORMS: dict[str, Callable[[str], tuple[CallForm, ...]]] = {
     "<|channel|>": lambda _: (
         CallForm(
@@ -275,9 +275,3 @@ def after_thought(
         thought_tokens=tokens,
         cut="" if tokens is None else preceded(format, f"{GrammarText(special).literals(thought[1])} {gap}"),
     ).constraint()
-
-
-def thought_marks(template: str) -> tuple[str, str] | None:
-    """The marks of reasoning in a chat template."""
-    close = next((tag for tag in THOUGHTS if tag in template), None)
-    return None if close is None else (close.replace("/", ""), close)

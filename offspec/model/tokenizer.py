@@ -16,6 +16,7 @@ from offspec.core.panics import panics_as_errors
 from offspec.core.sampling_defaults import model_defaults
 from offspec.core.values import shown
 from offspec.model.prompt import Messages, Prompt, checked_messages, checked_text, token_ids
+from offspec.model.tool_prompt import CALL_MARK, with_tool_prompt
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -116,6 +117,17 @@ class TextCodec:
     def has_chat_template(self) -> bool:
         return bool(self.tokenizer.chat_template)
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the chat template writes tools; else a prompt of offspec's own does."""
+        return "tools" in str(self.tokenizer.chat_template)
+
+    @property
+    def answer_marks(self) -> str:
+        """Text with the marks that answers may have: the chat template, and those of offspec's own prompt."""
+        template = str(self.tokenizer.chat_template or "")
+        return template if self.takes_tools else template + CALL_MARK
+
     @cached_property
     def grammar_tokens(self) -> "LLTokenizer":
         """What formats are followed by: the bytes of every token. Made once, in about a second.
@@ -195,6 +207,8 @@ class TextCodec:
         from offspec.model.template_limits import TemplateLimitError
 
         checked = self._known_roles(checked_messages(messages))
+        if not self.takes_tools:
+            checked = with_tool_prompt(checked, self._variables.get("tools") or ())
         if continues and checked[-1]["role"] == "assistant" and not checked[-1]["content"].strip():
             checked.pop()  # nothing of the answer is there yet
         text, failure = "", None

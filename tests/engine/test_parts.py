@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from offspec.chat.answer_parts import Call, MarkedParts, Part, Text
+from offspec.chat.answer_parts import Call, Part, Text
 from offspec.engine.detokenizer import TextStream
 from offspec.model import answer_formats
 from offspec.model.tokenizer import TextCodec, load_tokenizer
@@ -16,9 +16,9 @@ ANSWER = 'the cat[TOOL_CALLS]at[ARGS]{"mat": 2}</s>'
 
 
 def parts_of(codec: TextCodec, text: str) -> list[Part]:
-    given = answer_formats.find(codec, calls=True)
-    assert given is not None
-    parts = MarkedParts(given, "", TOOLS)
+    make = answer_formats.find(codec, calls=True)
+    assert make is not None
+    parts = make("", TOOLS)
     stream = TextStream(codec, shown=parts.shown)
     for token in codec.tokenize(text):
         stream.push(token)

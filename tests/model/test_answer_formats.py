@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from offspec.chat.answer_parts import Call, MarkedParts, OneCall, Part, PlainText, Text, Thinking
+from offspec.chat.answer_parts import Call, OneCall, Part, PlainText, Text, Thinking
 from offspec.model import answer_formats
 
 WEATHER = {"city": {"type": "string"}, "days": {"type": "integer"}}
@@ -47,6 +47,7 @@ def codec(template: str, special: tuple[str, ...] = (), own: Any = None) -> Any:
         eos_ids=frozenset({0}) if special else frozenset(),
         spell=lambda ids: "".join(special[i] for i in ids),
         folder=Path("model"),
+        answer_marks=template,
     )
 
 
@@ -66,11 +67,11 @@ def joined(parts: list[Part]) -> list[tuple[str, ...]]:
 
 def parts_of(template: str, text: str, prompt: str = "", own: Any = None, tools: Any = TOOLS) -> Any:
     """The same for a text in one piece, in characters, and in random pieces."""
-    given = answer_formats.find(codec(template, own=own), calls=bool(tools))
-    assert given is not None
+    make = answer_formats.find(codec(template, own=own), calls=bool(tools))
+    assert make is not None
     found = []
     for most in (len(text), 1, 7):
-        reader, parts, at = MarkedParts(given, prompt, tools), list[Part](), 0
+        reader, parts, at = make(prompt, tools), list[Part](), 0
         while at < len(text):
             size = random.Random(at).randint(1, max(most, 1)) if most == 7 else max(most, 1)
             parts += reader.feed(text[at : at + size])
@@ -188,9 +189,18 @@ def test_garbled_calls_of_other_families() -> None:
         ("[TOOL_CALLS]", "[TOOL_CALLS]weather[ARGS]{"),
         ("[TOOL_CALLS]", '[TOOL_CALLS] [{"name": "weather", "arguments": {}}, 3]'),
         ("dictionary of argument name and its value", '{"name": "Alice", "age": 3}'),
-        (HARMONY, "<|channel|>commentary to=functions.weather<|message|>Oslo"),
     ):
         assert parts_of(template, text) == [("Text", text)]
+
+
+def test_a_damaged_header_of_harmony_is_not_shown() -> None:
+    for header in (
+        "<|channel|>commentary to=functions.weather<|message|>",
+        "<|start|>assistant<|channel|>commentary to=weather<|message|>",
+        "<|channel|>final final<|message|>",
+        "<|start|><|message|>",
+    ):
+        assert parts_of(HARMONY, f"{header}Oslo<|end|>") == [("Text", "Oslo")]
 
 
 def test_a_prompt_may_begin_the_thought() -> None:
@@ -236,8 +246,8 @@ def test_a_response_template_that_is_none() -> None:
 
 def test_marks_that_are_special_tokens() -> None:
     special = ("<|end|>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "<s>")  # the first ends answers
-    given = answer_formats.find(codec("[TOOL_CALLS]", special), calls=True)
-    assert given is not None and given.shown == {1, 3}
+    make = answer_formats.find(codec("[TOOL_CALLS]", special), calls=True)
+    assert make is not None and make("", TOOLS).shown == {1, 3}
 
 
 def test_one_call() -> None:

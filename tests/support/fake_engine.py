@@ -244,16 +244,18 @@ class ScriptedEngine:
         return self.wording.spell(ids)
 
     def parts(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()) -> "Parts":
-        from offspec.chat.answer_parts import MarkedParts, PlainText
+        from offspec.chat.answer_parts import PlainText
 
         if not self.template:
             return PlainText()
         from offspec.model import answer_formats  # only now: it imports torch
 
         tokenizer = SimpleNamespace(chat_template=self.template)
-        codec: Any = SimpleNamespace(tokenizer=tokenizer, hidden_ids=frozenset(), eos_ids=frozenset())
-        given = answer_formats.find(codec, calls=bool(tools))
-        return MarkedParts(given, self.spell(ids), tools) if given else PlainText()
+        codec: Any = SimpleNamespace(
+            tokenizer=tokenizer, hidden_ids=frozenset(), eos_ids=frozenset(), answer_marks=self.template
+        )
+        make = answer_formats.find(codec, calls=bool(tools))
+        return make(self.spell(ids), tools) if make else PlainText()
 
     def answer_format(
         self,

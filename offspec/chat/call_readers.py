@@ -1,0 +1,260 @@
+"""Readers of calls of tools in an answer's text: whole and valid by the tool's schema, or no calls at all.
+
+A reader is begun at the mark that opens a call and reads on as text comes. A value ends where its own syntax
+ends it, so that marks within a value are part of it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import regex
+
+from offspec.chat.answer_parts import Call, as_call
+
+_STRING_END = regex.compile(r'["\\]')
+_STRUCTURE = regex.compile(r"[^\s\w.+\-:,]")  # brackets, quotes, and what is not JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What was read, up to a place in the text.
+
+    thought: The mark that ends the reasoning which begins there; "" if none does.
+    text: Whether text of the answer begins there.
+    """
+
+    calls: tuple[Call, ...]
+    end: int
+    thought: str = ""
+    text: bool = False
+
+
+class Reader(Protocol):
+    """Reads one call, or several that belong together."""
+
+    def read(self, text: str, final: bool) -> Read | bool:
+        """Read on.
+
+        Args:
+            text: All text from the opening mark on, so far.
+            final: No text will follow.
+
+        Returns:
+            What was read; True if more text is needed; False if this is not a call.
+        """
+
+
+class Tools:
+    """Tools that may be called, as {"type": "function", "function": {"name", "parameters"}}."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._parameters = {
+            tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self._parameters)
+
+    def properties(self, name: str) -> Mapping[str, Any]:
+        """The schemas of a tool's parameters."""
+        found = self._parameters.get(name, {}).get("properties")
+        return found if isinstance(found, Mapping) else {}
+
+    def call(self, name: Any, arguments: Any) -> Call | None:
+        """A call, if there is such a tool and its schema allows the arguments."""
+        call = as_call({"name": name, "arguments": arguments})
+        if call is None or call.name not in self._parameters:
+            return None
+        return call if _is_valid(json.loads(call.arguments), self._parameters[call.name]) else None
+
+
+def _is_valid(arguments: dict[str, Any], schema: Mapping[str, Any]) -> bool:
+    try:
+        from jsonschema import Draft202012Validator
+
+        return bool(Draft202012Validator(schema).is_valid(arguments))
+    except Exception:  # a schema that cannot be followed says nothing
+        return True
+
+
+class JsonEnd:
+    """Finds the end of a JSON value in text that grows."""
+
+    def __init__(self, start: int) -> None:
+        self._at, self._depth, self._in_string = start, 0, False
+
+    def find(self, text: str) -> int | bool:
+        """The place after the value; True if more text is needed; False if this is not JSON."""
+        while True:
+            found = (_STRING_END if self._in_string else _STRUCTURE).search(text, self._at)
+            if found is None:
+                self._at = len(text)
+                return True
+            sign, place = found[0], found.start()
+            if sign == "\\":
+                if place + 1 == len(text):
+                    self._at = place
+                    return True
+                self._at = place + 2
+                continue
+            self._at = place + 1
+            if sign == '"':
+                self._in_string = not self._in_string
+            elif sign in "{[":
+                self._depth += 1
+            elif sign in "}]":
+                self._depth -= 1
+            else:
+                return False
+            if self._depth <= 0 and not self._in_string:
+                return self._at if self._depth == 0 and sign in "}]" else False
+
+
+class JsonCall:
+    """A call whose arguments are JSON: a head, which may have the name, the value, and a tail.
+
+    Args:
+        tools: Those that may be called.
+        head: Pattern from the opening mark to the value; a group `name` has the tool's.
+        tail: Pattern of the closing mark, which an answer may lack.
+        arguments: Key of the arguments in a value that has the name, too.
+    """
+
+    def __init__(self, tools: Tools, head: str, tail: str = "", arguments: str = "arguments") -> None:
+        self._tools, self._arguments = tools, arguments
+        self._head, self._tail = regex.compile(head), regex.compile(tail)
+        self._begun: tuple[str | None, int, JsonEnd] | None = None
+        self._value: tuple[tuple[Call, ...], int] | None = None
+
+    def read(self, text: str, final: bool) -> Read | bool:
+        """See `Reader`."""
+        if self._begun is None:
+            head = self._head.match(text, partial=not final)
+            if head is None or head.partial:
+                return head is not None
+            self._begun = head.groupdict().get("name"), head.end(), JsonEnd(head.end())
+        name, start, scan = self._begun
+        if self._value is None:
+            end = scan.find(text)
+            if isinstance(end, bool):
+                return end and not final
+            if not (calls := self._calls(name, text[start:end])):
+                return False
+            self._value = calls, end
+        calls, end = self._value
+        tail = self._tail.match(text, end, partial=not final)
+        if tail is not None and tail.partial:
+            return True
+        return Read(calls, end if tail is None else tail.end())
+
+    def _calls(self, name: str | None, text: str) -> tuple[Call, ...]:
+        """The calls of a value; none if one of them is not valid."""
+        try:
+            value = json.loads(text, strict=False)
+        except (ValueError, RecursionError):
+            return ()
+        values = value if isinstance(value, list) else [value]
+        given = [(name, value)] if name is not None else [self._named(each) for each in values]
+        calls = [self._tools.call(name, arguments) for name, arguments in given]
+        return tuple(call for call in calls if call) if all(calls) else ()
+
+    def _named(self, value: Any) -> tuple[Any, Any]:
+        """Name and arguments of an object that has both."""
+        if not isinstance(value, dict):
+            return None, None
+        return value.get("name"), value.get(self._arguments)
+
+
+class TaggedCall:
+    """A call with tags: a head with its name, then for each argument a tag, its value, and a closing tag.
+
+    A closing tag ends a value only if the next tag follows it; a value that lacks one ends at the next tag.
+
+    Args:
+        tools: Those that may be called.
+        head: Pattern from the opening mark on; its group `name` has the tool's.
+        tag: Pattern of an argument's opening tag, whose group `key` has its name.
+        close: Pattern of an argument's closing tag.
+        end: Pattern of the end of the call.
+        tail: Pattern of what closes a call in addition, which an answer may lack.
+        lines: A value is on lines of its own.
+    """
+
+    def __init__(
+        self, tools: Tools, head: str, tag: str, close: str, end: str, tail: str = "", *, lines: bool = True
+    ) -> None:
+        self._tools = tools
+        self._head = regex.compile(head)
+        self._next = regex.compile(rf"\s*(?:{tag}|(?P<end>{end}))")
+        self._lines, gap = lines, r"\n?" if lines else ""
+        closed = rf"{close}(?=\s*(?:{tag}|{end}))|(?<=\n)(?={tag}\n)"
+        more = tail or "<tool_call>"  # without which the mark may be part of a value
+        self._value_end = regex.compile(rf"{gap}(?:{closed}|(?={end}\s*{more}))")
+        self._last_end = regex.compile(rf"{gap}(?:{closed}|(?={end}\s*(?:{tail})?\s*\Z))")
+        self._tail = regex.compile(rf"\s*{tail}" if tail else "")
+        self._name: str | None = None
+        self._at = 0
+        self._key: str | None = None  # of the value that is being read
+        self._start = 0  # of that
+        self._arguments = dict[str, Any]()
+
+    def read(self, text: str, final: bool) -> Read | bool:
+        """See `Reader`."""
+        if self._name is None:
+            head = self._head.match(text, partial=not final)
+            if head is None or head.partial:
+                return head is not None
+            self._name, self._at = head["name"], head.end()
+        while True:
+            if self._key is not None:
+                if not self._read_value(text, final):
+                    return not final
+                continue
+            found = self._next.match(text, self._at, partial=not final)
+            if found is None or found.partial:
+                return found is not None
+            if found["end"] is not None:
+                return self._finished(text, found.end(), final)
+            self._key, self._at = found["key"], found.end()
+            self._start = self._at
+
+    def _read_value(self, text: str, final: bool) -> bool:
+        """Whether the value that is being read has ended."""
+        assert self._key is not None and self._name is not None
+        while True:
+            pattern = self._last_end if final else self._value_end
+            found = pattern.search(text, self._at, partial=not final)
+            if found is None or found.partial:
+                self._at = len(text) if found is None else found.start()
+                return False
+            key = found.capturesdict().get("key") or []
+            known = self._tools.properties(self._name).keys() - {*self._arguments, self._key}
+            if known.issuperset(key) or found.end() > found.start() + 1:
+                break
+            self._at = found.start() + 1  # a tag within the value
+        value = text[self._start : found.start()].removeprefix("\n" if self._lines else "")
+        schema = self._tools.properties(self._name).get(self._key)
+        self._arguments[self._key] = _typed(value, schema)
+        self._key, self._at = None, found.end()
+        return True
+
+    def _finished(self, text: str, end: int, final: bool) -> Read | bool:
+        tail = self._tail.match(text, end, partial=not final)
+        if tail is not None and tail.partial:
+            return True
+        call = self._tools.call(self._name, self._arguments)
+        return False if call is None else Read((call,), end if tail is None else tail.end())
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """A value as its schema has it: text as it stands, or JSON."""
+    kinds = schema.get("type") if isinstance(schema, dict) else None
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if "string" in kinds and not (text == "null" and "null" in kinds):
+        return text
+    try:
+        return json.loads(text.strip() if text.strip() not in ("True", "False") else text.strip().lower())
+    except (ValueError, RecursionError):
+        return text

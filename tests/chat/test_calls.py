@@ -1,0 +1,189 @@
+"""Calls of tools in every family's form: read right or refused whole, however the text is cut or cut off."""
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from offspec.chat.answer_parts import Call, Part, Text
+from offspec.chat.families import family_of, thought_marks
+from offspec.chat.family_parts import FamilyParts
+
+PROPERTIES: dict[str, Any] = {
+    "path": {"type": "string"},
+    "content": {"type": "string"},
+    "count": {"type": "integer"},
+    "deep": {"type": "object", "properties": {"a": {"type": "array"}}},
+}
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {"type": "object", "properties": PROPERTIES, "required": ["path"]},
+        },
+    }
+    for name in ("write_file", "mcp.read-2")
+]
+MARKS = (
+    *("</tool_call>", "<tool_call>", "<function=x>", "</function>", "<parameter=path>", "</parameter>"),
+    *("[TOOL_CALLS]", "[ARGS]", "<arg_key>", "</arg_value>", "</think>", "<|python_tag|>", '"}}', "\\", '"'),
+    *("{", "}", "\n", "\t", "é", "日", "```", "null", " "),
+)
+Arguments = dict[str, Any]
+
+
+def hermes(name: str, given: Arguments) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': given}, ensure_ascii=False)}\n</tool_call>"
+
+
+def tagged(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def coder(name: str, given: Arguments) -> str:
+    inner = "".join(f"<parameter={key}>\n{tagged(value)}\n</parameter>\n" for key, value in given.items())
+    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
+
+
+def glm(name: str, given: Arguments) -> str:
+    pairs = (
+        f"<arg_key>{key}</arg_key>\n<arg_value>{tagged(value)}</arg_value>\n" for key, value in given.items()
+    )
+    return f"<tool_call>{name}\n{''.join(pairs)}</tool_call>"
+
+
+def harmony(name: str, given: Arguments) -> str:
+    header = f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+    return header + json.dumps(given) + "<|call|>"
+
+
+def deepseek(name: str, given: Arguments) -> str:
+    call = f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(given)}<｜tool▁call▁end｜>"
+    return f"<｜tool▁calls▁begin｜>{call}<｜tool▁calls▁end｜>"
+
+
+def kimi(name: str, given: Arguments) -> str:
+    head = f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>"
+    return f"<|tool_calls_section_begin|>{head}{json.dumps(given)}<|tool_call_end|><|tool_calls_section_end|>"
+
+
+# By the mark of a chat template.
+FORMS: dict[str, Callable[[str, Arguments], str]] = {
+    "<tool_call>": hermes,
+    "<function=": coder,
+    "<arg_key>": glm,
+    "[TOOL_CALLS]": lambda name, given: f"[TOOL_CALLS]{name}[ARGS]{json.dumps(given)}",
+    "<｜tool▁calls▁begin｜>": deepseek,
+    "<|tool_calls_section_begin|>": kimi,
+    "<|channel|>": harmony,
+    "dictionary of argument name and its value": lambda name, given: json.dumps(
+        {"name": name, "parameters": given}, ensure_ascii=False
+    ),
+}
+
+
+def taken(template: str, text: str, pieces: int) -> list[Part]:
+    """The parts of a text that comes in pieces of up to so many characters."""
+    dice = random.Random(pieces)
+    parts, reader, at = (
+        list[Part](),
+        FamilyParts(family_of(template), thought_marks(template), tools=TOOLS),
+        0,
+    )
+    while at < len(text):
+        size = dice.randint(1, pieces)
+        parts += reader.feed(text[at : at + size])
+        at += size
+    return [*parts, *reader.finish()]
+
+
+def calls_of(parts: list[Part]) -> list[tuple[str, Arguments]]:
+    return [(part.name, json.loads(part.arguments)) for part in parts if isinstance(part, Call)]
+
+
+def text_of(parts: list[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Text))
+
+
+def chosen(dice: random.Random) -> tuple[str, Arguments]:
+    """A tool and arguments for it, with marks within texts."""
+
+    def words() -> str:
+        return "x".join(dice.choice(MARKS) for _ in range(dice.randrange(6))) + "."
+
+    given: Arguments = {"path": words()}
+    if dice.random() < 0.7:
+        given["content"] = words()
+    if dice.random() < 0.5:
+        given["count"] = dice.randrange(-5, 10**6)
+    if dice.random() < 0.3:
+        given["deep"] = {"a": [words(), None, {"b": [dice.random()]}]}
+    return dice.choice(TOOLS)["function"]["name"], given
+
+
+@pytest.mark.parametrize("template", FORMS)
+def test_calls_of_a_family(template: str) -> None:
+    """300 of them: the same in pieces of any size; whole, and with the end cut off somewhere."""
+    dice = random.Random(template)
+    write = FORMS[template]
+    for _ in range(300):
+        name, given = chosen(dice)
+        text = write(name, given)
+        assert calls_of(taken(template, text, len(text))) == [(name, given)], text
+        assert calls_of(taken(template, text, 5)) == [(name, given)], text
+        cut = text[: dice.randrange(len(text))]
+        for pieces in (len(text), 3):
+            found = taken(template, cut, pieces)
+            assert calls_of(found) in ([], [(name, given)]), cut
+
+
+@pytest.mark.parametrize("template", FORMS)
+def test_a_stray_mark_before_a_call_loses_nothing(template: str) -> None:
+    call = FORMS[template]("write_file", {"path": "a"})
+    mark = "<|channel|>" if template == "<|channel|>" else call[: call.index("write_file")].strip()[:11]
+    if family_of(template) and not family_of(template).at_start:  # type: ignore[union-attr]
+        parts = taken(template, f"Look: {mark} is a mark. {call}", 4)
+        assert calls_of(parts) == [("write_file", {"path": "a"})]
+        assert "is a mark." in text_of(parts)
+
+
+UNCLOSED = {
+    "the last parameter": "<parameter=path>\na\n</parameter>\n<parameter=content>\nb\n",
+    "the first parameter": "<parameter=path>\na\n<parameter=content>\nb\n</parameter>\n",
+    "a damaged mark": "<parameter=path>\na\n</parameter/>\n<parameter=content>\nb\n</parameter/>\n",
+}
+
+
+@pytest.mark.parametrize("case", UNCLOSED)
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_parameter_ends_at_the_next_tag(case: str, bare: bool) -> None:
+    text = f"<function=write_file>\n{UNCLOSED[case]}</function>"
+    text = f"I look.\n\n{text}\n</tool_call>" if bare else f"I look.\n\n<tool_call>\n{text}\n</tool_call>"
+    for pieces in (1, 9, len(text)):
+        parts = taken("<function=", text, pieces)
+        assert calls_of(parts) == [("write_file", {"path": "a", "content": "b"})]
+        assert text_of(parts) == "I look."
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"content": "a"}, {"path": 3}, {"path": "a", "count": "many"}, {"path": "a", "deep": []}],
+    ids=["nothing", "without path", "path", "count", "deep"],
+)
+@pytest.mark.parametrize("template", FORMS)
+def test_arguments_that_the_schema_does_not_allow_are_no_call(template: str, given: Arguments) -> None:
+    parts = taken(template, FORMS[template]("write_file", given), 6)
+    if template in ("<function=", "<arg_key>") and given.get("path") == 3:
+        given = {"path": "3"}  # a text stands there without quotes
+        assert calls_of(parts) == [("write_file", given)]
+    else:
+        assert not calls_of(parts) and text_of(parts)
+
+
+def test_a_schema_that_cannot_be_followed_allows_everything() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": 3}}}]
+    reader = FamilyParts(family_of("<tool_call>"), None, tools=tools)
+    assert calls_of([*reader.feed(hermes("f", {"a": 1})), *reader.finish()]) == [("f", {"a": 1})]
