@@ -25,7 +25,7 @@ from offspec.plan.make import acceptance_for
 from offspec.plan.policy import DraftPolicy
 from offspec.plan.records import Case, DraftRecord, ExpertRecord, case_of
 from offspec.sampling.constraint import Format, FormatRule
-from offspec.sampling.grammar import matcher_of, matchers_of, tokens_beyond
+from offspec.sampling.grammar import matcher_of, tokens_beyond
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise, endless, request_key
 from offspec.sampling.regions import RegionRule
@@ -249,10 +249,9 @@ class Drafting:
 
         if format.kind != "regions":
             return rule(matcher_of(format, tokens))
-        matchers = matchers_of(format, tokens)
         return RegionRule(
             Regions.read(format.text),
-            lambda grammar: rule(matchers(grammar)),
+            lambda grammar: rule(codec.grammars.matcher(grammar)),
             lambda text: tokens_beyond(text, tokens),
             lambda token: token_bytes(codec.tokenizer, token),
             ends,

@@ -144,6 +144,11 @@ class Texts:
         if getattr(codec.tokenizer, "response_template", None):
             return None  # it says how calls are read, and not how they are written
         regions = answer_regions(template, [tool["function"] for tool in tools], special, thinking)
+        try:
+            for region in regions.regions if regions else ():
+                codec.grammars.compiled(region.grammar)
+        except RequestError:  # a tokenizer or a schema that grammars cannot follow: calls are free
+            return None
         return None if regions is None else regions.constraint()
 
     def token_bytes(self, token: int) -> bytes:

@@ -126,6 +126,9 @@ def _tag_value(text: GrammarText, name: str, kind: Any, close: str, schema: Mapp
     ending = text.literals(close)
     if "<[" in ending:  # a special token is not part of a text
         return f"/(.|\\n)*/ {ending}"
+    least, most = kind.get("minLength", 0), kind.get("maxLength")
+    if least or most is not None:
+        return text.rule(name.upper(), f"/(.|\\n){{{least},{'' if most is None else most}}}/ {ending}")
     text.rule(f"{name}[lazy]", f"/(.|\\n)*/ {ending}")
     return name
 

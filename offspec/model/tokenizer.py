@@ -17,6 +17,7 @@ from offspec.core.sampling_defaults import model_defaults
 from offspec.core.values import shown
 from offspec.model.prompt import Messages, Prompt, checked_messages, checked_text, token_ids
 from offspec.model.tool_prompt import CALL_MARK, with_tool_prompt
+from offspec.sampling.grammar import Grammars
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -145,6 +146,11 @@ class TextCodec:
         except ValueError as error:
             reason = _one_line(error)
             raise RequestError(f"this model's tokenizer cannot follow a format: {reason}") from error
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiled grammars of parts of answers. Raises RequestError as `grammar_tokens` does."""
+        return Grammars(self.grammar_tokens)
 
     def with_template(self, variables: Mapping[str, Any] | None) -> "TextCodec":
         """The same with variables for the chat template, such as enable_thinking. Raises RequestError."""

@@ -1,7 +1,7 @@
 """Tools for models whose chat template has none: a message of the system describes them.
 
-Calls are written as Hermes models write them: JSON between `<tool_call>` tags. Earlier calls and their results
-are text of the conversation, in the same tags.
+Calls are written as Hermes models write them: JSON between `<tool_call>` tags. Earlier calls are text in the
+same tags, and their results are text of the user.
 """
 
 import json
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 CALL_MARK = "<tool_call>"
+_RESULT = "<tool_response>\n"
 _PROMPT = """You can call functions. Their signatures, one JSON object per line:
 <tools>
 {tools}
@@ -39,7 +40,7 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message without calls and results, which are text in it."""
     content = message.get("content") or ""
     if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+        return {"role": "user", "content": f"{_RESULT}{content}\n</tool_response>"}
     rest = {name: value for name, value in message.items() if name != "tool_calls"}
     calls = [_call(call["function"]) for call in message.get("tool_calls") or ()]
     return {**rest, "content": "\n".join(filter(None, (content, *calls)))}
@@ -55,14 +56,12 @@ def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     found = list[dict[str, Any]]()
     for message in messages:
         before = found[-1] if found else None
-        results = message["content"].startswith("<tool_response>")
-        if (
-            before
-            and results
-            and before["role"] == "user"
-            and before["content"].startswith("<tool_response>")
-        ):
+        if before and _is_result(before) and _is_result(message):
             found[-1] = {**before, "content": f"{before['content']}\n{message['content']}"}
         else:
             found.append(message)
     return found
+
+
+def _is_result(message: Mapping[str, Any]) -> bool:
+    return message["role"] == "user" and str(message["content"]).startswith(_RESULT)

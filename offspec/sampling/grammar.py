@@ -9,7 +9,7 @@ token that the tokenizer would write. What of JSON Schema it cannot enforce it r
 
 import json
 import re
-from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,16 +42,22 @@ def matcher_of(format: Constraint, tokens: "LLTokenizer") -> "LLMatcher":
     return _matcher(_grammar(format), tokens, format)
 
 
-def matchers_of(format: Constraint, tokens: "LLTokenizer") -> Callable[[str], "LLMatcher"]:
-    """Makes matchers of the grammars in regions, each in Lark and compiled once. It raises RequestError."""
-    made: dict[str, LLMatcher] = {}
+class Grammars:
+    """Grammars in llguidance's words, compiled for one vocabulary; the latest are kept. From any thread.
 
-    def make(grammar: str) -> "LLMatcher":
-        if grammar not in made:
-            made[grammar] = _matcher(grammar, tokens, format)
-        return made[grammar].deep_copy()
+    tokens: The vocabulary.
+    """
 
-    return make
+    def __init__(self, tokens: "LLTokenizer") -> None:
+        self.tokens = tokens
+        self.compiled = lru_cache(maxsize=64)(self._compile)
+
+    def matcher(self, grammar: str) -> "LLMatcher":
+        """A matcher at the beginning of a grammar. Raises RequestError if there can be none."""
+        return self.compiled(grammar).deep_copy()
+
+    def _compile(self, grammar: str) -> "LLMatcher":
+        return _matcher(grammar, self.tokens, Constraint("grammar", grammar))
 
 
 def _matcher(grammar: str, tokens: "LLTokenizer", format: Constraint) -> "LLMatcher":

@@ -94,6 +94,8 @@ class RegionRule:
             places = torch.tensor(rows, device=scores.device)
             closed = states[0][0].closed(masks, scores.device)
             scores[places] = scores[places].masked_fill(closed, -torch.inf)
+        if dead := [at for at, node in enumerate(nodes) if node.stage is _Stage.DEAD]:
+            scores[torch.tensor(dead, device=scores.device)] = -torch.inf
         pairs = [(at, token) for at, node in enumerate(nodes) for token in self._closed(node)]
         if pairs:
             (found,) = upload([np.array(pairs, np.int64)], scores.device)

@@ -121,9 +121,11 @@ def calls(message: Any) -> Any:
     return message.tool_calls
 
 
-def test_a_model_whose_format_nobody_knows_just_talks(live: LiveServer, alone: Engine) -> None:
+def test_a_model_without_tools_in_its_template_is_given_a_prompt(live: LiveServer, alone: Engine) -> None:
     """And marks that are special tokens come to whoever takes its text apart."""
-    expected = alone.generate(ASKED["messages"], SamplingParams(max_tokens=6), speculate=False).text
+    ids = alone.encode(ASKED["messages"], chat_template_kwargs={"tools": TOOLS})
+    assert len(ids) > len(alone.encode(ASKED["messages"]))
+    expected = alone.generate(ids, SamplingParams(max_tokens=6), speculate=False).text
     with live.client() as client:
         answer = client.chat.completions.create(**ASKED, max_tokens=6)
     assert answer.choices[0].message.content == expected

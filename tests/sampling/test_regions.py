@@ -1,0 +1,182 @@
+"""Formats of parts of answers: all is free outside of regions, and a matcher of its own holds each."""
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from llguidance import LLTokenizer
+from llguidance.hf import from_tokenizer
+from transformers import AutoTokenizer
+
+from offspec.chat.answer_parts import Call
+from offspec.chat.families import family_of, thought_marks
+from offspec.chat.family_parts import FamilyParts
+from offspec.core.config import Constraint
+from offspec.core.constraint import Regions
+from offspec.core.errors import RequestError
+from offspec.model.call_grammars import FORMS, after_thought, answer_regions
+from offspec.model.token_bytes import token_bytes
+from offspec.sampling.constraint import FormatRule
+from offspec.sampling.grammar import Grammars, tokens_beyond
+from offspec.sampling.regions import RegionRule
+from tests.support.tokenizers import byte_level, saved
+
+END = 1
+FUNCTIONS: list[dict[str, Any]] = [
+    {
+        "name": "write_file",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "path": {"type": "string", "maxLength": 6},
+                "mode": {"enum": ["w", "a"]},
+                "size": {"type": "integer", "maximum": 99, "minimum": 0},
+            },
+            "required": ["path", "size"],
+            "additionalProperties": False,
+        },
+    },
+    {"name": "stop", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+]
+TOOLS = [{"type": "function", "function": function} for function in FUNCTIONS]
+CLOSED = {"<function=": "\n</parameter>\n", "<arg_key>": "</arg_value>\n"}  # ends a text without quotes
+PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(saved(byte_level(), tmp_path_factory.mktemp("tokenizer")))
+    return tokenizer, from_tokenizer(tokenizer, eos_token=[END])
+
+
+def rule_of(regions: Regions, tokenizer: Any, tokens: LLTokenizer) -> RegionRule:
+    size, grammars = tokens.vocab_size, Grammars(tokens)
+    return RegionRule(
+        Regions.read(regions.constraint().text),
+        lambda grammar: FormatRule(grammars.matcher(grammar), size, size, {END}),
+        lambda text: tokens_beyond(text, tokens),
+        lambda token: token_bytes(tokenizer, token),
+        {END},
+    )
+
+
+def ids_of(tokenizer: Any, text: str) -> list[int]:
+    found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return found
+
+
+def open_tokens(rule: RegionRule, paths: Sequence[Sequence[int]], size: int) -> list[set[int]]:
+    scores = torch.zeros(len(paths), size)
+    rule.apply(scores, paths)
+    return [set(row.isfinite().nonzero()[:, 0].tolist()) for row in scores]
+
+
+@pytest.mark.parametrize("mark", FORMS)
+def test_every_sampled_call_is_valid(mark: str, vocabulary: Any) -> None:
+    """From the opening mark on whatever is sampled is a call that is read, and then all is free again."""
+    tokenizer, tokens = vocabulary
+    regions = answer_regions(mark, FUNCTIONS, {}, thinking=False)
+    assert regions is not None
+    region = regions.regions[0]
+    family, size = family_of(mark), tokens.vocab_size
+    for seed in range(8):
+        dice = random.Random(seed)
+        rule, said = rule_of(regions, tokenizer, tokens), list[int]()
+        for token in ids_of(tokenizer, region.mark):
+            assert rule.fits([token]) and token in open_tokens(rule, [[]], size)[0]
+            rule.commit([token])
+            said.append(token)
+        for _ in range(400):
+            found = rule.forced([], 9)
+            if not found:
+                allowed = open_tokens(rule, [[]], size)[0]
+                if len(allowed) > size - 9:
+                    break
+                assert END not in allowed, "an answer could end within a call"
+                found = [dice.choice(sorted(allowed))]
+                if len(allowed) > size // 2 and mark in CLOSED and dice.random() < 0.3:
+                    found = ids_of(tokenizer, CLOSED[mark])
+            assert rule.fits(found)
+            rule.commit(found)
+            said += found
+        else:
+            pytest.fail("the call did not end")
+        if family and family.messages and "to=functions" not in tokenizer.decode(said):
+            continue  # the header of another message
+        reader = FamilyParts(family, None, tools=TOOLS)
+        text = b"".join(token_bytes(tokenizer, token) for token in said).decode()
+        parts = [*reader.feed(text), *reader.finish()]
+        assert parts and all(isinstance(part, Call) for part in parts), text
+
+
+def test_nodes_of_a_tree_get_what_their_own_text_allows(vocabulary: Any) -> None:
+    tokenizer, tokens = vocabulary
+    regions = answer_regions("<tool_call>", FUNCTIONS, {}, thinking=False)
+    assert regions is not None
+    size = tokens.vocab_size
+    paths = [
+        ids_of(tokenizer, text)
+        for text in (
+            "",
+            "a",
+            "<tool",
+            "<tool_call>",
+            '<tool_call>\n{"name": "st',
+            "<tool_call>\nx",
+            "a <too b",
+        )
+    ]
+    together = rule_of(regions, tokenizer, tokens)
+    found = open_tokens(together, paths, size)
+    for path, allowed in zip(paths, found, strict=True):
+        assert open_tokens(rule_of(regions, tokenizer, tokens), [path], size) == [allowed]
+        committed = rule_of(regions, tokenizer, tokens)
+        committed.commit(path)
+        assert open_tokens(committed, [[]], size) == [allowed]
+    assert len(found[0]) == size == len(found[1]) and not found[5] and len(found[6]) == size
+    assert together.forced(paths[3], 99)[:2] == ids_of(tokenizer, '\n{"name": "')[:2]
+
+
+@pytest.mark.parametrize("tokens_of_thought", [None, 5])
+def test_a_schema_after_a_thought(vocabulary: Any, tokens_of_thought: int | None) -> None:
+    tokenizer, tokens = vocabulary
+    format = after_thought("</think>", Constraint("json_schema", PERSON), {}, tokens_of_thought)
+    rule, size = rule_of(Regions.read(format.text), tokenizer, tokens), tokens.vocab_size
+    thought = ids_of(tokenizer, "the cat sat {")[: tokens_of_thought or 99]
+    for token in thought:
+        assert END not in open_tokens(rule, [[]], size)[0], "the answer could end within the thought"
+        rule.commit([token])
+    said = list(thought)
+    if tokens_of_thought is None:
+        for token in ids_of(tokenizer, "</think>"):
+            assert rule.fits([token])
+            rule.commit([token])
+            said.append(token)
+    while open_tokens(rule, [[]], size)[0] != {END}:
+        found = rule.forced([], 20) or [min(open_tokens(rule, [[]], size)[0] - {END})]
+        rule.commit(found)
+        said += found
+        if len(said) > 400:
+            break
+    text = tokenizer.decode(said)
+    _, _, answer = text.partition("</think>")
+    number = answer.strip().removeprefix('{"age": ')
+    assert answer.strip().startswith('{"age": ') and (number[:1].isdigit() or number[:1] == "-"), text
+
+
+def test_regions_that_cannot_be() -> None:
+    for text in (
+        "[]",
+        "{}",
+        '{"regions": [{"mark": ""}]}',
+        '{"regions": [{"mark": "a", "grammar": ""}]}',
+        "3",
+    ):
+        with pytest.raises(RequestError):
+            Constraint("regions", text)
+    with pytest.raises(RequestError):
+        Constraint("regions", json.dumps({"required": "start: A", "colour": 1}))
+    assert thought_marks("nothing") is None and answer_regions("nothing", FUNCTIONS, {}, False) is None
