@@ -106,6 +106,11 @@ class Regions:
     thought_tokens: int | None = None
     cut: str = ""
 
+    @property
+    def grammars(self) -> tuple[str, ...]:
+        """All grammars that may be followed."""
+        return tuple(filter(None, (*(region.grammar for region in self.regions), self.required, self.cut)))
+
     @classmethod
     def read(cls, text: str) -> "Regions":
         """Regions from JSON. Raises RequestError."""

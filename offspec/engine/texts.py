@@ -8,7 +8,7 @@ from offspec.chat.prompt_reuse import OPENED
 from offspec.core.config import Constraint, SamplingParams
 from offspec.core.errors import ContextLengthError, RequestError
 from offspec.model import answer_formats
-from offspec.model.call_grammars import after_thought, answer_regions
+from offspec.model.call_grammars import after_thought, answer_regions, only_calls
 from offspec.model.prompt import Prompt
 from offspec.model.token_bytes import token_bytes
 from offspec.plan.load import Assembly
@@ -125,6 +125,7 @@ class Texts:
         tools: Sequence[Mapping[str, Any]] = (),
         format: Constraint | None = None,
         thought_tokens: int | None = None,
+        required: bool = False,
     ) -> Constraint | None:
         """The format of an answer, where reasoning comes before it, or where it may call tools.
 
@@ -134,6 +135,7 @@ class Texts:
             format: What the answer must look like after its reasoning; then there are no calls. None:
                 anything.
             thought_tokens: Most tokens of the reasoning before a format. None: any number.
+            required: The answer must be a call.
         """
         codec = self._assembly.codec
         template = codec.answer_marks
@@ -143,10 +145,14 @@ class Texts:
             return after_thought(template, format, special, thought_tokens) if thinking else format
         if getattr(codec.tokenizer, "response_template", None):
             return None  # it says how calls are read, and not how they are written
-        regions = answer_regions(template, [tool["function"] for tool in tools], special, thinking)
+        functions = [tool["function"] for tool in tools]
+        if required:
+            regions = only_calls(template, functions, special, thinking, thought_tokens)
+        else:
+            regions = answer_regions(template, functions, special, thinking)
         try:
-            for region in regions.regions if regions else ():
-                codec.grammars.compiled(region.grammar)
+            for grammar in regions.grammars if regions else ():
+                codec.grammars.compiled(grammar)
         except RequestError:  # a tokenizer or a schema that grammars cannot follow: calls are free
             return None
         return None if regions is None else regions.constraint()

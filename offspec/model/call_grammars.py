@@ -255,6 +255,31 @@ def answer_regions(
     return Regions(regions, thought=thought_marks(template), thinking=thinking)
 
 
+def only_calls(
+    template: str,
+    functions: Sequence[Function],
+    special: Mapping[str, int],
+    thinking: bool,
+    tokens: int | None = None,
+) -> Regions | None:
+    """The format of an answer that is a call after its reasoning; None for an unknown family.
+
+    tokens: Most tokens of the reasoning; the others: see `answer_regions`.
+    """
+    forms = [form for form in call_forms(template) if not form.others]
+    if not forms or not functions:
+        return None
+    thought = thought_marks(template)
+    return Regions(
+        thought=thought,
+        thinking=thinking and thought is not None,
+        required=forms[0].grammar(functions, special, forms[0].mark),
+        last=True,
+        thought_tokens=tokens,
+        cut=forms[0].grammar(functions, special, f"{thought[1]}\n\n{forms[0].mark}") if thought else "",
+    )
+
+
 def after_thought(
     template: str, format: Constraint, special: Mapping[str, int], tokens: int | None = None
 ) -> Constraint:

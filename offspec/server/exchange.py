@@ -25,6 +25,7 @@ class Ask:
         parallel_calls: Whether an answer may call several tools; else it ends with its first call.
         template: Variables of the chat template, such as enable_thinking.
         continues: Whether the answer continues a last message of the assistant, or follows it.
+        one_call: The answer is an object with the name and the arguments of a call.
         silent: Only the prompt is computed; the answer has no text.
         choices: Answers, each with the next seed.
         trees: Tell what the engine does, and of each pass its tree (`EngineEvent`).
@@ -37,6 +38,7 @@ class Ask:
     parallel_calls: bool = True
     template: Mapping[str, Any] = field(default_factory=dict)
     continues: bool = True
+    one_call: bool = False
     silent: bool = False
     choices: int = 1
     trees: bool = False

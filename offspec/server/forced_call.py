@@ -1,4 +1,4 @@
-"""`tool_choice` required, or a tool's name: an answer that can be nothing but a call, by its format."""
+"""An answer that must be a call, of a model whose own form of calls is unknown: an object with a schema."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,21 +16,15 @@ def forces_call(ask: Ask) -> bool:
 
 
 def with_forced_call(ask: Ask) -> Ask:
-    """The request with the format {"name": …, "arguments": …} of the tools that may be called. Raises Fault.
-
-    It is the same for all models, and a thought cannot come before it.
-    """
-    if not forces_call(ask):
-        return ask
+    """The request with the format {"name": …, "arguments": …} of its tools. Raises Fault."""
     if ask.params.format is not None:
         raise _refused("the answer cannot have another format as well")
-    given = [tool["function"] for tool in ask.tools.functions]
-    tools = [tool for tool in given if ask.tools.choice in ("required", tool["name"])]
+    tools = [tool["function"] for tool in ask.tools.callable]
     definitions = dict[str, Any]()
     schema: dict[str, Any] = {"anyOf": [_call(tool, definitions) for tool in tools]}
     format = checked("tools", "json_schema", {**schema, "$defs": definitions})
     try:
-        return replace(ask, params=replace(ask.params, format=format))
+        return replace(ask, params=replace(ask.params, format=format), one_call=True)
     except RequestError as error:
         raise of_error(error) from None
 

@@ -7,7 +7,6 @@ from offspec.chat.answer_parts import Call, OneCall, Part, Parts, PlainText, Tex
 from offspec.core.events import Result
 from offspec.server.answer import Answer
 from offspec.server.exchange import Called, EndReason, Said, Thought, TokenChoice
-from offspec.server.forced_call import forces_call
 from offspec.server.served_engine import ServedEngine
 
 
@@ -73,9 +72,9 @@ def parts_of(engine: ServedEngine, answer: Answer) -> Parts:
     ask = answer.ask
     if ask.raw:
         return PlainText()
-    if forces_call(ask):
+    if ask.one_call:
         return OneCall(engine.parts(answer.ids, ()))
-    return engine.parts(answer.ids, [] if ask.tools.choice == "none" else ask.tools.functions)
+    return engine.parts(answer.ids, ask.tools.callable)
 
 
 def reason_of(result: Result, parting: Parting) -> EndReason:

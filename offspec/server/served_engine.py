@@ -51,6 +51,7 @@ class ServedEngine(Protocol):
         tools: Sequence[Mapping[str, Any]] = (),
         format: Constraint | None = None,
         thought_tokens: int | None = None,
+        required: bool = False,
     ) -> Constraint | None: ...
 
     def token_bytes(self, token: int) -> bytes: ...

@@ -19,14 +19,14 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from offspec.core.config import SamplingParams
-from offspec.core.errors import OffspecError
+from offspec.core.errors import OffspecError, RequestError
 from offspec.core.events import Event, LoadProgress, Notice
 from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.server.answer import Answer
 from offspec.server.choices import Choices
 from offspec.server.exchange import Ask
 from offspec.server.faults import Fault, of_error, unsupported
-from offspec.server.forced_call import with_forced_call
+from offspec.server.forced_call import forces_call, with_forced_call
 from offspec.server.metrics import Metrics
 from offspec.server.served_engine import Loader, ServedEngine
 
@@ -162,14 +162,23 @@ class Service:
         return await self._encode(work)
 
     async def _formatted(self, ask: Ask, ids: list[int]) -> Ask:
-        """The request with the format that its answer has after reasoning, or while it calls tools."""
-        engine, params = self.engine, ask.params
-        tools = () if ask.tools.choice == "none" or not self.tool_grammar else ask.tools.functions
-        if ask.raw or params.ignore_eos or not (tools or params.format):
+        """The request with the format of its answer: of calls that it may make, and after reasoning."""
+        engine, params, forced = self.engine, ask.params, forces_call(ask)
+        tools = ask.tools.callable if forced or self.tool_grammar else ()
+        if ask.raw or not (tools or params.format) or (params.ignore_eos and not forced):
             return ask
         thought = min(params.max_tokens, engine.context - len(ids)) // 2
-        format = await self._encode(lambda: engine.answer_format(ids, tools, params.format, thought))
-        return replace(ask, params=replace(params, format=format))
+        format = await self._encode(
+            lambda: engine.answer_format(ids, tools, params.format, thought, required=forced)
+        )
+        if forced and (format is None or params.format is not None):
+            ask = with_forced_call(ask)
+            given = ask.params.format
+            format = await self._encode(lambda: engine.answer_format(ids, (), given, thought))
+        try:
+            return replace(ask, params=replace(ask.params, format=format))
+        except RequestError as error:
+            raise of_error(error) from None
 
     async def count(self, ask: Ask) -> int:
         """Tokens of a prompt, of any length. Raises Fault."""
@@ -188,7 +197,6 @@ class Service:
 
         admitted: a part of a request that waited already, which may wait however many others do.
         """
-        ask = with_forced_call(ask)
         if not admitted:
             self._check_room()
         if ask.params.seed is None:

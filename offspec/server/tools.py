@@ -27,6 +27,13 @@ class Tools:
     custom: frozenset[str] = frozenset()
     choice: str = "auto"
 
+    @property
+    def callable(self) -> tuple[Mapping[str, Any], ...]:
+        """Those functions that the choice leaves."""
+        if self.choice in ("auto", "required"):
+            return self.functions
+        return tuple(tool for tool in self.functions if tool["function"]["name"] == self.choice)
+
 
 class GrammarFormat(msgspec.Struct):
     """Grammar of a custom tool's text, in Responses; in Chat Completions it is within `grammar`."""

@@ -12,13 +12,16 @@ import pytest
 
 from offspec import Engine, PassStats, RequestError, SamplingParams
 from offspec.core.config import Constraint
+from offspec.core.constraint import Region, Regions
 from offspec.draft.base import Children, Scorer
 from offspec.draft.growing_tree import GrowingTree
+from offspec.model.call_grammars import after_thought, only_calls
 from tests.support.json_schema import SCHEMAS, fits
 from tests.support.products import some
 from tests.support.tiny_models import disturb, tiny_engine, write_model
 from tests.support.tokenizers import byte_level, saved
 
+OPENING: int = byte_level().token_to_id("(")
 PROMPT = [5, 9, 17, 33, 64, 20]
 pytestmark = pytest.mark.usefixtures("drafters_stay")
 PERSON = {
@@ -31,11 +34,17 @@ PERSON = {
     "required": ["name", "kind", "age"],
     "additionalProperties": False,
 }
+DESCRIBE = {"name": "describe", "parameters": PERSON}
+CALL = only_calls("</think> <tool_call>", [DESCRIBE], {}, thinking=True, tokens=7)
+assert CALL is not None
 FORMATS = {
     "schema": Constraint("json_schema", PERSON),
     "regex": Constraint("regex", r"(the (cat|mat) sat( on)?, ){2}[a-z]{3,9}\."),
     "choice": Constraint("choice", ["the first of them", "the second of them", "none"]),
     "grammar": Constraint("grammar", 'start: "(" (start | /[0-9]{2,6}/) ")"'),
+    "parts": Regions((Region("(", 'start: /[0-9]{2,4}/ ")"'),)).constraint(),
+    "thought": after_thought("</think>", Constraint("json_schema", PERSON), {}, 9),
+    "call": CALL.constraint(),
 }
 
 
@@ -77,7 +86,11 @@ def engine(models: tuple[Path, Path]) -> Iterator[Engine]:
 
 
 def params(format: Constraint, temperature: float, seed: int = 1, tokens: int = 120) -> SamplingParams:
-    return SamplingParams(temperature=temperature, seed=seed, max_tokens=tokens, format=format)
+    bias = {OPENING: 4.0} if format is FORMATS["parts"] else {}
+    tokens += 80 if format is FORMATS["call"] else 0
+    return SamplingParams(
+        temperature=temperature, seed=seed, max_tokens=tokens, format=format, logit_bias=bias
+    )
 
 
 def has_format(name: str, text: str) -> bool:
@@ -88,13 +101,27 @@ def has_format(name: str, text: str) -> bool:
             return bool(re.fullmatch(FORMATS[name].text, text))
         case "choice":
             return text in json.loads(FORMATS[name].text)
+        case "parts":
+            parts = text.split("(")[1:]
+            return len(parts) > 2 and all(re.match(r"[0-9]{2,4}\)", part) for part in parts[:-1])
+        case "thought":
+            return fits(
+                json.loads(text.partition("</think>\n\n")[2] or text.partition("</think>")[2]), PERSON
+            )
+        case "call":
+            call = re.search(r"</think>\s*<tool_call>\n(.*)\n</tool_call>$", text)
+            return call is not None and fits(json.loads(call[1])["arguments"], PERSON)
         case _:
             depth = text.count("(")
             return bool(re.fullmatch(rf"\({{{depth}}}[0-9]{{2,6}}\){{{depth}}}", text))
 
 
 @pytest.mark.parametrize(
-    ("name", "temperature"), [("schema", 1.0), ("regex", 0.0), ("choice", 1.0), ("grammar", 0.0)]
+    ("name", "temperature"),
+    [
+        *[("schema", 1.0), ("regex", 0.0), ("choice", 1.0), ("grammar", 0.0), ("parts", 0.0), ("parts", 1.0)],
+        *[("thought", 0.0), ("thought", 1.0), ("call", 0.0), ("call", 1.0)],
+    ],
 )
 def test_speculation_changes_nothing(engine: Engine, name: str, temperature: float) -> None:
     for seed in (1, 2):
@@ -103,13 +130,15 @@ def test_speculation_changes_nothing(engine: Engine, name: str, temperature: flo
         if result.finish_reason == "eos":
             assert has_format(name, result.text), result.text
         else:
-            assert (name, result.finish_reason) == ("grammar", "length"), "brackets may open for ever"
+            assert result.finish_reason == "length" and name in ("grammar", "parts"), "text may go on"
+            assert name == "grammar" or has_format(name, result.text), result.text
 
 
 @pytest.mark.parametrize("draft", some(["hostile", "substitute", "suffix", "plain", "one path"], "hostile"))
 def test_whoever_guesses(draft: str, models: tuple[Path, Path], engine: Engine) -> None:
     target, near = models
-    asked = [params(FORMATS["schema"], temperature, seed) for temperature in (0.0, 1.0) for seed in (1, 4)]
+    formats = FORMATS["schema"], FORMATS["parts"], FORMATS["call"]
+    asked = [params(format, temperature, 4) for temperature in (0.0, 1.0) for format in formats]
     expected = [engine.generate(PROMPT, one, speculate=False).token_ids for one in asked]
     known: dict[str, dict[str, Any]] = {
         "hostile": {"draft": near, "wrap": Hostile},

@@ -163,10 +163,11 @@ def test_a_conversation_with_tools(client: anthropic.Anthropic, alone: Engine) -
             ],
         },
     ]
+    called = {"name": "w19", "arguments": {"city": "Oslo"}}
     plain = [
         {"role": "system", "content": "w30"},
         {"role": "user", "content": "w15\nw16"},
-        {"role": "assistant", "content": "w18"},
+        {"role": "assistant", "content": "w18", "tool_calls": [{"function": called}]},
         {"role": "tool", "content": "w20"},
         {"role": "user", "content": "w21"},
     ]

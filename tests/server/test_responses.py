@@ -145,7 +145,11 @@ def test_a_conversation_of_items(client: openai.OpenAI, alone: Engine) -> None:
     plain = [
         {"role": "system", "content": "w30"},
         {"role": "user", "content": "w15"},
-        {"role": "assistant", "content": "w17"},
+        {
+            "role": "assistant",
+            "content": "w17",
+            "tool_calls": 2 * [{"function": {"name": "w18", "arguments": {}}}],
+        },
         {"role": "tool", "content": "w19"},
         {"role": "tool", "content": "w20"},
         {"role": "user", "content": "w21"},

@@ -263,6 +263,7 @@ class ScriptedEngine:
         tools: Sequence[Mapping[str, Any]] = (),
         format: Constraint | None = None,
         thought_tokens: int | None = None,
+        required: bool = False,
     ) -> Constraint | None:
         return format
 
