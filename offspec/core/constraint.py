@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from offspec.core.errors import RequestError
+from offspec.core.json_schema import closed_schema
 from offspec.core.values import shown
 
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "regions")
@@ -29,6 +30,13 @@ class Constraint:
 
     kind: str
     text: str = ""
+
+    @property
+    def closed(self) -> "Constraint":
+        """The format, objects of its schema closed; see `closed_schema`."""
+        if self.kind != "json_schema":
+            return self
+        return replace(self, text=_written(closed_schema(json.loads(self.text))))
 
     @classmethod
     def of(cls, given: object) -> "Constraint | None":

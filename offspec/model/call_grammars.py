@@ -12,6 +12,7 @@ from typing import Any
 from offspec.chat.families import thought_marks
 from offspec.core.constraint import Constraint, Region, Regions
 from offspec.core.errors import RequestError
+from offspec.core.json_schema import closed_schema
 from offspec.sampling.grammar import LAYOUT, check_format, preceded
 
 Function = Mapping[str, Any]  # {"name", "parameters"} of a tool
@@ -59,7 +60,7 @@ def _laid_out(schema: Mapping[str, Any]) -> dict[str, Any]:
         check_format(Constraint("json_schema", json.dumps(schema)))
     except RequestError:
         schema = {"type": schema["type"]} if isinstance(schema.get("type"), str) else {}
-    return {"x-guidance": LAYOUT, **schema}
+    return {"x-guidance": LAYOUT, **closed_schema(schema)}
 
 
 def _parameters(function: Function) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class Settings:
         patience: Seconds that an answer under way may still take when the server is told to stop.
         limits: What a request may take.
         tool_grammar: Calls of tools follow a grammar, from their opening mark on.
+        open_schemas: Objects of a schema may have properties that it does not name.
         strict: Refuse requests with fields that are unknown or have no effect.
         origins: Origins of web pages that may use the server, beside its own; "*" for all.
         connection: The protocol of a connection, with limits of its own.
@@ -61,6 +62,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     strict: bool = False
     tool_grammar: bool = True
+    open_schemas: bool = False
     origins: tuple[str, ...] = ()
     connection: type[LimitedConnection] = LimitedConnection
 
@@ -139,6 +141,7 @@ class Server(uvicorn.Server):
             sampling=settings.sampling,
             max_queue=settings.max_queue,
             tool_grammar=settings.tool_grammar,
+            open_schemas=settings.open_schemas,
             on_failure=self._fail,
         )
         local = _is_loopback(listener.getsockname()[0])

@@ -52,6 +52,7 @@ class Service:
         sampling: Parameters of requests that do not set them, over the model's defaults.
         max_queue: Requests that may wait while others are answered.
         tool_grammar: Calls of tools follow a grammar, from their opening mark on.
+        open_schemas: Objects of a schema may have properties that it does not name.
         metrics: Counts what happens.
         on_failure: Called from the thread where loading failed, with the error in `error`.
     """
@@ -64,12 +65,13 @@ class Service:
         sampling: SamplingOverrides | None = None,
         max_queue: int = 32,
         tool_grammar: bool = True,
+        open_schemas: bool = False,
         metrics: Metrics | None = None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self.names, self._sampling = tuple(names), sampling or SamplingOverrides()
         self.metrics = metrics or Metrics()
-        self.max_queue, self.tool_grammar = max_queue, tool_grammar
+        self.max_queue, self.tool_grammar, self.open_schemas = max_queue, tool_grammar, open_schemas
         self.created = int(time.time())
         self.state: State = "loading"
         self.progress = LoadProgress("starting", 0, 0, "steps")
@@ -163,6 +165,8 @@ class Service:
 
     async def _formatted(self, ask: Ask, ids: list[int]) -> Ask:
         """The request with the format of its answer: of calls that it may make, and after reasoning."""
+        if ask.params.format is not None and not self.open_schemas:
+            ask = replace(ask, params=replace(ask.params, format=ask.params.format.closed))
         engine, params, forced = self.engine, ask.params, forces_call(ask)
         tools = ask.tools.callable if forced or self.tool_grammar else ()
         if ask.raw or not (tools or params.format) or (params.ignore_eos and not forced):

@@ -21,7 +21,7 @@ from tests.support.products import some
 from tests.support.tiny_models import disturb, tiny_engine, write_model
 from tests.support.tokenizers import byte_level, saved
 
-OPENING: int = byte_level().token_to_id("(")
+OPENING = byte_level().token_to_id("(") or 0
 PROMPT = [5, 9, 17, 33, 64, 20]
 pytestmark = pytest.mark.usefixtures("drafters_stay")
 PERSON = {

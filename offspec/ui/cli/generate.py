@@ -90,6 +90,7 @@ JsonSchema = Annotated[
         help="The answer is JSON that this schema allows. One that [bold]--max-tokens[/] cuts is not yet.",
     ),
 ]
+OpenSchemas = Annotated[bool, opt.rule_option("--open-schemas", metavar="", help=opt.OPEN_SCHEMAS)]
 Regex = Annotated[
     str | None,
     opt.rule_option("--regex", metavar="REGEX", help="The whole answer matches this regular expression."),
@@ -121,6 +122,7 @@ def generate(
     quiet: opt.Quiet = False,
     trace: Trace = None,
     json_schema: JsonSchema = None,
+    open_schemas: OpenSchemas = False,
     regex: Regex = None,
 ) -> None:
     """Answer one prompt. The text goes to stdout as it comes, everything else to stderr."""
@@ -133,7 +135,7 @@ def generate(
         stop=stop or (),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
-        format=_format(json_schema, regex),
+        format=_format(json_schema, regex, open_schemas),
     )
     if check:
         sampling = replace(sampling, greedy=True)  # a test, which should repeat
@@ -170,7 +172,7 @@ def generate(
         )
 
 
-def _format(json_schema: Path | None, regex: str | None) -> Constraint | None:
+def _format(json_schema: Path | None, regex: str | None, open_schemas: bool) -> Constraint | None:
     """The format that options ask for. Raises RequestError."""
     if json_schema is not None and regex is not None:
         raise RequestError("an answer has one format: leave out --json-schema or --regex")
@@ -179,9 +181,10 @@ def _format(json_schema: Path | None, regex: str | None) -> Constraint | None:
     if json_schema is None:
         return None
     try:
-        return Constraint("json_schema", json_schema.read_text("utf-8"))
+        format = Constraint("json_schema", json_schema.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"--json-schema {json_schema} cannot be read as text: {error}") from None
+    return format if open_schemas else format.closed
 
 
 def _prompt_text(prompt: str | None) -> str:

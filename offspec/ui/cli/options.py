@@ -33,6 +33,10 @@ draft_option = partial(typer.Option, rich_help_panel="Speculation: how fast")
 sampling_option = partial(typer.Option, rich_help_panel="Sampling: which words")
 rule_option = partial(typer.Option, rich_help_panel="Rules: what may come and what may not")
 output_option = partial(typer.Option, rich_help_panel="Prompt and output")
+OPEN_SCHEMAS = (
+    "Allow objects of a JSON schema properties that it does not name, as JSON Schema does. By default "
+    "they are closed unless the schema says otherwise, since small models add one after the other."
+)
 
 
 def _size_or_none(value: str) -> int:

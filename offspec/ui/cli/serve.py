@@ -88,6 +88,7 @@ ToolGrammar = Annotated[
         help="Hold calls of tools to the names and schemas of the request's tools while they are made.",
     ),
 ]
+OpenSchemas = Annotated[bool, _option("--open-schemas", metavar="", help=opt.OPEN_SCHEMAS)]
 Strict = Annotated[
     bool,
     _option(
@@ -112,6 +113,7 @@ def serve(
     max_queue: MaxQueue = 32,
     alias: Alias = None,
     tool_grammar: ToolGrammar = "on",
+    open_schemas: OpenSchemas = False,
     strict: Strict = False,
     cors_origin: CorsOrigin = None,
     quiet: Quiet = False,
@@ -142,6 +144,7 @@ def serve(
         origins=origins,
         strict=strict,
         tool_grammar=tool_grammar == "on",
+        open_schemas=open_schemas,
     )
     with _log_on_stderr(quiet):
         serve(lambda notify: open_engine(config, options.plan, notify), settings)

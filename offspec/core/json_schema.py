@@ -1,0 +1,51 @@
+"""JSON schemas whose objects have no properties but those they name.
+
+JSON Schema leaves objects open: a small model then adds property after property and never ends. llama.cpp
+closes them, too. What a schema says of further properties itself is kept.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames")
+_COMPOSED = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "$ref")
+_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")  # schemas by their names
+
+
+def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema with objects closed, but for those that are only a part of what an object must be."""
+    found: dict[str, Any] = _closed(schema, frozenset(_parts(schema)))
+    return found
+
+
+def _closed(schema: Any, parts: frozenset[str], path: str = "#", part: bool = False) -> Any:
+    """part: it is a part of a composed schema, which adds properties of its own. path: of the schema."""
+    if not isinstance(schema, Mapping):
+        return schema
+    part = part or path in parts
+    found = dict(schema)
+    for name, value in schema.items():
+        inner = part or (name == "allOf" and len(value) > 1) or name in ("not", "if", "then", "else")
+        if name in _SCHEMAS and isinstance(value, Mapping):
+            found[name] = {key: _closed(each, parts, f"{path}/{name}/{key}") for key, each in value.items()}
+        elif name in ("allOf", "anyOf", "oneOf", "prefixItems") and isinstance(value, list):
+            mixed = name != "prefixItems" and "properties" in schema
+            found[name] = [_closed(each, parts, f"{path}/{name}", inner or mixed) for each in value]
+        elif name in ("items", "additionalProperties", "not", "if", "then", "else"):
+            found[name] = _closed(value, parts, f"{path}/{name}", inner and name not in ("items",))
+    composed = any(name in schema for name in _COMPOSED)
+    if schema.get("properties") and not part and not composed and not any(name in schema for name in _OPEN):
+        found["additionalProperties"] = False
+    return found
+
+
+def _parts(schema: Any, within: bool = False) -> Iterator[str]:
+    """References to schemas that are parts of composed ones."""
+    if isinstance(schema, Mapping):
+        for name, value in schema.items():
+            if name == "$ref" and isinstance(value, str) and (within or len(schema) > 1):
+                yield value
+            yield from _parts(value, within or (name == "allOf" and len(value) > 1) or name == "not")
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from _parts(each, within)
