@@ -425,8 +425,8 @@ def test_a_prompt_that_is_cancelled_keeps_its_chunks(
         assert cancelled.result(timeout=60).tokens == 0
         again = engine.submit(prompts[1], PARAMS).result(timeout=60)
         assert 16 <= again.reused_tokens < len(prompts[1]) - 1
-        assert again.token_ids == _anew(engine, prompts[1]).token_ids
         assert running.result(timeout=60).tokens == 60
+        assert again.token_ids == _anew(engine, prompts[1]).token_ids
 
 
 def test_a_prompt_that_another_reads_holds_up_none_behind_it(
