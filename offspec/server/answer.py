@@ -15,9 +15,10 @@ _MOST_UNREAD = 4096  # events that a client may be behind before its answer is b
 
 
 class Answer:
-    """The events of one answer, to be iterated; a context manager that breaks it off where it is left early.
+    """The events of one answer, to be iterated; a context manager, after which it is abandoned.
 
-    prompt_tokens: of the prompt. Iteration raises Fault where the answer comes to no good end.
+    An abandoned answer is halted once its prompt is computed, so that a retry finds it in the cache, or
+    earlier by `on_leave`. prompt_tokens: of the prompt. Iteration raises Fault if the answer fails.
     """
 
     def __init__(self, ask: Ask, ids: list[int], on_leave: Callable[["Answer"], None]) -> None:
@@ -25,6 +26,7 @@ class Answer:
         self._on_leave = on_leave
         self.prompt_tokens = len(ids)
         self.halt = threading.Event()
+        self.abandoned = self.prompt_computed = False
         self.begun = asyncio.Event()  # whether it waits no longer
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
@@ -46,6 +48,12 @@ class Answer:
     def begin(self) -> None:
         """From the engine's thread: its turn has come."""
         self._set(self.begun)
+
+    def end_pass(self) -> None:
+        """From the engine's thread: a pass has ended, the first of which computes the prompt."""
+        self.prompt_computed = True
+        if self.abandoned:
+            self.halt.set()
 
     def _set(self, event: asyncio.Event) -> None:
         try:
@@ -82,5 +90,5 @@ class Answer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.halt.set()
+        self.abandoned = True
         self._on_leave(self)

@@ -24,7 +24,7 @@ from offspec.server.openai_common import (
     template_variables,
 )
 from offspec.server.reading import read_body, report_ignored
-from offspec.server.responses import EventStream, event, json_response, whole
+from offspec.server.responses import EventStream, WholeAnswer, event, json_response
 from offspec.server.service import Service
 
 _TYPES: dict[Kind, str] = {
@@ -94,7 +94,7 @@ async def create(request: Request) -> Response:
     if body.stream:
         ping = event({"type": "ping"}, "ping")
         return EventStream(answer, _bytes(answer, body), _error_event, ping)
-    return await whole(request.receive, answer, lambda answer: _message(answer, body))
+    return WholeAnswer(answer, _message(answer, body), error_body)
 
 
 async def count_tokens(request: Request) -> Response:

@@ -95,6 +95,7 @@ class Choices:
                     answer.put_all(parting.feed(event.text, event.token_ids, logprobs))
                 case PassStats():
                     self._metrics.passed(event)
+                    answer.end_pass()
                 case Finished(result=result):
                     self._metrics.answered(result)
         assert result is not None

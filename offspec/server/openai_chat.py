@@ -37,7 +37,7 @@ from offspec.server.openai_common import (
 )
 from offspec.server.openai_messages import ChatMessage, Function, Ignore, Tool, as_message, tools_of
 from offspec.server.reading import read_body, report_ignored
-from offspec.server.responses import EventStream, event, whole
+from offspec.server.responses import EventStream, WholeAnswer, event
 from offspec.server.service import Service
 from offspec.server.tools import NamedTool, ToolChoice, Tools, custom_input
 
@@ -121,7 +121,7 @@ async def create(request: Request) -> Response:
     answer = await service.answer(ask)
     if body.stream:
         return EventStream(answer, _events(answer, body), lambda fault: event(error_body(fault)))
-    return await whole(request.receive, answer, lambda answer: _completion(answer, body))
+    return WholeAnswer(answer, _completion(answer, body), error_body)
 
 
 def _ask(body: Body, service: Service, ignore: Ignore) -> Ask:

@@ -25,7 +25,7 @@ from offspec.server.openai_common import (
     usage_body,
 )
 from offspec.server.reading import read_body
-from offspec.server.responses import EventStream, event, whole
+from offspec.server.responses import EventStream, WholeAnswer, event
 from offspec.server.service import Service
 
 _LONGEST = 16  # tokens of an answer that gives no number, as OpenAI has it
@@ -67,7 +67,7 @@ async def create(request: Request) -> Response:
     items = _items(service, first, asks)
     if body.stream:
         return EventStream(first, _events(items, body), lambda fault: event(error_body(fault)))
-    return await whole(request.receive, first, lambda _: _completion(items, body, len(asks)))
+    return WholeAnswer(first, _completion(items, body, len(asks)), error_body)
 
 
 def _asks(body: Body, service: Service) -> Iterator[Ask]:

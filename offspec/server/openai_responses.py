@@ -22,7 +22,7 @@ from offspec.server.openai_response_body import HARMLESS, LOGPROBS, REFUSED, Bod
 from offspec.server.openai_response_events import ResponseEvents, Told
 from offspec.server.parsing import convert, parse
 from offspec.server.reading import read_body, report_ignored
-from offspec.server.responses import EventStream, event, json_response, whole
+from offspec.server.responses import EventStream, WholeAnswer, event, json_response
 from offspec.server.service import Service
 from offspec.server.stored_responses import Stored, StoredResponses, fresh_id
 from offspec.server.truncation import truncated
@@ -50,7 +50,7 @@ async def create(request: Request) -> Response:
     told = _told(answer, events, kept if body.store is not False else None, items)
     if body.stream:
         return EventStream(answer, _bytes(told), lambda fault: _event(events.fail(fault)))
-    return await whole(request.receive, answer, lambda _: _whole(told))
+    return WholeAnswer(answer, _whole(told), lambda fault: events.fail(fault)["response"])
 
 
 async def retrieve(request: Request) -> Response:

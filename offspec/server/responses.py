@@ -1,10 +1,11 @@
-"""How answers leave while the client is there: JSON in one piece, or server-sent events as they come."""
+"""Responses while the client is there: JSON in one piece, or server-sent events as they come."""
 
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from offspec.server.faults import CLIENT_GONE, Fault, internal
 
 log = logging.getLogger("offspec.server")
 
+QUIET = "offspec.quiet"  # in the scope of a request that needs no keep-alive, and its own status at any time
 _KEEP_ALIVE_S = 10.0
 # Many clients split a stream by Python's or JavaScript's idea of a line, which ends at these too.
 _ESCAPED = {each.encode(): f"\\u{ord(each):04x}".encode() for each in "\x85\u2028\u2029"}
@@ -58,17 +60,69 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def whole(
-    receive: Receive, answer: Answer, collect: Callable[[Answer], Coroutine[Any, Any, Any]]
-) -> Response:
-    """An answer in one piece of JSON, as `collect` makes it; broken off where the client leaves."""
-    async with answer:
-        value = await unless_gone(receive, collect(answer))
-    return Response(status_code=CLIENT_GONE) if value is None else json_response(value)
+async def _kept_alive(work: Awaitable[_T], signal: Callable[[], Awaitable[None]]) -> _T:
+    """Return the result of the work; call `signal` every few seconds until then."""
+    doing = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait((doing,), timeout=_KEEP_ALIVE_S))[0]:
+            await signal()
+        return doing.result()
+    finally:
+        doing.cancel()
+        with suppress(BaseException):
+            await doing
+
+
+class WholeAnswer(Response):
+    """An answer in one piece of JSON, which is abandoned if the client leaves.
+
+    A slow answer has status 200 and spaces before its JSON, so that no client or proxy closes the connection
+    for want of data. A fault then has this status too; before the first space it has its own.
+
+    Args:
+        answer: The answer.
+        value: Makes the JSON of the answer.
+        on_fault: Makes the JSON of a fault after status 200.
+    """
+
+    media_type = "application/json"
+
+    def __init__(
+        self, answer: Answer, value: Coroutine[Any, Any, Any], on_fault: Callable[[Fault], Any]
+    ) -> None:
+        self._answer, self._value, self._on_fault = answer, value, on_fault
+        self._begun = False
+        self.status_code, self.background = 200, None
+        self.init_headers({"x-accel-buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = self._value if QUIET in scope else _kept_alive(self._value, partial(self._send_space, send))
+        async with self._answer:
+            response = await unless_gone(receive, self._response(work))
+        if not self._begun:
+            await (response or Response(status_code=CLIENT_GONE))(scope, receive, send)
+        elif response is not None:
+            await send({"type": "http.response.body", "body": response.body, "more_body": False})
+
+    async def _send_space(self, send: Send) -> None:
+        if not self._begun:
+            self._begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await _send(send, b" ")
+
+    async def _response(self, work: Awaitable[Any]) -> Response:
+        try:
+            return json_response(await work)
+        except Exception as error:
+            if not self._begun:
+                raise
+            if not isinstance(error, Fault):
+                log.exception("an answer could not be written")
+            return json_response(self._on_fault(error if isinstance(error, Fault) else internal()))
 
 
 class EventStream(Response):
-    """Server-sent events of an answer, which is broken off where the client leaves.
+    """Server-sent events of an answer, which is abandoned if the client leaves.
 
     Args:
         answer: What the events are made of.
@@ -108,21 +162,9 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_all(self, send: Send) -> None:
-        following = asyncio.ensure_future(anext(self._events, None))
-        try:
-            while True:
-                done, _ = await asyncio.wait((following,), timeout=_KEEP_ALIVE_S)
-                if not done:
-                    await _send(send, self._keep_alive)
-                    continue
-                if (data := following.result()) is None:
-                    return
-                await _send(send, data)
-                following = asyncio.ensure_future(anext(self._events, None))
-        finally:
-            following.cancel()
-            with suppress(BaseException):
-                await following
+        keep_alive = partial(_send, send, self._keep_alive)
+        while (data := await _kept_alive(anext(self._events, None), keep_alive)) is not None:
+            await _send(send, data)
 
 
 async def _send(send: Send, data: bytes) -> None:

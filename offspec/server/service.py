@@ -35,6 +35,7 @@ log = logging.getLogger("offspec.server")
 State = Literal["loading", "ready", "failed", "stopping"]
 _T = TypeVar("_T")
 _NOTICES = 100  # that are kept, at most
+_FINISH_S = 60.0  # for a prompt to be computed after the last client has left, which may ask again
 # Arguments of transformers' function, with which a client could do other things than set a variable.
 _NO_VARIABLES = {
     *("chat_template", "conversation", "tools", "documents", "tokenize", "add_generation_prompt"),
@@ -83,6 +84,7 @@ class Service:
         self._waiting = set[Answer]()
         self.metrics.watch_queue(lambda: len(self._waiting))
         self._running = set[Answer]()
+        self._leaves = 0  # so far, of clients, with their answers or without
         self._encoder = ThreadPoolExecutor(1, "offspec encode")
         self._thread = threading.Thread(target=self._work, name="offspec engine", daemon=True)
 
@@ -206,16 +208,17 @@ class Service:
         if ask.params.seed is None:
             ask = replace(ask, params=replace(ask.params, seed=secrets.randbits(63)))
         ids = await self.encode(ask)
-        answer = Answer(await self._formatted(ask, ids), ids, self._waiting.discard)
+        answer = Answer(await self._formatted(ask, ids), ids, self._leave)
         if not admitted:
             self._check_room()
         self._waiting.add(answer)
+        self._make_way()
         self._turns.put(partial(self._begin, Choices(answer, self.metrics)))
         return answer
 
     def _check_room(self) -> None:
         """Raises Fault where no more requests may wait, or none are taken."""
-        if len(self._waiting) >= self.max_queue and not self.idle:
+        if len(self._waiting) >= self.max_queue and self._wanted:
             raise Fault(
                 "rate_limit",
                 f"{len(self._waiting)} requests wait already, and no more may: try again later",
@@ -223,13 +226,47 @@ class Service:
                 retry_after=10,
             )
 
+    @property
+    def _wanted(self) -> list[Answer]:
+        """Answers whose clients are there."""
+        return [answer for answer in [*self._waiting, *self._running] if not answer.abandoned]
+
+    @property
+    def _abandoned(self) -> list[Answer]:
+        """Answers whose clients have left while the prompt is computed."""
+        return [answer for answer in [*self._running] if answer.abandoned and not answer.halt.is_set()]
+
+    def _leave(self, answer: Answer) -> None:
+        """End an answer whose client has left, unless its prompt can be kept for the next request."""
+        if answer in self._waiting or answer.prompt_computed or self.state != "ready":
+            answer.halt.set()
+        self._waiting.discard(answer)
+        self._make_way()
+        self._leaves += 1
+        if self._abandoned:
+            asyncio.get_running_loop().call_later(_FINISH_S, self._give_up, self._leaves)
+
+    def _make_way(self) -> None:
+        """End abandoned answers, unless all other requests begin with at least half of their prompt."""
+        wanted = self._wanted
+        for answer in self._abandoned:
+            start = answer.ids[: len(answer.ids) // 2]
+            if any(other.ids[: len(start)] != start for other in wanted):
+                answer.halt.set()
+
+    def _give_up(self, leaves: int) -> None:
+        """End abandoned answers, unless a client waits for them, or one has left since (`leaves`)."""
+        if not self._wanted and leaves == self._leaves:
+            for answer in self._abandoned:
+                answer.halt.set()
+
     async def stop(self, patience: float) -> None:
         """Take no more requests, let the one under way go on for some seconds, and break off what is left.
 
         The thread then closes the engine and ends.
         """
         self.state = "stopping" if self.state != "failed" else "failed"
-        for answer in [*self._waiting]:
+        for answer in [*self._waiting, *self._abandoned]:
             _break_off(answer)
         deadline = asyncio.get_running_loop().time() + patience
         while self._running and asyncio.get_running_loop().time() < deadline:
@@ -284,13 +321,13 @@ class Service:
         choices.answer.begin()
         while self._give(choices, engine):
             pass
-        self._leave(choices)
+        self._end(choices)
 
     def _help(self, choices: Choices, engine: ServedEngine) -> None:
         """Give one of the choices that are left, beside those who began the answer."""
         if choices.join():
             self._give(choices, engine)
-            self._leave(choices)
+            self._end(choices)
 
     def _give(self, choices: Choices, engine: ServedEngine) -> bool:
         """Give the next choice, if there is one. Help with what is left waits behind other requests."""
@@ -302,7 +339,7 @@ class Service:
         choices.give(engine, choice)
         return True
 
-    def _leave(self, choices: Choices) -> None:
+    def _end(self, choices: Choices) -> None:
         if choices.leave():
             self._running.discard(choices.answer)
 

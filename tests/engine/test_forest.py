@@ -411,6 +411,24 @@ def test_what_is_cancelled_while_it_waits_ends_with_the_pass(
         assert ran.count(False) <= 2
 
 
+def test_a_prompt_that_is_cancelled_keeps_its_chunks(
+    model: Path, hold_passes: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SHARED_PROMPT_ROWS", 16)
+    prompts = [[3, 4, 5], PROMPT * 3]
+    with tiny_engine(model, "none", budget=1, sequences=2) as engine:
+        gate = hold_passes(3)
+        running, cancelled = _together(engine, prompts, replace(PARAMS, max_tokens=60))
+        _begun(running)
+        cancelled.cancel()
+        gate.set()
+        assert cancelled.result(timeout=60).tokens == 0
+        again = engine.submit(prompts[1], PARAMS).result(timeout=60)
+        assert 16 <= again.reused_tokens < len(prompts[1]) - 1
+        assert running.result(timeout=60).tokens == 60
+        assert again.token_ids == _anew(engine, prompts[1]).token_ids
+
+
 def test_a_prompt_that_another_reads_holds_up_none_behind_it(
     model: Path, hold_passes: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from offspec.core.errors import ClosedError, DiskFullError, RequestError, StreamError
 from offspec.core.events import Event, LoadProgress
+from offspec.server import responses
 from offspec.server.batch import results
 from offspec.server.batch.lines import Line, read_lines
 from offspec.server.batch.results import ResultFile
@@ -191,6 +192,15 @@ def test_an_engine_that_fails(tmp_path: Path) -> None:
     with pytest.raises(ClosedError, match="the batch stopped at line"):
         run(requests, tmp_path / "all", ScriptedEngine([Script("a", error=error, fail_after=0)]))
     assert len(said(tmp_path / "all")) == 2
+
+
+def test_a_line_that_fails_late_has_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No status is sent before the answer, as it is to a client that waits."""
+    monkeypatch.setattr(responses, "_KEEP_ALIVE_S", 0)
+    engine = ScriptedEngine([Script("one two", fail_after=0), "fine"], delay=0.01)
+    run(written(tmp_path / "in", [WRAPPED, PLAIN[0]]), tmp_path / "out", engine)
+    found = said(tmp_path / "out")
+    assert found["w"]["response"]["status_code"] == 500 and found["a"]["text"] == "fine"
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ def wide(tiny_folder: Path) -> Iterator[LiveServer]:
 class Gate(threading.Event):
     """No pass runs before it is set, but for those of requests that are all halted.
 
-    there: set once four choices are with the engine. sizes: requests of each pass.
+    there: set once four choices are with the engine. sizes: requests of each pass. asked: choices so far.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.there, self.sizes, self._asked = threading.Event(), list[int](), 0
+        self.there, self.sizes, self.asked = threading.Event(), list[int](), 0
         self._step, self._submit = Passes.step, Engine.submit
 
     def step(self, own: Passes, requests: list[RunningRequest]) -> list[list[Event]]:
@@ -53,8 +53,8 @@ class Gate(threading.Event):
 
     def submit(self, *given: Any, **options: Any) -> Any:
         answer = self._submit(*given, **options)
-        self._asked += 1
-        if self._asked == 4:
+        self.asked += 1
+        if self.asked == 4:
             self.there.set()
         return answer
 
@@ -109,8 +109,10 @@ def test_a_client_that_leaves_ends_all(wide: LiveServer, prompts: bool, gate: Ga
         chunks = ask(**given, stream=True)
         assert gate.there.wait(PATIENCE)
         chunks.close()
-        wide.wait_until_idle()
+        until(lambda: not wide.server.server_state.tasks)
         gate.set()
+        wide.wait_until_idle()
+        assert gate.asked == 4, "none has begun since"
         assert all(choice.finish_reason == "length" for choice in ask(**given).choices)
 
 

@@ -173,6 +173,7 @@ def test_a_question_stopped_before_its_answer_comes_back(browser: Browser) -> No
         page.wait("document.getElementById('state').textContent.startsWith('waiting')")
         click(page, "#send")
         page.wait(IDLE)
+        engine.gate.set()
         server.wait_until_idle()
         assert page.value("document.getElementById('question').value") == "one\ntwo"
         assert page.value("document.querySelectorAll('article').length") == 0

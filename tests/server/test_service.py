@@ -127,8 +127,9 @@ def test_a_full_queue() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_stops_its_answer(stream: bool) -> None:
-    """In the middle of a pass, and while it waits for its turn."""
+    """In the middle of a pass after the prompt, and while it waits for its turn."""
     engine = ScriptedEngine([LONG])
+    engine.gate = Turnstile(1)
     with held(engine) as server:
         leaving = [_send(server, {**ASKED, "stream": stream})]
         assert engine.held.wait(PATIENCE)
@@ -142,6 +143,21 @@ def test_a_client_that_leaves_stops_its_answer(stream: bool) -> None:
         engine.gate.set()
         with server.http() as http:
             assert http.post(CHAT, json=ASKED).status_code == 200
+
+
+def test_an_abandoned_answer_takes_no_place_in_the_queue() -> None:
+    """Its prompt is computed for a retry; another request ends it."""
+    engine = ScriptedEngine()
+    with held(engine, max_queue=0) as server, ThreadPoolExecutor(1) as pool, server.http() as http:
+        leaving = _send(server, ASKED)
+        assert engine.held.wait(PATIENCE)
+        leaving.close()
+        until(lambda: not server.server.server_state.tasks)
+        assert not server.service.idle
+        other = pool.submit(http.post, CHAT, json={**ASKED, "messages": [{"role": "user", "content": "No"}]})
+        until(lambda: len(engine.asked) == 2)
+        engine.gate.set()
+        assert other.result().status_code == 200
 
 
 def test_a_slow_reader_holds_nobody_up() -> None:

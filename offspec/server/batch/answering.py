@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message
 from offspec.core.errors import ClosedError
 from offspec.server.batch.lines import Line
 from offspec.server.openai_common import error_body
+from offspec.server.responses import QUIET
 
 LONGEST = 1 << 30  # bytes of a body: what a file has is the user's own
 _STOPPING = 503  # the status of an answer that was broken off because the run ends
@@ -95,6 +96,7 @@ async def ask(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
         "path": path,
         "raw_path": path.encode(),
         "query_string": b"",
+        QUIET: True,
         "headers": [
             (b"content-type", b"application/json"),
             (b"content-length", length),
