@@ -1,8 +1,7 @@
 """The format of an answer as a rule: at each node only tokens with which the text can still come to have it.
 
 A mask of 49,152 tokens takes some 40 µs, and is asked for by drafters, by the growth of the tree, by the
-target. So states are kept in a tree of their own, by the tokens below the committed text, with their masks;
-one matcher goes from state to state by what their paths do not share.
+target. So states are kept in a tree of their own, by the tokens below the committed text, with their masks.
 
 Letters: V vocabulary, B its bytes as bits, W nodes.
 """
@@ -26,18 +25,20 @@ Mask = NDArray[np.uint8]
 
 
 class State:
-    """What the format allows behind one text.
+    """An answer so far, by its last token, and what the format allows after it.
 
-    token: the last of that text. live: whether the text can come at all, and does not end the answer. mask:
-    [B] uint8, bit t % 8 of byte t // 8 for the token t; only: the token that may follow, where there is one
-    alone. Both are found when they are asked for.
+    token: the last of the text. live: whether the text can come at all, and does not end the answer. mask:
+    [B] uint8, bit t % 8 of byte t // 8 for the token t; only: the token that may follow, if it is one alone.
+    Both are found when they are asked for, by the matcher of the text.
     """
 
-    __slots__ = ("below", "depth", "live", "mask", "only", "parent", "token")
+    __slots__ = ("below", "live", "mask", "matcher", "only", "parent", "token")
 
-    def __init__(self, parent: Optional["State"], token: int, live: bool) -> None:
+    def __init__(
+        self, parent: Optional["State"], token: int, live: bool, matcher: Optional["LLMatcher"] = None
+    ) -> None:
         self.parent, self.token, self.live = parent, token, live
-        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.matcher = matcher
         self.below = dict[int, State]()
         self.mask: Mask | None = None
         self.only: int | None = None
@@ -75,18 +76,18 @@ class FormatRule:
     ) -> None:
         """
         Args:
-            matcher: At the beginning of the answer; from now on nobody else's.
+            matcher: At the beginning of the answer; it stays there.
             vocab_size: V of the model.
             known: Tokens of the matcher's vocabulary. Those that only the model has are closed.
             ends: Tokens that end the answer.
             device: Of the scores.
         """
-        self._matcher, self._size, self._ends = matcher, vocab_size, frozenset(ends)
+        self._size, self._ends = vocab_size, frozenset(ends)
         bits = np.zeros(-(-vocab_size // 8) * 8, np.bool_)
         bits[: min(known, vocab_size)] = True
         self._known: Mask = np.packbits(bits, bitorder="little")
         self._bits = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=device)
-        self._root = self._here = State(None, -1, True)
+        self._root = State(None, -1, True, matcher)
 
     def apply(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> None:
         """See `Rule`."""
@@ -123,7 +124,7 @@ class FormatRule:
     def move(self, root: State) -> None:
         """Commit the text of a state."""
         if root.live:
-            self._go(root)
+            self._matcher(root)
         root.parent = None
         self._root = root
 
@@ -171,9 +172,9 @@ class FormatRule:
         if state.mask is None:
             state.mask = np.zeros_like(self._known)
             if state.live:
-                self._go(state)
-                given = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(state.mask)]
-                self._check()
+                matcher = self._matcher(state)
+                given = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: len(state.mask)]
+                _check(matcher)
                 state.mask[: len(given)] = given
                 state.mask &= self._known
                 if int(np.bitwise_count(state.mask).sum()) == 1:
@@ -181,26 +182,24 @@ class FormatRule:
                     state.only = 8 * byte + int(state.mask[byte]).bit_length() - 1
         return state.mask
 
-    def _go(self, state: State) -> None:
-        """Take the matcher to a state: back to where the two paths part, and on from there."""
-        here, there, ahead = self._here, state, list[int]()
-        while there is not here:
-            if there.depth >= here.depth:
-                ahead.append(there.token)
-                assert there.parent is not None
-                there = there.parent
-            else:
-                assert here.parent is not None
-                here = here.parent
-        if back := self._here.depth - here.depth:
-            self._matcher.rollback(back)
-        taken = self._matcher.try_consume_tokens(ahead[::-1])
-        self._check()
-        assert taken == len(ahead), "a mask opens no token that the matcher does not take"
-        self._here = state
+    def _matcher(self, state: State) -> "LLMatcher":
+        """The matcher of a live state: a copy of that of its parent, one token further.
 
-    def _check(self) -> None:
-        """Raises RequestError where the matcher has given up."""
-        if self._matcher.is_error():
-            reason = " ".join(self._matcher.get_error().split("<state>")[0].split())[:200]
-            raise RequestError(f"the format became too complex to follow: {reason}; simplify it")
+        A copy takes a microsecond or two. A matcher that takes tokens back has allowed others afterwards than
+        one that read the text at once (llguidance 1.9).
+        """
+        if state.matcher is None:
+            assert state.parent is not None
+            matcher = self._matcher(state.parent).deep_copy()
+            taken = matcher.try_consume_tokens([state.token])
+            _check(matcher)
+            assert taken == 1, "a mask opens no token that the matcher does not take"
+            state.matcher = matcher
+        return state.matcher
+
+
+def _check(matcher: "LLMatcher") -> None:
+    """Raises RequestError if a matcher has given up."""
+    if matcher.is_error():
+        reason = " ".join(matcher.get_error().split("<state>")[0].split())[:200]
+        raise RequestError(f"the format became too complex to follow: {reason}; simplify it")

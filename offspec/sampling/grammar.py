@@ -2,9 +2,9 @@
 
 llguidance rather than xgrammar: it computes the mask of a state when that state is reached, so a schema can
 be followed a millisecond after it was sent, while xgrammar checks the vocabulary against the parts of a
-grammar beforehand and keeps what it found; its matcher takes tokens back in less than a microsecond, however
-long the text is, so one matcher walks a whole tree; and where the text is forced its mask leaves the one
-token that the tokenizer would write. What of JSON Schema it cannot enforce it refuses, by key.
+grammar beforehand and keeps what it found; its matcher is copied in a microsecond or two, so that each node
+of a tree has one; and where the text is forced its mask leaves the one token that the tokenizer would write.
+What of JSON Schema it cannot enforce it refuses, by key.
 """
 
 import json
