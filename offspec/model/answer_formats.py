@@ -34,6 +34,11 @@ class MarkedFormat:
         marks = [*_marks(self._template)]
         self.shown = frozenset(i for i, token in special.items() if any(token in mark for mark in marks))
 
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """Kinds of parts that it marks."""
+        return frozenset(map(_kind, self._template.fields))
+
     def parser(self, prompt: str, tools: Collection[Mapping[str, Any]]) -> "ResponseParser":
         """See `AnswerFormat`."""
         from transformers.utils.chat_parsing import ResponseParser

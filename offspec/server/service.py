@@ -157,6 +157,9 @@ class Service:
 
         def work() -> list[int]:
             engine.check(ask.params)
+            if ask.suffix:
+                assert isinstance(ask.prompt, str)
+                return engine.encode_infill(ask.prompt, ask.suffix)
             return engine.encode(ask.prompt, ask.raw, template, ask.continues)
 
         return await self._encode(work)

@@ -66,7 +66,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
     ],
     TEXT: [
-        ({"echo": True}, "echo"),
         ({"suffix": "w12"}, "suffix"),
         ({"best_of": 4}, "best_of"),
         ({"prompt": ["w12", 13]}, "prompt"),

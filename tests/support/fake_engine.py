@@ -42,6 +42,7 @@ from offspec.core.events import (
     TreeSeen,
     unheard,
 )
+from offspec.core.model_info import ModelInfo
 from offspec.core.sampling_defaults import sampling_values
 from offspec.core.threads import ExclusiveUse
 from offspec.core.trace import OFF, Timeline
@@ -178,6 +179,14 @@ class ScriptedEngine:
 
     sources: tuple[str, ...] = ()
     sampling_defaults = SamplingParams()
+
+    @property
+    def model_info(self) -> ModelInfo:
+        marks = {"tools": "<tool_call>" in self.template, "thinking": "</think>" in self.template}
+        return ModelInfo("llama", 135_000_000, 270_000_000, "BF16", self.template, **marks)
+
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        raise NotImplementedError
 
     used = "auto"
 
