@@ -11,7 +11,7 @@ from offspec.core.errors import ContextLengthError, RequestError
 from offspec.core.model_info import ModelInfo
 from offspec.model import answer_formats
 from offspec.model.call_grammars import after_thought, answer_regions
-from offspec.model.prompt import Prompt
+from offspec.model.prompt import Prompt, checked_text
 from offspec.model.token_bytes import token_bytes
 from offspec.plan.load import Assembly
 from offspec.sampling.rules import check_tokens
@@ -102,6 +102,18 @@ class Texts:
             )
         return ids
 
+    def tokenize(self, text: str, special: bool = False) -> list[int]:
+        """Token ids of any text.
+
+        Args:
+            text: As it is, without the chat template.
+            special: Add the special tokens that the tokenizer puts around a text.
+
+        Raises:
+            RequestError: The text is not valid Unicode.
+        """
+        return self._assembly.codec.tokenize(checked_text(text), special=special)
+
     def encode_infill(self, prefix: str, suffix: str) -> list[int]:
         """Token ids of a prompt for the text between a prefix and a suffix.
 
@@ -124,6 +136,10 @@ class Texts:
             parameters=target.parameters,
             nbytes=target.stored_bytes,
             weights=target.stored_format,
+            file_format=target.file_format,
+            vocabulary=target.skeleton.vocab_size,
+            bos_token=str(codec.tokenizer.bos_token or ""),
+            eos_token=str(codec.tokenizer.eos_token or ""),
             chat_template=str(codec.tokenizer.chat_template or ""),
             tools=format is not None and "call" in format.kinds,
             thinking=format is not None and "thought" in format.kinds,

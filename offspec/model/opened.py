@@ -60,6 +60,9 @@ class OpenedModel:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.stored_bytes = sum(weight.nbytes for weight in tensors.values())
         self.stored_format = main_format(tensors.values())
+        self.file_format = (
+            "gguf" if any(w.file.suffix == ".gguf" for w in tensors.values()) else "safetensors"
+        )
         layers: list[list[WeightRecipe]] = [[] for _ in self.skeleton.layers]
         rest: list[WeightRecipe] = []
         self._rows: Weight | None = None

@@ -191,7 +191,7 @@ class TextCodec:
         marks = self.infill_marks
         if marks is None:
             raise RequestError(
-                "suffix: this model's tokenizer has no marks for text between prefix and suffix; leave it out",
+                "suffix: this model's tokenizer has no marks for text before a suffix; leave it out",
                 field="suffix",
             )
         begin = [i for i in self.tokenize("", special=True) if i == self.tokenizer.bos_token_id]

@@ -35,7 +35,7 @@ class Ask:
 
     prompt: Prompt
     raw: bool = False
-    suffix: str = ""
+    suffix: str | None = None
     echo: bool = False
     params: SamplingParams = field(default_factory=SamplingParams)
     tools: Tools = field(default_factory=Tools)

@@ -3,18 +3,17 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Annotated, Any
 
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from offspec.core.config import SamplingParams
 from offspec.server.answer import Answer
 from offspec.server.exchange import Ask, Delta, Ended, Said, TokenChoice, Usage
-from offspec.server.faults import Fault, refuse, unsupported
+from offspec.server.faults import Fault, refuse
 from offspec.server.formats import StructuredOutputs, format_of
+from offspec.server.infill import with_suffix
 from offspec.server.openai_common import (
     DONE,
     ChoosingTokens,
@@ -28,7 +27,6 @@ from offspec.server.openai_common import (
 )
 from offspec.server.reading import read_body
 from offspec.server.responses import EventStream, event, whole
-from offspec.server.served_engine import ServedEngine
 from offspec.server.service import Service
 
 _LONGEST = 16  # tokens of an answer that gives no number, as OpenAI has it
@@ -82,28 +80,16 @@ def _asks(body: Body, service: Service) -> Iterator[Ask]:
         prompt_logprobs=body.logprobs if body.echo else None,
         format=format_of(None, body.structured_outputs),
     )
-    if body.suffix:
-        params = with_infill_ends(params, service.engine)
     for prompt in _prompts(body.prompt):
-        if body.suffix and not isinstance(prompt, str):
-            raise Fault("invalid_request", "suffix: the prompt must be text", field="suffix")
-        yield Ask(
+        ask = Ask(
             prompt=prompt,
             raw=True,
-            suffix=body.suffix or "",
             echo=bool(body.echo),
             params=params,
             choices=body.choices,
             silent=body.max_tokens == 0,
         )
-
-
-def with_infill_ends(params: SamplingParams, engine: ServedEngine) -> SamplingParams:
-    """Parameters by which text before a suffix ends. Raises Fault if the model knows no suffixes."""
-    ends = engine.model_info.infill_ends
-    if ends is None:
-        raise unsupported("suffix", "this model's tokenizer has no marks for it; leave it out")
-    return replace(params, stop_token_ids=(*params.stop_token_ids, *ends))
+        yield with_suffix(ask, body.suffix, service) if body.suffix else ask
 
 
 def _prompts(given: str | list[Any]) -> Sequence[str | list[int]]:

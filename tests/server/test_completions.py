@@ -129,5 +129,14 @@ def test_suffix(infilling: Engine) -> None:
         assert whole.usage is not None and whole.usage.prompt_tokens == len(ids)
         shown = client.completions.create(**asked, echo=True)
         assert shown.choices[0].text == "w12 w13" + expected.text
+        with server.http() as http:
+            body = {"input_prefix": "w12 ", "prompt": "w13", "input_suffix": "w20", "n_predict": 16}
+            filled = http.post("/infill", json={**body, "seed": 4, "temperature": 2.0}).json()
+            assert (filled["content"], filled["tokens_evaluated"]) == (expected.text, len(ids))
+            body = {"model": NAME, "prompt": "w12 w13", "suffix": "w20", "stream": False}
+            options = {"seed": 4, "temperature": 2.0, "num_predict": 16}
+            filled = http.post("/api/generate", json={**body, "options": options}).json()
+            assert (filled["response"], filled["prompt_eval_count"]) == (expected.text, len(ids))
+            assert http.post("/api/show", json={}).json()["capabilities"] == ["completion", "insert"]
         with pytest.raises(openai.BadRequestError, match="suffix: the prompt must be text"):
             client.completions.create(**asked | {"prompt": [12, 13]})

@@ -183,7 +183,11 @@ class ScriptedEngine:
     @property
     def model_info(self) -> ModelInfo:
         marks = {"tools": "<tool_call>" in self.template, "thinking": "</think>" in self.template}
-        return ModelInfo("llama", 135_000_000, 270_000_000, "BF16", self.template, **marks)
+        sizes = {"parameters": 135_000_000, "nbytes": 270_000_000, "weights": "BF16"}
+        return ModelInfo("llama", **sizes, vocabulary=10**6, chat_template=self.template, **marks)
+
+    def tokenize(self, text: str, special: bool = False) -> list[int]:
+        return self.wording.tokenize(text)
 
     def encode_infill(self, prefix: str, suffix: str) -> list[int]:
         raise NotImplementedError
