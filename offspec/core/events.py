@@ -138,7 +138,7 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptScored:
+class PromptLogprobs:
     """Log-probabilities of the prompt's tokens. Sent before the first text where a request asks for them.
 
     Args:
@@ -341,7 +341,7 @@ Event = (
     | Notice
     | Prefill
     | PassProgress
-    | PromptScored
+    | PromptLogprobs
     | TextDelta
     | TreeSeen
     | PassStats

@@ -18,7 +18,7 @@ from offspec.draft.grow.result import GrownTree
 from offspec.draft.mix.payoff import OneRow
 from offspec.engine.ahead import DraftAhead
 from offspec.engine.decode import DecodeState, Decoding, PassStates
-from offspec.engine.prompt_logprobs import PromptLogprobs
+from offspec.engine.prompt_scorer import PromptScorer
 from offspec.model import runner
 from offspec.model.loaded import LoadedModel
 from offspec.model.runner import rows_at
@@ -32,13 +32,13 @@ _FLOOR = 4  # nodes that each tree keeps, however likely those of others are
 class Member:
     """A sequence that takes part in a pass. max_depth: most levels of its tree below the root.
 
-    prompt_logprobs: Gathers the log-probabilities of its prompt, where they are asked for.
+    prompt_scorer: Gathers the log-probabilities of its prompt, where they are asked for.
     """
 
     state: DecodeState
     decoding: Decoding
     max_depth: int
-    prompt_logprobs: PromptLogprobs | None = None
+    prompt_scorer: PromptScorer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class _Share:
     @property
     def scored(self) -> RowLogprobs | None:
         """Rows of the pass before tokens of a prompt whose log-probabilities are asked for."""
-        wanted, states = self.member.prompt_logprobs, self.states
+        wanted, states = self.member.prompt_scorer, self.states
         if wanted is None or states is None:
             return None
         return wanted.rows(self.member.state.cached, states.last)
@@ -288,8 +288,8 @@ def _logits(model: runner.TreeModel, shares: Sequence[_Share]) -> list[Logits]:
         model.score(scored)
         logits = [model.logits_by_row(nodes) for nodes in states]
     for share in shares:
-        if share.member.prompt_logprobs is not None:
-            share.member.prompt_logprobs.take()
+        if share.member.prompt_scorer is not None:
+            share.member.prompt_scorer.take()
     return logits
 
 

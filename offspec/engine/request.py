@@ -16,7 +16,7 @@ from offspec.core.events import (
     PassStats,
     Piece,
     Prefill,
-    PromptScored,
+    PromptLogprobs,
     Result,
     TextDelta,
     TokenLogprobs,
@@ -28,7 +28,7 @@ from offspec.engine.decode import DecodeState, Decoding
 from offspec.engine.detokenizer import TextStream
 from offspec.engine.drafting import Drafting, Request
 from offspec.engine.forest import Member, PassResult
-from offspec.engine.prompt_logprobs import PromptLogprobs
+from offspec.engine.prompt_scorer import PromptScorer
 from offspec.engine.stopping import Ending, Halted
 from offspec.model import device as devices
 from offspec.model.runner import Spent
@@ -94,9 +94,9 @@ class RunningRequest:
         self._passes: list[PassStats] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
-        self._prompt_logprobs: PromptLogprobs | None = None
+        self._prompt_scorer: PromptScorer | None = None
         if params.prompt_logprobs is not None:
-            self._prompt_logprobs = PromptLogprobs(request.ids, params.prompt_logprobs)
+            self._prompt_scorer = PromptScorer(request.ids, params.prompt_logprobs)
             state.forget()  # every position is computed
         self._shown: list[str] = []
         self._first = 0.0
@@ -112,7 +112,7 @@ class RunningRequest:
     @property
     def member(self) -> Member:
         """Its part of a pass."""
-        return Member(self.state, self._decoding, self._ending.left - 1, self._prompt_logprobs)
+        return Member(self.state, self._decoding, self._ending.left - 1, self._prompt_scorer)
 
     @property
     def halted(self) -> bool:
@@ -146,7 +146,7 @@ class RunningRequest:
         if self._request.trees:
             events.insert(1, describe_tree(len(self._passes), done, self._spell))
         if len(self._passes) == 1 and (scored := self._scored()) is not None:
-            events.insert(0, PromptScored(scored))
+            events.insert(0, PromptLogprobs(scored))
         return events
 
     def held_back(self) -> list[Event]:
@@ -169,9 +169,9 @@ class RunningRequest:
 
     def _scored(self) -> tuple[TokenLogprobs | None, ...] | None:
         """Log-probabilities of the prompt, where they are asked for."""
-        if self._prompt_logprobs is None:
+        if self._prompt_scorer is None:
             return None
-        return tuple(token and token.with_text(self._token_text) for token in self._prompt_logprobs.tokens)
+        return tuple(token and token.with_text(self._token_text) for token in self._prompt_scorer.tokens)
 
     def _stats(self, done: PassResult, spent: PassSpent) -> PassStats:
         tree = done.grown.tree

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from offspec.core.errors import OffspecError
-from offspec.core.events import Finished, PassStats, PromptScored, Result, TextDelta
+from offspec.core.events import Finished, PassStats, PromptLogprobs, Result, TextDelta
 from offspec.server.answer import Answer
 from offspec.server.exchange import Ended, Said, Usage
 from offspec.server.faults import internal, of_error
@@ -92,7 +92,7 @@ class Choices:
         for event in engine.submit(answer.ids, params, **given):
             answer.tell(event)
             match event:
-                case PromptScored(logprobs=scored) if answer.ask.echo:
+                case PromptLogprobs(logprobs=scored) if answer.ask.echo:
                     logprobs = texts.describe_prompt(answer.ids, scored)
                     answer.put(Said(choice, self._prompt_text(engine), (), logprobs))
                 case TextDelta() if not answer.ask.silent:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from offspec import RequestError, SamplingParams
-from offspec.core.events import PromptScored, Result, TextDelta
+from offspec.core.events import PromptLogprobs, Result, TextDelta
 from offspec.model import runner
 from offspec_planners.placement import Placement, Tier
 from tests.support.answers import PROMPT
@@ -86,8 +86,8 @@ def test_of_several_sequences(placement: Placement | None, tmp_path: Path) -> No
 def test_they_come_before_the_text(tmp_path: Path) -> None:
     with tiny_engine(write_model(tmp_path), "none") as engine:
         events = list(engine.stream(PROMPT, PARAMS))
-        kinds = [type(event) for event in events if isinstance(event, PromptScored | TextDelta)]
-        assert kinds == [PromptScored, *[TextDelta] * 4]
+        kinds = [type(event) for event in events if isinstance(event, PromptLogprobs | TextDelta)]
+        assert kinds == [PromptLogprobs, *[TextDelta] * 4]
         result = engine.generate([5], PARAMS)
         assert result.prompt_logprobs == (None,)
         token = engine.generate([5, 9], PARAMS).to_json()["prompt_logprobs"][1]

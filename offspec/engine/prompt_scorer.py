@@ -8,7 +8,7 @@ from offspec.core.events import TokenLogprobs
 from offspec.sampling.row_logprobs import RowLogprobs
 
 
-class PromptLogprobs:
+class PromptScorer:
     """Those of one prompt. top: number of likeliest tokens at each place."""
 
     def __init__(self, prompt: Sequence[int], top: int) -> None:
