@@ -19,6 +19,7 @@ from offspec.server import (
     models,
     ollama,
     ollama_models,
+    ollama_reply,
     openai_batches,
     openai_chat,
     openai_common,
@@ -73,7 +74,7 @@ ROUTES = (
 # Faults have the shape of the API whose path a request's begins with, and else that of OpenAI.
 SHAPES: Mapping[str, Callable[[Fault], dict[str, Any]]] = {
     "/v1/messages": anthropic.error_body,
-    "/api/": ollama.error_body,
+    "/api/": ollama_reply.error_body,
     **dict.fromkeys(("/completion", "/infill", "/props", "/slots"), llama_cpp.error_body),
     **dict.fromkeys(("/tokenize", "/detokenize"), llama_cpp.error_body),
 }

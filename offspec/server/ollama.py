@@ -1,22 +1,19 @@
 """Ollama's API: POST /api/chat and /api/generate, streamed as lines of JSON unless `stream` is false."""
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec.core.config import SamplingParams
 from offspec.core.constraint import Constraint
-from offspec.server.answer import Answer
-from offspec.server.answer_times import AnswerTimes
-from offspec.server.exchange import Ask, Called, Delta, Ended, LikelyToken, Said, Thought, TokenChoice, Usage
+from offspec.server.exchange import Ask
 from offspec.server.faults import Fault, refuse, unsupported
 from offspec.server.formats import checked
 from offspec.server.infill import with_suffix
+from offspec.server.ollama_reply import Reply, Shape, chat_shape, error_body, generate_shape
 from offspec.server.openai_common import MOST_MESSAGES, ChoosingTokens, answer_limit, template_variables
 from offspec.server.openai_messages import Tool, ToolCall, as_call, tools_of
 from offspec.server.reading import read_body, report_ignored
@@ -80,21 +77,18 @@ class GenerateBody(_Body, kw_only=True):
     images: list[Any] | None = None
 
 
-_Shape = Callable[[str, str, Sequence[dict[str, Any]]], dict[str, Any]]  # text, reasoning, and calls
-
-
 async def chat(request: Request) -> Response:
     """Answer a conversation. Without messages the model is only to be loaded, as it is."""
     service: Service = request.app.state.service
     body = await read_body(request, ChatBody)
     check_name(service, body.model)
     if not body.messages:
-        return _loaded(service, body, _message)
+        return _loaded(service, body, chat_shape)
     tools = tools_of(body.tools or (), (), None, lambda path: report_ignored(request, (path,)))
     ask = Ask(
         prompt=_messages(body.messages), params=_params(body, service), tools=tools, template=_template(body)
     )
-    return await _answer(request, ask, body, _message)
+    return await _answer(request, ask, body, chat_shape)
 
 
 async def generate(request: Request) -> Response:
@@ -104,7 +98,7 @@ async def generate(request: Request) -> Response:
     check_name(service, body.model)
     refuse({"template": body.template, "images": body.images}, {"template": ""})
     if not body.prompt and not body.suffix:
-        return _loaded(service, body, _response)
+        return _loaded(service, body, generate_shape)
     system = [{"role": "system", "content": body.system}] if body.system else []
     ask = Ask(
         prompt=body.prompt if body.raw else [*system, {"role": "user", "content": body.prompt}],
@@ -114,23 +108,12 @@ async def generate(request: Request) -> Response:
     )
     if body.suffix:
         ask = with_suffix(Ask(prompt=body.prompt, params=ask.params), body.suffix, service)
-    return await _answer(request, ask, body, _response)
-
-
-def error_body(fault: Fault) -> dict[str, Any]:
-    """A fault in Ollama's shape."""
-    return {"error": fault.message}
+    return await _answer(request, ask, body, generate_shape)
 
 
 def check_name(service: Service, name: str) -> None:
     """Raises Fault for another model's name than those that are served, which may end in ":latest"."""
     service.check_name(name if name in service.names else name.removesuffix(":latest"))
-
-
-def written_time(seconds: float | None = None) -> str:
-    """A time as Ollama writes it, by default now."""
-    at = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    return at.isoformat().replace("+00:00", "Z")
 
 
 def _params(body: _Body, service: Service) -> SamplingParams:
@@ -192,9 +175,9 @@ class _JsonLines(EventStream):
     media_type = "application/x-ndjson"
 
 
-async def _answer(request: Request, ask: Ask, body: _Body, shape: _Shape) -> Response:
+async def _answer(request: Request, ask: Ask, body: _Body, shape: Shape) -> Response:
     service: Service = request.app.state.service
-    reply = _Reply(body.model or service.names[0], shape)
+    reply = Reply(body.model or service.names[0], shape)
     answer = await service.answer(ask)
     if body.stream is False:
         return await whole(request.receive, answer, reply.whole)
@@ -205,98 +188,8 @@ def _fault_line(fault: Fault) -> bytes:
     return json_line(error_body(fault))
 
 
-def _loaded(service: Service, body: _Body, shape: _Shape) -> Response:
+def _loaded(service: Service, body: _Body, shape: Shape) -> Response:
     """The answer to a request that is to load the model. Raises Fault while there is none."""
     assert service.engine
-    reply = _Reply(body.model or service.names[0], shape)
+    reply = Reply(body.model or service.names[0], shape)
     return json_response({**reply.part(), "done": True, "done_reason": "load"})
-
-
-def _message(text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": text}
-    if thought:
-        message["thinking"] = thought
-    if calls:
-        message["tool_calls"] = calls
-    return {"message": message}
-
-
-def _response(text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {"response": text, "thinking": thought} if thought else {"response": text}
-
-
-class _Reply:
-    """The objects that one answer consists of."""
-
-    def __init__(self, model: str, shape: _Shape) -> None:
-        self._model, self._shape = model, shape
-        self._times = AnswerTimes()
-        self._reason, self._usage = "stop", Usage(0, 0, 0, 0, 0)
-
-    def part(
-        self,
-        text: str = "",
-        thought: str = "",
-        calls: Sequence[dict[str, Any]] = (),
-        logprobs: Sequence[dict[str, Any]] = (),
-    ) -> dict[str, Any]:
-        """A part of the answer."""
-        more = {"logprobs": logprobs} if logprobs else {}
-        head = {"model": self._model, "created_at": written_time()}
-        return {**head, **self._shape(text, thought, calls), "done": False, **more}
-
-    async def lines(self, answer: Answer) -> AsyncGenerator[bytes, None]:
-        """A streamed answer."""
-        async for item in answer:
-            if given := self._hear(item):
-                yield json_line(self.part(**given))
-        yield json_line({**self.part(), **self._end()})
-
-    async def whole(self, answer: Answer) -> dict[str, Any]:
-        """A whole answer."""
-        gathered: dict[str, Any] = {"text": "", "thought": "", "calls": [], "logprobs": []}
-        async for item in answer:
-            for name, value in self._hear(item).items():
-                gathered[name] += value
-        return {**self.part(**gathered), **self._end()}
-
-    def _hear(self, item: Delta) -> dict[str, Any]:
-        """Arguments of `part` for an event."""
-        match item:
-            case Said() if item.text or item.logprobs:
-                self._times.note()
-                return {"text": item.text, "logprobs": [_logprob(token) for token in item.logprobs]}
-            case Thought():
-                self._times.note()
-                return {"thought": item.text}
-            case Called():
-                self._times.note()
-                made = {"name": item.name, "arguments": msgspec.json.decode(item.arguments)}
-                return {"calls": [{"id": item.id, "function": {"index": item.index, **made}}]}
-            case Ended():
-                self._reason = "length" if item.reason == "length" else "stop"
-            case Usage():
-                self._usage = item
-        return {}
-
-    def _end(self) -> dict[str, Any]:
-        """Further fields of the last object. Durations are in nanoseconds."""
-        times = self._times
-        return {
-            "done": True,
-            "done_reason": self._reason,
-            "total_duration": times.total,
-            "load_duration": 0,
-            "prompt_eval_count": self._usage.prompt_tokens,
-            "prompt_eval_duration": times.prompt,
-            "eval_count": self._usage.answer_tokens,
-            "eval_duration": times.answer,
-        }
-
-
-def _logprob(token: TokenChoice) -> dict[str, Any]:
-    return {**_likely(token.chosen), "top_logprobs": [_likely(each) for each in token.top]}
-
-
-def _likely(token: LikelyToken) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}

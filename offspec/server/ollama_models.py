@@ -9,7 +9,8 @@ from starlette.responses import Response
 
 from offspec.core.model_info import ModelInfo
 from offspec.core.sampling_defaults import sampling_values
-from offspec.server.ollama import check_name, written_time
+from offspec.server.ollama import check_name
+from offspec.server.ollama_reply import written_time
 from offspec.server.reading import read_body
 from offspec.server.responses import json_response
 from offspec.server.service import Service

@@ -9,7 +9,9 @@ import torch
 
 from offspec import RequestError, SamplingParams
 from offspec.core.events import PromptLogprobs, Result, TextDelta
+from offspec.engine.prompt_scorer import PromptScorer
 from offspec.model import runner
+from offspec.sampling.row_logprobs import RowLogprobs
 from offspec_planners.placement import Placement, Tier
 from tests.support.answers import PROMPT
 from tests.support.tiny_models import tiny_engine, write_hybrid, write_model
@@ -94,3 +96,40 @@ def test_they_come_before_the_text(tmp_path: Path) -> None:
         assert (token["token"], token["text"], len(token["top"])) == (9, "w9", 3)
     with pytest.raises(RequestError, match="prompt_logprobs must be None, or 0 or above, not -1"):
         SamplingParams(prompt_logprobs=-1)
+
+
+def test_rows_of_a_pass_that_failed_count_once() -> None:
+    states, scorer = torch.eye(4), PromptScorer([1, 2, 3, 0, 1], 1)
+    for start in (0, 2, 2):
+        rows = scorer.rows(start, states[start : start + 2])
+        assert rows is not None
+        rows.add(lambda hidden: hidden)
+        scorer.take()
+    assert [token and token.token for token in scorer.tokens] == [None, 2, 3, 0, 1]
+    assert [token and token.top[0][0] for token in scorer.tokens] == [None, 0, 1, 2, 3]
+    assert scorer.rows(4, states[:1]) is None
+
+
+def test_a_vocabulary_in_blocks() -> None:
+    states, tokens = torch.randn(40, 9, generator=torch.Generator().manual_seed(1)), [*range(8)] * 5
+    whole, blocks = RowLogprobs(states, tokens, 3), RowLogprobs(states, tokens, 3)
+    whole.add(lambda rows: rows[:, :8])
+    for start, end in ((0, 2), (2, 7), (7, 8)):
+        blocks.add(lambda rows, start=start, end=end: rows[:, start:end], start)  # type: ignore[misc]
+    for one, other in zip(whole.found(), blocks.found(), strict=True):
+        assert (one.token, [token for token, _ in one.top]) == (
+            other.token,
+            [token for token, _ in other.top],
+        )
+        assert (one.logprob, *dict(one.top).values()) == pytest.approx(
+            (other.logprob, *dict(other.top).values())
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head", [Tier.DEVICE, Tier.DISK])
+def test_on_a_gpu(head: Tier, tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    placement = Placement((Tier.DEVICE, Tier.HOST, Tier.DISK), 2, 2, head)
+    with tiny_engine(folder, "none", placement=placement, device=torch.device("cuda", 0)) as engine:
+        check(engine.generate(LONG, PARAMS), folder, LONG)
