@@ -130,7 +130,7 @@ class Texts:
     def model_info(self) -> ModelInfo:
         """Facts about the model, from its files."""
         target, codec = self._assembly.target, self._assembly.codec
-        format, marks = answer_formats.find(codec, calls=True), codec.infill_marks
+        kinds, marks = answer_formats.kinds(codec), codec.infill_marks
         return ModelInfo(
             architecture=str(target.skeleton.config.model_type),
             parameters=target.parameters,
@@ -141,8 +141,8 @@ class Texts:
             bos_token=str(codec.tokenizer.bos_token or ""),
             eos_token=str(codec.tokenizer.eos_token or ""),
             chat_template=str(codec.tokenizer.chat_template or ""),
-            tools=format is not None and "call" in format.kinds,
-            thinking=format is not None and "thought" in format.kinds,
+            tools="call" in kinds,
+            thinking="thought" in kinds,
             infill_ends=None if marks is None else marks.ends,
         )
 

@@ -34,11 +34,6 @@ class MarkedFormat:
         marks = [*_marks(self._template)]
         self.shown = frozenset(i for i, token in special.items() if any(token in mark for mark in marks))
 
-    @property
-    def kinds(self) -> frozenset[Kind]:
-        """Kinds of parts that it marks."""
-        return frozenset(map(_kind, self._template.fields))
-
     def parser(self, prompt: str, tools: Collection[Mapping[str, Any]]) -> "ResponseParser":
         """See `AnswerFormat`."""
         from transformers.utils.chat_parsing import ResponseParser
@@ -78,6 +73,14 @@ def find(codec: "TextCodec", calls: bool) -> MarkedFormat | None:
         return MarkedFormat(_only(own, calls), special, True)
     spec = _known(str(codec.tokenizer.chat_template or ""), calls)
     return MarkedFormat(spec, special, False) if len(spec["fields"]) > 1 else None
+
+
+def kinds(codec: "TextCodec") -> frozenset[Kind]:
+    """Return the kinds of parts that are recognized in answers of a model."""
+    own = getattr(codec.tokenizer, "response_template", None)
+    usable = own and complaint(codec) is None
+    spec = own if usable else _known(str(codec.tokenizer.chat_template or ""), calls=True)
+    return frozenset(map(_kind, spec["fields"]))
 
 
 def complaint(codec: "TextCodec") -> str | None:
