@@ -135,11 +135,6 @@ class TextCodec:
             reason = _one_line(error)
             raise RequestError(f"this model's tokenizer cannot follow a format: {reason}") from error
 
-    @cached_property
-    def infill_marks(self) -> InfillMarks | None:
-        """The marks to fill in the middle of a text; None if the tokenizer has none that are known."""
-        return infill_marks(self.tokenizer.get_vocab())
-
     def with_template(self, variables: Mapping[str, Any] | None) -> "TextCodec":
         """The same with variables for the chat template, such as enable_thinking. Raises RequestError."""
         if not variables:
@@ -182,6 +177,11 @@ class TextCodec:
         if not ids:
             raise RequestError("the prompt is empty: it has no tokens")
         return ids
+
+    @cached_property
+    def infill_marks(self) -> InfillMarks | None:
+        """The marks to fill in the middle of a text; None if the tokenizer has none that are known."""
+        return infill_marks(self.tokenizer.get_vocab())
 
     def encode_infill(self, prefix: str, suffix: str, most: int) -> list[int]:
         """Token ids of a prompt for the text between a prefix and a suffix; most: as in `encode_prompt`.
