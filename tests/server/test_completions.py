@@ -137,6 +137,6 @@ def test_suffix(infilling: Engine) -> None:
             options = {"seed": 4, "temperature": 2.0, "num_predict": 16}
             filled = http.post("/api/generate", json={**body, "options": options}).json()
             assert (filled["response"], filled["prompt_eval_count"]) == (expected.text, len(ids))
-            assert http.post("/api/show", json={}).json()["capabilities"] == ["completion", "insert"]
+            assert "insert" in http.post("/api/show", json={}).json()["capabilities"]
         with pytest.raises(openai.BadRequestError, match="suffix: the prompt must be text"):
             client.completions.create(**asked | {"prompt": [12, 13]})

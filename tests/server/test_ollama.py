@@ -201,7 +201,10 @@ def test_the_model(http: httpx2.Client, served: LiveServer, alone: Engine) -> No
         "general.parameter_count": info.parameters,
         "llama.context_length": 256,
     }
-    assert (shown["capabilities"], shown["template"]) == (["completion"], info.chat_template)
+    assert (shown["capabilities"], shown["template"]) == (
+        ["completion", *["tools"] * info.tools],
+        info.chat_template,
+    )
     with served.http() as other:
         shown = other.post("/api/show", json={"model": NAME}).json()
     assert shown["capabilities"] == ["completion", "tools", "thinking"]
