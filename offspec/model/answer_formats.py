@@ -78,9 +78,9 @@ def find(codec: "TextCodec", calls: bool) -> MarkedFormat | None:
 def kinds(codec: "TextCodec") -> frozenset[Kind]:
     """Return the kinds of parts that are recognized in answers of a model."""
     own = getattr(codec.tokenizer, "response_template", None)
-    usable = own and complaint(codec) is None
-    spec = own if usable else _known(str(codec.tokenizer.chat_template or ""), calls=True)
-    return frozenset(map(_kind, spec["fields"]))
+    if own and complaint(codec) is None:
+        return frozenset(map(_kind, own["fields"]))
+    return frozenset(map(_kind, _known(str(codec.tokenizer.chat_template or ""), calls=True)["fields"]))
 
 
 def complaint(codec: "TextCodec") -> str | None:
