@@ -59,7 +59,7 @@ endif
 # What needs Ray, another client or a browser: packages that are no part of make env, and Debian's chromium.
 # Some of another file need the pyarrow that Ray brings.
 CLIENT_TESTS := tests/ray tests/server/test_litellm.py $(wildcard tests/server/test_page*.py)
-SOME_CLIENT_TESTS := tests/ui/cli/test_batch.py
+SOME_CLIENT_TESTS := tests/ui/cli/test_batch.py tests/server/test_ollama_client.py
 
 # Lowest versions, in an environment of its own. Tests that touch each dependency, within two minutes.
 FLOORS := $(VENV)-floors

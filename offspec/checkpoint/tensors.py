@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,6 +95,14 @@ def on_disk(weight: Weight) -> tuple[TensorInfo, ...]:
     if isinstance(weight, TensorInfo):
         return (weight,)
     return tuple(part for _, part in weight.parts)
+
+
+def main_format(weights: Iterable[Weight]) -> str:
+    """Return the format of most bytes of weights, such as "BF16"."""
+    sizes = Counter[str]()
+    for weight in weights:
+        sizes[weight.dtype if isinstance(weight, TensorInfo) else weight.format.name] += weight.nbytes
+    return sizes.most_common(1)[0][0] if sizes else ""
 
 
 def item_size(dtype: str) -> int:

@@ -157,6 +157,8 @@ class SamplingParams:
         no_repeat_ngram_size: No sequence of this many tokens comes twice, prompt included. Default 0, off.
         logprobs: Report for each token the log-probability that the model itself gives it, and this many of
             the likeliest tokens. None: do not.
+        prompt_logprobs: Report the same for each token of the prompt, all of which is computed then, whatever
+            the caches hold of it. None: do not.
         format: What the whole answer must look like, such as a JSON schema; also a mapping of its kind and
             text. An answer that `max_tokens` or `stop` cuts has only begun to. None: anything.
 
@@ -182,6 +184,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     no_repeat_ngram_size: int = 0  # 0: off
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     format: Constraint | None = None
 
     def __post_init__(self) -> None:
@@ -206,6 +209,11 @@ class SamplingParams:
             (all(map(is_unicode, self.bad_words)), "bad_words", "valid Unicode text"),
             (self.no_repeat_ngram_size >= 0, "no_repeat_ngram_size", "0 (off) or above"),
             (self.logprobs is None or self.logprobs >= 0, "logprobs", "None, or 0 or above"),
+            (
+                self.prompt_logprobs is None or self.prompt_logprobs >= 0,
+                "prompt_logprobs",
+                "None, or 0 or above",
+            ),
             (
                 not (self.format and self.ignore_eos),
                 "ignore_eos",

@@ -138,6 +138,17 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of the prompt's tokens. Sent before the first text where a request asks for them.
+
+    Args:
+        logprobs: One for each token of the prompt; None for the first.
+    """
+
+    logprobs: tuple[TokenLogprobs | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TreeSeen:
     """A verified tree of N nodes, for display; sent where a request asks for trees.
 
@@ -259,6 +270,7 @@ class Result:
         paused_passes: Passes in which drafting was paused because passes without it were faster.
         sampling: The temperature and, unless they have no effect, `top_p`, `top_k`, `min_p` and penalties, by
             name.
+        prompt_logprobs: Of each token of the prompt, where they were asked for; None for the first.
     """
 
     text: str
@@ -286,6 +298,7 @@ class Result:
     bytes_read: int = 0  # from disk
     paused_passes: int = 0
     sampling: Mapping[str, float] = field(default_factory=dict)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
     @property
     def tokens(self) -> int:
@@ -302,14 +315,18 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict with the fields and the derived figures."""
-        logprobs = None if self.logprobs is None else [token.to_json() for token in self.logprobs]
         return {
             **asdict(self),
-            "logprobs": logprobs,
+            "logprobs": _listed(self.logprobs),
+            "prompt_logprobs": _listed(self.prompt_logprobs),
             "tokens": self.tokens,
             "tokens_per_pass": self.tokens_per_pass,
             "tok_per_s": self.tok_per_s,
         }
+
+
+def _listed(tokens: Iterable[TokenLogprobs | None] | None) -> list[dict[str, Any] | None] | None:
+    return None if tokens is None else [None if token is None else token.to_json() for token in tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +336,17 @@ class Finished:
     result: Result
 
 
-Event = LoadProgress | Notice | Prefill | PassProgress | TextDelta | TreeSeen | PassStats | Finished
+Event = (
+    LoadProgress
+    | Notice
+    | Prefill
+    | PassProgress
+    | PromptLogprobs
+    | TextDelta
+    | TreeSeen
+    | PassStats
+    | Finished
+)
 
 
 def unheard(event: Event) -> None:

@@ -18,9 +18,11 @@ from offspec.draft.grow.result import GrownTree
 from offspec.draft.mix.payoff import OneRow
 from offspec.engine.ahead import DraftAhead
 from offspec.engine.decode import DecodeState, Decoding, PassStates
+from offspec.engine.prompt_scorer import PromptScorer
 from offspec.model import runner
 from offspec.model.loaded import LoadedModel
 from offspec.model.runner import rows_at
+from offspec.sampling.row_logprobs import RowLogprobs
 from offspec.sampling.verify import Logits, Walk
 
 _FLOOR = 4  # nodes that each tree keeps, however likely those of others are
@@ -28,11 +30,15 @@ _FLOOR = 4  # nodes that each tree keeps, however likely those of others are
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A sequence that takes part in a pass. max_depth: most levels of its tree below the root."""
+    """A sequence that takes part in a pass. max_depth: most levels of its tree below the root.
+
+    prompt_scorer: Gathers the log-probabilities of its prompt, where they are asked for.
+    """
 
     state: DecodeState
     decoding: Decoding
     max_depth: int
+    prompt_scorer: PromptScorer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,14 @@ class _Share:
     @property
     def nodes(self) -> int:
         return 0 if self.grown is None else len(self.grown.tree)
+
+    @property
+    def scored(self) -> RowLogprobs | None:
+        """Rows of the pass before tokens of a prompt whose log-probabilities are asked for."""
+        wanted, states = self.member.prompt_scorer, self.states
+        if wanted is None or states is None:
+            return None
+        return wanted.rows(self.member.state.cached, states.last)
 
     def commit(self) -> None:
         """Commit what came of it."""
@@ -261,12 +275,22 @@ def _walk(model: runner.TreeModel, shares: Sequence[_Share]) -> None:
 
 
 def _logits(model: runner.TreeModel, shares: Sequence[_Share]) -> list[Logits]:
-    """Logits of each tree's nodes: of all now where the head streams, whose blocks end every pass."""
+    """Logits of each tree's nodes: of all now where the head streams, whose blocks end every pass.
+
+    Log-probabilities of prompts are computed with them.
+    """
     states = [share.states.last[-share.nodes or -1 :] for share in shares if share.states is not None]
-    if not model.streams_head:
-        return [model.logits_by_row(nodes) for nodes in states]
-    every = model.logits(torch.cat(states)).split([len(nodes) for nodes in states])
-    return [partial(rows_at, rows) for rows in every]
+    scored = [rows for share in shares if (rows := share.scored) is not None]
+    if model.streams_head:
+        every = model.logits(torch.cat(states), scored).split([len(nodes) for nodes in states])
+        logits: list[Logits] = [partial(rows_at, rows) for rows in every]
+    else:
+        model.score(scored)
+        logits = [model.logits_by_row(nodes) for nodes in states]
+    for share in shares:
+        if share.member.prompt_scorer is not None:
+            share.member.prompt_scorer.take()
+    return logits
 
 
 def _read_ahead(target: LoadedModel, member: Member, timeline: Timeline) -> None:

@@ -16,6 +16,7 @@ from offspec.core.events import (
     PassStats,
     Piece,
     Prefill,
+    PromptLogprobs,
     Result,
     TextDelta,
     TokenLogprobs,
@@ -27,6 +28,7 @@ from offspec.engine.decode import DecodeState, Decoding
 from offspec.engine.detokenizer import TextStream
 from offspec.engine.drafting import Drafting, Request
 from offspec.engine.forest import Member, PassResult
+from offspec.engine.prompt_scorer import PromptScorer
 from offspec.engine.stopping import Ending, Halted
 from offspec.model import device as devices
 from offspec.model.runner import Spent
@@ -92,6 +94,10 @@ class RunningRequest:
         self._passes: list[PassStats] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._prompt_scorer: PromptScorer | None = None
+        if params.prompt_logprobs is not None:
+            self._prompt_scorer = PromptScorer(request.ids, params.prompt_logprobs)
+            state.forget()  # every position is computed
         self._shown: list[str] = []
         self._first = 0.0
         self._began = time.perf_counter()
@@ -106,7 +112,7 @@ class RunningRequest:
     @property
     def member(self) -> Member:
         """Its part of a pass."""
-        return Member(self.state, self._decoding, self._ending.left - 1)
+        return Member(self.state, self._decoding, self._ending.left - 1, self._prompt_scorer)
 
     @property
     def halted(self) -> bool:
@@ -136,9 +142,12 @@ class RunningRequest:
         self._shown.append(delta.text)
         stats = self._stats(done, spent)
         self._passes.append(stats)
+        events: list[Event] = [delta, stats]
         if self._request.trees:
-            return [delta, describe_tree(len(self._passes), done, self._spell), stats]
-        return [delta, stats]
+            events.insert(1, describe_tree(len(self._passes), done, self._spell))
+        if len(self._passes) == 1 and (scored := self._scored()) is not None:
+            events.insert(0, PromptLogprobs(scored))
+        return events
 
     def held_back(self) -> list[Event]:
         """Text of tokens that were committed, now that nothing follows which could complete it."""
@@ -157,6 +166,12 @@ class RunningRequest:
         pieces = [Piece(text, "draft" if i < guessed else "bonus") for i, text in enumerate(texts) if text]
         logprobs = tuple(token.with_text(self._token_text) for token in done.walk.logprobs)
         return TextDelta("".join(texts), done.walk.tokens, tuple(pieces), logprobs)
+
+    def _scored(self) -> tuple[TokenLogprobs | None, ...] | None:
+        """Log-probabilities of the prompt, where they are asked for."""
+        if self._prompt_scorer is None:
+            return None
+        return tuple(token and token.with_text(self._token_text) for token in self._prompt_scorer.tokens)
 
     def _stats(self, done: PassResult, spent: PassSpent) -> PassStats:
         tree = done.grown.tree
@@ -211,6 +226,7 @@ class RunningRequest:
             bytes_read=moved.read,
             paused_passes=sum(done.paused for done in self._passes),
             sampling=sampling_values(params),
+            prompt_logprobs=self._scored(),
         )
 
 

@@ -1,15 +1,17 @@
 """What an engine knows of text and tokens, from any thread, while others read streams."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from offspec.chat.answer_parts import Parts, PlainText
 from offspec.chat.prompt_reuse import OPENED
 from offspec.core.config import Constraint, SamplingParams
 from offspec.core.errors import ContextLengthError, RequestError
+from offspec.core.model_info import ModelInfo
 from offspec.model import answer_formats
 from offspec.model.call_grammars import after_thought, answer_regions, only_calls
-from offspec.model.prompt import Prompt
+from offspec.model.prompt import Prompt, checked_text
 from offspec.model.token_bytes import token_bytes
 from offspec.plan.load import Assembly
 from offspec.sampling.rules import check_tokens
@@ -99,6 +101,50 @@ class Texts:
                 f"the prompt has a token that the model does not know: ids go from 0 to {size - 1}"
             )
         return ids
+
+    def tokenize(self, text: str, special: bool = False) -> list[int]:
+        """Token ids of any text.
+
+        Args:
+            text: As it is, without the chat template.
+            special: Add the special tokens that the tokenizer puts around a text.
+
+        Raises:
+            RequestError: The text is not valid Unicode.
+        """
+        return self._assembly.codec.tokenize(checked_text(text), special=special)
+
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        """Token ids of a prompt for the text between a prefix and a suffix.
+
+        Raises:
+            ContextLengthError: The context has no room for it.
+            RequestError: The model's tokenizer has no marks for it.
+        """
+        ids = self._assembly.codec.encode_infill(prefix, suffix, self.context)
+        if len(ids) >= self.context:
+            raise ContextLengthError(too_long(len(ids), self.context))
+        return ids
+
+    @cached_property
+    def model_info(self) -> ModelInfo:
+        """Facts about the model, from its files."""
+        target, codec = self._assembly.target, self._assembly.codec
+        kinds, marks = answer_formats.kinds(codec), codec.infill_marks
+        return ModelInfo(
+            architecture=str(target.skeleton.config.model_type),
+            parameters=target.parameters,
+            nbytes=target.stored_bytes,
+            weights=target.stored_format,
+            file_format=target.file_format,
+            vocabulary=target.skeleton.vocab_size,
+            bos_token=str(codec.tokenizer.bos_token or ""),
+            eos_token=str(codec.tokenizer.eos_token or ""),
+            chat_template=str(codec.tokenizer.chat_template or ""),
+            tools="call" in kinds,
+            thinking="thought" in kinds,
+            infill_ends=None if marks is None else marks.ends,
+        )
 
     def check(self, params: SamplingParams) -> None:
         """Raises RequestError where parameters name tokens that the model does not have; from any thread."""

@@ -90,6 +90,19 @@ def find(codec: "TextCodec", calls: bool) -> PartsMaker | None:
     return parts
 
 
+def kinds(codec: "TextCodec") -> frozenset[Kind]:
+    """Return the kinds of parts that are recognized in answers of a model."""
+    own = getattr(codec.tokenizer, "response_template", None)
+    if own and complaint(codec) is None:
+        return frozenset(map(_kind, own["fields"]))
+    family, thought = family_of(codec.answer_marks), thought_marks(codec.answer_marks)
+    found: dict[Kind, bool] = {
+        "call": family is not None,
+        "thought": thought is not None or (family is not None and family.messages),
+    }
+    return frozenset(kind for kind, has in found.items() if has)
+
+
 def complaint(codec: "TextCodec") -> str | None:
     """Why the tokenizer's own response template is not used; None where it is, and where there is none."""
     if not (own := getattr(codec.tokenizer, "response_template", None)):

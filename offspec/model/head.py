@@ -4,7 +4,7 @@ The head of a large vocabulary is as large as a layer or two. Where a device has
 blocks are the last units of a pass, and the logits of all nodes are made while they go by.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from offspec.checkpoint.slices import cut
 from offspec.checkpoint.tensors import PackedInfo, Weight, on_disk
 from offspec.model.unpacking import weight_in
+from offspec.sampling.row_logprobs import RowLogprobs
 from offspec.stream.layout import UnitLayout, lay_out
 
 
@@ -62,8 +63,16 @@ class StreamedHead:
         self._memory_of, self._empty = memory_of, empty
         self._known: set[Weight] = set()  # blocks of a packed one whose values are numbers
 
-    def logits(self, hidden: torch.Tensor, project: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """[n, H] to [n, V]. project(hidden) runs the family's head over the rows that are bound."""
+    def logits(
+        self,
+        hidden: torch.Tensor,
+        project: Callable[[torch.Tensor], torch.Tensor],
+        scored: Sequence[RowLogprobs] = (),
+    ) -> torch.Tensor:
+        """[n, H] to [n, V]. project(hidden) runs the family's head over the rows that are bound.
+
+        scored: take the blocks as well, while they are there.
+        """
         whole: torch.Tensor | None = None
         for index, block in enumerate(self._blocks):
             with self._memory_of(index) as memory, self._bound(block, memory):
@@ -72,6 +81,8 @@ class StreamedHead:
                     whole = part.new_empty(len(hidden), self._blocks[-1].end)
                 whole[:, block.start : block.end] = part
                 del part
+                for rows in scored:
+                    rows.add(project, block.start)
         assert whole is not None
         return whole
 

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 
 from offspec.checkpoint.slices import can_slice
-from offspec.checkpoint.tensors import PackedInfo, Weight, on_disk
+from offspec.checkpoint.tensors import PackedInfo, Weight, main_format, on_disk
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.binding import Binder
 from offspec.model.expert_parts import RoutedExperts, take_apart
@@ -57,6 +57,12 @@ class OpenedModel:
         self.skeleton = build_skeleton(folder, dtype)
         self.device, self.dtype, self.int8_cache = device, dtype, int8_cache
         model = self.skeleton.model
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.stored_bytes = sum(weight.nbytes for weight in tensors.values())
+        self.stored_format = main_format(tensors.values())
+        self.file_format = (
+            "gguf" if any(w.file.suffix == ".gguf" for w in tensors.values()) else "safetensors"
+        )
         layers: list[list[WeightRecipe]] = [[] for _ in self.skeleton.layers]
         rest: list[WeightRecipe] = []
         self._rows: Weight | None = None

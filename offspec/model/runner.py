@@ -25,6 +25,7 @@ from offspec.model.pass_parts import Part, SequenceRows, as_asked, joined, order
 from offspec.model.row_counts import RowCounts
 from offspec.model.skeleton import Skeleton
 from offspec.model.text_part import way_to
+from offspec.sampling.row_logprobs import RowLogprobs
 from offspec_kernels.transfer import upload
 from offspec_planners.cost import PROMPT_ROWS
 
@@ -303,16 +304,26 @@ class TreeModel:
             return own if self._hops is None else self._hops.bring(own, hidden.device)
         return part.rows_of(value, hidden.shape[-2])
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, scored: Sequence[RowLogprobs] = ()) -> torch.Tensor:
         """[n, H] to [n, V], through the family's own head: scaling and soft caps included.
 
-        Where the head streams, that takes one trip of it, and belongs right behind a pass.
+        Where the head streams, that takes one trip of it, and belongs right behind a pass. scored: further
+        rows, which only need log-probabilities; see `score` for a head that does not stream.
         """
+        if self._head is not None:
+            return self._head.logits(hidden, self._projected, scored)
+        return self._projected(hidden)
+
+    def score(self, scored: Sequence[RowLogprobs]) -> None:
+        """Compute log-probabilities, by a head that does not stream."""
+        for rows in scored:
+            rows.add(self._projected)
+
+    def _projected(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of rows, whose bits do not depend on their number."""
         rows, count = len(hidden), self.row_counts.padded(len(hidden))
         if count > rows:
             hidden = torch.cat([hidden, hidden[-1:].expand(count - rows, -1)])
-        if self._head is not None:
-            return self._head.logits(hidden, self.project)[:rows]
         return self.project(hidden)[:rows]
 
     def rows_together(self, device: torch.device) -> int:

@@ -15,6 +15,7 @@ from offspec.core.errors import CheckpointError, ModelNotFoundError, RequestErro
 from offspec.core.panics import panics_as_errors
 from offspec.core.sampling_defaults import model_defaults
 from offspec.core.values import shown
+from offspec.model.infill import InfillMarks, infill_marks
 from offspec.model.prompt import Messages, Prompt, checked_messages, checked_text, token_ids
 from offspec.model.tool_prompt import CALL_MARK, with_tool_prompt
 from offspec.sampling.grammar import Grammars
@@ -194,6 +195,29 @@ class TextCodec:
         if not ids:
             raise RequestError("the prompt is empty: it has no tokens")
         return ids
+
+    @cached_property
+    def infill_marks(self) -> InfillMarks | None:
+        """The marks to fill in the middle of a text; None if the tokenizer has none that are known."""
+        return infill_marks(self.tokenizer.get_vocab())
+
+    def encode_infill(self, prefix: str, suffix: str, most: int) -> list[int]:
+        """Token ids of a prompt for the text between a prefix and a suffix; most: as in `encode_prompt`.
+
+        Raises RequestError if the tokenizer has no marks for these, or a text is not valid Unicode.
+        """
+        marks = self.infill_marks
+        if marks is None:
+            raise RequestError(
+                "suffix: this model's tokenizer has no marks for text before a suffix; leave it out",
+                field="suffix",
+            )
+        begin = [i for i in self.tokenize("", special=True) if i == self.tokenizer.bos_token_id]
+        before, after = (
+            self._beginning(text, most, special=False) or self.tokenize(text)
+            for text in map(checked_text, (prefix, suffix))
+        )
+        return [*begin, marks.prefix, *before, marks.suffix, *after, marks.middle]
 
     def render(self, messages: Messages, *, continues: bool = False) -> str:
         """Messages as the chat template writes them, up to where the answer begins.

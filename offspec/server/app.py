@@ -15,7 +15,11 @@ from offspec.core.cache_dir import cache_root
 from offspec.core.private import RESPONSES
 from offspec.server import (
     anthropic,
+    llama_cpp,
     models,
+    ollama,
+    ollama_models,
+    ollama_reply,
     openai_batches,
     openai_chat,
     openai_common,
@@ -23,6 +27,7 @@ from offspec.server import (
     openai_files,
     openai_input_items,
     openai_responses,
+    tokenizing,
     web_page,
 )
 from offspec.server.batch.jobs import BatchJobs
@@ -54,10 +59,28 @@ ROUTES = (
     Route("/v1/batches/{id}/cancel", openai_batches.cancel, methods=["POST"]),
     Route("/v1/models", models.listing, methods=["GET"]),
     Route("/v1/models/{model:path}", models.one, methods=["GET"]),
+    Route("/api/chat", ollama.chat, methods=["POST"]),
+    Route("/api/generate", ollama.generate, methods=["POST"]),
+    Route("/api/show", ollama_models.show, methods=["POST"]),
+    Route("/api/tags", ollama_models.tags, methods=["GET"]),
+    Route("/api/ps", ollama_models.running, methods=["GET"]),
+    Route("/api/version", ollama_models.version, methods=["GET"]),
+    Route("/completion", llama_cpp.completion, methods=["POST"]),
+    Route("/infill", llama_cpp.infill, methods=["POST"]),
+    Route("/props", llama_cpp.props, methods=["GET"]),
+    Route("/slots", llama_cpp.slots, methods=["GET"]),
+    Route("/tokenize", tokenizing.tokenize, methods=["POST"]),
+    Route("/detokenize", tokenizing.detokenize, methods=["POST"]),
+    Route("/tokenizer_info", tokenizing.tokenizer_info, methods=["GET"]),
     *web_page.ROUTES,
 )
 # Faults have the shape of the API whose path a request's begins with, and else that of OpenAI.
-SHAPES: Mapping[str, Callable[[Fault], dict[str, Any]]] = {"/v1/messages": anthropic.error_body}
+SHAPES: Mapping[str, Callable[[Fault], dict[str, Any]]] = {
+    "/v1/messages": anthropic.error_body,
+    "/api/": ollama_reply.error_body,
+    **dict.fromkeys(("/completion", "/infill", "/props", "/slots"), llama_cpp.error_body),
+    **dict.fromkeys(("/tokenize", "/detokenize"), llama_cpp.error_body),
+}
 UPLOADS = frozenset({"/v1/files"})  # paths whose bodies are forms with a file
 OPEN = frozenset({"/health", *(route.path for route in web_page.ROUTES)})  # paths that need no key
 

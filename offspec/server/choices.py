@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from offspec.core.errors import OffspecError
-from offspec.core.events import Finished, PassStats, Result, TextDelta
+from offspec.core.events import Finished, PassStats, PromptLogprobs, Result, TextDelta
 from offspec.server.answer import Answer
-from offspec.server.exchange import Ended, Usage
+from offspec.server.exchange import Ended, Said, Usage
 from offspec.server.faults import internal, of_error
 from offspec.server.metrics import Metrics
 from offspec.server.parting import Parting, parts_of, reason_of, stop_of
@@ -85,11 +85,16 @@ class Choices:
         assert params.seed is not None
         params = replace(params, seed=(params.seed + choice) % _SEEDS)
         texts = TokenTexts(engine.token_bytes)
+        if answer.ask.echo and params.prompt_logprobs is None:
+            answer.put(Said(choice, self._prompt_text(engine)))
         result: Result | None = None
         given: Any = {"halt": answer.halt, "trees": trees, "shown": parting.shown, "progress": trees}
         for event in engine.submit(answer.ids, params, **given):
             answer.tell(event)
             match event:
+                case PromptLogprobs(logprobs=scored) if answer.ask.echo:
+                    logprobs = texts.describe_prompt(answer.ids, scored)
+                    answer.put(Said(choice, self._prompt_text(engine), (), logprobs))
                 case TextDelta() if not answer.ask.silent:
                     logprobs = tuple(map(texts.describe, event.logprobs))
                     answer.put_all(parting.feed(event.text, event.token_ids, logprobs))
@@ -107,6 +112,10 @@ class Choices:
             stop = stop_of(engine, result, params.stop) if result.finish_reason == "stop" else None
             answer.put(Ended(choice, reason_of(result, parting), stop))
         return result
+
+    def _prompt_text(self, engine: ServedEngine) -> str:
+        prompt = self.answer.ask.prompt
+        return prompt if isinstance(prompt, str) else engine.spell(self.answer.ids)
 
     def _fail(self, error: BaseException) -> None:
         """Say once why there is no answer: what halts the other choices is no error of theirs."""

@@ -20,6 +20,9 @@ class Ask:
         prompt: Chat messages ({"role", "content", "tool_calls", "tool_call_id"}, as chat templates take
             them), text, or token ids.
         raw: Text as it is, without the chat template.
+        suffix: Text after the answer, which then lies between the prompt, a text, and it.
+        echo: The prompt's text comes before that of the answer; with its log-probabilities, if `params` ask
+            for them.
         params: How tokens are chosen, and when to stop.
         tools: Those that may be called.
         parallel_calls: Whether an answer may call several tools; else it ends with its first call.
@@ -33,6 +36,8 @@ class Ask:
 
     prompt: Prompt
     raw: bool = False
+    suffix: str | None = None
+    echo: bool = False
     params: SamplingParams = field(default_factory=SamplingParams)
     tools: Tools = field(default_factory=Tools)
     parallel_calls: bool = True
@@ -46,11 +51,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class LikelyToken:
-    """A token with its log-probability, in nats. utf8: its bytes, which may be no whole character."""
+    """A token with its log-probability, in nats; None for the first token of a prompt.
+
+    utf8: its bytes, which may be no whole character.
+    """
 
     text: str
     utf8: bytes
-    logprob: float
+    logprob: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from offspec.server.answer import Answer
 from offspec.server.exchange import Ask, Delta, Ended, Said, TokenChoice, Usage
 from offspec.server.faults import Fault, refuse
 from offspec.server.formats import StructuredOutputs, format_of
+from offspec.server.infill import with_suffix
 from offspec.server.openai_common import (
     DONE,
     ChoosingTokens,
@@ -43,10 +44,9 @@ class Body(ChoosingTokens, kw_only=True):
     stream_options: StreamOptions | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     structured_outputs: StructuredOutputs | None = None
-    # Accepted only with the value that changes nothing.
-    best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
+    best_of: int | None = None  # accepted only with the value that changes nothing
 
     @property
     def choices(self) -> int:
@@ -72,16 +72,24 @@ async def create(request: Request) -> Response:
 
 def _asks(body: Body, service: Service) -> Iterator[Ask]:
     """What a body asks for, a request for each prompt. Raises Fault."""
-    harmless = {"best_of": body.choices, "echo": False, "suffix": ""}
-    refuse({name: getattr(body, name) for name in harmless}, harmless)
+    refuse({"best_of": body.best_of}, {"best_of": body.choices})
     params = body.sampling(
         service.defaults,
         max_tokens=_LONGEST if body.max_tokens is None else answer_limit(body.max_tokens or 1),
         logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
         format=format_of(None, body.structured_outputs),
     )
     for prompt in _prompts(body.prompt):
-        yield Ask(prompt=prompt, raw=True, params=params, choices=body.choices, silent=body.max_tokens == 0)
+        ask = Ask(
+            prompt=prompt,
+            raw=True,
+            echo=bool(body.echo),
+            params=params,
+            choices=body.choices,
+            silent=body.max_tokens == 0,
+        )
+        yield with_suffix(ask, body.suffix, service) if body.suffix else ask
 
 
 def _prompts(given: str | list[Any]) -> Sequence[str | list[int]]:
@@ -215,14 +223,16 @@ class _Tokens:
         return {
             "tokens": [token.chosen.text for token in said.logprobs],
             "token_logprobs": [token.chosen.logprob for token in said.logprobs],
-            "top_logprobs": [_top(token) for token in said.logprobs],
+            "top_logprobs": [
+                None if token.chosen.logprob is None else _top(token) for token in said.logprobs
+            ],
             "text_offset": offsets,
         }
 
 
-def _top(token: TokenChoice) -> dict[str, float]:
+def _top(token: TokenChoice) -> dict[str, float | None]:
     """The likeliest texts; of two tokens that are spelt alike, the likelier."""
-    found = dict[str, float]()
+    found = dict[str, float | None]()
     for each in (*token.top, token.chosen):
         found.setdefault(each.text, each.logprob)
     return found

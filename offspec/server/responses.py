@@ -39,8 +39,12 @@ def list_page(data: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
 def event(data: Any, name: str = "") -> bytes:
     """A server-sent event with JSON in it."""
     head = f"event: {name}\n".encode() if name else b""
-    text = _LINE_ENDS.sub(lambda end: _ESCAPED[end[0]], msgspec.json.encode(data))
-    return head + b"data: " + text + b"\n\n"
+    return head + b"data: " + json_line(data) + b"\n"
+
+
+def json_line(data: Any) -> bytes:
+    """A line of JSON."""
+    return _LINE_ENDS.sub(lambda end: _ESCAPED[end[0]], msgspec.json.encode(data)) + b"\n"
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from offspec.chat.answer_parts import Parts
 from offspec.core.config import Constraint, SamplingParams
 from offspec.core.events import Event
+from offspec.core.model_info import ModelInfo
 
 if TYPE_CHECKING:
     from offspec_planners.plan import Plan
@@ -27,6 +28,9 @@ class ServedEngine(Protocol):
     @property
     def sampling_defaults(self) -> SamplingParams: ...
 
+    @property
+    def model_info(self) -> ModelInfo: ...
+
     def encode(
         self,
         prompt: Any,
@@ -34,6 +38,10 @@ class ServedEngine(Protocol):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         continues: bool = True,
     ) -> list[int]: ...
+
+    def tokenize(self, text: str, special: bool = False) -> list[int]: ...
+
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]: ...
 
     def count_tokens(
         self, prompt: Any, *, raw: bool = False, chat_template_kwargs: Mapping[str, Any] | None = None

@@ -161,6 +161,9 @@ class Service:
 
         def work() -> list[int]:
             engine.check(ask.params)
+            if ask.suffix is not None:
+                assert isinstance(ask.prompt, str)
+                return engine.encode_infill(ask.prompt, ask.suffix)
             return engine.encode(ask.prompt, ask.raw, template, ask.continues)
 
         return await self._encode(work)
@@ -190,6 +193,19 @@ class Service:
         """Tokens of a prompt, of any length. Raises Fault."""
         count, template = self.engine.count_tokens, _template(ask)
         return await self._encode(lambda: count(ask.prompt, raw=ask.raw, chat_template_kwargs=template))
+
+    async def tokenize(self, text: str, special: bool) -> list[int]:
+        """Token ids of a text of any length. Raises Fault."""
+        engine = self.engine
+        return await self._encode(lambda: engine.tokenize(text, special))
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included. Raises Fault."""
+        engine, known = self.engine, range(self.engine.model_info.vocabulary)
+        if not all(token in known for token in ids):
+            message = f"tokens: ids must be from 0 to {known[-1]}"
+            raise Fault("invalid_request", message, field="tokens")
+        return await self._encode(lambda: engine.spell(ids))
 
     async def _encode(self, work: Callable[[], _T]) -> _T:
         """Run work of the tokenizer, which takes a tenth of a second and more for a long prompt."""

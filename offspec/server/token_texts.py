@@ -1,6 +1,6 @@
 """Tokens as clients are to see them: their text, and the bytes behind it where that is half a character."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from offspec.core.events import TokenLogprobs
@@ -20,6 +20,17 @@ class TokenTexts:
         top = tuple(self._likely(*pair) for pair in token.top)
         return TokenChoice(self._likely(token.token, token.logprob), top)
 
-    def _likely(self, token: int, logprob: float) -> LikelyToken:
+    def describe_prompt(
+        self, ids: Sequence[int], tokens: Sequence[TokenLogprobs | None]
+    ) -> tuple[TokenChoice, ...]:
+        """The tokens of a prompt, of which the first has no log-probability."""
+        pairs = zip(ids, tokens, strict=True)
+        return tuple(
+            TokenChoice(self._likely(i, None)) if token is None else self.describe(token)
+            for i, token in pairs
+        )
+
+    def _likely(self, token: int, logprob: float | None) -> LikelyToken:
         utf8 = self._bytes(token)
-        return LikelyToken(utf8.decode("utf-8", "replace"), utf8, max(logprob, _LEAST))
+        known = None if logprob is None else max(logprob, _LEAST)
+        return LikelyToken(utf8.decode("utf-8", "replace"), utf8, known)

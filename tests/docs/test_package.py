@@ -15,10 +15,10 @@ ROOT = Path(__file__).parents[2]
 
 NAMES = """
 __version__ load Engine Session Message EngineConfig SamplingParams Constraint Event LoadProgress Notice
-Prefill PassProgress TextDelta Piece TokenLogprobs TreeSeen PassStats Mismatch Result Answer Finished Plan
-Timeline OffspecError RequestError CheckpointError ModelNotFoundError HeaderError TruncatedError
-MissingTensorError UnsupportedModelError CapacityError DiskFullError DraftError PlanError SessionError
-StreamError ClosedError ContextLengthError
+Prefill PassProgress PromptLogprobs TextDelta Piece TokenLogprobs TreeSeen PassStats Mismatch Result
+Answer Finished Plan ModelInfo Timeline OffspecError RequestError CheckpointError ModelNotFoundError
+HeaderError TruncatedError MissingTensorError UnsupportedModelError CapacityError DiskFullError
+DraftError PlanError SessionError StreamError ClosedError ContextLengthError
 """
 PUBLIC = {*NAMES.split()}
 

@@ -259,3 +259,10 @@ def test_one_call() -> None:
     assert whole.finish() == [Call(*CALL)]
     assert OneCall().finish() == []
     assert isinstance(Thinking(""), Thinking)
+
+
+def test_kinds_of_parts() -> None:
+    assert {"call", "thought"} <= answer_formats.kinds(codec("<tool_call> </think>"))
+    assert {"call", "thought"} <= answer_formats.kinds(codec("<|channel|>"))
+    assert {"call", "thought"} <= answer_formats.kinds(codec("", own=OWN))
+    assert not {"call", "thought"} & answer_formats.kinds(codec("{{ messages }}"))

@@ -3,6 +3,7 @@
 from typing import Any
 
 CHAT, TEXT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
+OLLAMA_CHAT, OLLAMA_TEXT = "/api/chat", "/api/generate"
 USER: dict[str, Any] = {"role": "user", "content": "w12"}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 IMAGE = {"type": "image", "source": {}}
@@ -55,4 +56,28 @@ VALID: dict[str, dict[str, Any]] = {
         "tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"}}],
         "tool_choice": "auto",
     },
+    OLLAMA_CHAT: {
+        "messages": [
+            {"role": "system", "content": "w15"},
+            USER,
+            {
+                "role": "assistant",
+                "content": "w13",
+                "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "w14"}}}],
+            },
+            {"role": "tool", "content": "w19", "tool_name": "weather"},
+        ],
+        **{"stream": False, "think": "low", "tools": [TOOL], "logprobs": True, "top_logprobs": 1},
+        "options": {"num_predict": 1, "temperature": 0.5, "seed": -1, "stop": ["w40"], "top_k": 4},
+    },
+    OLLAMA_TEXT: {
+        **{"prompt": "w12", "system": "w15", "stream": False, "think": False, "keep_alive": "5m"},
+        "options": {"num_predict": 1, "repeat_penalty": 1.1, "min_p": 0.1},
+    },
+    "/completion": {
+        **{"prompt": "w12", "n_predict": 1, "top_k": 4, "temperature": 0.5, "seed": -1, "stop": ["w40"]},
+        **{"logit_bias": [[12, 1.5], [13, False]], "cache_prompt": True, "repeat_penalty": 1.1},
+    },
+    "/tokenize": {"content": "w12 w13", "with_pieces": True},
+    "/detokenize": {"tokens": [1, 0]},
 }

@@ -66,7 +66,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
     ],
     TEXT: [
-        ({"echo": True}, "echo"),
         ({"suffix": "w12"}, "suffix"),
         ({"best_of": 4}, "best_of"),
         ({"prompt": ["w12", 13]}, "prompt"),
@@ -194,7 +193,7 @@ def test_malformed_bodies(live: LiveServer, caplog: pytest.LogCaptureFixture) ->
             answer = http.post(path, content=content, headers={"content-type": "application/json"})
             statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
             assert answer.status_code in (200, 400, 404), (content, answer.text)
-            assert ("Traceback" not in answer.text and "error" in answer.json()) or answer.status_code == 200
+            assert answer.status_code == 200 or ("Traceback" not in answer.text and "error" in answer.json())
         for path, body in VALID.items():
             assert http.post(path, json={"model": NAME, **body}).status_code == 200
     assert statuses[400] > 80 and statuses[200] > 16

@@ -42,6 +42,7 @@ from offspec.core.events import (
     TreeSeen,
     unheard,
 )
+from offspec.core.model_info import ModelInfo
 from offspec.core.sampling_defaults import sampling_values
 from offspec.core.threads import ExclusiveUse
 from offspec.core.trace import OFF, Timeline
@@ -178,6 +179,18 @@ class ScriptedEngine:
 
     sources: tuple[str, ...] = ()
     sampling_defaults = SamplingParams()
+
+    @property
+    def model_info(self) -> ModelInfo:
+        marks = {"tools": "<tool_call>" in self.template, "thinking": "</think>" in self.template}
+        sizes = {"parameters": 135_000_000, "nbytes": 270_000_000, "weights": "BF16"}
+        return ModelInfo("llama", **sizes, vocabulary=10**6, chat_template=self.template, **marks)
+
+    def tokenize(self, text: str, special: bool = False) -> list[int]:
+        return self.wording.tokenize(text)
+
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        raise NotImplementedError
 
     used = "auto"
 

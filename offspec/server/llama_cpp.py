@@ -1,0 +1,224 @@
+"""API of llama.cpp's server: POST /completion and /infill, GET /props and /slots."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Annotated, Any
+
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from offspec import __version__
+from offspec.core.config import SamplingParams
+from offspec.core.constraint import Constraint
+from offspec.core.sampling_defaults import sampling_values
+from offspec.server.answer import Answer
+from offspec.server.answer_times import AnswerTimes
+from offspec.server.exchange import Ask, Ended, Said, Usage
+from offspec.server.faults import Fault, Kind
+from offspec.server.formats import checked
+from offspec.server.infill import with_suffix
+from offspec.server.openai_common import ChoosingTokens, Count, LogitBias, answer_limit
+from offspec.server.reading import read_body
+from offspec.server.responses import EventStream, event, json_response, whole
+from offspec.server.service import Service
+
+_NEVER = -1e9  # added to the logit of a token that is not to come
+_TYPES: dict[Kind, str] = {
+    "authentication": "authentication_error",
+    "permission": "permission_error",
+    "not_found": "not_found_error",
+    "unavailable": "unavailable_error",
+    "server": "server_error",
+}
+
+
+class Body(ChoosingTokens, kw_only=True):
+    """Fields of both paths. n_predict: below 0 there is no limit, and 0 only reads the prompt."""
+
+    model: str = ""
+    n_predict: int | None = None
+    repeat_penalty: float | None = None
+    # By token id, or pairs of an id and a number; false: the token never comes.
+    logit_bias: LogitBias | list[tuple[Count, float | bool]] | None = None  # type: ignore[assignment]
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    stream: bool | None = None
+    cache_prompt: Any = None  # without effect: it always is, where that changes nothing
+
+    def __post_init__(self) -> None:
+        if isinstance(self.logit_bias, list):
+            pairs = ((token, _NEVER if bias is False else float(bias)) for token, bias in self.logit_bias)
+            self.logit_bias = {str(token): bias for token, bias in pairs}
+        if self.repetition_penalty is None:
+            self.repetition_penalty = self.repeat_penalty
+        if self.seed == -1:  # a new seed for each answer
+            self.seed = None
+
+
+class CompletionBody(Body, kw_only=True):
+    """A request of /completion: text or token ids to continue."""
+
+    prompt: str | Annotated[list[Count], Meta(min_length=1)]
+
+
+class InfillBody(Body, kw_only=True):
+    """A request of /infill. prompt: text after the prefix, at the cursor."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    prompt: str = ""
+
+
+async def completion(request: Request) -> Response:
+    """Continue a prompt."""
+    service: Service = request.app.state.service
+    body = await read_body(request, CompletionBody)
+    return await _answer(request, Ask(prompt=body.prompt, raw=True, params=_params(body, service)), body)
+
+
+async def infill(request: Request) -> Response:
+    """Write the text between a prefix and a suffix."""
+    service: Service = request.app.state.service
+    body = await read_body(request, InfillBody)
+    ask = Ask(prompt=body.input_prefix + body.prompt, params=_params(body, service))
+    return await _answer(request, with_suffix(ask, body.input_suffix, service, "input_suffix"), body)
+
+
+async def props(request: Request) -> Response:
+    """Settings of the server, and facts about the model. Raises Fault while it is loading."""
+    service: Service = request.app.state.service
+    info, (name, *_) = service.engine.model_info, service.names
+    return json_response(
+        {
+            "default_generation_settings": {
+                "n_ctx": service.context,
+                "params": {"n_predict": -1, **_settings(service.defaults)},
+            },
+            "total_slots": service.sequences,
+            "model_alias": name,
+            "model_path": name,
+            "chat_template": info.chat_template,
+            "modalities": {"vision": False, "audio": False},
+            "bos_token": info.bos_token,
+            "eos_token": info.eos_token,
+            "build_info": f"offspec {__version__}",
+            "is_sleeping": False,
+        }
+    )
+
+
+async def slots(request: Request) -> Response:
+    """The sequences that answers share passes in. Raises Fault while the model is loading."""
+    service: Service = request.app.state.service
+    busy = service.in_flight - service.queue_length
+    every = (
+        {"id": at, "n_ctx": service.context, "is_processing": at < busy} for at in range(service.sequences)
+    )
+    return json_response([*every])
+
+
+def error_body(fault: Fault) -> dict[str, Any]:
+    """A fault in llama.cpp's shape."""
+    kind = _TYPES.get(fault.kind, "invalid_request_error")
+    return {"error": {"code": fault.status, "message": fault.message, "type": kind}}
+
+
+def _params(body: Body, service: Service) -> SamplingParams:
+    """The parameters of a body. Raises Fault, also for the name of another model."""
+    service.check_name(body.model)
+    limit = answer_limit(1 if body.n_predict == 0 else body.n_predict)
+    return body.sampling(service.defaults, max_tokens=limit, format=_format(body))
+
+
+def _format(body: Body) -> Constraint | None:
+    """The format of the answer. Raises Fault."""
+    if body.json_schema is not None:
+        return checked("json_schema", "json_schema", body.json_schema)
+    return checked("grammar", "grammar", body.grammar) if body.grammar else None
+
+
+def _settings(params: SamplingParams) -> dict[str, float]:
+    names = {"repetition_penalty": "repeat_penalty"}
+    return {names.get(name, name): value for name, value in sampling_values(params).items()}
+
+
+async def _answer(request: Request, ask: Ask, body: Body) -> Response:
+    service: Service = request.app.state.service
+    answer = await service.answer(replace(ask, silent=body.n_predict == 0))
+    reply = _Reply(service, answer)
+    if not body.stream:
+        return await whole(request.receive, answer, reply.whole)
+    return EventStream(answer, reply.events(), lambda fault: event(error_body(fault)))
+
+
+class _Reply:
+    """The objects that one answer consists of."""
+
+    def __init__(self, service: Service, answer: Answer) -> None:
+        self._service, self._answer = service, answer
+        self._times, self._end = AnswerTimes(), Ended(0, "stop")
+        self._text, self._tokens = list[str](), list[int]()
+        self._usage = Usage(answer.prompt_tokens, 0, 0, 0, 0)
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """A streamed answer."""
+        async for text, tokens in self._parts():
+            counts = {"tokens_predicted": len(self._tokens), "tokens_evaluated": self._usage.prompt_tokens}
+            part = {"index": 0, "content": text, "tokens": tokens, "stop": False, "id_slot": -1}
+            yield event(part | counts)
+        yield event(self._last("", []))
+
+    async def whole(self, _: Answer) -> dict[str, Any]:
+        """A whole answer."""
+        async for _part in self._parts():
+            pass
+        return self._last("".join(self._text), self._tokens)
+
+    async def _parts(self) -> AsyncGenerator[tuple[str, tuple[int, ...]], None]:
+        async for item in self._answer:
+            match item:
+                case Said() if item.text or item.token_ids:
+                    self._times.note()
+                    self._text.append(item.text)
+                    self._tokens += item.token_ids
+                    yield item.text, item.token_ids
+                case Ended():
+                    self._end = item
+                case Usage():
+                    self._usage = item
+
+    def _last(self, text: str, tokens: list[int]) -> dict[str, Any]:
+        """The last object, which has all that is known of the answer."""
+        ask, usage, end = self._answer.ask, self._usage, self._end
+        word = "eos" if end.stop is None else "word"
+        return {
+            "index": 0,
+            "content": text,
+            "tokens": tokens,
+            "stop": True,
+            "id_slot": -1,
+            "model": self._service.names[0],
+            "tokens_predicted": usage.answer_tokens,
+            "tokens_evaluated": usage.prompt_tokens,
+            "generation_settings": {"seed": ask.params.seed, **_settings(ask.params)},
+            "prompt": ask.prompt,
+            "has_new_line": any("\n" in part for part in self._text),
+            "truncated": False,
+            "stop_type": "limit" if end.reason == "length" else word,
+            "stopping_word": end.stop or "",
+            "tokens_cached": usage.cached_tokens,
+            "timings": self._timings(),
+        }
+
+    def _timings(self) -> dict[str, float]:
+        times, usage = self._times, self._usage
+        fresh, prompt, answer = usage.prompt_tokens - usage.cached_tokens, times.prompt, times.answer
+        return {
+            "prompt_n": fresh,
+            "prompt_ms": prompt / 1e6,
+            "prompt_per_second": fresh / prompt * 1e9,
+            "predicted_n": usage.answer_tokens,
+            "predicted_ms": answer / 1e6,
+            "predicted_per_second": usage.answer_tokens / answer * 1e9,
+        }

@@ -1,0 +1,195 @@
+"""Ollama's API: POST /api/chat and /api/generate, streamed as lines of JSON unless `stream` is false."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from offspec.core.config import SamplingParams
+from offspec.core.constraint import Constraint
+from offspec.server.exchange import Ask
+from offspec.server.faults import Fault, refuse, unsupported
+from offspec.server.formats import checked
+from offspec.server.infill import with_suffix
+from offspec.server.ollama_reply import Reply, Shape, chat_shape, error_body, generate_shape
+from offspec.server.openai_common import MOST_MESSAGES, ChoosingTokens, answer_limit, template_variables
+from offspec.server.openai_messages import Tool, ToolCall, as_call, tools_of
+from offspec.server.reading import read_body, report_ignored
+from offspec.server.responses import EventStream, json_line, json_response, whole
+from offspec.server.service import Service
+
+
+class Options(ChoosingTokens, kw_only=True):
+    """Fields that choose tokens, with Ollama's own names. num_predict: below 1 there is no limit."""
+
+    num_predict: int | None = None
+    repeat_penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.repetition_penalty is None:
+            self.repetition_penalty = self.repeat_penalty
+        if self.seed == -1:  # a new seed for each answer
+            self.seed = None
+
+
+class Message(Struct):
+    """A message of the conversation so far. Results of tools may name the call, or only the tool."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    tool_name: str | None = None
+
+
+class _Body(Struct, kw_only=True):
+    """Fields of both paths."""
+
+    model: str = ""
+    stream: bool | None = None
+    think: bool | str | None = None
+    format: str | dict[str, Any] | None = None
+    options: Options | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+
+class ChatBody(_Body, kw_only=True):
+    """A request of /api/chat."""
+
+    messages: Annotated[list[Message], Meta(max_length=MOST_MESSAGES)] = []
+    tools: list[Tool] | None = None
+
+
+class GenerateBody(_Body, kw_only=True):
+    """A request of /api/generate. raw: the prompt is continued as it is, without the chat template."""
+
+    prompt: str = ""
+    system: str | None = None
+    suffix: str | None = None
+    raw: bool | None = None
+    # Accepted only with the value that changes nothing.
+    template: str | None = None
+    images: list[Any] | None = None
+
+
+async def chat(request: Request) -> Response:
+    """Answer a conversation. Without messages the model is only to be loaded, as it is."""
+    service: Service = request.app.state.service
+    body = await read_body(request, ChatBody)
+    check_name(service, body.model)
+    if not body.messages:
+        return _loaded(service, body, chat_shape)
+    tools = tools_of(body.tools or (), (), None, lambda path: report_ignored(request, (path,)))
+    ask = Ask(
+        prompt=_messages(body.messages), params=_params(body, service), tools=tools, template=_template(body)
+    )
+    return await _answer(request, ask, body, chat_shape)
+
+
+async def generate(request: Request) -> Response:
+    """Answer one prompt. Without a prompt the model is only to be loaded, as it is."""
+    service: Service = request.app.state.service
+    body = await read_body(request, GenerateBody)
+    check_name(service, body.model)
+    refuse({"template": body.template, "images": body.images}, {"template": ""})
+    if not body.prompt and not body.suffix:
+        return _loaded(service, body, generate_shape)
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    ask = Ask(
+        prompt=body.prompt if body.raw else [*system, {"role": "user", "content": body.prompt}],
+        raw=bool(body.raw),
+        params=_params(body, service),
+        template=_template(body),
+    )
+    if body.suffix:
+        ask = with_suffix(Ask(prompt=body.prompt, params=ask.params), body.suffix, service)
+    return await _answer(request, ask, body, generate_shape)
+
+
+def check_name(service: Service, name: str) -> None:
+    """Raises Fault for another model's name than those that are served, which may end in ":latest"."""
+    service.check_name(name if name in service.names else name.removesuffix(":latest"))
+
+
+def _params(body: _Body, service: Service) -> SamplingParams:
+    options = body.options or Options()
+    return options.sampling(
+        service.defaults,
+        max_tokens=answer_limit(options.num_predict),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        format=_format(body.format),
+    )
+
+
+def _format(given: str | dict[str, Any] | None) -> Constraint | None:
+    """The format of an answer. Raises Fault."""
+    if isinstance(given, dict):
+        return checked("format", "json_schema", given)
+    if given not in (None, "", "json"):
+        raise Fault("invalid_request", 'format: it must be "json" or a JSON schema', field="format")
+    return Constraint("json_object") if given else None
+
+
+def _template(body: _Body) -> dict[str, Any]:
+    """Variables of the chat template. `think` is a bool, or an effort such as "low"."""
+    effort, thinks = (body.think, None) if isinstance(body.think, str) else (None, body.think)
+    return template_variables(None, effort, thinks)
+
+
+def _messages(given: Iterable[Message]) -> list[dict[str, Any]]:
+    """Messages as chat templates take them. Calls and results get ids, which some templates need."""
+    messages, open_calls = list[dict[str, Any]](), list[dict[str, Any]]()
+    for at, message in enumerate(given):
+        if message.images:
+            raise unsupported(f"messages[{at}].images", "pictures are not supported, only text")
+        found: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.thinking:
+            found["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            found["tool_calls"] = [as_call(call) for call in message.tool_calls]
+            for place, call in enumerate(found["tool_calls"]):
+                call["id"] = call["id"] or f"c{at % 10**5:05}{place % 10**3:03}"
+            open_calls += found["tool_calls"]
+        if message.role == "tool":
+            found |= _result_of(message, open_calls)
+        messages.append(found)
+    return messages
+
+
+def _result_of(message: Message, open_calls: list[dict[str, Any]]) -> dict[str, str]:
+    """Id and name of the call that a tool's result is for: the named one, or the first without a result."""
+    id, name = message.tool_call_id or "", message.tool_name or ""
+    for at, call in enumerate(open_calls):
+        if (id or call["id"], name or call["function"]["name"]) == (call["id"], call["function"]["name"]):
+            del open_calls[at]
+            return {"tool_call_id": call["id"], "name": call["function"]["name"]}
+    return {key: value for key, value in (("tool_call_id", id), ("name", name)) if value}
+
+
+class _JsonLines(EventStream):
+    media_type = "application/x-ndjson"
+
+
+async def _answer(request: Request, ask: Ask, body: _Body, shape: Shape) -> Response:
+    service: Service = request.app.state.service
+    reply = Reply(body.model or service.names[0], shape)
+    answer = await service.answer(ask)
+    if body.stream is False:
+        return await whole(request.receive, answer, reply.whole)
+    return _JsonLines(answer, reply.lines(answer), _fault_line, json_line(reply.part()))
+
+
+def _fault_line(fault: Fault) -> bytes:
+    return json_line(error_body(fault))
+
+
+def _loaded(service: Service, body: _Body, shape: Shape) -> Response:
+    """The answer to a request that is to load the model. Raises Fault while there is none."""
+    assert service.engine
+    reply = Reply(body.model or service.names[0], shape)
+    return json_response({**reply.part(), "done": True, "done_reason": "load"})
