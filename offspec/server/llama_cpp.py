@@ -20,7 +20,7 @@ from offspec.server.formats import checked
 from offspec.server.infill import with_suffix
 from offspec.server.openai_common import ChoosingTokens, Count, LogitBias, answer_limit
 from offspec.server.reading import read_body
-from offspec.server.responses import EventStream, event, json_response, whole
+from offspec.server.responses import EventStream, WholeAnswer, event, json_response
 from offspec.server.service import Service
 
 _NEVER = -1e9  # added to the logit of a token that is not to come
@@ -148,7 +148,7 @@ async def _answer(request: Request, ask: Ask, body: Body) -> Response:
     answer = await service.answer(replace(ask, silent=body.n_predict == 0))
     reply = _Reply(service, answer)
     if not body.stream:
-        return await whole(request.receive, answer, reply.whole)
+        return WholeAnswer(answer, reply.whole(), error_body)
     return EventStream(answer, reply.events(), lambda fault: event(error_body(fault)))
 
 
@@ -169,7 +169,7 @@ class _Reply:
             yield event(part | counts)
         yield event(self._last("", []))
 
-    async def whole(self, _: Answer) -> dict[str, Any]:
+    async def whole(self) -> dict[str, Any]:
         """A whole answer."""
         async for _part in self._parts():
             pass

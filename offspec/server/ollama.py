@@ -17,7 +17,7 @@ from offspec.server.ollama_reply import Reply, Shape, chat_shape, error_body, ge
 from offspec.server.openai_common import MOST_MESSAGES, ChoosingTokens, answer_limit, template_variables
 from offspec.server.openai_messages import Tool, ToolCall, as_call, tools_of
 from offspec.server.reading import read_body, report_ignored
-from offspec.server.responses import EventStream, json_line, json_response, whole
+from offspec.server.responses import EventStream, WholeAnswer, json_line, json_response
 from offspec.server.service import Service
 
 
@@ -180,7 +180,7 @@ async def _answer(request: Request, ask: Ask, body: _Body, shape: Shape) -> Resp
     reply = Reply(body.model or service.names[0], shape)
     answer = await service.answer(ask)
     if body.stream is False:
-        return await whole(request.receive, answer, reply.whole)
+        return WholeAnswer(answer, reply.whole(answer), error_body)
     return _JsonLines(answer, reply.lines(answer), _fault_line, json_line(reply.part()))
 
 

@@ -121,7 +121,7 @@ def test_formats_and_forced_calls(scripted: anthropic.Anthropic, engine: Scripte
     answer = scripted.messages.create(**ASKED, output_config=format)
     assert blocks(answer) == [{"type": "text", "text": '{"sky": "blue"}'}]
     given = engine.asked[-1].params.format
-    assert given is not None and json.loads(given.text) == schema
+    assert given is not None and json.loads(given.text) == {**schema, "additionalProperties": False}
     engine.answers = ['{"name": "time", "arguments": {"city": "Rome"}}']
     choices: list[Any] = [{"type": "any"}, {"type": "tool", "name": "time"}]
     for choice in choices:

@@ -144,7 +144,11 @@ def test_messages_of_every_kind(client: openai.OpenAI, alone: Engine) -> None:
     plain_messages = [
         {"role": "system", "content": "w15"},
         {"role": "user", "content": "w16 w17"},
-        {"role": "assistant", "content": ""},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": {"name": "w18", "arguments": {"city": "Oslo"}}}],
+        },
         {"role": "tool", "content": "w19"},
         {"role": "assistant", "content": "w20"},
         {"role": "user", "content": "w21"},

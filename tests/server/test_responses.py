@@ -123,7 +123,7 @@ def test_formats_and_forced_calls(scripted: openai.OpenAI, engine: ScriptedEngin
     format: Any = {"format": {"type": "json_schema", "name": "sky", "schema": schema, "strict": True}}
     assert scripted.responses.create(**ASKED, text=format).output_text == '{"sky": "blue"}'
     given = engine.asked[-1].params.format
-    assert given is not None and json.loads(given.text) == schema
+    assert given is not None and json.loads(given.text) == {**schema, "additionalProperties": False}
     engine.answers = ['{"name": "time", "arguments": {"city": "Rome"}}']
     choice: Any = {"type": "function", "name": "time"}
     (made,) = items(scripted.responses.create(**ASKED, tools=TOOLS, tool_choice=choice))
