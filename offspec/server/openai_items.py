@@ -1,13 +1,22 @@
 """Items and tools of OpenAI's Responses, and the messages and functions that chat templates take for them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
 
 from offspec.server.faults import Fault, unsupported
 from offspec.server.openai_messages import CalledCustom, CalledFunction, Ignore, ToolCall, ToolName, as_call
-from offspec.server.tools import GrammarFormat, ToolChoice, Tools, choose, custom_function, function
+from offspec.server.tools import (
+    GrammarFormat,
+    ToolChoice,
+    Tools,
+    choose,
+    custom_function,
+    flat_name,
+    function,
+)
 
 
 class Part(msgspec.Struct):
@@ -27,6 +36,7 @@ class Item(msgspec.Struct):
     content: str | list[Part] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
     output: str | list[Part] | None = None
@@ -34,30 +44,41 @@ class Item(msgspec.Struct):
 
 
 class Tool(msgspec.Struct):
-    """A tool; those that are neither functions nor custom tools are left out."""
+    """A tool, or a namespace with tools. Those that are neither functions nor custom tools are left out."""
 
     type: str
     name: ToolName | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     format: GrammarFormat | None = None
-    tools: Any = None  # of a namespace
+    tools: "list[Tool] | None" = None  # of a namespace
 
 
 def tools_of(tools: Sequence[Tool], choice: str | ToolChoice | None, ignore: Ignore) -> Tools:
     """The tools of a body. Raises Fault."""
-    found, custom = list[dict[str, Any]](), set[str]()
-    for at, tool in enumerate(tools):
+    found, custom, namespaces = list[dict[str, Any]](), set[str](), dict[str, tuple[str, str]]()
+    for where, tool, namespace in _flat(tools, "tools", None):
         if tool.type not in ("function", "custom"):
             ignore(f"tools ({tool.type})")
             continue
-        name = _wanted(tool.name, f"tools[{at}].name")
+        name = flat_name(given := _wanted(tool.name, f"{where}.name"), namespace)
+        if namespace:
+            namespaces[name] = (namespace, given)
         if tool.type == "function":
             found.append(function(name, tool.description, tool.parameters))
         else:
             found.append(custom_function(name, tool.description, tool.format))
             custom.add(name)
-    return choose(found, frozenset(custom), choice)
+    return replace(choose(found, frozenset(custom), choice), namespaces=namespaces)
+
+
+def _flat(tools: Sequence[Tool], where: str, namespace: str | None) -> Iterator[tuple[str, Tool, str | None]]:
+    """Yield the place of each tool in the body, the tool, and its namespace."""
+    for at, tool in enumerate(tools):
+        if tool.type == "namespace" and namespace is None:
+            yield from _flat(tool.tools or (), f"{where}[{at}].tools", tool.name)
+        else:
+            yield f"{where}[{at}]", tool, namespace
 
 
 def as_messages(instructions: str | None, items: Sequence[Item], ignore: Ignore) -> list[dict[str, Any]]:
@@ -109,7 +130,8 @@ def _given(item: Item, where: str) -> dict[str, Any] | None:
 
 def _call(item: Item, where: str) -> dict[str, Any]:
     """A message with an earlier call."""
-    name, id = _wanted(item.name, f"{where}.name"), _wanted(item.call_id, f"{where}.call_id")
+    name = flat_name(_wanted(item.name, f"{where}.name"), item.namespace)
+    id = _wanted(item.call_id, f"{where}.call_id")
     if item.type == "custom_tool_call":
         call = ToolCall(custom=CalledCustom(name, item.input or ""), id=id)
     else:

@@ -45,7 +45,7 @@ async def create(request: Request) -> Response:
     ask = _ask(body, service, items, lambda path: report_ignored(request, (path,)))
     if body.truncation == "auto":
         ask = await truncated(service, ask)
-    events = ResponseEvents(_response(body, given, ask), LOGPROBS in (body.include or ()), ask.tools.custom)
+    events = ResponseEvents(_response(body, given, ask), LOGPROBS in (body.include or ()), ask.tools)
     answer = await service.answer(ask)
     told = _told(answer, events, kept if body.store is not False else None, items)
     if body.stream:
