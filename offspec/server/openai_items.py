@@ -7,7 +7,15 @@ from typing import Any, Literal
 import msgspec
 
 from offspec.server.faults import Fault, unsupported
-from offspec.server.openai_messages import CalledCustom, CalledFunction, Ignore, ToolCall, ToolName, as_call
+from offspec.server.openai_messages import (
+    CalledCustom,
+    CalledFunction,
+    Ignore,
+    ToolCall,
+    ToolName,
+    as_call,
+    omitted,
+)
 from offspec.server.tools import (
     GrammarFormat,
     ToolChoice,
@@ -91,7 +99,7 @@ def as_messages(instructions: str | None, items: Sequence[Item], ignore: Ignore)
     if instructions:
         messages.append({"role": "system", "content": instructions})
     for at, item in enumerate(items):
-        if (given := _given(item, f"input[{at}]")) is None:
+        if (given := _given(item, f"input[{at}]", ignore)) is None:
             ignore(f"input ({item.type})")
             continue
         begun = turn is not None and (bool(turn["content"]) or "tool_calls" in turn)
@@ -107,7 +115,7 @@ def as_messages(instructions: str | None, items: Sequence[Item], ignore: Ignore)
     return messages
 
 
-def _given(item: Item, where: str) -> dict[str, Any] | None:
+def _given(item: Item, where: str, ignore: Ignore) -> dict[str, Any] | None:
     """An item as a message of its own; None for one that says nothing to a model of text."""
     match item.type:
         case "message":
@@ -121,7 +129,7 @@ def _given(item: Item, where: str) -> dict[str, Any] | None:
             return _call(item, where)
         case "function_call_output" | "custom_tool_call_output":
             id = _wanted(item.call_id, f"{where}.call_id")
-            output = _text(item.output or "", f"{where}.output")
+            output = _text(item.output or "", f"{where}.output", ignore)
             return {"role": "tool", "content": output, "tool_call_id": id}
         case "item_reference":
             raise unsupported(f"{where}.type", "items are not kept by their ids; send the item itself")
@@ -145,12 +153,15 @@ def _wanted(value: Any, field: str) -> Any:
     return value
 
 
-def _text(given: str | Sequence[Part], where: str) -> str:
+def _text(given: str | Sequence[Part], where: str, omit: Ignore | None = None) -> str:
+    """The text of an item. omit: parts without text are omitted instead of refused."""
     if isinstance(given, str):
         return given
-    texts = [part.text if part.text is not None else part.refusal for part in given]
-    for at, text in enumerate(texts):
-        if text is None:
-            kind = given[at].type[:40]
+    texts = list[str]()
+    for at, part in enumerate(given):
+        text = part.text if part.text is not None else part.refusal
+        if text is None and omit is None:
+            kind = part.type[:40]
             raise unsupported(f"{where}[{at}]", f"a part of type {kind!r} is not supported, only text")
-    return "".join(text or "" for text in texts)
+        texts.append(omitted(part.type[:40], omit) if text is None and omit is not None else text or "")
+    return "".join(texts)
