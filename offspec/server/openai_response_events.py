@@ -37,6 +37,10 @@ class ResponseEvents:
         yield self._told("response.created", response=dict(self.response))
         yield self._told("response.in_progress", response=dict(self.response))
 
+    def wait(self) -> Told:
+        """An event to send while there is none: Codex ends a stream without events, comments aside."""
+        return self._told("response.in_progress", response=dict(self.response))
+
     def hear(self, item: Delta) -> Iterator[Told]:
         """What an event of the answer comes to."""
         match item:

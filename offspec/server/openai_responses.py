@@ -49,7 +49,8 @@ async def create(request: Request) -> Response:
     answer = await service.answer(ask)
     told = _told(answer, events, kept if body.store is not False else None, items)
     if body.stream:
-        return EventStream(answer, _bytes(told), lambda fault: _event(events.fail(fault)))
+        fail, wait = (lambda fault: _event(events.fail(fault))), (lambda: _event(events.wait()))
+        return EventStream(answer, _bytes(told), fail, wait)
     return await whole(request.receive, answer, lambda _: _whole(told))
 
 

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from offspec.server import responses
 from tests.server.bodies import CHAT, LEAST, MESSAGES, RESPONSES
 from tests.support.fake_engine import ScriptedEngine
 from tests.support.live_server import NAME, LiveServer
 
+Events = list[dict[str, Any]]
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 PICTURE = "data:image/png;base64,aGk="
 SPACES: list[dict[str, Any]] = [
@@ -96,6 +98,28 @@ def test_the_billing_line_of_claude_code_is_not_in_the_prompt(
     assert prompt(engine).startswith("<|system|>You write code.")
     post(served, MESSAGES, system=system[:1])
     assert "billing" not in prompt(engine) and "<|system|>" not in prompt(engine)
+
+
+def test_a_stream_of_responses_that_waits_has_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codex ends a stream in which no event comes for some minutes; a comment is not an event."""
+    monkeypatch.setattr(responses, "_KEEP_ALIVE_S", 0.02)
+    engine, told = ScriptedEngine(), Events()
+    engine.gate.clear()
+    body = {"model": NAME, "input": "Why?", "stream": True}
+    with (
+        LiveServer(engine) as server,
+        server.http() as http,
+        http.stream("POST", RESPONSES, json=body) as answer,
+    ):
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                told.append(json.loads(line.removeprefix("data: ")))
+            if len(told) == 5:
+                engine.gate.set()
+    assert [each["type"] for each in told[:5]] == ["response.created", *["response.in_progress"] * 4]
+    assert [each["sequence_number"] for each in told] == [*range(len(told))]
+    assert all(each["response"] == told[0]["response"] for each in told[:5])
+    assert told[-1]["type"] == "response.completed"
 
 
 RESULTS: list[tuple[str, dict[str, Any], str]] = [
