@@ -1,6 +1,7 @@
 """Parts of requests by which coding agents differ from other clients."""
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -98,6 +99,16 @@ def test_the_billing_line_of_claude_code_is_not_in_the_prompt(
     assert prompt(engine).startswith("<|system|>You write code.")
     post(served, MESSAGES, system=system[:1])
     assert "billing" not in prompt(engine) and "<|system|>" not in prompt(engine)
+
+
+def test_a_prompt_that_is_too_long_is_logged(
+    served: LiveServer, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Agents show messages of their own for it, which do not say what to do."""
+    with caplog.at_level(logging.INFO, "offspec.server"), served.http() as http:
+        answer = http.post(RESPONSES, json={"model": NAME, "input": "word " * 2 * engine.context})
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert [each for each in caplog.messages if each.startswith("refused: the prompt is too long: ")]
 
 
 def test_a_stream_of_responses_that_waits_has_events(monkeypatch: pytest.MonkeyPatch) -> None:
