@@ -9,7 +9,7 @@ from offspec.model.message_forms import forms
 from offspec.model.tokenizer import TextCodec, load_tokenizer
 from tests.support.tokenizers import byte_level, saved
 
-WRITE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+WRITE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{# it knows tools #}"
 FIRST = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('System message must be first.') }}{% endif %}{% endfor %}" + WRITE
@@ -82,7 +82,7 @@ def test_what_no_form_helps_is_refused_as_it_was(codec: TextCodec) -> None:
     codec.tokenizer.chat_template = refuse
     with pytest.raises(RequestError, match=r"template refuses the prompt: Two\.$"):
         codec.render(CODEX)
-    codec.tokenizer.chat_template = "{{ messages[0].role }} says something"
+    codec.tokenizer.chat_template = "{{ messages[0].role }} says something{# it knows tools #}"
     assert codec.render(CLAUDE) == "system says something"
 
 
