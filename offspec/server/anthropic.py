@@ -93,7 +93,7 @@ async def create(request: Request) -> Response:
     answer = await service.answer(replace(ask, silent=body.max_tokens == 0))
     if body.stream:
         ping = event({"type": "ping"}, "ping")
-        return EventStream(answer, _bytes(answer, body), _error_event, lambda: ping)
+        return EventStream(answer, _bytes(answer, body), _error_event, ping)
     return await whole(request.receive, answer, lambda answer: _message(answer, body))
 
 

@@ -68,7 +68,7 @@ class EventStream(Response):
         answer: What the events are made of.
         events: Its events, each in the bytes of an API.
         on_fault: The last event of an answer that goes wrong.
-        keep_alive: Returns what is sent while there is nothing else to send; a comment by default.
+        keep_alive: Sent while there is nothing else to send, or returns it; a comment by default.
     """
 
     media_type = "text/event-stream"
@@ -78,7 +78,7 @@ class EventStream(Response):
         answer: Answer,
         events: AsyncGenerator[bytes, None],
         on_fault: Callable[[Fault], bytes],
-        keep_alive: Callable[[], bytes] = lambda: b": waiting\n\n",
+        keep_alive: bytes | Callable[[], bytes] = b": waiting\n\n",
     ) -> None:
         self._answer, self._events = answer, events
         self._on_fault, self._keep_alive = on_fault, keep_alive
@@ -107,7 +107,8 @@ class EventStream(Response):
             while True:
                 done, _ = await asyncio.wait((following,), timeout=_KEEP_ALIVE_S)
                 if not done:
-                    await _send(send, self._keep_alive())
+                    keep_alive = self._keep_alive
+                    await _send(send, keep_alive() if callable(keep_alive) else keep_alive)
                     continue
                 if (data := following.result()) is None:
                     return
