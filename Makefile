@@ -6,7 +6,8 @@
 # make test    the tests, without those marked exhaustive: products of settings, and what takes many seconds
 # make test-all  with them, which is what CI runs
 # make test-gpu  those marked gpu alone, on the GPU, or on a simulated one; ARGS narrows them
-# make test-clients  those that need Ray, litellm or Debian's chromium; none of them may be skipped
+# make test-clients  those that need Ray, litellm or Debian's chromium; none of them may be skipped. And those
+#              that run Codex and Claude Code, which npm installs; they are skipped where it cannot
 # make test-floors  demo, doctor and some tests with the lowest versions that pyproject.toml allows, in .venv-floors
 # make check   what CI runs: lint, format, types, floors, docs, tests
 # make docs    renew docs/cli.md and the pictures in docs/images
@@ -60,6 +61,10 @@ endif
 # Some of another file need the pyarrow that Ray brings.
 CLIENT_TESTS := tests/ray tests/server/test_litellm.py $(wildcard tests/server/test_page*.py)
 SOME_CLIENT_TESTS := tests/ui/cli/test_batch.py tests/server/test_ollama_client.py
+
+# Coding agents, in versions whose tools the tests know; they are programs of 660 MB.
+AGENT_TESTS := tests/server/test_coding_agents.py
+AGENTS := @openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.197
 
 # Lowest versions, in an environment of its own. Tests that touch each dependency, within two minutes.
 FLOORS := $(VENV)-floors
@@ -122,8 +127,14 @@ $(VENV)/.clients-installed: $(INSTALLED)
 	$(PIP) --quiet --editable '.[ray,clients]'
 	@touch $@
 
-test-clients: $(VENV)/.clients-installed
+$(VENV)/.agents-installed: Makefile | $(VENV)/.clients-installed
+	npm install --prefix $(VENV)/agents --ignore-scripts --no-fund --no-audit --loglevel error --fetch-retries 0 \
+	  $(AGENTS) && touch $@ \
+	  || echo "npm cannot install $(AGENTS), so these are not tested."
+
+test-clients: $(VENV)/.clients-installed $(VENV)/.agents-installed
 	$(PYTEST) --no-skips -m 'not slow' $(CLIENT_TESTS) $(SOME_CLIENT_TESTS)
+	$(PYTEST) -m 'not slow' $(AGENT_TESTS)
 
 # Constraints are all that pins versions here, so that pyproject.toml is the only list of them.
 $(FLOORS)/.installed: pyproject.toml tests/support/floors.py
@@ -145,7 +156,7 @@ check: env
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports --no-logo
-	$(ALL_TESTS) $(CLIENT_TESTS:%=--ignore=%)
+	$(ALL_TESTS) $(patsubst %,--ignore=%,$(CLIENT_TESTS) $(AGENT_TESTS))
 	$(AND_ALL_GPU)
 
 docs: env

@@ -183,7 +183,8 @@ def _look(name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         return
     texts = [value for value in args if isinstance(value, str)]
     if name in _PADDING:
-        for value in chain(args, named.values()):
+        widths = args[1:] if name == "tojson" else args  # its first argument is any value, such as a number
+        for value in chain(widths, named.values()):
             if isinstance(value, int) and abs(value) > _WIDEST:
                 raise TemplateLimitError(f"it asks {name} for {value!s:.20}")
     if name == "indent" and len(texts) > 1:

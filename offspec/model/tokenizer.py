@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
 from itertools import groupby
@@ -16,6 +16,7 @@ from offspec.core.panics import panics_as_errors
 from offspec.core.sampling_defaults import model_defaults
 from offspec.core.values import shown
 from offspec.model.infill import InfillMarks, infill_marks
+from offspec.model.message_forms import forms
 from offspec.model.prompt import Messages, Prompt, checked_messages, checked_text, token_ids
 from offspec.model.tool_prompt import CALL_MARK, with_tool_prompt
 from offspec.sampling.grammar import Grammars
@@ -241,23 +242,25 @@ class TextCodec:
             checked = with_tool_prompt(checked, self._variables.get("tools") or ())
         if continues and checked[-1]["role"] == "assistant" and not checked[-1]["content"].strip():
             checked.pop()  # nothing of the answer is there yet
-        text, failure = "", None
         continues = continues and checked[-1]["role"] == "assistant"
-        try:
-            text = self._written(checked, continues)
-        except Exception as error:  # a template is a program: it may raise anything
-            failure = error
-        hopeless = isinstance(failure, TemplateLimitError)
-        if not hopeless and (failure or not _says_all(checked, text)):
-            parts = [{**message, "content": [_text_part(message["content"])]} for message in checked]
-            with suppress(Exception):
-                other = self._written(parts, continues)
-                if _says_all(checked, other):
-                    return other
-        if failure:
-            reason = f"the model's chat template refuses the prompt: {_one_line(failure)}"
-            raise RequestError(reason) from failure
-        return text
+        text, failure = None, None
+        for form in _written_forms(checked):
+            try:
+                written = self._written(form, continues)
+            except Exception as error:  # a template is a program: it may raise anything
+                failure = failure or error
+                if isinstance(error, TemplateLimitError):
+                    break
+                continue
+            if _says_all(checked, written):
+                return written
+            if text is None and isinstance(form[0]["content"], str):
+                text = written
+        if text is not None:
+            return text
+        assert failure is not None
+        reason = f"the model's chat template refuses the prompt: {_one_line(failure)}"
+        raise RequestError(reason) from failure
 
     def _known_roles(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """A developer's messages as the system's, where the template was written before there were any."""
@@ -383,16 +386,21 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def _text_part(text: str) -> dict[str, str]:
-    """Content as templates of models that see expect it: a list of parts, in which a string is nothing."""
-    return {"type": "text", "text": text}
+def _written_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield forms of messages in which to try a chat template, each with texts and with lists of parts.
+
+    Templates of multimodal models expect parts, and some of them leave out a string.
+    """
+    for form in forms(messages):
+        yield form
+        yield [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in form]
 
 
 def _says_all(messages: Messages, text: str) -> bool:
-    """Whether what a template wrote has all that the user says."""
+    """Return whether the output of a template has all text of the user and of the system."""
     at = 0  # of the message before: they are written in their order, and may be many
     for message in messages:
-        if message["role"] == "user":
+        if message["role"] in ("user", "system", "developer"):
             said = message["content"].strip()
             found = text.find(said, at)
             at = found if found >= 0 else text.find(said)

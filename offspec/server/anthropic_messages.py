@@ -6,11 +6,14 @@ from typing import Any, Literal
 import msgspec
 
 from offspec.server.faults import Fault, unsupported
-from offspec.server.openai_messages import Ignore, ToolName
+from offspec.server.openai_messages import Ignore, ToolName, omitted
 from offspec.server.tools import Tools, choose, function
 
 _NOT_TEXT = ("image", "document", "audio", "video", "file", "container_upload")
 _OF_ASSISTANT = ("thinking", "redacted_thinking", "tool_use")
+# Claude Code begins its system prompt with this and a number that differs in each conversation. It is not for
+# the model, and would have the whole prompt computed again.
+_BILLING = "x-anthropic-billing-header:"
 
 
 class Block(msgspec.Struct):
@@ -81,6 +84,8 @@ def as_messages(
 ) -> list[dict[str, Any]]:
     """Messages as templates take them: results of tools are messages of their own. Raises Fault."""
     messages = list[dict[str, Any]]()
+    if system and not isinstance(system, str):
+        system = [block for block in system if not (block.text or "").startswith(_BILLING)]
     if system:
         messages.append({"role": "system", "content": _text(system, "system", ignore)})
     for at, message in enumerate(given):
@@ -117,6 +122,7 @@ def _answer(blocks: Sequence[Block], where: str, ignore: Ignore) -> dict[str, An
 def _question(role: str, blocks: Sequence[Block], where: str, ignore: Ignore) -> Iterator[dict[str, Any]]:
     """Messages of a user or of the system, with results of tools."""
     texts = list[str]()
+    result = any(block.type == "tool_result" for block in blocks)  # a file may follow the result it is of
     for at, block in enumerate(blocks):
         if block.type == "tool_result":
             if block.tool_use_id is None:
@@ -124,27 +130,33 @@ def _question(role: str, blocks: Sequence[Block], where: str, ignore: Ignore) ->
                 raise Fault(
                     "invalid_request", f"{field} is missing", field=field, code="missing_required_parameter"
                 )
-            content = ("Error: " if block.is_error else "") + _text(block.content, f"{where}[{at}]", ignore)
+            content = _text(block.content, f"{where}[{at}].content", ignore, result=True)
+            content = f"Error: {content}" if block.is_error else content
             yield {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}
         elif block.type in _OF_ASSISTANT:
             raise _misplaced(f"{where}[{at}]", block.type, "the assistant's")
-        elif (text := _block_text(block, f"{where}[{at}]", ignore)) is not None:
+        elif (text := _block_text(block, f"{where}[{at}]", ignore, result)) is not None:
             texts.append(text)
     if texts or not blocks:
         yield {"role": role, "content": "\n".join(texts)}
 
 
-def _text(given: str | Sequence[Block], where: str, ignore: Ignore) -> str:
+def _text(given: str | Sequence[Block], where: str, ignore: Ignore, result: bool = False) -> str:
     if isinstance(given, str):
         return given
-    texts = [_block_text(block, f"{where}[{at}]", ignore) for at, block in enumerate(given)]
+    texts = [_block_text(block, f"{where}[{at}]", ignore, result) for at, block in enumerate(given)]
     return "\n".join(text for text in texts if text is not None)
 
 
-def _block_text(block: Block, where: str, ignore: Ignore) -> str | None:
-    """The text of a block; None for an unknown type without text. Raises Fault for pictures and files."""
+def _block_text(block: Block, where: str, ignore: Ignore, result: bool = False) -> str | None:
+    """The text of a block; None for an unknown type without text.
+
+    Raises Fault for pictures and files, which are omitted in the result of a tool.
+    """
     if block.type == "document" and isinstance(block.source, dict) and block.source.get("type") == "text":
         return str(block.source.get("data") or "")
+    if block.type in _NOT_TEXT and result:
+        return omitted(block.type, ignore)
     if block.type in _NOT_TEXT:
         raise unsupported(where, f"a block of type {block.type!r} is not supported, only text")
     if block.text is not None:

@@ -134,7 +134,7 @@ def _ask(body: Body, service: Service, ignore: Ignore) -> Ask:
     with_logprobs = body.logprobs or (body.logprobs is None and bool(body.top_logprobs))
     tools = tools_of(body.tools or (), body.functions or (), _choice(body), ignore)
     return Ask(
-        prompt=[as_message(message, at) for at, message in enumerate(body.messages)],
+        prompt=[as_message(message, at, ignore) for at, message in enumerate(body.messages)],
         params=body.sampling(
             service.defaults,
             max_tokens=answer_limit(body.max_completion_tokens, body.max_tokens),

@@ -1,13 +1,30 @@
 """Items and tools of OpenAI's Responses, and the messages and functions that chat templates take for them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
 
 from offspec.server.faults import Fault, unsupported
-from offspec.server.openai_messages import CalledCustom, CalledFunction, Ignore, ToolCall, ToolName, as_call
-from offspec.server.tools import GrammarFormat, ToolChoice, Tools, choose, custom_function, function
+from offspec.server.openai_messages import (
+    CalledCustom,
+    CalledFunction,
+    Ignore,
+    ToolCall,
+    ToolName,
+    as_call,
+    omitted,
+)
+from offspec.server.tools import (
+    GrammarFormat,
+    ToolChoice,
+    Tools,
+    choose,
+    custom_function,
+    flat_name,
+    function,
+)
 
 
 class Part(msgspec.Struct):
@@ -27,6 +44,7 @@ class Item(msgspec.Struct):
     content: str | list[Part] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
     output: str | list[Part] | None = None
@@ -34,30 +52,41 @@ class Item(msgspec.Struct):
 
 
 class Tool(msgspec.Struct):
-    """A tool; those that are neither functions nor custom tools are left out."""
+    """A tool, or a namespace with tools. Those that are neither functions nor custom tools are left out."""
 
     type: str
     name: ToolName | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     format: GrammarFormat | None = None
-    tools: Any = None  # of a namespace
+    tools: "list[Tool] | None" = None  # of a namespace
 
 
 def tools_of(tools: Sequence[Tool], choice: str | ToolChoice | None, ignore: Ignore) -> Tools:
     """The tools of a body. Raises Fault."""
-    found, custom = list[dict[str, Any]](), set[str]()
-    for at, tool in enumerate(tools):
+    found, custom, namespaces = list[dict[str, Any]](), set[str](), dict[str, tuple[str, str]]()
+    for where, tool, namespace in _flat(tools, "tools", None):
         if tool.type not in ("function", "custom"):
             ignore(f"tools ({tool.type})")
             continue
-        name = _wanted(tool.name, f"tools[{at}].name")
+        name = flat_name(given := _wanted(tool.name, f"{where}.name"), namespace)
+        if namespace:
+            namespaces[name] = (namespace, given)
         if tool.type == "function":
             found.append(function(name, tool.description, tool.parameters))
         else:
             found.append(custom_function(name, tool.description, tool.format))
             custom.add(name)
-    return choose(found, frozenset(custom), choice)
+    return replace(choose(found, frozenset(custom), choice), namespaces=namespaces)
+
+
+def _flat(tools: Sequence[Tool], where: str, namespace: str | None) -> Iterator[tuple[str, Tool, str | None]]:
+    """Yield the place of each tool in the body, the tool, and its namespace."""
+    for at, tool in enumerate(tools):
+        if tool.type == "namespace" and namespace is None:
+            yield from _flat(tool.tools or (), f"{where}[{at}].tools", tool.name)
+        else:
+            yield f"{where}[{at}]", tool, namespace
 
 
 def as_messages(instructions: str | None, items: Sequence[Item], ignore: Ignore) -> list[dict[str, Any]]:
@@ -70,7 +99,7 @@ def as_messages(instructions: str | None, items: Sequence[Item], ignore: Ignore)
     if instructions:
         messages.append({"role": "system", "content": instructions})
     for at, item in enumerate(items):
-        if (given := _given(item, f"input[{at}]")) is None:
+        if (given := _given(item, f"input[{at}]", ignore)) is None:
             ignore(f"input ({item.type})")
             continue
         begun = turn is not None and (bool(turn["content"]) or "tool_calls" in turn)
@@ -86,7 +115,7 @@ def as_messages(instructions: str | None, items: Sequence[Item], ignore: Ignore)
     return messages
 
 
-def _given(item: Item, where: str) -> dict[str, Any] | None:
+def _given(item: Item, where: str, ignore: Ignore) -> dict[str, Any] | None:
     """An item as a message of its own; None for one that says nothing to a model of text."""
     match item.type:
         case "message":
@@ -100,7 +129,7 @@ def _given(item: Item, where: str) -> dict[str, Any] | None:
             return _call(item, where)
         case "function_call_output" | "custom_tool_call_output":
             id = _wanted(item.call_id, f"{where}.call_id")
-            output = _text(item.output or "", f"{where}.output")
+            output = _text(item.output or "", f"{where}.output", ignore)
             return {"role": "tool", "content": output, "tool_call_id": id}
         case "item_reference":
             raise unsupported(f"{where}.type", "items are not kept by their ids; send the item itself")
@@ -109,7 +138,8 @@ def _given(item: Item, where: str) -> dict[str, Any] | None:
 
 def _call(item: Item, where: str) -> dict[str, Any]:
     """A message with an earlier call."""
-    name, id = _wanted(item.name, f"{where}.name"), _wanted(item.call_id, f"{where}.call_id")
+    name = flat_name(_wanted(item.name, f"{where}.name"), item.namespace)
+    id = _wanted(item.call_id, f"{where}.call_id")
     if item.type == "custom_tool_call":
         call = ToolCall(custom=CalledCustom(name, item.input or ""), id=id)
     else:
@@ -123,12 +153,15 @@ def _wanted(value: Any, field: str) -> Any:
     return value
 
 
-def _text(given: str | Sequence[Part], where: str) -> str:
+def _text(given: str | Sequence[Part], where: str, omit: Ignore | None = None) -> str:
+    """The text of an item. omit: parts without text are omitted instead of refused."""
     if isinstance(given, str):
         return given
-    texts = [part.text if part.text is not None else part.refusal for part in given]
-    for at, text in enumerate(texts):
-        if text is None:
-            kind = given[at].type[:40]
+    texts = list[str]()
+    for at, part in enumerate(given):
+        text = part.text if part.text is not None else part.refusal
+        if text is None and omit is None:
+            kind = part.type[:40]
             raise unsupported(f"{where}[{at}]", f"a part of type {kind!r} is not supported, only text")
-    return "".join(text or "" for text in texts)
+        texts.append(omitted(part.type[:40], omit) if text is None and omit is not None else text or "")
+    return "".join(texts)

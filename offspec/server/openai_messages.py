@@ -120,7 +120,16 @@ def tools_of(
     return choose(found, frozenset(custom), choice)
 
 
-def as_message(message: ChatMessage, at: int) -> dict[str, Any]:
+def omitted(kind: str, ignore: Ignore) -> str:
+    """The text in place of a picture or a file that a tool returned.
+
+    A refusal would end the conversation: agents send all results again with each request.
+    """
+    ignore(f"content ({kind})")
+    return f"[{kind} omitted: this model reads text only]"
+
+
+def as_message(message: ChatMessage, at: int, ignore: Ignore) -> dict[str, Any]:
     """A message as chat templates take it. Raises Fault for parts that are not text."""
     where = f"messages[{at}]"
     if message.role not in _ROLES:
@@ -128,7 +137,7 @@ def as_message(message: ChatMessage, at: int) -> dict[str, Any]:
     if message.audio is not None:
         raise unsupported(f"{where}.audio")
     role = "tool" if message.role == "function" else message.role
-    content, thought = _content(message, where)
+    content, thought = _content(message, where, ignore if role == "tool" else None)
     given: dict[str, Any] = {"role": role, "content": content}
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
@@ -147,8 +156,8 @@ def as_message(message: ChatMessage, at: int) -> dict[str, Any]:
     return given
 
 
-def _content(message: ChatMessage, where: str) -> tuple[str, str]:
-    """Text and reasoning of a message."""
+def _content(message: ChatMessage, where: str, omit: Ignore | None) -> tuple[str, str]:
+    """Text and reasoning of a message. omit: parts without text are omitted instead of refused."""
     if not isinstance(message.content, list):
         return message.content or message.refusal or "", ""
     texts, thoughts = list[str](), list[str]()
@@ -156,6 +165,8 @@ def _content(message: ChatMessage, where: str) -> tuple[str, str]:
         text = part.text if part.text is not None else part.refusal
         if text is None and part.thinking is not None:
             thoughts.append(_thought(part.thinking))
+        elif text is None and omit is not None:
+            texts.append(omitted(part.type[:40], omit))
         elif text is None:
             field = f"{where}.content[{at}]"
             raise unsupported(field, f"a part of type {part.type[:40]!r} is not supported, only text")

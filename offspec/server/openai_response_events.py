@@ -7,7 +7,7 @@ from typing import Any
 
 from offspec.server.exchange import Called, Delta, Ended, LikelyToken, Said, Thought, TokenChoice, Usage
 from offspec.server.faults import Fault
-from offspec.server.tools import custom_input
+from offspec.server.tools import Tools, custom_input
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 _INPUTS = {"function_call": "function_call_arguments", "custom_tool_call": "custom_tool_call_input"}
@@ -22,12 +22,12 @@ class ResponseEvents:
     Args:
         response: What is known of it before there is an answer.
         logprobs: Whether those of tokens are told.
-        custom: Names of custom tools, whose calls have text instead of arguments.
+        tools: Tools of the request: calls of custom tools have text instead of arguments.
     """
 
-    def __init__(self, response: Told, logprobs: bool, custom: frozenset[str] = frozenset()) -> None:
+    def __init__(self, response: Told, logprobs: bool, tools: Tools) -> None:
         self.response = response
-        self._logprobs, self._custom = logprobs, custom
+        self._logprobs, self._tools = logprobs, tools
         self._count = 0  # events told
         self._item: Told | None = None  # the one that is under way
         self._cut = False
@@ -36,6 +36,10 @@ class ResponseEvents:
         """The first events."""
         yield self._told("response.created", response=dict(self.response))
         yield self._told("response.in_progress", response=dict(self.response))
+
+    def wait(self) -> Told:
+        """An event to send while there is none: Codex ends a stream without events, comments aside."""
+        return self._told("response.in_progress", response=dict(self.response))
 
     def hear(self, item: Delta) -> Iterator[Told]:
         """What an event of the answer comes to."""
@@ -77,10 +81,13 @@ class ResponseEvents:
 
     def _called(self, item: Called) -> Iterator[Told]:
         yield from self._close()
-        custom = item.name in self._custom
+        custom = item.name in self._tools.custom
         field, given = ("input", custom_input(item.arguments)) if custom else ("arguments", item.arguments)
         kind = "custom_tool_call" if custom else "function_call"
-        yield from self._open(kind, call_id=item.id, name=item.name, **{field: ""})
+        named = {"name": item.name}
+        if item.name in self._tools.namespaces:
+            named = dict(zip(("namespace", "name"), self._tools.namespaces[item.name], strict=True))
+        yield from self._open(kind, call_id=item.id, **named, **{field: ""})
         assert self._item is not None
         self._item[field] = given
         yield self._placed(f"response.{_INPUTS[kind]}.delta", delta=given)

@@ -45,11 +45,12 @@ async def create(request: Request) -> Response:
     ask = _ask(body, service, items, lambda path: report_ignored(request, (path,)))
     if body.truncation == "auto":
         ask = await truncated(service, ask)
-    events = ResponseEvents(_response(body, given, ask), LOGPROBS in (body.include or ()), ask.tools.custom)
+    events = ResponseEvents(_response(body, given, ask), LOGPROBS in (body.include or ()), ask.tools)
     answer = await service.answer(ask)
     told = _told(answer, events, kept if body.store is not False else None, items)
     if body.stream:
-        return EventStream(answer, _bytes(told), lambda fault: _event(events.fail(fault)))
+        fail, wait = (lambda fault: _event(events.fail(fault))), (lambda: _event(events.wait()))
+        return EventStream(answer, _bytes(told), fail, wait)
     return WholeAnswer(answer, _whole(told), lambda fault: events.fail(fault)["response"])
 
 

@@ -132,7 +132,7 @@ class EventStream(Response):
         answer: What the events are made of.
         events: Its events, each in the bytes of an API.
         on_fault: The last event of an answer that goes wrong.
-        keep_alive: Sent while there is nothing else to send; a comment by default.
+        keep_alive: Sent while there is nothing else to send, or returns it; a comment by default.
     """
 
     media_type = "text/event-stream"
@@ -142,7 +142,7 @@ class EventStream(Response):
         answer: Answer,
         events: AsyncGenerator[bytes, None],
         on_fault: Callable[[Fault], bytes],
-        keep_alive: bytes = b": waiting\n\n",
+        keep_alive: bytes | Callable[[], bytes] = b": waiting\n\n",
     ) -> None:
         self._answer, self._events = answer, events
         self._on_fault, self._keep_alive = on_fault, keep_alive
@@ -166,9 +166,14 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_all(self, send: Send) -> None:
-        keep_alive = partial(_send, send, self._keep_alive)
-        while (data := await _kept_alive(anext(self._events, None), keep_alive)) is not None:
+        while (
+            data := await _kept_alive(anext(self._events, None), partial(self._send_sign, send))
+        ) is not None:
             await _send(send, data)
+
+    async def _send_sign(self, send: Send) -> None:
+        """Send a sign that the answer is under way."""
+        await _send(send, self._keep_alive() if callable(self._keep_alive) else self._keep_alive)
 
 
 async def _send(send: Send, data: bytes) -> None:

@@ -212,7 +212,10 @@ class Service:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
         except OffspecError as error:
-            raise of_error(error) from error
+            fault = of_error(error)
+            if fault.code == "context_length_exceeded":  # coding agents show a message of their own instead
+                log.info("refused: %s", fault.message)
+            raise fault from error
 
     async def answer(self, ask: Ask, *, admitted: bool = False) -> Answer:
         """An answer, which waits for its turn if there are others. Raises Fault where there will be none.

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -21,11 +21,13 @@ class Tools:
         functions: As chat templates take them: {"type": "function", "function": {...}}.
         custom: Names of those functions that stand for custom tools.
         choice: "none", "auto", "required", or the name of the function that must be called.
+        namespaces: Namespace and name there of those functions that are in one (`flat_name`).
     """
 
     functions: tuple[Mapping[str, Any], ...] = ()
     custom: frozenset[str] = frozenset()
     choice: str = "auto"
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def callable(self) -> tuple[Mapping[str, Any], ...]:
@@ -97,6 +99,13 @@ def custom_function(name: str, description: str | None, format: GrammarFormat | 
         "additionalProperties": False,
     }
     return function(name, description, parameters)
+
+
+def flat_name(name: str, namespace: str | None) -> str:
+    """The name of a tool for the model, which knows no namespaces."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
 
 
 def custom_arguments(text: str) -> dict[str, Any]:

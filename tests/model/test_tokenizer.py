@@ -96,6 +96,7 @@ LARGE = [
     "{{ [1] * 10**10 }}",
     "{{ 10**(10**10) }}",
     "{{ messages | tojson(indent=10**8) }}",
+    "{{ messages | tojson(false, 10**8) }}",
     "{{ 'x' | center(10**10) }}",
     "{{ 'x'.ljust(10**10) }}",
     "{{ 'x\\ny' | indent(10**10) }}",
@@ -158,7 +159,8 @@ def test_ordinary_ones_write_what_they_wrote(codec: TextCodec) -> None:
     assert render(codec, SAY, long) == f"user: {long}\n"
     said = "{{ '%5.2f' % 1.5 }} {{ '{:>4}'.format(7) }} {{ 2 ** 10 }} {{ 'ab' * 3 }} {{ [1] + [2] }}"
     said += "{{ {'a': [1]} | tojson(indent=4) }} {{ 'a' ~ 1 ~ 'b' }} {{ 'xay'.replace('a', 'b') }}"
-    shown = ' 1.50    7 1024 ababab [1, 2]{\n    "a": [\n        1\n    ]\n} a1b xby'
+    said += " {{ 30000 | tojson }}"
+    shown = ' 1.50    7 1024 ababab [1, 2]{\n    "a": [\n        1\n    ]\n} a1b xby 30000'
     assert render(codec, said + "{{ messages[0].content }}") == shown + "Why?"
 
 

@@ -106,8 +106,7 @@ SHAPES: list[tuple[str, dict[str, Any], str]] = [
     (
         RESPONSES,
         CODEX,
-        "input.action, tools.external_web_access, "
-        "input (web_search_call), tools (web_search), tools (namespace)",
+        "input.action, tools.external_web_access, input (web_search_call), tools (web_search)",
     ),
     (
         MESSAGES,
