@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offspec.core.constraint import Regions
+from offspec.core.constraint import Region, Regions
 from offspec.sampling.constraint import FormatRule, State
 from offspec_kernels.transfer import upload
 
@@ -180,7 +180,7 @@ class RegionRule:
             if not found:
                 return _Node(depth, stage, tail[-self._longest :])
             stage, tail = _Stage.TEXT, rest
-        for mark, region in self._regions:
+        for mark, region in self._sought(stage):
             if tail.endswith(mark) and (not region.at_start or tail.strip() == mark):
                 return self._region(depth, region.grammar)
         return _Node(depth, stage, tail if stage is _Stage.BEGINNING else tail[-self._longest - 1 :])
@@ -197,9 +197,15 @@ class RegionRule:
             if node.stage is _Stage.THOUGHT and self._given.required:
                 found = (*self._ends, *self._overrun(node.tail, self._finishes))
             elif node.stage in (_Stage.BEGINNING, _Stage.TEXT):
-                found = tuple(t for mark, _ in self._regions for t in self._overrun(node.tail, mark))
+                marks = [mark for mark, _ in self._sought(node.stage)]
+                found = tuple(token for mark in marks for token in self._overrun(node.tail, mark))
             node.closed = found
         return node.closed
+
+    def _sought(self, stage: _Stage) -> list[tuple[bytes, Region]]:
+        """The regions that may begin, each with its mark."""
+        begins = stage is _Stage.BEGINNING
+        return [(mark, region) for mark, region in self._regions if begins or not region.at_start]
 
     def _overrun(self, tail: bytes, mark: bytes) -> tuple[int, ...]:
         """The tokens with which a tail has a whole mark and more after it."""

@@ -52,11 +52,11 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return tokenizer, from_tokenizer(tokenizer, eos_token=[END])
 
 
-def rule_of(regions: Regions, tokenizer: Any, tokens: LLTokenizer) -> RegionRule:
+def rule_of(regions: Regions, tokenizer: Any, tokens: LLTokenizer, device: str = "cpu") -> RegionRule:
     size, grammars = tokens.vocab_size, Grammars(tokens)
     return RegionRule(
         Regions.read(regions.constraint().text),
-        lambda grammar: FormatRule(grammars.matcher(grammar), size, size, {END}),
+        lambda grammar: FormatRule(grammars.matcher(grammar), size, size, {END}, device),
         lambda text: tokens_beyond(text, tokens),
         lambda token: token_bytes(tokenizer, token),
         {END},
@@ -138,6 +138,21 @@ def test_nodes_of_a_tree_get_what_their_own_text_allows(vocabulary: Any) -> None
         assert open_tokens(committed, [[]], size) == [allowed]
     assert len(found[0]) == size == len(found[1]) and not found[5] and len(found[6]) == size
     assert together.forced(paths[3], 99)[:2] == ids_of(tokenizer, '\n{"name": "')[:2]
+
+
+@pytest.mark.gpu
+def test_a_gpu_closes_the_same_tokens(vocabulary: Any) -> None:
+    tokenizer, tokens = vocabulary
+    regions = answer_regions("<tool_call>", FUNCTIONS, {}, thinking=False)
+    assert regions is not None
+    paths = [
+        ids_of(tokenizer, text) for text in ("a", "<tool", "<tool_call>", "<tool_call>\nx", "<tool_call>\n{")
+    ]
+    scores = [torch.randn(len(paths), tokens.vocab_size)]
+    scores.append(scores[0].cuda())
+    for device, given in zip(("cpu", "cuda"), scores, strict=True):
+        rule_of(regions, tokenizer, tokens, device).apply(given, paths)
+    assert scores[0].isinf().any() and torch.equal(scores[0], scores[1].cpu())
 
 
 @pytest.mark.parametrize("tokens_of_thought", [None, 5])
