@@ -187,7 +187,7 @@ def test_malformed_bodies(live: LiveServer, caplog: pytest.LogCaptureFixture) ->
     dice = random.Random(20)
     statuses = dict[int, int]()
     with live.http() as http, caplog.at_level(logging.WARNING):
-        for _ in range(160):
+        for _ in range(500):
             path, body = dice.choice([*VALID.items()])
             content = _mutated({"model": NAME, **body}, dice)
             answer = http.post(path, content=content, headers={"content-type": "application/json"})
