@@ -7,12 +7,14 @@ ends it, so that marks within a value are part of it.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import regex
 
 from offspec.chat.answer_parts import Call, as_call
 
+_TYPING = ("type", "anyOf", "oneOf", "allOf", "enum", "const", "$ref")  # keywords that may allow texts
 _STRING_END = regex.compile(r'["\\]')
 _STRUCTURE = regex.compile(r"[^\s\w.+\-:,]")  # brackets, quotes, and what is not JSON
 
@@ -62,6 +64,20 @@ class Tools:
         found = self._parameters.get(name, {}).get("properties")
         return found if isinstance(found, Mapping) else {}
 
+    def value(self, name: str, key: str, text: str) -> Any:
+        """The value of a parameter that is written as text: JSON if its schema allows that, else the text."""
+        parameters = self._parameters.get(name, {})
+        schema = self.properties(name).get(key)
+        kinds = schema.get("type") if isinstance(schema, dict) else None
+        if kinds == "string":
+            return text
+        definitions = {each: parameters[each] for each in ("$defs", "definitions") if each in parameters}
+        schema = {**definitions, **schema} if isinstance(schema, dict) else {}
+        if text != "null" and not schema.keys().isdisjoint(_TYPING) and _is_valid(text, schema):
+            return text
+        found = _json(text)
+        return found if _is_valid(found, schema) else text
+
     def call(self, name: Any, arguments: Any) -> Call | None:
         """A call, if there is such a tool and its schema allows the arguments."""
         call = as_call({"name": name, "arguments": arguments})
@@ -70,13 +86,31 @@ class Tools:
         return call if _is_valid(json.loads(call.arguments), self._parameters[call.name]) else None
 
 
-def _is_valid(arguments: dict[str, Any], schema: Mapping[str, Any]) -> bool:
+def _is_valid(value: Any, schema: Mapping[str, Any]) -> bool:
     try:
-        from jsonschema import Draft202012Validator
+        from referencing import Registry
 
-        return bool(Draft202012Validator(schema).is_valid(arguments))
+        return bool(_validator()(schema, registry=Registry()).is_valid(value))  # nothing is fetched
     except Exception:  # a schema that cannot be followed says nothing
         return True
+
+
+@cache
+def _validator() -> Any:
+    """The class that validates, but for patterns: a client's pattern could take any time."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    closed = Draft202012Validator.VALIDATORS["additionalProperties"]
+
+    def other_properties(validator: Any, open: Any, value: Any, schema: Any) -> Any:
+        return None if "patternProperties" in schema else closed(validator, open, value, schema)
+
+    def anything(*_: Any) -> None:
+        return None
+
+    changed = {"pattern": anything, "patternProperties": anything, "additionalProperties": other_properties}
+    return extend(Draft202012Validator, changed)
 
 
 class JsonEnd:
@@ -187,6 +221,7 @@ class TaggedCall:
     ) -> None:
         self._tools = tools
         self._head = regex.compile(head)
+        self._end = regex.compile(end)
         self._next = regex.compile(rf"\s*(?:{tag}|(?P<end>{end}))")
         self._lines, gap = lines, r"\n?" if lines else ""
         closed = rf"{close}(?=\s*(?:{tag}|{end}))|(?<=\n)(?={tag}\n)"
@@ -207,6 +242,8 @@ class TaggedCall:
             if head is None or head.partial:
                 return head is not None
             self._name, self._at = head["name"], head.end()
+        if final and self._end.search(text, self._at) is None:
+            return False  # it cannot end
         while True:
             if self._key is not None:
                 if not self._read_value(text, final):
@@ -235,8 +272,7 @@ class TaggedCall:
                 break
             self._at = found.start() + 1  # a tag within the value
         value = text[self._start : found.start()].removeprefix("\n" if self._lines else "")
-        schema = self._tools.properties(self._name).get(self._key)
-        self._arguments[self._key] = _typed(value, schema)
+        self._arguments[self._key] = self._tools.value(self._name, self._key, value)
         self._key, self._at = None, found.end()
         return True
 
@@ -248,13 +284,10 @@ class TaggedCall:
         return False if call is None else Read((call,), end if tail is None else tail.end())
 
 
-def _typed(text: str, schema: Any) -> Any:
-    """A value as its schema has it: text as it stands, or JSON."""
-    kinds = schema.get("type") if isinstance(schema, dict) else None
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    if "string" in kinds and not (text == "null" and "null" in kinds):
-        return text
+def _json(text: str) -> Any:
+    """A text read as JSON, with Python's words for true and false; the text itself if it is not JSON."""
+    stripped = text.strip()
     try:
-        return json.loads(text.strip() if text.strip() not in ("True", "False") else text.strip().lower())
+        return json.loads(stripped.lower() if stripped in ("True", "False") else stripped)
     except (ValueError, RecursionError):
         return text

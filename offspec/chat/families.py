@@ -7,10 +7,10 @@ import regex
 
 from offspec.chat.call_readers import JsonCall, Read, Reader, TaggedCall, Tools
 
-_NAME = r"(?P<name>[\w.-]+)"
-_PARAMETER = (r"<parameter=(?P<key>[^>\n]+)>", r"</parameter\s*/?>", "</function>")
-_FUNCTION = r"<function=(?P<name>[^>\s]+)>"
-_ARG = (r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>", "</arg_value>", "</tool_call>")
+_NAME = r"(?P<name>[\w.-]{1,128})"
+_PARAMETER = (r"<parameter=(?P<key>[^>\n]{1,128})>", r"</parameter\s*/?>", "</function>")
+_FUNCTION = r"<function=(?P<name>[^>\s]{1,128})>"
+_ARG = (r"<arg_key>(?P<key>[^<]{0,128})</arg_key>\s*<arg_value>", "</arg_value>", "</tool_call>")
 _BEGIN, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 
 # The marks of reasoning, by the one that ends it. It begins an answer: elsewhere they are part of a sentence.
@@ -72,7 +72,7 @@ class HarmonyMessage:
         if self._call is None:
             header = self._HEADER.match(text, partial=not final)
             if header is None:
-                mark = self._MARK.search(text, 2)
+                mark = self._MARK.search(text, 2, self._LONGEST)
                 if mark is None and len(text) < self._LONGEST and not final:
                     return True
                 damaged = mark is not None and mark[0] == "<|message|>"

@@ -10,6 +10,8 @@ from offspec.chat.answer_parts import Part, Text, Thinking, Trimmed
 from offspec.chat.call_readers import Read, Reader, Tools
 from offspec.chat.families import Family
 
+_MOST_REFUSED = 64
+
 
 class _Stage(Enum):
     BEGINNING = auto()  # reasoning may still begin
@@ -51,6 +53,7 @@ class FamilyParts:
         self._text = ""  # that is not taken apart yet
         self._open = list[Reader]()
         self._mark = ""  # of the call that is open
+        self._refused = 0  # calls that were none
         self._said, self._thinking = Trimmed(Text), Trimmed(Thinking)
         self._any = set[type]()  # kinds of parts so far
 
@@ -134,6 +137,11 @@ class FamilyParts:
             return False
         self._stage = _Stage.TEXT
         if found is False:
+            self._refused += 1
+            if final and self._refused > _MOST_REFUSED:  # each would be read to the end again
+                self._add(parts, self._said, self._text)
+                self._text = ""
+                return False
             self._add(parts, self._said, self._mark)
             self._text = self._text[len(self._mark) :]
             return True

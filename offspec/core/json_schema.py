@@ -9,6 +9,7 @@ from typing import Any
 
 _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames")
 _COMPOSED = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "$ref")
+_VALUES = ("default", "const", "enum", "examples")  # which are no schemas
 _SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")  # schemas by their names
 
 
@@ -25,7 +26,7 @@ def _closed(schema: Any, parts: frozenset[str], path: str = "#", part: bool = Fa
     part = part or path in parts
     found = dict(schema)
     for name, value in schema.items():
-        inner = part or (name == "allOf" and len(value) > 1) or name in ("not", "if", "then", "else")
+        inner = part or _is_joined(name, value) or name in ("not", "if", "then", "else")
         if name in _SCHEMAS and isinstance(value, Mapping):
             found[name] = {key: _closed(each, parts, f"{path}/{name}/{key}") for key, each in value.items()}
         elif name in ("allOf", "anyOf", "oneOf", "prefixItems") and isinstance(value, list):
@@ -33,19 +34,36 @@ def _closed(schema: Any, parts: frozenset[str], path: str = "#", part: bool = Fa
             found[name] = [_closed(each, parts, f"{path}/{name}", inner or mixed) for each in value]
         elif name in ("items", "additionalProperties", "not", "if", "then", "else"):
             found[name] = _closed(value, parts, f"{path}/{name}", inner and name not in ("items",))
-    composed = any(name in schema for name in _COMPOSED)
-    if schema.get("properties") and not part and not composed and not any(name in schema for name in _OPEN):
+    properties = schema.get("properties")
+    if not part and isinstance(properties, Mapping) and properties and _may_close(schema, properties):
         found["additionalProperties"] = False
     return found
 
 
+def _may_close(schema: Mapping[str, Any], properties: Mapping[str, Any]) -> bool:
+    """Whether an object can have no other properties than these."""
+    required = schema.get("required")
+    if isinstance(required, list) and any(name not in properties for name in required):
+        return False
+    return not any(name in schema for name in (*_OPEN, *_COMPOSED))
+
+
+def _is_joined(name: str, value: Any) -> bool:
+    """Whether a keyword says that an object is several schemas at once."""
+    return name == "allOf" and isinstance(value, list) and len(value) > 1
+
+
 def _parts(schema: Any, within: bool = False) -> Iterator[str]:
     """References to schemas that are parts of composed ones."""
-    if isinstance(schema, Mapping):
-        for name, value in schema.items():
-            if name == "$ref" and isinstance(value, str) and (within or len(schema) > 1):
-                yield value
-            yield from _parts(value, within or (name == "allOf" and len(value) > 1) or name == "not")
-    elif isinstance(schema, list):
+    if isinstance(schema, list):
         for each in schema:
             yield from _parts(each, within)
+    if not isinstance(schema, Mapping):
+        return
+    for name, value in schema.items():
+        if name == "$ref" and isinstance(value, str) and (within or len(schema) > 1):
+            yield value
+        elif name in _SCHEMAS:
+            yield from _parts(list(value.values()) if isinstance(value, Mapping) else value, within)
+        elif name not in _VALUES:
+            yield from _parts(value, within or _is_joined(name, value) or name == "not")

@@ -1,5 +1,6 @@
 """What an engine knows of text and tokens, from any thread, while others read streams."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -15,6 +16,8 @@ from offspec.model.prompt import Prompt, checked_text
 from offspec.model.token_bytes import token_bytes
 from offspec.plan.load import Assembly
 from offspec.sampling.rules import check_tokens
+
+log = logging.getLogger("offspec.engine")
 
 _OPENING = 32  # tokens at the end of a prompt that may begin reasoning
 
@@ -191,15 +194,16 @@ class Texts:
             return after_thought(template, format, special, thought_tokens) if thinking else format
         if getattr(codec.tokenizer, "response_template", None):
             return None  # it says how calls are read, and not how they are written
-        functions = [tool["function"] for tool in tools]
-        if required:
-            regions = only_calls(template, functions, special, thinking, thought_tokens)
-        else:
-            regions = answer_regions(template, functions, special, thinking)
+        functions = [*{tool["function"]["name"]: tool["function"] for tool in tools}.values()]
         try:
+            if required:
+                regions = only_calls(template, functions, special, thinking, thought_tokens)
+            else:
+                regions = answer_regions(template, functions, special, thinking)
             for grammar in regions.grammars if regions else ():
                 codec.grammars.compiled(grammar)
-        except RequestError:  # a tokenizer or a schema that grammars cannot follow: calls are free
+        except Exception as error:  # a tokenizer or a schema that grammars cannot follow: calls are free
+            log.info("calls of these tools follow no grammar: %s", error)
             return None
         return None if regions is None else regions.constraint()
 

@@ -16,7 +16,6 @@ from offspec.core.json_schema import closed_schema
 from offspec.sampling.grammar import LAYOUT, check_format, preceded
 
 Function = Mapping[str, Any]  # {"name", "parameters"} of a tool
-_ANY: dict[str, Any] = {"type": "object"}
 
 
 class GrammarText:
@@ -56,15 +55,42 @@ class GrammarText:
 
 
 def _laid_out(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema that grammars can follow: what of it they cannot is left open."""
+    for one in (schema, _simpler(schema), {"type": schema.get("type", "object")}, {}):
+        closed = closed_schema(one)
+        if _can_be_followed(closed):
+            return {"x-guidance": LAYOUT, **{name: closed[name] for name in closed if name != "x-guidance"}}
+    return {"x-guidance": LAYOUT}
+
+
+def _simpler(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """An object whose properties are anything, if they are not schemas that can be followed by themselves."""
+    properties = schema.get("properties")
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    kept = {
+        name: kind if isinstance(kind, dict) and _can_be_followed({**shared, **kind}) else {}
+        for name, kind in (properties.items() if isinstance(properties, dict) else ())
+    }
+    required = schema.get("required")
+    return {
+        **shared,
+        "type": "object",
+        "properties": kept,
+        "required": required if isinstance(required, list) else [],
+    }
+
+
+def _can_be_followed(schema: Mapping[str, Any]) -> bool:
     try:
         check_format(Constraint("json_schema", json.dumps(schema)))
     except RequestError:
-        schema = {"type": schema["type"]} if isinstance(schema.get("type"), str) else {}
-    return {"x-guidance": LAYOUT, **closed_schema(schema)}
+        return False
+    return True
 
 
 def _parameters(function: Function) -> dict[str, Any]:
-    return {**_ANY, **(function.get("parameters") or {})}
+    given = function.get("parameters")
+    return {**(given if isinstance(given, dict) else {}), "type": "object"}
 
 
 Calls = Callable[[GrammarText, Sequence[Function]], str]  # adds the rule of one call, and returns its name
@@ -104,7 +130,12 @@ def _tag_calls(before: str, named: str, key: str, value: str, close: str, after:
             schema = _parameters(function)
             required = schema.get("required") or ()
             tags = list[str]()
-            for index, (name, kind) in enumerate((schema.get("properties") or {}).items()):
+            if not _is_flat(schema):
+                held = _tag_value(text, f"value{at}", {}, close, schema)
+                name = text.rule(f"NAME{at}", "/[^<>\\n]{1,128}/")
+                tag = text.rule(f"tag{at}", f"{text.literals(key)} {name} {text.literals(value)} {held}")
+                tags.append(f"{tag}*")
+            for index, (name, kind) in enumerate(schema.get("properties", {}).items() if not tags else ()):
                 held = _tag_value(text, f"value{at}_{index}", kind, close, schema)
                 tag = text.rule(f"tag{at}_{index}", f"{text.literals(key + name + value)} {held}")
                 tags.append(tag if name in required else f"{tag}?")
@@ -115,19 +146,46 @@ def _tag_calls(before: str, named: str, key: str, value: str, close: str, after:
     return write
 
 
+def _is_flat(schema: Mapping[str, Any]) -> bool:
+    """Whether a schema lists its properties, under names that tags can have."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        return False
+    composed = any(name in schema for name in ("$ref", "allOf", "anyOf", "oneOf", "patternProperties"))
+    more = bool(schema.get("additionalProperties")) and not properties
+    plain = all(name and not set(name) & {*"<>"} and name.isprintable() for name in properties)
+    return plain and not composed and not more and all(name in properties for name in required)
+
+
+def _may_be_text(kind: Any) -> bool:
+    """Whether a schema allows texts, as far as can be told at once."""
+    if not isinstance(kind, dict) or "$ref" in kind:
+        return True
+    for name in ("anyOf", "oneOf"):
+        if isinstance(kind.get(name), list):
+            return any(map(_may_be_text, kind[name]))
+    types = kind.get("type")
+    if types is None:
+        values = kind.get("enum", [kind.get("const", "")])
+        return not isinstance(values, list) or any(isinstance(value, str) for value in values)
+    return "string" in (types if isinstance(types, list) else [types])
+
+
 def _tag_value(text: GrammarText, name: str, kind: Any, close: str, schema: Mapping[str, Any]) -> str:
     """Add the rule of a value, and return it with what closes it."""
     kind = kind if isinstance(kind, dict) else {}
     choices = kind.get("enum", [kind["const"]] if "const" in kind else None)
-    if choices and all(isinstance(choice, str) for choice in choices):
+    if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
         return f"{text.rule(name, ' | '.join(map(text.literals, choices)))} {text.literals(close)}"
-    if kind.get("type") in ("integer", "number", "boolean", "object", "array", "null"):
+    if not _may_be_text(kind):
         definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         return f"{text.schema(name, {**kind, **definitions})} {text.literals(close)}"
     ending = text.literals(close)
     if "<[" in ending:  # a special token is not part of a text
         return f"/(.|\\n)*/ {ending}"
     least, most = kind.get("minLength", 0), kind.get("maxLength")
+    if not isinstance(least, int) or least < 0 or not isinstance(most, int | None):
+        least, most = 0, None
     if least or most is not None:
         return text.rule(name.upper(), f"/(.|\\n){{{least},{'' if most is None else most}}}/ {ending}")
     text.rule(f"{name}[lazy]", f"/(.|\\n)*/ {ending}")

@@ -57,7 +57,13 @@ class Grammars:
         return self.compiled(grammar).deep_copy()
 
     def _compile(self, grammar: str) -> "LLMatcher":
-        return _matcher(grammar, self.tokens, Constraint("grammar", grammar))
+        format = Constraint("grammar", grammar)
+        matcher = _matcher(grammar, self.tokens, format)
+        trial = matcher.deep_copy()
+        trial.compute_bitmask()  # some grammars fail only then
+        if trial.is_error():
+            raise _refused(format, trial.get_error())
+        return matcher
 
 
 def _matcher(grammar: str, tokens: "LLTokenizer", format: Constraint) -> "LLMatcher":

@@ -39,7 +39,7 @@ def report_ignored(request: Request, paths: Iterable[str]) -> None:
     for path in paths:
         if request.app.state.strict:
             raise unsupported(path)
-        name = _UNSAFE.sub("?", field_name(path))[:80]
+        name = _UNSAFE.sub("?", field_name(path))[:80].strip() or "?"
         if name not in names:
             names.append(name)
         if name not in seen and len(seen) < _MOST_LOGGED:

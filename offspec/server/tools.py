@@ -64,6 +64,7 @@ class ToolChoice(msgspec.Struct):
 
     type: str = "function"
     name: str | None = None
+    namespace: str | None = None
     function: NamedTool | None = None
     custom: NamedTool | None = None
     allowed_tools: AllowedTools | None = None
@@ -74,7 +75,8 @@ class ToolChoice(msgspec.Struct):
     def named(self) -> str | None:
         """Name of the one tool that must be called."""
         inner = self.function or self.custom
-        return self.name if inner is None else inner.name
+        name = self.name if inner is None else inner.name
+        return None if name is None else flat_name(name, self.namespace)
 
 
 def function(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -126,7 +128,7 @@ def choose(
     names = [tool["function"]["name"] for tool in functions]
     if isinstance(choice, ToolChoice) and choice.type == "allowed_tools":
         allowed = choice.allowed_tools or AllowedTools(choice.mode, choice.tools)
-        wanted = {_name_of(tool) for tool in allowed.tools}
+        wanted = {name for tool in allowed.tools if (name := _name_of(tool))}  # others were left out
         if unknown := sorted(name for name in wanted if name not in names):
             raise _unknown(f"{unknown[0][:100]!r} of its allowed tools is not among the tools")
         return choose(

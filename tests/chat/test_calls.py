@@ -187,3 +187,58 @@ def test_a_schema_that_cannot_be_followed_allows_everything() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": 3}}}]
     reader = FamilyParts(family_of("<tool_call>"), None, tools=tools)
     assert calls_of([*reader.feed(hermes("f", {"a": 1})), *reader.finish()]) == [("f", {"a": 1})]
+
+
+VALUES: list[tuple[Any, str, Any]] = [
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "123", "123"),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, '{"a": 1}', '{"a": 1}'),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+    ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "123", 123),
+    ({"enum": ["123", "x"]}, "123", "123"),
+    ({"$ref": "#/$defs/text"}, "true", "true"),
+    ({"type": ["integer", "string"]}, "5", "5"),
+    ({"type": "boolean"}, "True", True),
+    ({}, "5", 5),
+    ({"description": "anything"}, "some text", "some text"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(VALUES)))
+def test_values_without_quotes_are_read_by_their_schema(case: int) -> None:
+    schema, text, expected = VALUES[case]
+    parameters = {"properties": {"a": schema}, "$defs": {"text": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    reader = FamilyParts(family_of("<function="), None, tools=tools)
+    call = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    assert calls_of([*reader.feed(call), *reader.finish()]) == [("f", {"a": expected})]
+
+
+def test_a_schema_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a pattern of a client take time."""
+    import urllib.request
+
+    def forbidden(*_: Any, **__: Any) -> None:
+        raise AssertionError("an address was opened")
+
+    monkeypatch.setattr(urllib.request, "urlopen", forbidden)
+    properties = {"a": {"$ref": "http://127.0.0.1:9/x"}, "b": {"type": "string", "pattern": "^(a+)+$"}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
+    reader = FamilyParts(family_of("<tool_call>"), None, tools=tools)
+    given = {"b": "a" * 60 + "!", "a": 1}
+    assert calls_of([*reader.feed(hermes("f", given)), *reader.finish()]) == [("f", given)]
+
+
+LONG = {
+    "<function=": ("<function=write_file>\n<parameter=path>\n", "<parameter=", "<function=", "</parameter>"),
+    "<tool_call>": ("<tool_call>{", "{", "<tool_call>"),
+    "<|channel|>": ("<|channel|>", "<|start|>assistant", " to=functions."),
+}
+
+
+@pytest.mark.parametrize("template", LONG)
+def test_what_only_begins_calls_is_read_in_one_go(template: str) -> None:
+    for piece in LONG[template]:
+        text = piece * (30_000 // len(piece))
+        parts = taken(template, text, 40)
+        assert not calls_of(parts)
+        assert template == "<|channel|>" or text_of(parts) == text

@@ -31,6 +31,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"$defs": {"x": A}, "allOf": [{"$ref": "#/$defs/x"}, B]},
         {"$defs": {"x": A}, "allOf": [{"$ref": "#/$defs/x"}, B]},
     ),
+    "what is missing is allowed": (
+        {**A, "required": ["b"]},
+        {**A, "required": ["b"]},
+    ),
+    "no schema in a value": (
+        {"properties": {"a": {"default": {"allOf": 5}}, "allOf": True}},
+        {"properties": {"a": {"default": {"allOf": 5}}, "allOf": True}, "additionalProperties": False},
+    ),
     "a property of that name": (
         {"type": "object", "properties": {"properties": A}},
         {"type": "object", "properties": {"properties": CLOSED}, "additionalProperties": False},

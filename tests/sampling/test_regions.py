@@ -195,3 +195,43 @@ def test_regions_that_cannot_be() -> None:
     with pytest.raises(RequestError):
         Constraint("regions", json.dumps({"required": "start: A", "colour": 1}))
     assert thought_marks("nothing") is None and answer_regions("nothing", FUNCTIONS, {}, False) is None
+
+
+ODD: dict[str, Any] = {
+    "nothing": None,
+    "a text": {"type": "string"},
+    "or nothing": {"type": ["object", "null"]},
+    "a reference": {"$ref": "#/$defs/x", "$defs": {"x": PERSON}},
+    "a reference elsewhere": {"properties": {"a": {"$ref": "http://x/y"}, "b": PERSON}, "required": ["a"]},
+    "an endless one": {"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}},
+    "one of": {"oneOf": [PERSON, {"type": "object"}]},
+    "any": {"type": "object", "additionalProperties": {"type": "integer"}},
+    "a missing property": {"properties": {"a": {"type": "string"}}, "required": ["b"]},
+    "a list of properties": {"properties": ["a"]},
+    "a wrong requirement": {"properties": {"a": {}}, "required": 5},
+    "a wrong choice": {"properties": {"a": {"enum": 5}, "b": {"enum": [None, 1]}}},
+    "wrong lengths": {"properties": {"a": {"type": "string", "minLength": -1, "maxLength": 5.5}}},
+    "names with signs": {"properties": {"a>b": {"type": "string"}, 'c"\n\\': {"type": "integer"}}},
+    "an unknown type": {"type": "objekt", "properties": {"a": {"type": "shoe"}}},
+    "guidance": {"x-guidance": 5, "properties": {"a": {"type": "string"}}},
+    "unique items": {"properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]},
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("mark", ["<tool_call>", "<function=", "<arg_key>"])
+def test_odd_schemas_have_a_grammar(mark: str, odd: str, vocabulary: Any) -> None:
+    """Or at least none that ends an answer."""
+    tokenizer, tokens = vocabulary
+    functions = [{"name": "f", "parameters": ODD[odd]}, FUNCTIONS[1]]
+    regions = answer_regions(mark, functions, {}, thinking=False)
+    assert regions is not None
+    rule = rule_of(regions, tokenizer, tokens)
+    opening = {
+        "<tool_call>": '<tool_call>\n{"name": "f"',
+        "<function=": "<function=f",
+        "<arg_key>": "<tool_call>f",
+    }
+    for token in ids_of(tokenizer, opening[mark]):
+        assert rule.fits([token])
+        rule.commit([token])

@@ -146,6 +146,15 @@ SHAPES: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"max_completion_tokens": 0, "max_tokens": 2}, ""),
     (CHAT, {"colour": "red", "x\r\ny": {"a": 1}}, "colour, x??y"),
     (CHAT, {"model": ""}, ""),
+    (CHAT, {"temperature ": 1, " ": 2}, "temperature, ?"),
+    (
+        RESPONSES,
+        {
+            "tools": [FUNCTION, {"type": "web_search"}],
+            "tool_choice": {"type": "allowed_tools", "tools": [FUNCTION, {"type": "web_search"}]},
+        },
+        "tools (web_search)",
+    ),
     (
         CHAT,
         {
