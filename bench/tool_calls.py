@@ -97,6 +97,9 @@ def measure(args: argparse.Namespace, prompts: Sequence[Prompt], report: Report)
                 asked = replace(plain, seed=args.seed + number, format=format, max_tokens=400)
                 answer = run(engine, ids, asked)
                 calls.append((answer, is_valid(engine, ids, answer)))
+                if number % 20 == 19:
+                    found = sum(valid for _, valid in calls)
+                    report.progress(f"T {temperature:g}: {found} of {number + 1} calls valid")
             for number, ids in enumerate(encoded):
                 asked = replace(plain, seed=args.seed + number)
                 free.append(run(engine, ids, asked))
