@@ -155,11 +155,13 @@ if TYPE_CHECKING:
         PassStats,
         Piece,
         Prefill,
+        PromptLogprobs,
         Result,
         TextDelta,
         TokenLogprobs,
         TreeSeen,
     )
+    from offspec.core.model_info import ModelInfo
     from offspec.core.trace import Timeline
     from offspec.engine.answer import Answer
     from offspec.engine.engine import Engine

@@ -1,5 +1,6 @@
 """What `import offspec` gives, and what it costs."""
 
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -35,6 +36,11 @@ def test_the_exported_names() -> None:
     assert len(offspec.__all__) == len(PUBLIC)
     assert set(dir(offspec)) == PUBLIC
     assert all(getattr(offspec, name) is not None for name in PUBLIC)
+
+
+def test_type_checkers_and_the_site_see_every_name() -> None:
+    text = (ROOT / "offspec/__init__.py").read_text("utf-8").partition("if TYPE_CHECKING:")[2]
+    assert PUBLIC - {"__version__"} <= {*re.findall(r"\w+", text)}
 
 
 def test_every_error_is_exported() -> None:
