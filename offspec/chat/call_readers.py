@@ -21,7 +21,7 @@ _STRUCTURE = regex.compile(r"[^\s\w.+\-:,]")  # brackets, quotes, and what is no
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What was read, up to a place in the text.
+    """Calls read from a text, and the place where they end.
 
     thought: The mark that ends the reasoning which begins there; "" if none does.
     text: Whether text of the answer begins there.

@@ -189,7 +189,7 @@ class Texts:
         codec = self._assembly.codec
         template = codec.answer_marks
         thinking = OPENED.search(codec.spell(ids[-_OPENING:])) is not None
-        special = {codec.spell([i]): i for i in codec.hidden_ids}
+        special = codec.special_tokens
         if format is not None:
             return after_thought(template, format, special, thought_tokens) if thinking else format
         if getattr(codec.tokenizer, "response_template", None):

@@ -65,7 +65,7 @@ class MarkedFormat:
 
 
 def find(codec: "TextCodec", calls: bool) -> PartsMaker | None:
-    """What takes answers of a model apart, with calls of tools or without; None if it marks nothing known.
+    """A maker of parsers for answers of a model, with calls of tools or without; None if it marks nothing known.
 
     It is called with the prompt, special tokens included, and with the tools.
     """

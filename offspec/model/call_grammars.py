@@ -215,7 +215,7 @@ class CallForm:
     others: tuple[str, ...] = ()
 
     def grammar(self, functions: Sequence[Function], special: Mapping[str, int], mark: str = "") -> str:
-        """What follows the mark, in Lark. mark: comes before it."""
+        """The grammar after the mark, in Lark. mark: comes before it."""
         text = GrammarText(special)
         call = self.calls(text, functions)
         more = "" if self.between is None else f"({text.literals(self.between)} {call})*"

@@ -150,6 +150,11 @@ class TextCodec:
             raise RequestError(f"this model's tokenizer cannot follow a format: {reason}") from error
 
     @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """The ids of special tokens, by their names."""
+        return {self.spell([i]): i for i in self.hidden_ids}
+
+    @cached_property
     def grammars(self) -> Grammars:
         """Compiled grammars of parts of answers. Raises RequestError as `grammar_tokens` does."""
         return Grammars(self.grammar_tokens)

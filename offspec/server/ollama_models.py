@@ -49,7 +49,7 @@ async def running(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """What is known about the model. Raises Fault while it is loading."""
+    """Return facts about the model. Raises Fault while it is loading."""
     service: Service = request.app.state.service
     body = await read_body(request, ShowBody)
     check_name(service, body.model or body.name)

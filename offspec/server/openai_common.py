@@ -17,7 +17,6 @@ from offspec.server.faults import Fault, Kind, of_error
 DONE = b"data: [DONE]\n\n"  # the end of a stream
 UNLIMITED = 2**31 - 1  # tokens of an answer: as many as the context has room for
 Count = Annotated[int, Meta(ge=0, le=UNLIMITED)]
-Positive = Annotated[int, Meta(ge=1, le=UNLIMITED)]
 Limit = Annotated[int, Meta(ge=-2, le=UNLIMITED)]  # of an answer; see `answer_limit`
 # What is longer would hold up other requests while it is checked.
 MOST_MESSAGES = 2**16
@@ -40,7 +39,7 @@ _TYPES: dict[Kind, str] = {
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream has in addition to text."""
+    """Additional contents of a stream."""
 
     include_usage: bool = False
 

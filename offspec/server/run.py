@@ -48,7 +48,7 @@ class Settings:
         tool_grammar: Calls of tools follow a grammar, from their opening mark on.
         open_schemas: Objects of a schema may have properties that it does not name.
         strict: Refuse requests with fields that are unknown or have no effect.
-        origins: Origins of web pages that may use the server, beside its own; "*" for all.
+        origins: Origins of web pages that may use the server, in addition to its own; "*" for all.
         connection: The protocol of a connection, with limits of its own.
     """
 

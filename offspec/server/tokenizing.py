@@ -56,7 +56,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """What clients read of a tokenizer's configuration. Raises Fault while the model is loading."""
+    """Return the tokenizer's configuration. Raises Fault while the model is loading."""
     service: Service = request.app.state.service
     info = service.engine.model_info
     return json_response(
