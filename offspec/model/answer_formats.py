@@ -65,7 +65,7 @@ class MarkedFormat:
 
 
 def find(codec: "TextCodec", calls: bool) -> PartsMaker | None:
-    """A maker of parsers for answers of a model, with calls of tools or without; None if it marks nothing known.
+    """A maker of parsers for a model's answers, with calls of tools or without; None if no mark is known.
 
     It is called with the prompt, special tokens included, and with the tools.
     """
