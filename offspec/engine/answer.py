@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequen
 from contextlib import suppress
 
 from offspec.core.events import Event, Finished, Result
-from offspec.engine.drafting import Request
+from offspec.engine.request import Request
 from offspec_planners.units import format_seconds
 
 
@@ -19,7 +19,9 @@ class Answer:
 
     def __init__(self, request: Request, progress: bool = False) -> None:
         """progress: whether events of passes under way are sent, too."""
-        self.request, self.progress = request, progress
+        self.request = request
+        self.gaps = list[float]()  # of each token, see `Walk`
+        self._progress = progress
         self._events = list[Event]()
         self._error: BaseException | None = None
         self._ended = False
@@ -68,6 +70,15 @@ class Answer:
         """
         self._wait(timeout)
         return self._error
+
+    def is_due(self, shared: bool) -> bool:
+        """Return whether it takes part in the next pass, which others `shared` or not: always."""
+        return True
+
+    def progressed(self, event: Event) -> None:
+        """From the engine: how far the pass under way is."""
+        if self._progress:
+            self.put([event])
 
     def put(
         self, events: Sequence[Event], *, ended: bool = False, error: BaseException | None = None

@@ -1,9 +1,8 @@
-"""What is asked of an engine, and how it drafts for it: sources, the policy of trees, what was learnt."""
+"""How an engine drafts for its requests: sources, the policy of trees, and records of acceptance."""
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources
 from offspec.draft.sampled_scorer import DrawingScorer
 from offspec.engine.decode import Decoding
+from offspec.engine.request import Request
 from offspec.model.token_bytes import token_bytes
 from offspec.plan.load import Assembly
 from offspec.plan.make import acceptance_for
@@ -27,7 +27,7 @@ from offspec.plan.records import Case, DraftRecord, ExpertRecord, case_of
 from offspec.sampling.constraint import Format, FormatRule
 from offspec.sampling.grammar import matcher_of, tokens_beyond
 from offspec.sampling.logits_processor import LogitsProcessor
-from offspec.sampling.noise import GumbelNoise, endless, request_key
+from offspec.sampling.noise import GumbelNoise, endless
 from offspec.sampling.regions import RegionRule
 from offspec_planners.acceptance import Calibration
 from offspec_planners.best_first import Grown
@@ -39,33 +39,6 @@ if TYPE_CHECKING:
 _PRICED = 16  # passes after which costs of experts are looked at again
 _PREVIEWED = 256  # nodes at least of a previewed tree, where there is room
 _STRIDE = 10  # tokens from one previewed tree to the next: about a pass
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A prompt as token ids, and how to continue it.
-
-    Args:
-        ids: The prompt.
-        params: How tokens are chosen, with a seed.
-        sources: Names of the draft sources; none to decode one token per pass.
-        halt: May be set from any thread, to end the answer with what there is.
-        trees: Whether to send TreeSeen events.
-        shown: Special tokens that are in the text, which has no others.
-    """
-
-    ids: Sequence[int]
-    params: SamplingParams
-    sources: tuple[str, ...] = ()
-    halt: threading.Event = field(default_factory=threading.Event)
-    trees: bool = False
-    shown: frozenset[int] = frozenset()
-
-    @property
-    def key(self) -> int:
-        """Of everything random in it."""
-        assert self.params.seed is not None
-        return request_key(self.params.seed, self.ids)
 
 
 class Drafting:

@@ -2,9 +2,8 @@
 
 import secrets
 import threading
-import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -14,21 +13,21 @@ from typing import Any, Unpack
 from offspec.chat.conversation import Conversation
 from offspec.chat.session import Session
 from offspec.core.config import EngineConfig, SamplingParams, check_comparable, checked_params
-from offspec.core.errors import ClosedError, OffspecError, RequestError
+from offspec.core.errors import RequestError
 from offspec.core.events import Event, Finished, Notice, Result
-from offspec.core.threads import ExclusiveUse
+from offspec.core.threads import in_thread
 from offspec.core.trace import OFF, Timeline
 from offspec.engine.answer import Answer
-from offspec.engine.asking import Asking
 from offspec.engine.checking import compared
 from offspec.engine.decode import DecodeState
-from offspec.engine.drafting import Drafting, Request
-from offspec.engine.options import Draft, RequestOptions, check_options
+from offspec.engine.drafting import Drafting
 from offspec.engine.passes import Passes
 from offspec.engine.prefixes import open_prefixes
-from offspec.engine.request import RunningRequest
-from offspec.engine.scheduler import Scheduler
-from offspec.engine.sequences import Sequences
+from offspec.engine.request import Draft, Request, RequestOptions, SharedOptions, Submitted, check_options
+from offspec.engine.scheduler import Scheduler, closed
+from offspec.engine.sequence import RunningSequence
+from offspec.engine.state_pool import StatePool
+from offspec.engine.stream import StreamedAnswer
 from offspec.engine.texts import Texts
 from offspec.model import answer_formats
 from offspec.model.contention import Contention
@@ -42,10 +41,9 @@ from offspec_planners.best_first import Grown
 from offspec_planners.plan import Plan
 
 _BUSY = "another answer of this engine is under way; read its stream to the end or close it"
-_CLOSING_S = 0.02  # how often `close` looks whether an answer in another thread has ended
 
 
-class Engine(Texts, Asking):
+class Engine(Texts):
     """A loaded target and draft, as a context manager; see `load`. Requests of `submit` share passes."""
 
     def __init__(
@@ -59,9 +57,9 @@ class Engine(Texts, Asking):
         record: DraftRecord | None = None,
     ) -> None:
         """policy: how trees are grown, by default as `config` says; record: where learning is kept."""
+        super().__init__(assembly)
         self.config = config
         self.timeline = timeline
-        self._assembly = assembly
         self._notify = notify
         policy = policy or DraftPolicy.fixed(config)
         experts = expert_record(assembly.target, assembly.target_print, keeps=config.learn)
@@ -74,11 +72,10 @@ class Engine(Texts, Asking):
         self._contention = Contention()
         self._passes = Passes(assembly, self.drafting, timeline, self._contention)
         self._state = DecodeState(assembly.target, assembly.sources, timeline, prefixes)
-        self._sequences = Sequences(self._state, self._new_state, assembly.sequences)
-        self._scheduler = Scheduler(self._begin_answer, self._passes, self._sequences, self._turn)
-        self._turns = ExclusiveUse(_BUSY)
+        self._states = StatePool(self._state, self._new_state, assembly.sequences)
+        self._scheduler = Scheduler(self._begin, self._passes, self._states)
         self._streams: weakref.WeakSet[Generator[Event, None, None]] = weakref.WeakSet()
-        self._halt: threading.Event | None = None  # of the latest answer
+        self._readers = dict[StreamedAnswer, int]()  # the thread that read last of each open stream
         self._closed = False
 
     def __repr__(self) -> str:
@@ -139,7 +136,7 @@ class Engine(Texts, Asking):
     @property
     def sequences(self) -> int:
         """Most requests of `submit` that share passes."""
-        return self._sequences.most
+        return self._states.most
 
     @property
     def placement(self) -> dict[str, Any]:
@@ -156,7 +153,8 @@ class Engine(Texts, Asking):
     ) -> Generator[Event, None, None]:
         """Answer a prompt, yielding events as they happen.
 
-        A second thread waits until the first stream has ended or was closed.
+        Passes begin as their events are read. Streams of several threads, and requests of `submit`, share
+        passes, `config.sequences` of them at a time; others wait until one has ended or was closed.
 
         Args:
             prompt: Text (one message of the user, or plain text when `raw`), chat messages, or token ids, in
@@ -177,6 +175,49 @@ class Engine(Texts, Asking):
         self._streams.add(events)
         return events
 
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        check: bool = False,
+        **options: Unpack[SharedOptions],
+    ) -> Result:
+        """The whole answer. See `stream`, whose last event carries this result."""
+        *_, last = self.stream(prompt, params, check=check, **options)
+        assert isinstance(last, Finished)
+        return last.result
+
+    def astream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        check: bool = False,
+        trees: bool = False,
+        **options: Unpack[SharedOptions],
+    ) -> AsyncGenerator[Event, None]:
+        """`stream` for `async` callers; cancelled or closed, it halts the answer."""
+        halt = threading.Event()
+
+        def start() -> Generator[Event, None, None]:
+            return self.stream(prompt, params, check=check, halt=halt, trees=trees, **options)
+
+        return in_thread(start, halt.set)
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        check: bool = False,
+        **options: Unpack[SharedOptions],
+    ) -> Result:
+        """`generate` for `async` callers; cancelled, it halts the answer."""
+        events = self.astream(prompt, params, check=check, **options)
+        finished = [event async for event in events if isinstance(event, Finished)]
+        return finished[0].result
+
     def _request(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions
     ) -> tuple[Request, Callable[[], list[int]]]:
@@ -196,27 +237,30 @@ class Engine(Texts, Asking):
     def _stream(
         self, check: bool, request: Request, encode: Callable[[], list[int]]
     ) -> Generator[Event, None, None]:
-        with self._turn(request.halt):
-            self._halt = request.halt
-            request = replace(request, ids=encode())
-            running = self._begin(request, self._state, self._notify)
-            events: list[Event] = [running.prefill]
-            while True:
-                for event in events:
-                    yield event
-                    self._turns.move_here()  # whatever thread reads the stream on has the turn
-                if running.reason is not None:
-                    break
-                try:
-                    (events,) = self._passes.step([running])
-                except OffspecError:
-                    yield from running.held_back()
-                    raise
-            result = running.result
-            if check and running.reason != "halted":
-                alone = self._unspeculated(request)
-                result = replace(result, mismatches=compared(result, running.gaps, alone))
-            yield Finished(result)
+        self._check_free()
+        answer = StreamedAnswer(replace(request, ids=encode()), self._scheduler, self._notify)
+        try:
+            for event in answer.read():
+                if check and isinstance(event, Finished) and event.result.finish_reason != "halted":
+                    event = Finished(self._checked(event.result, answer))
+                self._readers[answer] = threading.get_ident()
+                yield event
+        finally:
+            self._readers.pop(answer, None)
+
+    def _checked(self, result: Result, answer: StreamedAnswer) -> Result:
+        """A result with its differences from the answer with one token a pass."""
+        request = replace(answer.request, sources=(), trees=False, fresh=True)
+        *_, last = StreamedAnswer(request, self._scheduler, self._notify).read()
+        assert isinstance(last, Finished)
+        return replace(result, mismatches=compared(result, answer.gaps, last.result))
+
+    def _check_free(self) -> None:
+        """Raise ClosedError, or RequestError where the calling thread would wait for itself."""
+        if self._closed:
+            raise closed()
+        if self._scheduler.is_here or threading.get_ident() in self._readers.values():
+            raise RequestError(_BUSY)
 
     def submit(
         self,
@@ -228,7 +272,7 @@ class Engine(Texts, Asking):
     ) -> Answer:
         """Have a prompt answered beside others, which share passes: `config.sequences` of them at a time.
 
-        The tokens are those of `stream`. It returns at once; streams and answers wait for each other's end.
+        The tokens are those of `stream`. It returns at once.
 
         Args:
             prompt: As in `stream`.
@@ -240,14 +284,69 @@ class Engine(Texts, Asking):
             RequestError: The prompt or the parameters are wrong, or a stream is open in the same thread.
             ClosedError: The engine was closed.
         """
-        if self._turns.mine and not self._scheduler.is_here:
-            raise RequestError(_BUSY)
+        if not self._scheduler.is_here:
+            self._check_free()
         params = checked_params(params)
         self.check(params)
         request, encode = self._request(prompt, params, options)
         answer = Answer(replace(request, ids=encode()), progress)
         self._scheduler.submit(answer)
         return answer
+
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+        **options: Unpack[SharedOptions],
+    ) -> list[Result]:
+        """The answers to several prompts, which share passes; see `submit`.
+
+        Args:
+            prompts: As in `stream`.
+            params: For all of them, or as many as there are prompts.
+            options: As in `submit`, for all of them.
+
+        Raises:
+            OffspecError: As soon as one of them fails, in the order of prompts; the others are cancelled.
+        """
+        with self._submitted(prompts, params, options) as answers:
+            return [answer.result() for answer in answers]
+
+    async def agenerate_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+        **options: Unpack[SharedOptions],
+    ) -> list[Result]:
+        """`generate_many` for `async` callers; cancelled, it cancels the answers."""
+        with self._submitted(prompts, params, options) as answers:
+            return [await answer for answer in answers]
+
+    @contextmanager
+    def _submitted(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None,
+        options: SharedOptions,
+    ) -> Iterator[list[Answer]]:
+        """Answers to several prompts, cancelled at the end of the block. Raises RequestError."""
+        if isinstance(prompts, str):
+            raise RequestError("`generate_many` takes a list of prompts, not one text: put it in brackets")
+        every = [*prompts]
+        if isinstance(params, Iterable) and not isinstance(params, str | Mapping):
+            each = [*params]
+        else:
+            each = [checked_params(params)] * len(every)
+        if len(each) != len(every):
+            raise RequestError(f"there are {len(each)} `params` for {len(every)} prompts; give one for each")
+        answers = list[Answer]()
+        try:
+            for prompt, own in zip(every, each, strict=True):
+                answers.append(self.submit(prompt, own, **options))
+            yield answers
+        finally:
+            for answer in answers:
+                answer.cancel()
 
     def chat(
         self,
@@ -270,27 +369,10 @@ class Engine(Texts, Asking):
         conversation = Conversation(model=self.config.model, system=system, params=checked_params(params))
         return Session(self, self._assembly.codec.with_template(chat_template_kwargs), conversation)
 
-    @contextmanager
-    def _turn(self, halt: threading.Event | None = None) -> Iterator[None]:
-        """One request at a time. Raises ClosedError, or RequestError instead of waiting for itself."""
-        with self._turns.take(halt):
-            if self._closed:
-                raise ClosedError("this engine was closed; load the model again")
-            yield
-
-    def _begin(self, request: Request, state: DecodeState, notify: Callable[[Event], None]) -> RunningRequest:
-        running = RunningRequest(request, self._assembly, state, self.drafting, notify)
+    def _begin(self, answer: Submitted, state: DecodeState) -> RunningSequence:
+        sequence = RunningSequence(answer, self._assembly, state, self.drafting, self._notify)
         self._contention.begin()
-        return running
-
-    def _begin_answer(self, answer: Answer, state: DecodeState) -> RunningRequest:
-        def notify(event: Event) -> None:
-            if isinstance(event, Notice):
-                self._notify(event)
-            elif answer.progress:
-                answer.put([event])
-
-        return self._begin(answer.request, state, notify)
+        return sequence
 
     def _new_state(self) -> DecodeState:
         """One more sequence."""
@@ -312,49 +394,41 @@ class Engine(Texts, Asking):
         Raises:
             OffspecError: See `offspec.core.errors`.
         """
-        with self._turn():
-            params = replace(params, seed=params.seed or 0)
-            return self.drafting.preview(self.encode(prompt, raw), params, trees, self.context)
+        self._check_free()
+        ids, params = self.encode(prompt, raw), replace(params, seed=params.seed or 0)
+        with self._scheduler.paused():
+            if self._states.busy:
+                raise RequestError(_BUSY)
+            return self.drafting.preview(ids, params, trees, self.context)
 
     def follow(self, policy: DraftPolicy) -> None:
         """Grow trees by another policy, within the room there is, from the next answer on."""
         self.drafting.policy = policy
-
-    def _unspeculated(self, request: Request) -> Result:
-        """A request's answer with one token a pass."""
-        self._state.forget()  # keys and values that came with a tree would be taken for right
-        alone = self._begin(replace(request, sources=(), trees=False), self._state, self._notify)
-        while alone.reason is None:
-            self._passes.step([alone])
-        return alone.result
 
     def close(self) -> None:
         """Stop reading ahead and free the models. May be called twice.
 
         Streams that are still open end; an answer that is read in another thread is halted, and waited for.
         """
+        if self._scheduler.is_here:
+            raise RequestError(_BUSY)
         self._scheduler.close()
-        while True:
-            for events in list(self._streams):
-                with suppress(ValueError):  # it is running in another thread
-                    events.close()
-            if self._halt is not None:
-                self._halt.set()
-            with suppress(*() if self._turns.mine else (RequestError,)), self._turns.take(wait=False):
-                self._free()
-                return
-            time.sleep(_CLOSING_S)
+        for events in list(self._streams):
+            with suppress(ValueError):  # it is running in another thread
+                events.close()
+        with self._scheduler.paused():
+            self._free()
 
     def _free(self) -> None:
         learnt, self._closed = not self._closed, True
         try:
             if learnt:
-                for state in self._sequences.all:
+                for state in self._states.all:
                     state.keep()
                 if self.config.learn:
                     save_experts(self._assembly.target, self._assembly.target_print)
         finally:
-            for state in self._sequences.all:
+            for state in self._states.all:
                 state.close()
             self._assembly.sources.close()
             self._assembly.target.close()

@@ -1,4 +1,4 @@
-"""Requests taken through passes together: progress, breaking off, recovery, and what each pass took."""
+"""Passes of sequences: progress, breaking off, recovery, and the costs of each pass."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 import torch
 
-from offspec.core.errors import CapacityError
+from offspec.core.errors import CapacityError, CheckpointError, StreamError
 from offspec.core.events import Event
 from offspec.core.trace import Timeline
+from offspec.engine.batch import Batch, PassResult
 from offspec.engine.drafting import Drafting
-from offspec.engine.forest import PassResult, run_pass
-from offspec.engine.request import PassSpent, RunningRequest
+from offspec.engine.sequence import PassSpent, RunningSequence
 from offspec.engine.stopping import Halted
 from offspec.model import device as devices
 from offspec.model.contention import Contention
@@ -35,60 +35,60 @@ class Passes:
         self._timeline, self._contention = timeline, contention
         self._ahead = False  # whether a draft takes a part of the processor beside the target
 
-    def step(self, requests: Sequence[RunningRequest]) -> list[list[Event]]:
-        """Events of one more pass for each of the requests, none of which has ended.
+    def step(self, sequences: Sequence[RunningSequence]) -> list[list[Event]]:
+        """Events of one more pass for each of the sequences, none of which has ended.
 
         The pass is broken off as soon as all of them are to be halted. A prompt may take several passes, of
         which all but the last bring no events. What fails one of several is its `error`.
 
         Raises:
-            OffspecError: The pass failed; `held_back` then has the text that a request has not shown.
+            OffspecError: The pass failed; `held_back` then has the text that a sequence has not shown.
                 Several of them may be tried again, one by one.
         """
         target = self._assembly.target
         before, asked = target.bytes_moved, self._experts()
-        pending = requests[0].state.pending
+        pending = sequences[0].state.pending
 
         def look() -> None:
-            self._look(requests)
+            self._look(sequences)
 
         try:
             look()
-            done = self._run(requests, before.streamed, look)
+            done = self._run(sequences, before.streamed, look)
         except Halted:
-            return [request.halt() for request in requests]
+            return [sequence.halt() for sequence in sequences]
         after = self._experts()
         asked_now, moved = after[0] - asked[0], target.bytes_moved.since(before)
         spent = PassSpent(
-            len(requests),
+            len(sequences),
             moved.streamed,
             moved.read,
             target.tree_model.spent,
             asked_now,
             asked_now - (after[1] - asked[1]),
         )
-        if len(requests) == 1 and isinstance(done[0], PassResult) and target.store is not None:
+        if len(sequences) == 1 and isinstance(done[0], PassResult) and target.store is not None:
             rows = pending + len(done[0].grown.tree)
             if rows <= target.tree_model.chunk:  # else each chunk asks anew, as each sequence does
                 self._drafting.learn_experts(rows, asked_now, spent.experts_read, asked[2])
-        return [self._taken(request, found, spent) for request, found in zip(requests, done, strict=True)]
+        return [self._taken(sequence, found, spent) for sequence, found in zip(sequences, done, strict=True)]
 
     def _taken(
-        self, request: RunningRequest, found: PassResult | Exception | None, spent: PassSpent
+        self, sequence: RunningSequence, found: PassResult | Exception | None, spent: PassSpent
     ) -> list[Event]:
         try:
             if isinstance(found, Exception):
                 raise found
-            return [] if found is None else request.take(found, spent)
+            return [] if found is None else sequence.take(found, spent)
         except Exception as error:
-            request.state.recover()
-            request.error = self.told(error)
+            sequence.state.recover()
+            sequence.error = self.user_error(error)
             if spent.sequences == 1:
-                raise request.error from error
+                raise sequence.error from error
             return []
 
-    def told(self, error: BaseException) -> BaseException:
-        """What a user is told of an error."""
+    def user_error(self, error: BaseException) -> BaseException:
+        """The same error, or for one of torch's the one that names the fix."""
         if not devices.is_out_of_memory(error):
             return error
         return CapacityError(
@@ -98,11 +98,11 @@ class Passes:
             given=self._assembly.vram or self._assembly.memory,
         )
 
-    def _look(self, requests: Sequence[RunningRequest]) -> None:
+    def _look(self, sequences: Sequence[RunningSequence]) -> None:
         """Called wherever a pass can be broken off. Raises Halted where all ask for that."""
         if not self._ahead:  # else it is no other process that this thread waits for
             self._contention.look()
-        if all(request.halted for request in requests):
+        if all(sequence.halted for sequence in sequences):
             raise Halted
 
     def _note_ahead(self, begins: bool) -> None:
@@ -110,17 +110,16 @@ class Passes:
         self._contention.begin()
 
     def _run(
-        self, requests: Sequence[RunningRequest], streamed: int, look: Callable[[], None]
+        self, sequences: Sequence[RunningSequence], streamed: int, look: Callable[[], None]
     ) -> list[PassResult | Exception | None]:
-        target, recording = self._assembly.target, torch.is_grad_enabled()
-        members = [request.member for request in requests]
+        target, shares = self._assembly.target, [sequence.share() for sequence in sequences]
         try:
             with (
-                self._watched(requests, streamed, look) as on_grown,
+                self._watched(sequences, streamed, look) as on_grown,
                 self._timeline.span("engine", "pass") as span,
             ):
                 room = self._drafting.room
-                done = run_pass(target, members, room, self._timeline, look, on_grown, self._note_ahead)
+                done = Batch(target, shares, room, self._timeline, look, on_grown, self._note_ahead).run()
                 found = [one for one in done if isinstance(one, PassResult)]
                 span.note(
                     nodes=sum(len(one.grown.tree) for one in found),
@@ -129,26 +128,25 @@ class Passes:
             self._timeline.counter("bytes streamed", target.bytes_streamed)
             return done
         except BaseException as error:
-            torch.set_grad_enabled(recording)  # Ctrl-C may have struck where it was about to be set back
             target.recover()
-            for member in members:
-                member.state.recover()
-            if (told := self.told(error)) is not error:
-                raise told from error
+            for share in shares:
+                share.state.recover()
+            if (shown := self.user_error(error)) is not error:
+                raise shown from error
             raise
 
     @contextmanager
     def _watched(
-        self, requests: Sequence[RunningRequest], before: int, look: Callable[[], None]
+        self, sequences: Sequence[RunningSequence], before: int, look: Callable[[], None]
     ) -> Iterator[Callable[[Sequence[int]], None]]:
         """Say how far the pass is, and look wherever it can be broken off; to be told the nodes of trees."""
         target, model, began = self._assembly.target, self._assembly.target.tree_model, time.perf_counter()
-        nodes: Sequence[int] = [0] * len(requests)
+        nodes: Sequence[int] = [0] * len(sequences)
 
         def tell(layer: int) -> None:
             streamed, seconds = target.bytes_streamed - before, time.perf_counter() - began
-            for request, count in zip(requests, nodes, strict=True):
-                request.tell(layer, count, streamed, seconds)
+            for sequence, count in zip(sequences, nodes, strict=True):
+                sequence.progressed(layer, count, streamed, seconds)
 
         def grown(counts: Sequence[int]) -> None:
             nonlocal nodes
@@ -158,15 +156,21 @@ class Passes:
         try:
             tell(0)
             model.on_layer, model.between = tell, look
-            for request in requests:
-                request.state.sources.watch(look)
+            for sequence in sequences:
+                sequence.state.sources.watch(look)
             yield grown
         finally:
             model.on_layer = model.between = None
-            for request in requests:
-                request.state.sources.watch(None)
+            for sequence in sequences:
+                sequence.state.sources.watch(None)
 
     def _experts(self) -> tuple[int, int, int]:
         """Experts asked for and found in memory so far, and how many are there; where all are, nothing."""
         store = self._assembly.target.store
         return (0, 0, 0) if store is None else (store.stats.asked, store.stats.hits, len(store.kept))
+
+
+def belongs_to_one(error: BaseException) -> bool:
+    """Whether the error of a pass may be due to one of its sequences, and not to weights or the device."""
+    shared = (CheckpointError, StreamError, torch.AcceleratorError)
+    return isinstance(error, Exception) and not isinstance(error, shared)

@@ -1,98 +1,110 @@
-"""Requests that share passes: they join and leave between one pass and the next."""
+"""The one loop of an engine: sequences share passes, and join and leave between one pass and the next."""
 
+import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from offspec.core.errors import ClosedError, RequestError
 from offspec.core.events import Event, Finished
-from offspec.engine.answer import Answer
 from offspec.engine.decode import DecodeState
-from offspec.engine.passes import Passes
-from offspec.engine.request import RunningRequest
-from offspec.engine.sequences import Sequences
+from offspec.engine.passes import Passes, belongs_to_one
+from offspec.engine.request import Submitted
+from offspec.engine.sequence import RunningSequence
+from offspec.engine.state_pool import StatePool
 
-Begin = Callable[[Answer, DecodeState], RunningRequest]
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    answer: Answer
-    request: RunningRequest
+_LOOK_S = 0.05  # how often requests that wait are looked at, while no pass runs
 
 
 class Scheduler:
-    """Takes answers through passes together, in a thread of its own, as long as any is asked for.
+    """Takes sequences through passes together, in a thread of its own.
 
     Args:
-        begin: Makes a request run with the state of a sequence.
+        begin: Makes a sequence of a request, with a state.
         passes: Runs passes.
-        sequences: Are lent to requests; the others wait, first come first served.
-        turn: The use of the engine, for as long as the block runs, or until the event is set.
+        states: Lends states to sequences; further requests wait, first come first served.
     """
 
     def __init__(
-        self,
-        begin: Begin,
-        passes: Passes,
-        sequences: Sequences,
-        turn: Callable[[threading.Event], AbstractContextManager[None]],
+        self, begin: Callable[[Submitted, DecodeState], RunningSequence], passes: Passes, states: StatePool
     ) -> None:
-        self._begin, self._passes, self._sequences, self._turn = begin, passes, sequences, turn
-        self._waiting = deque[Answer]()
-        self._running = list[_Running]()
-        self._asked = threading.Condition()
+        self._begin, self._passes, self._states = begin, passes, states
+        self._waiting = deque[Submitted]()
+        self._running = list[RunningSequence]()
+        self._bell = queue.SimpleQueue[None]()
+        self._submitting, self._turn = threading.Lock(), threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def is_here(self) -> bool:
-        """Whether the thread that asks is the one that runs passes."""
+        """Whether the calling thread is the one that runs passes."""
         return self._thread is threading.current_thread()
 
-    def submit(self, answer: Answer) -> None:
+    def submit(self, answer: Submitted) -> None:
         """Have a request answered. Raises ClosedError."""
-        with self._asked:
+        with self._submitting:
             if self._closing.is_set():
-                raise _closed()
+                raise closed()
             self._waiting.append(answer)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="offspec passes", daemon=True)
                 self._thread.start()
-            self._asked.notify()
+        self.wake()
+
+    def wake(self) -> None:
+        """Look for answers that are due or cancelled, from any thread."""
+        self._bell.put(None)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No pass runs, and no request begins, while the block runs."""
+        with self._turn:
+            yield
 
     def close(self) -> None:
-        """Halt what runs, refuse what waits, and end the thread. May be called twice."""
-        with self._asked:
+        """Halt what runs, refuse what waits, and wait for the end of the thread. May be called twice."""
+        with self._submitting:
             self._closing.set()
-            self._asked.notify()
-        for running in [*self._running]:
-            running.answer.cancel()
-        if self._thread is not None and not self.is_here:
+        self.wake()
+        if self._thread is not None:
             self._thread.join()
 
     def _work(self) -> None:
-        while self._wait():
+        while not self._closing.is_set():
             try:
-                with self._turn(self._closing):
-                    while self._admit() or self._running:
-                        self._run()
-            except BaseException as error:  # the engine was closed, or a bug: nobody is to wait for ever
-                self._fail(_closed() if self._closing.is_set() else error)
-        self._fail(_closed())
+                with self._turn:
+                    ran = self._round()
+            except BaseException as error:  # a bug: nothing is to wait for ever
+                self._fail(error)
+            else:
+                if not ran:
+                    self._sleep()
+        for sequence in [*self._running]:
+            self._end(sequence)
+        self._fail(closed())
 
-    def _wait(self) -> bool:
-        """Wait until there is something to do; False where there will be no more."""
-        with self._asked:
-            self._asked.wait_for(lambda: self._waiting or self._closing.is_set())
-            return not self._closing.is_set()
+    def _sleep(self) -> None:
+        """Wait until something may be due."""
+        with suppress(queue.Empty):
+            self._bell.get(timeout=_LOOK_S if self._waiting else None)
 
-    def _admit(self) -> bool:
-        """Begin requests that there are sequences for, and end what was cancelled; whether any runs.
+    def _round(self) -> bool:
+        """Begin requests, end what was cancelled, and run a pass for what is due; whether one ran."""
+        self._admit()
+        for sequence in [one for one in self._running if one.halted]:
+            self._end(sequence)
+        shared = len(self._running) > 1
+        due = [one for one in self._running if one.answer.is_due(shared)]
+        if due:
+            self._step(due)
+        return bool(due)
 
-        One that another reads its prompt for holds up none of those behind it.
+    def _admit(self) -> None:
+        """Begin requests that there are states for, and end those that were cancelled.
+
+        One that waits for another to read its prompt holds up none of those after it.
         """
         for answer in [*self._waiting]:
             if self._closing.is_set():
@@ -102,85 +114,74 @@ class Scheduler:
                 answer.put((), error=RequestError("this was stopped before its turn came"))
             else:
                 self._start(answer)
-        return bool(self._running)
 
-    def _start(self, answer: Answer) -> None:
-        """Begin a request if there is a sequence for it, and memory, which those that run may give back."""
+    def _start(self, answer: Submitted) -> None:
+        """Begin a request if there is a state for it, and memory, which those that run may give back."""
         state: DecodeState | None = None
         try:
-            if (state := self._sequences.take(answer.request.ids)) is None:
+            if (state := self._states.take(answer.request.ids)) is None:
                 return
-            running = _Running(answer, self._begin(answer, state))
+            sequence = self._begin(answer, state)
         except BaseException as error:  # of this request alone
             if state is not None:
-                self._sequences.give_back(state)
+                self._states.give_back(state)
             elif self._running:
                 return
             self._waiting.remove(answer)
-            answer.put((), error=self._passes.told(error))
+            answer.put((), error=self._passes.user_error(error))
             return
         self._waiting.remove(answer)
-        self._running.append(running)
-        answer.put([running.request.prefill])
-        if running.request.reason is not None:
-            self._finish(running, ())
+        self._running.append(sequence)
+        answer.put([sequence.prefill])
+        if sequence.reason is not None:
+            self._finish(sequence, ())
 
-    def _run(self) -> None:
-        """One pass for all that run."""
-        if self._closing.is_set():
-            for running in self._running:
-                running.answer.cancel()
-        for running in [one for one in self._running if one.request.halted]:
-            self._end(running)
-        if self._running:
-            self._step([*self._running])
-
-    def _step(self, every: Sequence[_Running]) -> None:
-        """One pass. Where it fails each goes by itself, so that a fault of one ends no other."""
+    def _step(self, due: list[RunningSequence]) -> None:
+        """One pass. Where a sequence may have failed it, each goes by itself: a fault ends no other."""
         try:
-            found = self._passes.step([one.request for one in every])
+            found = self._passes.step(due)
         except BaseException as error:
-            if len(every) > 1 and isinstance(error, Exception):
-                for running in every:
-                    self._step([running])
+            if len(due) > 1 and belongs_to_one(error):
+                for sequence in due:
+                    self._step([sequence])
             else:
-                for running in every:
-                    self._end(running, error)
+                for sequence in due:
+                    self._end(sequence, error)
             return
-        for running, events in zip(every, found, strict=True):
-            request = running.request
-            if request.error is not None:
-                self._end(running, request.error)
-            elif request.reason is not None:
-                self._finish(running, events)
+        for sequence, events in zip(due, found, strict=True):
+            if sequence.error is not None:
+                self._end(sequence, sequence.error)
+            elif sequence.reason is not None:
+                self._finish(sequence, events)
             else:
-                running.answer.put(events)
+                sequence.answer.put(events)
 
-    def _end(self, running: _Running, error: BaseException | None = None) -> None:
-        """End a request before its time, with the text that it holds back if that can be spelt."""
+    def _end(self, sequence: RunningSequence, error: BaseException | None = None) -> None:
+        """End a sequence before its time, with the text that it holds back if that can be spelt."""
         try:
-            events = running.request.halt()
+            events = sequence.halt()
         except Exception as fault:
             events, error = [], error or fault
-        self._finish(running, events, error)
+        self._finish(sequence, events, error)
 
     def _finish(
-        self, running: _Running, events: "list[Event] | tuple[()]", error: BaseException | None = None
+        self, sequence: RunningSequence, events: Sequence[Event], error: BaseException | None = None
     ) -> None:
-        self._running.remove(running)
-        self._sequences.give_back(running.request.state)
+        self._running.remove(sequence)
+        self._states.give_back(sequence.state)
         if error is None:
-            running.answer.put([*events, Finished(running.request.result)], ended=True)
+            sequence.answer.put([*events, Finished(sequence.result)], ended=True)
         else:
-            running.answer.put(events, error=error)
+            sequence.answer.put(events, error=error)
 
     def _fail(self, error: BaseException) -> None:
-        """Nothing of what runs or waits comes to an end."""
-        for running in [*self._running]:
-            self._finish(running, (), error)
+        """End all that runs or waits with an error."""
+        for sequence in [*self._running]:
+            self._finish(sequence, (), error)
         while self._waiting:
             self._waiting.popleft().put((), error=error)
 
 
-def _closed() -> ClosedError:
+def closed() -> ClosedError:
+    """The error of a request to an engine that was closed."""
     return ClosedError("this engine was closed; load the model again")

@@ -37,7 +37,8 @@ def too_long(tokens: int, context: int) -> str:
 class Texts:
     """Prompts become tokens, and tokens text; no pass is run."""
 
-    _assembly: Assembly
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
 
     @property
     def context(self) -> int:

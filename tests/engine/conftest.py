@@ -9,7 +9,7 @@ import torch
 
 from offspec.core.events import Event
 from offspec.engine.passes import Passes
-from offspec.engine.request import RunningRequest
+from offspec.engine.sequence import RunningSequence
 from offspec.plan.measure_target import PassTrial
 from tests.support.answers import Trio, write_trio
 from tests.support.plan_world import asked, pair, world
@@ -48,7 +48,7 @@ def hold_passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], threading.Ev
     def hold(passes: int) -> threading.Event:
         gate, step, left = threading.Event(), Passes.step, passes
 
-        def held(own: Passes, requests: list[RunningRequest]) -> list[list[Event]]:
+        def held(own: Passes, requests: list[RunningSequence]) -> list[list[Event]]:
             nonlocal left
             left -= 1
             if left < 0:

@@ -14,10 +14,9 @@ import pytest
 from offspec import ClosedError, RequestError, StreamError
 from offspec.core.events import Event, Finished, PassProgress, PassStats, Result, TextDelta, TreeSeen
 from offspec.engine.decode import DecodeState
-from offspec.engine.drafting import Request
 from offspec.engine.engine import Engine
 from offspec.engine.passes import Passes
-from offspec.engine.request import RunningRequest
+from offspec.engine.sequence import RunningSequence
 from offspec_planners.placement import Placement, Tier
 from tests.support.answers import PROMPT, Trio, sampling, says
 from tests.support.tiny_models import tiny_engine
@@ -237,12 +236,13 @@ def test_a_check_compares_where_answers_end(model: Path, monkeypatch: pytest.Mon
     with tiny_engine(model, "none") as engine:
         real = engine._begin
 
-        def shorter(request: Request, *given: Any) -> RunningRequest:
-            if not request.trees:  # the check asks for none
-                request = replace(request, params=replace(request.params, max_tokens=5))
-            return real(request, *given)
+        def shorter(answer: Any, *given: Any) -> RunningSequence:
+            if not answer.request.trees:  # the check asks for none
+                params = replace(answer.request.params, max_tokens=5)
+                answer.request = replace(answer.request, params=params)
+            return real(answer, *given)
 
-        monkeypatch.setattr(engine, "_begin", shorter)
+        monkeypatch.setattr(engine._scheduler, "_begin", shorter)
         *_, last = engine.stream(PROMPT, PARAMS, check=True, trees=True)
         assert isinstance(last, Finished) and last.result.mismatches is not None
         (place,) = last.result.mismatches

@@ -17,7 +17,8 @@ import torch
 from offspec import SamplingParams
 from offspec.draft.forward import Expansion
 from offspec.draft.lm import LMDrafter
-from offspec.engine import decode, forest
+from offspec.engine import decode
+from offspec.engine.batch import Batch
 from offspec.engine.decode import DecodeState
 from offspec_planners.placement import Placement, Tier
 from tests.support.answers import PROMPT
@@ -86,7 +87,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[Call]]]:
 
     monkeypatch.setattr(LMDrafter, "expanding", stepping)
     monkeypatch.setattr(decode, "_walk", counted("walk", decode._walk))
-    monkeypatch.setattr(forest, "_trip", counted("pass", forest._trip))
+    monkeypatch.setattr(Batch, "_trip", counted("pass", Batch._trip))
     monkeypatch.setattr(DecodeState, "commit", counted("commit", DecodeState.commit))
     yield found
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from offspec import SamplingParams
-from offspec.engine.request import RunningRequest
+from offspec.engine.sequence import RunningSequence
 from offspec.server import service as services
 from tests.support.live_server import LiveServer
 from tests.support.tiny_models import tiny_engine, write_model
@@ -29,9 +29,9 @@ class Hold:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.gate = threading.Event(), threading.Event()
         self.halted = False
-        tell = RunningRequest.tell
+        tell = RunningSequence.progressed
 
-        def held(own: RunningRequest, layer: int, *given: Any) -> None:
+        def held(own: RunningSequence, layer: int, *given: Any) -> None:
             if layer == 2 and not self.gate.is_set():
                 self.begun.set()
                 until(lambda: self.gate.is_set() or own.halted)
@@ -39,7 +39,7 @@ class Hold:
                 self.gate.set()
             tell(own, layer, *given)
 
-        monkeypatch.setattr(RunningRequest, "tell", held)
+        monkeypatch.setattr(RunningSequence, "progressed", held)
 
 
 @pytest.fixture

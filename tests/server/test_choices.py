@@ -12,10 +12,10 @@ import pytest
 from offspec.core.config import SamplingParams
 from offspec.core.errors import StreamError
 from offspec.core.events import Event, Result
+from offspec.engine.batch import PassResult
 from offspec.engine.engine import Engine
-from offspec.engine.forest import PassResult
 from offspec.engine.passes import Passes
-from offspec.engine.request import PassSpent, RunningRequest
+from offspec.engine.sequence import PassSpent, RunningSequence
 from offspec.server.metrics import Metrics
 from tests.support.live_server import NAME, LiveServer
 from tests.support.tiny_models import tiny_engine
@@ -46,7 +46,7 @@ class Gate(threading.Event):
         self.there, self.sizes, self.asked = threading.Event(), list[int](), 0
         self._step, self._submit = Passes.step, Engine.submit
 
-    def step(self, own: Passes, requests: list[RunningRequest]) -> list[list[Event]]:
+    def step(self, own: Passes, requests: list[RunningSequence]) -> list[list[Event]]:
         until(lambda: self.is_set() or all(request.halted for request in requests))
         self.sizes.append(len(requests))
         return self._step(own, requests)
@@ -140,12 +140,12 @@ def test_an_error_of_a_pass_is_told_once(wide: LiveServer, monkeypatch: pytest.M
     """Though it ends all choices that share the pass."""
     told = list[str]()
 
-    def broken(own: RunningRequest, done: PassResult, spent: PassSpent) -> list[Event]:
+    def broken(own: RunningSequence, done: PassResult, spent: PassSpent) -> list[Event]:
         raise StreamError("broken", file="weights", offset=0)
 
     with wide.client() as client:
         with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(RunningRequest, "take", broken)
+            meanwhile.setattr(RunningSequence, "take", broken)
             meanwhile.setattr(Metrics, "failed", lambda own, kind: told.append(kind))
             with pytest.raises(openai.InternalServerError):
                 client.chat.completions.create(**ASKED, n=4)

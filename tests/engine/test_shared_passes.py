@@ -20,7 +20,7 @@ from offspec.engine.answer import Answer
 from offspec.engine.decode import DecodeState
 from offspec.engine.engine import Engine
 from offspec.engine.passes import Passes
-from offspec.engine.request import RunningRequest
+from offspec.engine.sequence import RunningSequence
 from offspec.model import runner
 from offspec.model.cache import TreeCache
 from offspec_planners.placement import Placement
@@ -28,6 +28,7 @@ from tests.support.answers import sampling
 from tests.support.expert_models import by_need, write_experts
 from tests.support.products import some
 from tests.support.tiny_models import tiny_engine, write_hybrid, write_model
+from tests.support.waiting import until
 
 Hold = Callable[[int], threading.Event]
 PROMPT = [3 + (7 * i * i + i) % 90 for i in range(41)]
@@ -55,7 +56,7 @@ def model(written: Callable[[str], Path]) -> Path:
 
 def _together(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[Answer]:
     """All of them begin with the same pass."""
-    with engine._turn(), ThreadPoolExecutor(1) as pool:
+    with engine._scheduler.paused(), ThreadPoolExecutor(1) as pool:
         return [*pool.map(partial(engine.submit, params=params), prompts)]
 
 
@@ -72,7 +73,7 @@ def _begun(answer: Answer) -> Event:
 @pytest.mark.parametrize(
     ("owner", "step"),
     some(
-        [(DecodeState, "begin_tree"), (DecodeState, "commit"), (RunningRequest, "take")],
+        [(DecodeState, "begin_tree"), (DecodeState, "commit"), (RunningSequence, "take")],
         (DecodeState, "commit"),
     ),
 )
@@ -150,7 +151,7 @@ def test_requests_come_and_go(kind: str, draft: str, written: Callable[[str], Pa
     placement: Placement | None = by_need(3, 6) if kind == "experts" else None
     requests = _requests(16)
     with tiny_engine(written(kind), source, budget=24, placement=placement, sequences=5) as engine:
-        with engine._turn(), ThreadPoolExecutor(1) as pool:
+        with engine._scheduler.paused(), ThreadPoolExecutor(1) as pool:
             drafts = [None, None, None, "none"] * 4
             answers = [*pool.map(lambda one, draft: engine.submit(*one, draft=draft), requests, drafts)]
         for answer in answers[::7]:
@@ -175,7 +176,7 @@ def first_words(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[list[i
     def count(requests: int) -> tuple[list[int], list[int]]:
         passes, spoken, step = list[int](), list[int](), Passes.step
 
-        def counted(own: Passes, running: list[RunningRequest]) -> list[list[Event]]:
+        def counted(own: Passes, running: list[RunningSequence]) -> list[list[Event]]:
             passes.append(len(running))
             found = step(own, running)
             speaks = len(found) == requests and any(isinstance(event, TextDelta) for event in found[-1])
@@ -276,22 +277,46 @@ def test_an_error_reaches_all_and_the_engine_goes_on(
             engine.generate_many([PROMPT], [PARAMS, PARAMS])
 
 
-def test_streams_and_answers_wait_for_each_other(model: Path) -> None:
-    with tiny_engine(model, "none", budget=1, sequences=2) as engine:
+def test_streams_and_answers_wait_for_a_sequence(model: Path) -> None:
+    with tiny_engine(model, "none", budget=1, sequences=1) as engine:
         expected = engine.generate(PROMPT, PARAMS).token_ids
         events = engine.stream(PROMPT, PARAMS)
         next(events)
         with pytest.raises(RequestError, match="another answer"):
             engine.submit(PROMPT, PARAMS)
-        submitted = list[Answer]()
-        other = threading.Thread(target=lambda: submitted.append(engine.submit(PROMPT, PARAMS)))
-        other.start()
-        other.join()
-        assert not submitted[0].done()
+        (submitted,) = ThreadPoolExecutor(1).map(engine.submit, [PROMPT], [PARAMS])
         with pytest.raises(TimeoutError):
-            submitted[0].result(timeout=0.02)
+            submitted.result(timeout=0.02)
         assert isinstance([*events][-1], Finished)
-        assert submitted[0].result(timeout=60).token_ids == expected
+        assert submitted.result(timeout=60).token_ids == expected
+
+
+def test_streams_share_passes_with_answers(model: Path, hold_passes: Hold) -> None:
+    """A reader that stands still holds up its own stream alone, two passes later."""
+    params = replace(PARAMS, max_tokens=30)
+    with tiny_engine(model, "none", budget=1, sequences=2) as engine:
+        expected = engine.generate(PROMPT, params)
+        gate = hold_passes(2)
+        events = engine.stream(PROMPT, params)
+        shown = [next(events), next(events)]
+        (submitted,) = ThreadPoolExecutor(1).map(engine.submit, [PROMPT[::-1]], [params])
+        gate.set()
+        assert submitted.result(timeout=60).tokens == 30
+        passes = [event for event in submitted if isinstance(event, PassStats)]
+        assert [done.sequences for done in passes].count(2) in (1, 2)
+        shown += [*events]
+        assert "".join(event.text for event in shown if isinstance(event, TextDelta)) == expected.text
+
+
+def test_two_readers_share_passes(model: Path) -> None:
+    params = replace(PARAMS, max_tokens=60)
+    with tiny_engine(model, "none", budget=1, sequences=2) as engine, ThreadPoolExecutor(2) as pool:
+        with engine._scheduler.paused():
+            reading = [pool.submit(lambda ids: [*engine.stream(ids, params)], ids) for ids in ([5], [6, 7])]
+            until(lambda: len(engine._scheduler._waiting) == 2)
+        for events in (found.result(timeout=60) for found in reading):
+            passes = [event.sequences for event in events if isinstance(event, PassStats)]
+            assert len(passes) == 60 and passes.count(2) >= 2, "those that may wait for a reader"
 
 
 async def test_answers_in_a_loop(model: Path, hold_passes: Hold) -> None:
@@ -326,17 +351,17 @@ def test_closing_ends_what_runs_and_what_waits(model: Path, hold_passes: Hold) -
 
 
 def test_a_pass_of_one_that_is_cancelled_is_broken_off(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    layers, tell = list[int](), RunningRequest.tell
+    layers, progressed = list[int](), RunningSequence.progressed
 
-    def cancelling(own: RunningRequest, layer: int, *given: Any) -> None:
+    def cancelling(own: RunningSequence, layer: int, *given: Any) -> None:
         layers.append(layer)
         if layer == 1:
             answer.cancel()
-        tell(own, layer, *given)
+        progressed(own, layer, *given)
 
-    monkeypatch.setattr(RunningRequest, "tell", cancelling)
+    monkeypatch.setattr(RunningSequence, "progressed", cancelling)
     with tiny_engine(model, "none", budget=1, sequences=2) as engine:
-        with engine._turn():  # the pass begins when the answer is known here
+        with engine._scheduler.paused():  # the pass begins when the answer is known here
             (answer,) = ThreadPoolExecutor(1).map(partial(engine.submit, progress=True), [PROMPT], [PARAMS])
         result = answer.result(timeout=60)
         assert (result.finish_reason, result.tokens, max(layers)) == ("halted", 0, 1)
@@ -398,7 +423,7 @@ def test_what_is_cancelled_while_it_waits_ends_with_the_pass(
         second.cancel()
         step, ran = Passes.step, list[bool]()
 
-        def counted(own: Passes, requests: list[RunningRequest]) -> list[list[Event]]:
+        def counted(own: Passes, requests: list[RunningSequence]) -> list[list[Event]]:
             ran.append(second.done())
             return step(own, requests)
 
@@ -446,7 +471,7 @@ def test_a_prompt_that_another_reads_holds_up_none_behind_it(
 
 
 def test_closing_while_a_stream_has_its_turn_says_so_to_what_waits(model: Path) -> None:
-    engine = tiny_engine(model, "none", budget=1, sequences=2)
+    engine = tiny_engine(model, "none", budget=1, sequences=1)
     events = engine.stream(PROMPT, PARAMS)
     next(events)
     (waiting,) = ThreadPoolExecutor(1).map(engine.submit, [PROMPT])

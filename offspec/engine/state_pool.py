@@ -1,4 +1,4 @@
-"""Sequences that an engine answers side by side, each with its caches, which stay for what comes next."""
+"""States of decoding that an engine lends to sequences; their caches stay for later prompts."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,11 +8,11 @@ _WORTH_COPYING = 16  # positions that another sequence has more of a prompt
 _WORTH_WAITING = 256  # positions that another sequence is about to read
 
 
-class Sequences:
-    """States of decoding that are lent to requests; what an idle one holds serves as a prefix.
+class StatePool:
+    """States that are lent to sequences; the cache of an idle one serves as a prefix.
 
     Args:
-        first: What an engine has in any case.
+        first: The state that an engine has in any case.
         make: Makes one more.
         most: How many there may be.
     """
@@ -21,6 +21,11 @@ class Sequences:
         self.most = most
         self._make = make
         self._idle, self._busy = [first], list[DecodeState]()  # the longest idle first
+
+    @property
+    def busy(self) -> bool:
+        """Whether a sequence has a state."""
+        return bool(self._busy)
 
     @property
     def all(self) -> list[DecodeState]:

@@ -1,0 +1,260 @@
+"""A request under way: pass after pass, from its prompt to its end, as events."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import numpy as np
+
+from offspec.core import memory as process_memory
+from offspec.core.events import (
+    Event,
+    FinishReason,
+    Guessed,
+    PassProgress,
+    PassStats,
+    Piece,
+    Prefill,
+    PromptLogprobs,
+    Result,
+    TextDelta,
+    TokenLogprobs,
+    TreeSeen,
+    total_guessed,
+)
+from offspec.core.sampling_defaults import sampling_values
+from offspec.engine.batch import PassResult, Share
+from offspec.engine.decode import DecodeState, Decoding
+from offspec.engine.detokenizer import TextStream
+from offspec.engine.drafting import Drafting
+from offspec.engine.prompt_scorer import PromptScorer
+from offspec.engine.request import Submitted
+from offspec.engine.stopping import Ending, Halted
+from offspec.model import device as devices
+from offspec.model.runner import Spent
+from offspec.model.token_bytes import token_text
+from offspec.plan.load import Assembly
+from offspec_planners.placement import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class PassSpent:
+    """Costs of a pass, for all its sequences.
+
+    streamed, read: bytes of weights, as in `PassStats`; layers: time in them; experts: asked for and read.
+    """
+
+    sequences: int
+    streamed: int
+    read: int
+    layers: Spent
+    experts_asked: int = 0
+    experts_read: int = 0
+
+
+class RunningSequence:
+    """A request, its text, its drafts, and the state that holds its tokens and caches.
+
+    There are passes until it has a `reason` to end, then its `result`.
+
+    Args:
+        answer: The request, and where its events go.
+        assembly: The loaded models.
+        state: Token ids and caches, which go on from what they share with the prompt.
+        drafting: Drafts for the request.
+        notify: Takes notices.
+    """
+
+    def __init__(
+        self,
+        answer: Submitted,
+        assembly: Assembly,
+        state: DecodeState,
+        drafting: Drafting,
+        notify: Callable[[Event], None],
+    ) -> None:
+        self.reason: FinishReason | None = None
+        self.error: BaseException | None = None  # where a pass that it shared failed it alone
+        self.answer, self.state = answer, state
+        request = self._request = answer.request
+        self._assembly = assembly
+        codec, params = assembly.codec, request.params
+        self._text = TextStream(codec, params.stop, request.shown)
+        ends = frozenset[int]() if params.ignore_eos else codec.eos_ids
+        self._ending = Ending(params, ends, self._text)
+        self._ending.room = assembly.context - len(request.ids)
+        self._decoding = drafting.decoding(
+            request,
+            state.sources,
+            stop=self._ending.after,
+            ends=ends.union(params.stop_token_ids),
+            notify=notify,
+        )
+        self._draft = drafting.described(request.sources)
+        self._spell = lru_cache(maxsize=4096)(lambda token: codec.spell([token]))
+        self._token_text = lru_cache(maxsize=4096)(partial(token_text, codec.tokenizer))
+        self._passes: list[PassStats] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._prompt_scorer: PromptScorer | None = None
+        if params.prompt_logprobs is not None:
+            self._prompt_scorer = PromptScorer(request.ids, params.prompt_logprobs)
+        if request.fresh or self._prompt_scorer is not None:
+            state.forget()
+        self._shown: list[str] = []
+        self._first = 0.0
+        self._began = time.perf_counter()
+        self._moved_before = assembly.target.bytes_moved
+        reused = 0
+        try:
+            reused = state.begin(request.ids, self._check_halt)
+        except Halted:
+            self.reason = "halted"
+        self.prefill = Prefill(len(request.ids) - reused, reused, 0, len(assembly.target.layers))
+
+    def share(self) -> Share:
+        """Its share of the next pass."""
+        return Share(self.state, self._decoding, self._ending.left - 1, self._prompt_scorer)
+
+    @property
+    def halted(self) -> bool:
+        """Whether it is to end with the text so far."""
+        return self.answer.cancelled()
+
+    def halt(self) -> list[Event]:
+        """End it with what there is."""
+        self.reason = "halted"
+        return self.held_back()
+
+    def progressed(self, layer: int, nodes: int, nbytes: int, seconds: float) -> None:
+        """How far the pass is that is under way: layers done, nodes of its tree, bytes streamed, seconds."""
+        index, layers = len(self._passes) + 1, self.prefill.layers
+        if index == 1 and layer:
+            self.answer.progressed(Prefill(self.prefill.tokens, self.prefill.reused, layer, layers))
+        self.answer.progressed(PassProgress(index, nodes, layer, layers, nbytes, seconds))
+
+    def take(self, done: PassResult, spent: PassSpent) -> list[Event]:
+        """Events of a pass."""
+        self.reason = self._ending.reason
+        self._first = self._first or time.perf_counter() - self._began
+        self._tokens += done.walk.tokens
+        self.answer.gaps += done.walk.gaps
+        delta = self._delta(done)
+        self._logprobs += delta.logprobs
+        self._shown.append(delta.text)
+        stats = self._stats(done, spent)
+        self._passes.append(stats)
+        events: list[Event] = [delta, stats]
+        if self._request.trees:
+            events.insert(1, describe_tree(len(self._passes), done, self._spell))
+        if len(self._passes) == 1 and (scored := self._scored()) is not None:
+            events.insert(0, PromptLogprobs(scored))
+        return events
+
+    def held_back(self) -> list[Event]:
+        """Text of tokens that were committed, now that nothing follows which could complete it."""
+        rest = "".join(self._text.finish())
+        self._shown.append(rest)
+        return [TextDelta(rest, (), (Piece(rest, "bonus"),))] if rest else []
+
+    def _check_halt(self) -> None:
+        if self.halted:
+            raise Halted
+
+    def _delta(self, done: PassResult) -> TextDelta:
+        """The text of a pass, token by token; what only the end sets free belongs to the last of them."""
+        texts = self._text.finish() if self._ending.reason else self._text.take()
+        guessed = len(accepted(done)) - 1
+        pieces = [Piece(text, "draft" if i < guessed else "bonus") for i, text in enumerate(texts) if text]
+        logprobs = tuple(token.with_text(self._token_text) for token in done.walk.logprobs)
+        return TextDelta("".join(texts), done.walk.tokens, tuple(pieces), logprobs)
+
+    def _scored(self) -> tuple[TokenLogprobs | None, ...] | None:
+        """Log-probabilities of the prompt, where they are asked for."""
+        if self._prompt_scorer is None:
+            return None
+        return tuple(token and token.with_text(self._token_text) for token in self._prompt_scorer.tokens)
+
+    def _stats(self, done: PassResult, spent: PassSpent) -> PassStats:
+        tree = done.grown.tree
+        return PassStats(
+            index=len(self._passes) + 1,
+            tree_nodes=len(tree),
+            tree_depth=int(tree.depth.max()),
+            draft_steps=done.grown.steps,
+            emitted=len(done.walk.tokens),
+            draft_seconds=done.draft_seconds,
+            target_seconds=done.target_seconds,
+            bytes_streamed=spent.streamed,
+            wait_seconds=spent.layers.waited,
+            compute_seconds=spent.layers.computed,
+            guessed_by=guessed_by(done, self._decoding),
+            experts_asked=spent.experts_asked,
+            experts_read=spent.experts_read,
+            sequences=spent.sequences,
+            hidden_seconds=done.hidden_seconds,
+            bytes_read=spent.read,
+            paused=done.paused,
+        )
+
+    @property
+    def result(self) -> Result:
+        """What came of it, once there is a `reason`."""
+        params, target = self._request.params, self._assembly.target
+        assert params.seed is not None and self.reason is not None
+        moved = target.bytes_moved.since(self._moved_before)
+        return Result(
+            text="".join(self._shown),
+            token_ids=tuple(self._tokens),
+            passes=len(self._passes),
+            seconds=time.perf_counter() - self._began,
+            ttft_s=self._first,
+            bytes_streamed=moved.streamed,
+            peak_memory_bytes=process_memory.peak_bytes(),
+            finish_reason=self.reason,
+            draft=self._draft,
+            budget=1 if self._decoding.mixture is None else self._decoding.growth.budget,
+            seed=params.seed,
+            draft_seconds=sum(done.draft_seconds for done in self._passes),
+            target_seconds=sum(done.target_seconds for done in self._passes),
+            prompt_tokens=len(self._request.ids),
+            reused_tokens=self.prefill.reused,
+            peak_device_bytes=devices.peak_bytes(target.devices),
+            cpu_layers=len(self._assembly.placement.layers(Tier.CPU)),
+            cpu_experts=self._assembly.placement.cpu_experts,
+            guessed_by=total_guessed(done.guessed_by for done in self._passes),
+            logprobs=None if params.logprobs is None else tuple(self._logprobs),
+            kv_cache="int8" if target.int8_cache else "model",
+            bytes_read=moved.read,
+            paused_passes=sum(done.paused for done in self._passes),
+            sampling=sampling_values(params),
+            prompt_logprobs=self._scored(),
+        )
+
+
+def accepted(done: PassResult) -> tuple[int, ...]:
+    """The nodes that the target agreed with, root first: of a token that ends the answer, too, if guessed."""
+    walk = done.walk
+    last = done.grown.tree.children(walk.nodes[-1]).get(walk.tokens[-1])
+    return walk.nodes if last is None else (*walk.nodes, last)
+
+
+def guessed_by(done: PassResult, decoding: Decoding) -> Guessed:
+    """Accepted tokens of each source that had any: of those who guessed a token, who thought it likeliest."""
+    names = (*decoding.mixture.names, "format") if decoding.mixture is not None else ()
+    counts = np.bincount(done.grown.tree.source[list(accepted(done)[1:])]).tolist()
+    return tuple((name, count) for name, count in zip(names, counts, strict=False) if count)
+
+
+def describe_tree(index: int, done: PassResult, spell: Callable[[int], str]) -> TreeSeen:
+    """The tree of the pass of this number, its tokens spelt, and the path that the target took."""
+    tree, path = done.grown.tree, accepted(done)
+    return TreeSeen(
+        index=index,
+        parent=tuple(tree.parent.tolist()),
+        text=tuple(spell(token) for token in tree.token.tolist()),
+        probability=tuple(np.exp(tree.score).tolist()),
+        accepted=path,
+        bonus=spell(done.walk.tokens[-1]) if path == done.walk.nodes else "",
+    )
