@@ -27,7 +27,7 @@ from offspec.plan.records import Case, DraftRecord, ExpertRecord, case_of
 from offspec.sampling.constraint import Format, FormatRule
 from offspec.sampling.grammar import matcher_of, tokens_beyond
 from offspec.sampling.logits_processor import LogitsProcessor
-from offspec.sampling.noise import GumbelNoise, endless
+from offspec.sampling.noise import GumbelNoise, endless, request_key
 from offspec.sampling.regions import RegionRule
 from offspec_planners.acceptance import Calibration
 from offspec_planners.best_first import Grown
@@ -173,7 +173,7 @@ class Drafting:
 
     def _dice(self, request: Request) -> int | None:
         """The key that guesses are drawn with, None where they are ranked: greedily all rules are one."""
-        return request.key if self._config.verify == "sequoia" and not request.params.greedy else None
+        return _key(request) if self._config.verify == "sequoia" and not request.params.greedy else None
 
     def _company(self, names: tuple[str, ...], dice: int | None) -> tuple[str, ...]:
         """Which of these sources take part. A shape that was chosen beforehand is filled by one alone."""
@@ -207,7 +207,7 @@ class Drafting:
             bad_words=[codec.tokenize(form) for form in forms],
             format=self._format(params),
         )
-        return processor, GumbelNoise(request.key, vocabulary, device) if processor.uses_noise else None
+        return processor, GumbelNoise(_key(request), vocabulary, device) if processor.uses_noise else None
 
     def _format(self, params: SamplingParams) -> Format | None:
         """The rule of a request's format, at the beginning of an answer. Raises RequestError."""
@@ -288,3 +288,9 @@ class Drafting:
         for record in (self.record, self.experts):
             if record is not None:
                 record.save()
+
+
+def _key(request: Request) -> int:
+    """The key of everything random in a request."""
+    assert request.params.seed is not None
+    return request_key(request.params.seed, request.ids)

@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypedDict
 from offspec.core.config import FOR_PARAMS, PARAMS, SamplingParams, Settings
 from offspec.core.events import Event
 from offspec.core.keywords import check_keywords
-from offspec.sampling.noise import request_key
 
 Draft = str | Path | Sequence[str | Path]  # names, joined by commas or one by one
 
@@ -65,12 +64,6 @@ class Request:
     trees: bool = False
     shown: frozenset[int] = frozenset()
     fresh: bool = False
-
-    @property
-    def key(self) -> int:
-        """Of everything random in it."""
-        assert self.params.seed is not None
-        return request_key(self.params.seed, self.ids)
 
 
 class Submitted(Protocol):

@@ -9,9 +9,9 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from offspec.server.answer import Answer
 from offspec.server.anthropic_events import MessageEvents
 from offspec.server.anthropic_messages import Block, InputMessage, Tool, ToolChoice, as_messages, tools_of
+from offspec.server.delta_stream import DeltaStream
 from offspec.server.exchange import Ask
 from offspec.server.faults import Fault, Kind
 from offspec.server.formats import checked
@@ -136,7 +136,7 @@ def _ask(request: Request, body: Counted, **more: Any) -> Ask:
     )
 
 
-async def _bytes(answer: Answer, body: Body) -> AsyncGenerator[bytes, None]:
+async def _bytes(answer: DeltaStream, body: Body) -> AsyncGenerator[bytes, None]:
     """The events of a streamed answer."""
     events = MessageEvents(body.model, answer.prompt_tokens)
     yield _named(events.begin())
@@ -151,7 +151,7 @@ def _named(data: dict[str, Any]) -> bytes:
     return event(data, data["type"])
 
 
-async def _message(answer: Answer, body: Body) -> dict[str, Any]:
+async def _message(answer: DeltaStream, body: Body) -> dict[str, Any]:
     """A whole answer."""
     events = MessageEvents(body.model, answer.prompt_tokens)
     async for item in answer:

@@ -1,14 +1,14 @@
-"""The choices of one answer, each the engine's answer to the same prompt with the next seed."""
+"""The choices of one request, each the engine's answer to the same prompt with the next seed."""
 
+import asyncio
 import logging
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from offspec.core.errors import OffspecError
 from offspec.core.events import Finished, PassStats, PromptLogprobs, Result, TextDelta
-from offspec.server.answer import Answer
+from offspec.server.delta_stream import DeltaStream
 from offspec.server.exchange import Ended, Said, Usage
 from offspec.server.faults import internal, of_error
 from offspec.server.metrics import Metrics
@@ -22,107 +22,107 @@ _SEEDS = 2**64
 
 
 class Choices:
-    """What threads share that give choices of one answer side by side.
-
-    The first of them begins choices until none is left; others `join` and may leave before.
+    """Computes the choices of one answer.
 
     Args:
-        answer: Takes the events of all choices; their end, once the last thread has left.
+        engine: Computes them.
+        answer: Takes the deltas of all choices, and their end.
+        slots: One for each sequence of the engine.
         metrics: Counts passes and answers.
     """
 
-    def __init__(self, answer: Answer, metrics: Metrics) -> None:
+    def __init__(
+        self, engine: ServedEngine, answer: DeltaStream, slots: asyncio.Semaphore, metrics: Metrics
+    ) -> None:
         self.answer = answer
-        self._metrics = metrics
-        self._lock = threading.Lock()
-        self._begun, self._threads = 0, 1
-        self._failed = False
-        self._given = dict[int, tuple[Result, int]]()  # and tokens of thoughts
+        self._engine, self._slots, self._metrics = engine, slots, metrics
+        self._begun, self._failed = 0, False
+        self._helper: asyncio.Task[None] | None = None  # that waits for a slot
+        self._results = dict[int, tuple[Result, int]]()  # and tokens of thoughts
 
-    @property
-    def left(self) -> bool:
-        """Whether there is a choice to begin."""
-        return self._begun < self.answer.ask.choices and not self.answer.halt.is_set()
+    async def run(self, on_begin: Callable[[], None]) -> None:
+        """Compute all choices as soon as a slot is free, one after the other in that slot.
 
-    def join(self) -> bool:
-        """Whether one more thread is to take part: there is something left."""
-        with self._lock:
-            joins = self.left
-            self._threads += joins
-            return joins
-
-    def begin(self) -> int | None:
-        """The choice that the thread is to `give`; None where none is left."""
-        with self._lock:
-            if not self.left:
-                return None
-            self._begun += 1
-            return self._begun - 1
-
-    def give(self, engine: ServedEngine, choice: int) -> None:
-        """One choice, from its first event to its last. Where it fails, the others are halted."""
-        try:
-            parting = Parting(choice, parts_of(engine, self.answer), not self.answer.ask.parallel_calls)
-            self._given[choice] = self._choose(engine, parting), parting.reasoning_tokens
-        except BaseException as error:
-            self._fail(error)
-
-    def leave(self) -> bool:
-        """The thread has done its part. Whether it was the last one, with which the answer ends."""
-        with self._lock:
-            self._threads -= 1
-            if self._threads:
-                return False
+        While choices are left, one task waits behind other requests for a further slot, for one of them.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            async with self._slots:
+                on_begin()
+                while self._left:
+                    await self._compute_next(tasks)
+            if self._helper is not None:
+                self._helper.cancel()
         if not self._failed:
             if not self.answer.halt.is_set():
                 self.answer.put(self._usage())
             self.answer.put(None)
-        return True
 
-    def _choose(self, engine: ServedEngine, parting: Parting) -> Result:
-        answer, choice = self.answer, parting.choice
-        params, trees = answer.ask.params, answer.ask.trees
+    @property
+    def _left(self) -> bool:
+        """Whether there is a choice to begin."""
+        return self._begun < self.answer.ask.choices and not self.answer.halt.is_set()
+
+    async def _compute_next(self, tasks: asyncio.TaskGroup) -> None:
+        """Compute one choice, from its first delta to its last. If it fails, the others are halted."""
+        choice = self._begun
+        self._begun += 1
+        if self._left and self._helper is None:
+            self._helper = tasks.create_task(self._help(tasks))
+        try:
+            await self._compute(choice)
+        except Exception as error:
+            self._fail(error)
+
+    async def _help(self, tasks: asyncio.TaskGroup) -> None:
+        async with self._slots:
+            self._helper = None
+            if self._left:
+                await self._compute_next(tasks)
+
+    async def _compute(self, choice: int) -> None:
+        answer, engine = self.answer, self._engine
+        ask, params = answer.ask, answer.ask.params
+        # Marks and the text of a long prompt take a while.
+        parting = Parting(choice, await asyncio.to_thread(parts_of, engine, answer), not ask.parallel_calls)
+        prompt = await asyncio.to_thread(self._prompt_text) if ask.echo else ""
         assert params.seed is not None
         params = replace(params, seed=(params.seed + choice) % _SEEDS)
         texts = TokenTexts(engine.token_bytes)
-        if answer.ask.echo and params.prompt_logprobs is None:
-            answer.put(Said(choice, self._prompt_text(engine)))
+        if ask.echo and params.prompt_logprobs is None:
+            answer.put(Said(choice, prompt))
         result: Result | None = None
-        given: Any = {"halt": answer.halt, "trees": trees, "shown": parting.shown, "progress": trees}
-        for event in engine.submit(answer.ids, params, **given):
-            answer.tell(event)
+        given: Any = {"halt": answer.halt, "trees": ask.trees, "shown": parting.shown, "progress": ask.trees}
+        async for event in engine.submit(answer.ids, params, **given):
+            answer.note(event)
             match event:
-                case PromptLogprobs(logprobs=scored) if answer.ask.echo:
-                    logprobs = texts.describe_prompt(answer.ids, scored)
-                    answer.put(Said(choice, self._prompt_text(engine), (), logprobs))
-                case TextDelta() if not answer.ask.silent:
+                case PromptLogprobs(logprobs=scored) if ask.echo:
+                    answer.put(Said(choice, prompt, (), texts.describe_prompt(answer.ids, scored)))
+                case TextDelta() if not ask.silent:
                     logprobs = tuple(map(texts.describe, event.logprobs))
                     answer.put_all(parting.feed(event.text, event.token_ids, logprobs))
                 case PassStats():
                     self._metrics.passed(event)
-                    answer.end_pass()
                 case Finished(result=result):
                     self._metrics.answered(result)
         assert result is not None
-        if answer.ask.silent:
+        if ask.silent:
             answer.put(Ended(choice, "length"))
-            return replace(result, token_ids=())
-        if result.finish_reason != "halted":
+            result = replace(result, token_ids=())
+        elif result.finish_reason != "halted":
             answer.put_all(parting.finish())
             stop = stop_of(engine, result, params.stop) if result.finish_reason == "stop" else None
             answer.put(Ended(choice, reason_of(result, parting), stop))
-        return result
+        self._results[choice] = result, parting.reasoning_tokens
 
-    def _prompt_text(self, engine: ServedEngine) -> str:
+    def _prompt_text(self) -> str:
         prompt = self.answer.ask.prompt
-        return prompt if isinstance(prompt, str) else engine.spell(self.answer.ids)
+        return prompt if isinstance(prompt, str) else self._engine.spell(self.answer.ids)
 
-    def _fail(self, error: BaseException) -> None:
-        """Say once why there is no answer: what halts the other choices is no error of theirs."""
-        with self._lock:
-            first, self._failed = not self._failed, True
-        if not first:
+    def _fail(self, error: Exception) -> None:
+        """Say once why there is no answer: that halts the other choices, which have no error of their own."""
+        if self._failed:
             return
+        self._failed = True
         if isinstance(error, OffspecError):
             fault = of_error(error)
             if fault.status >= 500:
@@ -136,11 +136,11 @@ class Choices:
         self.answer.halt.set()
 
     def _usage(self) -> Usage:
-        results: Sequence[Result] = [result for _, (result, _) in sorted(self._given.items())]
+        found = [self._results[choice] for choice in sorted(self._results)]
         return Usage(
             prompt_tokens=self.answer.prompt_tokens,
-            cached_tokens=results[0].reused_tokens,
-            answer_tokens=sum(result.tokens for result in results),
-            reasoning_tokens=sum(thought for _, thought in self._given.values()),
-            passes=sum(result.passes for result in results),
+            cached_tokens=found[0][0].reused_tokens,
+            answer_tokens=sum(result.tokens for result, _ in found),
+            reasoning_tokens=sum(thought for _, thought in found),
+            passes=sum(result.passes for result, _ in found),
         )

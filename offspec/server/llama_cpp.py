@@ -12,8 +12,8 @@ from offspec import __version__
 from offspec.core.config import SamplingParams
 from offspec.core.constraint import Constraint
 from offspec.core.sampling_defaults import sampling_values
-from offspec.server.answer import Answer
 from offspec.server.answer_times import AnswerTimes
+from offspec.server.delta_stream import DeltaStream
 from offspec.server.exchange import Ask, Ended, Said, Usage
 from offspec.server.faults import Fault, Kind
 from offspec.server.formats import checked
@@ -155,7 +155,7 @@ async def _answer(request: Request, ask: Ask, body: Body) -> Response:
 class _Reply:
     """The objects that one answer consists of."""
 
-    def __init__(self, service: Service, answer: Answer) -> None:
+    def __init__(self, service: Service, answer: DeltaStream) -> None:
         self._service, self._answer = service, answer
         self._times, self._end = AnswerTimes(), Ended(0, "stop")
         self._text, self._tokens = list[str](), list[int]()

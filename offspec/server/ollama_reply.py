@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from offspec.server.answer import Answer
 from offspec.server.answer_times import AnswerTimes
+from offspec.server.delta_stream import DeltaStream
 from offspec.server.exchange import Called, Delta, Ended, LikelyToken, Said, Thought, TokenChoice, Usage
 from offspec.server.faults import Fault
 from offspec.server.responses import json_line
@@ -61,14 +61,14 @@ class Reply:
         head = {"model": self._model, "created_at": written_time()}
         return {**head, **self._shape(text, thought, calls), "done": False, **more}
 
-    async def lines(self, answer: Answer) -> AsyncGenerator[bytes, None]:
+    async def lines(self, answer: DeltaStream) -> AsyncGenerator[bytes, None]:
         """A streamed answer."""
         async for item in answer:
             if given := self._hear(item):
                 yield json_line(self.part(**given))
         yield json_line({**self.part(), **self._end()})
 
-    async def whole(self, answer: Answer) -> dict[str, Any]:
+    async def whole(self, answer: DeltaStream) -> dict[str, Any]:
         """A whole answer."""
         gathered: dict[str, Any] = {"text": "", "thought": "", "calls": [], "logprobs": []}
         async for item in answer:

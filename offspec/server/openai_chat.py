@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec.core.events import PassProgress, PassStats, Prefill, TreeSeen
-from offspec.server.answer import Answer
+from offspec.server.delta_stream import DeltaStream
 from offspec.server.exchange import (
     Ask,
     Called,
@@ -162,7 +162,7 @@ def _continues(body: Body) -> bool:
     return body.add_generation_prompt is not True
 
 
-async def _events(answer: Answer, body: Body) -> AsyncGenerator[bytes, None]:
+async def _events(answer: DeltaStream, body: Body) -> AsyncGenerator[bytes, None]:
     """The chunks of a streamed answer."""
     head = header("chat.completion.chunk", "chatcmpl", body.model)
     with_usage = body.stream_options is not None and body.stream_options.include_usage
@@ -249,7 +249,7 @@ class _Choice:
         return {"index": self.index, "message": message, "logprobs": logprobs, "finish_reason": self.reason}
 
 
-async def _completion(answer: Answer, body: Body) -> dict[str, Any]:
+async def _completion(answer: DeltaStream, body: Body) -> dict[str, Any]:
     """A whole answer."""
     tools, usage = answer.ask.tools, dict[str, Any]()
     choices = [_Choice(index, body, tools) for index in range(body.n or 1)]

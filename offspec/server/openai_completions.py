@@ -9,7 +9,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from offspec.server.answer import Answer
+from offspec.server.delta_stream import DeltaStream
 from offspec.server.exchange import Ask, Delta, Ended, Said, TokenChoice, Usage
 from offspec.server.faults import Fault, refuse
 from offspec.server.formats import StructuredOutputs, format_of
@@ -106,7 +106,7 @@ def _prompts(given: str | list[Any]) -> Sequence[str | list[int]]:
 
 
 async def _items(
-    service: Service, first: Answer, asks: Sequence[Ask]
+    service: Service, first: DeltaStream, asks: Sequence[Ask]
 ) -> AsyncGenerator[tuple[int, Delta], None]:
     """The events of all answers as they come, each with the number of its prompt."""
     found = asyncio.Queue[tuple[int, Delta] | Exception | None](1)
@@ -123,14 +123,14 @@ async def _items(
 
 async def _read_all(
     service: Service,
-    first: Answer,
+    first: DeltaStream,
     asks: Sequence[Ask],
     found: asyncio.Queue[tuple[int, Delta] | Exception | None],
 ) -> None:
     """Put the events of all answers, then their end or the first fault. One prompt waits for its turn at a
     time, so that a list of them is not before everybody else."""
 
-    async def read(at: int, answer: Answer) -> None:
+    async def read(at: int, answer: DeltaStream) -> None:
         async with answer:
             async for item in answer:
                 await found.put((at, item))

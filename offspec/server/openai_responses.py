@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from offspec.core.constraint import Constraint
 from offspec.core.errors import OffspecError
-from offspec.server.answer import Answer
+from offspec.server.delta_stream import DeltaStream
 from offspec.server.exchange import Ask
 from offspec.server.faults import Fault, refuse
 from offspec.server.formats import checked
@@ -159,7 +159,7 @@ def _response(body: Body, given: Told, ask: Ask) -> Told:
 
 
 async def _told(
-    answer: Answer, events: ResponseEvents, kept: StoredResponses | None, items: Sequence[Told]
+    answer: DeltaStream, events: ResponseEvents, kept: StoredResponses | None, items: Sequence[Told]
 ) -> AsyncGenerator[Told, None]:
     """The events of an answer, which is kept before the last of them tells its end."""
     for told in events.begin():

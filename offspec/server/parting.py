@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from offspec.chat.answer_parts import Call, OneCall, Part, Parts, PlainText, Text, Thinking
 from offspec.core.events import Result
-from offspec.server.answer import Answer
+from offspec.server.delta_stream import DeltaStream
 from offspec.server.exchange import Called, EndReason, Said, Thought, TokenChoice
 from offspec.server.served_engine import ServedEngine
 
@@ -67,7 +67,7 @@ class Parting:
                 return Called(self.choice, self.called - 1, id, part.name, part.arguments)
 
 
-def parts_of(engine: ServedEngine, answer: Answer) -> Parts:
+def parts_of(engine: ServedEngine, answer: DeltaStream) -> Parts:
     """What takes the text of an answer apart. Raises OffspecError."""
     ask = answer.ask
     if ask.raw:

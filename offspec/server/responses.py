@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from offspec.server.answer import Answer
+from offspec.server.delta_stream import DeltaStream
 from offspec.server.faults import CLIENT_GONE, Fault, internal
 
 log = logging.getLogger("offspec.server")
@@ -92,7 +92,7 @@ class WholeAnswer(Response):
     media_type = "application/json"
 
     def __init__(
-        self, answer: Answer, value: Coroutine[Any, Any, Any], on_fault: Callable[[Fault], Any]
+        self, answer: DeltaStream, value: Coroutine[Any, Any, Any], on_fault: Callable[[Fault], Any]
     ) -> None:
         self._answer, self._value, self._on_fault = answer, value, on_fault
         self._begun = False
@@ -139,7 +139,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        answer: Answer,
+        answer: DeltaStream,
         events: AsyncGenerator[bytes, None],
         on_fault: Callable[[Fault], bytes],
         keep_alive: bytes | Callable[[], bytes] = b": waiting\n\n",

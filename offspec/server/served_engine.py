@@ -1,7 +1,7 @@
 """What a server needs of an engine."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from offspec.chat.answer_parts import Parts
@@ -73,7 +73,7 @@ class ServedEngine(Protocol):
         trees: bool = False,
         shown: frozenset[int] = frozenset(),
         progress: bool = False,
-    ) -> Iterable[Event]: ...
+    ) -> AsyncIterable[Event]: ...
 
     def close(self) -> None: ...
 

@@ -1,13 +1,11 @@
 """The engine behind all APIs: its state, the queue in front of it, and answers on their way to clients.
 
-One thread loads the engine; then there is one for each of its sequences, that hands requests to it, first
-come first served. Choices of one request are handed to it side by side where sequences are free. Nothing else
-in the server knows that: who asks gets an `Answer`, whose events come as they are made.
+A thread loads the engine, and closes it in the end. Requests get its sequences first come first served;
+choices of one request are computed side by side where sequences are free.
 """
 
 import asyncio
 import logging
-import queue
 import secrets
 import threading
 import time
@@ -15,15 +13,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import OffspecError, RequestError
 from offspec.core.events import Event, LoadProgress, Notice
 from offspec.core.sampling_defaults import SamplingOverrides
-from offspec.server.answer import Answer
 from offspec.server.choices import Choices
+from offspec.server.delta_stream import DeltaStream
 from offspec.server.exchange import Ask
 from offspec.server.faults import Fault, of_error, unsupported
 from offspec.server.forced_call import forces_call, with_forced_call
@@ -80,10 +77,12 @@ class Service:
         self.error: BaseException | None = None
         self._load, self._on_failure = load, on_failure
         self._engine: ServedEngine | None = None
-        self._turns = queue.SimpleQueue[Callable[[ServedEngine], None] | None]()  # None: no more
-        self._waiting = set[Answer]()
+        self._slots: asyncio.Semaphore | None = None  # sequences of the engine that are free
+        self._tasks = set[asyncio.Task[None]]()
+        self._stopped = threading.Event()
+        self._waiting = set[DeltaStream]()
         self.metrics.watch_queue(lambda: len(self._waiting))
-        self._running = set[Answer]()
+        self._running = set[DeltaStream]()
         self._leaves = 0  # so far, of clients, with their answers or without
         self._encoder = ThreadPoolExecutor(1, "offspec encode")
         self._thread = threading.Thread(target=self._work, name="offspec engine", daemon=True)
@@ -217,7 +216,7 @@ class Service:
                 log.info("refused: %s", fault.message)
             raise fault from error
 
-    async def answer(self, ask: Ask, *, admitted: bool = False) -> Answer:
+    async def answer(self, ask: Ask, *, admitted: bool = False) -> DeltaStream:
         """An answer, which waits for its turn if there are others. Raises Fault where there will be none.
 
         admitted: a part of a request that waited already, which may wait however many others do.
@@ -227,13 +226,31 @@ class Service:
         if ask.params.seed is None:
             ask = replace(ask, params=replace(ask.params, seed=secrets.randbits(63)))
         ids = await self.encode(ask)
-        answer = Answer(await self._formatted(ask, ids), ids, self._leave)
+        answer = DeltaStream(await self._formatted(ask, ids), ids, self._leave)
         if not admitted:
             self._check_room()
         self._waiting.add(answer)
         self._make_way()
-        self._turns.put(partial(self._begin, Choices(answer, self.metrics)))
+        task = asyncio.create_task(self._compute(answer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return answer
+
+    async def _compute(self, answer: DeltaStream) -> None:
+        """Compute an answer as soon as a sequence is free."""
+        engine = self._engine
+        assert engine is not None
+        self._slots = self._slots or asyncio.Semaphore(engine.sequences)
+
+        def begin() -> None:
+            self._running.add(answer)
+            self._waiting.discard(answer)
+            answer.begun.set()
+
+        try:
+            await Choices(engine, answer, self._slots, self.metrics).run(begin)
+        finally:
+            self._running.discard(answer)
 
     def _check_room(self) -> None:
         """Raises Fault where no more requests may wait, or none are taken."""
@@ -246,16 +263,16 @@ class Service:
             )
 
     @property
-    def _wanted(self) -> list[Answer]:
+    def _wanted(self) -> list[DeltaStream]:
         """Answers whose clients are there."""
         return [answer for answer in [*self._waiting, *self._running] if not answer.abandoned]
 
     @property
-    def _abandoned(self) -> list[Answer]:
+    def _abandoned(self) -> list[DeltaStream]:
         """Answers whose clients have left while the prompt is computed."""
         return [answer for answer in [*self._running] if answer.abandoned and not answer.halt.is_set()]
 
-    def _leave(self, answer: Answer) -> None:
+    def _leave(self, answer: DeltaStream) -> None:
         """End an answer whose client has left, unless its prompt can be kept for the next request."""
         if answer in self._waiting or answer.prompt_computed or self.state != "ready":
             answer.halt.set()
@@ -282,7 +299,7 @@ class Service:
     async def stop(self, patience: float) -> None:
         """Take no more requests, let the one under way go on for some seconds, and break off what is left.
 
-        The thread then closes the engine and ends.
+        The engine's thread then closes it and ends.
         """
         self.state = "stopping" if self.state != "failed" else "failed"
         for answer in [*self._waiting, *self._abandoned]:
@@ -292,7 +309,10 @@ class Service:
             await asyncio.sleep(0.02)
         for answer in [*self._running]:
             _break_off(answer)
-        self._turns.put(None)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._stopped.set()
         self._encoder.shutdown(wait=False, cancel_futures=True)
 
     def join(self, seconds: float) -> bool:
@@ -315,52 +335,9 @@ class Service:
                 self.state = "ready"
                 log.info("ready to answer as %s", " or ".join(self.names))
                 log.info("%s", self.sampling_summary)
-            others = [
-                threading.Thread(target=self._work_turns, args=(engine,), name="offspec answers", daemon=True)
-                for _ in range(engine.sequences - 1)
-            ]
-            for thread in others:
-                thread.start()
-            self._work_turns(engine)
-            for thread in others:
-                thread.join()
+            self._stopped.wait()
         finally:
             engine.close()
-
-    def _work_turns(self, engine: ServedEngine) -> None:
-        """Do what waits for its turn, one after the other, until no more will come."""
-        while (turn := self._turns.get()) is not None:
-            turn(engine)
-        self._turns.put(None)  # for the other threads
-
-    def _begin(self, choices: Choices, engine: ServedEngine) -> None:
-        """Give an answer, one choice after the other as far as nobody helps."""
-        self._running.add(choices.answer)
-        self._waiting.discard(choices.answer)
-        choices.answer.begin()
-        while self._give(choices, engine):
-            pass
-        self._end(choices)
-
-    def _help(self, choices: Choices, engine: ServedEngine) -> None:
-        """Give one of the choices that are left, beside those who began the answer."""
-        if choices.join():
-            self._give(choices, engine)
-            self._end(choices)
-
-    def _give(self, choices: Choices, engine: ServedEngine) -> bool:
-        """Give the next choice, if there is one. Help with what is left waits behind other requests."""
-        choice = choices.begin()
-        if choice is None:
-            return False
-        if choices.left:
-            self._turns.put(partial(self._help, choices))
-        choices.give(engine, choice)
-        return True
-
-    def _end(self, choices: Choices) -> None:
-        if choices.leave():
-            self._running.discard(choices.answer)
 
     def _hear(self, event: Event) -> None:
         """Progress of the load, from the engine's thread."""
@@ -382,6 +359,6 @@ def _template(ask: Ask) -> dict[str, Any]:
     return {**ask.template, "tools": tools} if tools else dict(ask.template)
 
 
-def _break_off(answer: Answer) -> None:
+def _break_off(answer: DeltaStream) -> None:
     answer.put(Fault("unavailable", "the answer was broken off: the server is stopping", retry_after=5))
     answer.halt.set()

@@ -18,7 +18,7 @@ import pytest
 from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, StreamError
 from offspec.core.events import PassStats
-from offspec.server import answer as answers
+from offspec.server import delta_stream as answers
 from offspec.server import responses
 from offspec.server.metrics import Metrics
 from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, Turnstile, reading
@@ -305,7 +305,7 @@ def test_clients_that_vanish_leave_nothing(caplog: pytest.LogCaptureFixture) -> 
 def _left_behind(server: LiveServer) -> tuple[int, ...]:
     """What requests may leave: tasks and connections of the server, answers, threads, open files."""
     gc.collect()  # first: what is collected may hold files
-    found = sum(isinstance(each, answers.Answer) for each in gc.get_objects())
+    found = sum(isinstance(each, answers.DeltaStream) for each in gc.get_objects())
     state, files = server.server.server_state, len(os.listdir("/proc/self/fd"))
     counts = server.service.in_flight, len(state.tasks), len(state.connections)
     return *counts, found, threading.active_count(), files

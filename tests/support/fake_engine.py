@@ -46,6 +46,8 @@ from offspec.core.model_info import ModelInfo
 from offspec.core.sampling_defaults import sampling_values
 from offspec.core.threads import ExclusiveUse
 from offspec.core.trace import OFF, Timeline
+from offspec.engine.answer import Answer
+from offspec.engine.request import Request
 from tests.support.waiting import PATIENCE
 
 if TYPE_CHECKING:
@@ -175,6 +177,7 @@ class ScriptedEngine:
         self.held = threading.Event()
         self.closed = False
         self._cached: list[int] = []
+        self._answering: threading.Thread | None = None  # of the latest `submit`
         self._turns = ExclusiveUse("another answer of this engine is under way")
 
     sources: tuple[str, ...] = ()
@@ -304,6 +307,8 @@ class ScriptedEngine:
 
     def close(self) -> None:
         self.closed = True
+        if self._answering is not None:
+            self._answering.join()
         self.step("engine closed")
 
     def step(self, what: str) -> None:
@@ -365,14 +370,22 @@ class ScriptedEngine:
         trees: bool = False,
         shown: frozenset[int] = frozenset(),
         progress: bool = False,
-    ) -> Iterator[Event]:
-        """As `Engine.submit`, of which a server reads the events."""
-        told = list[Event]()
-        self.notify = told.append if progress else unheard
-        for event in self.stream(prompt, params, halt=halt, trees=trees, shown=shown):
-            yield from told
-            told.clear()
-            yield event
+    ) -> Answer:
+        """As `Engine.submit`."""
+        params, halt = params or SamplingParams(), halt or threading.Event()
+        answer = Answer(Request(prompt, params, halt=halt), progress)
+
+        def run() -> None:
+            self.notify = answer.progressed
+            try:
+                for event in self.stream(prompt, params, halt=halt, trees=trees, shown=shown):
+                    answer.put([event], ended=isinstance(event, Finished))
+            except BaseException as error:
+                answer.put((), error=error)
+
+        self._answering = threading.Thread(target=run, daemon=True)
+        self._answering.start()
+        return answer
 
     def _reused(self, ids: list[int]) -> int:
         """Tokens that the last request left in the caches; the last of the prompt is always new."""
