@@ -57,13 +57,18 @@ class ResponseEvents:
             case Usage():
                 self.response["usage"] = _usage(item)
 
-    def complete(self) -> Told:
+    def ended(self) -> Told:
+        """The whole response."""
+        cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        return (
+            self.response
+            | {"completed_at": int(time.time())}
+            | (cut if self._cut else {"status": "completed"})
+        )
+
+    def complete(self, response: Told) -> Told:
         """The last event."""
-        self.response["completed_at"] = int(time.time())
-        self.response["status"] = "incomplete" if self._cut else "completed"
-        if self._cut:
-            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
-        return self._told(f"response.{self.response['status']}", response=self.response)
+        return self._told(f"response.{response['status']}", response=response)
 
     def fail(self, fault: Fault) -> Told:
         """The last event of an answer that came to no good end."""

@@ -167,14 +167,14 @@ async def _told(
     async for item in answer:
         for told in events.hear(item):
             yield told
-    last, response = events.complete(), events.response
+    response = events.ended()
     if kept is not None:
         try:
             await asyncio.to_thread(kept.keep, Stored(response, [*items, *response["output"]]))
         except (OSError, OffspecError) as error:
             log.warning("a response could not be kept for previous_response_id: %s", error)
             response["store"] = False
-    yield last
+    yield events.complete(response)  # numbered after the events of a client that waits meanwhile
 
 
 def _event(told: Told) -> bytes:
