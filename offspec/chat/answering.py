@@ -1,7 +1,7 @@
 """One turn of a conversation: the engine is asked, and what comes is kept as it comes."""
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -13,9 +13,10 @@ from offspec.chat.message import Message
 from offspec.chat.prompt_reuse import PromptReuse, Wording
 from offspec.chat.turns import PartialAnswer
 from offspec.chat.window import ContextWindow
-from offspec.core.config import SamplingParams
+from offspec.core.config import SamplingParams, checked_params
 from offspec.core.errors import ClosedError, OffspecError, RequestError
 from offspec.core.events import Event, Finished, Notice, Result
+from offspec.core.threads import ExclusiveUse
 
 _CHARACTERS = 4  # of a token, about
 
@@ -63,11 +64,15 @@ class _Turn:
         return self.asked.extended(self.answer.message(self.answer.finish))
 
 
+Ask = Callable[[SamplingParams], tuple[MessageTree, SamplingParams]]  # called when its turn has come
+
+
 class Answering:
-    """Asks the engine for one answer after the other. The caller sees to it that they do not overlap.
+    """Has the engine give one answer after the other.
 
     conversation: what was said. last: the result of the last answer that came to its end. autosave: keeps
-    the conversation in a file. counted: `used` is a count, not an estimate.
+    the conversation in a file. counted: `used` is a count, not an estimate. turns: of answers, and of changes
+    to the conversation. listener: takes each event of an answer before its reader does, and None at its end.
     """
 
     def __init__(self, engine: AnsweringEngine, wording: Wording, conversation: Conversation) -> None:
@@ -76,6 +81,10 @@ class Answering:
         self.conversation = conversation
         self.last: Result | None = None
         self.autosave = Autosave()
+        self.turns = ExclusiveUse(
+            "an answer of this conversation is under way; stop it, or read it to its end"
+        )
+        self.listener: Callable[[Event | None], None] = lambda event: None
         self._wording, self._prompts = wording, PromptReuse(wording)
         self._window, self._told = ContextWindow(self._prompts), 0  # questions that were told to be left out
         self._turn: _Turn | None = None
@@ -138,35 +147,46 @@ class Answering:
         self._used, self.counted = self._estimate(), False
 
     def run(
-        self, asked: MessageTree, params: SamplingParams, halt: threading.Event, *, trees: bool
+        self, ask: Ask, given: SamplingParams | None, halt: threading.Event, *, trees: bool
     ) -> Generator[Event, None, None]:
-        """The events of the answer but for the last, `Finished`.
+        """The events of an answer, once its turn has come.
 
         Args:
-            asked: The conversation with the question at its end.
-            params: How tokens are chosen.
+            ask: Returns the conversation with the question at its end, and how tokens are chosen.
+            given: How tokens are chosen; None: by the conversation's parameters.
             halt: Ends the answer once it is set.
             trees: Send a TreeSeen for every pass.
         """
-        conversation = replace(self.conversation, messages=list(asked.messages))
-        encoded = self._window.encode(conversation, self.engine.context)
-        coming = PartialAnswer(params.seed, encoded.opened)
-        events = self.engine.stream(encoded.ids, params, halt=halt, trees=trees)
-        with closing(events), self._recorded(asked, coming, len(encoded.ids)):
-            try:
-                for event in events:
-                    coming.hear(event)
-                    if isinstance(event, Finished):
-                        return
-                    yield event
-                    yield from self.notices()
-                raise ClosedError("the engine was closed in the middle of the answer; load the model again")
-            except GeneratorExit:
-                halt.set()
-                with suppress(OffspecError):  # there is no caller left to tell
-                    for event in events:  # what was held back, and the end
+        with self.turns.take(halt):
+            asked, params = ask(checked_params(self.conversation.params if given is None else given))
+            conversation = replace(self.conversation, messages=list(asked.messages))
+            encoded = self._window.encode(conversation, self.engine.context)
+            coming = PartialAnswer(params.seed, encoded.opened)
+            events = self.engine.stream(encoded.ids, params, halt=halt, trees=trees)
+            with closing(events), self._recorded(asked, coming, len(encoded.ids)):
+                try:
+                    for event in events:
                         coming.hear(event)
-                raise
+                        self.listener(event)
+                        if isinstance(event, Finished):
+                            break
+                        yield event
+                        yield from self.notices()
+                except GeneratorExit:
+                    halt.set()
+                    with suppress(OffspecError):  # there is no caller left to tell
+                        for event in events:  # what was held back, and the end
+                            coming.hear(event)
+                    raise
+                finally:
+                    self.listener(None)
+                if coming.result is None:
+                    raise ClosedError(
+                        "the engine was closed in the middle of the answer; load the model again"
+                    )
+        # The turn is over: at the end of the events the caller may ask again at once.
+        yield from self.notices()
+        yield Finished(coming.result)
 
     def notices(self) -> Iterator[Notice]:
         """What the user should know of the prompt, and of the file."""

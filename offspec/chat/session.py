@@ -1,12 +1,11 @@
 """A conversation with an engine: questions in, events out, and what was said kept in a file as it comes."""
 
-import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from offspec.chat.answering import Answering, AnsweringEngine
+from offspec.chat.answering import Answering, AnsweringEngine, Ask
 from offspec.chat.branches import Fork, MessageTree
 from offspec.chat.conversation import Conversation, copy_id
 from offspec.chat.message import Message, checked_text
@@ -14,11 +13,9 @@ from offspec.chat.prompt_reuse import Wording
 from offspec.chat.turns import seeded_anew, to_answer_again, turns_back, with_other_question, with_question
 from offspec.core.config import SamplingParams, checked_params
 from offspec.core.errors import RequestError
-from offspec.core.events import Event, Finished, Result
-from offspec.core.threads import ExclusiveUse, Halts, in_thread
+from offspec.core.events import Event, Result
+from offspec.core.threads import Halts, in_thread
 from offspec_planners.units import format_count
-
-_Ask = Callable[[SamplingParams], tuple[MessageTree, SamplingParams]]  # called when its turn has come
 
 
 class ChattingEngine(Protocol):
@@ -42,9 +39,7 @@ class Session:
     def __init__(self, engine: AnsweringEngine, wording: Wording, conversation: Conversation) -> None:
         self._answering = Answering(engine, wording, conversation)
         self._autosave = self._answering.autosave
-        self._turns = ExclusiveUse(
-            "an answer of this conversation is under way; stop it, or read it to its end"
-        )
+        self._turns = self._answering.turns
         self._halts = Halts()
 
     @property
@@ -116,6 +111,10 @@ class Session:
         """Questions at the beginning that the last prompt left out, as the context had no room for them."""
         return self._answering.left_out
 
+    def listen(self, listener: Callable[[Event | None], None]) -> None:
+        """Have a function take each event of the answers before their reader does, and None at their end."""
+        self._answering.listener = listener
+
     @property
     def opened(self) -> str:
         """What the template began the answer under way with, such as "<think>"; "" where there is none."""
@@ -158,7 +157,7 @@ class Session:
         Raises:
             OffspecError: See `offspec.core.errors`.
         """
-        return self._answer(self._question(text), params, trees, self._halts.new())
+        return self._answering.run(self._question(text), params, self._halts.new(), trees=trees)
 
     def retry(
         self, *, params: SamplingParams | None = None, trees: bool = False
@@ -167,13 +166,13 @@ class Session:
 
         It stays where nothing comes of the other. A fixed seed increases by one each time.
         """
-        return self._answer(self._again, params, trees, self._halts.new())
+        return self._answering.run(self._again, params, self._halts.new(), trees=trees)
 
     def edit(
         self, text: str, *, params: SamplingParams | None = None, trees: bool = False
     ) -> Generator[Event, None, None]:
         """As `send`, in place of the last question and its answer, which are kept as a branch."""
-        return self._answer(self._other_question(text), params, trees, self._halts.new())
+        return self._answering.run(self._other_question(text), params, self._halts.new(), trees=trees)
 
     def asend(
         self, text: str, *, params: SamplingParams | None = None, trees: bool = False
@@ -324,10 +323,10 @@ class Session:
             self._autosave.move(file, self._answering.snapshot)
             self._answering.take_up(conversation)
 
-    def _question(self, text: str) -> _Ask:
+    def _question(self, text: str) -> Ask:
         return lambda params: (with_question(self.conversation.tree, text), params)
 
-    def _other_question(self, text: str) -> _Ask:
+    def _other_question(self, text: str) -> Ask:
         return lambda params: (with_other_question(self.conversation.tree, text), params)
 
     def _again(self, params: SamplingParams) -> tuple[MessageTree, SamplingParams]:
@@ -335,18 +334,7 @@ class Session:
         return to_answer_again(tree), seeded_anew(params, tree)
 
     def _answer_in_thread(
-        self, ask: _Ask, given: SamplingParams | None, trees: bool
+        self, ask: Ask, given: SamplingParams | None, trees: bool
     ) -> AsyncGenerator[Event, None]:
         halt = self._halts.new()
-        return in_thread(lambda: self._answer(ask, given, trees, halt), halt.set)
-
-    def _answer(
-        self, ask: _Ask, given: SamplingParams | None, trees: bool, halt: threading.Event
-    ) -> Generator[Event, None, None]:
-        with self._turns.take(halt):
-            params = checked_params(self.params if given is None else given)
-            yield from self._answering.run(*ask(params), halt, trees=trees)
-        # The turn is over: who hears of the end may ask again at once.
-        yield from self._answering.notices()
-        assert self.last is not None
-        yield Finished(self.last)
+        return in_thread(lambda: self._answering.run(ask, given, halt, trees=trees), halt.set)

@@ -240,18 +240,22 @@ class Engine(Texts):
         self._check_free()
         answer = StreamedAnswer(replace(request, ids=encode()), self._scheduler, self._notify)
         try:
-            for event in answer.read():
-                if check and isinstance(event, Finished) and event.result.finish_reason != "halted":
-                    event = Finished(self._checked(event.result, answer))
-                self._readers[answer] = threading.get_ident()
-                yield event
+            with answer:
+                while events := answer.next_events():
+                    for event in events:
+                        if check and isinstance(event, Finished) and event.result.finish_reason != "halted":
+                            event = Finished(self._checked(event.result, answer))
+                        self._readers[answer] = threading.get_ident()
+                        yield event
         finally:
             self._readers.pop(answer, None)
 
     def _checked(self, result: Result, answer: StreamedAnswer) -> Result:
         """A result with its differences from the answer with one token a pass."""
         request = replace(answer.request, sources=(), trees=False, fresh=True)
-        *_, last = StreamedAnswer(request, self._scheduler, self._notify).read()
+        with StreamedAnswer(request, self._scheduler, self._notify) as alone:
+            while events := alone.next_events():
+                last = events[-1]
         assert isinstance(last, Finished)
         return replace(result, mismatches=compared(result, answer.gaps, last.result))
 

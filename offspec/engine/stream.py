@@ -2,7 +2,8 @@
 
 import queue
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Self
 
 from offspec.core.events import Event
 from offspec.engine.request import Request
@@ -12,7 +13,7 @@ _AHEAD = 2  # passes whose events may wait for the reader, where other sequences
 
 
 class StreamedAnswer:
-    """The events of a request for one reader, who sets the pace.
+    """The events of a request for one reader, who sets the pace; a context manager that submits the request.
 
     A pass begins when the reader has read the events of the one before and waits for more. Where other
     sequences are decoded too, the events of two passes at most wait for the reader, so that it misses no
@@ -28,7 +29,8 @@ class StreamedAnswer:
         self.request, self.progressed = request, progressed
         self.gaps = list[float]()  # of each token, see `Walk`
         self._scheduler = scheduler
-        self._reading = self._left = False
+        self._reading = self._left = self._ended = False
+        self._error: BaseException | None = None
         # Safe with an interrupt at any place, and with a reader that the garbage collector closes.
         self._arrived = queue.SimpleQueue[tuple[Sequence[Event], bool, BaseException | None]]()
 
@@ -47,32 +49,39 @@ class StreamedAnswer:
         self._reading = False
         self._arrived.put((events, ended or error is not None, error))
 
-    def read(self) -> Iterator[Event]:
-        """Submit the request and yield its events; a reader that leaves halts it.
+    def __enter__(self) -> Self:
+        try:
+            self._scheduler.submit(self)
+        except BaseException:
+            self._left = True
+            raise
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Halt the answer unless it has ended, and wait for its end."""
+        self._left = True
+        while not (self._ended or self._scheduler.is_here or sys.is_finalizing()):
+            self._wait()
+
+    def next_events(self) -> Sequence[Event]:
+        """Wait for the events of a pass, and return them; none after the end.
 
         Raises:
             OffspecError: The error that ended the answer, after its last events.
         """
-        ended = True
-        try:
-            self._scheduler.submit(self)
-            ended = False
-            while not ended:
-                events, ended, error = self._next()
-                yield from events
-                if error is not None:
-                    raise error
-        finally:
-            self._left = True
-            while not (ended or self._scheduler.is_here or sys.is_finalizing()):
-                ended = self._next()[1]
+        events: Sequence[Event] = ()
+        while not events and not self._ended:
+            events = self._wait()
+        if not events and self._error is not None:
+            raise self._error
+        return events
 
-    def _next(self) -> tuple[Sequence[Event], bool, BaseException | None]:
-        """The events of a pass, once they are there."""
+    def _wait(self) -> Sequence[Event]:
         try:
             if self._arrived.empty():
                 self._reading = True
                 self._scheduler.wake()
-            return self._arrived.get()
+            events, self._ended, self._error = self._arrived.get()
+            return events
         finally:
             self._reading = False

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,7 +50,9 @@ class ChatController:
         self._used: str = AUTO  # the sources among those that are loaded
         self._kind = local_path(setup.config.model)[1]  # a folder, a file, or "" for a hub id
         self._completer = Completer(archive)
+        self._params = self.defaults  # of the latest answer
         self.session = engine.chat(system=setup.system, params=self.defaults)
+        self.session.listen(self._hear)
         self.file = archive.file_for(self.session.conversation)
         file = setup.resumed(archive)
         if setup.resume == "" and archive.damaged:
@@ -89,11 +91,21 @@ class ChatController:
 
     def ask(self, text: str) -> Generator[Event, None, None]:
         """Say this to the model, as it is. Raises OffspecError, when the generator is run."""
-        return self.follow(self.session.send(text, trees=self.setup.trees))
+        return self._begun(self.session.send(text, trees=self.setup.trees), self.session.params)
 
     def retry(self, params: SamplingParams) -> Generator[Event, None, None]:
         """As `ask`, for another answer to the last question, with these parameters."""
-        return self.follow(self.session.retry(params=params, trees=self.setup.trees), params)
+        return self._begun(self.session.retry(params=params, trees=self.setup.trees), params)
+
+    def edit(self, text: str) -> Generator[Event, None, None]:
+        """As `ask`, in place of the last question and its answer."""
+        return self._begun(self.session.edit(text, trees=self.setup.trees), self.session.params)
+
+    def _begun(
+        self, events: Generator[Event, None, None], params: SamplingParams
+    ) -> Generator[Event, None, None]:
+        self._params = params
+        return events if self.is_open else _no_model()
 
     def has_answer(self, params: SamplingParams) -> bool:
         """Whether the last question has the answer that these parameters would give again, word for word."""
@@ -106,30 +118,16 @@ class ChatController:
             said.pop()
         return hash((replace(params, seed=None), self.session.system, tuple(said)))
 
-    def follow(
-        self, events: Generator[Event, None, None], params: SamplingParams | None = None
-    ) -> Generator[Event, None, None]:
-        """The same events, which stats and trees take note of.
-
-        Args:
-            events: of an answer.
-            params: of it, where they are not the session's.
-        """
-        if not self.is_open:
-            raise RequestError("no model is loaded; /draft auto loads it again")
-        used = params or self.session.params
-        try:
-            with closing(events):
-                for event in events:
-                    if isinstance(event, TreeSeen):
-                        self.trees.append(event)
-                    else:
-                        self.on_event(event)
-                    if isinstance(event, Finished) and event.result.finish_reason != "halted":
-                        self._answered.add(self._asked_with(used))
-                    yield event
-        finally:
+    def _hear(self, event: Event | None) -> None:
+        """Note an event of the answer under way for statistics and trees; None: it has ended."""
+        if event is None:
             self.stats.idle()
+        elif isinstance(event, TreeSeen):
+            self.trees.append(event)
+        else:
+            self.on_event(event)
+            if isinstance(event, Finished) and event.result.finish_reason != "halted":
+                self._answered.add(self._asked_with(self._params))
 
     def forget_completions(self) -> None:
         """What they were made of may have changed."""
@@ -186,6 +184,7 @@ class ChatController:
             with suppress(RequestError):  # the sources it had are not all there in less memory
                 engine.use(used)
         session = engine.chat()
+        session.listen(self._hear)
         session.resume(self.session.conversation)
         with suppress(OffspecError):  # what it could not write, the next one will, or say so
             self.session.close()
@@ -237,3 +236,8 @@ class ChatController:
         if self.setup.system is not None:
             self.session.system = self.setup.system
         self.session.recount()
+
+
+def _no_model() -> Generator[Event, None, None]:
+    raise RequestError("no model is loaded; /draft auto loads it again")
+    yield

@@ -35,7 +35,7 @@ def edit(chat: ChatController, argument: str) -> Outcome:
     if not argument:
         return EditQuestion(turn[0].content, f"/edit {escaped(turn[0].content)}")
     question = unescaped(argument)
-    return StreamAnswer(chat.follow(chat.session.edit(question, trees=chat.setup.trees)), question, turn)
+    return StreamAnswer(chat.edit(question), question, turn)
 
 
 def undo(chat: ChatController, argument: str) -> Outcome:
