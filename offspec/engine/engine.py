@@ -23,7 +23,15 @@ from offspec.engine.decode import DecodeState
 from offspec.engine.drafting import Drafting
 from offspec.engine.passes import Passes
 from offspec.engine.prefixes import open_prefixes
-from offspec.engine.request import Draft, Request, RequestOptions, SharedOptions, Submitted, check_options
+from offspec.engine.request import (
+    Draft,
+    Request,
+    RequestOptions,
+    SharedOptions,
+    Submitted,
+    check_options,
+    with_params,
+)
 from offspec.engine.scheduler import Scheduler, closed
 from offspec.engine.sequence import RunningSequence
 from offspec.engine.state_pool import StatePool
@@ -334,18 +342,10 @@ class Engine(Texts):
         options: SharedOptions,
     ) -> Iterator[list[Answer]]:
         """Answers to several prompts, cancelled at the end of the block. Raises RequestError."""
-        if isinstance(prompts, str):
-            raise RequestError("`generate_many` takes a list of prompts, not one text: put it in brackets")
-        every = [*prompts]
-        if isinstance(params, Iterable) and not isinstance(params, str | Mapping):
-            each = [*params]
-        else:
-            each = [checked_params(params)] * len(every)
-        if len(each) != len(every):
-            raise RequestError(f"there are {len(each)} `params` for {len(every)} prompts; give one for each")
+        pairs = with_params(prompts, params)
         answers = list[Answer]()
         try:
-            for prompt, own in zip(every, each, strict=True):
+            for prompt, own in pairs:
                 answers.append(self.submit(prompt, own, **options))
             yield answers
         finally:

@@ -4,12 +4,14 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, TypeVar
 
-from offspec.core.config import FOR_PARAMS, PARAMS, SamplingParams, Settings
+from offspec.core.config import FOR_PARAMS, PARAMS, SamplingParams, Settings, checked_params
+from offspec.core.errors import RequestError
 from offspec.core.events import Event
 from offspec.core.keywords import check_keywords
 
+T = TypeVar("T")
 Draft = str | Path | Sequence[str | Path]  # names, joined by commas or one by one
 
 
@@ -90,3 +92,19 @@ def check_options(given: Iterable[str]) -> None:
     settings = "it is a setting of the engine, as in offspec.load(model, {}=...)"
     elsewhere = {FOR_PARAMS: PARAMS, settings: Settings.__annotations__}
     check_keywords(given, RequestOptions.__annotations__, "option", elsewhere)
+
+
+def with_params(
+    prompts: Iterable[T], params: SamplingParams | Iterable[SamplingParams] | None
+) -> list[tuple[T, SamplingParams]]:
+    """Each of several prompts with its parameters, which may be the same for all. Raises RequestError."""
+    if isinstance(prompts, str):
+        raise RequestError("`generate_many` takes a list of prompts, not one text: put it in brackets")
+    every = [*prompts]
+    if isinstance(params, Iterable) and not isinstance(params, str | Mapping):
+        each = [*params]
+    else:
+        each = [checked_params(params)] * len(every)
+    if len(each) != len(every):
+        raise RequestError(f"there are {len(each)} `params` for {len(every)} prompts; give one for each")
+    return [*zip(every, each, strict=True)]
