@@ -89,6 +89,8 @@ class Scheduler:
         """Wait until something may be due."""
         with suppress(queue.Empty):
             self._bell.get(timeout=_LOOK_S if self._waiting else None)
+            while True:
+                self._bell.get_nowait()
 
     def _round(self) -> bool:
         """Begin requests, end what was cancelled, and run a pass for what is due; whether one ran."""
