@@ -57,7 +57,7 @@ def meta_model(config: Any, **options: Any) -> Any:
     auto: Any = AutoModelForMultimodalLM if wrapped else AutoModelForCausalLM
     hook = register_module_parameter_registration_hook(partial(_on_meta, get_ident()))
     try:
-        with _NothingDrawn():
+        with _NothingDrawn(), torch.random.fork_rng(devices=()):  # some numbers are drawn all the same
             try:
                 with _without(_beside_text(config), config, auto):
                     return auto.from_config(config, **options)

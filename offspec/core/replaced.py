@@ -59,8 +59,9 @@ def _install(replacement: Replacement) -> None:
     owner, name = replacement.owner, replacement.name
     installed = _INSTALLED.get((owner, name))
     if installed is None:
+        made = replacement.make(getattr(owner, name))
         installed = _INSTALLED[owner, name] = _Installed(vars(owner).get(name, _ABSENT))
-        setattr(owner, name, replacement.make(getattr(owner, name)))
+        setattr(owner, name, made)
     installed.blocks += 1
 
 
