@@ -4,15 +4,19 @@ Of a model that sees and hears, too, the parts that do so are not made: only its
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial, wraps
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch.nn import Parameter, init
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
+
+from offspec.core.replaced import Replacement, replaced
 
 _LARGE = 1 << 28  # numbers, more than any buffer has
 
@@ -51,11 +55,11 @@ def meta_model(config: Any, **options: Any) -> Any:
 
     wrapped = not has_language_model(config) and type(config) in AutoModelForMultimodalLM._model_mapping
     auto: Any = AutoModelForMultimodalLM if wrapped else AutoModelForCausalLM
-    hook = register_module_parameter_registration_hook(_on_meta)
+    hook = register_module_parameter_registration_hook(partial(_on_meta, get_ident()))
     try:
-        with _NothingDrawn():
+        with _NothingDrawn(), torch.random.fork_rng(devices=()):  # some numbers are drawn all the same
             try:
-                with _without(_beside_text(config)):
+                with _without(_beside_text(config), config, auto):
                     return auto.from_config(config, **options)
             except (AttributeError, StopIteration):  # a part was looked at to make another
                 return auto.from_config(config, **options)
@@ -93,26 +97,54 @@ _UNMADE: ContextVar[frozenset[type]] = ContextVar("_UNMADE", default=frozenset()
 
 
 @contextmanager
-def _without(configs: frozenset[type]) -> Iterator[None]:
-    """While the block runs, models of such configurations are not made."""
-    import transformers
+def _without(unmade: frozenset[type], config: Any, auto: Any) -> Iterator[None]:
+    """While the block runs, models of some configurations are made as `Unmade` in this thread.
 
-    # Left in place: a class whose __new__ was taken away again refuses all arguments.
-    base: Any = transformers.PreTrainedModel
-    base.__new__ = _new
-    before = _UNMADE.set(configs)
+    Every `__init__` is replaced: `__new__` of the base class alone would do, but cannot be restored. Python
+    then refuses all arguments of the class.
+
+    Args:
+        unmade: Classes of these configurations.
+        config: Configuration of the whole model.
+        auto: Class of transformers that finds its model.
+    """
+    from transformers import AutoModel, PreTrainedModel
+
+    for finder, kind in ((auto, type(config)), *((AutoModel, kind) for kind in unmade)):
+        with suppress(Exception):  # a part that needs a package which is not installed
+            finder._model_mapping.get(kind, None)  # imports the module with its class
+    before = _UNMADE.set(unmade)
     try:
-        yield
+        classes = _with_own_init(PreTrainedModel) if unmade else ()
+        with replaced(Replacement(kind, "__init__", _init) for kind in classes):
+            yield
     finally:
         _UNMADE.reset(before)
 
 
-def _new(cls: type, config: Any = None, *args: Any, **kwargs: Any) -> Any:
-    return Unmade(config) if type(config) in _UNMADE.get() else object.__new__(cls)
+def _with_own_init(base: Any) -> Iterator[type]:
+    """`base` and all classes derived from it that define an `__init__`; some of them several times."""
+    if "__init__" in vars(base):
+        yield base
+    for derived in base.__subclasses__():
+        yield from _with_own_init(derived)
 
 
-def _on_meta(module: torch.nn.Module, name: str, parameter: Parameter) -> Any:
-    if parameter.is_meta:
+def _init(own: Callable[..., None]) -> Callable[..., None]:
+    @wraps(own)
+    def init(model: Any, *args: Any, **kwargs: Any) -> None:
+        config = args[0] if args else kwargs.get("config")
+        if type(config) in _UNMADE.get():
+            model.__class__ = Unmade
+            model.__init__(config)
+        else:
+            own(model, *args, **kwargs)
+
+    return init
+
+
+def _on_meta(thread: int, module: torch.nn.Module, name: str, parameter: Parameter) -> Any:
+    if parameter.is_meta or get_ident() != thread:
         return parameter
     return Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 

@@ -16,6 +16,7 @@ import torch
 from offspec.model.attention import UNSAID, window_of
 from offspec.model.cache import TreeCache
 from offspec.model.loaded import LoadedModel
+from offspec.model.patches import register_attention
 from offspec_kernels.tree_attention import Window
 from offspec_kernels.tree_mask import first_seen
 
@@ -62,7 +63,8 @@ class Batch:
             self._target.skeleton.layers[layer].register_forward_pre_hook(self._tap(layer))
             for layer in self._taps
         ]
-        model.set_attn_implementation(_register())
+        register_attention(NAME, attend_batch)
+        model.set_attn_implementation(NAME)
         try:
             yield
         except BaseException:
@@ -124,10 +126,3 @@ def _unseen(count: int, length: int, window: Window | None, device: torch.device
     key, own = torch.arange(length, device=device), torch.arange(length - count, length, device=device)
     hidden = key > own[:, None]
     return hidden | (key < first_seen(window, own)[:, None]) if window is not None else hidden
-
-
-def _register() -> str:
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, attend_batch)
-    return NAME

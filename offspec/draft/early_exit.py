@@ -6,10 +6,8 @@ leaves the last of them goes through the target's final norm and head. It has no
 guesses well only where few layers stream, or where the target was trained for it.
 """
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from offspec.core.errors import DraftError
 from offspec.draft.lm import LMDrafter
 from offspec.model.cache import KeysAndValues, TreeCache
 from offspec.model.loaded import LoadedModel
+from offspec.model.patches import unwrapped, wrap
 from offspec.model.recurrence.snapshots import OF_DRAFT
 from offspec.model.runner import TreeModel
 from offspec.model.skeleton import Skeleton
@@ -118,10 +117,10 @@ class _SomeRows(TreeCache):
 
 def _twins(skeleton: Skeleton, used: Sequence[int]) -> Skeleton:
     """The skeleton with a model of its own, in which all layers but the used ones do nothing."""
-    layers = torch.nn.ModuleList(_twin(layer) for layer in skeleton.layers)
+    layers = torch.nn.ModuleList(unwrapped(layer) for layer in skeleton.layers)
     for index, layer in enumerate(layers):
         if index not in used:
-            layer.forward = partial(_hand_on, skeleton.wraps)
+            wrap(layer, _hand_on, skeleton.wraps)
     model = _twin_with(skeleton.model, skeleton.layers_prefix.split("."), layers)
     decoder = model.get_submodule(skeleton.layers_prefix.rpartition(".")[0])
     return replace(skeleton, model=model, decoder=decoder, layers=layers)
@@ -131,19 +130,12 @@ def _twin_with(module: Any, path: Sequence[str], part: torch.nn.Module) -> Any:
     """A twin of a module that has another part at this path, and twins on the way there."""
     if not path:
         return part
-    twin = _twin(module)
+    twin = unwrapped(module)
     twin._modules = {**module._modules, path[0]: _twin_with(module._modules[path[0]], path[1:], part)}
     return twin
 
 
-def _twin(module: Any) -> Any:
-    """A module with the same parts and the forward of its class."""
-    twin = copy.copy(module)
-    twin.__dict__.pop("forward", None)
-    return twin
-
-
-def _hand_on(wraps: int, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _hand_on(forward: Callable[..., Any], wraps: int, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """The states as they are, and what the layer before handed on besides, as layers of the family return it.
 
     wraps: see `Skeleton`.

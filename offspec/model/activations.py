@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from offspec.model.patches import wrap
 from offspec.model.row_counts import RowCounts
 from offspec.model.torch_functions import never_watched
 from offspec_kernels.row_linear import row_linear
@@ -34,8 +35,7 @@ def make_even(model: torch.nn.Module) -> None:
     for module in model.modules():
         leaf = not [*module.children(), *module.parameters()]
         if leaf and type(module).__module__ in _MODULES:
-            forward: Function = module.forward
-            module.forward = lambda values, forward=forward: evenly(forward, values)
+            wrap(module, evenly)
 
 
 class EvenFunctions(TorchFunctionMode):

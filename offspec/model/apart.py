@@ -17,6 +17,7 @@ from offspec.model.attention import MergedContext, TreeContext, running, running
 from offspec.model.cache import TreeCache
 from offspec.model.merged_cache import MergedCache
 from offspec.model.pass_parts import map_rows
+from offspec.model.patches import wrap
 from offspec.model.row_counts import RowCounts
 
 _CACHE = "past_key_values"  # as modules call it that keep keys
@@ -29,26 +30,23 @@ def take_apart(layer: torch.nn.Module, counts: RowCounts) -> None:
     """
     for module in layer.modules():
         if module is not layer and _CACHE in inspect.signature(module.forward).parameters:
-            module.forward = _one_by_one(module.forward, counts)
+            wrap(module, _one_by_one, counts)
 
 
-def _one_by_one(forward: Callable[..., Any], counts: RowCounts) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        context = running_context()
-        if not isinstance(context, MergedContext):
-            return forward(*args, **kwargs)
-        rows = (args[0] if args else kwargs["hidden_states"]).shape[1]
-        found, beside = list[torch.Tensor](), list[Any]()
-        for sequence, (own, place) in enumerate(context.pieces(rows)):
-            count = place.stop - place.start
-            turn = _Turn(sequence, own, place, counts.padded(count) - count, rows)
-            out = turn.run(forward, args, kwargs)
-            beside = [*out[1:]] if isinstance(out, tuple) else []
-            found.append((out[0] if isinstance(out, tuple) else out)[:, :count])
-        joined = torch.cat([*found, found[-1][:, -1:].expand(-1, context.padding, -1)], 1)
-        return (joined, *beside) if isinstance(out, tuple) else joined
-
-    return run
+def _one_by_one(forward: Callable[..., Any], counts: RowCounts, /, *args: Any, **kwargs: Any) -> Any:
+    context = running_context()
+    if not isinstance(context, MergedContext):
+        return forward(*args, **kwargs)
+    rows = (args[0] if args else kwargs["hidden_states"]).shape[1]
+    found, beside = list[torch.Tensor](), list[Any]()
+    for sequence, (own, place) in enumerate(context.pieces(rows)):
+        count = place.stop - place.start
+        turn = _Turn(sequence, own, place, counts.padded(count) - count, rows)
+        out = turn.run(forward, args, kwargs)
+        beside = [*out[1:]] if isinstance(out, tuple) else []
+        found.append((out[0] if isinstance(out, tuple) else out)[:, :count])
+    joined = torch.cat([*found, found[-1][:, -1:].expand(-1, context.padding, -1)], 1)
+    return (joined, *beside) if isinstance(out, tuple) else joined
 
 
 @dataclass(frozen=True, slots=True)

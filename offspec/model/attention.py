@@ -248,11 +248,3 @@ def window_of(module: torch.nn.Module) -> Window | None:
         return None
     window: int | None = getattr(config, "sliding_window", None)
     return window
-
-
-def register() -> str:
-    """Make the attention known to transformers (again and again is harmless); returns its name."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, attend_tree)
-    return NAME

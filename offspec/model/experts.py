@@ -240,10 +240,3 @@ def _linear(experts: Any, name: str, own: Mapping[str, torch.Tensor], rows: torc
     if getattr(experts, "row_products", False) and weight.device.type == "cpu":
         return row_linear(rows, weight, bias)
     return F.linear(rows, weight, bias)
-
-
-def register() -> None:
-    """Make it known to transformers (again and again is harmless)."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-    ALL_EXPERTS_FUNCTIONS.register(NAME, run_experts)

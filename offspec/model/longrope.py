@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from offspec.model.patches import wrap
+
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, [1, T, D] each
 
 
@@ -28,7 +30,8 @@ def fix_frequencies(model: Any, context: int) -> bool:
     for module in model.modules():
         original = original_length(module)
         if original is not None and context > original:
-            module.forward, changed = _long(module.forward, original), True
+            wrap(module, _long, original)
+            changed = True
     return changed
 
 
@@ -44,12 +47,15 @@ def original_length(module: Any) -> int | None:
     return max((length for length in lengths if length), default=None)
 
 
-def _long(forward: Callable[..., Rotation], original: int) -> Callable[..., Rotation]:
-    """A rotary embedding that is always given one position beyond the original length."""
-
-    def rotation(like: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Rotation:
-        beyond = position_ids.new_full((*position_ids.shape[:-1], 1), original)
-        cosines, sines = forward(like, torch.cat([position_ids, beyond], dim=-1), *args, **kwargs)
-        return cosines[..., :-1, :], sines[..., :-1, :]
-
-    return rotation
+def _long(
+    forward: Callable[..., Rotation],
+    original: int,
+    like: torch.Tensor,
+    position_ids: torch.Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> Rotation:
+    """Cosines and sines of a rotary embedding that is given one more position, beyond the original length."""
+    beyond = position_ids.new_full((*position_ids.shape[:-1], 1), original)
+    cosines, sines = forward(like, torch.cat([position_ids, beyond], dim=-1), *args, **kwargs)
+    return cosines[..., :-1, :], sines[..., :-1, :]

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from offspec.model.patches import wrap
+
 
 def scale_in_attention(model: Any) -> None:
     """Have layers that would count rows leave the scale of their queries to attention over a token tree.
@@ -20,7 +22,7 @@ def scale_in_attention(model: Any) -> None:
     for module in model.modules():
         if getattr(module, "attn_temperature_tuning", None) and not getattr(module, "use_rope", True):
             module.scales_by_position = True
-            module.forward = _unscaled(module, module.forward)
+            wrap(module, _unscaled, module)
 
 
 def position_scale(module: torch.nn.Module, position: torch.Tensor) -> torch.Tensor | None:
@@ -33,14 +35,13 @@ def position_scale(module: torch.nn.Module, position: torch.Tensor) -> torch.Ten
     return scale
 
 
-def _unscaled(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, tree: Any = None, **kwargs: Any) -> Any:
-        if tree is None:
-            return forward(*args, **kwargs)
-        before, module.attn_temperature_tuning = module.attn_temperature_tuning, False
-        try:
-            return forward(*args, tree=tree, **kwargs)
-        finally:
-            module.attn_temperature_tuning = before
-
-    return run
+def _unscaled(
+    forward: Callable[..., Any], module: Any, /, *args: Any, tree: Any = None, **kwargs: Any
+) -> Any:
+    if tree is None:
+        return forward(*args, **kwargs)
+    before, module.attn_temperature_tuning = module.attn_temperature_tuning, False
+    try:
+        return forward(*args, tree=tree, **kwargs)
+    finally:
+        module.attn_temperature_tuning = before

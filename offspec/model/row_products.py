@@ -5,7 +5,6 @@ torch's own sum up a row in another order beside other numbers of rows: with a m
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from offspec.model.activations import rows_as_columns
 from offspec.model.experts import is_experts
+from offspec.model.patches import wrap
 from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.row_linear import row_linear
 from offspec_kernels.row_linear.blocks import replaces_torch
@@ -35,7 +35,7 @@ def use_row_products(model: torch.nn.Module) -> None:
         if is_experts(module):
             module.row_products = True  # type: ignore[assignment]
         elif is_linear(module):
-            module.forward = partial(_linear, module, module.forward)
+            wrap(module, _linear, module)
 
 
 def is_linear(module: torch.nn.Module) -> bool:
@@ -45,7 +45,7 @@ def is_linear(module: torch.nn.Module) -> bool:
     return type(module) in (torch.nn.Linear, Conv1D)
 
 
-def _linear(module: Any, own: Callable[[torch.Tensor], torch.Tensor], input: torch.Tensor) -> torch.Tensor:
+def _linear(own: Callable[[torch.Tensor], torch.Tensor], module: Any, input: torch.Tensor) -> torch.Tensor:
     weight = module.weight
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
         return own(input)

@@ -14,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from offspec.core.replaced import replaced
 from offspec.model.apart import take_apart
 from offspec.model.attention import MergedContext, TreeContext, running, running_context
 from offspec.model.cache import TreeCache
@@ -22,6 +23,7 @@ from offspec.model.device_time import DeviceTime, mark
 from offspec.model.head import StreamedHead
 from offspec.model.hops import Hops
 from offspec.model.pass_parts import Part, SequenceRows, as_asked, joined, order_of, parts_of
+from offspec.model.patches import wrap
 from offspec.model.row_counts import RowCounts
 from offspec.model.skeleton import Skeleton
 from offspec.model.text_part import way_to
@@ -121,7 +123,7 @@ class TreeModel:
         self.row_counts = row_counts or RowCounts()
         self.mode = mode or nullcontext()
         self.chunk = chunk or CHUNK
-        self._head = head
+        self._head, self._enter, self._leave = head, enter, leave
         self.cache = cache
         self.on_layer: Callable[[int], None] | None = None
         self.between: Callable[[], None] | None = None
@@ -135,11 +137,11 @@ class TreeModel:
         self._shown: SequenceRows  # whose cache and context the decoder is given
         self._masks = DenseMasks(skeleton.layers[0]) if skeleton.masked else None
         for part in (*way_to(skeleton.model, skeleton.decoder)[1:], skeleton.decoder):
-            part.forward = self._or_given(part.forward)
+            wrap(part, self._or_given)
         for index, layer in enumerate(skeleton.layers):
             if skeleton.apart:
                 take_apart(layer, self.row_counts)
-            layer.forward = self._fed(index, layer.forward, enter, leave)
+            wrap(layer, self._fed, index)
 
     @property
     def streams_head(self) -> bool:
@@ -149,58 +151,47 @@ class TreeModel:
     def _stalled_seconds(self) -> float:
         return self.stalled() if self.stalled is not None else 0.0
 
-    def _or_given(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _or_given(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """A part of the model that hands on the states that are there for the head, and makes none then."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return forward(*args, **kwargs) if self._given is None else _Given(last_hidden_state=self._given)
-
-        return run
+        return forward(*args, **kwargs) if self._given is None else _Given(last_hidden_state=self._given)
 
     def _fed(
-        self,
-        index: int,
-        forward: Callable[..., Any],
-        enter: Callable[[int], None] | None,
-        leave: Callable[[int], None] | None,
-    ) -> Callable[..., Any]:
-        def run(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if self.between is not None:
-                self.between()
-            asked = time.perf_counter()
-            if enter is not None:
-                enter(index)
-            began, stalled = time.perf_counter(), self._stalled_seconds()
-            beside = self._hops is not None and self._hops.is_beside(index)
-            place = hidden.device if self._hops is None else self._hops.place_of(index)
-            first = mark(place) if self.settle is None and not beside else None
-            try:
-                if index in self.taps:
-                    self.tapped[index] = self._tapped(hidden)
-                if self._hops is None:
-                    out = self._in_parts(forward, hidden, args, kwargs)
-                else:
-                    out = self._hops.run(index, partial(self._in_parts, forward), hidden, args, kwargs)
-                if self.settle is not None:
-                    self.settle()
-                inside = self._stalled_seconds() - stalled
-                if first is None:
-                    computed = time.perf_counter() - began - inside
-                    self.spent.add(computed, began - asked + inside, beside=beside)
-                else:
-                    last = mark(place)
-                    assert last is not None
-                    self.spent.add_timed(DeviceTime(place, first, last, began - asked, inside))
-            finally:
-                if leave is not None:
-                    leave(index)
-            if index + 1 == len(self.skeleton.layers) and index + 1 in self.taps:
-                self.tapped[index + 1] = self._tapped(out[0] if isinstance(out, tuple) else out)
-            if self.on_layer is not None:
-                self.on_layer(index + 1)
-            return out
-
-        return run
+        self, forward: Callable[..., Any], index: int, /, hidden: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.between is not None:
+            self.between()
+        asked = time.perf_counter()
+        if self._enter is not None:
+            self._enter(index)
+        began, stalled = time.perf_counter(), self._stalled_seconds()
+        beside = self._hops is not None and self._hops.is_beside(index)
+        place = hidden.device if self._hops is None else self._hops.place_of(index)
+        first = mark(place) if self.settle is None and not beside else None
+        try:
+            if index in self.taps:
+                self.tapped[index] = self._tapped(hidden)
+            if self._hops is None:
+                out = self._in_parts(forward, hidden, args, kwargs)
+            else:
+                out = self._hops.run(index, partial(self._in_parts, forward), hidden, args, kwargs)
+            if self.settle is not None:
+                self.settle()
+            inside = self._stalled_seconds() - stalled
+            if first is None:
+                computed = time.perf_counter() - began - inside
+                self.spent.add(computed, began - asked + inside, beside=beside)
+            else:
+                last = mark(place)
+                assert last is not None
+                self.spent.add_timed(DeviceTime(place, first, last, began - asked, inside))
+        finally:
+            if self._leave is not None:
+                self._leave(index)
+        if index + 1 == len(self.skeleton.layers) and index + 1 in self.taps:
+            self.tapped[index + 1] = self._tapped(out[0] if isinstance(out, tuple) else out)
+        if self.on_layer is not None:
+            self.on_layer(index + 1)
+        return out
 
     def hidden(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor:
         """Final hidden states [T, H] of tokens [T]; their keys and values are appended to the cache."""
@@ -231,7 +222,7 @@ class TreeModel:
         for rows in sequences:
             rows.context.masked = self._masks is not None
         try:
-            with self.mode, running(shown.context):
+            with self.mode, replaced(self.skeleton.functions), running(shown.context):
                 out = self.skeleton.decoder(
                     input_ids=tokens[None],
                     position_ids=positions[None],

@@ -11,10 +11,12 @@ from transformers import cache_utils
 
 from offspec.checkpoint.meta_model import meta_model
 from offspec.core.errors import CheckpointError, UnsupportedModelError
+from offspec.core.replaced import Replacement
 from offspec.model import attention, experts
+from offspec.model.patches import register_attention, register_experts
 from offspec.model.position_scale import scale_in_attention
 from offspec.model.probe.cache_rows import NOTHING_KEPT, CacheRows
-from offspec.model.recurrence.functions import install
+from offspec.model.recurrence.functions import tree_functions
 from offspec.model.text_part import text_part
 
 _LONGEST_REASON = 300  # characters
@@ -31,7 +33,7 @@ class Skeleton:
     given a tree as a dense mask; closed: whether they compute attention in their own way, which is why.
     merges: whether rows of several sequences may go through a layer together, each attending to its own keys;
     apart: and attention takes one sequence after the other. wraps: of how many values the tuples are that
-    layers return; 0: they return no tuples.
+    layers return; 0: they return no tuples. functions: of transformers, replaced during a pass.
     """
 
     model: Any
@@ -47,6 +49,7 @@ class Skeleton:
     merges: bool = False
     apart: bool = False
     wraps: int = 0
+    functions: tuple[Replacement, ...] = ()
 
     @property
     def config(self) -> Any:
@@ -103,8 +106,8 @@ def skeleton_of(config: Any, dtype: torch.dtype) -> Skeleton:
     """
     _refuse(config)
     _forget_quantisation(config)
-    attention.register()
-    experts.register()
+    register_attention(attention.NAME, attention.attend_tree)
+    register_experts(experts.NAME, experts.run_experts)
     model = _model(config, attention.NAME, dtype)
     skeleton = _find_parts(model, config) if model is not None else None
     if skeleton is None:
@@ -193,8 +196,9 @@ def _find_parts(model: Any, config: Any, closed: bool = False) -> Skeleton | Non
     if len(found) == 1 and config.sub_configs:
         model = text_part(model, found[0][0])
     alone = found[0][0] if len(found) == 1 else model
+    functions = () if closed else tree_functions(model)
     # Hybrids often say nothing of it.
-    if not closed and not install(model) and not alone._supports_attention_backend:
+    if not closed and not functions and not alone._supports_attention_backend:
         return None
     model.tie_weights()
     names = {id(module): name for name, module in model.named_modules()}
@@ -214,6 +218,7 @@ def _find_parts(model: Any, config: Any, closed: bool = False) -> Skeleton | Non
         layers_prefix=names[id(layers)],
         embedding=embedding,
         head=embedding if tied else head,
+        functions=functions,
     )
 
 

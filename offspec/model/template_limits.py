@@ -11,15 +11,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
+from inspect import unwrap
 from itertools import chain
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
+from jinja2 import Template
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.nodes import Concat
 from jinja2.runtime import markup_join, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from offspec.core.replaced import Replacement, replaced
 
 _ROOM = 2**20  # characters beside what the messages say
 _GROWTH = 8  # times that a template may write what the messages say
@@ -57,15 +61,17 @@ def limits(said: int) -> Iterator[None]:
     Args:
         said: characters of what they are given.
     """
-    _install()
+    from transformers.utils import chat_template_utils
+
     most = _ROOM + _GROWTH * said
-    token, before = _most.set(most), sys.gettrace()
-    sys.settrace(_Watch(most))
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-        _most.reset(token)
+    with replaced([Replacement(chat_template_utils, "_compile_jinja_template", _either)]):
+        token, before = _most.set(most), sys.gettrace()
+        sys.settrace(_Watch(most))
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+            _most.reset(token)
 
 
 class _Watch:
@@ -86,16 +92,20 @@ class _Watch:
         return self
 
 
-@cache
-def _install() -> None:
-    """Have transformers compile templates for the environment below."""
-    from transformers.utils import chat_template_utils as module
+def _either(original: Callable[[str], Template]) -> Callable[[str], Template]:
+    """Have templates compiled for the environment below while limits hold in this thread."""
+    return lambda template: (_compile if _most.get() else original)(template)
 
-    if hasattr(module, "ImmutableSandboxedEnvironment"):
-        vars(module)["ImmutableSandboxedEnvironment"] = _Environment
-    clear = getattr(getattr(module, "_compile_jinja_template", None), "cache_clear", None)
-    if clear is not None:
-        clear()
+
+@lru_cache
+def _compile(template: str) -> Template:
+    """Compile a template as transformers does, for the environment below."""
+    from transformers.utils import chat_template_utils
+
+    compiles = unwrap(chat_template_utils._cached_compile_jinja_template)
+    names = vars(chat_template_utils) | {"ImmutableSandboxedEnvironment": _Environment}
+    compiled: Template = FunctionType(compiles.__code__, names)(template)
+    return compiled
 
 
 class _Joining(CodeGenerator):

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from offspec.checkpoint.slices import can_slice, cut
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
 from offspec.core.errors import CheckpointError
+from offspec.model.patches import wrap
 from offspec.stream.arena import Arena
 from offspec.stream.layout import UnitLayout
 from offspec_kernels.dequant import dequantise
@@ -140,29 +140,29 @@ class ModuleUnpacker:
         product: Callable[[torch.Tensor], torch.Tensor | None] | None = None,
     ) -> None:
         self.elements = elements
-        self._product, self._own = product, module.forward
+        self._product = product
         self._module, self._make, self._put, self._drop = module, make, put, drop
-        self._hooks: list[RemovableHandle] = []
+        self._undo: list[Callable[[], None]] = []
         self._scratch: Scratch | None = None
         self._mark = 0
 
     def install(self, scratch: Scratch) -> None:
         self._scratch = scratch
         if self._product is not None:
-            self._own, self._module.forward = self._module.forward, self._forward
+            self._undo = [wrap(self._module, self._forward)]
             return
-        self._hooks = [
-            self._module.register_forward_pre_hook(self._before),
-            self._module.register_forward_hook(self._after, always_call=True),
+        self._undo = [
+            self._module.register_forward_pre_hook(self._before).remove,
+            self._module.register_forward_hook(self._after, always_call=True).remove,
         ]
 
-    def _forward(self, input: torch.Tensor) -> torch.Tensor:
+    def _forward(self, own: Callable[[torch.Tensor], torch.Tensor], input: torch.Tensor) -> torch.Tensor:
         assert self._product is not None
         out = self._product(input)
         if out is None:
             self._before(self._module, (input,))
             try:
-                out = self._own(input)
+                out = own(input)
             finally:
                 self._after(self._module, (input,), out)
         assert out is not None
@@ -179,11 +179,9 @@ class ModuleUnpacker:
         self._scratch.taken = self._mark
 
     def remove(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        if self._product is not None:
-            self._module.forward = self._own
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
 
 
 def warm_up(weights: Iterable[Weight], dtype: torch.dtype, device: torch.device) -> None:

@@ -15,8 +15,10 @@ from numba.extending import intrinsic
 
 from offspec_kernels.row_linear.attempt import attempt
 
-_BRGEMM = "_ZN2at6native7cpublas6brgemmEllllllbPKN3c108BFloat16ES5_Pfb"  # the signature is in the name
+# torch has them for itself, and may change them in any release; the signatures are in the names.
+_BRGEMM = "_ZN2at6native7cpublas6brgemmEllllllbPKN3c108BFloat16ES5_Pfb"
 _RELEASE = "_ZN2at6native7cpublas14brgemm_releaseEb"
+_SUPPORTED = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # in torch.cpu
 
 
 class Addresses(NamedTuple):
@@ -30,19 +32,31 @@ class Addresses(NamedTuple):
 @cache
 def find_brgemm() -> Addresses | None:
     """The functions, where this torch has them, and processor and oneDNN multiply bfloat16."""
-    folder = Path(torch.__file__).parent / "lib"
-    try:
-        if not (
-            torch.backends.mkldnn.enabled
-            and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
-        ):
-            return None
-        library = ctypes.CDLL(str(folder / "libtorch_cpu.so"))
-        found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in (_BRGEMM, _RELEASE)]
-        addresses = Addresses(*(address or 0 for address in found))
-        return addresses if all(addresses) and _multiplies(addresses) else None
-    except (OSError, AttributeError):
+    if missing_symbols() or not processor_multiplies():
         return None
+    library = ctypes.CDLL(str(_library()))
+    found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in (_BRGEMM, _RELEASE)]
+    addresses = Addresses(*(address or 0 for address in found))
+    return addresses if all(addresses) and _multiplies(addresses) else None
+
+
+def missing_symbols() -> list[str]:
+    """Private names of torch that `find_brgemm` needs and this torch does not have."""
+    missing = [f"torch.cpu.{name}" for name in _SUPPORTED if not hasattr(torch.cpu, name)]
+    try:
+        library = ctypes.CDLL(str(_library()))
+    except OSError:
+        return [*missing, _library().name]
+    return missing + [name for name in (_BRGEMM, _RELEASE) if not hasattr(library, name)]
+
+
+def processor_multiplies() -> bool:
+    """Return whether this processor has instructions for bfloat16, and torch uses oneDNN."""
+    return bool(torch.backends.mkldnn.enabled) and any(getattr(torch.cpu, name)() for name in _SUPPORTED)
+
+
+def _library() -> Path:
+    return Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 
 
 def _multiplies(addresses: Addresses) -> bool:

@@ -37,6 +37,7 @@ CHECKS = (
     _here("memory", "memory"),
     _here("disk", "disks"),
     _here("numba_loops", "numba"),
+    _here("small_products", "small products"),
     _here("triton_kernels", "Triton"),
     _here("pinning", "pinned memory"),
     _here("sample_run", "sample run"),

@@ -7,7 +7,7 @@ Letters: T rows of a pass, S keys, H heads, KV key heads, D and E sizes of a key
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from offspec.core.errors import UnsupportedModelError
+from offspec.core.replaced import replaced
 from offspec.model.attention import TreeContext, running
 from offspec.model.cache import TreeCache
+from offspec.model.patches import register_attention, wrap
 from offspec.model.probe.implementation import implementation
 from offspec_kernels.tree_attention import MOST_NUMBERS
 
@@ -107,9 +109,7 @@ def measure_rows(skeleton: Any, wraps: int = 0) -> CacheRows:
     Raises:
         UnsupportedModelError: It cannot be run so.
     """
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(_NAME, _attend)
+    register_attention(_NAME, _attend)
     cache = TreeCache(_SLOTS * len(skeleton.layers), _ROWS)
     seen = _Seen(cache)
     siblings = torch.eye(_ROWS, dtype=torch.bool)
@@ -123,6 +123,7 @@ def measure_rows(skeleton: Any, wraps: int = 0) -> CacheRows:
             torch.no_grad(),
             implementation(skeleton.model, **({"attention": _NAME} if ours else {})),
             _ending_at_attention(skeleton.layers, wraps) if ours else nullcontext(),
+            replaced(skeleton.functions),
             running(context),
             _WithoutWeights(),
         ):
@@ -178,23 +179,17 @@ def _attend(
 def _ending_at_attention(layers: Any, wraps: int) -> Iterator[None]:
     """Layers that hand on their input as soon as their attention was called."""
 
-    def ending(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return forward(hidden, *args, **kwargs)
-            except _AttentionError as ended:
-                beside = [None] * (wraps - 1)
-                return (hidden, *[ended.indices, *beside][: wraps - 1]) if wraps else hidden
+    def end(forward: Callable[..., Any], hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return forward(hidden, *args, **kwargs)
+        except _AttentionError as ended:
+            beside = [None] * (wraps - 1)
+            return (hidden, *[ended.indices, *beside][: wraps - 1]) if wraps else hidden
 
-        return run
-
-    for layer in layers:
-        layer.forward = ending(layer.forward)
-    try:
-        yield
-    finally:
+    with ExitStack() as stack:
         for layer in layers:
-            del layer.forward
+            stack.callback(wrap(layer, end))
+        yield
 
 
 class _WithoutWeights(TorchFunctionMode):

@@ -1,52 +1,46 @@
 """Transformers' functions for layers with a state, over token trees while a pass of ours runs.
 
 A family's code calls one of a few functions of its own module, the same in every family of a kind, with the
-state that its cache holds. `install` has these names stand for functions that look whether a pass runs, and
-if so walk its rows with our state; else they do what they did. The names are transformers'.
+state that its cache holds. During a pass these names stand for functions that look whether the pass runs in
+this thread, and if so walk its rows with our state; else they do what they did. The names are transformers'.
 
 Letters: T rows, C channels, K taps, G heads of keys, H of values, D numbers of a key, E of a value.
 """
 
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from offspec.core.replaced import Replacement
 from offspec.model.activations import evenly
 from offspec.model.attention import running_context
 from offspec.model.recurrence.state import Rows, Update
 from offspec.model.recurrence.walks import Walks
 
-Replacement = Callable[..., Any]
 _NO_STATE = torch.empty(0)  # in the place of a state that a family hands to its cache
 
 
-def install(model: torch.nn.Module) -> bool:
-    """Replace the functions that the parts of `model` call; whether there is any. Twice is harmless."""
-    found = False
-    for module in {type(part).__module__ for part in model.modules()}:
-        names = vars(sys.modules[module])
-        for name, replacement in _REPLACEMENTS.items():
-            original = names.get(name)
-            if original is None or not module.startswith("transformers."):
-                continue
-            found = True
-            if not hasattr(original, "offspec_original"):
-                names[name] = _either(original, replacement)
-    return found
+def tree_functions(model: torch.nn.Module) -> tuple[Replacement, ...]:
+    """Functions that the parts of `model` call, to be replaced during a pass."""
+    modules = {type(part).__module__ for part in model.modules()}
+    return tuple(
+        Replacement(sys.modules[module], name, partial(_either, over_tree))
+        for module in modules
+        if module.startswith("transformers.")
+        for name, over_tree in _OVER_TREES.items()
+        if vars(sys.modules[module]).get(name) is not None
+    )
 
 
-def _either(original: Callable[..., Any], replacement: Replacement) -> Callable[..., Any]:
+def _either(over_tree: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if running_context() is None:
-            return original(*args, **kwargs)
-        return replacement(*args, **kwargs)
+        return (original if running_context() is None else over_tree)(*args, **kwargs)
 
-    call.offspec_original = original  # type: ignore[attr-defined]
     return call
 
 
@@ -180,7 +174,7 @@ def _mamba1(
     return (out, _NO_STATE) if return_last_state else out
 
 
-_REPLACEMENTS: dict[str, Replacement] = {
+_OVER_TREES: dict[str, Callable[..., Any]] = {
     "causal_conv1d_fn": _causal_conv,
     "torch_chunk_gated_delta_rule": _delta_rule,
     "chunk_kimi_delta_attention": _delta_rule,

@@ -1,0 +1,79 @@
+"""Attributes of other packages, replaced for a while, in several threads."""
+
+from threading import Barrier, Thread
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from offspec.core.replaced import Replacement, replaced
+
+
+class _Base:
+    def __init__(self) -> None:
+        self.made = "base"
+
+
+class _Derived(_Base):
+    pass
+
+
+def _doubled(own: object) -> object:
+    return (own, own)
+
+
+def _module(**names: int) -> Any:
+    module = ModuleType("other_package")
+    vars(module).update(names)
+    return module
+
+
+def _names(module: Any) -> dict[str, object]:
+    return {name: value for name, value in vars(module).items() if not name.startswith("__")}
+
+
+def test_the_original_comes_back_whatever_happens() -> None:
+    owner = _module(first=1, second=2)
+    both = [Replacement(owner, name, _doubled) for name in ("first", "second")]
+    with pytest.raises(ValueError), replaced(both):
+        assert _names(owner) == {"first": (1, 1), "second": (2, 2)}
+        raise ValueError
+    assert _names(owner) == {"first": 1, "second": 2}
+
+
+def test_an_attribute_that_was_inherited_is_inherited_again() -> None:
+    with replaced([Replacement(_Derived, "__init__", lambda own: lambda self: None)]):
+        assert not vars(_Derived())
+    assert "__init__" not in vars(_Derived) and _Derived().made == "base"
+
+
+def test_nothing_stays_where_one_of_them_is_not_there() -> None:
+    owner = _module(there=1)
+    both = [Replacement(owner, name, _doubled) for name in ("there", "absent")]
+    with pytest.raises(AttributeError), replaced(both):
+        pass
+    assert _names(owner) == {"there": 1}
+    with replaced([Replacement(owner, "there", _doubled)]):
+        assert owner.there == (1, 1)
+    assert owner.there == 1
+
+
+def test_blocks_of_two_threads_share_a_replacement() -> None:
+    owner, barrier = _module(there=1), Barrier(2, timeout=20)
+    one = [Replacement(owner, "there", _doubled)]
+    seen = list[object]()
+
+    def other() -> None:
+        with replaced(one):
+            barrier.wait()  # both are inside
+            barrier.wait()  # the first one has left
+            seen.append(owner.there)
+
+    thread = Thread(target=other)
+    thread.start()
+    with replaced(one):
+        barrier.wait()
+        seen.append(owner.there)
+    barrier.wait()
+    thread.join()
+    assert seen == [(1, 1), (1, 1)] and owner.there == 1
