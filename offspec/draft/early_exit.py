@@ -8,16 +8,19 @@ guesses well only where few layers stream, or where the target was trained for i
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from offspec.core.config import EARLY_EXIT
 from offspec.core.errors import DraftError
+from offspec.draft.base import Drafter, Wants
 from offspec.draft.lm import LMDrafter
 from offspec.model.cache import KeysAndValues, TreeCache
 from offspec.model.loaded import LoadedModel
+from offspec.model.parts import TargetParts
 from offspec.model.recurrence.snapshots import OF_DRAFT
 from offspec.model.runner import TreeModel
 from offspec.model.skeleton import Skeleton
@@ -152,3 +155,32 @@ def _hand_on(wraps: int, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any
         return hidden
     before = [*args, *(value for name, value in kwargs.items() if name.startswith("prev_"))]
     return (hidden, *before, *[None] * wraps)[:wraps]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEarlyExit:
+    """Layers of the target that stay in memory, as a head: they have no weights of their own."""
+
+    target: LoadedModel
+    target_print: str
+    kind: str = EARLY_EXIT
+    name: str = EARLY_EXIT
+    shares_head: bool = True
+    embeds: bool = True
+    depth: None = None
+
+    @property
+    def wants(self) -> Wants:
+        return Wants()
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.target_print} {EARLY_EXIT}"
+
+    def nbytes(self, rows: int) -> int:
+        """Keys, values and states of all layers: which of them will stay is decided by what is left."""
+        return self.target.cache_bytes(rows) + self.target.state_bytes(rows, OF_DRAFT)
+
+    def load(self, parts: TargetParts, rows: int) -> Drafter:
+        """Raises DraftError where no layer stays."""
+        return EarlyExitDrafter(self.target, rows)

@@ -28,7 +28,7 @@ class TargetShape:
 class OpenedHead(Protocol):
     """A head whose headers were read and found to fit the target. Its weights are still on disk.
 
-    kind: "medusa", "mlp_speculator", "eagle", "eagle3" or "mtp"; name: for people, "medusa (3 heads)";
+    kind: a name of `draft.kinds.KINDS`; name: for people, "medusa (3 heads)";
     shares_head: it asks for the target's logits, so that the target's head must stay in memory; embeds: it
     looks tokens up in the target's embedding, at every step.
     """

@@ -8,16 +8,21 @@ import torch
 
 from offspec.draft.base import Drafter, Wants
 from offspec.draft.heads.base import OpenedHead, TargetShape
-from offspec.draft.heads.eagle_files import EAGLE, EagleFormat, kind_of, read_format, token_map
+from offspec.draft.heads.eagle_files import EAGLE, EAGLE3, EagleFormat, kind_of, read_format, token_map
 from offspec.draft.heads.eagle_layer import Eagle1Layer, Eagle3Layer, EagleLayer
 from offspec.draft.heads.files import HeadFiles
 from offspec.draft.heads.state_drafter import KnownStates, StateDrafter
 from offspec.model.parts import TargetParts
 
 
-def recognises(config: Mapping[str, Any], names: Collection[str]) -> bool:
+def is_eagle(config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether a configuration and the names of tensors are an EAGLE head's."""
-    return kind_of(config, names) is not None
+    return kind_of(config, names) == EAGLE
+
+
+def is_eagle3(config: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether a configuration and the names of tensors are an EAGLE-3 head's."""
+    return kind_of(config, names) == EAGLE3
 
 
 def opened(files: HeadFiles, target: TargetShape) -> OpenedHead:
