@@ -30,7 +30,7 @@ class Family:
         rope_tables: Tensors that are no weights, and become part of the configuration.
         permuted: Whether rows of queries and keys alternate between the halves of a head.
         norms_plus_one: Whether 1 was added to the weights of norms.
-        tiled_heads: Whether heads of values lie in tiles, one for each head of keys.
+        tiled_heads: Whether heads of values lie as R times all K, for K heads of keys.
         turned_experts: Whether the model has rows and columns of its experts exchanged.
         has_module: Whether layers behind the last may be a multi-token prediction module.
     """

@@ -140,7 +140,7 @@ def _recipe(
     first = sources[0]
     step: Step = "as it is"
     heads = 1
-    order = order_of(config, family, name, sources)
+    order = order_of(config, name, sources, tiled=family.tiled_heads, turned=family.turned_experts)
     if family.permuted and (".attn_q." in first.name or ".attn_k." in first.name):
         step = "unpermute"
         heads = config.num_attention_heads if ".attn_q." in first.name else config.num_key_value_heads
