@@ -31,6 +31,18 @@ def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
             yield _weight(fused, scale, block, tensors)
 
 
+def usual(settings: Mapping[str, Any]) -> tuple[Format, ...]:
+    """See `Method.usual`; by rows where a matrix does not have whole blocks."""
+    from offspec_kernels.dequant.float8 import Float8
+    from offspec_kernels.errors import ArgumentError
+
+    block, by_rows = settings.get("weight_block_size"), Float8(None, "channel")
+    try:
+        return (Float8((block[0], block[1]), "block", rounded=False), by_rows) if block else (by_rows,)
+    except (ArgumentError, TypeError, IndexError, KeyError):  # no numbers
+        return (by_rows,)
+
+
 def _block(value: Any) -> tuple[int, int] | None:
     if value is None:
         return None

@@ -7,9 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offspec.checkpoint.quantised.parts import Found, Tensors, bad_tensor, need, packed_weight
+
+if TYPE_CHECKING:
+    from offspec_kernels.dequant import Format
 
 _BLOCKS = "_blocks"
 
@@ -28,3 +31,10 @@ def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
         *experts, rows, groups, _ = blocks.shape
         packed = packed_weight(weight, (*experts, groups * Mxfp4.block, rows), Mxfp4, parts)
         yield Found(packed, frozenset(part.name for part in parts.values()))
+
+
+def usual(settings: Mapping[str, Any]) -> tuple[Format, ...]:
+    """See `Method.usual`."""
+    from offspec_kernels.dequant.float4 import Mxfp4
+
+    return (Mxfp4(),)

@@ -116,6 +116,14 @@ def setting(settings: Mapping[str, Any], *names: str, usual: int) -> int:
     return usual
 
 
+def even_steps(settings: Mapping[str, Any]) -> tuple[Format, ...]:
+    """The size of weights in `bits` of a configuration; other codes with scales take about as much."""
+    from offspec_kernels.dequant.grouped import BITS, Grouped
+
+    bits = settings.get("bits")
+    return (Grouped(bits if bits in BITS else 8),)
+
+
 def bad_setting(name: str, value: object) -> NoReturn:
     """Raise HeaderError about a value in a quantization_config."""
     raise HeaderError(
