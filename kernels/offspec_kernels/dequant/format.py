@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offspec_kernels.dequant.threads import spread
 from offspec_kernels.errors import ArgumentError
 
 Shape = tuple[int, ...]
@@ -34,6 +35,17 @@ class Filler:
     address: int
     arrays: tuple[Any, Any, Any]
     number: int = 0
+
+    def fill(self, columns: int, out: Tensor) -> None:
+        """All rows of a weight that is not transposed, in the dtype that this was made for."""
+        from offspec_kernels.dequant.native import array, fill_rows
+
+        values, parts = array(out), tuple(part.ctypes.data for part in self.arrays)
+        spread(
+            lambda start, end: fill_rows(self.address, parts, self.number, columns, values, start, end),
+            len(values) // columns,
+            len(values),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +82,9 @@ class Format(ABC):
     def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
         """The values, float32, by the shortest way to say it; the truth for the others."""
 
-    @abstractmethod
     def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        """On the CPU, out bfloat16 or float32."""
+        """On the CPU, out bfloat16 or float32; by default, row by row, what `filler` makes."""
+        self.filler(parts, shape, out.dtype).fill(shape[-1], out)
 
     @abstractmethod
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
@@ -114,8 +126,11 @@ class Format(ABC):
         """Columns of which pieces of a weight [rows, columns] have a multiple; 0 without a `filler`."""
         return 0
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
-        """What makes pieces of rows on the CPU, or of stored rows where the format is transposed."""
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
+        """What makes pieces of rows on the CPU, or of stored rows where the format is transposed.
+
+        dtype: Of the values, bfloat16; float32 too if `eager` is left to this.
+        """
         raise NotImplementedError(f"{self.name} has none")
 
     def check(self, parts: Mapping[str, Part], shape: Shape) -> None:

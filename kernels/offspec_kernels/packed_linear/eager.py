@@ -45,9 +45,9 @@ def packed_linear(
     if not _fills(format, shape):
         out = _unpacked(rows, format, parts, shape)
     elif format.transposed:
-        out = _turned(rows, format.filler(parts, shape), shape)
+        out = _turned(rows, format.filler(parts, shape, rows.dtype), shape)
     else:
-        out = blocks.RowBlocks(rows).multiply_filled(format.filler(parts, shape), shape[0])
+        out = blocks.RowBlocks(rows).multiply_filled(format.filler(parts, shape, rows.dtype), shape[0])
     return out if bias is None else out + bias
 
 

@@ -1,7 +1,7 @@
 """The methods of quantisation whose checkpoints are read: an entry each, by the name that config.json has.
 
-From the entries follow how a checkpoint is opened, which tensors are refused as codes that no method explains,
-what errors list, and the sizes that a plan goes by without a file.
+From the entries follow how a checkpoint is opened, which tensors are refused as codes that no method
+explains, what errors list, and the sizes that a plan goes by without a file.
 """
 
 from __future__ import annotations

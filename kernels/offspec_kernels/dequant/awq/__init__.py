@@ -70,7 +70,7 @@ class Awq(Format):
 
         return 2 if has_lookups() else 0
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
         from offspec_kernels.dequant.awq import native
 
         return native.filler(self.group, parts)

@@ -109,7 +109,7 @@ class Codebook(Format):
 
         return self.block if has_lookups() else 0
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
         from offspec_kernels.dequant.codebook import native
 
         codes, sizes, table = parts["codes"].view(-1), self._sizes(parts), self._table(parts)

@@ -77,18 +77,17 @@ class Ggml(Format):
     def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         if self.kind in FLOATS:
             out.copy_(self._floats(parts["blocks"], shape))
-            return
-        from offspec_kernels.dequant.ggml import native
-
-        native.fill(self.kind, self.heads, parts["blocks"], out)
+        else:
+            Format.eager(self, parts, shape, out)
 
     def fill_step(self, shape: Shape) -> int:
         return LAYOUTS[self.kind][0] if self.kind in LAYOUTS else 0
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
         from offspec_kernels.dequant.ggml import native
 
-        return native.filler(self.kind, native.halves_in_turn(shape[0], self.heads), parts["blocks"])
+        order = native.halves_in_turn(shape[0], self.heads)
+        return native.filler(self.kind, order, parts["blocks"], dtype)
 
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         if self.kind in FLOATS:

@@ -7,6 +7,7 @@ output. With act-order, inputs were rounded in the order of how much they matter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from offspec_kernels.dequant.format import Filler, Shape
@@ -31,7 +32,7 @@ class Gptq(GptqLayout):
         # Groups may change from row to row, and codes of 3 bits lie across words.
         return 2 if has_lookups() and self.bits != 3 and not self.act_order else 0
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
         from offspec_kernels.dequant.gptq import native
 
         return native.filler(self, parts, shape[1])

@@ -62,18 +62,13 @@ class Grouped(Format):
         step, offset = parts["step"].view(-1, 1).float(), parts["offset"].view(-1, 1).float()
         return (code * step + offset).view(shape)
 
-    def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        from offspec_kernels.dequant.grouped import native
-
-        native.fill(self.bits, parts, out)
-
     def fill_step(self, shape: Shape) -> int:
         return GROUP
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
         from offspec_kernels.dequant.grouped import native
 
-        return native.filler(self.bits, parts)
+        return native.filler(self.bits, parts, dtype)
 
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         from offspec_kernels.dequant.grouped import triton
