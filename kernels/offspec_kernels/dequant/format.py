@@ -83,12 +83,20 @@ class Format(ABC):
         """The values, float32, by the shortest way to say it; the truth for the others."""
 
     def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        """On the CPU, out bfloat16 or float32; by default, row by row, what `filler` makes."""
-        self.filler(parts, shape, out.dtype).fill(shape[-1], out)
+        """On the CPU, out bfloat16 or float32; by default what `filler` makes, if there is one."""
+        if self.fill_step(shape):
+            self.filler(parts, shape, out.dtype).fill(shape[-1], out)
+        else:
+            self.copy_reference(parts, shape, out)
 
-    @abstractmethod
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         """On a GPU."""
+        self.copy_reference(parts, shape, out)
+
+    def copy_reference(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+        """On any device, slowly."""
+        values = self.reference(parts, shape)
+        out.copy_(values.mT if self.transposed else values)
 
     def cut(self, shape: Shape, start: int, end: int) -> "tuple[Format, dict[str, tuple[int, int]]] | None":
         """Elements [start, end) of the first dimension of a weight, where they can be had alone.
