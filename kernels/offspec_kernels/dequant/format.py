@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -83,15 +84,16 @@ class Format(ABC):
         """The values, float32, by the shortest way to say it; the truth for the others."""
 
     def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        """On the CPU, out bfloat16 or float32; by default what `filler` makes, if there is one."""
-        if self.fill_step(shape):
-            self.filler(parts, shape, out.dtype).fill(shape[-1], out)
-        else:
-            self.copy_reference(parts, shape, out)
+        """On the CPU, out bfloat16 or float32; by default `native.fill` of the format's package."""
+        self._module("native").fill(self, parts, out)
 
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        """On a GPU."""
-        self.copy_reference(parts, shape, out)
+        """On a GPU; by default `triton.fill` of the format's package."""
+        self._module("triton").fill(self, parts, out)
+
+    def fill_by_rows(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+        """On the CPU, by `filler`: in place of a loop of its own."""
+        self.filler(parts, shape, out.dtype).fill(shape[-1], out)
 
     def copy_reference(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         """On any device, slowly."""
@@ -137,9 +139,15 @@ class Format(ABC):
     def filler(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
         """What makes pieces of rows on the CPU, or of stored rows where the format is transposed.
 
-        dtype: Of the values, bfloat16; float32 too if `eager` is left to this.
+        By default `native.filler` of the format's package. dtype: of the values, bfloat16; for `fill_by_rows`
+        float32, too.
         """
-        raise NotImplementedError(f"{self.name} has none")
+        found: Filler = self._module("native").filler(self, parts, shape, dtype)
+        return found
+
+    def _module(self, name: str) -> Any:
+        """A module of the format's package, which loads what compiles loops."""
+        return import_module(f"{type(self).__module__}.{name}")
 
     def check(self, parts: Mapping[str, Part], shape: Shape) -> None:
         """Raise ArgumentError, naming the part, unless these are the parts of a weight of this shape."""

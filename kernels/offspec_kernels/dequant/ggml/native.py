@@ -1,6 +1,6 @@
 """Compiled loops for the CPU: over the rows of a weight, and the blocks of a row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from typing import Any
 
@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler, rows_and_columns
-from offspec_kernels.dequant.ggml import native_k, native_legacy, native_lookup
+from offspec_kernels.dequant.format import Filler, Shape, rows_and_columns
+from offspec_kernels.dequant.ggml import Ggml, native_k, native_legacy, native_lookup
 from offspec_kernels.dequant.ggml.layout import LAYOUTS
 from offspec_kernels.dequant.native import array, carray, compiled, filling
 from offspec_kernels.dequant.registers import AHEAD, fetch_ahead, has_lookups
@@ -70,13 +70,17 @@ def fill_tiled(
     )
 
 
-def filler(kind: str, order: NDArray[np.int64], blocks: Tensor, dtype: torch.dtype) -> Filler:
+def filler(format: Ggml, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
+    return ordered_filler(format.kind, _halves_in_turn(shape[0], format.heads), parts["blocks"], dtype)
+
+
+def ordered_filler(kind: str, order: NDArray[np.int64], blocks: Tensor, dtype: torch.dtype) -> Filler:
     """order: which row of the blocks each row of the weight is; empty where they are the same."""
     return Filler(_filling(kind, dtype == torch.float32), (array(blocks), order, order), len(order))
 
 
 @lru_cache(maxsize=16)  # a model has few of them, for all of its layers
-def halves_in_turn(rows: int, heads: int) -> NDArray[np.int64]:
+def _halves_in_turn(rows: int, heads: int) -> NDArray[np.int64]:
     """Which row each row of a weight with the two halves of so many heads was; empty without heads."""
     if not heads:
         return np.empty(0, np.int64)

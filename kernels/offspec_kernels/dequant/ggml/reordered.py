@@ -73,7 +73,7 @@ class Reordered(Format):
 
     def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         if self.fill_step(shape):
-            Format.eager(self, parts, shape, out)
+            self.fill_by_rows(parts, shape, out)
             return
         if len(self.kinds) == 1 and self.kinds[0] not in FLOATS and self.tiles is not None:
             from offspec_kernels.dequant.ggml import native
@@ -89,7 +89,7 @@ class Reordered(Format):
     def filler(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
         from offspec_kernels.dequant.ggml import native
 
-        return native.filler(self.kinds[0], _order(self.runs), parts["blocks0"], dtype)
+        return native.ordered_filler(self.kinds[0], _order(self.runs), parts["blocks0"], dtype)
 
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         kinds = [Ggml(kind) for kind in self.kinds]

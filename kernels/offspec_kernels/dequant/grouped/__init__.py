@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler, Format, Part, Shape, rows_and_columns
+from offspec_kernels.dequant.format import Format, Part, Shape, rows_and_columns
 from offspec_kernels.errors import ArgumentError
 
 GROUP = 64
@@ -65,15 +65,7 @@ class Grouped(Format):
     def fill_step(self, shape: Shape) -> int:
         return GROUP
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
-        from offspec_kernels.dequant.grouped import native
-
-        return native.filler(self.bits, parts, dtype)
-
-    def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        from offspec_kernels.dequant.grouped import triton
-
-        triton.fill(self.bits, parts, out)
+    eager = Format.fill_by_rows
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:

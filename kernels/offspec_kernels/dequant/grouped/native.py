@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler
+from offspec_kernels.dequant.format import Filler, Shape
+from offspec_kernels.dequant.grouped import Grouped
 from offspec_kernels.dequant.native import array, carray, filling, half, inlined, put
 from offspec_kernels.dequant.registers import AHEAD, fetch_ahead, has_lookups, shifted_high, shifted_low
 
@@ -86,9 +87,9 @@ def _fill2(codes: Any, step: Any, offset: Any, out: Any) -> None:
 _GROUPS = {2: _fill2, 3: _fill3, 4: _fill4, 8: _fill8}
 
 
-def filler(bits: int, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Filler:
+def filler(format: Grouped, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
     codes, step, offset = (array(parts[name]) for name in ("codes", "step", "offset"))
-    return Filler(_filling(bits, dtype == torch.float32), (codes, step, offset))
+    return Filler(_filling(format.bits, dtype == torch.float32), (codes, step, offset))
 
 
 @cache
