@@ -8,7 +8,7 @@ guesses well only where few layers stream, or where the target was trained for i
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from offspec.core.config import EARLY_EXIT
 from offspec.core.errors import DraftError
 from offspec.draft.base import Drafter, Wants
+from offspec.draft.heads.base import OpenedHead
 from offspec.draft.lm import LMDrafter
 from offspec.model.cache import KeysAndValues, TreeCache
 from offspec.model.loaded import LoadedModel
@@ -157,30 +158,18 @@ def _hand_on(wraps: int, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any
     return (hidden, *before, *[None] * wraps)[:wraps]
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedEarlyExit:
-    """Layers of the target that stay in memory, as a head: they have no weights of their own."""
+def open_early_exit(target: LoadedModel, fingerprint: str) -> OpenedHead:
+    """Layers of the target that stay in memory, as a head: they have no weights of their own.
 
-    target: LoadedModel
-    target_print: str
-    kind: str = EARLY_EXIT
-    name: str = EARLY_EXIT
-    shares_head: bool = True
-    embeds: bool = True
-    depth: None = None
+    Loading it raises DraftError where no layer stays. Which of them will is decided by what is left, so that
+    keys, values and states of all are counted. fingerprint: of the target.
+    """
 
-    @property
-    def wants(self) -> Wants:
-        return Wants()
+    def nbytes(rows: int) -> int:
+        return target.cache_bytes(rows) + target.state_bytes(rows, OF_DRAFT)
 
-    @property
-    def fingerprint(self) -> str:
-        return f"{self.target_print} {EARLY_EXIT}"
+    def load(parts: TargetParts, rows: int) -> Drafter:
+        return EarlyExitDrafter(target, rows)
 
-    def nbytes(self, rows: int) -> int:
-        """Keys, values and states of all layers: which of them will stay is decided by what is left."""
-        return self.target.cache_bytes(rows) + self.target.state_bytes(rows, OF_DRAFT)
-
-    def load(self, parts: TargetParts, rows: int) -> Drafter:
-        """Raises DraftError where no layer stays."""
-        return EarlyExitDrafter(self.target, rows)
+    named = f"{fingerprint} {EARLY_EXIT}"
+    return OpenedHead(EARLY_EXIT, EARLY_EXIT, named, nbytes, load, True, True, Wants())

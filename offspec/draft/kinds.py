@@ -11,7 +11,7 @@ from typing import Any
 from offspec.checkpoint import Checkpoint
 from offspec.core.config import EARLY_EXIT, MTP
 from offspec.draft.base import Lookup
-from offspec.draft.early_exit import OpenedEarlyExit
+from offspec.draft.early_exit import open_early_exit
 from offspec.draft.heads import eagle, medusa, mlp_speculator
 from offspec.draft.heads.base import OpenedHead, TargetShape
 from offspec.draft.heads.files import HeadFiles
@@ -87,7 +87,7 @@ KINDS = {  # by `OpenedHead.kind`, the best first
     EARLY_EXIT: HeadKind(
         "early exit",
         "layers of the target that stay in memory",
-        of_target=lambda checkpoint, target, shape: OpenedEarlyExit(target, checkpoint.fingerprint),
+        of_target=lambda checkpoint, target, shape: open_early_exit(target, checkpoint.fingerprint),
     ),
 }
 OF_TARGET = {name: kind.of_target for name, kind in KINDS.items() if kind.of_target is not None}

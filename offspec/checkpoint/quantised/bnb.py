@@ -20,7 +20,6 @@ from offspec.checkpoint.quantised.parts import (
     Found,
     Tensors,
     bad_tensor,
-    even_steps,
     need,
     packed_weight,
     read_bytes,
@@ -145,8 +144,3 @@ def _int8(module: str, tensors: Tensors) -> Found:
         spent.add(order.name)
     packed = packed_weight(f"{module}.weight", parts["codes"].shape, Int8Rows, parts)
     return Found(packed, frozenset(spent))
-
-
-def usual(settings: Mapping[str, Any]) -> tuple[Format, ...]:
-    """See `Method.usual`."""
-    return even_steps({"bits": 4 if settings.get("load_in_4bit") else 8})

@@ -42,7 +42,11 @@ class Method:
 
 METHODS = {
     "awq": Method(awq.find, signs=(".qweight",)),
-    "bitsandbytes": Method(bnb.find, bnb.usual, signs=(".SCB", ".absmax")),
+    "bitsandbytes": Method(
+        bnb.find,
+        lambda settings: even_steps({"bits": 4 if settings.get("load_in_4bit") else 8}),
+        signs=(".SCB", ".absmax"),
+    ),
     "compressed-tensors": Method(
         compressed.find, schemes.usual, (".weight_packed", ".weight_scale"), (("_scale", ""),)
     ),
