@@ -29,8 +29,7 @@ def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
         if len(blocks.shape) < 3:
             bad_tensor(blocks, f"must be [..., rows, groups, 16], not {list(blocks.shape)}")
         *experts, rows, groups, _ = blocks.shape
-        packed = packed_weight(weight, (*experts, groups * Mxfp4.block, rows), Mxfp4, parts)
-        yield Found(packed, frozenset(part.name for part in parts.values()))
+        yield packed_weight(weight, (*experts, groups * Mxfp4.block, rows), Mxfp4, parts)
 
 
 def usual(settings: Mapping[str, Any]) -> tuple[Format, ...]:
