@@ -12,10 +12,14 @@ from typing import Any
 
 import torch
 
+from offspec.core.config import EARLY_EXIT
 from offspec.core.errors import DraftError
+from offspec.draft.base import Drafter, Wants
+from offspec.draft.heads.base import OpenedHead
 from offspec.draft.lm import LMDrafter
 from offspec.model.cache import KeysAndValues, TreeCache
 from offspec.model.loaded import LoadedModel
+from offspec.model.parts import TargetParts
 from offspec.model.patches import unwrapped, wrap
 from offspec.model.recurrence.snapshots import OF_DRAFT
 from offspec.model.runner import TreeModel
@@ -144,3 +148,20 @@ def _hand_on(forward: Callable[..., Any], wraps: int, hidden: torch.Tensor, *arg
         return hidden
     before = [*args, *(value for name, value in kwargs.items() if name.startswith("prev_"))]
     return (hidden, *before, *[None] * wraps)[:wraps]
+
+
+def open_early_exit(target: LoadedModel, fingerprint: str) -> OpenedHead:
+    """Layers of the target that stay in memory, as a head: they have no weights of their own.
+
+    Loading it raises DraftError where no layer stays. Which of them will is decided by what is left, so that
+    keys, values and states of all are counted. fingerprint: of the target.
+    """
+
+    def nbytes(rows: int) -> int:
+        return target.cache_bytes(rows) + target.state_bytes(rows, OF_DRAFT)
+
+    def load(parts: TargetParts, rows: int) -> Drafter:
+        return EarlyExitDrafter(target, rows)
+
+    named = f"{fingerprint} {EARLY_EXIT}"
+    return OpenedHead(EARLY_EXIT, EARLY_EXIT, named, nbytes, load, True, True, Wants())

@@ -5,19 +5,17 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
-from offspec.core.config import EARLY_EXIT, LOOKUPS, MTP, NONE, SUBSTITUTE, EngineConfig
+from offspec.core.config import LOOKUPS, NONE, SUBSTITUTE, EngineConfig
 from offspec.core.errors import DraftError, RequestError, UnsupportedModelError
 from offspec.core.events import Event, Notice
-from offspec.draft.base import Drafter, Wants
 from offspec.draft.cross_vocab.vocab_map import VocabMap
-from offspec.draft.early_exit import EarlyExitDrafter
 from offspec.draft.heads.base import OpenedHead, TargetShape
-from offspec.draft.heads.mtp import open_mtp
 from offspec.draft.heads.open import open_head
+from offspec.draft.kinds import KINDS, OF_TARGET
 from offspec.model.loaded import LoadedModel
-from offspec.model.parts import TargetParts
-from offspec.model.recurrence import snapshots
 from offspec.model.tokenizer import TextCodec, load_tokenizer, same_vocabulary
+from offspec_planners.typical_acceptance import MODEL, TypicalDraft
+from offspec_planners.typical_acceptance import SUBSTITUTE as TYPICAL_SUBSTITUTE
 
 Notify = Callable[[Event], None]
 Kind = Literal["substitute", "model", "head", "none"]
@@ -51,6 +49,13 @@ class Drafts:
         if self.main == SUBSTITUTE:
             return "substitute"
         return "model" if self.names else "none"
+
+    @property
+    def typical(self) -> TypicalDraft:
+        """How well the main one is expected to guess."""
+        if self.main in self.heads:
+            return KINDS[self.heads[self.main].kind].typical
+        return TYPICAL_SUBSTITUTE if self.main == SUBSTITUTE else MODEL
 
     @property
     def fingerprint(self) -> str:
@@ -109,8 +114,6 @@ class DraftOpener:
 
     def _head(self, name: str) -> OpenedHead | None:
         """Whatever drafts with the target's own states; None where the name is a model's."""
-        if name == EARLY_EXIT:
-            return OpenedEarlyExit(self._target, self._checkpoint.fingerprint)
         config = self._target.skeleton.config
         shape = TargetShape(
             name=self._config.model,
@@ -121,11 +124,13 @@ class DraftOpener:
             device=self._target.device,
             config=config,
         )
-        if name != MTP:
+        if name not in OF_TARGET:
             return open_head(name, shape, self._notify)
-        module = open_mtp(self._checkpoint, shape)
+        module = OF_TARGET[name](self._checkpoint, self._target, shape)
         if module is None:
-            raise DraftError(f"the checkpoint of {shape.name} has no MTP module: use another `draft`")
+            raise DraftError(
+                f"the checkpoint of {shape.name} has no {KINDS[name].title} module: use another `draft`"
+            )
         return module
 
     def _with_substitute(self, found: Drafts) -> Drafts:
@@ -155,32 +160,3 @@ def substitute_print(fingerprint: str) -> str:
 
 def _model_of(found: Drafts) -> str:
     return next(name for name in found.names if name not in found.heads)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedEarlyExit:
-    """Layers of the target that stay in memory, as a head: they have no weights of their own."""
-
-    target: LoadedModel
-    target_print: str
-    kind: str = EARLY_EXIT
-    name: str = EARLY_EXIT
-    shares_head: bool = True
-    embeds: bool = True
-    depth: None = None
-
-    @property
-    def wants(self) -> Wants:
-        return Wants()
-
-    @property
-    def fingerprint(self) -> str:
-        return f"{self.target_print} {EARLY_EXIT}"
-
-    def nbytes(self, rows: int) -> int:
-        """Keys, values and states of all layers: which of them will stay is decided by what is left."""
-        return self.target.cache_bytes(rows) + self.target.state_bytes(rows, snapshots.OF_DRAFT)
-
-    def load(self, parts: TargetParts, rows: int) -> Drafter:
-        """Raises DraftError where no layer stays."""
-        return EarlyExitDrafter(self.target, rows)

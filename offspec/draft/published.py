@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any
 
 from offspec.checkpoint.open import DEMO, DEMO_WIDE
 from offspec.checkpoint.shapes import known_config, known_models
-
-Kind = Literal["mtp", "eagle3", "eagle", "medusa", "mlp_speculator", "model"]
+from offspec.core.config import MTP
+from offspec.draft.kinds import KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +22,14 @@ class KnownDraft:
 
     Args:
         id: As `--draft` takes it.
-        kind: Of head, or "model".
+        kind: A name of KINDS, or "model".
         reason: Why to use it, in a few words.
         target: The model that it drafts for.
         share: Its weights as a share of the target's, by their names; 0 for a head, or if they do not say.
     """
 
     id: str
-    kind: Kind
+    kind: str
     reason: str
     target: str
     share: float = 0.0
@@ -40,14 +40,7 @@ class KnownDraft:
         return self.kind != "model"
 
 
-_REASONS: dict[Kind, str] = {  # the best kind first
-    "mtp": "in the target's own checkpoint, trained along with it",
-    "eagle3": "one layer over states of three of the target's",
-    "eagle": "one layer over the target's last states",
-    "medusa": "a head for each token ahead",
-    "mlp_speculator": "small layers over the target's last state",
-    "model": "a small model with the same vocabulary",
-}
+_MODEL = "a small model with the same vocabulary"
 
 _LLAMA_3 = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
 _LLAMA_2 = "meta-llama/Llama-2-7b-chat-hf", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
@@ -64,7 +57,7 @@ _SIBLINGS = {
 
 _LLAMA_3_8B = "ibm-ai-platform/llama3-8b-accelerator"
 _LLAMA_3_70B = "ibm-ai-platform/llama3-70b-accelerator"
-_HEADS: dict[str, dict[str, Kind]] = {
+_HEADS: dict[str, dict[str, str]] = {
     "meta-llama/Meta-Llama-3-8B-Instruct": {
         "yuhuili/EAGLE-LLaMA3-Instruct-8B": "eagle",
         _LLAMA_3_8B: "mlp_speculator",
@@ -163,7 +156,7 @@ def known_drafts(target: str, config: Mapping[str, Any] | None = None) -> tuple[
     found: dict[str, KnownDraft] = {}
     modules = config.get("num_nextn_predict_layers")
     if isinstance(modules, int) and modules > 0:
-        found["mtp"] = KnownDraft("mtp", "mtp", _REASONS["mtp"], target)
+        found[MTP] = KnownDraft(MTP, MTP, KINDS[MTP].reason, target)
     for names in ((target,), (str(config.get("_name_or_path") or ""),), _of_shape(config)):
         drafts = sorted((draft for name in names for draft in _named(name)), key=_rank)
         for draft in drafts:
@@ -174,7 +167,7 @@ def known_drafts(target: str, config: Mapping[str, Any] | None = None) -> tuple[
 
 
 def _rank(draft: KnownDraft) -> int:
-    return list(_REASONS).index(draft.kind)
+    return [*KINDS, "model"].index(draft.kind)
 
 
 def _named(name: str) -> Iterator[KnownDraft]:
@@ -184,13 +177,13 @@ def _named(name: str) -> Iterator[KnownDraft]:
     target = max(targets, key=len, default="")
     if target and not _OTHERWISE_TRAINED.search(stem.removeprefix(_stem(target))):
         for head, kind in _HEADS[target].items():
-            yield KnownDraft(head, kind, _REASONS[kind], target)
+            yield KnownDraft(head, kind, KINDS[kind].reason, target)
     for family, siblings in _SIBLINGS.items():
         if stem.startswith(family):
             for sibling in siblings:
                 share = _billions(sibling) / _billions(name)
                 if share < 1:
-                    yield KnownDraft(sibling, "model", _REASONS["model"], name, share)
+                    yield KnownDraft(sibling, "model", _MODEL, name, share)
 
 
 def _stem(name: str) -> str:

@@ -138,7 +138,7 @@ def attach(experts: RoutedExperts, store: AnyExpertStore | None, beside: Experts
         first += found.module.num_experts
 
 
-def take_apart(
+def split_experts(
     model: Any, layers: Sequence[Sequence[WeightRecipe]], layer_of: Callable[[str], int | None]
 ) -> tuple[list[list[WeightRecipe]], list[ExpertModule]]:
     """The recipes of each layer without its routed experts, and those experts.

@@ -161,7 +161,7 @@ class LoadedModel(OpenedModel):
             self._use_row_products()
         if self.is_packed and not unpacked:
             for binder in (*self.layers, *self.dense, *self._rest):
-                binder.by_panels = binder.device.type == "cpu" and self.has_panels
+                binder.by_panels = binder.device.type == "cpu" and self.uses_panels
             values = self._unpacked_in(self.dense if placement.by_need else self.layers)
             self._scratches = {device: Scratch(values, self.dtype, device) for device in places}
         store = self._expert_store(placement)

@@ -14,7 +14,7 @@ from offspec.checkpoint.slices import can_slice
 from offspec.checkpoint.tensors import PackedInfo, Weight, main_format, on_disk
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.binding import Binder
-from offspec.model.expert_parts import RoutedExperts, take_apart
+from offspec.model.expert_parts import RoutedExperts, split_experts
 from offspec.model.experts import is_experts
 from offspec.model.head import HeadBlock, head_blocks
 from offspec.model.probe.build import build_skeleton
@@ -87,7 +87,7 @@ class OpenedModel:
         self.layers = [
             Binder(model, f"layer {i}", recipes, device, f"{prefix}.{i}.") for i, recipes in enumerate(layers)
         ]
-        without, found = take_apart(model, layers, self.skeleton.layer_of)
+        without, found = split_experts(model, layers, self.skeleton.layer_of)
         self.experts = RoutedExperts(found)
         self.dense = [  # the layers without those experts
             whole
@@ -203,7 +203,7 @@ class OpenedModel:
 
     def _whole_in(self, layers: Sequence[Binder]) -> int:
         """Most values of a module of layers that are made before it runs."""
-        by_panels = self.device.type == "cpu" and self.has_panels
+        by_panels = self.device.type == "cpu" and self.uses_panels
         return max(binder.scratch_elements(by_panels) for binder in layers)
 
     def _unpacked_in(self, layers: Sequence[Binder]) -> int:
@@ -319,10 +319,10 @@ class OpenedModel:
     def _laid_for_products(self, rows: int, inner: int) -> int:
         """Bytes in which a CPU lays out a matrix, or rows of up to `inner` numbers beside panels."""
         blocks, item = has_row_blocks(torch.device("cpu"), self.dtype), self.dtype.itemsize
-        beside = (rows * inner * item + panel_bytes(rows)) if blocks or self.has_panels else 0
+        beside = (rows * inner * item + panel_bytes(rows)) if blocks or self.uses_panels else 0
         if blocks:
             return beside
-        whole = self.layer_elements[0] - (self.layers[0].panel_elements if self.has_panels else 0)
+        whole = self.layer_elements[0] - (self.layers[0].panel_elements if self.uses_panels else 0)
         return beside + min(whole, max((a * b for a, b in self._matrix_shapes()), default=0)) * item
 
     @property
@@ -367,7 +367,7 @@ class OpenedModel:
         return find_row_counts(shapes, sums, self.dtype, device)
 
     @cached_property
-    def has_panels(self) -> bool:
+    def uses_panels(self) -> bool:
         """Whether a CPU may multiply packed weights panel by panel, and make what all values would."""
         if not self.is_packed or has_row_blocks(torch.device("cpu"), self.dtype):
             return self.is_packed

@@ -8,9 +8,8 @@ from offspec.core.events import LoadProgress
 from offspec.draft.base import Drafter
 from offspec.draft.cross_vocab.drafter import TranslatedDrafter
 from offspec.draft.cross_vocab.retokenize import Reading
+from offspec.draft.kinds import LOOKUPS
 from offspec.draft.lm import DraftModel, LMDrafter
-from offspec.draft.lookup.ngram import NgramLookup
-from offspec.draft.lookup.suffix import SuffixLookup
 from offspec.draft.mix.sources import Sources
 from offspec.draft.open import Drafts, Notify
 from offspec.model.cache import TreeCache
@@ -44,7 +43,7 @@ def load_drafts(
         for drafter in found.values():
             drafter.close()
         raise
-    return Sources(found, {"suffix": SuffixLookup(), "lookup": NgramLookup()})
+    return Sources(found, {name: make() for name, make in LOOKUPS.items()})
 
 
 def _load_model(

@@ -39,6 +39,7 @@ from offspec_planners.search import (
     static_sweep,
     sweep,
 )
+from offspec_planners.typical_acceptance import MODEL, SUBSTITUTE
 
 _WALKED = 8.0  # nodes that a first estimate takes a pass to walk
 _PROMPT = 512  # tokens of the prompt that the time to a first token is told for
@@ -112,9 +113,9 @@ def acceptance_for(record: DraftRecord, config: EngineConfig) -> Acceptance:
     if record.kind == "substitute":
         return typical_substitute(record.bits)
     if record.kind == "head":
-        return Acceptance(typical("head"), "typical of a small head, not measured")
+        return Acceptance(typical(record.typical), "typical of a small head, not measured")
     origin = f"typical of a small model of the same family{in_bits(record.bits)}, not measured"
-    return Acceptance(typical("model", bits=record.bits), origin)
+    return Acceptance(typical(MODEL, bits=record.bits), origin)
 
 
 def expert_record(target: LoadedModel, target_print: str, *, keeps: bool = True) -> ExpertRecord | None:
@@ -131,7 +132,7 @@ def in_bits(bits: int) -> str:
 def typical_substitute(bits: int) -> Acceptance:
     """The acceptance to assume of a substitute before it has been measured."""
     bits = min(bits, 4)  # 16 where there is no draft, and nothing is made of this
-    return Acceptance(typical("substitute", bits=bits), f"typical of a {bits}-bit substitute, not measured")
+    return Acceptance(typical(SUBSTITUTE, bits=bits), f"typical of a {bits}-bit substitute, not measured")
 
 
 def _is_enough(known: Calibration, config: EngineConfig) -> bool:

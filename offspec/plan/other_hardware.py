@@ -8,8 +8,9 @@ import torch
 
 from offspec.checkpoint.shapes import known_config
 from offspec.core import memory
-from offspec.core.config import AUTO, EARLY_EXIT, LOOKUPS, MTP, NONE, SUBSTITUTE, EngineConfig
+from offspec.core.config import AUTO, LOOKUPS, MTP, NONE, SUBSTITUTE, EngineConfig
 from offspec.core.errors import CapacityError, CheckpointError, DraftError, RequestError
+from offspec.draft.kinds import OF_TARGET
 from offspec.draft.open import Drafts, substitute_print
 from offspec.draft.published import known_drafts
 from offspec.plan.auto_draft import choose_auto_draft, of_hub
@@ -24,6 +25,7 @@ from offspec_planners.hardware import Hardware
 from offspec_planners.placement import Tier
 from offspec_planners.plan import Plan
 from offspec_planners.search import shared_budgets
+from offspec_planners.typical_acceptance import MODEL
 
 _NODES = (1024, 256, 64)  # to make room for, before it is known how many pay: the first that fits
 _FREE = 0.9  # of a machine's RAM, where no limit is given
@@ -149,7 +151,7 @@ def _plan(opened: Opened, hardware: Hardware) -> Plan:
     if sizes is not None and not config.substitutes:
         share = sizes.parameters / sizes_of(target, config.model).parameters
         kind = f"a draft with {100 * share:.2g} % of the target's weights{in_bits(fit.draft_bits)}"
-        acceptance = Acceptance(typical("model", share, fit.draft_bits), f"typical of {kind}, not measured")
+        acceptance = Acceptance(typical(MODEL, share, fit.draft_bits), f"typical of {kind}, not measured")
     plan = build_plan(opened, room, pricing, acceptance, hardware)
     return replace(plan, notes=(*plan.notes, *notes))
 
@@ -160,7 +162,7 @@ def _imagined(sources: Sequence[str], opened: Opened) -> Drafts:
     names = tuple(name for name in sources if name not in (NONE, *LOOKUPS))
     if not names:
         return Drafts()
-    if len(names) > 1 or names[0] in (EARLY_EXIT, MTP):
+    if len(names) > 1 or names[0] in OF_TARGET:
         raise RequestError("a plan for another machine goes by one draft: a model, or substitute")
     if names[0] == SUBSTITUTE:
         return Drafts(names, target, substitute_print(opened.target_print))

@@ -175,6 +175,7 @@ def record_of(opened: Opened, bits: int) -> DraftRecord:
         f"{opened.draft_print} drawn" if opened.config.verify == "sequoia" else opened.draft_print,
         bits,
         kind=opened.drafts.kind,
+        typical=opened.drafts.typical,
         keeps=opened.config.learn,
     )
 

@@ -19,6 +19,7 @@ from offspec_planners.acceptance import Calibration
 from offspec_planners.experts import ExpertSizes, ExpertUse
 from offspec_planners.json_fields import parse
 from offspec_planners.plan import Plan
+from offspec_planners.typical_acceptance import MODEL, TypicalDraft
 
 _VERSION = 1
 
@@ -78,13 +79,21 @@ class DraftRecord:
         bits: Of the draft's matrices, 16 (the default) where they are not rounded. In other bits it is
             another draft.
         kind: "substitute", "model" (the default) or "head".
+        typical: How well it is expected to guess. Default: as a model.
         keeps: Whether `save` writes anything. Default True.
     """
 
     def __init__(
-        self, target: str, draft: str, bits: int = 16, *, kind: str = "model", keeps: bool = True
+        self,
+        target: str,
+        draft: str,
+        bits: int = 16,
+        *,
+        kind: str = "model",
+        typical: TypicalDraft = MODEL,
+        keeps: bool = True,
     ) -> None:
-        self.kind, self.bits, self.keeps = kind, bits, keeps
+        self.kind, self.typical, self.bits, self.keeps = kind, typical, bits, keeps
         self._used = set[Case]()
         self._file = cache_root() / "drafts" / f"{key_of(target, draft, bits)}.json"
         self._entries: dict[Case, Calibration] = {}

@@ -11,7 +11,7 @@ Letters: W nodes, D depths of the table, K ranks.
 import math
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from offspec_planners.best_first import Grown
 from offspec_planners.json_fields import Number, Whole, read
 from offspec_planners.rank_table import DEPTHS, FORGET, DepthRank, SavedTable
-from offspec_planners.typical_acceptance import Walks, draw_forest
+from offspec_planners.typical_acceptance import MODEL, TypicalDraft, Walks, draw_forest
 
 VERSION = 1
 FOREST = 48  # recorded trees that are kept, the latest
@@ -32,21 +32,10 @@ _TAU = (0.2, 5.0)
 _PRIOR_TOKENS = 20.0  # expected and observed alike before there are any
 _CORRECTION = (0.5, 2.0)
 
-# Mean and spread of `draw_forest`. That of a head is a careful guess: Medusa's authors report 2 to 3 tokens a
-# pass in trees of 64 nodes.
-_TYPICAL = {"substitute": (2.85, 2.5), "model": (2.7, 2.5), "head": (0.0, 1.0)}
-# How a small model's guesses go with its share of the target's weights. Published: 11.7 tokens a pass for a
-# 70B with an 8B (Sequoia, Llama-3, 768 nodes), which is what "model" is drawn for. And 8.6 tok/s with an 8B
-# on an RTX 4090, 6.1 with a 1B on a 4070 Ti (UMbreLLa, Llama-3.1-70B): by the seconds of their passes, that
-# is three quarters of the tokens with the 1B, at equal nodes. In between and beyond, the logarithm of a
-# guess's probability goes with that of the share; what is larger is taken to be no better.
-_MODEL_SHARE = 7.5 / 69.5  # of that 8B, without its embeddings, in that 70B
-# How a substitute's guesses go with its bits: powers of a guess's probability. With SmolLM2-135M 3 bits yield
-# 0.57 of the tokens of 4, and 2 bits a quarter, in trees of 128 nodes; larger models are less easily hurt.
-_BY_BITS = {4: 1.0, 3: 1.6, 2: 4.0}
-# The same of another model that is rounded. That of 4 bits is a careful guess, not measured.
-_MODEL_BY_BITS = {16: 1.0, 4: 1.02, 3: 1.6, 2: 4.0}
-_HEAD = 1.3
+# How a small model's guesses go with its share of the target's weights. Published: 8.6 tok/s with an 8B on an
+# RTX 4090, 6.1 with a 1B on a 4070 Ti (UMbreLLa, Llama-3.1-70B): by the seconds of their passes, that is
+# three quarters of the tokens with the 1B, at equal nodes. In between and beyond, the logarithm of a guess's
+# probability goes with that of the share; what is larger is taken to be no better.
 _WORSE = 0.095  # of a guess's log-probability, for each factor e that a draft is smaller
 
 
@@ -181,13 +170,13 @@ class Calibration:
 
 
 @cache
-def _drawn(kind: str) -> tuple[list[Grown], Walks]:
-    return draw_forest(*_TYPICAL[kind], DEPTHS)
+def _drawn(mean: float, spread: float) -> tuple[list[Grown], Walks]:
+    return draw_forest(mean, spread, DEPTHS)
 
 
 def rounded(known: Calibration, bits: int) -> Calibration:
     """What is known of a draft in 16 bits, as it may be expected when its weights are rounded to `bits`."""
-    return _worse(known, _MODEL_BY_BITS[bits])
+    return _worse(known, MODEL.by_bits[bits])
 
 
 def _worse(known: Calibration, power: float) -> Calibration:
@@ -205,24 +194,20 @@ def _table(visits: NDArray[np.float64], hits: NDArray[np.float64]) -> DepthRank:
     return table
 
 
-def typical(
-    kind: Literal["substitute", "model", "head"], share: float = _MODEL_SHARE, bits: int | None = None
-) -> Calibration:
+def typical(draft: TypicalDraft, share: float | None = None, bits: int | None = None) -> Calibration:
     """The acceptance of a typical draft, used until the draft has been measured.
 
     From trees drawn at random, always the same ones. A substitute's in 4 bits hold 11 expected tokens in 256
     nodes; those of an 8B for a 70B 11.7 in 768, of a 1B 8.3; those of a head 2.4 in 64.
 
     Args:
-        kind: "substitute", "model" or "head".
-        share: A small model's weights over the target's; for "model" alone.
-        bits: Of the draft's weights. None: 4 of a substitute's, and a model as it is.
+        draft: Its kind, such as SUBSTITUTE, MODEL or HEAD.
+        share: Its weights over the target's. Default None: those of `draft`.
+        bits: Of the draft's weights. Default None: 4 of a substitute's, and a model as it is.
     """
-    forest, walks = _drawn(kind)
+    forest, walks = _drawn(draft.mean, draft.spread)
     known = Calibration(table=_table(walks.visits, walks.hits), forest=forest)
-    if kind == "substitute":
-        return _worse(known, _BY_BITS[bits or 4])
-    if kind == "head":
-        return _worse(known, _HEAD)
-    smaller = max(math.log(_MODEL_SHARE / share), 0.0)
-    return _worse(known, (1.0 + round(_WORSE * smaller, 3)) * _MODEL_BY_BITS[bits or 16])
+    power = draft.power
+    if share is not None and draft.share is not None:
+        power += round(_WORSE * max(math.log(draft.share / share), 0.0), 3)
+    return _worse(known, power * draft.by_bits[bits] if bits else power)

@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM
 from offspec.core.config import SamplingParams
 from offspec.draft.base import Features
 from offspec.draft.heads import files, state_drafter
-from offspec.draft.heads.base import TargetShape
-from offspec.draft.heads.eagle import OpenedEagle, opened, recognises
+from offspec.draft.heads.base import OpenedHead, TargetShape
+from offspec.draft.heads.eagle import opened
+from offspec.draft.heads.eagle_files import kind_of
 from offspec.draft.heads.eagle_layer import EagleLayer
 from offspec.draft.heads.files import open_files
 from offspec.draft.heads.state_drafter import StateDrafter
@@ -68,13 +69,11 @@ def parts(folder: Path) -> TargetParts:
     return TargetParts(model)
 
 
-def open_head(folder: Path, parts: TargetParts) -> OpenedEagle:
+def open_head(folder: Path, parts: TargetParts) -> OpenedHead:
     found = open_files(folder, str(folder))
-    assert found is not None and recognises(found.config, found.names)
+    assert found is not None and kind_of(found.config, found.names)
     sizes = parts.hidden_size, parts.vocab_size, parts.layers
-    head = opened(found, TargetShape("target", *sizes, parts.dtype, parts.device, parts.config))
-    assert isinstance(head, OpenedEagle)
-    return head
+    return opened(found, TargetShape("target", *sizes, parts.dtype, parts.device, parts.config))
 
 
 class Bench:

@@ -11,7 +11,8 @@ import torch
 from offspec.core.errors import DraftError, MissingTensorError
 from offspec.draft.base import Wants
 from offspec.draft.heads.base import TargetShape
-from offspec.draft.heads.eagle import opened, recognises
+from offspec.draft.heads.eagle import opened
+from offspec.draft.heads.eagle_files import kind_of
 from offspec.draft.heads.files import HeadFiles, open_files
 from tests.support.eagle_files import HIDDEN, LAYERS, Head, make_head, write_head
 from tests.support.tiny_models import VOCABULARY
@@ -21,12 +22,12 @@ _TINY = TargetShape("tiny", HIDDEN, VOCABULARY, LAYERS, torch.float32, torch.dev
 
 def test_others_are_left_to_others() -> None:
     llama, layer = {"model_type": "llama"}, "layers.0.self_attn.q_proj.weight"
-    assert not recognises(llama, [f"model.{layer}", "lm_head.weight"])
-    assert not recognises(llama, ["fc.weight", "fc.bias"])
+    assert not kind_of(llama, [f"model.{layer}", "lm_head.weight"])
+    assert not kind_of(llama, ["fc.weight", "fc.bias"])
     kinds: tuple[Any, ...] = ("dflash", [], {"a": 1}, 3)
     for kind in kinds:
-        assert not recognises({"speculators_model_type": kind}, ["fc.weight", layer])
-    assert recognises({}, ["fc.weight", layer])
+        assert not kind_of({"speculators_model_type": kind}, ["fc.weight", layer])
+    assert kind_of({}, ["fc.weight", layer])
 
 
 def _files(folder: Path, head: Head) -> HeadFiles:
@@ -124,7 +125,7 @@ def test_a_configuration_that_says_too_little(absent: str, tmp_path: Path) -> No
     kept = {} if absent == "all" else {name: value for name, value in config.items() if name != absent}
     (folder / "config.json").write_text(json.dumps(kept))
     files = open_files(folder, "some/head")
-    assert files is not None and recognises(files.config, files.names)
+    assert files is not None and kind_of(files.config, files.names)
     said = "hidden size 4096" if absent == "all" else "norm_before_residual is true or false"
     with pytest.raises(DraftError, match=said):
         opened(files, _TINY)

@@ -12,8 +12,8 @@ from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.tensors import PackedInfo
 from offspec.core.errors import DraftError
 from offspec.draft.base import Drafter, Features, Wants
-from offspec.draft.heads.base import TargetShape
-from offspec.draft.heads.mtp import OpenedMtp, open_mtp
+from offspec.draft.heads.base import OpenedHead, TargetShape
+from offspec.draft.heads.mtp import LAYOUTS, open_mtp
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
@@ -47,7 +47,7 @@ def run(target: LoadedModel, ids: Sequence[int]) -> torch.Tensor:
     return states
 
 
-def opened(folder: Path, device: torch.device = CPU) -> tuple[OpenedMtp, LoadedModel]:
+def opened(folder: Path, device: torch.device = CPU) -> tuple[OpenedHead, LoadedModel]:
     target = open_model(folder, device=device)
     load_all(target, 64)
     run(target, IDS)  # as always before there are features
@@ -105,7 +105,8 @@ def test_a_packed_module_is_unpacked_as_it_is_loaded(tmp_path: Path) -> None:
         states = run(target, IDS[:-1])
         head = open_mtp(checkpoint, shape_of(target))
         assert head is not None
-        assert any(isinstance(weight, PackedInfo) for weight in head.tensors.values()) == target.is_packed
+        tensors = LAYOUTS[0].tensors(checkpoint.tensors, len(target.layers))
+        assert any(isinstance(weight, PackedInfo) for weight in tensors.values()) == target.is_packed
         drafter = head.load(TargetParts(target), 16)
         observe(drafter, states, 0)
         said.append(ask(drafter, IDS))

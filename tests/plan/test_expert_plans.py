@@ -25,6 +25,7 @@ from offspec_planners.cost import PassCosts
 from offspec_planners.experts import ExpertCosts, ExpertPass, ExpertSizes
 from offspec_planners.hardware import Processor, Rate, preset
 from offspec_planners.measured_costs import MeasuredCosts
+from offspec_planners.typical_acceptance import SUBSTITUTE
 from tests.support.expert_models import EXPERT_FAMILIES, write_experts
 from tests.support.plan_world import GB, MB, MEASURED, World, least_memory
 from tests.support.products import some
@@ -207,7 +208,7 @@ def _costs(seconds: float) -> PassCosts:
 
 
 def test_a_draft_rests_while_experts_make_its_trees_too_dear() -> None:
-    known = typical("substitute")
+    known = typical(SUBSTITUTE)
     policy = DraftPolicy(GrowthPolicy(64, 8, costs=_costs(1e-6)), planned_budget=64)
     dear = policy.priced(_costs(5.0), known)
     assert dear.growth.budget == 1 and dear.growth.costs == _costs(5.0)

@@ -23,7 +23,7 @@ from offspec_planners.hardware import Hardware, preset
 from offspec_planners.placement import Tier, cpu_layers
 from offspec_planners.plan import Plan, WhatIf
 from offspec_planners.plan.explain import explain, explain_placement
-from offspec_planners.typical_acceptance import expected_tokens
+from offspec_planners.typical_acceptance import MODEL, SUBSTITUTE, TypicalDraft, expected_tokens
 from tests.support.products import some
 from tests.support.sample_plans import LAPTOP
 
@@ -426,22 +426,22 @@ def test_this_process_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_larger_draft_is_expected_to_guess_better() -> None:
     shares = [0.001, 0.007, 1.24 / 69.5, 0.05, 7.5 / 69.5]
-    calibrations = [typical("model", share) for share in shares]
+    calibrations = [typical(MODEL, share) for share in shares]
     expected = [expected_tokens(calibration.forest, 256) for calibration in calibrations]
     assert expected == sorted(set(expected)) and expected[0] > 3
     assert expected[2] / expected[-1] == pytest.approx(0.75, abs=0.03)
     accepted = [calibration.acceptance()[:, 0].mean() for calibration in calibrations]
     assert accepted == sorted(set(accepted))
-    assert expected_tokens(typical("model", 0.9).forest, 256) == expected[-1]
+    assert expected_tokens(typical(MODEL, 0.9).forest, 256) == expected[-1]
 
 
-@pytest.mark.parametrize("kind", ["substitute", "model"])
-def test_a_draft_in_fewer_bits_is_expected_to_guess_worse(kind: Any) -> None:
+@pytest.mark.parametrize("kind", [SUBSTITUTE, MODEL], ids=["substitute", "model"])
+def test_a_draft_in_fewer_bits_is_expected_to_guess_worse(kind: TypicalDraft) -> None:
     found = [typical(kind, bits=bits) for bits in (4, 3, 2)]
     expected = [expected_tokens(calibration.forest, 128) for calibration in found]
     accepted = [calibration.acceptance()[:, 0].mean() for calibration in found]
     assert expected == sorted(set(expected), reverse=True) and accepted == sorted(set(accepted), reverse=True)
-    if kind == "substitute":
+    if kind is SUBSTITUTE:
         assert expected[0] > 1.5 * expected[1] > 2 * expected[2] > 4
 
 

@@ -11,6 +11,7 @@ from offspec.core.errors import DiskFullError, PlanError
 from offspec.plan import records as ledger
 from offspec.plan.records import DraftRecord
 from offspec_planners.acceptance import typical
+from offspec_planners.typical_acceptance import MODEL
 from tests.support.sample_plans import small
 
 
@@ -23,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _learnt(temperature: float, coupled: bool, passes: int = 3) -> DraftRecord:
     record = DraftRecord("target", "draft")
     entry = record.entry(temperature, coupled)
-    entry.forest = typical("model").forest[:2]
+    entry.forest = typical(MODEL).forest[:2]
     for _ in range(passes):
         entry.end_pass(4.0, 3)
     return record

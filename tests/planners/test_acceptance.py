@@ -14,7 +14,7 @@ from offspec.draft.mix.mixture import Mixture
 from offspec_planners.acceptance import FOREST, Calibration, TemperatureFit, typical
 from offspec_planners.best_first import replay
 from offspec_planners.rank_table import DEPTHS, RANKS, DepthRank
-from offspec_planners.typical_acceptance import expected_tokens
+from offspec_planners.typical_acceptance import MODEL, SUBSTITUTE, TypicalDraft, expected_tokens
 from tests.support.table_drafter import TableDrafter, greedy_scorer, random_table
 
 WORDS = 12
@@ -137,7 +137,7 @@ def test_a_walk_teaches_its_ranks_and_counts_as_a_pass() -> None:
 
 def test_json_keeps_everything() -> None:
     calibration = _taught(4)
-    for tree in typical("model").forest[:3] * 20:
+    for tree in typical(MODEL).forest[:3] * 20:
         calibration.remember(tree)
     assert len(calibration.forest) == FOREST
     again = Calibration.from_json(json.loads(json.dumps(calibration.to_json())))
@@ -185,8 +185,8 @@ def test_damaged_files_are_refused() -> None:
         Calibration.from_json([1, 2])
 
 
-@pytest.mark.parametrize(("kind", "nodes", "wanted"), [("substitute", 256, 11.0), ("model", 768, 11.7)])
-def test_typical_forests_hold_what_they_say(kind: Any, nodes: int, wanted: float) -> None:
+@pytest.mark.parametrize(("kind", "nodes", "wanted"), [(SUBSTITUTE, 256, 11.0), (MODEL, 768, 11.7)])
+def test_typical_forests_hold_what_they_say(kind: TypicalDraft, nodes: int, wanted: float) -> None:
     calibration = typical(kind)
     assert len(calibration.forest) == 16 and all(len(tree.parent) == 2048 for tree in calibration.forest)
     assert expected_tokens(calibration.forest, nodes) == pytest.approx(wanted, rel=0.03)

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from offspec_planners.hardware import Rate, preset
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.search import best, outlook, sweep
+from offspec_planners.typical_acceptance import HEAD, MODEL, TypicalDraft
 
 GB = 10**9
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -72,10 +72,8 @@ def test_of_several_links_the_slowest_is_waited_for() -> None:
     assert float(both.link_seconds(1, 0.2)) == pytest.approx(0.2 + 20 * 0.8 * 0.001)
 
 
-@pytest.mark.parametrize(("kind", "seconds", "count"), [("model", 1e-3, 8), ("head", 1e-4, 128)])
-def test_priced_trees_are_never_slower_than_none(
-    kind: Literal["model", "head"], seconds: float, count: int
-) -> None:
+@pytest.mark.parametrize(("kind", "seconds", "count"), [(MODEL, 1e-3, 8), (HEAD, 1e-4, 128)])
+def test_priced_trees_are_never_slower_than_none(kind: TypicalDraft, seconds: float, count: int) -> None:
     known = typical(kind)
     costs = _costs(seconds, count=count, chosen=4 if count == 128 else 2)
     chosen = best(sweep(known, costs, _BUDGETS, (8,))).choice
@@ -85,7 +83,7 @@ def test_priced_trees_are_never_slower_than_none(
 
 def test_speculation_that_does_not_pay_is_left_out() -> None:
     """Where a second row nearly doubles the bytes, a draft that is seldom right only costs."""
-    known = typical("head")
+    known = typical(HEAD)
     assert best(sweep(known, _costs(0.0, compute=0.5), _BUDGETS, (16,))).choice.budget > 1
     dear = _costs(1e-2, share=0.0, compute=0.5)
     assert best(sweep(known, dear, _BUDGETS, (16,))).choice.budget == 1

@@ -16,6 +16,7 @@ from offspec_planners.plan import Shared
 from offspec_planners.plan.forecast import knee
 from offspec_planners.search import BUDGETS, best, budgets_for, outlook, shared_budgets, static_sweep, sweep
 from offspec_planners.sequoia import choose_tree_shape
+from offspec_planners.typical_acceptance import MODEL
 from tests.support.sample_plans import COSTS
 
 _FLAT = PassCosts(compute=((1, 1.0), (1024, 1.0)), step=((1, 0.01), (64, 0.01)))
@@ -25,7 +26,7 @@ _FREE = PassCosts(compute=((1, 1.0),), step=((1, 0.0),))
 
 @pytest.fixture(scope="module")
 def known() -> Calibration:
-    return typical("model")
+    return typical(MODEL)
 
 
 def _tree(seed: int, nodes: int) -> Grown:

@@ -55,9 +55,5 @@ def dequantise(
     elif chosen == "eager" and out.device.type == "cpu" and out.dtype != float16:
         format.eager(parts, shape, stored)
     else:  # a device without triton, or a dtype that few processors are quick at
-        stored.copy_(_laid(format, format.reference(parts, shape)))
+        format.copy_reference(parts, shape, stored)
     return stored.mT if format.transposed else stored
-
-
-def _laid(format: Format, values: Tensor) -> Tensor:
-    return values.mT if format.transposed else values

@@ -3,11 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from offspec_kernels.dequant.threads import spread
 from offspec_kernels.errors import ArgumentError
 
 Shape = tuple[int, ...]
@@ -34,6 +36,17 @@ class Filler:
     address: int
     arrays: tuple[Any, Any, Any]
     number: int = 0
+
+    def fill(self, columns: int, out: Tensor) -> None:
+        """All rows of a weight that is not transposed, in the dtype that this was made for."""
+        from offspec_kernels.dequant.native import array, fill_rows
+
+        values, parts = array(out), tuple(part.ctypes.data for part in self.arrays)
+        spread(
+            lambda start, end: fill_rows(self.address, parts, self.number, columns, values, start, end),
+            len(values) // columns,
+            len(values),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +83,22 @@ class Format(ABC):
     def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
         """The values, float32, by the shortest way to say it; the truth for the others."""
 
-    @abstractmethod
     def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        """On the CPU, out bfloat16 or float32."""
+        """On the CPU, out bfloat16 or float32; by default `native.fill` of the format's package."""
+        self._module("native").fill(self, parts, out)
 
-    @abstractmethod
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        """On a GPU."""
+        """On a GPU; by default `triton.fill` of the format's package."""
+        self._module("triton").fill(self, parts, out)
+
+    def fill_by_rows(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+        """On the CPU, by `filler`: in place of a loop of its own."""
+        self.filler(parts, shape, out.dtype).fill(shape[-1], out)
+
+    def copy_reference(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+        """On any device, slowly."""
+        values = self.reference(parts, shape)
+        out.copy_(values.mT if self.transposed else values)
 
     def cut(self, shape: Shape, start: int, end: int) -> "tuple[Format, dict[str, tuple[int, int]]] | None":
         """Elements [start, end) of the first dimension of a weight, where they can be had alone.
@@ -114,9 +136,18 @@ class Format(ABC):
         """Columns of which pieces of a weight [rows, columns] have a multiple; 0 without a `filler`."""
         return 0
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
-        """What makes pieces of rows on the CPU, or of stored rows where the format is transposed."""
-        raise NotImplementedError(f"{self.name} has none")
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
+        """What makes pieces of rows on the CPU, or of stored rows where the format is transposed.
+
+        By default `native.filler` of the format's package. dtype: of the values, bfloat16; for `fill_by_rows`
+        float32, too.
+        """
+        found: Filler = self._module("native").filler(self, parts, shape, dtype)
+        return found
+
+    def _module(self, name: str) -> Any:
+        """A module of the format's package, which loads what compiles loops."""
+        return import_module(f"{type(self).__module__}.{name}")
 
     def check(self, parts: Mapping[str, Part], shape: Shape) -> None:
         """Raise ArgumentError, naming the part, unless these are the parts of a weight of this shape."""

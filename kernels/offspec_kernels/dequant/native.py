@@ -41,10 +41,10 @@ Fill = Callable[[Any, Any, Any, int, int, int, int, int, Any], None]
 def filling(fill: Fill) -> int:
     """Compile fill(first, second, third, number, columns, row, place, count, out) and return its address.
 
-    It writes columns [place, place + count) of a row of a weight, as bfloat16. Of a transposed format it
-    writes `count` stored rows from `row` on, of each its columns [place, place + `WIDE`), or as many as there
-    are, `WIDE` behind the row before. By its address one loop calls it for all formats, and LLVM makes wide
-    registers of its loops, as it does not deep inside of others.
+    It writes columns [place, place + count) of a row of a weight, as bfloat16 or float32. Of a transposed
+    format it writes `count` stored rows from `row` on, of each its columns [place, place + `WIDE`), or as
+    many as there are, `WIDE` behind the row before. By its address one loop calls it for all formats, and
+    LLVM makes wide registers of its loops, as it does not deep inside of others.
 
     It may close over numbers, dtypes and `inlined` functions of modules; with anything else, as intrinsics,
     every process would compile it again.
@@ -71,6 +71,28 @@ def sharing(loop: Callable[[Any], None]) -> int:
         return int(compile(cache=True)(loop).address)
     except RuntimeError:  # no folder that compiled code can be kept in
         return int(compile()(loop).address)
+
+
+def calling(arguments: int) -> Any:
+    """call(address, ...) of a C function with so many integers or pointers, each given as int64."""
+
+    @intrinsic
+    def call(context: Any, address: Any, values: Any) -> Any:
+        def generate(context: Any, build: Any, signature: Any, given: Any) -> Any:
+            word = ir.IntType(64)
+            function = ir.FunctionType(ir.VoidType(), [word] * arguments)
+            pointer = build.inttoptr(given[0], function.as_pointer())
+            words = [build.extract_value(given[1], place) for place in range(arguments)]
+            build.call(pointer, words)
+            return context.get_dummy_value()
+
+        tuple_type: Any = numba.types.UniTuple
+        return numba.types.void(numba.types.int64, tuple_type(numba.types.int64, arguments)), generate
+
+    return call
+
+
+call_fill = calling(9)  # with what `filling` has
 
 
 @intrinsic
@@ -166,3 +188,11 @@ def array(tensor: Tensor) -> Array:
     if tensor.dtype.itemsize == 1 and tensor.dtype.is_floating_point:
         return cast(Array, flat.view(torch.uint8).numpy())
     return cast(Array, flat.numpy())
+
+
+@compiled
+def fill_rows(fill: int, parts: Any, number: int, columns: int, out: Any, start: int, end: int) -> None:
+    """Rows [start, end) of out, flat, by the address that `filling` gave; parts: three addresses."""
+    one, two, three = parts
+    for row in range(start, end):
+        call_fill(fill, (one, two, three, number, columns, row, 0, columns, out[row * columns :].ctypes.data))

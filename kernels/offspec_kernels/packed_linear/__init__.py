@@ -17,7 +17,7 @@ def has_panels(format: Format, shape: Shape) -> bool:
         return False
     from offspec_kernels.packed_linear import eager
 
-    return eager.has_panels(format, shape)
+    return eager.can_multiply(format, shape)
 
 
 def packed_linear(

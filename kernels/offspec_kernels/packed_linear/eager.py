@@ -17,7 +17,7 @@ from offspec_kernels.row_linear import blocks, turned
 from offspec_kernels.row_linear.turned import PIECE
 
 
-def has_panels(format: Format, shape: Shape) -> bool:
+def can_multiply(format: Format, shape: Shape) -> bool:
     """Whether the processor has the product, and the weight can be had in panels or, where need be, parts."""
     width, columns = shape
     if not width or columns % 2 or not blocks.works():
@@ -37,7 +37,7 @@ def _fills(format: Format, shape: Shape) -> bool:
 def packed_linear(
     rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape, bias: Tensor | None
 ) -> Tensor | None:
-    if not (has_panels(format, shape) and blocks.has_blocks(rows, rows)):
+    if not (can_multiply(format, shape) and blocks.has_blocks(rows, rows)):
         return None
     format.check({name: Part(part.dtype, tuple(part.shape)) for name, part in parts.items()}, shape)
     if any(not part.is_contiguous() for part in parts.values()):
@@ -45,9 +45,9 @@ def packed_linear(
     if not _fills(format, shape):
         out = _unpacked(rows, format, parts, shape)
     elif format.transposed:
-        out = _turned(rows, format.filler(parts, shape), shape)
+        out = _turned(rows, format.filler(parts, shape, rows.dtype), shape)
     else:
-        out = blocks.RowBlocks(rows).multiply_filled(format.filler(parts, shape), shape[0])
+        out = blocks.RowBlocks(rows).multiply_filled(format.filler(parts, shape, rows.dtype), shape[0])
     return out if bias is None else out + bias
 
 

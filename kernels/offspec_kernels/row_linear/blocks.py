@@ -23,6 +23,7 @@ from offspec_kernels.dequant.format import Filler
 from offspec_kernels.dequant.native import (
     Array,
     array,
+    call_fill,
     carray,
     claim,
     compiled,
@@ -33,7 +34,7 @@ from offspec_kernels.dequant.native import (
 )
 from offspec_kernels.dequant.threads import share, spread, spread_product
 from offspec_kernels.row_linear import turned
-from offspec_kernels.row_linear.brgemm import Addresses, call_fill, call_product, call_release, find_brgemm
+from offspec_kernels.row_linear.brgemm import Addresses, call_product, call_release, find_brgemm
 from offspec_kernels.row_linear.turned import PIECE
 
 _ROWS = 64  # of the input in a block; the last block has a multiple of 16

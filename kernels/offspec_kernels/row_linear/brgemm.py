@@ -6,13 +6,11 @@ One call sums up each value over all of K in one order, whatever M and N are.
 import ctypes
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
-from numba.extending import intrinsic
 
+from offspec_kernels.dequant.native import calling
 from offspec_kernels.row_linear.attempt import attempt
 
 # torch has them for itself, and may change them in any release; the signatures are in the names.
@@ -71,23 +69,4 @@ def _multiplies(addresses: Addresses) -> bool:
     return made and attempt(addresses.release, 1) and bool((sums == 32).all())
 
 
-def _call(arguments: int) -> Any:
-    """call(address, ...) of a C function with so many integers or pointers, each given as int64."""
-
-    @intrinsic
-    def call(context: Any, address: Any, values: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            word = ir.IntType(64)
-            function = ir.FunctionType(ir.VoidType(), [word] * arguments)
-            pointer = builder.inttoptr(given[0], function.as_pointer())
-            words = [builder.extract_value(given[1], place) for place in range(arguments)]
-            builder.call(pointer, words)
-            return context.get_dummy_value()
-
-        tuple_type: Any = types.UniTuple
-        return types.void(types.int64, tuple_type(types.int64, arguments)), generate
-
-    return call
-
-
-call_product, call_release, call_fill = _call(11), _call(1), _call(9)
+call_product, call_release = calling(11), calling(1)

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from offspec_kernels.dequant.format import Filler
-from offspec_kernels.dequant.native import WIDE, array, compiled, inlined, put
+from offspec_kernels.dequant.native import WIDE, array, call_fill, compiled, inlined, put
 from offspec_kernels.dequant.threads import spread_product
-from offspec_kernels.row_linear.brgemm import call_fill, call_product, call_release, find_brgemm
+from offspec_kernels.row_linear.brgemm import call_product, call_release, find_brgemm
 
 PIECE = 1024  # columns of a row; the same at any T, as the end of an uneven K is added in an order by it
 _GROUP = 512  # rows of the input that go through a panel together

@@ -1,15 +1,16 @@
 """Configurations of architectures whose layers carry a state, from the keys and the tensors of a file.
 
-transformers reads few of these from GGUF files. Which layers carry a state is told by their tensors; numbers
-are those of the keys that llama.cpp's converter writes.
+transformers reads few of these from GGUF files. HYBRIDS has an entry for each. Tensors show which layers
+carry a state; numbers are those of the keys that llama.cpp's converter writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from offspec.checkpoint.gguf.family import Family
 from offspec.checkpoint.gguf.header import GgufHeader
 from offspec.checkpoint.ranges import INSTEAD, damaged
 from offspec.core.errors import UnsupportedModelError
@@ -21,9 +22,9 @@ _CONV = "ssm_conv1d.weight"  # every layer with a state has it, LFM2's apart
 class _File:
     """Keys below the architecture's name, and tensors by the name behind their layer's number."""
 
-    def __init__(self, header: GgufHeader, arch: str) -> None:
-        self.header, self.arch = header, arch
-        self.layers = self.count("block_count") - extra_layers(header, arch)
+    def __init__(self, header: GgufHeader, family: Family) -> None:
+        self.header, self.arch = header, family.arch
+        self.layers = self.count("block_count") - family.extra_layers(header)
 
     def key(self, name: str) -> Any:
         """Its value; of one for each layer, the largest."""
@@ -70,25 +71,6 @@ class _File:
             "num_attention_heads": self.count("attention.head_count"),
             "num_key_value_heads": self.count("attention.head_count_kv"),
         }
-
-
-def extra_layers(header: GgufHeader, arch: str) -> int:
-    """Layers behind the last: those of a multi-token prediction module."""
-    found = header.metadata.get(f"{arch}.nextn_predict_layers", 0) if arch in WITH_MODULE else 0
-    if type(found) is not int or not 0 <= found < 2**15:
-        damaged(header.path, f"{arch}.nextn_predict_layers cannot be {str(found)[:40]!r}")
-    return found
-
-
-def hybrid_config(header: GgufHeader, arch: str) -> Any:
-    """The transformers configuration of a file of one of HYBRIDS.
-
-    Raises HeaderError for keys that cannot be, UnsupportedModelError for a variant that is not read.
-    """
-    from transformers import AutoConfig
-
-    kind, configure = HYBRIDS[arch]
-    return AutoConfig.for_model(kind, **configure(_File(header, arch)))
 
 
 def _qwen(file: _File) -> dict[str, Any]:
@@ -304,22 +286,28 @@ def _period(file: _File, found: list[bool], what: str) -> tuple[int, int]:
     return period, at[0]
 
 
-# By llama.cpp's name: transformers' model type, and the fields of its configuration.
-HYBRIDS: Mapping[str, tuple[str, Callable[[_File], dict[str, Any]]]] = MappingProxyType(
-    {
-        "falcon-h1": ("falcon_h1", _falcon_h1),
-        "granitehybrid": ("granitemoehybrid", _granite),
-        "jamba": ("jamba", _jamba),
-        "lfm2": ("lfm2", _lfm2),
-        "lfm2moe": ("lfm2_moe", _lfm2_experts),
-        "mamba": ("mamba", _mamba),
-        "mamba2": ("mamba2", _mamba2),
-        "nemotron_h": ("nemotron_h", _nemotron),
-        "qwen35": ("qwen3_5_text", _qwen_dense),
-        "qwen35moe": ("qwen3_5_moe_text", _qwen_experts),
-        "qwen3next": ("qwen3_next", _qwen_experts),
-    }
+def _hybrid(arch: str, kind: str, fields: Callable[[_File], dict[str, Any]], **more: Any) -> Family:
+    """kind: transformers' model type; fields: makes those of its configuration."""
+
+    def configure(header: GgufHeader, family: Family) -> Any:
+        from transformers import AutoConfig
+
+        return AutoConfig.for_model(kind, **fields(_File(header, family)))
+
+    return Family(arch, configure, **more)
+
+
+_gated_delta = partial(_hybrid, norms_plus_one=True, has_module=True)
+HYBRIDS = (
+    _hybrid("falcon-h1", "falcon_h1", _falcon_h1),
+    _hybrid("granitehybrid", "granitemoehybrid", _granite, rope=None, permuted=True),
+    _hybrid("jamba", "jamba", _jamba, rope=None),
+    _hybrid("lfm2", "lfm2", _lfm2),
+    _hybrid("lfm2moe", "lfm2_moe", _lfm2_experts),
+    _hybrid("mamba", "mamba", _mamba, rope=None),
+    _hybrid("mamba2", "mamba2", _mamba2, rope=None),
+    _hybrid("nemotron_h", "nemotron_h", _nemotron, rope=None, permuted=True),
+    _gated_delta("qwen35", "qwen3_5_text", _qwen_dense, tiled_heads=True),
+    _gated_delta("qwen35moe", "qwen3_5_moe_text", _qwen_experts, tiled_heads=True),
+    _gated_delta("qwen3next", "qwen3_next", _qwen_experts),
 )
-GATED_DELTA = ("qwen35", "qwen35moe", "qwen3next")
-WITH_MODULE = GATED_DELTA
-WITHOUT_ROPE = ("granitehybrid", "jamba", "mamba", "mamba2", "nemotron_h")

@@ -1,6 +1,6 @@
 """A GGUF file's architecture as transformers knows it: its configuration, and a recipe for every tensor.
 
-transformers reads the configuration (of hybrids, `hybrids` does) and names the tensors; this module adds what
+transformers reads the configuration (or `Family.configure` does) and names the tensors; this module adds what
 that leaves out, and refuses a file rather than unpack it to a model that is not quite the same.
 """
 
@@ -10,89 +10,39 @@ import math
 import re
 from typing import Any
 
+from offspec.checkpoint.gguf.families import family_of
+from offspec.checkpoint.gguf.family import Family
 from offspec.checkpoint.gguf.header import GgufHeader, GgufTensor, special_id
-from offspec.checkpoint.gguf.hybrids import GATED_DELTA, HYBRIDS, WITHOUT_ROPE, extra_layers, hybrid_config
-from offspec.checkpoint.gguf.ministral import as_ministral
-from offspec.checkpoint.gguf.mixtral import as_mixtral
 from offspec.checkpoint.gguf.names import file_names, module_names
 from offspec.checkpoint.gguf.order import Order, order_of
-from offspec.checkpoint.gguf.rope import rope_tables, set_rope
 from offspec.checkpoint.gguf.stub import quiet, write_outline
 from offspec.checkpoint.gguf.values import GgufRecipe, Step
 from offspec.checkpoint.ranges import INSTEAD, damaged, one_line
 from offspec.core.errors import MissingTensorError, OffspecError, UnsupportedModelError
 from offspec.core.files import disk_full, scratch_folder
 
-# Architectures, by llama.cpp's names, whose unpacking the tests compare with the model it came from.
-# Mistral's are "llama" up to its third series, and "mistral3" from there on.
-ARCHITECTURES = (
-    *("gemma2", "gemma3", "gpt-oss", "llama", "mistral3", "phi3"),
-    *("qwen2", "qwen2moe", "qwen3", "qwen3moe", "starcoder2"),
-    *HYBRIDS,
-)
-_PERMUTED = ("llama", "mistral3", "granitehybrid", "nemotron_h")
-_GEMMAS = ("gemma2", "gemma3")
-_NORMS_PLUS_ONE = (*_GEMMAS, *GATED_DELTA)
-# Keys of the file that transformers leaves at their defaults, and the attributes they belong in.
-_EXTRA = {
-    "gemma2": {
-        "attn_logit_softcapping": "attn_logit_softcapping",
-        "final_logit_softcapping": "final_logit_softcapping",
-    },
-    "gemma3": {"final_logit_softcapping": "final_logit_softcapping"},
-    "gpt-oss": {
-        "attention.key_length": "head_dim",
-        "attention.sliding_window": "sliding_window",
-        "expert_feed_forward_length": "intermediate_size",
-    },
-    "phi3": {"attention.sliding_window": "sliding_window"},
-    "qwen2moe": {
-        "expert_feed_forward_length": "moe_intermediate_size",
-        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-    },
-    "qwen3": {"attention.key_length": "head_dim"},
-    "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
-    "starcoder2": {"rope.freq_base": "rope_theta"},
-}
-# Attributes that a Llama's file states only by having tensors.
-_BIASES = {"blk.0.attn_output.bias": "attention_bias", "blk.0.ffn_up.bias": "mlp_bias"}
 _SPECIAL_IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
 _LAYER = re.compile(r"blk\.(\d{1,9})\.", re.ASCII)
-# The two Gemmas (by number of layers) that scale scores by the width per head and not by the head's size.
-_SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
-
-
-def architecture(header: GgufHeader) -> str:
-    """The file's architecture. Raises UnsupportedModelError for one not in ARCHITECTURES."""
-    name = header.metadata.get("general.architecture")
-    if not isinstance(name, str):
-        damaged(header.path, "it does not name an architecture")
-    if name not in ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"{header.path} holds a {name[:40]!r} model, and GGUF files can be read for "
-            f"{', '.join(ARCHITECTURES)}: {INSTEAD}"
-        )
-    return name
 
 
 def read_config(header: GgufHeader) -> Any:
     """The transformers configuration, dtype bfloat16. Raises UnsupportedModelError."""
     from transformers import AutoConfig
 
-    arch = architecture(header)
-    _check_layers(header, arch)
+    family = family_of(header)
+    _check_layers(header, family.arch)
     with scratch_folder() as folder:
         try:
-            if arch in HYBRIDS:
-                with quiet():
-                    config = hybrid_config(header, arch)
-            else:
+            if family.configure is None:
                 with disk_full(folder):
                     write_outline(header, folder / "outline.gguf", tokens=False)
-                with quiet():
+            with quiet():
+                if family.configure is not None:
+                    config = family.configure(header, family)
+                else:
                     config = AutoConfig.from_pretrained(folder, gguf_file="outline.gguf")
-                    config = as_mixtral(as_ministral(config, header), header)
-            _complete(config, arch, header)
+                config = family.complete(config, header)
+            _complete(config, family, header)
         except OffspecError:
             raise
         except Exception as error:  # whatever transformers made of these values
@@ -115,27 +65,18 @@ def _unreadable(header: GgufHeader, error: BaseException) -> str:
     )
 
 
-def _complete(config: Any, arch: str, header: GgufHeader) -> None:
+def _complete(config: Any, family: Family, header: GgufHeader) -> None:
     """Set what transformers leaves at a default that would be another model's."""
     embedding = header.tensors.get("token_embd.weight")
     if embedding is not None and len(embedding.shape) == 2:
         config.vocab_size = embedding.shape[0]
-    for key, attribute in _EXTRA.get(arch, {}).items():
-        if (value := header.metadata.get(f"{arch}.{key}")) is not None:
+    for key, attribute in family.keys.items():
+        if (value := header.metadata.get(f"{family.arch}.{key}")) is not None:
             setattr(config, attribute, value)
-    if config.model_type == "llama":
-        for name, attribute in _BIASES.items():
-            setattr(config, attribute, name in header.tensors)
     for name, attribute in _SPECIAL_IDS.items():
         setattr(config, attribute, special_id(header, name))
-    if arch in _GEMMAS:
-        by_width = (arch, config.num_hidden_layers) in _SCALED_BY_WIDTH
-        width = config.hidden_size // config.num_attention_heads
-        config.query_pre_attn_scalar = width if by_width else config.head_dim
-    if arch == "gpt-oss":
-        config.rope_parameters = {"rope_type": "default"}  # by default that of gpt-oss-20b
-    if arch not in WITHOUT_ROPE:
-        set_rope(config, arch, header)
+    if family.rope is not None:
+        family.rope(config, family.arch, header)
 
 
 def recipes(header: GgufHeader, config: Any) -> list[GgufRecipe]:
@@ -144,28 +85,28 @@ def recipes(header: GgufHeader, config: Any) -> list[GgufRecipe]:
     Raises UnsupportedModelError for a tensor of the file that the model has no place for, or of another
     shape; MissingTensorError for one that the file lacks.
     """
-    arch = architecture(header)
-    shapes, names = _model_names(header, config, arch)
+    family = family_of(header)
+    shapes, names = _model_names(header, config, family)
     if config.tie_word_embeddings:
         shapes.pop("lm_head.weight", None)
     sources: dict[str, list[GgufTensor]] = {}
     for tensor in sorted(header.tensors.values(), key=lambda tensor: tensor.name):  # gate before up
-        if tensor.name in rope_tables(arch):
+        if tensor.name in family.rope_tables:
             continue
         name = names.get(tensor.name, "")
         if name not in shapes:
             raise UnsupportedModelError(
-                f"{header.path} has the tensor {tensor.name[:100]!r}, for which transformers' {arch} model "
-                f"has no place: {INSTEAD}"
+                f"{header.path} has the tensor {tensor.name[:100]!r}, for which transformers' {family.arch} "
+                f"model has no place: {INSTEAD}"
             )
         sources.setdefault(name, []).append(tensor)
     if missing := [name for name in shapes if name not in sources]:
         raise MissingTensorError(f"{header.path} has nothing for the tensor {missing[0]}; download it again")
-    return [_recipe(header, config, arch, name, shape, sources[name]) for name, shape in shapes.items()]
+    return [_recipe(header, config, family, name, shape, sources[name]) for name, shape in shapes.items()]
 
 
 def _model_names(
-    header: GgufHeader, config: Any, arch: str
+    header: GgufHeader, config: Any, family: Family
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """The shapes of the model's state dict, and its name for each tensor name that a file could have."""
     import gguf
@@ -178,10 +119,10 @@ def _model_names(
         raise UnsupportedModelError(_unreadable(header, error)) from error
     config.architectures = [type(model).__name__]
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.arch)
     known = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     names = {found: name for name in shapes for found in file_names(name, known)}
-    if extra_layers(header, arch):
+    if family.extra_layers(header):
         more, of_module = module_names(names, shapes, config.num_hidden_layers, config.hidden_size)
         names |= more
         shapes |= of_module
@@ -189,16 +130,21 @@ def _model_names(
 
 
 def _recipe(
-    header: GgufHeader, config: Any, arch: str, name: str, shape: tuple[int, ...], sources: list[GgufTensor]
+    header: GgufHeader,
+    config: Any,
+    family: Family,
+    name: str,
+    shape: tuple[int, ...],
+    sources: list[GgufTensor],
 ) -> GgufRecipe:
     first = sources[0]
     step: Step = "as it is"
     heads = 1
-    order = order_of(config, arch, name, sources)
-    if arch in _PERMUTED and (".attn_q." in first.name or ".attn_k." in first.name):
+    order = order_of(config, name, sources, tiled=family.tiled_heads, turned=family.turned_experts)
+    if family.permuted and (".attn_q." in first.name or ".attn_k." in first.name):
         step = "unpermute"
         heads = config.num_attention_heads if ".attn_q." in first.name else config.num_key_value_heads
-    elif arch in _NORMS_PLUS_ONE and first.name.endswith("norm.weight") and ".ssm_norm." not in first.name:
+    elif family.norms_plus_one and first.name.endswith("norm.weight") and ".ssm_norm." not in first.name:
         step = "minus one"
     elif first.name.endswith(".ssm_a"):
         step = "log of minus"

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from offspec.checkpoint.gguf.header import GgufTensor
-from offspec.checkpoint.gguf.hybrids import GATED_DELTA
 
 
 class Run(NamedTuple):
@@ -43,17 +42,17 @@ class Order(NamedTuple):
 AS_IT_IS = Order()
 
 
-def order_of(config: Any, arch: str, name: str, sources: list[GgufTensor]) -> Order:
-    """The order of the weight `name` of the state dict in its sources."""
+def order_of(config: Any, name: str, sources: list[GgufTensor], *, tiled: bool, turned: bool) -> Order:
+    """The order of the weight `name` of the state dict in its sources. tiled, turned: see `Family`."""
     if name.endswith(".linear_attn.in_proj_qkvz.weight") and len(sources) == 2:
         return Order(_by_key_head(config))
-    if arch == "gpt-oss" and name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+    if turned and name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
         return Order(stack=Stack(alternate=len(sources) > 1, turned=True))
     if len(sources) > 1 and all(len(source.shape) == 3 for source in sources):
         return Order(stack=Stack())
     if len(sources) > 1:
         return Order(tuple(Run(i, 0, source.shape[0]) for i, source in enumerate(sources)))
-    if arch in GATED_DELTA and arch != "qwen3next" and ".linear_attn." in name:
+    if tiled and ".linear_attn." in name:
         return _tiled(config, name.rpartition(".linear_attn.")[2])
     return AS_IT_IS
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from offspec.checkpoint.gguf.families import family_of
 from offspec.checkpoint.gguf.header import GgufHeader, GgufTensor
 from offspec.checkpoint.gguf.order import AS_IT_IS, Stack
-from offspec.checkpoint.gguf.rope import rope_tables
 from offspec.checkpoint.gguf.values import GgufRecipe
 from offspec.checkpoint.ranges import INSTEAD, one_line
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight
@@ -23,7 +23,7 @@ def obstacle(header: GgufHeader) -> str:
     """Why the file must be unpacked to be run, or nothing where it can be streamed as it is."""
     from offspec_kernels.dequant.ggml import KINDS
 
-    tables = rope_tables(str(header.metadata.get("general.architecture")))
+    tables = family_of(header).rope_tables
     weights = [tensor for name, tensor in header.tensors.items() if name not in tables]
     if unknown := sorted({tensor.kind.name for tensor in weights} - set(KINDS)):
         return f"it holds tensors of type {', '.join(unknown)}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from offspec.checkpoint.gguf.header import GgufHeader
-from offspec.checkpoint.gguf.ministral import ministral_rope
 from offspec.checkpoint.gguf.values import read_rows
 from offspec.checkpoint.ranges import INSTEAD, damaged
 from offspec.core.errors import MissingTensorError, UnsupportedModelError
@@ -22,33 +22,38 @@ _YARN = {
 }
 
 
-def rope_tables(arch: str) -> tuple[str, ...]:
-    """Tensors of a file that are no weights, and become part of the configuration."""
-    return (ROPE_FACTORS, LONG, SHORT) if arch == "phi3" else (ROPE_FACTORS,)
-
-
-def set_rope(config: Any, arch: str, header: GgufHeader) -> None:
-    """Complete the configuration's rotary parameters.
+def set_rope(config: Any, arch: str, header: GgufHeader, more: Mapping[str, Any] | None = None) -> None:
+    """Complete the configuration's rotary parameters, with `more` that a family has.
 
     Raises UnsupportedModelError for an unknown scaling, HeaderError for numbers that cannot be.
     """
     scaling = _scaling(arch, header)
-    theta = _positive(header, f"{arch}.rope.freq_base")
-    if arch == "gemma3":  # the layers that see the whole context, and those that see a window
-        local = _positive(header, f"{arch}.rope.freq_base_swa") or 10_000.0
-        config.rope_parameters = {
-            "full_attention": {"rope_type": "default", "rope_theta": theta or 1_000_000.0, **scaling},
-            "sliding_attention": {"rope_type": "default", "rope_theta": local},
-        }
-        return
-    base = theta or 10_000.0
+    base = _positive(header, f"{arch}.rope.freq_base") or 10_000.0
     if ROPE_FACTORS in header.tensors:
         if scaling:
             raise UnsupportedModelError(f"{header.path} scales positions in two ways: {INSTEAD}")
         scaling = _llama3(config, base, header)
-    scaling |= phi_rope(config, header) if arch == "phi3" else ministral_rope(config, header)
     parameters = dict(getattr(config, "rope_parameters", None) or {})
-    config.rope_parameters = {"rope_type": "default", **parameters, "rope_theta": base, **scaling}
+    own = {"rope_theta": base, **scaling, **(more or {})}
+    config.rope_parameters = {"rope_type": "default", **parameters, **own}
+
+
+def set_gemma_rope(config: Any, arch: str, header: GgufHeader) -> None:
+    """`set_rope` of the layers that see the whole context, and of those that see a window."""
+    scaling = _scaling(arch, header)
+    theta = _positive(header, f"{arch}.rope.freq_base") or 1_000_000.0
+    local = _positive(header, f"{arch}.rope.freq_base_swa") or 10_000.0
+    config.rope_parameters = {
+        "full_attention": {"rope_type": "default", "rope_theta": theta, **scaling},
+        "sliding_attention": {"rope_type": "default", "rope_theta": local},
+    }
+
+
+def set_gpt_oss_rope(config: Any, arch: str, header: GgufHeader) -> None:
+    """`set_rope` of gpt-oss, whose ramp between frequencies begins and ends at no whole number."""
+    config.rope_parameters = {"rope_type": "default"}  # by default that of gpt-oss-20b
+    is_yarn = _scaling(arch, header).get("rope_type") == "yarn"
+    set_rope(config, arch, header, {"truncate": False} if is_yarn else {})
 
 
 def _scaling(arch: str, header: GgufHeader) -> dict[str, Any]:
@@ -65,9 +70,7 @@ def _scaling(arch: str, header: GgufHeader) -> dict[str, Any]:
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
         stated = {name: _positive(header, f"{prefix}.{key}") for key, name in _YARN.items()}
-        told: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
-        if arch == "gpt-oss":  # its ramp between frequencies begins and ends at no whole number
-            told["truncate"] = False
+        told = {name: value for name, value in stated.items() if value is not None}
         return {"rope_type": "yarn", "factor": factor, **told}
     raise UnsupportedModelError(
         f"{header.path} scales positions by {str(kind)[:40]!r}, which cannot be unpacked: {INSTEAD}"
@@ -111,19 +114,23 @@ def _factor(wavelength: float, factor: float) -> float:
     return 1 / ((1 - smooth) / factor + smooth)
 
 
-LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+PHI_TABLES = _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
-def phi_rope(config: Any, header: GgufHeader) -> dict[str, Any]:
-    """The rotary parameters that the file states, and that transformers' own reader passes over.
+def set_phi_rope(config: Any, arch: str, header: GgufHeader) -> None:
+    """`set_rope` with the tables of Phi-3.
 
     Raises HeaderError for tables of another length than half of what is rotated, MissingTensorError for
     one of them alone.
     """
+    set_rope(config, arch, header, _phi_rope(config, header))
+
+
+def _phi_rope(config: Any, header: GgufHeader) -> dict[str, Any]:
     size = config.hidden_size // config.num_attention_heads
     rotated = header.metadata.get("phi3.rope.dimension_count") or size
     found: dict[str, Any] = {"partial_rotary_factor": rotated / size}
-    if LONG not in header.tensors and SHORT not in header.tensors:
+    if _LONG not in header.tensors and _SHORT not in header.tensors:
         return found
     get = header.metadata.get
     original = get("phi3.rope.scaling.original_context_length") or config.max_position_embeddings
@@ -135,8 +142,8 @@ def phi_rope(config: Any, header: GgufHeader) -> dict[str, Any]:
         "rope_type": "longrope",
         "factor": config.max_position_embeddings / original,
         "original_max_position_embeddings": original,
-        "long_factor": _table(header, LONG, rotated // 2),
-        "short_factor": _table(header, SHORT, rotated // 2),
+        "long_factor": _table(header, _LONG, rotated // 2),
+        "short_factor": _table(header, _SHORT, rotated // 2),
     }
 
 

@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from offspec.checkpoint.gguf.families import family_of
 from offspec.checkpoint.gguf.header import GgufHeader
-
-# Architectures that transformers does not read, and those whose keys mean the same.
-READ_AS = {"mistral3": "llama"}
 
 
 def write_outline(header: GgufHeader, path: Path, *, tokens: bool) -> None:
@@ -24,8 +22,8 @@ def write_outline(header: GgufHeader, path: Path, *, tokens: bool) -> None:
     import numpy as np
 
     kinds = gguf.GGUFValueType
-    arch = header.metadata["general.architecture"]
-    writer = gguf.GGUFWriter(path, READ_AS.get(arch, arch))
+    family = family_of(header)
+    writer = gguf.GGUFWriter(path, family.read_as or family.arch)
     for key, value in _relevant(header, tokens).items():
         match value:
             case list():
@@ -48,11 +46,13 @@ def write_outline(header: GgufHeader, path: Path, *, tokens: bool) -> None:
 
 def _relevant(header: GgufHeader, tokens: bool) -> Mapping[str, Any]:
     """Keys about the architecture and the tokenizer; not its name, which transformers would guess from."""
-    arch = header.metadata["general.architecture"]
-    mine = {key: value for key, value in header.metadata.items() if key.startswith(f"{arch}.")}
-    if arch == "gpt-oss":  # whose scaling transformers' reader stumbles over; `rope` reads it
-        mine = {key: value for key, value in mine.items() if ".rope.scaling." not in key}
-    kept = {READ_AS.get(arch, arch) + key.removeprefix(arch): value for key, value in mine.items()}
+    family = family_of(header)
+    arch, unread = family.arch, family.unread
+    kept = {
+        (family.read_as or arch) + key.removeprefix(arch): value
+        for key, value in header.metadata.items()
+        if key.startswith(f"{arch}.") and not (unread and unread in key)
+    }
     if tokens:
         return kept | {key: value for key, value in header.metadata.items() if key.startswith("tokenizer.")}
     return kept | {"tokenizer.ggml.tokens": ["-"]}  # without any, transformers warns that it has to guess

@@ -1,26 +1,19 @@
 """Which of a checkpoint's tensors are weights in fewer bits, and in which format.
 
-`quantization_config` in config.json names the method, and a file for each method knows what its tensors are
-called. They are checked against each other by their headers; what they hold is made into values only where
-the weight is used.
+`quantization_config` in config.json names the method, for which `methods` has an entry, and a file for each
+method knows what its tensors are called. They are checked against each other by their headers; what they hold
+is made into values only where the weight is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from offspec.checkpoint.quantised.parts import FLOATS, INSTEAD, Found, Tensors, bad_setting
+from offspec.checkpoint.quantised.methods import SCALES, SIGNS, method_of
+from offspec.checkpoint.quantised.parts import FLOATS, INSTEAD, Tensors, bad_setting
 from offspec.checkpoint.tensors import TensorInfo, Weight
-from offspec.core.errors import HeaderError, UnsupportedModelError
-
-Method = Callable[[Mapping[str, Any], Tensors], Iterable[Found]]
-
-# Tensors that only quantised weights have. Inputs, outputs, keys and values have scales too (`X.k_scale`),
-# which are of no use here; but with a tensor `X` beside it, `X_scale` is that of a weight.
-# (ending of a scale, that of the tensor beside it)
-_SIGNS = (".qweight", ".weight_packed", ".SCB", ".absmax", ".weight_scale", ".weight_scale_inv")
-_SCALES = (("_scale", ""), ("_scale_inv", ""), ("_scales", "_blocks"))
+from offspec.core.errors import HeaderError
 
 
 def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -34,34 +27,6 @@ def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
             if found:
                 return dict(found)
     return {}
-
-
-def method_of(settings: Mapping[str, Any]) -> Method:
-    """The reader for a method. Raises UnsupportedModelError, by its name, for one that is not read."""
-    name = settings.get("quant_method")
-    if name is None and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
-        name = "bitsandbytes"  # as it was written before there were others
-    if name == "bitsandbytes":
-        from offspec.checkpoint.quantised.bnb import find
-    elif name == "awq":
-        from offspec.checkpoint.quantised.awq import find
-    elif name == "gptq":
-        from offspec.checkpoint.quantised.gptq import find
-    elif name == "compressed-tensors":
-        from offspec.checkpoint.quantised.compressed import find
-    elif name == "fp8":
-        from offspec.checkpoint.quantised.fp8 import find
-    elif name == "modelopt":
-        from offspec.checkpoint.quantised.modelopt import find
-    elif name == "mxfp4":
-        from offspec.checkpoint.quantised.mxfp4 import find
-    elif name == "offspec":
-        from offspec.checkpoint.quantised.packs import find
-    else:
-        shown = str(name or "an unnamed method")[:60]
-        shown = shown if shown.isprintable() else ascii(shown)
-        raise UnsupportedModelError(f"this checkpoint is quantised by {shown}, which is not read: {INSTEAD}")
-    return find
 
 
 def check_method(config: Mapping[str, Any]) -> None:
@@ -79,7 +44,7 @@ def packed_tensors(config: Mapping[str, Any], tensors: Tensors, place: str) -> d
     configuration contradict each other, MissingTensorError.
     """
     settings = settings_of(config)
-    found = list(method_of(settings)(settings, tensors)) if settings else []
+    found = list(method_of(settings).find(settings, tensors)) if settings else []
     spent = {name for weight in found for name in weight.spent}
     left = {name: info for name, info in tensors.items() if name not in spent}
     _refuse_codes(left, place, bool(settings))
@@ -112,8 +77,8 @@ def _refuse_codes(left: Mapping[str, TensorInfo], place: str, described: bool) -
                 f"{shown} is stored as {info.dtype}, and the checkpoint does not say what its numbers stand "
                 f"for; {INSTEAD}"
             )
-        if name.endswith(_SIGNS) or any(
-            name.endswith(ending) and name.removesuffix(ending) + of in left for ending, of in _SCALES
+        if name.endswith(SIGNS) or any(
+            name.endswith(ending) and name.removesuffix(ending) + of in left for ending, of in SCALES
         ):
             lack = "no weight that goes with it is described" if described else "there is none"
             raise HeaderError(

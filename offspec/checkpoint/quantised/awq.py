@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from offspec.checkpoint.quantised.parts import (
     INSTEAD,
@@ -19,9 +20,6 @@ from offspec.checkpoint.quantised.parts import (
 )
 from offspec.checkpoint.tensors import torch_dtype
 from offspec.core.errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    from offspec_kernels.dequant import Format
 
 _DIVIDED = (".act.scales", ".gelu_impl.scales")  # where AutoAWQ keeps what it divides activations by
 
@@ -57,9 +55,5 @@ def _weight(module: str, group: int, tensors: Tensors) -> Found:
     if len(qweight.shape) != 2:
         bad_tensor(qweight, f"must have two dimensions, not {list(qweight.shape)}")
     inputs, outputs = qweight.shape[0], qweight.shape[1] * 8
-
-    def make() -> Format:
-        return Awq(inputs if group == -1 else group, torch_dtype(scales.dtype))
-
-    packed = packed_weight(f"{module}.weight", (outputs, inputs), make, parts)
-    return Found(packed, frozenset(part.name for part in parts.values()))
+    make = partial(Awq, inputs if group == -1 else group, torch_dtype(scales.dtype))
+    return packed_weight(f"{module}.weight", (outputs, inputs), make, parts)

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from offspec.checkpoint.quantised.parts import (
@@ -30,8 +31,6 @@ from offspec.core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     import torch
-
-    from offspec_kernels.dequant import Format
 
 _STATE = ".quant_state.bitsandbytes__"
 _MOST_JSON = 2**16
@@ -66,13 +65,11 @@ def _four_bits(weight: str, kind: str, tensors: Tensors) -> Found:
         parts["nested_table"] = need(tensors, f"{weight}.nested_quant_map")
     block, dtype = _size(described, state.get("blocksize")), _dtype(described, state.get("dtype"))
     absmax = torch_dtype(parts["absmax"].dtype)
-
-    def make() -> Format:
-        return Codebook(cast("Literal['nf4', 'fp4']", kind), block, absmax, nested, offset, dtype)
-
-    packed = packed_weight(weight, _shape(described, state.get("shape")), make, parts)
+    make = partial(Codebook, cast("Literal['nf4', 'fp4']", kind), block, absmax, nested, offset, dtype)
+    shape = _shape(described, state.get("shape"))
+    found = packed_weight(weight, shape, make, parts, (weight, described.name))
     _check_table(parts["table"], kind)
-    return Found(packed, frozenset([weight, described.name, *(part.name for part in parts.values())]))
+    return found
 
 
 def _read_state(described: TensorInfo, kind: str) -> dict[str, Any]:
@@ -134,13 +131,11 @@ def _int8(module: str, tensors: Tensors) -> Found:
     from offspec_kernels.dequant.int8rows import Int8Rows
 
     parts = {"codes": need(tensors, f"{module}.weight"), "scale": tensors[f"{module}.SCB"]}
-    spent = {info.name for info in parts.values()}
-    if order := tensors.get(f"{module}.weight_format"):
-        if order.nbytes != 1 or read_bytes(order, 1) != b"\0":
-            raise UnsupportedModelError(
-                f"{order.file}: the weight of {module[:200]!r} lies in the order of one kind of GPU, which "
-                f"is not read: {INSTEAD}"
-            )
-        spent.add(order.name)
-    packed = packed_weight(f"{module}.weight", parts["codes"].shape, Int8Rows, parts)
-    return Found(packed, frozenset(spent))
+    order = tensors.get(f"{module}.weight_format")
+    if order and (order.nbytes != 1 or read_bytes(order, 1) != b"\0"):
+        raise UnsupportedModelError(
+            f"{order.file}: the weight of {module[:200]!r} lies in the order of one kind of GPU, which is "
+            f"not read: {INSTEAD}"
+        )
+    besides = [order.name] if order else []
+    return packed_weight(f"{module}.weight", parts["codes"].shape, Int8Rows, parts, besides)

@@ -12,7 +12,8 @@ unpacked here, and inputs keep all their bits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, cast
+from functools import partial
+from typing import Any, Literal, cast
 
 from offspec.checkpoint.quantised.parts import (
     INSTEAD,
@@ -27,10 +28,7 @@ from offspec.checkpoint.quantised.parts import (
     read_integers,
 )
 from offspec.checkpoint.quantised.schemes import Scheme, scheme_of, schemes_of
-from offspec.checkpoint.tensors import PackedInfo, TensorInfo, torch_dtype
-
-if TYPE_CHECKING:
-    from offspec_kernels.dequant import Format
+from offspec.checkpoint.tensors import TensorInfo, torch_dtype
 
 Per = Literal["tensor", "channel", "block"]
 _MOST_ZEROS = 2**28  # bytes
@@ -62,8 +60,8 @@ def _weight(module: str, scheme: Scheme, tensors: Tensors) -> Found:
             made = _integers(module, stored, stored.shape, scheme, tensors)
         else:
             bad_tensor(stored, f"is {stored.dtype} beside a scale, which is none of the forms that are read")
-    beside = (f"{module}.weight_{name}" for name in ("shape", "g_idx", "zero_point"))
-    return Found(made, frozenset([*beside, *(part.name for _, part in made.parts)]))
+    beside = {f"{module}.weight_{name}" for name in ("shape", "g_idx", "zero_point")}
+    return Found(made.weight, made.spent | beside)
 
 
 def _check_none(zeros: TensorInfo, packed: bool) -> None:
@@ -76,7 +74,7 @@ def _check_none(zeros: TensorInfo, packed: bool) -> None:
 
 def _integers(
     module: str, stored: TensorInfo, shape: tuple[int, ...], scheme: Scheme, tensors: Tensors
-) -> PackedInfo:
+) -> Found:
     from offspec_kernels.dequant.compressed import CompressedInt
 
     scale = tensors[f"{module}.weight_scale"]
@@ -91,11 +89,8 @@ def _integers(
     if index and scheme.strategy == "group" and _ordered(index, shape, scheme.group):
         parts["g_idx"] = index
     group = {"tensor": 0, "channel": None}.get(scheme.strategy, scheme.group)
-
-    def make() -> Format:
-        packed, dtype = stored.name.endswith("_packed"), torch_dtype(scale.dtype)
-        return CompressedInt(scheme.bits, packed, group, not scheme.symmetric, "g_idx" in parts, dtype)
-
+    packed, dtype = stored.name.endswith("_packed"), torch_dtype(scale.dtype)
+    make = partial(CompressedInt, scheme.bits, packed, group, not scheme.symmetric, "g_idx" in parts, dtype)
     return packed_weight(f"{module}.weight", shape, make, parts)
 
 
@@ -107,7 +102,7 @@ def _ordered(index: TensorInfo, shape: tuple[int, ...], group: int) -> bool:
     return order_of(index, group)
 
 
-def _floats(module: str, stored: TensorInfo, scheme: Scheme, tensors: Tensors) -> PackedInfo:
+def _floats(module: str, stored: TensorInfo, scheme: Scheme, tensors: Tensors) -> Found:
     from offspec_kernels.dequant.float8 import Float8
 
     scale, per = tensors[f"{module}.weight_scale"], scheme.strategy
@@ -115,14 +110,11 @@ def _floats(module: str, stored: TensorInfo, scheme: Scheme, tensors: Tensors) -
         bad_tensor(
             stored, f"holds 8-bit floats, and config.json speaks of {scheme.bits} bits by {scheme.strategy}"
         )
-
-    def make() -> Format:
-        return Float8(scheme.block, cast("Per", per), torch_dtype(scale.dtype))
-
+    make = partial(Float8, scheme.block, cast("Per", per), torch_dtype(scale.dtype))
     return packed_weight(f"{module}.weight", stored.shape, make, {"weight": stored, "scale": scale})
 
 
-def _float4(module: str, stored: TensorInfo, scheme: Scheme, tensors: Tensors) -> PackedInfo:
+def _float4(module: str, stored: TensorInfo, scheme: Scheme, tensors: Tensors) -> Found:
     import torch
 
     from offspec_kernels.dequant.float4 import Nvfp4
@@ -132,10 +124,7 @@ def _float4(module: str, stored: TensorInfo, scheme: Scheme, tensors: Tensors) -
             stored, f"holds 4-bit floats, and config.json speaks of {scheme.bits} bits by {scheme.strategy}"
         )
     scale, whole = (need(tensors, f"{module}.weight_{name}") for name in ("scale", "global_scale"))
-
-    def make() -> Format:
-        return Nvfp4(divided=True, dtype=torch.bfloat16)
-
+    make = partial(Nvfp4, divided=True, dtype=torch.bfloat16)
     parts = {"weight": stored, "scale": scale, "global_scale": whole}
     return packed_weight(f"{module}.weight", pairs_of_bytes(stored), make, parts)
 

@@ -8,7 +8,8 @@ there is one scale for the whole weight, which others call `X.weight_scale`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from offspec.checkpoint.quantised.parts import BLOCK_UNIT, Found, Tensors, bad_setting, need, packed_weight
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
@@ -31,6 +32,18 @@ def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
             yield _weight(fused, scale, block, tensors)
 
 
+def usual(settings: Mapping[str, Any]) -> tuple[Format, ...]:
+    """See `Method.usual`; by rows where a matrix does not have whole blocks."""
+    from offspec_kernels.dequant.float8 import Float8
+    from offspec_kernels.errors import ArgumentError
+
+    block, by_rows = settings.get("weight_block_size"), Float8(None, "channel")
+    try:
+        return (Float8((block[0], block[1]), "block", rounded=False), by_rows) if block else (by_rows,)
+    except (ArgumentError, TypeError, IndexError, KeyError):  # no numbers
+        return (by_rows,)
+
+
 def _block(value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
@@ -46,10 +59,6 @@ def _weight(name: str, scale: TensorInfo, block: tuple[int, int] | None, tensors
 
     parts = {"weight": need(tensors, name), "scale": scale}
     whole = block is None or scale.shape in ((), (1,))
-
-    def make() -> Format:
-        dtype = torch_dtype(scale.dtype)
-        return Float8(None if whole else block, "tensor" if whole else "block", dtype, rounded=False)
-
-    packed = packed_weight(name, parts["weight"].shape, make, parts)
-    return Found(packed, frozenset(part.name for part in parts.values()))
+    per: Literal["tensor", "block"] = "tensor" if whole else "block"
+    make = partial(Float8, None if whole else block, per, torch_dtype(scale.dtype), rounded=False)
+    return packed_weight(name, parts["weight"].shape, make, parts)

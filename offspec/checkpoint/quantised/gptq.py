@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from offspec.checkpoint.quantised.parts import (
     INSTEAD,
@@ -25,9 +26,6 @@ from offspec.checkpoint.quantised.parts import (
 )
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
 from offspec.core.errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    from offspec_kernels.dequant import Format
 
 _VERSIONS = {"gptq": True, "gptq_v2": False}  # is 1 added to the stored zero points?
 
@@ -81,7 +79,6 @@ def _weight(module: str, form: _Form, tensors: Tensors) -> Found:
     from offspec_kernels.dequant.gptq import Gptq
 
     parts = {part: need(tensors, f"{module}.{part}") for part in ("qweight", "qzeros", "scales")}
-    spent = {info.name for info in parts.values()}
     qweight, scales = parts["qweight"], parts["scales"]
     if len(qweight.shape) != 2:
         bad_tensor(qweight, f"must have two dimensions, not {list(qweight.shape)}")
@@ -91,22 +88,19 @@ def _weight(module: str, form: _Form, tensors: Tensors) -> Found:
     if form.ordered and size < inputs:
         index = need(tensors, f"{module}.g_idx")
     if index:
-        spent.add(index.name)
         if index.shape != (inputs,):
             bad_tensor(
                 index, f"must have {inputs} numbers for {qweight.name[:200]!r}, not {list(index.shape)}"
             )
         if order_of(index, size):
             parts["g_idx"] = index
-
-    def make() -> Format:
-        ordered, plus_one = "g_idx" in parts, _VERSIONS[form.version]
-        return Gptq(form.bits, form.group, ordered, plus_one, torch_dtype(scales.dtype))
-
-    packed = packed_weight(f"{module}.weight", (outputs, inputs), make, parts)
+    ordered, plus_one = "g_idx" in parts, _VERSIONS[form.version]
+    make = partial(Gptq, form.bits, form.group, ordered, plus_one, torch_dtype(scales.dtype))
+    besides = [index.name] if index else []
+    found = packed_weight(f"{module}.weight", (outputs, inputs), make, parts, besides)
     if form.symmetric and form.bits != 3:  # words do not hold zero points of 3 bits whole
         _check_version(parts["qzeros"], form)
-    return Found(packed, frozenset(spent))
+    return found
 
 
 def _check_version(zeros: TensorInfo, form: _Form) -> None:

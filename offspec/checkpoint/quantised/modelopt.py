@@ -7,7 +7,8 @@ float32, by which scales are multiplied. FP8: `X.weight` float8_e4m3 and one `X.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from offspec.checkpoint.quantised.parts import (
     INSTEAD,
@@ -18,11 +19,8 @@ from offspec.checkpoint.quantised.parts import (
     packed_weight,
     pairs_of_bytes,
 )
-from offspec.checkpoint.tensors import PackedInfo, TensorInfo, torch_dtype
+from offspec.checkpoint.tensors import TensorInfo, torch_dtype
 from offspec.core.errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    from offspec_kernels.dequant import Format
 
 _KNOWN = ("NVFP4", "FP8", "MIXED_PRECISION")
 _SCALE = ".weight_scale"
@@ -47,11 +45,10 @@ def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
             )
         if name.endswith(_SCALE):
             module = name.removesuffix(_SCALE)
-            packed = _weight(module, need(tensors, f"{module}.weight"), tensors)
-            yield Found(packed, frozenset(part.name for _, part in packed.parts))
+            yield _weight(module, need(tensors, f"{module}.weight"), tensors)
 
 
-def _weight(module: str, stored: TensorInfo, tensors: Tensors) -> PackedInfo:
+def _weight(module: str, stored: TensorInfo, tensors: Tensors) -> Found:
     from offspec_kernels.dequant.float4 import Nvfp4
     from offspec_kernels.dequant.float8 import Float8
 
@@ -61,8 +58,5 @@ def _weight(module: str, stored: TensorInfo, tensors: Tensors) -> PackedInfo:
         return packed_weight(name, pairs_of_bytes(stored), Nvfp4, parts)
     if stored.dtype != "F8_E4M3":
         bad_tensor(stored, f"is {stored.dtype} beside a scale, which is none of the forms that are read")
-
-    def make() -> Format:
-        return Float8(None, "tensor", torch_dtype(scale.dtype), rounded=False)
-
+    make = partial(Float8, None, "tensor", torch_dtype(scale.dtype), rounded=False)
     return packed_weight(name, stored.shape, make, {"weight": stored, "scale": scale})

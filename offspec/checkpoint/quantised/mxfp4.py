@@ -7,9 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offspec.checkpoint.quantised.parts import Found, Tensors, bad_tensor, need, packed_weight
+
+if TYPE_CHECKING:
+    from offspec_kernels.dequant import Format
 
 _BLOCKS = "_blocks"
 
@@ -26,5 +29,11 @@ def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
         if len(blocks.shape) < 3:
             bad_tensor(blocks, f"must be [..., rows, groups, 16], not {list(blocks.shape)}")
         *experts, rows, groups, _ = blocks.shape
-        packed = packed_weight(weight, (*experts, groups * Mxfp4.block, rows), Mxfp4, parts)
-        yield Found(packed, frozenset(part.name for part in parts.values()))
+        yield packed_weight(weight, (*experts, groups * Mxfp4.block, rows), Mxfp4, parts)
+
+
+def usual(settings: Mapping[str, Any]) -> tuple[Format, ...]:
+    """See `Method.usual`."""
+    from offspec_kernels.dequant.float4 import Mxfp4
+
+    return (Mxfp4(),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -46,12 +46,16 @@ def need(tensors: Tensors, name: str) -> TensorInfo:
 
 
 def packed_weight(
-    name: str, shape: tuple[int, ...], make: Callable[[], Format], parts: Mapping[str, TensorInfo]
-) -> PackedInfo:
+    name: str,
+    shape: tuple[int, ...],
+    make: Callable[[], Format],
+    parts: Mapping[str, TensorInfo],
+    besides: Iterable[str] = (),
+) -> Found:
     """A weight of this name and shape in these parts, as the format calls them, each checked.
 
-    make: calls the format's class, which refuses what it cannot read. Raises HeaderError, which names the
-    tensor that is wrong and its file.
+    make: calls the format's class, which refuses what it cannot read. besides: other tensors that describe
+    the weight. Raises HeaderError, which names the tensor that is wrong and its file.
     """
     from offspec_kernels.dequant import Part
     from offspec_kernels.errors import ArgumentError
@@ -67,7 +71,8 @@ def packed_weight(
         # Where the format has no such form, or no weight of this shape, another copy would be no better.
         fix = INSTEAD if packed_as is None or error.argument == "shape" else AGAIN
         bad_tensor(wrong, f"cannot be part of the weight {name[:200]!r} ({one_line(error)})", fix)
-    return PackedInfo(name, shape, packed_as, tuple(parts.items()))
+    spent = frozenset([*besides, *(part.name for part in parts.values())])
+    return Found(PackedInfo(name, shape, packed_as, tuple(parts.items())), spent)
 
 
 def pairs_of_bytes(codes: TensorInfo) -> tuple[int, int]:
@@ -114,6 +119,14 @@ def setting(settings: Mapping[str, Any], *names: str, usual: int) -> int:
             bad_setting(name, value)
         return value
     return usual
+
+
+def even_steps(settings: Mapping[str, Any]) -> tuple[Format, ...]:
+    """The size of weights in `bits` of a configuration; other codes with scales take about as much."""
+    from offspec_kernels.dequant.grouped import BITS, Grouped
+
+    bits = settings.get("bits")
+    return (Grouped(bits if bits in BITS else 8),)
 
 
 def bad_setting(name: str, value: object) -> NoReturn:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from offspec.checkpoint.quantised.parts import BLOCK_UNIT, INSTEAD, bad_setting, setting
+from offspec.checkpoint.quantised.parts import BLOCK_UNIT, INSTEAD, bad_setting, even_steps, setting
 from offspec.core.errors import HeaderError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from offspec_kernels.dequant import Format
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized")
 Strategy = Literal["tensor", "channel", "group", "block", "tensor_group"]
@@ -68,6 +71,20 @@ def scheme_of(module: str, schemes: list[Scheme]) -> Scheme:
             "download it again"
         )
     return named[0]
+
+
+def usual(settings: Mapping[str, Any]) -> tuple[Format, ...]:
+    """See `Method.usual`. Model Optimizer may have the same groups, or an algorithm for all weights."""
+    from offspec_kernels.dequant.float8 import Float8
+
+    algorithm = str(settings.get("quant_algo"))
+    # NVFP4 takes 4.5 bits, as even steps in groups do.
+    bits, floats = 4 if "FP4" in algorithm else settings.get("bits"), algorithm == "FP8"
+    for group in dict(settings.get("config_groups") or {}).values():
+        weights = group.get("weights") or {}
+        bits = weights.get("num_bits", bits)
+        floats = floats or (bits == 8 and str(weights.get("type")) == "float")
+    return (Float8(None, "channel"),) if floats else even_steps({"bits": bits})
 
 
 def _refuse(settings: Mapping[str, Any], own: list[object]) -> None:

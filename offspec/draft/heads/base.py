@@ -1,12 +1,15 @@
 """What every kind of head has in common, before it is loaded."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from offspec.draft.base import Drafter, Wants
 from offspec.model.parts import TargetParts
+
+LAST = Wants(last=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,34 +28,26 @@ class TargetShape:
     config: Any
 
 
-class OpenedHead(Protocol):
+@dataclass(frozen=True, slots=True)
+class OpenedHead:
     """A head whose headers were read and found to fit the target. Its weights are still on disk.
 
-    kind: "medusa", "mlp_speculator", "eagle", "eagle3" or "mtp"; name: for people, "medusa (3 heads)";
-    shares_head: it asks for the target's logits, so that the target's head must stay in memory; embeds: it
-    looks tokens up in the target's embedding, at every step.
+    Args:
+        kind: A name of `draft.kinds.KINDS`.
+        name: Name for people, as "medusa (3 heads)".
+        fingerprint: Of its configuration and files.
+        nbytes: Memory it takes when loaded, with caches and buffers for a number of positions of context.
+        load: Reads the weights, in the target's dtype, onto its device, for that many positions.
+        shares_head: Whether it asks for the target's logits, so that the target's head must stay in memory.
+        embeds: Whether it looks tokens up in the target's embedding, at every step.
+        wants: States of the target that it takes. Default: the last.
     """
 
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def shares_head(self) -> bool: ...
-
-    @property
-    def embeds(self) -> bool: ...
-
-    @property
-    def wants(self) -> Wants: ...
-
-    def nbytes(self, rows: int) -> int:
-        """Memory it takes when loaded, with caches and buffers for `rows` positions of context."""
-
-    def load(self, parts: TargetParts, rows: int) -> Drafter:
-        """Read the weights, in the target's dtype, onto the target's device."""
+    kind: str
+    name: str
+    fingerprint: str
+    nbytes: Callable[[int], int]
+    load: Callable[[TargetParts, int], Drafter]
+    shares_head: bool = False
+    embeds: bool = False
+    wants: Wants = LAST

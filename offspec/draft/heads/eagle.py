@@ -1,91 +1,65 @@
 """EAGLE heads as published (arXiv 2401.15077, 2406.16858, 2503.01840): opened by headers, then loaded."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from offspec.draft.base import Drafter, Wants
-from offspec.draft.heads.base import OpenedHead, TargetShape
-from offspec.draft.heads.eagle_files import EAGLE, EagleFormat, kind_of, read_format, token_map
+from offspec.draft.heads.base import LAST, OpenedHead, TargetShape
+from offspec.draft.heads.eagle_files import EAGLE, EAGLE3, EagleFormat, kind_of, read_format, token_map
 from offspec.draft.heads.eagle_layer import Eagle1Layer, Eagle3Layer, EagleLayer
 from offspec.draft.heads.files import HeadFiles
 from offspec.draft.heads.state_drafter import KnownStates, StateDrafter
 from offspec.model.parts import TargetParts
 
 
-def recognises(config: Mapping[str, Any], names: Collection[str]) -> bool:
+def is_eagle(config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether a configuration and the names of tensors are an EAGLE head's."""
-    return kind_of(config, names) is not None
+    return kind_of(config, names) == EAGLE
+
+
+def is_eagle3(config: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether a configuration and the names of tensors are an EAGLE-3 head's."""
+    return kind_of(config, names) == EAGLE3
 
 
 def opened(files: HeadFiles, target: TargetShape) -> OpenedHead:
     """The head in `files`. Raises DraftError and CheckpointError, one line each, where it cannot serve."""
-    found = read_format(files, target)
-    if found.kind != EAGLE:
-        token_map(files, found, target.vocab_size)
-    return OpenedEagle(files, found, target)
+    facts = read_format(files, target)
+    config, first = facts.config, facts.kind == EAGLE
+    name = facts.title if first else f"{facts.title} ({facts.known} of {target.vocab_size} tokens)"
+    wants = LAST if first else Wants(layers=facts.taps)
+    if not first:
+        token_map(files, facts, target.vocab_size)
 
-
-@dataclass(frozen=True, slots=True)
-class OpenedEagle:
-    """An EAGLE head that fits its target."""
-
-    files: HeadFiles
-    facts: EagleFormat
-    target: TargetShape
-
-    @property
-    def kind(self) -> str:
-        return self.facts.kind
-
-    @property
-    def name(self) -> str:
-        if self.kind == EAGLE:
-            return self.facts.title
-        return f"{self.facts.title} ({self.facts.known} of {self.target.vocab_size} tokens)"
-
-    @property
-    def fingerprint(self) -> str:
-        return self.files.fingerprint
-
-    @property
-    def shares_head(self) -> bool:
-        return self.kind == EAGLE
-
-    @property
-    def embeds(self) -> bool:
-        return "embed_tokens.weight" not in self.facts.stored
-
-    @property
-    def wants(self) -> Wants:
-        return Wants(last=True) if self.kind == EAGLE else Wants(layers=self.facts.taps)
-
-    def nbytes(self, rows: int) -> int:
-        config = self.facts.config
+    def nbytes(rows: int) -> int:
         pairs = 2 * config.num_key_value_heads * config.head_dim
-        numbers = self.files.elements(self.facts.stored.values()) + rows * (pairs + config.hidden_size)
-        return int(numbers * self.target.dtype.itemsize)
+        numbers = files.elements(facts.stored.values()) + rows * (pairs + config.hidden_size)
+        return int(numbers * target.dtype.itemsize)
 
-    def load(self, parts: TargetParts, rows: int) -> Drafter:
-        dtype, device, facts = parts.dtype, parts.device, self.facts
-        weights = read_weights(self.files, facts, dtype, device)
-        layer: EagleLayer
-        if self.kind == EAGLE:
-            layer = Eagle1Layer(facts.config, weights, parts, rows)
-        else:
-            layer = Eagle3Layer(
-                facts.config,
-                weights,
-                parts,
-                rows,
-                taps=facts.taps,
-                tokens=token_map(self.files, facts, parts.vocab_size),
-                norm_before_residual=facts.norm_before_residual,
-            )
-        known = KnownStates(rows, facts.config.hidden_size, dtype, device)
-        return StateDrafter(self.name, layer, self.wants, known, device)
+    def load(parts: TargetParts, rows: int) -> Drafter:
+        layer = _load_layer(files, facts, parts, rows)
+        known = KnownStates(rows, config.hidden_size, parts.dtype, parts.device)
+        return StateDrafter(name, layer, wants, known, parts.device)
+
+    embeds = "embed_tokens.weight" not in facts.stored
+    return OpenedHead(facts.kind, name, files.fingerprint, nbytes, load, first, embeds, wants)
+
+
+def _load_layer(files: HeadFiles, facts: EagleFormat, parts: TargetParts, rows: int) -> EagleLayer:
+    weights = read_weights(files, facts, parts.dtype, parts.device)
+    if facts.kind == EAGLE:
+        return Eagle1Layer(facts.config, weights, parts, rows)
+    return Eagle3Layer(
+        facts.config,
+        weights,
+        parts,
+        rows,
+        taps=facts.taps,
+        tokens=token_map(files, facts, parts.vocab_size),
+        norm_before_residual=facts.norm_before_residual,
+    )
 
 
 # Products of one matrix: their results lie side by side, in this order.

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from offspec.core.errors import DraftError, MissingTensorError
-from offspec.draft.base import Wants
-from offspec.draft.heads.base import TargetShape
+from offspec.draft.heads.base import OpenedHead, TargetShape
 from offspec.draft.heads.files import HeadFiles
 from offspec.draft.heads.medusa_drafter import MedusaDrafter, MedusaHead
 from offspec.model.parts import TargetParts
@@ -41,62 +40,9 @@ class HeadNames:
     def all(self) -> set[str]:
         return ({name for layer in self.layers for name in layer} | {self.output}) - {""}
 
-
-@dataclass(frozen=True, slots=True)
-class OpenedMedusa:
-    """Medusa heads on disk.
-
-    tokens: the target's id of each output row [rows], on the CPU; None where they are all tokens in order.
-    """
-
-    files: HeadFiles
-    target: TargetShape
-    heads: tuple[HeadNames, ...]
-    tokens: torch.Tensor | None
-
-    @property
-    def kind(self) -> str:
-        return "medusa"
-
-    @property
-    def name(self) -> str:
-        return f"medusa ({len(self.heads)} heads)"
-
-    @property
-    def fingerprint(self) -> str:
-        return self.files.fingerprint
-
-    @property
-    def shares_head(self) -> bool:
-        return not all(head.output for head in self.heads)
-
-    @property
-    def embeds(self) -> bool:
-        return False
-
-    @property
-    def wants(self) -> Wants:
-        return Wants(last=True)
-
-    def nbytes(self, rows: int) -> int:
-        """Weights alone; there is no cache."""
-        return self.files.elements(self._names) * self.target.dtype.itemsize
-
-    def load(self, parts: TargetParts, rows: int) -> MedusaDrafter:
-        weights = {name: self.files.weight(name, parts.dtype, parts.device) for name in self._names}
-        heads = [
-            MedusaHead(
-                tuple((weights[weight], weights.get(bias)) for weight, bias in head.layers),
-                weights.get(head.output),
-            )
-            for head in self.heads
-        ]
-        tokens = None if self.tokens is None else self.tokens.to(parts.device)
-        return MedusaDrafter(self.name, heads, parts, tokens)
-
-    @property
-    def _names(self) -> set[str]:
-        return {name for head in self.heads for name in head.all}
+    def ready(self, weights: Mapping[str, torch.Tensor]) -> MedusaHead:
+        layers = tuple((weights[weight], weights.get(bias)) for weight, bias in self.layers)
+        return MedusaHead(layers, weights.get(self.output))
 
 
 def recognises(config: Mapping[str, Any], names: Collection[str]) -> bool:
@@ -106,7 +52,7 @@ def recognises(config: Mapping[str, Any], names: Collection[str]) -> bool:
     return any(_LAYER.fullmatch(name) for name in names)
 
 
-def opened(files: HeadFiles, target: TargetShape) -> OpenedMedusa:
+def opened(files: HeadFiles, target: TargetShape) -> OpenedHead:
     """Find the heads and check them. How many config.json says there are is often wrong, and not looked at.
 
     Raises MissingTensorError where one lacks a part, DraftError where they are for another target.
@@ -127,7 +73,16 @@ def opened(files: HeadFiles, target: TargetShape) -> OpenedMedusa:
             files.expect(weight, size, size)
             if bias:
                 files.expect(bias, size)
-    return OpenedMedusa(files, target, heads, tokens)
+    names = {name for head in heads for name in head.all}
+    name, nbytes = f"medusa ({len(heads)} heads)", files.elements(names) * target.dtype.itemsize
+
+    def load(parts: TargetParts, rows: int) -> MedusaDrafter:
+        weights = {name: files.weight(name, parts.dtype, parts.device) for name in names}
+        ready = [head.ready(weights) for head in heads]
+        return MedusaDrafter(name, ready, parts, None if tokens is None else tokens.to(parts.device))
+
+    shares_head = not all(head.output for head in heads)
+    return OpenedHead("medusa", name, files.fingerprint, lambda rows: nbytes, load, shares_head)
 
 
 def _tokens(files: HeadFiles, rows: int, target: TargetShape) -> torch.Tensor | None:

@@ -13,8 +13,7 @@ from typing import Any
 
 from offspec.checkpoint.folder import CONFIG
 from offspec.core.errors import DraftError
-from offspec.draft.base import Wants
-from offspec.draft.heads.base import TargetShape
+from offspec.draft.heads.base import OpenedHead, TargetShape
 from offspec.draft.heads.files import HeadFiles
 from offspec.draft.heads.mlp_drafter import MLPDrafter, MLPStage
 from offspec.model.parts import TargetParts
@@ -39,53 +38,6 @@ class StageNames:
         return (self.embedding, self.projection, self.output, self.scale, self.shift)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedMLP:
-    """An MLPSpeculator on disk that fits its target."""
-
-    files: HeadFiles
-    target: TargetShape
-    stages: tuple[StageNames, ...]
-    scale_input: bool
-
-    @property
-    def kind(self) -> str:
-        return "mlp_speculator"
-
-    @property
-    def name(self) -> str:
-        return f"mlp_speculator ({len(self.stages)} heads)"
-
-    @property
-    def fingerprint(self) -> str:
-        return self.files.fingerprint
-
-    @property
-    def shares_head(self) -> bool:
-        return False
-
-    @property
-    def embeds(self) -> bool:
-        return False
-
-    @property
-    def wants(self) -> Wants:
-        return Wants(last=True)
-
-    def nbytes(self, rows: int) -> int:
-        """Weights alone; there is no cache."""
-        return self.files.elements(self._names) * self.target.dtype.itemsize
-
-    def load(self, parts: TargetParts, rows: int) -> MLPDrafter:
-        weights = {name: self.files.weight(name, parts.dtype, parts.device) for name in self._names}
-        stages = [MLPStage(*(weights[name] for name in stage.all)) for stage in self.stages]
-        return MLPDrafter(self.name, stages, self.scale_input)
-
-    @property
-    def _names(self) -> set[str]:
-        return {name for stage in self.stages for name in stage.all}
-
-
 def recognises(config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether a checkpoint is an MLPSpeculator."""
     if config.get("model_type") == "mlp_speculator":
@@ -93,7 +45,7 @@ def recognises(config: Mapping[str, Any], names: Collection[str]) -> bool:
     return any(all(prefix + part in names for part in _PARTS) for prefix in ("", _PREFIX))
 
 
-def opened(files: HeadFiles, target: TargetShape) -> OpenedMLP:
+def opened(files: HeadFiles, target: TargetShape) -> OpenedHead:
     """Find the stages and check them; sizes are those of the tensors, whatever config.json says.
 
     Raises MissingTensorError where one lacks a part, DraftError where it is for another target.
@@ -115,7 +67,15 @@ def opened(files: HeadFiles, target: TargetShape) -> OpenedMLP:
         files.expect(stage.output, rows, inner)
         files.expect(stage.scale, inner)
         files.expect(stage.shift, inner)
-    return OpenedMLP(files, target, stages, files.config.get("scale_input") is True)
+    names = {name for stage in stages for name in stage.all}
+    name, nbytes = f"mlp_speculator ({len(stages)} heads)", files.elements(names) * target.dtype.itemsize
+
+    def load(parts: TargetParts, rows: int) -> MLPDrafter:
+        weights = {name: files.weight(name, parts.dtype, parts.device) for name in names}
+        ready = [MLPStage(*(weights[name] for name in stage.all)) for stage in stages]
+        return MLPDrafter(name, ready, files.config.get("scale_input") is True)
+
+    return OpenedHead("mlp_speculator", name, files.fingerprint, lambda rows: nbytes, load)
 
 
 def _stage_count(files: HeadFiles, prefix: str) -> int:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from offspec.checkpoint import Checkpoint
 from offspec.checkpoint.tensors import Weight
+from offspec.core.config import MTP
 from offspec.core.errors import CheckpointError, DraftError
-from offspec.draft.base import Drafter, Wants
-from offspec.draft.heads.base import TargetShape
+from offspec.draft.base import Drafter
+from offspec.draft.heads.base import LAST, OpenedHead, TargetShape
 from offspec.draft.heads.mtp_layer import (
     JOIN,
     LAST_NORM,
@@ -24,8 +25,6 @@ from offspec.draft.heads.mtp_layer import (
 )
 from offspec.draft.heads.state_drafter import KnownStates, StateDrafter
 from offspec.model.parts import TargetParts
-
-_WANTS = Wants(last=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,56 +89,34 @@ LAYOUTS = (
 )
 
 
-def open_mtp(checkpoint: Checkpoint, target: TargetShape) -> "OpenedMtp | None":
+def open_mtp(checkpoint: Checkpoint, target: TargetShape) -> OpenedHead | None:
     """The first module of a target's checkpoint, None where it has none.
 
     Raises DraftError where what is there cannot be run as one.
     """
     for layout in LAYOUTS:
-        tensors = layout.tensors(checkpoint.tensors, target.layers)
-        if tensors:
-            try:
-                module = MtpModule(target.config, tensors, target.dtype, target.device)
-            except CheckpointError as error:
-                raise DraftError(
-                    f"the MTP module of {target.name} cannot be run ({error}): use another `draft`"
-                ) from error
-            return OpenedMtp(
-                f"{checkpoint.fingerprint} mtp",
-                target,
-                tensors,
-                layout.tokens_first,
-                module.nbytes,
-                module.kv_bytes_per_token + target.hidden_size * target.dtype.itemsize,
-            )
+        if tensors := layout.tensors(checkpoint.tensors, target.layers):
+            return _opened(checkpoint, target, tensors, layout.tokens_first)
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedMtp:
-    """A module whose headers were read, of the target's own kind.
+def _opened(
+    checkpoint: Checkpoint, target: TargetShape, tensors: Mapping[str, Weight], tokens_first: bool
+) -> OpenedHead:
+    try:
+        outline = MtpModule(target.config, tensors, target.dtype, target.device)
+    except CheckpointError as error:
+        raise DraftError(
+            f"the MTP module of {target.name} cannot be run ({error}): use another `draft`"
+        ) from error
+    fixed, each = outline.nbytes, outline.kv_bytes_per_token + target.hidden_size * target.dtype.itemsize
 
-    weight_bytes: of its weights, loaded; row_bytes: of what is kept of each position.
-    """
-
-    fingerprint: str
-    target: TargetShape
-    tensors: Mapping[str, Weight]
-    tokens_first: bool
-    weight_bytes: int
-    row_bytes: int
-    kind: str = "mtp"
-    name: str = "mtp"
-    shares_head: bool = True
-    embeds: bool = True
-    wants: Wants = _WANTS
-
-    def nbytes(self, rows: int) -> int:
-        return self.weight_bytes + rows * self.row_bytes
-
-    def load(self, parts: TargetParts, rows: int) -> Drafter:
-        module = MtpModule(parts.config, self.tensors, parts.dtype, parts.device)
+    def load(parts: TargetParts, rows: int) -> Drafter:
+        module = MtpModule(parts.config, tensors, parts.dtype, parts.device)
         module.load()
-        layer = MtpLayer(module, self.tokens_first, parts, rows)
+        layer = MtpLayer(module, tokens_first, parts, rows)
         known = KnownStates(rows, parts.hidden_size, parts.dtype, parts.device)
-        return StateDrafter(self.name, layer, self.wants, known, parts.device)
+        return StateDrafter(MTP, layer, LAST, known, parts.device)
+
+    fingerprint = f"{checkpoint.fingerprint} {MTP}"
+    return OpenedHead(MTP, MTP, fingerprint, lambda rows: fixed + rows * each, load, True, True)

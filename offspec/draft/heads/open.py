@@ -5,34 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from offspec.checkpoint.folder import CONFIG
 from offspec.checkpoint.hub_name import hub_name
 from offspec.checkpoint.open import local_path
+from offspec.core.config import MTP
 from offspec.core.errors import DraftError
 from offspec.core.events import Event
-from offspec.draft.heads import eagle, medusa, mlp_speculator
 from offspec.draft.heads.base import OpenedHead, TargetShape
 from offspec.draft.heads.files import SAFE, HeadFiles, open_files, weight_files
 from offspec.draft.heads.pickles import PICKLED
+from offspec.draft.kinds import IN_FILES
 
-
-class Kind(NamedTuple):
-    """How heads of a kind are told from others, by configuration and tensor names, and how one is opened."""
-
-    recognises: Callable[[Mapping[str, Any], Collection[str]], bool]
-    opened: Callable[[HeadFiles, TargetShape], OpenedHead]
-
-
-_KINDS = (
-    Kind(medusa.recognises, medusa.opened),
-    Kind(mlp_speculator.recognises, mlp_speculator.opened),
-    Kind(eagle.recognises, eagle.opened),
-)
-_KNOWN = "Medusa, MLPSpeculator, EAGLE and EAGLE-3 heads, and models with the target's vocabulary"
-_HEAD_KEYS = ("medusa_num_heads", "speculators_model_type", "draft_vocab_size")
-_HEAD_NAME = re.compile(r"medusa|eagle|speculator|mtp", re.IGNORECASE)
+_HEAD_KEYS = {key for kind in IN_FILES.values() for key in kind.keys}
+_HEAD_NAME = re.compile("|".join([MTP, *(kind.word for kind in IN_FILES.values())]), re.IGNORECASE)
 
 
 def open_head(model: str, target: TargetShape, notify: Callable[[Event], None]) -> OpenedHead | None:
@@ -53,7 +40,7 @@ def open_head(model: str, target: TargetShape, notify: Callable[[Event], None]) 
     files = open_files(path, model)
     if files is None:
         return None
-    for known in _KINDS:
+    for known in IN_FILES.values():
         if known.recognises(files.config, files.names):
             return known.opened(files, target)
     if _is_model(files):
@@ -109,8 +96,9 @@ def _unknown(files: HeadFiles) -> str:
         return f"{files.place} cannot draft: it holds no tensors; download it again, or use another head"
     said = files.config.get("model_type") or files.config.get("speculators_model_type")
     says = f"{said[:40]!r} is not known" if isinstance(said, str) else f"its {CONFIG} names no model_type"
+    *titles, last = IN_FILES
     some = ", ".join(repr(name[:60]) for name in list(files.names)[:2])
     return (
         f"{files.place} cannot draft: {says}, and tensors such as {some} belong to no known head: "
-        f"known are {_KNOWN}"
+        f"known are {', '.join(titles)} and {last} heads, and models with the target's vocabulary"
     )

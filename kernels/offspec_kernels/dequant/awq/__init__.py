@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler, Format, Part, Shape
+from offspec_kernels.dequant.format import Format, Part, Shape
 from offspec_kernels.dequant.scaled import check_groups, check_scales, plain, scaled, unpack
 from offspec_kernels.errors import ArgumentError
 
@@ -60,22 +60,7 @@ class Awq(Format):
         scales = parts["scales"].repeat_interleave(self.group, 0)
         return scaled(codes - zeros.repeat_interleave(self.group, 0), scales).mT
 
-    def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        from offspec_kernels.dequant.awq import native
-
-        native.fill(self.group, parts, out)
-
     def fill_step(self, shape: Shape) -> int:
         from offspec_kernels.dequant.registers import has_lookups
 
         return 2 if has_lookups() else 0
-
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
-        from offspec_kernels.dequant.awq import native
-
-        return native.filler(self.group, parts)
-
-    def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        from offspec_kernels.dequant.awq import triton
-
-        triton.fill(self.group, parts, out)

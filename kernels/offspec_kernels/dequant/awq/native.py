@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler
+from offspec_kernels.dequant.awq import Awq
+from offspec_kernels.dequant.format import Filler, Shape
 from offspec_kernels.dequant.native import WIDE, array, carray, compiled, filling, inlined
 from offspec_kernels.dequant.registers import fetch_ahead, scaled_row
 from offspec_kernels.dequant.scaled.native import (
@@ -80,9 +81,9 @@ def _fill(
             scaled_columns(codes, zero, scale, kind, out[place : place + size])
 
 
-def fill(group: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
+def fill(format: Awq, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [in, out]."""
-    rows, columns = out.shape
+    (rows, columns), group = out.shape, format.group
     scales = parts["scales"].float()
     zeros = torch.empty(rows // group * columns, dtype=torch.uint8)
     _unpack_all(array(parts["qzeros"]), array(zeros.view(torch.uint64)))
@@ -96,9 +97,9 @@ def fill(group: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
     )
 
 
-def filler(group: int, parts: Mapping[str, Tensor]) -> Filler:
+def filler(format: Awq, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
     words, zeros, scales = (array(parts[name]) for name in ("qweight", "qzeros", "scales"))
-    return Filler(_filling(parts["scales"].dtype), (words, zeros, scales), group)
+    return Filler(_filling(parts["scales"].dtype), (words, zeros, scales), format.group)
 
 
 @cache

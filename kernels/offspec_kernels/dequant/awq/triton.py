@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from offspec_kernels.dequant.awq import Awq
 from offspec_kernels.dequant.scaled.triton import TILE, scaled, tile
 from offspec_kernels.dequant.triton import put
 
@@ -23,7 +24,7 @@ def _awq(words, zeros, scales, out, rows, columns, group, ROWS: tl.constexpr, CO
     put(out, row * columns + column, scaled((code & 15) - (zero & 15), scale), inside)
 
 
-def fill(group: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
+def fill(format: Awq, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [in, out]."""
     rows, columns = out.shape
     with torch.cuda.device_of(out):
@@ -34,7 +35,7 @@ def fill(group: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
             out,
             rows,
             columns,
-            group,
+            format.group,
             ROWS=TILE[0],
             COLUMNS=TILE[1],
             num_warps=4,

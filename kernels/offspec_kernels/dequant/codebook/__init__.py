@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offspec_kernels.dequant.codebook.rounding import quantise
 from offspec_kernels.dequant.codebook.tables import BLOCKS, TABLES, table_of
-from offspec_kernels.dequant.format import Filler, Format, Part, Shape
+from offspec_kernels.dequant.format import Format, Part, Shape
 from offspec_kernels.errors import ArgumentError
 
 __all__ = ["Codebook", "quantise"]
@@ -95,36 +95,21 @@ class Codebook(Format):
     def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
         codes = parts["codes"].view(-1)
         code = torch.stack([codes >> 4, codes & 15], 1).view(-1).int()
-        sizes = self._sizes(parts).repeat_interleave(self.block)[: len(code)]
-        values = self._table(parts)[code] * sizes
+        sizes = self.sizes(parts).repeat_interleave(self.block)[: len(code)]
+        values = self.table(parts)[code] * sizes
         return values.to(self.dtype or torch.float32).float().view(shape)
-
-    def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        from offspec_kernels.dequant.codebook import native
-
-        native.fill(parts["codes"], self._sizes(parts), self._table(parts), self.block, self.dtype, out)
 
     def fill_step(self, shape: Shape) -> int:
         from offspec_kernels.dequant.registers import has_lookups
 
         return self.block if has_lookups() else 0
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
-        from offspec_kernels.dequant.codebook import native
-
-        codes, sizes, table = parts["codes"].view(-1), self._sizes(parts), self._table(parts)
-        return native.filler(codes, sizes, table, self.block, self.dtype)
-
-    def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        from offspec_kernels.dequant.codebook import triton
-
-        triton.fill(parts["codes"], self._sizes(parts), self._table(parts), self.block, self.dtype, out)
-
-    def _table(self, parts: Mapping[str, Tensor]) -> Tensor:
+    def table(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The values of codes, float32 [16]."""
         given = parts.get("table")
         return table_of(self.kind, parts["codes"].device) if given is None else given
 
-    def _sizes(self, parts: Mapping[str, Tensor]) -> Tensor:
+    def sizes(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The size of each block, float32 [b]."""
         if not self.nested:
             return parts["absmax"].float()

@@ -5,6 +5,7 @@ code means is then chosen in four steps, by one bit of the code each: a processo
 of codes, where reading from a table is one at a time.
 """
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler
+from offspec_kernels.dequant.codebook import Codebook
+from offspec_kernels.dequant.format import Filler, Shape
 from offspec_kernels.dequant.native import (
     array,
     carray,
@@ -101,12 +103,11 @@ def _fill(
                     _put_pair(made, j, some[j], v)
 
 
-def fill(
-    codes: Tensor, absmax: Tensor, table: Tensor, block: int, dtype: torch.dtype | None, out: Tensor
-) -> None:
-    """absmax float32 [blocks], table float32 [16], out bfloat16 or float32."""
-    rounding = {torch.float16: _HALVES, torch.bfloat16: _BRAINS}.get(dtype or torch.float32, 0)
-    entries, flat, whole = array(table), out.view(-1), out.numel() // block * block
+def fill(format: Codebook, parts: Mapping[str, Tensor], out: Tensor) -> None:
+    """out: bfloat16 or float32."""
+    absmax, block = format.sizes(parts), format.block
+    rounding = {torch.float16: _HALVES, torch.bfloat16: _BRAINS}.get(format.dtype or torch.float32, 0)
+    entries, flat, whole = array(format.table(parts)), out.view(-1), out.numel() // block * block
 
     def fill_blocks(codes: Tensor, absmax: Tensor, out: Tensor) -> None:
         packed, sizes, values = array(codes), array(absmax), array(out)
@@ -116,7 +117,7 @@ def fill(
             len(values),
         )
 
-    codes = codes.view(-1)
+    codes = parts["codes"].view(-1)
     fill_blocks(codes[: whole // 2], absmax[: whole // block], flat[:whole])
     if whole < len(flat):  # a shorter block, made as a whole one
         padded, values = codes.new_zeros(block // 2), out.new_empty(block)
@@ -125,9 +126,10 @@ def fill(
         flat[whole:] = values[: len(flat) - whole]
 
 
-def filler(codes: Tensor, absmax: Tensor, table: Tensor, block: int, dtype: torch.dtype | None) -> Filler:
+def filler(format: Codebook, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
     """As `fill` makes them, where each row of the weight has whole blocks."""
-    return Filler(_filling(dtype == torch.float16), (array(codes), array(absmax), array(table)), block)
+    codes, sizes, table = (array(each) for each in (parts["codes"], format.sizes(parts), format.table(parts)))
+    return Filler(_filling(format.dtype == torch.float16), (codes, sizes, table), format.block)
 
 
 @cache

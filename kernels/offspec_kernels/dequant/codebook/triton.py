@@ -1,10 +1,13 @@
 """The kernel: a lane for each byte, which makes two values that lie side by side."""
 
+from collections.abc import Mapping
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from offspec_kernels.dequant.codebook import Codebook
 from offspec_kernels.dequant.triton import in_bfloat16, put
 
 _BYTES = 1024
@@ -30,7 +33,12 @@ def _codebook(
     put(out, place, value, place < 2 * count)
 
 
-def fill(
+def fill(format: Codebook, parts: Mapping[str, Tensor], out: Tensor) -> None:
+    sizes, table = format.sizes(parts), format.table(parts)
+    fill_from_table(parts["codes"], sizes, table, format.block, format.dtype, out)
+
+
+def fill_from_table(
     codes: Tensor,
     absmax: Tensor,
     table: Tensor,

@@ -1,20 +1,16 @@
 """Compiled loops for the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.dequant.native import array, compiled, inlined, put
 from offspec_kernels.dequant.scaled.native import rounded, rounding, unpack_across, unpack_stream
 from offspec_kernels.dequant.threads import spread
-
-if TYPE_CHECKING:
-    from offspec_kernels.dequant.compressed.layout import CompressedIntLayout
 
 
 @inlined
@@ -60,7 +56,7 @@ def _unpack_zeros(words: Any, bits: int, zeros: Any) -> None:
         unpack_across(words[word], words[min(word + 1, len(words) - 1)], bits, row * bits & 31, zeros[row])
 
 
-def _zeros(format: CompressedIntLayout, parts: Mapping[str, Tensor], rows: int, groups: int) -> Tensor:
+def _zeros(format: CompressedInt, parts: Mapping[str, Tensor], rows: int, groups: int) -> Tensor:
     """[rows, groups] in the dtype of unpacked codes."""
     if not (format.zero_point and format.packs_zeros):
         return format.zeros(parts, rows, groups).to(torch.uint8 if format.packed else torch.int8)
@@ -70,8 +66,9 @@ def _zeros(format: CompressedIntLayout, parts: Mapping[str, Tensor], rows: int, 
     return zeros
 
 
-def fill(format: CompressedIntLayout, parts: Mapping[str, Tensor], out: Tensor) -> None:
-    """out: [rows, columns]; the groups in g_idx are those that there are."""
+def fill(format: CompressedInt, parts: Mapping[str, Tensor], out: Tensor) -> None:
+    """out: [rows, columns]."""
+    format.check_values(parts)
     rows, columns = out.shape
     groups, bits = columns // (format.group or columns), format.bits
     scales = parts["scale"].float().view(-1, groups)

@@ -1,20 +1,15 @@
 """The kernel: a value a lane."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.dequant.scaled.triton import TILE, code_at, scaled, tile
 from offspec_kernels.dequant.triton import put
-
-if TYPE_CHECKING:
-    from offspec_kernels.dequant.compressed.layout import CompressedIntLayout
 
 
 @triton.jit
@@ -47,7 +42,7 @@ def _compressed(
     put(out, row * columns + column, value, inside)
 
 
-def fill(format: CompressedIntLayout, parts: Mapping[str, Tensor], out: Tensor) -> None:
+def fill(format: CompressedInt, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [rows, columns]."""
     rows, columns = out.shape
     group = format.group or columns

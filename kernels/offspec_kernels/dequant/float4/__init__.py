@@ -47,17 +47,11 @@ class Float4(Format):
         values = values.float().view(stored)
         return values.mT if self.transposed else values
 
-    def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        from offspec_kernels.dequant.float4 import native
-
-        sizes = native.looked_up(self.sizes(parts), parts[self.scales])
-        native.fill(parts[self.codes], sizes, self.dtype, self.doubled, out)
-
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         from offspec_kernels.dequant.codebook import triton
 
         values, sizes = table(out.device, self.doubled), self._of_blocks(parts)
-        triton.fill(parts[self.codes], sizes, values, self.block, self.dtype, out, low_first=True)
+        triton.fill_from_table(parts[self.codes], sizes, values, self.block, self.dtype, out, low_first=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The compiled loop for the CPU: 16 bytes at once, whose values are made of their bits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offspec_kernels.dequant.float4 import Float4
 from offspec_kernels.dequant.native import array, compiled, inlined, put
 from offspec_kernels.dequant.scaled.native import ANY_HALF, BFLOAT, NONE, rounded
 from offspec_kernels.dequant.threads import spread
@@ -55,7 +56,7 @@ def _look_up(table: Any, bytes_: Any, out: Any, start: int, end: int) -> None:
         out[i] = table[bytes_[i]]
 
 
-def looked_up(table: Tensor, bytes_: Tensor) -> Tensor:
+def _looked_up(table: Tensor, bytes_: Tensor) -> Tensor:
     """table [256] by bytes of any shape, float32 [bytes]; torch would make integers of them first."""
     found = torch.empty(bytes_.numel())
     entries, packed, values = array(table), array(bytes_), array(found)
@@ -63,16 +64,14 @@ def looked_up(table: Tensor, bytes_: Tensor) -> Tensor:
     return found
 
 
-def fill(codes: Tensor, sizes: Tensor, dtype: torch.dtype | None, doubled: bool, out: Tensor) -> None:
-    """sizes float32, one for 8 bytes or for 16; dtype: what values are rounded to; out bfloat16 or float32.
-
-    doubled: whether sizes are half of what they should be.
-    """
-    exact = dtype in (None, torch.float32, out.dtype)
-    kind = NONE if exact else BFLOAT if dtype == torch.bfloat16 else ANY_HALF
-    codes, flat = codes.view(-1), out.view(-1)
+def fill(format: Float4, parts: Mapping[str, Tensor], out: Tensor) -> None:
+    """out: bfloat16 or float32."""
+    sizes = _looked_up(format.sizes(parts), parts[format.scales])  # one for 8 bytes or for 16
+    exact = format.dtype in (None, torch.float32, out.dtype)
+    kind = NONE if exact else BFLOAT if format.dtype == torch.bfloat16 else ANY_HALF
+    codes, flat = parts[format.codes].view(-1), out.view(-1)
     groups = len(codes) // 16
-    loop = _loop(kind, int(doubled), 1 if len(sizes) * 16 == len(codes) else 2)
+    loop = _loop(kind, int(format.doubled), 1 if len(sizes) * 16 == len(codes) else 2)
     packed, scales, values = array(codes), array(sizes), array(flat)
     spread(lambda start, end: loop(packed, scales, values, start, end), groups, len(flat))
     if groups * 16 < len(codes):  # a last block of 8 bytes, made as two

@@ -1,20 +1,16 @@
 """The compiled loop for the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from offspec_kernels.dequant.float8 import Float8
 from offspec_kernels.dequant.native import array, compiled, inlined, put
 from offspec_kernels.dequant.scaled.native import ANY_HALF, BFLOAT, NONE, rounded
 from offspec_kernels.dequant.threads import spread
-
-if TYPE_CHECKING:
-    from offspec_kernels.dequant.float8.layout import Float8Layout
 
 
 @inlined
@@ -39,8 +35,8 @@ def _fill(weight: Any, scales: Any, high: int, wide: int, kind: int, out: Any, s
                 put(values, j, rounded(_value(some[j]) * scale, kind))
 
 
-def fill(format: Float8Layout, parts: Mapping[str, Tensor], out: Tensor) -> None:
-    """out: [rows, columns]."""
+def fill(format: Float8, parts: Mapping[str, Tensor], out: Tensor) -> None:
+    out = out.flatten(0, -2)
     rows, columns = out.shape
     high, wide = format.block_of((rows, columns))
     scales = array(parts["scale"].float()).reshape(-(-rows // high), -1)

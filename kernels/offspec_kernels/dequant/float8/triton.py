@@ -1,20 +1,15 @@
 """The kernel: a value a lane, made of its bits, since no GPU before Ada reads this dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from offspec_kernels.dequant.float8 import Float8
 from offspec_kernels.dequant.scaled.triton import TILE, rounded, tile
 from offspec_kernels.dequant.triton import put
-
-if TYPE_CHECKING:
-    from offspec_kernels.dequant.float8.layout import Float8Layout
 
 
 @triton.jit
@@ -38,8 +33,8 @@ def _float8(
     put(out, row * columns + column, product, inside)
 
 
-def fill(format: Float8Layout, parts: Mapping[str, Tensor], out: Tensor) -> None:
-    """out: [rows, columns]."""
+def fill(format: Float8, parts: Mapping[str, Tensor], out: Tensor) -> None:
+    out = out.flatten(0, -2)
     rows, columns = out.shape
     high, wide = format.block_of((rows, columns))
     with torch.cuda.device_of(out):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler, Format, Part, Shape
+from offspec_kernels.dequant.format import Format, Part, Shape
 from offspec_kernels.dequant.ggml.layout import LAYOUTS
 from offspec_kernels.errors import ArgumentError
 
@@ -77,26 +77,17 @@ class Ggml(Format):
     def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         if self.kind in FLOATS:
             out.copy_(self._floats(parts["blocks"], shape))
-            return
-        from offspec_kernels.dequant.ggml import native
-
-        native.fill(self.kind, self.heads, parts["blocks"], out)
+        else:
+            self.fill_by_rows(parts, shape, out)
 
     def fill_step(self, shape: Shape) -> int:
         return LAYOUTS[self.kind][0] if self.kind in LAYOUTS else 0
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
-        from offspec_kernels.dequant.ggml import native
-
-        return native.filler(self.kind, native.halves_in_turn(shape[0], self.heads), parts["blocks"])
-
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         if self.kind in FLOATS:
             out.copy_(self._floats(parts["blocks"], shape))
-            return
-        from offspec_kernels.dequant.ggml import triton
-
-        triton.fill(self.kind, self.heads, parts["blocks"], out)
+        else:
+            Format.triton(self, parts, shape, out)
 
     def _floats(self, blocks: Tensor, shape: Shape) -> Tensor:
         """The values of a tensor of floats in its own dtype, or float32 where something is done to them."""

@@ -1,15 +1,16 @@
 """Compiled loops for the CPU: over the rows of a weight, and the blocks of a row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler, rows_and_columns
-from offspec_kernels.dequant.ggml import native_k, native_legacy, native_lookup
+from offspec_kernels.dequant.format import Filler, Shape, rows_and_columns
+from offspec_kernels.dequant.ggml import Ggml, native_k, native_legacy, native_lookup
 from offspec_kernels.dequant.ggml.layout import LAYOUTS
 from offspec_kernels.dequant.native import array, carray, compiled, filling
 from offspec_kernels.dequant.registers import AHEAD, fetch_ahead, has_lookups
@@ -18,39 +19,7 @@ from offspec_kernels.dequant.threads import spread
 _DECODERS = native_legacy.DECODERS | native_k.DECODERS
 
 
-def _loop(kind: str) -> Callable[..., None]:
-    """The loop for rows [start, end) of a weight.
-
-    across: blocks in a row. half: rows in half a head, if the halves of heads alternate, else 0.
-    """
-    size, nbytes = LAYOUTS[kind]
-    decode = _DECODERS[kind]
-
-    @compiled
-    def loop(blocks: Any, out: Any, across: int, half: int, start: int, end: int) -> None:
-        for row in range(start, end):
-            place = row
-            if half:
-                within = row % (2 * half)
-                place = row - within + within % 2 * half + within // 2
-            source, target = row * across * nbytes, place * across * size
-            decode(blocks[source : source + across * nbytes], out[target : target + across * size])
-
-    return loop
-
-
-_LOOPS = {kind: _loop(kind) for kind in LAYOUTS}
-
-
-def fill(kind: str, heads: int, blocks: Tensor, out: Tensor) -> None:
-    """blocks uint8 [..., bytes of a row], out bfloat16 or float32 [..., columns]: see `Ggml`."""
-    rows, columns = rows_and_columns(tuple(out.shape))
-    across, half = columns // LAYOUTS[kind][0], rows // (2 * heads) if heads else 0
-    bytes_, values, loop = array(blocks), array(out), _LOOPS[kind]
-    spread(lambda start, end: loop(bytes_, values, across, half, start, end), rows, out.numel())
-
-
-def _reordering_loop(kind: str) -> Callable[..., None]:
+def _tiling_loop(kind: str) -> Callable[..., None]:
     """The loop for rows [start, end) of a weight: row i is row order[i] of the blocks.
 
     first, second, width: its columns lie as first times second pieces of a width, and are wanted as second
@@ -74,9 +43,6 @@ def _reordering_loop(kind: str) -> Callable[..., None]:
         values = np.empty(across * size, out.dtype)
         for row in range(start, end):
             source, target = order[row] * across * nbytes, row * across * size
-            if first * second == 1:
-                decode(blocks[source : source + across * nbytes], out[target : target + across * size])
-                continue
             decode(blocks[source : source + across * nbytes], values)
             for piece in range(first * second):
                 at, to = piece * width, target + (piece % second * first + piece // second) * width
@@ -87,15 +53,15 @@ def _reordering_loop(kind: str) -> Callable[..., None]:
     return loop
 
 
-_REORDERING_LOOPS = {kind: _reordering_loop(kind) for kind in LAYOUTS}
+_TILING_LOOPS = {kind: _tiling_loop(kind) for kind in LAYOUTS}
 
 
-def fill_reordered(
+def fill_tiled(
     kind: str, order: NDArray[np.int64], tiles: tuple[int, int, int], blocks: Tensor, out: Tensor
 ) -> None:
     """blocks uint8 [rows, bytes of a row], out bfloat16 or float32 [len(order), columns]: see `Reordered`."""
     rows, columns = rows_and_columns(tuple(out.shape))
-    bytes_, values, loop = array(blocks), array(out), _REORDERING_LOOPS[kind]
+    bytes_, values, loop = array(blocks), array(out), _TILING_LOOPS[kind]
     across = columns // LAYOUTS[kind][0]
     spread(
         lambda start, end: loop(bytes_, values, order, across, *tiles, start, end),
@@ -104,13 +70,17 @@ def fill_reordered(
     )
 
 
-def filler(kind: str, order: NDArray[np.int64], blocks: Tensor) -> Filler:
+def filler(format: Ggml, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
+    return ordered_filler(format.kind, _halves_in_turn(shape[0], format.heads), parts["blocks"], dtype)
+
+
+def ordered_filler(kind: str, order: NDArray[np.int64], blocks: Tensor, dtype: torch.dtype) -> Filler:
     """order: which row of the blocks each row of the weight is; empty where they are the same."""
-    return Filler(_filling(kind), (array(blocks), order, order), len(order))
+    return Filler(_filling(kind, dtype == torch.float32), (array(blocks), order, order), len(order))
 
 
 @lru_cache(maxsize=16)  # a model has few of them, for all of its layers
-def halves_in_turn(rows: int, heads: int) -> NDArray[np.int64]:
+def _halves_in_turn(rows: int, heads: int) -> NDArray[np.int64]:
     """Which row each row of a weight with the two halves of so many heads was; empty without heads."""
     if not heads:
         return np.empty(0, np.int64)
@@ -118,9 +88,10 @@ def halves_in_turn(rows: int, heads: int) -> NDArray[np.int64]:
 
 
 @cache
-def _filling(kind: str) -> int:
-    size, nbytes = LAYOUTS[kind]
-    decode = (native_lookup.DECODERS if has_lookups() else {}).get(kind, _DECODERS[kind])
+def _filling(kind: str, floats: bool) -> int:
+    (size, nbytes), made = LAYOUTS[kind], np.float32 if floats else np.uint16
+    looked_up = native_lookup.DECODERS if has_lookups() and not floats else {}
+    decode = looked_up.get(kind, _DECODERS[kind])
 
     def fill(
         blocks: Any, order: Any, _: Any, rows: int, columns: int, row: int, place: int, count: int, out: Any
@@ -133,6 +104,6 @@ def _filling(kind: str) -> int:
         )
         bytes_ = carray(blocks, (source + 1) * across, np.uint8)[source * across :]
         fetch_ahead(bytes_.ctypes.data + AHEAD * across + start, end - start)
-        decode(bytes_[start:end], carray(out, count, np.uint16))
+        decode(bytes_[start:end], carray(out, count, made))
 
     return filling(fill)

@@ -72,11 +72,13 @@ class Reordered(Format):
         return columns.transpose(1, 2).flatten(1)
 
     def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        if len(self.kinds) == 1 and self.kinds[0] not in FLOATS:
+        if self.fill_step(shape):
+            self.fill_by_rows(parts, shape, out)
+            return
+        if len(self.kinds) == 1 and self.kinds[0] not in FLOATS and self.tiles is not None:
             from offspec_kernels.dequant.ggml import native
 
-            tiles = self.tiles or (1, 1, shape[1])
-            native.fill_reordered(self.kinds[0], _order(self.runs), tiles, parts["blocks0"], out)
+            native.fill_tiled(self.kinds[0], _order(self.runs), self.tiles, parts["blocks0"], out)
             return
         kinds = [Ggml(kind) for kind in self.kinds]
         self._fill(parts, out, lambda i, blocks, to: kinds[i].eager({"blocks": blocks}, tuple(to.shape), to))
@@ -84,10 +86,10 @@ class Reordered(Format):
     def fill_step(self, shape: Shape) -> int:
         return Ggml(self.kinds[0]).fill_step(shape) if len(self.kinds) == 1 and self.tiles is None else 0
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
         from offspec_kernels.dequant.ggml import native
 
-        return native.filler(self.kinds[0], _order(self.runs), parts["blocks0"])
+        return native.ordered_filler(self.kinds[0], _order(self.runs), parts["blocks0"], dtype)
 
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         kinds = [Ggml(kind) for kind in self.kinds]

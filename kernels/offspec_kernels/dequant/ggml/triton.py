@@ -4,12 +4,15 @@ In decoders, data is where each block begins, [BLOCKS, 1], and j numbers a block
 what those of `reference` do, in the same order.
 """
 
+from collections.abc import Mapping
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from offspec_kernels.dequant.format import rows_and_columns
+from offspec_kernels.dequant.ggml import Ggml
 from offspec_kernels.dequant.ggml.layout import LAYOUTS
 from offspec_kernels.dequant.triton import put
 
@@ -168,8 +171,8 @@ def _ggml(
     put(out, block * SIZE + j, values, inside)
 
 
-def fill(kind: str, heads: int, blocks: Tensor, out: Tensor) -> None:
-    """blocks uint8 [..., bytes of a row], out [..., columns]: see `Ggml`."""
+def fill(format: Ggml, parts: Mapping[str, Tensor], out: Tensor) -> None:
+    kind, heads, blocks = format.kind, format.heads, parts["blocks"]
     size, nbytes = LAYOUTS[kind]
     rows, columns = rows_and_columns(tuple(out.shape))
     count = out.numel() // size

@@ -7,36 +7,104 @@ output. With act-order, inputs were rounded in the order of how much they matter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler, Shape
-from offspec_kernels.dequant.gptq.layout import BITS, GptqLayout
+from offspec_kernels.dequant.format import Format, Part, Shape
+from offspec_kernels.dequant.scaled import check_groups, check_index, check_scales, plain, scaled, unpack
+from offspec_kernels.errors import ArgumentError
 
-__all__ = ["BITS", "Gptq"]
+BITS = (2, 3, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Gptq(GptqLayout):
-    """Codes of 2, 3, 4 or 8 bits. See `GptqLayout` for settings and parts."""
+class Gptq(Format):
+    """Codes of 2, 3, 4 or 8 bits.
 
-    def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        from offspec_kernels.dequant.gptq import native
+    group: inputs that share a scale; -1 for all. zero_plus_one: the first version of the format, which stores
+    each zero less 1. Parts of a weight [out, in], in and out so that words are full:
+    qweight int32 [in · bits / 32, out]; qzeros int32 [in / group, out · bits / 32]; scales [in / group, out];
+    and with act_order g_idx int32 [in].
+    """
 
+    bits: int
+    group: int
+    act_order: bool
+    zero_plus_one: bool = True
+    scales: torch.dtype = torch.float16
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS:
+            raise ArgumentError("bits", f"must be one of {BITS}, not {self.bits}")
+        if self.group < 1 and self.group != -1:
+            raise ArgumentError("group", f"must be a number of inputs, or -1 for all, not {self.group}")
+        check_scales(self.scales)
+
+    @property
+    def name(self) -> str:
+        return f"gptq int{self.bits}"
+
+    @property
+    def transposed(self) -> bool:
+        return True
+
+    def parts(self, shape: Shape) -> dict[str, Part]:
+        out, inputs = plain(shape, self.name)
+        group = self.group_of(inputs)
+        check_groups(group, inputs)
+        for size, of in ((inputs, "columns"), (out, "rows")):
+            if size * self.bits % 32:
+                raise ArgumentError("shape", f"{size} {of} of {self.bits} bits do not make whole words")
+        parts = {
+            "qweight": Part(torch.int32, (inputs * self.bits // 32, out)),
+            "qzeros": Part(torch.int32, (inputs // group, out * self.bits // 32)),
+            "scales": Part(self.scales, (inputs // group, out)),
+        }
+        if self.act_order:
+            parts["g_idx"] = Part(torch.int32, (inputs,))
+        return parts
+
+    def group_of(self, inputs: int) -> int:
+        return inputs if self.group == -1 else self.group
+
+    def check_values(self, parts: Mapping[str, Tensor]) -> None:
+        """Raise ArgumentError where g_idx names a group that there is not."""
+        if self.act_order:
+            check_index(parts["g_idx"], len(parts["scales"]))
+
+    def index(self, parts: Mapping[str, Tensor], inputs: int) -> Tensor:
+        """Of each input, its group: int32 [in]."""
+        if self.act_order:
+            return parts["g_idx"]
+        inputs_ = torch.arange(inputs, dtype=torch.int32, device=parts["scales"].device)
+        return inputs_ // self.group_of(inputs)
+
+    def zero_words(self, qzeros: Tensor) -> Tensor:
+        """The words of the zeros themselves.
+
+        GPTQModel adds 1 to all of a word's zeros at once, so that one which was 2^bits − 1 carries into its
+        neighbour; it took them apart in the same way. Those of 3 bits, which words do not hold whole, are
+        left as they are.
+        """
+        if not self.zero_plus_one or self.bits == 3:
+            return qzeros
+        return qzeros + sum(1 << bit for bit in range(0, 32, self.bits))
+
+    @property
+    def later_plus_one(self) -> int:
+        """What is still to be added to each zero, modulo 2^bits, once words are unpacked."""
+        return int(self.zero_plus_one and self.bits == 3)
+
+    def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
         self.check_values(parts)
-        native.fill(self, parts, out)
+        group = self.index(parts, shape[1]).long()
+        codes = unpack(parts["qweight"], self.bits, 0)
+        zeros = unpack(self.zero_words(parts["qzeros"]), self.bits, 1)
+        zeros = (zeros + self.later_plus_one) & ((1 << self.bits) - 1)
+        return scaled(codes - zeros[group], parts["scales"][group]).mT
 
     def fill_step(self, shape: Shape) -> int:
         from offspec_kernels.dequant.registers import has_lookups
 
         # Groups may change from row to row, and codes of 3 bits lie across words.
         return 2 if has_lookups() and self.bits != 3 and not self.act_order else 0
-
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
-        from offspec_kernels.dequant.gptq import native
-
-        return native.filler(self, parts, shape[1])
-
-    def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        from offspec_kernels.dequant.gptq import triton
-
-        triton.fill(self, parts, out)

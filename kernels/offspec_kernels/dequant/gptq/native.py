@@ -1,16 +1,15 @@
 """The compiled loop for the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler
+from offspec_kernels.dequant.format import Filler, Shape
+from offspec_kernels.dequant.gptq import Gptq
 from offspec_kernels.dequant.native import WIDE, array, carray, compiled, filling, inlined
 from offspec_kernels.dequant.registers import fetch_ahead, scaled_row
 from offspec_kernels.dequant.scaled.native import (
@@ -26,9 +25,6 @@ from offspec_kernels.dequant.scaled.native import (
     unpacked,
 )
 from offspec_kernels.dequant.threads import spread
-
-if TYPE_CHECKING:
-    from offspec_kernels.dequant.gptq.layout import GptqLayout
 
 _AHEAD = 2  # rows of words from the one that is unpacked to the one that is brought
 _ROWS = 32  # whose codes, whatever their bits, fill words
@@ -56,8 +52,9 @@ def _fill(
             scaled_columns(codes, zero, scale, kind, out[place : place + size])
 
 
-def fill(format: GptqLayout, parts: Mapping[str, Tensor], out: Tensor) -> None:
-    """out: [in, out]; the groups in g_idx are those that there are."""
+def fill(format: Gptq, parts: Mapping[str, Tensor], out: Tensor) -> None:
+    """out: [in, out]."""
+    format.check_values(parts)
     rows, columns = out.shape
     bits, scales = format.bits, parts["scales"].float()
     zeros = torch.empty(scales.numel(), dtype=torch.uint8)
@@ -73,9 +70,9 @@ def fill(format: GptqLayout, parts: Mapping[str, Tensor], out: Tensor) -> None:
     )
 
 
-def filler(format: GptqLayout, parts: Mapping[str, Tensor], inputs: int) -> Filler:
+def filler(format: Gptq, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
     words, scales = (array(parts[name]) for name in ("qweight", "scales"))
-    zeros, group = array(format.zero_words(parts["qzeros"])), format.group_of(inputs)
+    zeros, group = array(format.zero_words(parts["qzeros"])), format.group_of(shape[1])
     return Filler(_filling(format.bits, format.scales), (words, zeros, scales), group)
 
 

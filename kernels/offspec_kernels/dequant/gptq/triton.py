@@ -1,20 +1,15 @@
 """The kernel: a value a lane."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from offspec_kernels.dequant.gptq import Gptq
 from offspec_kernels.dequant.scaled.triton import TILE, code_at, scaled, tile
 from offspec_kernels.dequant.triton import put
-
-if TYPE_CHECKING:
-    from offspec_kernels.dequant.gptq.layout import GptqLayout
 
 
 @triton.jit
@@ -38,7 +33,7 @@ def _gptq(
     put(out, row * columns + column, value, inside)
 
 
-def fill(format: GptqLayout, parts: Mapping[str, Tensor], out: Tensor) -> None:
+def fill(format: Gptq, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [in, out]."""
     rows, columns = out.shape
     scales = parts["scales"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler, Format, Part, Shape, rows_and_columns
+from offspec_kernels.dequant.format import Format, Part, Shape, rows_and_columns
 from offspec_kernels.errors import ArgumentError
 
 GROUP = 64
@@ -62,23 +62,10 @@ class Grouped(Format):
         step, offset = parts["step"].view(-1, 1).float(), parts["offset"].view(-1, 1).float()
         return (code * step + offset).view(shape)
 
-    def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        from offspec_kernels.dequant.grouped import native
-
-        native.fill(self.bits, parts, out)
-
     def fill_step(self, shape: Shape) -> int:
         return GROUP
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
-        from offspec_kernels.dequant.grouped import native
-
-        return native.filler(self.bits, parts)
-
-    def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        from offspec_kernels.dequant.grouped import triton
-
-        triton.fill(self.bits, parts, out)
+    eager = Format.fill_by_rows
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:

@@ -1,16 +1,17 @@
 """Compiled loops for the CPU, one for each number of bits."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler
-from offspec_kernels.dequant.native import array, carray, compiled, filling, half, inlined, put
+from offspec_kernels.dequant.format import Filler, Shape
+from offspec_kernels.dequant.grouped import Grouped
+from offspec_kernels.dequant.native import array, carray, filling, half, inlined, put
 from offspec_kernels.dequant.registers import AHEAD, fetch_ahead, has_lookups, shifted_high, shifted_low
-from offspec_kernels.dequant.threads import spread
 
 _FROM_ZERO = np.arange(16, dtype=np.float32)
 _MANY = 16  # groups at once: what was just stored as words would have to be waited for as bytes
@@ -86,32 +87,15 @@ def _fill2(codes: Any, step: Any, offset: Any, out: Any) -> None:
 _GROUPS = {2: _fill2, 3: _fill3, 4: _fill4, 8: _fill8}
 
 
-@cache
-def _loop(bits: int) -> Callable[..., None]:
-    fill, size = _GROUPS[bits], 8 * bits
-
-    @compiled
-    def loop(codes: Any, step: Any, offset: Any, out: Any, start: int, end: int) -> None:
-        some = codes[start * size : end * size]
-        fill(some, step[start:end], offset[start:end], out[start * 64 : end * 64])
-
-    return loop
-
-
-def fill(bits: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
+def filler(format: Grouped, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
     codes, step, offset = (array(parts[name]) for name in ("codes", "step", "offset"))
-    values, loop = array(out), _loop(bits)
-    spread(lambda start, end: loop(codes, step, offset, values, start, end), len(step), out.numel())
-
-
-def filler(bits: int, parts: Mapping[str, Tensor]) -> Filler:
-    codes, step, offset = (array(parts[name]) for name in ("codes", "step", "offset"))
-    return Filler(_filling(bits), (codes, step, offset))
+    return Filler(_filling(format.bits, dtype == torch.float32), (codes, step, offset))
 
 
 @cache
-def _filling(bits: int) -> int:
-    groups, size = _look_up4 if bits == 4 and has_lookups() else _GROUPS[bits], 8 * bits
+def _filling(bits: int, floats: bool) -> int:
+    size, kind = 8 * bits, np.float32 if floats else np.uint16
+    groups = _look_up4 if bits == 4 and not floats and has_lookups() else _GROUPS[bits]
 
     def fill(
         codes: Any, step: Any, offset: Any, _: int, columns: int, row: int, place: int, count: int, out: Any
@@ -124,6 +108,6 @@ def _filling(bits: int) -> int:
         fetch_ahead(bytes_.ctypes.data + behind * size, len(bytes_))
         fetch_ahead(steps.ctypes.data + 2 * behind, 2 * len(steps))
         fetch_ahead(offsets.ctypes.data + 2 * behind, 2 * len(offsets))
-        groups(bytes_, steps, offsets, carray(out, count, np.uint16))
+        groups(bytes_, steps, offsets, carray(out, count, kind))
 
     return filling(fill)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from offspec_kernels.dequant.grouped import Grouped
 from offspec_kernels.dequant.triton import put
 
 _GROUPS = 16
@@ -30,7 +31,7 @@ def _grouped(codes, step, offset, out, groups, BITS: tl.constexpr, GROUPS: tl.co
     put(out, group * 64 + lane, code.to(tl.float32) * s + o, inside)
 
 
-def fill(bits: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
+def fill(format: Grouped, parts: Mapping[str, Tensor], out: Tensor) -> None:
     groups = parts["step"].numel()
     with torch.cuda.device_of(out):
         _grouped[(triton.cdiv(groups, _GROUPS),)](
@@ -39,7 +40,7 @@ def fill(bits: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
             parts["offset"],
             out,
             groups,
-            BITS=bits,
+            BITS=format.bits,
             GROUPS=_GROUPS,
             num_warps=4,
             enable_fp_fusion=False,

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.dequant.format import Format, Part, Shape, rows_and_columns
-from offspec_kernels.dequant.int8rows.layout import STEP
+
+STEP = 7.874015718698502e-3  # the float32 nearest to 1 / 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,3 @@ class Int8Rows(Format):
 
     def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
         return (parts["codes"] * parts["scale"][:, None] * STEP).view(shape)
-
-    def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        from offspec_kernels.dequant.int8rows import native
-
-        native.fill(parts["codes"], parts["scale"], out)
-
-    def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        from offspec_kernels.dequant.int8rows import triton
-
-        triton.fill(parts["codes"], parts["scale"], out)

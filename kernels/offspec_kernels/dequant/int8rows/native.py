@@ -1,11 +1,12 @@
 """The compiled loop for the CPU."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from offspec_kernels.dequant.int8rows.layout import STEP
+from offspec_kernels.dequant.int8rows import STEP, Int8Rows
 from offspec_kernels.dequant.native import array, compiled, put
 from offspec_kernels.dequant.threads import spread
 
@@ -20,7 +21,7 @@ def _fill(codes: Any, scale: Any, out: Any, columns: int, start: int, end: int) 
             put(values, j, np.float32(some[j]) * scale[row] * _STEP)
 
 
-def fill(codes: Tensor, scale: Tensor, out: Tensor) -> None:
-    """codes int8 [rows, columns], scale float32 [rows], out [rows · columns]."""
-    packed, scales, values, columns = array(codes), array(scale), array(out), codes.shape[1]
+def fill(format: Int8Rows, parts: Mapping[str, Tensor], out: Tensor) -> None:
+    packed, scales, values = (array(each) for each in (parts["codes"], parts["scale"], out))
+    columns = parts["codes"].shape[1]
     spread(lambda start, end: _fill(packed, scales, values, columns, start, end), len(scales), out.numel())

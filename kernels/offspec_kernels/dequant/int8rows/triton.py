@@ -1,11 +1,13 @@
 """The kernel: a program for some columns of a row."""
 
+from collections.abc import Mapping
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from offspec_kernels.dequant.int8rows.layout import STEP
+from offspec_kernels.dequant.int8rows import STEP, Int8Rows
 from offspec_kernels.dequant.triton import put
 
 _COLUMNS = 1024
@@ -21,8 +23,8 @@ def _int8_rows(codes, scale, out, columns, step, COLUMNS: tl.constexpr):
     put(out, place, code * tl.load(scale + row) * step, inside)
 
 
-def fill(codes: Tensor, scale: Tensor, out: Tensor) -> None:
-    """codes int8 [rows, columns], scale float32 [rows], out [rows, columns]."""
+def fill(format: Int8Rows, parts: Mapping[str, Tensor], out: Tensor) -> None:
+    codes, scale = parts["codes"], parts["scale"]
     rows, columns = codes.shape
     with torch.cuda.device_of(out):
         _int8_rows[(rows, triton.cdiv(columns, _COLUMNS))](

@@ -1,0 +1,95 @@
+"""The kinds of drafters that use the target's states or text: an entry each.
+
+From its entry follow how a head is recognised and opened, what errors list, why a published one is chosen,
+and how well one is expected to guess before it has been measured.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from offspec.checkpoint import Checkpoint
+from offspec.core.config import EARLY_EXIT, MTP
+from offspec.draft.base import Lookup
+from offspec.draft.early_exit import open_early_exit
+from offspec.draft.heads import eagle, medusa, mlp_speculator
+from offspec.draft.heads.base import OpenedHead, TargetShape
+from offspec.draft.heads.files import HeadFiles
+from offspec.draft.heads.mtp import open_mtp
+from offspec.draft.lookup.ngram import NgramLookup
+from offspec.draft.lookup.suffix import SuffixLookup
+from offspec.model.loaded import LoadedModel
+from offspec_planners.typical_acceptance import HEAD, TypicalDraft
+
+
+@dataclass(frozen=True, slots=True)
+class FromFiles:
+    """How heads of a kind are found in files.
+
+    Args:
+        recognises: Whether a config.json and the names of tensors are such a head's.
+        opened: Opens one, checked against the target.
+        keys: Keys of config.json that hint at one before its tensors are known.
+        word: Part of names that hints at one.
+    """
+
+    recognises: Callable[[Mapping[str, Any], Collection[str]], bool]
+    opened: Callable[[HeadFiles, TargetShape], OpenedHead]
+    keys: tuple[str, ...]
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeadKind:
+    """A kind of head.
+
+    Args:
+        title: Name for people.
+        reason: Why to use a published one, in a few words.
+        files: How one is found in files. Default None: it comes with the target.
+        of_target: Opens what comes with the target; None where it has none.
+        typical: How well one is expected to guess.
+    """
+
+    title: str
+    reason: str
+    files: FromFiles | None = None
+    of_target: Callable[[Checkpoint, LoadedModel, TargetShape], OpenedHead | None] | None = None
+    typical: TypicalDraft = HEAD
+
+
+KINDS = {  # by `OpenedHead.kind`, the best first
+    MTP: HeadKind(
+        "MTP",
+        "in the target's own checkpoint, trained along with it",
+        of_target=lambda checkpoint, target, shape: open_mtp(checkpoint, shape),
+    ),
+    "eagle3": HeadKind(
+        "EAGLE-3",
+        "one layer over states of three of the target's",
+        FromFiles(eagle.is_eagle3, eagle.opened, ("draft_vocab_size", "speculators_model_type"), "eagle"),
+    ),
+    "eagle": HeadKind(
+        "EAGLE",
+        "one layer over the target's last states",
+        FromFiles(eagle.is_eagle, eagle.opened, ("speculators_model_type",), "eagle"),
+    ),
+    "medusa": HeadKind(
+        "Medusa",
+        "a head for each token ahead",
+        FromFiles(medusa.recognises, medusa.opened, ("medusa_num_heads",), "medusa"),
+    ),
+    "mlp_speculator": HeadKind(
+        "MLPSpeculator",
+        "small layers over the target's last state",
+        FromFiles(mlp_speculator.recognises, mlp_speculator.opened, (), "speculator"),
+    ),
+    EARLY_EXIT: HeadKind(
+        "early exit",
+        "layers of the target that stay in memory",
+        of_target=lambda checkpoint, target, shape: open_early_exit(target, checkpoint.fingerprint),
+    ),
+}
+OF_TARGET = {name: kind.of_target for name, kind in KINDS.items() if kind.of_target is not None}
+IN_FILES = {kind.title: kind.files for kind in KINDS.values() if kind.files is not None}
+LOOKUPS: dict[str, Callable[[], Lookup]] = {"suffix": SuffixLookup, "lookup": NgramLookup}
