@@ -419,7 +419,7 @@ class EngineConfig:
     ] = "auto"
     dtype: Annotated[
         Dtype,
-        machine(saved=True, planned=True),
+        machine(saved=True, plan="record"),
         "Number format of weights and arithmetic. float32 doubles the bytes and rounds less.",
     ] = "bfloat16"
     context: Annotated[
@@ -429,19 +429,19 @@ class EngineConfig:
     ] = None
     kv_cache: Annotated[
         KVCache,
-        machine(saved=True, planned=True),
+        machine(saved=True, plan="record"),
         "How the target keeps the keys and values of its context: in the numbers of the `model`, or in "
         "`int8`, about half the memory and slightly different answers.",
     ] = "model"
     quantize: Annotated[
         PackFormat | None,
-        machine(wanted=f"one of {', '.join(get_args(PackFormat))}", saved=True, planned=True),
+        machine(wanted=f"one of {', '.join(get_args(PackFormat))}", saved=True, plan="record"),
         "Round the target to fewer bits and run that: fewer bytes to stream, slightly different answers. "
         "Done once, as by `offspec pack`, and kept in the cache.",
     ] = None
     cache_size: Annotated[
         int,
-        machine(unit="bytes", least=0, wanted="0 (none) or above", commands=RUNS),
+        machine(unit="bytes", least=0, wanted="0 (none) or above", plan="none", commands=RUNS),
         "Disk space in the cache for conversations: their keys and values are written there when another "
         "takes their place and when the program ends, and read where that is quicker than to compute the "
         "prompt again. Other users cannot read them. 0 keeps none, as is usual; `offspec serve` keeps 4 "
@@ -449,7 +449,7 @@ class EngineConfig:
     ] = 0
     corpus: Annotated[
         tuple[Path, ...],
-        drafting("FILE|FOLDER", option="draft-corpus"),
+        drafting("FILE|FOLDER", option="draft-corpus", plan="none"),
         "Text that `suffix` may copy from as well: files, saved conversations, or folders of them. May be "
         "given several times.",
     ] = ()
@@ -468,7 +468,7 @@ class EngineConfig:
     ] = None
     tree: Annotated[
         Tree,
-        drafting(planned=True),
+        drafting(plan="record"),
         "`dynamic` grows every tree along its likeliest paths; `sequoia` uses one shape, optimised for "
         "the measured acceptance of this draft.",
     ] = "dynamic"
@@ -484,7 +484,7 @@ class EngineConfig:
         float, Setting(), "Temperature that a plan is made for; each request has its own."
     ] = 0.0
     learn: Annotated[
-        bool, Setting(), "Whether what answers teach about the draft is kept for the next run."
+        bool, Setting(plan="none"), "Whether what answers teach about the draft is kept for the next run."
     ] = True
     converses: Annotated[
         bool, Setting(), "Where the context is not given, room for a conversation goes before a faster draft."
@@ -563,3 +563,6 @@ class EngineConfig:
             check_draws(drafts)
         if (AUTO in drafts or SUBSTITUTE in drafts) and self.draft_bits == 16:
             raise RequestError("a substitute has 4, 3 or 2 bits: leave out `draft_bits`, or name a draft")
+
+
+PLANNED = tuple(name for name, setting in settings_of(EngineConfig).items() if setting.plan == "record")

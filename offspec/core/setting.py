@@ -34,7 +34,8 @@ class Setting:
         wanted: Range in words. Default: from the type and the range.
         because: Reason for the range, at the end of the error.
         saved: `offspec config` keeps a default for it.
-        planned: A plan records it: with a plan it must be the plan's or the default.
+        plan: Its part in plans. "key": another value has another plan; "record": a plan records it, too, and
+            overrides the default, and another value is an error; "none": it changes no plan.
         chat: Meaning in `/set` of the chat, or "" for that of the help. None: `/set` does not have it.
         name, kind, default, help: Those of the field. The help is Markdown: names of settings, values and
             commands have backticks.
@@ -52,7 +53,7 @@ class Setting:
     wanted: str = ""
     because: str = ""
     saved: bool = False
-    planned: bool = False
+    plan: Literal["key", "record", "none"] = "key"
     chat: str | None = None
     name: str = ""
     kind: Any = None
