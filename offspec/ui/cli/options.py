@@ -10,10 +10,11 @@ from typing import Annotated, Any, get_origin
 
 import typer
 
-from offspec.core.config import EngineConfig, SamplingParams, parse_bytes
+from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.sampling_defaults import FROM_MODEL, SamplingOverrides
 from offspec.core.setting import RUNS, Setting, settings_of
+from offspec.core.sizes import parse_bytes
 from offspec.ui.cli import completion
 
 _PANELS = {
