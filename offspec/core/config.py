@@ -9,6 +9,7 @@ from offspec.core.constraint import Constraint as Constraint
 from offspec.core.errors import RequestError
 from offspec.core.keywords import check_keywords
 from offspec.core.setting import (
+    GROUPS,
     PLANS,
     RUNS,
     Setting,
@@ -530,3 +531,10 @@ class EngineConfig:
 
 
 PLANNED = tuple(name for name, setting in settings_of(EngineConfig).items() if setting.plan == "record")
+# Settings that have an option, in the order of the help. `temperature` is that of a request.
+OPTIONS = {
+    name: setting
+    for group in GROUPS
+    for name, setting in (settings_of(EngineConfig) | settings_of(SamplingParams)).items()
+    if setting.group == group
+}

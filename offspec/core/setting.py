@@ -15,6 +15,7 @@ from offspec.core.values import is_unicode, read_fields, shown
 
 RUNS = ("generate", "chat", "serve", "batch", "bench")  # commands that answer
 PLANS = (*RUNS, "plan")
+GROUPS = ("machine", "draft", "sampling", "rules", "output")  # of options, in the order of the help
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ class Setting:
 
     Args:
         metavar: Value of the option in the help.
-        group: Panel of the option in the help. None: there is no option.
+        group: Panel of the option in the help, one of `GROUPS`. Default: there is no option.
         commands: Commands that have the option; others may name it among their parameters.
         option: Name of the option. Default: that of the setting, with hyphens.
         unit: Unit of a number; "bytes" are also written as 1.5GB.
@@ -42,7 +43,7 @@ class Setting:
     """
 
     metavar: str | None = None
-    group: Literal["machine", "draft", "sampling", "rules", "output"] | None = None
+    group: str = ""
     commands: tuple[str, ...] = ()
     option: str = ""
     unit: str = ""

@@ -6,14 +6,14 @@ from typing import Any
 
 import typer
 
+from offspec.core.config import OPTIONS
 from offspec.core.errors import RequestError
 from offspec.core.setting import PLANS
 from offspec.core.user_config import UserConfig, Value
-from offspec.ui.cli.options import SETTINGS
 
 THEMES = ("dark", "light")
 # Options by their names, less the dashes; those that a chat has decide what is a value.
-KEYS = (*(setting.option for setting in SETTINGS.values() if setting.saved), "theme", "notify")
+KEYS = (*(setting.option for setting in OPTIONS.values() if setting.saved), "theme", "notify")
 _OF_THIS_MACHINE = ("memory", "vram", "device")
 
 

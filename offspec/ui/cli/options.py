@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_origin
 
 import typer
 
-from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.config import OPTIONS, EngineConfig, SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.sampling_defaults import FROM_MODEL, SamplingOverrides
 from offspec.core.setting import RUNS, Setting, settings_of
@@ -24,17 +24,7 @@ _PANELS = {
     "rules": "Rules: what may come and what may not",
     "output": "Prompt and output",
 }
-_GROUPS = tuple(_PANELS)
 _SAMPLED = ("generate", "chat", "serve", "batch")  # commands that use the model's sampling defaults
-# What has an option, panel by panel. `temperature` is that of a request.
-SETTINGS: Mapping[str, Setting] = {
-    setting.name: setting
-    for setting in sorted(
-        (settings_of(EngineConfig) | settings_of(SamplingParams)).values(),
-        key=lambda setting: _GROUPS.index(setting.group or "output"),
-    )
-    if setting.group is not None
-}
 
 # Options of a command's own. A flag has metavar="", or the help would show a type for it.
 model_option, draft_option, _sampling_option, rule_option, output_option = (
@@ -200,8 +190,8 @@ def _help(text: str) -> str:
 
     def bold(found: re.Match[str]) -> str:
         name, _, value = found[1].replace('"', "").partition("=")
-        if name in SETTINGS and name != "model":
-            name = f"--{SETTINGS[name].option}"
+        if name in OPTIONS and name != "model":
+            name = f"--{OPTIONS[name].option}"
         return f"[bold]{name} {value}".rstrip() + "[/]"
 
     return re.sub("`([^`]*)`", bold, text)
@@ -218,8 +208,7 @@ def _parameter(setting: Setting, command: str) -> inspect.Parameter:
         more["show_default"] = f"{setting.default:g}"
         if command in _SAMPLED:
             more["show_default"] = f"the model's, or {setting.default:g}"
-    panel = _PANELS[setting.group or "output"]
-    option = typer.Option(f"--{setting.option}", rich_help_panel=panel, **more)
+    option = typer.Option(f"--{setting.option}", rich_help_panel=_PANELS[setting.group], **more)
     return _keyword(setting.name, Annotated[kind, option], _default(setting))
 
 
@@ -229,7 +218,7 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 def _shared(command: str) -> Iterator[inspect.Parameter]:
     """Parameters in the place of `options`, in the order of the help."""
-    for name, setting in SETTINGS.items():
+    for name, setting in OPTIONS.items():
         if command in setting.commands:
             yield _parameter(setting, command)
         if name == "tree" and command in RUNS:
@@ -249,8 +238,8 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in own.items():
         if name == "options":
             seen |= {each.name: each for each in _shared(command.__name__) if each.name not in own}
-        elif name in SETTINGS and get_origin(parameter.annotation) is not Annotated:
-            seen[name] = _parameter(SETTINGS[name], command.__name__).replace(default=parameter.default)
+        elif name in OPTIONS and get_origin(parameter.annotation) is not Annotated:
+            seen[name] = _parameter(OPTIONS[name], command.__name__).replace(default=parameter.default)
         else:
             seen[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
 
