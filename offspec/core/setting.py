@@ -15,7 +15,14 @@ from offspec.core.values import is_unicode, read_fields, shown
 
 RUNS = ("generate", "chat", "serve", "batch", "bench")  # commands that answer
 PLANS = (*RUNS, "plan")
-GROUPS = ("machine", "draft", "sampling", "rules", "output")  # of options, in the order of the help
+# Panels of options, in the order of the help.
+GROUPS = MACHINE, DRAFT, SAMPLING, RULES, OUTPUT = (
+    "Model and machine",
+    "Speculation: how fast",
+    "Sampling: which words",
+    "Rules: what may come and what may not",
+    "Prompt and output",
+)
 
 T = TypeVar("T")
 
@@ -119,11 +126,11 @@ class Setting:
         return "" if within and (value < math.inf if most is None else value <= most) else self.range
 
 
-machine = partial(Setting, group="machine", commands=PLANS)
-drafting = partial(Setting, group="draft", commands=RUNS)
-sampling = partial(Setting, group="sampling", commands=RUNS)
-rule = partial(Setting, group="rules", commands=("generate",))
-output = partial(Setting, group="output")
+machine = partial(Setting, group=MACHINE, commands=PLANS)
+drafting = partial(Setting, group=DRAFT, commands=RUNS)
+sampling = partial(Setting, group=SAMPLING, commands=RUNS)
+rule = partial(Setting, group=RULES, commands=("generate",))
+output = partial(Setting, group=OUTPUT)
 
 _DECLARED: dict[type, dict[str, Setting]] = {}
 

@@ -13,22 +13,15 @@ import typer
 from offspec.core.config import OPTIONS, EngineConfig, SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.sampling_defaults import FROM_MODEL, SamplingOverrides
-from offspec.core.setting import RUNS, Setting, settings_of
+from offspec.core.setting import GROUPS, RUNS, Setting, settings_of
 from offspec.core.sizes import parse_bytes
 from offspec.ui.cli import completion
 
-_PANELS = {
-    "machine": "Model and machine",
-    "draft": "Speculation: how fast",
-    "sampling": "Sampling: which words",
-    "rules": "Rules: what may come and what may not",
-    "output": "Prompt and output",
-}
 _SAMPLED = ("generate", "chat", "serve", "batch")  # commands that use the model's sampling defaults
 
 # Options of a command's own. A flag has metavar="", or the help would show a type for it.
 model_option, draft_option, _sampling_option, rule_option, output_option = (
-    partial(typer.Option, rich_help_panel=panel) for panel in _PANELS.values()
+    partial(typer.Option, rich_help_panel=panel) for panel in GROUPS
 )
 OPEN_SCHEMAS = (
     "Allow objects of a JSON schema properties that it does not name, as JSON Schema does. By default "
@@ -127,26 +120,18 @@ def _biases(value: str) -> tuple[tuple[int, float], ...]:
         raise typer.BadParameter(f"{value!r} is no list of biases; write them like 13=-2.5,198=1") from None
 
 
-def _number_or_auto(setting: Setting) -> Callable[[str], int | None]:
-    """Reads a number, or None for "auto"."""
-
-    def read(value: str) -> int | None:
-        if value != "auto" and not re.fullmatch(r"\d+", value):
-            raise typer.BadParameter(f"{value!r} is neither a number of {setting.unit} nor auto")
-        return None if value == "auto" else int(value)
-
-    return read
+def _number_or_auto(value: str, unit: str) -> int | None:
+    """A number, or None for "auto"."""
+    if value != "auto" and not re.fullmatch(r"\d+", value):
+        raise typer.BadParameter(f"{value!r} is neither a number of {unit} nor auto")
+    return None if value == "auto" else int(value)
 
 
-def _one_of(setting: Setting) -> Callable[[int | None], int | None]:
-    """Checks a number of few, which Typer cannot."""
-
-    def check(value: int | None) -> int | None:
-        if setting.fault(value):
-            raise RequestError(f"--{setting.option} must be {setting.range}, not {value}")
-        return value
-
-    return check
+def _one_of_few(setting: Setting, value: int | None) -> int | None:
+    """A number that Typer cannot check. Raises RequestError."""
+    if setting.fault(value):
+        raise RequestError(f"--{setting.option} must be {setting.range}, not {value}")
+    return value
 
 
 def _reading(setting: Setting) -> tuple[Any, dict[str, Any]]:
@@ -156,9 +141,9 @@ def _reading(setting: Setting) -> tuple[Any, dict[str, Any]]:
         read_size = partial(parse_bytes, least=int(setting.least is None))
         return int | None, {"parser": read_size, "metavar": "SIZE"}
     if setting.auto:
-        return Any, {"parser": _number_or_auto(setting)}
+        return Any, {"parser": partial(_number_or_auto, unit=setting.unit)}
     if setting.choices and isinstance(setting.choices[0], int):
-        return int | None, {"callback": _one_of(setting)}
+        return int | None, {"callback": lambda value: _one_of_few(setting, value)}
     if kind in _TYPES:
         return _TYPES[kind]
     return kind if _default(setting) is not None else kind | None, _PARTICULAR.get(setting.name, {})
@@ -181,8 +166,9 @@ def _default(setting: Setting) -> Any:
     """The value without the option; None: that of the setting, or the model's."""
     if setting.auto:
         return "auto"
-    left_open = setting.unit == "bytes" or setting.name in FROM_MODEL or setting.default == ()
-    return None if left_open else setting.default
+    if setting.unit == "bytes" or setting.name in FROM_MODEL or setting.default == ():
+        return None
+    return setting.default
 
 
 def _help(text: str) -> str:
@@ -205,10 +191,8 @@ def _parameter(setting: Setting, command: str) -> inspect.Parameter:
         argument = typer.Argument(show_default=False, autocompletion=completion.models, **more)
         return _keyword("model", Annotated[str, argument], inspect.Parameter.empty)
     if setting.name in FROM_MODEL:
-        more["show_default"] = f"{setting.default:g}"
-        if command in _SAMPLED:
-            more["show_default"] = f"the model's, or {setting.default:g}"
-    option = typer.Option(f"--{setting.option}", rich_help_panel=_PANELS[setting.group], **more)
+        more["show_default"] = "the model's, or " * (command in _SAMPLED) + f"{setting.default:g}"
+    option = typer.Option(f"--{setting.option}", rich_help_panel=setting.group, **more)
     return _keyword(setting.name, Annotated[kind, option], _default(setting))
 
 
@@ -247,13 +231,9 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         if "options" in own:
             shared = {name: given.pop(name) for name in seen if name not in own}
-            others = {name: shared.pop(name) for name in ("plan", "greedy") if name in shared}
-            values = {
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in shared.items()
-                if value is not None
-            }
-            given["options"] = Options(values, **others)
+            plan, greedy = shared.pop("plan", None), shared.pop("greedy", False)
+            values = {name: value for name, value in shared.items() if value is not None}
+            given["options"] = Options(values, plan, greedy)
         command(**given)
 
     vars(run)["__signature__"] = inspect.Signature(list(seen.values()))
