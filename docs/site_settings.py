@@ -1,14 +1,12 @@
-"""Extension of griffe: settings on the site as `help` shows them, rather than as they are declared."""
+"""Extension of griffe: settings on the site without what their declarations add to their types."""
 
-import inspect
-from importlib import import_module
 from typing import Any
 
 import griffe
 
 
 class PlainSettings(griffe.Extension):  # type: ignore[misc, unused-ignore] # no types where it is absent
-    """Gives the classes of settings the docstring and the types that they have at runtime."""
+    """Gives settings their plain types."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Called by griffe when a package is loaded."""
@@ -16,8 +14,6 @@ class PlainSettings(griffe.Extension):  # type: ignore[misc, unused-ignore] # no
             return
         for name in ("EngineConfig", "SamplingParams"):
             found = pkg["core.config"][name]
-            settings = getattr(import_module("offspec.core.config"), name)
-            found.docstring.value = inspect.getdoc(settings)
             for parameter in found.parameters:
                 parameter.annotation = _plain(parameter.annotation)
             for member in found.members.values():

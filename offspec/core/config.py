@@ -104,137 +104,64 @@ class SamplingParams:
     Applied in this order: bias, penalties, closed tokens, temperature, top_k, top_p, min_p.
 
     Args:
-        {settings}
+        temperature: 0 takes the likeliest token; higher values sample more freely.
+        top_p: Sample from the likeliest tokens that together have this probability.
+        top_k: Sample from the K likeliest tokens; 0 is off.
+        min_p: Exclude tokens less likely than this share of the likeliest one's probability.
+        repetition_penalty: Values above 1 make tokens of the prompt and the answer less likely to repeat.
+        presence_penalty: Subtracted from the logit of every token that is in the answer.
+        frequency_penalty: Subtracted once for each time the token is in the answer.
+        seed: The same seed gives the same answer. Without it a random one is chosen and reported.
+        max_tokens: Stop after this many tokens.
+        stop: Stop before this text.
+        ignore_eos: Continue after the model's end-of-sequence token.
+        bad_words: Never say this, at the start of a word or within it.
+        no_repeat_ngram_size: Never say the same N tokens in a row twice, those of the prompt included; 0 is
+            off.
+        min_tokens: The answer cannot end before it has so many tokens.
+        logit_bias: Add to the logits of these tokens: 13=-2.5 makes token 13 less likely. `--json` shows the
+            ids of an answer.
+        allowed_token_ids: No other tokens than these may come.
+        stop_token_ids: Tokens that end the answer, in which they are the last, also with `ignore_eos`.
+        logprobs: Report for each token the log-probability that the model itself gives it, and this many of
+            the likeliest tokens. None: do not.
+        prompt_logprobs: Report the same for each token of the prompt, all of which is computed then, whatever
+            the caches hold of it. None: do not.
+        format: What the whole answer must look like, such as a JSON schema; also a mapping of its kind and
+            text. An answer that `max_tokens` or `stop` cuts has only begun to. None: anything.
 
     Raises:
         RequestError: A value of another type, or outside its range.
     """
 
-    temperature: Annotated[
-        float,
-        sampling("T", least=0, saved=True, chat="", commands=PLANS),
-        "0 takes the likeliest token; higher values sample more freely.",
-    ] = 0.0
-    top_p: Annotated[
-        float,
-        sampling("P", above=0, most=1, chat=""),
-        "Sample from the likeliest tokens that together have this probability.",
-    ] = 1.0
-    top_k: Annotated[
-        int,
-        sampling(
-            "K",
-            least=0,
-            wanted="0 (off) or above",
-            chat="sample from this number of likeliest tokens; 0 is off",
-        ),
-        "Sample from the K likeliest tokens; 0 is off.",
-    ] = 0
-    min_p: Annotated[
-        float,
-        sampling("P", least=0, most=1, chat=""),
-        "Exclude tokens less likely than this share of the likeliest one's probability.",
-    ] = 0.0
+    temperature: Annotated[float, sampling("T", least=0, saved=True, chat=True, commands=PLANS)] = 0.0
+    top_p: Annotated[float, sampling("P", above=0, most=1, chat=True)] = 1.0
+    top_k: Annotated[int, sampling("K", least=0, wanted="0 (off) or above", chat=True)] = 0
+    min_p: Annotated[float, sampling("P", least=0, most=1, chat=True)] = 0.0
     repetition_penalty: Annotated[
-        float,
-        sampling(
-            "X",
-            least=1 / _FAR,
-            most=_FAR,
-            wanted="above 0 and at most 10^9",
-            chat="values above 1 make tokens of the conversation less likely to repeat",
-        ),
-        "Values above 1 make tokens of the prompt and the answer less likely to repeat.",
+        float, sampling("X", least=1 / _FAR, most=_FAR, wanted="above 0 and at most 10^9", chat=True)
     ] = 1.0
     presence_penalty: Annotated[
-        float,
-        sampling("X", least=-_FAR, most=_FAR, wanted="between -10^9 and 10^9", chat=""),
-        "Subtracted from the logit of every token that is in the answer.",
+        float, sampling("X", least=-_FAR, most=_FAR, wanted="between -10^9 and 10^9", chat=True)
     ] = 0.0
     frequency_penalty: Annotated[
-        float,
-        sampling("X", least=-_FAR, most=_FAR, wanted="between -10^9 and 10^9", chat=""),
-        "Subtracted once for each time the token is in the answer.",
+        float, sampling("X", least=-_FAR, most=_FAR, wanted="between -10^9 and 10^9", chat=True)
     ] = 0.0
     seed: Annotated[
-        int | None,
-        sampling(
-            "N",
-            least=0,
-            most=2**64 - 1,
-            wanted="between 0 and 2^64 - 1",
-            chat="the same seed gives the same answer; random chooses a new one each time",
-        ),
-        "The same seed gives the same answer. Without it a random one is chosen and reported.",
+        int | None, sampling("N", least=0, most=2**64 - 1, wanted="between 0 and 2^64 - 1", chat=True)
     ] = None
-    max_tokens: Annotated[
-        int,
-        output("N", least=1, chat="end an answer after this number of tokens"),
-        "Stop after this many tokens.",
-    ] = 256
-    stop: Annotated[
-        tuple[str, ...],
-        output("TEXT", chat="end an answer before this text"),
-        "Stop before this text. May be given several times.",
-    ] = ()
-    ignore_eos: Annotated[bool, output(chat=""), "Continue after the model's end-of-sequence token."] = False
-    bad_words: Annotated[
-        tuple[str, ...],
-        rule("TEXT", chat="never say this"),
-        "Never say this, at the start of a word or within it. May be given several times.",
-    ] = ()
-    no_repeat_ngram_size: Annotated[
-        int,
-        rule(
-            "N",
-            least=0,
-            wanted="0 (off) or above",
-            chat="never say the same number of tokens in a row twice; 0 is off",
-        ),
-        "Never say the same N tokens in a row twice, those of the prompt included; 0 is off.",
-    ] = 0
-    min_tokens: Annotated[
-        int,
-        rule(
-            "N",
-            least=0,
-            wanted="between 0 and max_tokens",
-            chat="an answer cannot end before it has so many tokens",
-        ),
-        "The answer cannot end before it has so many tokens.",
-    ] = 0
-    logit_bias: Annotated[
-        tuple[tuple[int, float], ...],
-        rule("ID=BIAS[,...]"),
-        "Add to the logits of these tokens: 13=-2.5 makes token 13 less likely. `--json` shows the ids of "
-        "an answer.",
-    ] = ()
-    allowed_token_ids: Annotated[
-        tuple[int, ...] | None, rule("ID[,...]"), "No other tokens than these may come."
-    ] = None
-    stop_token_ids: Annotated[
-        tuple[int, ...],
-        rule("ID[,...]"),
-        "Tokens that end the answer, in which they are the last, also with `ignore_eos`.",
-    ] = ()
-    logprobs: Annotated[
-        int | None,
-        Setting(least=0, wanted="None, or 0 or above"),
-        "Report for each token the log-probability that the model itself gives it, and this many of the "
-        "likeliest tokens. None: do not.",
-    ] = None
-    prompt_logprobs: Annotated[
-        int | None,
-        Setting(least=0, wanted="None, or 0 or above"),
-        "Report the same for each token of the prompt, all of which is computed then, whatever the caches "
-        "hold of it. None: do not.",
-    ] = None
-    format: Annotated[
-        Constraint | None,
-        Setting(),
-        "What the whole answer must look like, such as a JSON schema; also a mapping of its kind and "
-        "text. An answer that `max_tokens` or `stop` cuts has only begun to. None: anything.",
-    ] = None
+    max_tokens: Annotated[int, output("N", least=1, chat=True)] = 256
+    stop: Annotated[tuple[str, ...], output("TEXT", chat=True)] = ()
+    ignore_eos: Annotated[bool, output(chat=True)] = False
+    bad_words: Annotated[tuple[str, ...], rule("TEXT", chat=True)] = ()
+    no_repeat_ngram_size: Annotated[int, rule("N", least=0, wanted="0 (off) or above", chat=True)] = 0
+    min_tokens: Annotated[int, rule("N", least=0, wanted="between 0 and max_tokens", chat=True)] = 0
+    logit_bias: Annotated[tuple[tuple[int, float], ...], rule("ID=BIAS[,...]")] = ()
+    allowed_token_ids: Annotated[tuple[int, ...] | None, rule("ID[,...]")] = None
+    stop_token_ids: Annotated[tuple[int, ...], rule("ID[,...]")] = ()
+    logprobs: Annotated[int | None, Setting(least=0, wanted="None, or 0 or above")] = None
+    prompt_logprobs: Annotated[int | None, Setting(least=0, wanted="None, or 0 or above")] = None
+    format: Annotated[Constraint | None, Setting()] = None
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -319,141 +246,92 @@ class EngineConfig:
     """Everything that is decided before a model is opened.
 
     Args:
-        {settings}
+        model: The target: a hub id, with `:Q4_K_M` for one of its GGUF files, a local folder, a `.gguf` file,
+            `demo`, the small model that `make env` installs, or `demo-wide`, that one made 16 times as large.
+            `offspec config set model` makes one the default.
+        draft: Draft sources, one or several with commas between: a small model or a trained head (folder,
+            file or hub id); `substitute`, a copy of the target in 4 bits or fewer; `suffix` or `lookup`,
+            which copy from the text; `early-exit` or `mtp`, layers of the target itself. `auto` selects the
+            best available; `none` turns speculation off.
+        draft_bits: Bits of the draft's weights: fewer take less memory and predict worse. Without it a named
+            draft keeps its own precision, and a substitute has 4, 3 or 2, the most that fit.
+        memory: Memory limit of the whole process, such as 1.5GB or 800MiB. What does not fit streams from
+            disk in every pass. None: what the machine has free.
+        vram: The most memory of the GPU, or of each, that may be used. What does not fit there comes from
+            RAM, and what does not fit in RAM from disk. None: most of what the GPU has free.
+        device: Where to compute. `auto` takes a GPU that is usable, else the CPU, and says which and why.
+            `cuda:0,cuda:1` divides the layers among two GPUs, `all` among all there are; drafts run on the
+            first.
+        cpu_layers: Layers that stay in RAM and are computed by the CPU instead of being copied to the GPU:
+            faster with small trees, as `offspec plan` shows, slower with long prompts. A CPU rounds in
+            another way, so in bfloat16 or with `kv_cache="int8"` answers depend on this number, and None
+            takes none; in float32 it takes as many as are fastest.
+        experts: What computes the experts of a mixture beside a GPU. `gpu`: itself; those that it has no room
+            for are copied to it when a router chooses them. `cpu`: the CPU, all of them from RAM, and only
+            rows cross to the GPU and back: faster with small trees where the GPU has room for few, slower
+            with long prompts. A CPU rounds in another way, so in bfloat16 or with `kv_cache="int8"` answers
+            depend on it, and `auto` takes the GPU; in float32 it takes what a plan says is faster.
+        dtype: Number format of weights and arithmetic. float32 doubles the bytes and rounds less.
+        context: Room for this many tokens of prompt and answer. None: as much as fits, within reason.
+        kv_cache: How the target keeps the keys and values of its context: in the numbers of the `model`, or
+            in `int8`, about half the memory and slightly different answers.
+        quantize: Round the target to fewer bits and run that: fewer bytes to stream, slightly different
+            answers. Done once, as by `offspec pack`, and kept in the cache.
+        cache_size: Disk space in the cache for conversations: their keys and values are written there when
+            another takes their place and when the program ends, and read where that is quicker than to
+            compute the prompt again. Other users cannot read them. 0 keeps none, as is usual; `offspec serve`
+            keeps 4 GB unless it is told otherwise.
+        corpus: Text that `suffix` may copy from as well: files, saved conversations, or folders of them.
+        budget: The most tree nodes verified in one pass. More nodes cost compute, and pay off while the disk
+            is the slower part; None takes the fastest by a plan, which is made on first use.
+        width: Tree nodes that one draft step expands; None takes the fastest by the plan. With a number here
+            and for `budget` nothing is planned: trees are as large as that, but for times when passes without
+            any are seen to be faster.
+        tree: `dynamic` grows every tree along its likeliest paths; `sequoia` uses one shape, optimised for
+            the measured acceptance of this draft.
+        verify: Verification rule. `coupled`: draft and target share the sampling noise, so that drafts are
+            accepted at any temperature. `plain`: the draft ranks by probability alone, as in SpecExec; for
+            comparison. `sequoia`: the draft samples tokens of its own, for `tree="sequoia"`; the distribution
+            is the target's, but the tokens depend on the draft.
+        temperature: Temperature that a plan is made for; each request has its own.
+        learn: Whether what answers teach about the draft is kept for the next run.
+        converses: Where the context is not given, room for a conversation goes before a faster draft.
+        sequences: Requests that are answered side by side: they share the trips of the weights, and each
+            takes memory for a context of its own. `auto` takes up to 8, as many as cost hardly a layer its
+            place in memory.
 
     Raises:
         RequestError: A value of another type, or outside its range, or two that exclude each other.
     """
 
-    model: Annotated[
-        str,
-        machine("MODEL", saved=True),
-        "The target: a hub id, with `:Q4_K_M` for one of its GGUF files, a local folder, a `.gguf` file, "
-        "`demo`, the small model that `make env` installs, or `demo-wide`, that one made 16 times as "
-        "large. `offspec config set model` makes one the default.",
-    ]
-    draft: Annotated[
-        str,
-        drafting("NAME|PATH[,...]|auto|none", saved=True, commands=PLANS),
-        "Draft sources, one or several with commas between: a small model or a trained head (folder, file "
-        "or hub id); `substitute`, a copy of the target in 4 bits or fewer; `suffix` or `lookup`, which "
-        "copy from the text; `early-exit` or `mtp`, layers of the target itself. `auto` selects the best "
-        "available; `none` turns speculation off.",
-    ] = "auto"
-    draft_bits: Annotated[
-        DraftBits | None,
-        drafting("2|3|4|16", saved=True, commands=PLANS),
-        "Bits of the draft's weights: fewer take less memory and predict worse. Without it a named draft "
-        "keeps its own precision, and a substitute has 4, 3 or 2, the most that fit.",
-    ] = None
-    memory: Annotated[
-        int | None,
-        machine(unit="bytes", above=0, saved=True),
-        "Memory limit of the whole process, such as 1.5GB or 800MiB. What does not fit streams from disk "
-        "in every pass. Without it: what the machine has free.",
-    ] = None
-    vram: Annotated[
-        int | None,
-        machine(unit="bytes", above=0, saved=True),
-        "The most memory of the GPU, or of each, that may be used. What does not fit there comes from "
-        "RAM, and what does not fit in RAM from disk. Without it: most of what the GPU has free.",
-    ] = None
-    device: Annotated[
-        str,
-        machine("auto|cpu|cuda|all", saved=True),
-        "Where to compute. `auto` takes a GPU that is usable, else the CPU, and says which and why. "
-        "`cuda:0,cuda:1` divides the layers among two GPUs, `all` among all there are; drafts run on the "
-        "first.",
-    ] = "auto"
-    cpu_layers: Annotated[
-        int | None,
-        machine("LAYERS|auto", unit="layers", auto=True, least=0),
-        "Layers that stay in RAM and are computed by the CPU instead of being copied to the GPU: faster "
-        "with small trees, as `offspec plan` shows, slower with long prompts. A CPU rounds in another "
-        'way, so in bfloat16 or with `kv_cache="int8"` answers depend on this number, and `auto` takes '
-        "none; in float32 it takes as many as are fastest.",
-    ] = None
-    experts: Annotated[
-        Experts,
-        machine(),
-        "What computes the experts of a mixture beside a GPU. `gpu`: itself; those that it has no room "
-        "for are copied to it when a router chooses them. `cpu`: the CPU, all of them from RAM, and only "
-        "rows cross to the GPU and back: faster with small trees where the GPU has room for few, slower "
-        'with long prompts. A CPU rounds in another way, so in bfloat16 or with `kv_cache="int8"` answers '
-        "depend on it, and `auto` takes the GPU; in float32 it takes what a plan says is faster.",
-    ] = "auto"
-    dtype: Annotated[
-        Dtype,
-        machine(saved=True, plan="record"),
-        "Number format of weights and arithmetic. float32 doubles the bytes and rounds less.",
-    ] = "bfloat16"
-    context: Annotated[
-        int | None,
-        machine("TOKENS", least=2, saved=True),
-        "Room for this many tokens of prompt and answer. Without it: as much as fits, within reason.",
-    ] = None
-    kv_cache: Annotated[
-        KVCache,
-        machine(saved=True, plan="record"),
-        "How the target keeps the keys and values of its context: in the numbers of the `model`, or in "
-        "`int8`, about half the memory and slightly different answers.",
-    ] = "model"
+    model: Annotated[str, machine("MODEL", saved=True)]
+    draft: Annotated[str, drafting("NAME|PATH[,...]|auto|none", saved=True, commands=PLANS)] = "auto"
+    draft_bits: Annotated[DraftBits | None, drafting("2|3|4|16", saved=True, commands=PLANS)] = None
+    memory: Annotated[int | None, machine(unit="bytes", above=0, saved=True)] = None
+    vram: Annotated[int | None, machine(unit="bytes", above=0, saved=True)] = None
+    device: Annotated[str, machine("auto|cpu|cuda|all", saved=True)] = "auto"
+    cpu_layers: Annotated[int | None, machine("LAYERS|auto", unit="layers", auto=True, least=0)] = None
+    experts: Annotated[Experts, machine()] = "auto"
+    dtype: Annotated[Dtype, machine(saved=True, plan="record")] = "bfloat16"
+    context: Annotated[int | None, machine("TOKENS", least=2, saved=True)] = None
+    kv_cache: Annotated[KVCache, machine(saved=True, plan="record")] = "model"
     quantize: Annotated[
         PackFormat | None,
         machine(wanted=f"one of {', '.join(get_args(PackFormat))}", saved=True, plan="record"),
-        "Round the target to fewer bits and run that: fewer bytes to stream, slightly different answers. "
-        "Done once, as by `offspec pack`, and kept in the cache.",
     ] = None
     cache_size: Annotated[
-        int,
-        machine(unit="bytes", least=0, wanted="0 (none) or above", plan="none", commands=RUNS),
-        "Disk space in the cache for conversations: their keys and values are written there when another "
-        "takes their place and when the program ends, and read where that is quicker than to compute the "
-        "prompt again. Other users cannot read them. 0 keeps none, as is usual; `offspec serve` keeps 4 "
-        "GB unless it is told otherwise.",
+        int, machine(unit="bytes", least=0, wanted="0 (none) or above", plan="none", commands=RUNS)
     ] = 0
-    corpus: Annotated[
-        tuple[Path, ...],
-        drafting("FILE|FOLDER", option="draft-corpus", plan="none"),
-        "Text that `suffix` may copy from as well: files, saved conversations, or folders of them. May be "
-        "given several times.",
-    ] = ()
+    corpus: Annotated[tuple[Path, ...], drafting("FILE|FOLDER", option="draft-corpus", plan="none")] = ()
     budget: Annotated[
-        int | None,
-        drafting("NODES|auto", unit="nodes", auto=True, least=1, because="the root is a node too"),
-        "The most tree nodes verified in one pass. More nodes cost compute, and pay off while the disk is "
-        "the slower part; `auto` takes the fastest by a plan, which is made on first use.",
+        int | None, drafting("NODES|auto", unit="nodes", auto=True, least=1, because="the root is a node too")
     ] = None
-    width: Annotated[
-        int | None,
-        drafting("NODES|auto", unit="nodes", auto=True, least=1),
-        "Tree nodes that one draft step expands; `auto` takes the fastest by the plan. With a number here "
-        "and for `budget` nothing is planned: trees are as large as that, but for times when passes "
-        "without any are seen to be faster.",
-    ] = None
-    tree: Annotated[
-        Tree,
-        drafting(plan="record"),
-        "`dynamic` grows every tree along its likeliest paths; `sequoia` uses one shape, optimised for "
-        "the measured acceptance of this draft.",
-    ] = "dynamic"
-    verify: Annotated[
-        Verify,
-        drafting(),
-        "Verification rule. `coupled`: draft and target share the sampling noise, so that drafts are "
-        "accepted at any temperature. `plain`: the draft ranks by probability alone, as in SpecExec; for "
-        'comparison. `sequoia`: the draft samples tokens of its own, for `tree="sequoia"`; the '
-        "distribution is the target's, but the tokens depend on the draft.",
-    ] = "coupled"
-    temperature: Annotated[
-        float, Setting(), "Temperature that a plan is made for; each request has its own."
-    ] = 0.0
-    learn: Annotated[
-        bool, Setting(plan="none"), "Whether what answers teach about the draft is kept for the next run."
-    ] = True
-    converses: Annotated[
-        bool, Setting(), "Where the context is not given, room for a conversation goes before a faster draft."
-    ] = False
+    width: Annotated[int | None, drafting("NODES|auto", unit="nodes", auto=True, least=1)] = None
+    tree: Annotated[Tree, drafting(plan="record")] = "dynamic"
+    verify: Annotated[Verify, drafting()] = "coupled"
+    temperature: Annotated[float, Setting()] = 0.0
+    learn: Annotated[bool, Setting(plan="none")] = True
+    converses: Annotated[bool, Setting()] = False
     sequences: Annotated[
         int | Literal["auto"],
         machine(
@@ -464,9 +342,6 @@ class EngineConfig:
             wanted="1 or above, or auto",
             commands=("serve", "batch"),
         ),
-        "Requests that are answered side by side: they share the trips of the weights, and each takes "
-        "memory for a context of its own. `auto` takes up to 8, as many as cost hardly a layer its place "
-        "in memory.",
     ] = 1
 
     @classmethod

@@ -1,10 +1,12 @@
 """Declaration of a setting, from which its checks, its option, its documentation and its default follow.
 
-A setting is a field of `EngineConfig` or `SamplingParams`: `Annotated[type, Setting(...), "its help"]`.
+A setting is a field of `EngineConfig` or `SamplingParams`, `Annotated[type, Setting(...)]`. Its help is its
+paragraph in the docstring of the class, under `Args:`: names of settings, values and commands have backticks.
 """
 
+import inspect
 import math
-import textwrap
+import re
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import NoneType
@@ -44,9 +46,9 @@ class Setting:
         saved: `offspec config` keeps a default for it.
         plan: Its part in plans. "key": another value has another plan; "record": a plan records it, too, and
             overrides the default, and another value is an error; "none": it changes no plan.
-        chat: Meaning in `/set` of the chat, or "" for that of the help. None: `/set` does not have it.
-        name, kind, default, help: Those of the field. The help is Markdown: names of settings, values and
-            commands have backticks.
+        chat: `/set` of the chat has it.
+        name, kind, default: Those of the field.
+        help: Its meaning.
     """
 
     metavar: str | None = None
@@ -62,7 +64,7 @@ class Setting:
     because: str = ""
     saved: bool = False
     plan: Literal["key", "record", "none"] = "key"
-    chat: str | None = None
+    chat: bool = False
     name: str = ""
     kind: Any = None
     default: Any = None
@@ -99,17 +101,6 @@ class Setting:
             return f"above {self.above}" + ("" if self.most is None else f" and at most {self.most}")
         return f"{self.least} or above" if self.most is None else f"between {self.least} and {self.most}"
 
-    @property
-    def documentation(self) -> str:
-        """Its lines in the docstring of its class."""
-        text = self.help.replace(" May be given several times.", "")
-        if self.default is None:
-            text = text.replace("Without it:", "None:")
-            text = text.replace("`auto`", "None") if self.auto else text
-        first, rest = " " * 8, " " * 12
-        text = f"{self.name}: {text}"
-        return textwrap.fill(text, 110, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
-
     def fault(self, value: Any) -> str:
         """What a value of the right type must be and is not; "" for a valid one."""
         if value in self.choices or (value is None and self.default is None):
@@ -136,21 +127,19 @@ _DECLARED: dict[type, dict[str, Setting]] = {}
 
 
 def declared(kind: type[T]) -> type[T]:
-    """Register the settings of a dataclass, and write them for {settings} in its docstring.
-
-    Its fields and its signature have plain types from then on.
-    """
+    """Register the settings of a dataclass. Its fields and its signature have plain types from then on."""
     found, signature = dict[str, Setting](), kind.__init__.__annotations__
+    # Without docstrings, under python -OO, there is no help.
+    texts = dict(
+        re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.cleandoc(kind.__doc__ or ""), re.MULTILINE)
+    )
     for field in fields(kind):  # type: ignore[arg-type] # a dataclass
-        plain, setting, text = get_args(field.type)
+        plain, setting = get_args(field.type)
         field.type = signature[field.name] = plain
         option = setting.option or field.name.replace("_", "-")
-        named = replace(setting, name=field.name, option=option, help=text)
-        found[field.name] = replace(named, kind=plain, default=field.default)
+        named = replace(setting, name=field.name, kind=plain, default=field.default, option=option)
+        found[field.name] = replace(named, help=" ".join(texts.get(field.name, "").split()))
     _DECLARED[kind] = found
-    if kind.__doc__:  # none under python -OO
-        text = "\n".join(setting.documentation for setting in found.values())
-        kind.__doc__ = kind.__doc__.replace("{settings}", text.lstrip())
     return kind
 
 

@@ -10,9 +10,19 @@ from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.setting import settings_of
 
-_SETTINGS = {name: it for name, it in settings_of(SamplingParams).items() if it.chat is not None}
+_SETTINGS = {name: setting for name, setting in settings_of(SamplingParams).items() if setting.chat}
+_WORDS = {  # where a chat has other words than the help
+    "top_k": "sample from this number of likeliest tokens; 0 is off",
+    "repetition_penalty": "values above 1 make tokens of the conversation less likely to repeat",
+    "seed": "the same seed gives the same answer; random chooses a new one each time",
+    "max_tokens": "end an answer after this number of tokens",
+    "stop": "end an answer before this text",
+    "bad_words": "never say this",
+    "no_repeat_ngram_size": "never say the same number of tokens in a row twice; 0 is off",
+    "min_tokens": "an answer cannot end before it has so many tokens",
+}
 MEANINGS: Mapping[str, str] = {
-    name: setting.chat or f"{setting.help[0].lower()}{setting.help[1:].rstrip('.')}"
+    name: _WORDS.get(name, f"{setting.help[:1].lower()}{setting.help[1:].rstrip('.')}")
     for name, setting in _SETTINGS.items()
 }
 _TEXTS = [name for name, setting in _SETTINGS.items() if setting.kind == tuple[str, ...]]

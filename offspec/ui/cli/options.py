@@ -171,8 +171,14 @@ def _default(setting: Setting) -> Any:
     return setting.default
 
 
-def _help(text: str) -> str:
-    """The help of a setting as Typer has it: backticks are bold, and settings are options."""
+def _help(setting: Setting) -> str:
+    """The help as Typer has it: backticks are bold, settings are options, and None has another name."""
+    text = setting.help
+    if setting.default is None:
+        text = text.replace("None:", "Without it:")
+        text = text.replace("None", "`auto`") if setting.auto else text
+    if setting.type in (tuple[str, ...], tuple[Path, ...]):
+        text += " May be given several times."
 
     def bold(found: re.Match[str]) -> str:
         name, _, value = found[1].replace('"', "").partition("=")
@@ -186,7 +192,7 @@ def _help(text: str) -> str:
 def _parameter(setting: Setting, command: str) -> inspect.Parameter:
     """The parameter that Typer makes the option from."""
     kind, more = _reading(setting)
-    more = {"metavar": setting.metavar, "help": _help(setting.help)} | more
+    more = {"metavar": setting.metavar, "help": _help(setting)} | more
     if setting.name == "model":
         argument = typer.Argument(show_default=False, autocompletion=completion.models, **more)
         return _keyword("model", Annotated[str, argument], inspect.Parameter.empty)
