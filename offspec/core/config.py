@@ -153,12 +153,12 @@ class SamplingParams:
     max_tokens: Annotated[int, output("N", least=1, chat=True)] = 256
     stop: Annotated[tuple[str, ...], output("TEXT", chat=True)] = ()
     ignore_eos: Annotated[bool, output(chat=True)] = False
-    bad_words: Annotated[tuple[str, ...], rule("TEXT", chat=True)] = ()
-    no_repeat_ngram_size: Annotated[int, rule("N", least=0, wanted="0 (off) or above", chat=True)] = 0
+    stop_token_ids: Annotated[tuple[int, ...], rule("ID[,...]")] = ()
     min_tokens: Annotated[int, rule("N", least=0, wanted="between 0 and max_tokens", chat=True)] = 0
     logit_bias: Annotated[tuple[tuple[int, float], ...], rule("ID=BIAS[,...]")] = ()
     allowed_token_ids: Annotated[tuple[int, ...] | None, rule("ID[,...]")] = None
-    stop_token_ids: Annotated[tuple[int, ...], rule("ID[,...]")] = ()
+    bad_words: Annotated[tuple[str, ...], rule("TEXT", chat=True)] = ()
+    no_repeat_ngram_size: Annotated[int, rule("N", least=0, wanted="0 (off) or above", chat=True)] = 0
     logprobs: Annotated[int | None, Setting(least=0, wanted="None, or 0 or above")] = None
     prompt_logprobs: Annotated[int | None, Setting(least=0, wanted="None, or 0 or above")] = None
     format: Annotated[Constraint | None, Setting()] = None
@@ -309,29 +309,29 @@ class EngineConfig:
     draft_bits: Annotated[DraftBits | None, drafting("2|3|4|16", saved=True, commands=PLANS)] = None
     memory: Annotated[int | None, machine(unit="bytes", above=0, saved=True)] = None
     vram: Annotated[int | None, machine(unit="bytes", above=0, saved=True)] = None
-    device: Annotated[str, machine("auto|cpu|cuda|all", saved=True)] = "auto"
     cpu_layers: Annotated[int | None, machine("LAYERS|auto", unit="layers", auto=True, least=0)] = None
     experts: Annotated[Experts, machine()] = "auto"
+    device: Annotated[str, machine("auto|cpu|cuda|all", saved=True)] = "auto"
     dtype: Annotated[Dtype, machine(saved=True, plan="record")] = "bfloat16"
-    context: Annotated[int | None, machine("TOKENS", least=2, saved=True)] = None
     kv_cache: Annotated[KVCache, machine(saved=True, plan="record")] = "model"
-    quantize: Annotated[
-        PackFormat | None,
-        machine(wanted=f"one of {', '.join(get_args(PackFormat))}", saved=True, plan="record"),
-    ] = None
-    cache_size: Annotated[
-        int, machine(unit="bytes", least=0, wanted="0 (none) or above", plan="none", commands=RUNS)
-    ] = 0
-    corpus: Annotated[tuple[Path, ...], drafting("FILE|FOLDER", option="draft-corpus", plan="none")] = ()
     budget: Annotated[
         int | None, drafting("NODES|auto", unit="nodes", auto=True, least=1, because="the root is a node too")
     ] = None
     width: Annotated[int | None, drafting("NODES|auto", unit="nodes", auto=True, least=1)] = None
-    tree: Annotated[Tree, drafting(plan="record")] = "dynamic"
+    context: Annotated[int | None, machine("TOKENS", least=2, saved=True)] = None
     verify: Annotated[Verify, drafting()] = "coupled"
+    tree: Annotated[Tree, drafting(plan="record")] = "dynamic"
     temperature: Annotated[float, Setting()] = 0.0
     learn: Annotated[bool, Setting(plan="none")] = True
     converses: Annotated[bool, Setting()] = False
+    quantize: Annotated[
+        PackFormat | None,
+        machine(wanted=f"one of {', '.join(get_args(PackFormat))}", saved=True, plan="record"),
+    ] = None
+    corpus: Annotated[tuple[Path, ...], drafting("FILE|FOLDER", option="draft-corpus", plan="none")] = ()
+    cache_size: Annotated[
+        int, machine(unit="bytes", least=0, wanted="0 (none) or above", plan="none", commands=RUNS)
+    ] = 0
     sequences: Annotated[
         int | Literal["auto"],
         machine(

@@ -139,12 +139,12 @@ def declared(kind: type[T]) -> type[T]:
         option = setting.option or field.name.replace("_", "-")
         named = replace(setting, name=field.name, kind=plain, default=field.default, option=option)
         found[field.name] = replace(named, help=" ".join(texts.get(field.name, "").split()))
-    _DECLARED[kind] = found
+    _DECLARED[kind] = {name: found[name] for name in (*texts, *found) if name in found}
     return kind
 
 
 def settings_of(kind: type) -> dict[str, Setting]:
-    """The settings that a dataclass declares, by name."""
+    """The settings that a dataclass declares, by name, in the order of its docstring and of the options."""
     return _DECLARED[kind]
 
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from offspec.core.config import SamplingParams
+from offspec.core.config import PARAMS, SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.setting import settings_of
 
-_SETTINGS = {name: setting for name, setting in settings_of(SamplingParams).items() if setting.chat}
+_DECLARED = settings_of(SamplingParams)
+_SETTINGS = {name: _DECLARED[name] for name in PARAMS if _DECLARED[name].chat}
 _WORDS = {  # where a chat has other words than the help
     "top_k": "sample from this number of likeliest tokens; 0 is off",
     "repetition_penalty": "values above 1 make tokens of the conversation less likely to repeat",
