@@ -19,7 +19,8 @@ from bench.lib.report import Report, ratio
 from bench.lib.runner import Figures, Job, Rows, comparing, settings, streamed, streamed_options
 from bench.lib.streamed import pack_of
 from bench.stream.floor import Floor
-from offspec.core.config import SamplingParams, parse_bytes
+from offspec.core.config import SamplingParams
+from offspec.core.sizes import parse_bytes
 from offspec_planners.measure import RawDisk
 
 WANTED = 1.2

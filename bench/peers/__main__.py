@@ -41,7 +41,8 @@ from bench.peers.llama import BUILDING, DRAFT_LENGTHS
 from bench.peers.tally import DECODING, GOALS, fastest, our_answers, shortfalls, speed_ups, summarise
 from bench.peers.view import NOTE, ceiling_json, show, show_ceiling
 from offspec.checkpoint.widen import read_recipe
-from offspec.core.config import format_bytes, parse_bytes
+from offspec.core.config import format_bytes
+from offspec.core.sizes import parse_bytes
 
 
 def measure(

@@ -17,8 +17,9 @@ from bench.lib.cgroup import BenchError
 from bench.lib.command import printed
 from bench.lib.process import child
 from bench.lib.widen import default_folder
-from offspec.core.config import EngineConfig, parse_bytes
+from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, OffspecError
+from offspec.core.sizes import parse_bytes
 
 LEAST = "least"
 CASES = (

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.lib.cgroup import BenchError
-from offspec.core.config import EngineConfig, parse_bytes
+from offspec.core.config import EngineConfig
+from offspec.core.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from offspec.model.loaded import LoadedModel

@@ -28,9 +28,10 @@ from offspec.chat.branches import (
     read_messages,
 )
 from offspec.chat.message import AnswerFigures, Message, checked_text
-from offspec.core.config import SamplingParams, is_unicode
+from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError, SessionError
 from offspec.core.files import private_folder, real_path, write_file
+from offspec.core.values import is_unicode
 from offspec_planners.json_fields import Whole, complain, parse, read, without_version
 
 __all__ = ["VERSION", "AnswerFigures", "Conversation", "Message", "clean_title", "copy_id", "headline"]

@@ -6,10 +6,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
-from offspec.core.config import is_unicode
 from offspec.core.errors import RequestError
 from offspec.core.events import FinishReason
-from offspec.core.values import shown
+from offspec.core.values import is_unicode, shown
 from offspec_planners.json_fields import Number, Whole, complain, one_of, read
 
 Role = Literal["user", "assistant"]

@@ -1,20 +1,30 @@
-"""What a caller can ask for: sampling parameters, byte budgets, the engine's configuration."""
+"""What a caller can ask for: sampling parameters and the engine's configuration."""
 
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import Annotated, Any, Literal, TypedDict, get_args
 
 from offspec.core.constraint import Constraint as Constraint
 from offspec.core.errors import RequestError
 from offspec.core.keywords import check_keywords
-from offspec.core.values import read_fields, read_value, shown
+from offspec.core.setting import (
+    GROUPS,
+    PLANS,
+    RUNS,
+    Setting,
+    check_settings,
+    declared,
+    drafting,
+    machine,
+    output,
+    rule,
+    sampling,
+    settings_of,
+)
+from offspec.core.sizes import parse_bytes
+from offspec.core.values import shown
 from offspec_planners.units import format_bytes as format_bytes
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 Verify = Literal["coupled", "plain", "sequoia"]
 Tree = Literal["dynamic", "sequoia"]
@@ -23,39 +33,6 @@ Dtype = Literal["bfloat16", "float32"]
 DraftBits = Literal[2, 3, 4, 16]
 PackFormat = Literal["nf4", "int8", "int4-g64"]
 KVCache = Literal["model", "int8"]
-
-
-_FEWEST_BYTES = 10**6  # a smaller number that is typed without a unit was meant in another one
-
-
-def parse_bytes(text: str | int, name: str = "a memory size", least: int = 1) -> int:
-    """Bytes, `least` or more, from `"1.5GB"`, `"800MiB"`, `"12G"` or a plain number.
-
-    Raises RequestError, also for text without a unit that can hardly be meant in bytes.
-    """
-    wanted = "above 0" if least else "0 or above"
-    if not isinstance(text, str):
-        size: int = read_value(name, text, int, "a size such as 1.5GB, or a whole number of bytes")
-        if size < least:
-            raise RequestError(f"a memory size must be {wanted}, not {size}")
-        return size
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
-    if not match or (match[3] and not match[2]):
-        raise RequestError(f"cannot read {text!r} as a memory size; write it like 1.5GB or 800MiB")
-    units = _BINARY if match[3] else _UNITS
-    size = int(float(match[1]) * units[match[2].upper()])
-    if 0 < float(match[1]) < _FEWEST_BYTES and text.strip()[-1].isdigit():
-        raise _without_unit(match[1])
-    if size < least:
-        raise RequestError(f"a memory size must be {wanted}, not {text!r}")
-    return size
-
-
-def _without_unit(number: str) -> RequestError:
-    """The error for a number without a unit that is too small for a number of bytes."""
-    meant = f"{number}GB" if float(number) < 1024 else f"{number}MB"
-    return RequestError(f"a memory size of {number} means {number} bytes: write {meant}")
-
 
 AUTO, NONE, SUBSTITUTE = "auto", "none", "substitute"
 LOOKUPS = ("suffix", "lookup")  # sources that copy from the text, and need no weights
@@ -116,18 +93,10 @@ def _exists(path: str) -> bool:
         return False
 
 
-def is_unicode(text: str) -> bool:
-    """Whether a text can be written in UTF-8, which one with half of a character in it cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 _FAR = 1e9  # what is added to logits or multiplies them: they are to stay finite in float32
 
 
+@declared
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen, and when to stop; names and meanings as in vLLM.
@@ -135,26 +104,25 @@ class SamplingParams:
     Applied in this order: bias, penalties, closed tokens, temperature, top_k, top_p, min_p.
 
     Args:
-        temperature: 0 is greedy. Default 0.
-        top_p: Sample from the likeliest tokens that together have this probability. Default 1, all.
-        top_k: Sample from this number of likeliest tokens. Default 0, all.
-        min_p: Exclude tokens less likely than this share of the likeliest one's probability. Default 0.
-        repetition_penalty: Above 1, tokens of prompt and output become less likely. Default 1.
-        presence_penalty: Subtracted from the logit of every token in the output. Default 0.
-        frequency_penalty: Subtracted once for each time the token is in the output. Default 0.
-        seed: Fixes, for a prompt and these parameters, every sampled token. None: a new seed, which the
-            result reports.
-        max_tokens: Longest answer. Default 256.
-        stop: The answer ends before any of these texts. Default none.
-        ignore_eos: Continue after the model's end-of-sequence token. Default False.
-        stop_token_ids: Tokens that end the answer, whatever `ignore_eos` says; they are part of it. Default
-            none.
-        min_tokens: Tokens before which neither the end-of-sequence token nor `stop_token_ids` can come.
-            Default 0.
-        logit_bias: Numbers added to logits, by token id: a mapping, or pairs. Default none.
-        allowed_token_ids: The only tokens that may come. None: all.
-        bad_words: Texts whose tokens never come in a row. Default none.
-        no_repeat_ngram_size: No sequence of this many tokens comes twice, prompt included. Default 0, off.
+        temperature: 0 takes the likeliest token; higher values sample more freely.
+        top_p: Sample from the likeliest tokens that together have this probability.
+        top_k: Sample from the K likeliest tokens; 0 is off.
+        min_p: Exclude tokens less likely than this share of the likeliest one's probability.
+        repetition_penalty: Values above 1 make tokens of the prompt and the answer less likely to repeat.
+        presence_penalty: Subtracted from the logit of every token that is in the answer.
+        frequency_penalty: Subtracted once for each time the token is in the answer.
+        seed: The same seed gives the same answer. Without it a random one is chosen and reported.
+        max_tokens: Stop after this many tokens.
+        stop: Stop before this text.
+        ignore_eos: Continue after the model's end-of-sequence token.
+        bad_words: Never say this, at the start of a word or within it.
+        no_repeat_ngram_size: Never say the same N tokens in a row twice, those of the prompt included; 0 is
+            off.
+        min_tokens: The answer cannot end before it has so many tokens.
+        logit_bias: Add to the logits of these tokens: 13=-2.5 makes token 13 less likely. `--json` shows the
+            ids of an answer.
+        allowed_token_ids: No other tokens than these may come.
+        stop_token_ids: Tokens that end the answer, in which they are the last, also with `ignore_eos`.
         logprobs: Report for each token the log-probability that the model itself gives it, and this many of
             the likeliest tokens. None: do not.
         prompt_logprobs: Report the same for each token of the prompt, all of which is computed then, whatever
@@ -166,61 +134,48 @@ class SamplingParams:
         RequestError: A value of another type, or outside its range.
     """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0: off
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    max_tokens: int = 256
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    min_tokens: int = 0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] = ()
-    no_repeat_ngram_size: int = 0  # 0: off
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    format: Constraint | None = None
+    temperature: Annotated[float, sampling("T", least=0, saved=True, chat=True, commands=PLANS)] = 0.0
+    top_p: Annotated[float, sampling("P", above=0, most=1, chat=True)] = 1.0
+    top_k: Annotated[int, sampling("K", least=0, wanted="0 (off) or above", chat=True)] = 0
+    min_p: Annotated[float, sampling("P", least=0, most=1, chat=True)] = 0.0
+    repetition_penalty: Annotated[
+        float, sampling("X", least=1 / _FAR, most=_FAR, wanted="above 0 and at most 10^9", chat=True)
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, sampling("X", least=-_FAR, most=_FAR, wanted="between -10^9 and 10^9", chat=True)
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, sampling("X", least=-_FAR, most=_FAR, wanted="between -10^9 and 10^9", chat=True)
+    ] = 0.0
+    seed: Annotated[
+        int | None, sampling("N", least=0, most=2**64 - 1, wanted="between 0 and 2^64 - 1", chat=True)
+    ] = None
+    max_tokens: Annotated[int, output("N", least=1, chat=True)] = 256
+    stop: Annotated[tuple[str, ...], output("TEXT", chat=True)] = ()
+    ignore_eos: Annotated[bool, output(chat=True)] = False
+    stop_token_ids: Annotated[tuple[int, ...], rule("ID[,...]")] = ()
+    min_tokens: Annotated[int, rule("N", least=0, wanted="between 0 and max_tokens", chat=True)] = 0
+    logit_bias: Annotated[tuple[tuple[int, float], ...], rule("ID=BIAS[,...]")] = ()
+    allowed_token_ids: Annotated[tuple[int, ...] | None, rule("ID[,...]")] = None
+    bad_words: Annotated[tuple[str, ...], rule("TEXT", chat=True)] = ()
+    no_repeat_ngram_size: Annotated[int, rule("N", least=0, wanted="0 (off) or above", chat=True)] = 0
+    logprobs: Annotated[int | None, Setting(least=0, wanted="None, or 0 or above")] = None
+    prompt_logprobs: Annotated[int | None, Setting(least=0, wanted="None, or 0 or above")] = None
+    format: Annotated[Constraint | None, Setting()] = None
 
     def __post_init__(self) -> None:
-        read_fields(self)
+        check_settings(self)
         object.__setattr__(self, "format", Constraint.of(self.format))
-        checks = (
-            (0.0 <= self.temperature < math.inf, "temperature", "0 or above"),
-            (0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1"),
-            (self.top_k >= 0, "top_k", "0 (off) or above"),
-            (0.0 <= self.min_p <= 1.0, "min_p", "between 0 and 1"),
-            (1 / _FAR <= self.repetition_penalty <= _FAR, "repetition_penalty", "above 0 and at most 10^9"),
-            (abs(self.presence_penalty) <= _FAR, "presence_penalty", "between -10^9 and 10^9"),
-            (abs(self.frequency_penalty) <= _FAR, "frequency_penalty", "between -10^9 and 10^9"),
-            (self.max_tokens >= 1, "max_tokens", "1 or above"),
-            (all(self.stop), "stop", "strings that are not empty"),
-            (all(map(is_unicode, self.stop)), "stop", "valid Unicode text"),
-            (self.seed is None or 0 <= self.seed < 2**64, "seed", "between 0 and 2^64 - 1"),
-            (0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens"),
+        for ok, name, wanted in (
+            (self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens"),
             (all(abs(by) <= _FAR for _, by in self.logit_bias), "logit_bias", "numbers within ±10^9"),
             (self.allowed_token_ids != (), "allowed_token_ids", "None, or at least one token"),
-            (all(self.bad_words), "bad_words", "strings that are not empty"),
-            (all(map(is_unicode, self.bad_words)), "bad_words", "valid Unicode text"),
-            (self.no_repeat_ngram_size >= 0, "no_repeat_ngram_size", "0 (off) or above"),
-            (self.logprobs is None or self.logprobs >= 0, "logprobs", "None, or 0 or above"),
-            (
-                self.prompt_logprobs is None or self.prompt_logprobs >= 0,
-                "prompt_logprobs",
-                "None, or 0 or above",
-            ),
             (
                 not (self.format and self.ignore_eos),
                 "ignore_eos",
                 "False where there is a format, which ends",
             ),
-        )
-        for ok, name, wanted in checks:
+        ):
             if not ok:
                 raise RequestError(f"{name} must be {wanted}, not {shown(getattr(self, name))}", field=name)
 
@@ -257,7 +212,10 @@ FOR_PARAMS = "a request takes it in its parameters, as in engine.generate(prompt
 
 
 class Settings(TypedDict, total=False):
-    """The settings of `EngineConfig` beside the model, as a caller may write them: sizes like "1.5GB"."""
+    """Settings of `EngineConfig` for type checkers, as a caller may write them: sizes like "1.5GB".
+
+    tests/core/test_setting.py compares them with the fields.
+    """
 
     draft: str | Path | Sequence[str | Path]
     draft_bits: DraftBits | None
@@ -282,76 +240,109 @@ class Settings(TypedDict, total=False):
     sequences: int | Literal["auto"]
 
 
+@declared
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything that is decided before a model is opened.
 
     Args:
-        model: A hub id ("org/name:Q4_K_M" for a GGUF file), its address, a folder, a .gguf file, "demo" or
-            "demo-wide".
-        draft: Draft sources, joined by commas: a model or a head by its id or path, "substitute" (the target
-            itself in few bits), "early-exit" and "mtp" (layers of its own), "suffix" and "lookup" (which copy
-            from the text); "auto", the best there is, or "none".
-        draft_bits: 2, 3 or 4 bits a weight of a draft that is a model, or 16, which keeps a named one in
-            `dtype`. None: that, and for a substitute the most of 4, 3 and 2 that fit.
-        memory: Bytes of RAM that the whole process may use. None: what the machine has free.
-        vram: Bytes of a CUDA device. None: what it has free.
-        cpu_layers: Layers of the target that stay in RAM and are computed by the CPU, beside a GPU that
-            computes the others. A CPU rounds in another way: in bfloat16 answers depend on this number. None:
-            in float32 as many as a plan says is fastest, in bfloat16 none.
-        experts: What computes the routed experts of a mixture beside a GPU: "gpu", which has those copied to
-            it that it has no room for; "cpu", all of them from RAM, however many the GPU has room for. In
-            bfloat16 answers depend on it, as on `cpu_layers`. "auto": in float32 what a plan says is faster,
-            in bfloat16 the GPU.
-        device: Where the target is computed: "auto", a GPU that is usable, else the CPU; "cpu"; "cuda" or
-            "cuda:1"; "cuda:0,cuda:1" or "all": several GPUs, which share its layers; `vram` is of each.
-        dtype: "bfloat16" or "float32", of the values that are computed with.
-        kv_cache: How the target keeps keys and values: "model", in `dtype`, or "int8", in 8 bits with a scale
-            for each head of each token, which makes other answers. Drafts keep theirs in `dtype`.
-        budget: Most nodes verified in a pass. None: what a plan says is fastest, measured once and kept.
-        width: Most nodes that a draft step expands. None: the plan's.
-        context: Tokens of KV cache to make room for. None: a default that fits.
-        verify: "coupled" and "plain" emit what the target emits by itself with that seed, "plain" without
-            showing the draft the target's noise; "sequoia", for trees of one shape, emits what is as likely,
-            but depends on the draft.
-        tree: "dynamic" grows each tree best first, "sequoia" fills one shape that was optimised beforehand.
-        temperature: What a plan is made for; each request has its own.
+        model: The target: a hub id, with `:Q4_K_M` for one of its GGUF files, a local folder, a `.gguf` file,
+            `demo`, the small model that `make env` installs, or `demo-wide`, that one made 16 times as large.
+            `offspec config set model` makes one the default.
+        draft: Draft sources, one or several with commas between: a small model or a trained head (folder,
+            file or hub id); `substitute`, a copy of the target in 4 bits or fewer; `suffix` or `lookup`,
+            which copy from the text; `early-exit` or `mtp`, layers of the target itself. `auto` selects the
+            best available; `none` turns speculation off.
+        draft_bits: Bits of the draft's weights: fewer take less memory and predict worse. Without it a named
+            draft keeps its own precision, and a substitute has 4, 3 or 2, the most that fit.
+        memory: Memory limit of the whole process, such as 1.5GB or 800MiB. What does not fit streams from
+            disk in every pass. None: what the machine has free.
+        vram: The most memory of the GPU, or of each, that may be used. What does not fit there comes from
+            RAM, and what does not fit in RAM from disk. None: most of what the GPU has free.
+        device: Where to compute. `auto` takes a GPU that is usable, else the CPU, and says which and why.
+            `cuda:0,cuda:1` divides the layers among two GPUs, `all` among all there are; drafts run on the
+            first.
+        cpu_layers: Layers that stay in RAM and are computed by the CPU instead of being copied to the GPU:
+            faster with small trees, as `offspec plan` shows, slower with long prompts. A CPU rounds in
+            another way, so in bfloat16 or with `kv_cache="int8"` answers depend on this number, and None
+            takes none; in float32 it takes as many as are fastest.
+        experts: What computes the experts of a mixture beside a GPU. `gpu`: itself; those that it has no room
+            for are copied to it when a router chooses them. `cpu`: the CPU, all of them from RAM, and only
+            rows cross to the GPU and back: faster with small trees where the GPU has room for few, slower
+            with long prompts. A CPU rounds in another way, so in bfloat16 or with `kv_cache="int8"` answers
+            depend on it, and `auto` takes the GPU; in float32 it takes what a plan says is faster.
+        dtype: Number format of weights and arithmetic. float32 doubles the bytes and rounds less.
+        context: Room for this many tokens of prompt and answer. None: as much as fits, within reason.
+        kv_cache: How the target keeps the keys and values of its context: in the numbers of the `model`, or
+            in `int8`, about half the memory and slightly different answers.
+        quantize: Round the target to fewer bits and run that: fewer bytes to stream, slightly different
+            answers. Done once, as by `offspec pack`, and kept in the cache.
+        cache_size: Disk space in the cache for conversations: their keys and values are written there when
+            another takes their place and when the program ends, and read where that is quicker than to
+            compute the prompt again. Other users cannot read them. 0 keeps none, as is usual; `offspec serve`
+            keeps 4 GB unless it is told otherwise.
+        corpus: Text that `suffix` may copy from as well: files, saved conversations, or folders of them.
+        budget: The most tree nodes verified in one pass. More nodes cost compute, and pay off while the disk
+            is the slower part; None takes the fastest by a plan, which is made on first use.
+        width: Tree nodes that one draft step expands; None takes the fastest by the plan. With a number here
+            and for `budget` nothing is planned: trees are as large as that, but for times when passes without
+            any are seen to be faster.
+        tree: `dynamic` grows every tree along its likeliest paths; `sequoia` uses one shape, optimised for
+            the measured acceptance of this draft.
+        verify: Verification rule. `coupled`: draft and target share the sampling noise, so that drafts are
+            accepted at any temperature. `plain`: the draft ranks by probability alone, as in SpecExec; for
+            comparison. `sequoia`: the draft samples tokens of its own, for `tree="sequoia"`; the distribution
+            is the target's, but the tokens depend on the draft.
+        temperature: Temperature that a plan is made for; each request has its own.
         learn: Whether what answers teach about the draft is kept for the next run.
         converses: Where the context is not given, room for a conversation goes before a faster draft.
-        quantize: Round the target's matrices to this format, once, into a pack in the cache, and run that.
-            None: the target as it is.
-        corpus: Text files, saved conversations and folders of them that "suffix" may copy from as well.
-        cache_size: Bytes of disk, in the cache folder, for keys and values of conversations that others took
-            the place of, so that they go on without their prompts being read again. Default 0, none.
-        sequences: Most requests of `Engine.submit` and `Engine.generate_many` that share passes, each with a
-            cache of its own; others wait. "auto": as many as memory has room for beside the layers.
+        sequences: Requests that are answered side by side: they share the trips of the weights, and each
+            takes memory for a context of its own. `auto` takes up to 8, as many as cost hardly a layer its
+            place in memory.
 
     Raises:
         RequestError: A value of another type, or outside its range, or two that exclude each other.
     """
 
-    model: str
-    draft: str = "auto"
-    draft_bits: DraftBits | None = None
-    memory: int | None = None
-    vram: int | None = None
-    cpu_layers: int | None = None
-    experts: Experts = "auto"
-    device: str = "auto"
-    dtype: Dtype = "bfloat16"
-    kv_cache: KVCache = "model"
-    budget: int | None = None
-    width: int | None = None
-    context: int | None = None
-    verify: Verify = "coupled"
-    tree: Tree = "dynamic"
-    temperature: float = 0.0
-    learn: bool = True
-    converses: bool = False
-    quantize: PackFormat | None = None
-    corpus: tuple[Path, ...] = ()
-    cache_size: int = 0
-    sequences: int | Literal["auto"] = 1
+    model: Annotated[str, machine("MODEL", saved=True)]
+    draft: Annotated[str, drafting("NAME|PATH[,...]|auto|none", saved=True, commands=PLANS)] = "auto"
+    draft_bits: Annotated[DraftBits | None, drafting("2|3|4|16", saved=True, commands=PLANS)] = None
+    memory: Annotated[int | None, machine(unit="bytes", above=0, saved=True)] = None
+    vram: Annotated[int | None, machine(unit="bytes", above=0, saved=True)] = None
+    cpu_layers: Annotated[int | None, machine("LAYERS|auto", unit="layers", auto=True, least=0)] = None
+    experts: Annotated[Experts, machine()] = "auto"
+    device: Annotated[str, machine("auto|cpu|cuda|all", saved=True)] = "auto"
+    dtype: Annotated[Dtype, machine(saved=True, plan="record")] = "bfloat16"
+    kv_cache: Annotated[KVCache, machine(saved=True, plan="record")] = "model"
+    budget: Annotated[
+        int | None, drafting("NODES|auto", unit="nodes", auto=True, least=1, because="the root is a node too")
+    ] = None
+    width: Annotated[int | None, drafting("NODES|auto", unit="nodes", auto=True, least=1)] = None
+    context: Annotated[int | None, machine("TOKENS", least=2, saved=True)] = None
+    verify: Annotated[Verify, drafting()] = "coupled"
+    tree: Annotated[Tree, drafting(plan="record")] = "dynamic"
+    temperature: Annotated[float, Setting()] = 0.0
+    learn: Annotated[bool, Setting(plan="none")] = True
+    converses: Annotated[bool, Setting()] = False
+    quantize: Annotated[
+        PackFormat | None,
+        machine(wanted=f"one of {', '.join(get_args(PackFormat))}", saved=True, plan="record"),
+    ] = None
+    corpus: Annotated[tuple[Path, ...], drafting("FILE|FOLDER", option="draft-corpus", plan="none")] = ()
+    cache_size: Annotated[
+        int, machine(unit="bytes", least=0, wanted="0 (none) or above", plan="none", commands=RUNS)
+    ] = 0
+    sequences: Annotated[
+        int | Literal["auto"],
+        machine(
+            "N|auto",
+            unit="sequences",
+            auto=True,
+            least=1,
+            wanted="1 or above, or auto",
+            commands=("serve", "batch"),
+        ),
+    ] = 1
 
     @classmethod
     def of(cls, model: str | Path, settings: Settings) -> "EngineConfig":
@@ -360,11 +351,9 @@ class EngineConfig:
         check_keywords(given, Settings.__annotations__, "setting", {FOR_PARAMS: PARAMS})
         if isinstance(given.get("draft"), list | tuple):
             given["draft"] = ",".join(map(str, given["draft"]))
-        for size in ("memory", "vram"):
-            if given.get(size) is not None:
-                given[size] = parse_bytes(given[size], size)
-        if given.get("cache_size") is not None:
-            given["cache_size"] = parse_bytes(given["cache_size"], "cache_size", least=0)
+        for name, setting in settings_of(cls).items():
+            if setting.unit == "bytes" and given.get(name) is not None:
+                given[name] = parse_bytes(given[name], name, least=int(setting.least is None))
         return cls(model, **given)  # type: ignore[arg-type] # a path becomes a string
 
     @property
@@ -402,46 +391,25 @@ class EngineConfig:
         return 1 if self.sequences == AUTO else int(self.sequences)
 
     def __post_init__(self) -> None:
-        read_fields(self)
+        check_settings(self)
         drafts = self.drafts
-        if self.sequences != AUTO and (not isinstance(self.sequences, int) or self.sequences < 1):
-            raise RequestError(f"sequences must be 1 or above, or auto, not {self.sequences!r}")
-        if self.budget is not None and self.budget < 1:
-            raise RequestError(f"budget must be 1 or above, not {self.budget}: the root is a node too")
-        if self.width is not None and self.width < 1:
-            raise RequestError(f"width must be 1 or above, not {self.width}")
-        if self.memory is not None and self.memory <= 0:
-            raise RequestError(f"memory must be above 0, not {self.memory}")
-        if self.vram is not None and self.vram <= 0:
-            raise RequestError(f"vram must be above 0, not {self.vram}")
-        if self.cache_size < 0:
-            raise RequestError(f"cache_size must be 0 (none) or above, not {self.cache_size}")
-        if self.cpu_layers is not None and self.cpu_layers < 0:
-            raise RequestError(f"cpu_layers must be 0 or above, not {self.cpu_layers}")
-        if self.experts not in get_args(Experts):
-            raise RequestError(f"experts must be 'auto', 'gpu' or 'cpu', not {self.experts!r}")
         if self.experts == "cpu" and self.cpu_layers:
             raise RequestError("the CPU computes layers or experts: leave out `cpu_layers` or `experts`")
-        if self.context is not None and self.context < 2:
-            raise RequestError(f"context must be 2 or above, not {self.context}")
-        if self.verify not in get_args(Verify):
-            raise RequestError(f"verify must be 'coupled', 'plain' or 'sequoia', not {self.verify!r}")
         if self.verify == "sequoia":
             if self.tree != "sequoia":
                 raise RequestError(
                     '`verify="sequoia"` holds for trees of one shape alone: add `tree="sequoia"`'
                 )
             check_draws(drafts)
-        if self.tree not in ("dynamic", "sequoia"):
-            raise RequestError(f"tree must be 'dynamic' or 'sequoia', not {self.tree!r}")
-        if self.dtype not in ("bfloat16", "float32"):
-            raise RequestError(f"dtype must be 'bfloat16' or 'float32', not {self.dtype!r}")
-        if self.kv_cache not in get_args(KVCache):
-            raise RequestError(f"kv_cache must be 'model' or 'int8', not {self.kv_cache!r}")
-        if self.draft_bits not in (None, 2, 3, 4, 16):
-            raise RequestError(f"draft_bits must be 2, 3, 4 or 16, not {self.draft_bits!r}")
-        if self.quantize not in (None, *get_args(PackFormat)):
-            formats = ", ".join(get_args(PackFormat))
-            raise RequestError(f"quantize must be one of {formats}, not {self.quantize!r}")
         if (AUTO in drafts or SUBSTITUTE in drafts) and self.draft_bits == 16:
             raise RequestError("a substitute has 4, 3 or 2 bits: leave out `draft_bits`, or name a draft")
+
+
+PLANNED = tuple(name for name, setting in settings_of(EngineConfig).items() if setting.plan == "record")
+# Settings that have an option, in the order of the help. `temperature` is that of a request.
+OPTIONS = {
+    name: setting
+    for group in GROUPS
+    for name, setting in (settings_of(EngineConfig) | settings_of(SamplingParams)).items()
+    if setting.group == group
+}

@@ -52,6 +52,15 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
+def is_unicode(text: str) -> bool:
+    """Return whether a text can be written in UTF-8, which one with half of a character cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _whole(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError

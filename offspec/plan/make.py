@@ -3,7 +3,7 @@
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from offspec.core.config import AUTO, LOOKUPS, EngineConfig
+from offspec.core.config import AUTO, LOOKUPS, PLANNED, EngineConfig
 from offspec.core.events import LoadProgress
 from offspec.draft.base import foreseeing
 from offspec.draft.open import Notify
@@ -245,9 +245,6 @@ def _build(
         draft_print=draft_print,
         hardware=hardware,
         device=wanted.device,
-        dtype=wanted.dtype,
-        kv_cache=wanted.kv_cache,
-        quantize=wanted.quantize,
         memory=opened.memory,
         vram=opened.vram,
         more_vram=opened.more_vram,
@@ -261,7 +258,6 @@ def _build(
         budget=nodes,
         width=chosen.choice.width,
         depth=round(chosen.depth),
-        tree=wanted.tree,
         costs=costs if sequences > 1 else replace(costs, caches=0.0),  # they are in `link`
         forecast=forecast(chosen, costs, target, hardware, sequences),
         sweep=tuple(row.choice for row in found),
@@ -273,6 +269,7 @@ def _build(
         notes=notes_on(opened),
         sequences=sequences,
         shared=shared,
+        **{name: getattr(wanted, name) for name in PLANNED},
     )
 
 

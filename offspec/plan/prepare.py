@@ -12,20 +12,10 @@ import torch
 
 from offspec.checkpoint import local_path
 from offspec.core import memory
-from offspec.core.config import (
-    AUTO,
-    NONE,
-    SUBSTITUTE,
-    DraftBits,
-    Dtype,
-    EngineConfig,
-    KVCache,
-    PackFormat,
-    Tree,
-    read_drafts,
-)
+from offspec.core.config import AUTO, NONE, PLANNED, SUBSTITUTE, DraftBits, EngineConfig, read_drafts
 from offspec.core.errors import PlanError
 from offspec.core.events import Notice
+from offspec.core.setting import settings_of
 from offspec.core.trace import OFF, Timeline
 from offspec.draft.open import Notify
 from offspec.plan import records as ledger
@@ -43,6 +33,14 @@ from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.placement import Tier
 from offspec_planners.plan import Plan
 
+_SETTINGS = settings_of(EngineConfig)
+# Settings in the key of a plan, in the order of earlier versions, whose plans stay valid.
+_KEYED = (
+    *("memory", "vram", "cpu_layers", "experts", "device", "dtype", "kv_cache", "context", "converses"),
+    *("budget", "width", "verify", "tree", "temperature"),
+)
+_APART = ("model", "draft", "draft_bits", "quantize", "sequences")  # as they are in it in other ways
+_LATER = [name for name, it in _SETTINGS.items() if it.plan != "none" and name not in (*_KEYED, *_APART)]
 _ENOUGH_PASSES = 64  # to know by how experts are asked for
 _AT_ONCE = (
     "the whole model fits in memory, so it answers at once, without a draft model; `offspec plan` measures "
@@ -218,15 +216,12 @@ def _as_wished(plan: Plan, config: EngineConfig) -> Plan:
 def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
     """The plan's own settings, where the caller gave none. Raises PlanError for others than the plan's."""
     drafts = plan.drafts_with_model and config.draft != NONE
-    for name, given, planned, usual in (
-        ("dtype", config.dtype, plan.dtype, "bfloat16"),
-        ("kv_cache", config.kv_cache, plan.kv_cache, "model"),
-        ("quantize", config.quantize, plan.quantize or "none", None),
-        ("tree", config.tree, plan.tree, "dynamic"),
-        ("draft_bits", config.draft_bits if drafts else None, plan.draft_bits, None),
-    ):
-        if given not in (usual, planned):
-            raise PlanError(f"the plan has {name} {planned}, not {given}: leave out `{name}`, or the plan")
+    recorded = {name: getattr(plan, name) for name in PLANNED}
+    for name, planned in (recorded | ({"draft_bits": plan.draft_bits} if drafts else {})).items():
+        given = getattr(config, name)
+        if given not in (_SETTINGS[name].default, planned):
+            has = f"the plan has {name} {planned or 'none'}"
+            raise PlanError(f"{has}, not {given}: leave out `{name}`, or the plan")
     beside = len(plan.placement.layers(Tier.CPU))
     if config.cpu_layers not in (None, beside):
         raise PlanError(f"the plan has cpu_layers {beside}, not {config.cpu_layers}: leave out `cpu_layers`")
@@ -248,12 +243,9 @@ def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
         experts=experts,
         context=plan.context,
         device=plan.device,
-        dtype=cast(Dtype, plan.dtype),
-        kv_cache=cast(KVCache, plan.kv_cache),
         sequences=plan.sequences if config.sequences == 1 else config.sequences,
-        quantize=cast(PackFormat | None, plan.quantize),
-        tree=cast(Tree, plan.tree),
         temperature=plan.temperature,
+        **recorded,
     )
 
 
@@ -266,6 +258,9 @@ def _place(model: str) -> str:
 def plan_key(opened: Opened) -> str:
     """The name under which a plan for this case is kept, whatever version of its models it was made for."""
     config = opened.config
+    values = {name: getattr(config, name) for name in _SETTINGS}
+    values["converses"] = config.converses and config.context is None
+    values["temperature"] = round(config.temperature, 1)
     return ledger.key_of(
         _place(config.model),
         config.quantize,
@@ -273,19 +268,7 @@ def plan_key(opened: Opened) -> str:
         config.draft_bits,
         machine_fingerprint(config.device),
         opened.runtime,
-        config.memory,
-        config.vram,
-        config.cpu_layers,
-        config.experts,
-        config.device,
-        config.dtype,
-        config.kv_cache,
-        config.context,
-        config.converses and config.context is None,
-        config.budget,
-        config.width,
-        config.verify,
-        config.tree,
-        round(config.temperature, 1),
+        *(values[name] for name in _KEYED),
         *([] if config.sequences == 1 else [config.sequences]),
+        *((name, values[name]) for name in _LATER if values[name] != _SETTINGS[name].default),
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.events import Notice
+from offspec.core.setting import settings_of
 from offspec.ui.printable import printable
 
 _OTHERS = (
@@ -25,8 +26,8 @@ _OTHERS = (
     "seconds",
     "greedy",
 )  # no fields of EngineConfig
-_OPTIONS = {name: name.replace("_", "-") for name in (*EngineConfig.__dataclass_fields__, *_OTHERS)}
-_OPTIONS |= {"corpus": "draft-corpus", "folder": "path"}
+_OPTIONS = {name: name.replace("_", "-") for name in _OTHERS} | {"folder": "path"}
+_OPTIONS |= {name: setting.option for name, setting in settings_of(EngineConfig).items()}
 _SETTING = re.compile(rf"`({'|'.join(_OPTIONS)})(?:=\"?([^`\"]*)\"?)?`")
 _PIP = re.compile(r"\bpip (install|uninstall)\b")
 # Files of the environments that installers make for one program, in which `pip` on PATH would miss it.

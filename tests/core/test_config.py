@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from offspec import RequestError
-from offspec.core.config import EngineConfig, SamplingParams, format_bytes, parse_bytes
+from offspec.core.config import EngineConfig, SamplingParams, format_bytes
+from offspec.core.sizes import parse_bytes
 
 
 def test_sizes_are_read() -> None:

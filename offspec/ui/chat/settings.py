@@ -6,28 +6,27 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from offspec.core.config import SamplingParams
+from offspec.core.config import PARAMS, SamplingParams
 from offspec.core.errors import RequestError
+from offspec.core.setting import settings_of
 
-MEANINGS: Mapping[str, str] = {
-    "temperature": "0 takes the likeliest token; higher values sample more freely",
-    "top_p": "sample from the likeliest tokens that together have this probability",
+_DECLARED = settings_of(SamplingParams)
+_SETTINGS = {name: _DECLARED[name] for name in PARAMS if _DECLARED[name].chat}
+_WORDS = {  # where a chat has other words than the help
     "top_k": "sample from this number of likeliest tokens; 0 is off",
-    "min_p": "exclude tokens less likely than this share of the likeliest one's probability",
     "repetition_penalty": "values above 1 make tokens of the conversation less likely to repeat",
-    "presence_penalty": "subtracted from the logit of every token that is in the answer",
-    "frequency_penalty": "subtracted once for each time the token is in the answer",
     "seed": "the same seed gives the same answer; random chooses a new one each time",
     "max_tokens": "end an answer after this number of tokens",
     "stop": "end an answer before this text",
-    "ignore_eos": "continue after the model's end-of-sequence token",
-    "min_tokens": "an answer cannot end before it has so many tokens",
     "bad_words": "never say this",
     "no_repeat_ngram_size": "never say the same number of tokens in a row twice; 0 is off",
+    "min_tokens": "an answer cannot end before it has so many tokens",
 }
-
-
-_TEXTS = ("stop", "bad_words")  # may be given several times
+MEANINGS: Mapping[str, str] = {
+    name: _WORDS.get(name, f"{setting.help[:1].lower()}{setting.help[1:].rstrip('.')}")
+    for name, setting in _SETTINGS.items()
+}
+_TEXTS = [name for name, setting in _SETTINGS.items() if setting.kind == tuple[str, ...]]
 
 
 def run_set(
@@ -173,10 +172,11 @@ def _text(name: str, text: str) -> str | tuple[str, ...]:
     return () if text == "none" else text.replace("\\n", "\n").replace("\\t", "\t")
 
 
-_READERS: Mapping[str, Callable[[str, str], Any]] = {
-    **dict.fromkeys(MEANINGS, _number),
-    **dict.fromkeys(("top_k", "max_tokens", "min_tokens", "no_repeat_ngram_size"), _whole),
-    **dict.fromkeys(_TEXTS, _text),
-    "seed": _seed,
-    "ignore_eos": _switch,
+_BY_TYPE: Mapping[Any, Callable[[str, str], Any]] = {
+    float: _number,
+    int: _whole,
+    bool: _switch,
+    tuple[str, ...]: _text,
+    int | None: _seed,
 }
+_READERS = {name: _BY_TYPE[setting.kind] for name, setting in _SETTINGS.items()}

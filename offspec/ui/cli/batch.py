@@ -2,7 +2,6 @@
 
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -60,6 +59,12 @@ Results = Annotated[
         show_default=False,
     ),
 ]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="What answers.", show_default=False, autocompletion=completion.models
+    ),
+]
 Validate = Annotated[
     bool,
     _option("--validate", metavar="", help="Check the input alone, and say what is wrong with each line."),
@@ -85,21 +90,6 @@ RayActors = Annotated[
 Quiet = Annotated[bool, _option("--quiet", "-q", metavar="", help="No progress or notices on stderr.")]
 
 
-@dataclass(frozen=True)
-class BatchOptions(opt.SharedOptions):
-    """A model, where the input is not only checked."""
-
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="What answers.",
-            show_default=False,
-            autocompletion=completion.models,
-        ),
-    ] = ""
-
-
 _USAGE = "offspec batch IN.jsonl OUT.jsonl MODEL"
 
 
@@ -107,8 +97,9 @@ _USAGE = "offspec batch IN.jsonl OUT.jsonl MODEL"
 def batch(
     requests: Input,
     results: Results = None,
+    model: Model = "",
     *,
-    options: BatchOptions,
+    options: opt.Options,
     validate: Validate = False,
     alias: Alias = None,
     ray: Ray = None,
@@ -123,8 +114,8 @@ def batch(
     check_installed()
     from offspec.server.batch.lines import read_lines
 
-    if Path(options.model).suffix in (".jsonl", ".parquet"):
-        raise RequestError(f"{options.model} is not a model, which comes last: {_USAGE}")
+    if Path(model).suffix in (".jsonl", ".parquet"):
+        raise RequestError(f"{model} is not a model, which comes last: {_USAGE}")
     lines = list(read_lines(requests))
     wrong = [line for line in lines if line.fault is not None]
     if validate or len(wrong) == len(lines):
@@ -132,13 +123,12 @@ def batch(
         _check_lines(requests, len(lines), len(wrong))
         Output().write(f"{len(lines)} requests can be asked\n")
         return
-    if results is None or not options.model:
+    if results is None or not model:
         raise RequestError(f"name a file for the results and a model: {_USAGE}")
     if results.resolve() == requests.resolve():
         raise RequestError(f"{results} has the requests: name another file for the results")
-    sequences = options.sequences or AUTO
-    config = opt.engine_config(options, cache_size=options.cache_size or 0, sequences=sequences)
-    sampling = opt.sampling_overrides(options)
+    config = options.config(model=model, sequences=AUTO)
+    sampling = options.overrides()
     if ray is None:
         checks.check_files(config, options.plan)
 
@@ -148,7 +138,7 @@ def batch(
     if results.suffix == ".parquet":
         parquet.check_installed()
         kept = results.with_name(f"{results.name}.jsonl")
-    names = tuple(dict.fromkeys([*(alias or ()), own_name(options.model)]))
+    names = tuple(dict.fromkeys([*(alias or ()), own_name(model)]))
     make = _here if ray is None else partial(_on_ray, ray, ray_actors)
     if not quiet:
         _report_lines(wrong, _MOST_REPORTED)

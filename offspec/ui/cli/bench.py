@@ -62,7 +62,7 @@ Check = Annotated[
 
 @opt.takes_options
 def bench(
-    options: opt.RequestOptions,
+    options: opt.Options,
     seconds: Seconds = 90.0,
     markdown: Markdown = False,
     as_json: Json = False,
@@ -76,8 +76,8 @@ def bench(
     """
     if markdown and as_json:
         raise RequestError("--markdown and --json are two formats: leave out one")
-    config = opt.engine_config(options)
-    params = opt.sampling_params(options)
+    config = options.config()
+    params = options.params()
     params = params if params.seed is not None else replace(params, seed=_SEED)
     checks.check_files(config, options.plan)
     before = None if check is None else _earlier(check)

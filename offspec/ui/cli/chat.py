@@ -69,12 +69,12 @@ Notify = Annotated[
 @opt.takes_options
 def chat(
     ctx: typer.Context,
-    options: opt.SampledOptions,
+    options: opt.Options,
     system: opt.System = None,
     resume: Resume = False,
     session: SessionName = None,
-    max_tokens: opt.MaxTokens = 2048,
-    stop: opt.Stop = None,
+    max_tokens: int = 2048,
+    stop: list[str] | None = None,
     plain: Plain = False,
     notify: Notify = "on",
     quiet: opt.Quiet = False,
@@ -83,8 +83,8 @@ def chat(
     if session is not None:
         _check_name(session, resume)
     setup = Setup(
-        config=opt.engine_config(options, converses=True),
-        sampling=opt.sampling_overrides(options, max_tokens=max_tokens, stop=stop or ()),
+        config=options.config(converses=True),
+        sampling=options.overrides(max_tokens=max_tokens, stop=stop or ()),
         system=system,
         plan=options.plan,
         resume="" if resume else session,
@@ -103,7 +103,7 @@ def _check_name(session: str, resume: bool) -> None:
         raise RequestError("--session needs a name; --resume continues the latest conversation")
 
 
-def _given(ctx: typer.Context, options: opt.SampledOptions) -> frozenset[str]:
+def _given(ctx: typer.Context, options: opt.Options) -> frozenset[str]:
     """The sampling parameters that the user set, as a resumed conversation should take them over."""
     greedy = {"temperature"} if options.greedy else set[str]()
     sources = {name: ctx.get_parameter_source(name) for name in SamplingParams.__dataclass_fields__}

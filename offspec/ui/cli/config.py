@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from offspec.core.config import OPTIONS
 from offspec.core.errors import RequestError
 from offspec.core.user_config import UserConfig, Value
 from offspec.ui.cli import completion, defaults
@@ -66,7 +67,8 @@ def set_one(
     """Set a default. A value that its option would not take is refused."""
     defaults.check(ctx.find_root().command, key, value)
     config = UserConfig()
-    config.set(key, _number(value) if key in ("context", "draft-bits", "temperature") else value)
+    setting = OPTIONS.get(key.replace("-", "_"))
+    config.set(key, _number(value) if setting is not None and setting.numeric else value)
     Output().write(f"{key} = {value} in {config.file}\n")
 
 

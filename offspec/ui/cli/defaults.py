@@ -6,16 +6,14 @@ from typing import Any
 
 import typer
 
+from offspec.core.config import OPTIONS
 from offspec.core.errors import RequestError
+from offspec.core.setting import PLANS
 from offspec.core.user_config import UserConfig, Value
 
 THEMES = ("dark", "light")
 # Options by their names, less the dashes; those that a chat has decide what is a value.
-KEYS = (
-    *("model", "memory", "vram", "device", "dtype", "context", "kv-cache", "quantize", "draft", "draft-bits"),
-    *("temperature", "theme", "notify"),
-)
-COMMANDS = ("generate", "chat", "serve", "batch", "bench", "plan")
+KEYS = (*(setting.option for setting in OPTIONS.values() if setting.saved), "theme", "notify")
 _OF_THIS_MACHINE = ("memory", "vram", "device")
 
 
@@ -57,4 +55,4 @@ def default_map(group: Any, words: list[str]) -> Mapping[str, Mapping[str, Any]]
     # A plan for a machine that is elsewhere goes by that machine.
     elsewhere = any(word.partition("=")[0] == "--hardware" for word in words)
     planned = {key: value for key, value in values.items() if not (elsewhere and key in _OF_THIS_MACHINE)}
-    return {name: planned if name == "plan" else values for name in COMMANDS}
+    return {name: planned if name == "plan" else values for name in PLANS}

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from offspec.checkpoint.open import DEMO, DEMO_WIDE
-from offspec.core.config import EngineConfig, SamplingParams, parse_bytes
+from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import CapacityError, DiskFullError
 from offspec.core.events import (
     Event,
@@ -24,6 +24,7 @@ from offspec.core.events import (
     TreeSeen,
     unheard,
 )
+from offspec.core.sizes import parse_bytes
 from offspec.ui import interrupt
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.demo_summary import Processors, larger, summary, wrapped

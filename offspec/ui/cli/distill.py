@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from offspec.checkpoint.open import check_model
-from offspec.core.config import format_bytes
+from offspec.core.config import Dtype, format_bytes
 from offspec.core.errors import RequestError
 from offspec.distill.config import Wanted
 from offspec.distill.questions import read_questions
 from offspec.distill.time_limit import TimeLimit
-from offspec.ui.cli.options import Device, Dtype, Memory, Model
+from offspec.ui.cli import options as opt
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
 from offspec_planners.units import format_seconds
@@ -101,8 +101,9 @@ Quiet = Annotated[
 ]
 
 
+@opt.takes_options
 def distill(
-    model: Model,
+    model: str,
     kind: Kind,
     out: Out,
     depth: Depth = 4,
@@ -111,8 +112,8 @@ def distill(
     length: Length = 160,
     epochs: Epochs = 10,
     minutes: Minutes = None,
-    memory: Memory = None,
-    device: Device = "auto",
+    memory: int | None = None,
+    device: str = "auto",
     dtype: Dtype = "bfloat16",
     as_json: Json = False,
     quiet: Quiet = False,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from offspec import __version__
-from offspec.core.config import Constraint, EngineConfig, SamplingParams, check_comparable, format_bytes
+from offspec.core.config import NONE, Constraint, EngineConfig, SamplingParams, check_comparable, format_bytes
 from offspec.core.errors import OffspecError, RequestError
 from offspec.core.trace import Timeline, check_writable
 from offspec.ui.cli import checks
@@ -62,10 +62,6 @@ Raw = Annotated[
         "--raw", metavar="", help="Continue the prompt as it is, without the model's chat template."
     ),
 ]
-IgnoreEos = Annotated[
-    bool,
-    opt.output_option("--ignore-eos", metavar="", help="Continue after the model's end-of-sequence token."),
-]
 Json = Annotated[
     bool,
     opt.output_option(
@@ -108,15 +104,15 @@ Trace = Annotated[
 
 @opt.takes_options
 def generate(
-    options: opt.RuledOptions,
+    options: opt.Options,
     prompt: Prompt = None,
     no_speculation: NoSpeculation = False,
     check: Check = False,
     system: opt.System = None,
     raw: Raw = False,
-    max_tokens: opt.MaxTokens = 256,
-    stop: opt.Stop = None,
-    ignore_eos: IgnoreEos = False,
+    max_tokens: int = 256,
+    stop: list[str] | None = None,
+    ignore_eos: bool = False,
     as_json: Json = False,
     logprobs: Logprobs = None,
     quiet: opt.Quiet = False,
@@ -126,11 +122,10 @@ def generate(
     regex: Regex = None,
 ) -> None:
     """Answer one prompt. The text goes to stdout as it comes, everything else to stderr."""
-    if no_speculation:
-        options = replace(options, draft="none")  # what would not be asked need not be loaded
-    config = opt.engine_config(options)
-    sampling = opt.sampling_overrides(
-        options,
+    if no_speculation:  # what would not be asked need not be loaded
+        options = replace(options, values=options.values | {"draft": NONE})
+    config = options.config()
+    sampling = options.overrides(
         max_tokens=max_tokens,
         stop=stop or (),
         ignore_eos=ignore_eos,

@@ -60,12 +60,13 @@ Again = Annotated[
 ]
 
 
+@opt.takes_options
 def hardware(
     name: Name = None,
     as_json: AsJson = False,
     path: Disk = None,
     again: Again = False,
-    device: opt.Device = "auto",
+    device: str = "auto",
     quiet: opt.Quiet = False,
 ) -> None:
     """Measure this machine, or show a preset: disk, link, memory, arithmetic.

@@ -18,6 +18,7 @@ import typer
 from offspec import __version__
 from offspec.core.errors import OffspecError
 from offspec.core.openmp import limit_spinning
+from offspec.core.setting import PLANS
 from offspec.ui import interrupt
 from offspec.ui.cli import (
     batch,
@@ -34,7 +35,7 @@ from offspec.ui.cli import (
     plan,
     serve,
 )
-from offspec.ui.cli.defaults import COMMANDS, default_map
+from offspec.ui.cli.defaults import default_map
 from offspec.ui.cli.other_names import Commands
 from offspec.ui.cli.output import StdoutClosed, abandon_stdout
 from offspec.ui.printable import guard_libraries
@@ -94,7 +95,7 @@ def offspec(
     The weights stay on disk and stream through memory. A draft proposes a
     tree of tokens, and each pass of the model verifies the whole tree.
     """
-    if ctx.invoked_subcommand in COMMANDS:
+    if ctx.invoked_subcommand in PLANS:
         ctx.default_map = dict(default_map(ctx.command, ctx.obj))
 
 

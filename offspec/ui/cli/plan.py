@@ -1,14 +1,12 @@
 """`offspec plan`: measure, decide, predict, and on request validate."""
 
 import json
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.files import probe
 from offspec.plan.prompts import VALIDATION
@@ -66,6 +64,16 @@ Machine = Annotated[
         autocompletion=completion.machines,
     ),
 ]
+Sequences = Annotated[
+    int,
+    opt.model_option(
+        metavar="N",
+        min=1,
+        max=MOST_SEQUENCES,
+        help="Plan for this many answers that share every pass: what they give in all and each, what their "
+        "caches take, and from which number on they take time from each other.",
+    ),
+]
 Validate = Annotated[
     bool,
     _plan_option(
@@ -111,25 +119,10 @@ Quiet = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class PlanOptions(opt.EngineOptions):
-    """Several answers may be planned for."""
-
-    sequences: Annotated[
-        int,
-        opt.model_option(
-            metavar="N",
-            min=1,
-            max=MOST_SEQUENCES,
-            help="Plan for this many answers that share every pass: what they give in all and each, what "
-            "their caches take, and from which number on they take time from each other.",
-        ),
-    ] = 1
-
-
 @opt.takes_options
 def plan(
-    options: PlanOptions,
+    options: opt.Options,
+    sequences: Sequences = 1,
     hardware: Machine = None,
     validate: Validate = False,
     prompts: Prompts = _ALL,
@@ -148,13 +141,13 @@ def plan(
     if options.model == _LIST:
         _list(as_json)
         return
-    SamplingParams(temperature=options.temperature or 0.0)  # raises RequestError
+    options.params()  # raises RequestError
     if hardware is not None and validate:
         raise RequestError("--validate runs real passes, so it needs this machine; leave out --hardware")
     if save is not None:
         _check_place(save)
     machine = None if hardware is None else _machine(hardware)
-    config = opt.engine_config(options)
+    config = options.config(sequences=sequences)
     if machine is None:
         checks.check_files(config, weights=validate)
     with Renderer(as_json=as_json, quiet=quiet) as renderer:

@@ -106,7 +106,7 @@ Quiet = Annotated[
 
 @opt.takes_options
 def serve(
-    options: opt.SharedOptions,
+    options: opt.Options,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key: ApiKey = None,
@@ -119,10 +119,8 @@ def serve(
     quiet: Quiet = False,
 ) -> None:
     """Answer the clients of OpenAI's API over HTTP. Sampling options are the defaults of requests."""
-    kept = _KEPT if options.cache_size is None else options.cache_size
-    sequences = options.sequences or AUTO
-    config = opt.engine_config(options, converses=True, cache_size=kept, sequences=sequences)
-    sampling = opt.sampling_overrides(options)
+    config = options.config(converses=True, cache_size=_KEPT, sequences=AUTO)
+    sampling = options.overrides()
     if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
         raise RequestError("--api-key must be letters, digits and signs of ASCII, without spaces")
     check_installed()

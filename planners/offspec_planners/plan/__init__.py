@@ -6,7 +6,7 @@ of the layers are written in runs, as "5 disk, 1 device, 5 disk".
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import groupby
 from typing import Annotated, Any
 
@@ -151,21 +151,18 @@ class Plan:
         """The object of a plan file, which `from_json` reads."""
         values: dict[str, Any] = {"offspec_plan": VERSION, **json.loads(json.dumps(asdict(self)))}
         values["placement"]["tiers"] = _write_tiers(self.placement.tiers)
+        for name, usual in _OPTIONAL.items():
+            if getattr(self, name) == usual:
+                del values[name]
         if not self.more_vram:  # what several GPUs need
-            del values["more_vram"], values["placement"]["gpus"]
+            del values["placement"]["gpus"]
             values["parts"] = [{k: v for k, v in part.items() if k != "gpu"} for part in values["parts"]]
-        if self.kv_cache == "model":  # said where it is otherwise
-            del values["kv_cache"]
-        if self.quantize is None:
-            del values["quantize"]
         if self.placement.caches is Tier.DEVICE:
             del values["placement"]["caches"]
         if not self.placement.by_need:  # what experts by need add
             del values["placement"]["expert_slots"], values["placement"]["host_expert_slots"]
         if self.costs.experts is None:
             del values["costs"]["experts"]
-        if self.sequences == 1:  # what several of them need
-            del values["sequences"], values["shared"]
         if not self.costs.caches:
             del values["costs"]["caches"]
         del values["hardware"]
@@ -185,8 +182,7 @@ class Plan:
     def from_json(cls, value: Any) -> "Plan":
         """A plan from the object of a plan file. Raises ValueError: a key, its value, what it should be."""
         given = without_version(value, "offspec_plan", VERSION, "a plan")
-        given.setdefault("measured", False)  # added later; without it, a plan is made anew
-        given.setdefault("more_vram", [])  # as was all that several GPUs need
+        given = {"measured": False, **_OPTIONAL, **given}  # without `measured`, a plan is made anew
         if isinstance(given.get("placement"), dict):
             given["placement"] = {"gpus": [], **given["placement"]}
         if isinstance(given.get("costs"), dict):
@@ -195,10 +191,6 @@ class Plan:
             given["parts"] = [
                 {"gpu": 0, **part} if isinstance(part, dict) else part for part in given["parts"]
             ]
-        given.setdefault("kv_cache", "model")
-        given.setdefault("quantize", None)
-        given.setdefault("sequences", 1)
-        given.setdefault("shared", [])
         version = value["offspec_plan"]
         if version < VERSION:  # earlier ones do not say how many bits the draft has
             raise ValueError(f"offspec_plan is {version}, of an earlier offspec; make one by `offspec plan`")
@@ -267,6 +259,14 @@ class Plan:
             require_ascending(getattr(self.costs, name), f"costs.{name}")
         for name in ("compute", "spread", "reuse") if experts else ():
             require_ascending(getattr(experts, name), f"costs.experts.{name}")
+
+
+# Fields that a file has if their values are not these.
+_OPTIONAL = {
+    field.name: field.default
+    for field in fields(Plan)
+    if field.default is not MISSING and field.name != "measured"
+}
 
 
 def _write_tiers(tiers: tuple[Tier, ...]) -> str:

@@ -1,0 +1,158 @@
+"""Declaration of a setting, from which its checks, its option, its documentation and its default follow.
+
+A setting is a field of `EngineConfig` or `SamplingParams`, `Annotated[type, Setting(...)]`. Its help is its
+paragraph in the docstring of the class, under `Args:`: names of settings, values and commands have backticks.
+"""
+
+import inspect
+import math
+import re
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args
+
+from offspec.core.errors import RequestError
+from offspec.core.values import is_unicode, read_fields, shown
+
+RUNS = ("generate", "chat", "serve", "batch", "bench")  # commands that answer
+PLANS = (*RUNS, "plan")
+# Panels of options, in the order of the help.
+GROUPS = MACHINE, DRAFT, SAMPLING, RULES, OUTPUT = (
+    "Model and machine",
+    "Speculation: how fast",
+    "Sampling: which words",
+    "Rules: what may come and what may not",
+    "Prompt and output",
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Everything about a setting.
+
+    Args:
+        metavar: Value of the option in the help.
+        group: Panel of the option in the help, one of `GROUPS`. Default: there is no option.
+        commands: Commands that have the option; others may name it among their parameters.
+        option: Name of the option. Default: that of the setting, with hyphens.
+        unit: Unit of a number; "bytes" are also written as 1.5GB.
+        auto: The option takes "auto", which leaves the choice to a plan.
+        least, above, most: Range of a number.
+        wanted: Range in words. Default: from the type and the range.
+        because: Reason for the range, at the end of the error.
+        saved: `offspec config` keeps a default for it.
+        plan: Its part in plans. "key": another value has another plan; "record": a plan records it, too, and
+            overrides the default, and another value is an error; "none": it changes no plan.
+        chat: `/set` of the chat has it.
+        name, kind, default: Those of the field.
+        help: Its meaning.
+    """
+
+    metavar: str | None = None
+    group: str = ""
+    commands: tuple[str, ...] = ()
+    option: str = ""
+    unit: str = ""
+    auto: bool = False
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    wanted: str = ""
+    because: str = ""
+    saved: bool = False
+    plan: Literal["key", "record", "none"] = "key"
+    chat: bool = False
+    name: str = ""
+    kind: Any = None
+    default: Any = None
+    help: str = ""
+
+    @property
+    def type(self) -> Any:
+        """Type of a value other than None."""
+        kinds = get_args(self.kind)
+        return next(kind for kind in kinds if kind is not NoneType) if NoneType in kinds else self.kind
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """Values of a literal type."""
+        kinds = (self.type, *get_args(self.type))
+        return tuple(word for kind in kinds for word in get_args(kind) if isinstance(word, str | int))
+
+    @property
+    def numeric(self) -> bool:
+        """Whether it is written as a number."""
+        return self.unit != "bytes" and (
+            self.type in (int, float) or any(isinstance(word, int) for word in self.choices)
+        )
+
+    @property
+    def range(self) -> str:
+        """Values within the range, in words."""
+        if self.wanted:
+            return self.wanted
+        if self.choices:
+            *words, last = map(repr, self.choices)
+            return f"{', '.join(words)} or {last}"
+        if self.above is not None:
+            return f"above {self.above}" + ("" if self.most is None else f" and at most {self.most}")
+        return f"{self.least} or above" if self.most is None else f"between {self.least} and {self.most}"
+
+    def fault(self, value: Any) -> str:
+        """What a value of the right type must be and is not; "" for a valid one."""
+        if value in self.choices or (value is None and self.default is None):
+            return ""
+        if self.kind == tuple[str, ...]:
+            unicode = "" if all(map(is_unicode, value)) else "valid Unicode text"
+            return unicode if all(value) else "strings that are not empty"
+        least, above, most = self.least, self.above, self.most
+        if self.choices and (least is None or not isinstance(value, int)):
+            return self.range
+        if not isinstance(value, int | float) or least is above is most is None:
+            return ""
+        within = (least is None or value >= least) and (above is None or value > above)
+        return "" if within and (value < math.inf if most is None else value <= most) else self.range
+
+
+machine = partial(Setting, group=MACHINE, commands=PLANS)
+drafting = partial(Setting, group=DRAFT, commands=RUNS)
+sampling = partial(Setting, group=SAMPLING, commands=RUNS)
+rule = partial(Setting, group=RULES, commands=("generate",))
+output = partial(Setting, group=OUTPUT)
+
+_DECLARED: dict[type, dict[str, Setting]] = {}
+
+
+def declared(kind: type[T]) -> type[T]:
+    """Register the settings of a dataclass. Its fields and its signature have plain types from then on."""
+    found, signature = dict[str, Setting](), kind.__init__.__annotations__
+    # Without docstrings, under python -OO, there is no help.
+    texts = dict(
+        re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.cleandoc(kind.__doc__ or ""), re.MULTILINE)
+    )
+    for field in fields(kind):  # type: ignore[arg-type] # a dataclass
+        plain, setting = get_args(field.type)
+        field.type = signature[field.name] = plain
+        option = setting.option or field.name.replace("_", "-")
+        named = replace(setting, name=field.name, kind=plain, default=field.default, option=option)
+        found[field.name] = replace(named, help=" ".join(texts.get(field.name, "").split()))
+    _DECLARED[kind] = {name: found[name] for name in (*texts, *found) if name in found}
+    return kind
+
+
+def settings_of(kind: type) -> dict[str, Setting]:
+    """The settings that a dataclass declares, by name, in the order of its docstring and of the options."""
+    return _DECLARED[kind]
+
+
+def check_settings(record: Any) -> None:
+    """Have every field of a dataclass as its type says, and within its range. Raises RequestError."""
+    read_fields(record)
+    for name, setting in settings_of(type(record)).items():
+        value = getattr(record, name)
+        if wanted := setting.fault(value):
+            because = f": {setting.because}" if setting.because else ""
+            raise RequestError(f"{name} must be {wanted}, not {shown(value)}{because}", field=name)
