@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 
 from offspec.core.errors import RequestError
 from offspec.core.files import reading
-from offspec.server import openai_chat, openai_completions, openai_response_body
+from offspec.server import openai_chat, openai_completions, openai_responses
 from offspec.server.faults import Fault
 from offspec.server.parsing import convert, parse
 
@@ -28,7 +28,7 @@ RESPONSES = "/v1/responses"
 BODIES: dict[str, type[Struct]] = {
     CHAT: openai_chat.Body,
     "/v1/completions": openai_completions.Body,
-    RESPONSES: openai_response_body.Body,
+    RESPONSES: openai_responses.Body,
 }
 _LONGEST = 32 * 2**20  # bytes of a line
 
