@@ -1,5 +1,10 @@
-"""The format that a body asks its answer for, in OpenAI's words and in vLLM's."""
+"""The format of an answer: what a body asks for, in OpenAI's words and in vLLM's, or a call that is required.
 
+A required call is an object with a schema if the form of the model's own calls is unknown.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -7,7 +12,8 @@ import msgspec
 from offspec.core.constraint import Constraint
 from offspec.core.errors import RequestError
 from offspec.sampling.grammar import check_format
-from offspec.server.faults import Fault
+from offspec.server.exchange import Ask
+from offspec.server.faults import Fault, of_error
 
 _KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 
@@ -64,6 +70,39 @@ def checked(field: str, kind: str, value: Any) -> Constraint:
     except RequestError as error:
         raise _fault(field, str(error)) from None
     return format
+
+
+def forces_call(ask: Ask) -> bool:
+    """Whether the answer must be a call."""
+    return ask.tools.choice not in ("none", "auto")
+
+
+def with_forced_call(ask: Ask) -> Ask:
+    """The request with the format {"name": …, "arguments": …} of its tools. Raises Fault."""
+    if ask.params.format is not None:
+        raise _fault("tool_choice", "the answer cannot have another format as well")
+    tools = [tool["function"] for tool in ask.tools.callable]
+    definitions = dict[str, Any]()
+    schema: dict[str, Any] = {"anyOf": [_call_schema(tool, definitions) for tool in tools]}
+    format = checked("tools", "json_schema", {**schema, "$defs": definitions})
+    try:
+        return replace(ask, params=replace(ask.params, format=format), one_call=True)
+    except RequestError as error:
+        raise of_error(error) from None
+
+
+def _call_schema(tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a call; what its parameters define goes to the top, where references look for it."""
+    parameters = {"type": "object", **(tool.get("parameters") or {})}
+    for name, definition in parameters.pop("$defs", {}).items():
+        if definitions.setdefault(name, definition) != definition:
+            raise _fault("tool_choice", f"several tools define {name!r} in their $defs; name one tool")
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool["name"]}, "arguments": parameters},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
 
 
 def _fault(field: str, message: str) -> Fault:

@@ -15,37 +15,18 @@ from msgspec import inspect
 from offspec.server.faults import Fault, unsupported
 
 # Fields without effect on an answer: accepted everywhere, and not reported.
-HINTS = frozenset(
-    (
-        *(
-            "user",
-            "metadata",
-            "client_metadata",
-            "service_tier",
-            "safety_identifier",
-            "id",
-            "status",
-            "phase",
-        ),
-        *(
-            "prompt_cache_key",
-            "prompt_cache_retention",
-            "prompt_cache_options",
-            "cache_control",
-            "keep_alive",
-        ),
-        *("signature", "annotations", "citations", "encrypted_content", "caller", "strict", "budget_tokens"),
-    )
-)
+_HINTS = """
+user metadata client_metadata service_tier safety_identifier id status phase prompt_cache_key
+prompt_cache_retention prompt_cache_options cache_control keep_alive signature annotations citations
+encrypted_content caller strict budget_tokens
+"""
 # The same, but some callers hope for an effect: refused in strict mode.
-SOFT_HINTS = frozenset(
-    (
-        *("verbosity", "prediction", "context_management", "display", "toolset_name", "namespace", "summary"),
-        *("reasoning_details", "generate_summary", "moderation", "inference_geo", "speed", "betas"),
-        *("defer_loading", "allowed_callers", "input_examples", "eager_input_streaming", "output_schema"),
-        *("include_obfuscation", "detail", "max_tool_calls", "include_reasoning", "exclude"),
-    )
-)
+_SOFT_HINTS = """
+verbosity prediction context_management display toolset_name namespace summary reasoning_details
+generate_summary moderation inference_geo speed betas defer_loading allowed_callers input_examples
+eager_input_streaming output_schema include_obfuscation detail max_tool_calls include_reasoning exclude
+"""
+HINTS, SOFT_HINTS = frozenset(_HINTS.split()), frozenset(_SOFT_HINTS.split())
 
 _PLACE = re.compile(r" - at (`key` in )?`\$(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")

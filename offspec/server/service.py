@@ -23,7 +23,7 @@ from offspec.server.choices import Choices
 from offspec.server.delta_stream import DeltaStream
 from offspec.server.exchange import Ask
 from offspec.server.faults import Fault, of_error, unsupported
-from offspec.server.forced_call import forces_call, with_forced_call
+from offspec.server.formats import forces_call, with_forced_call
 from offspec.server.metrics import Metrics
 from offspec.server.served_engine import Loader, ServedEngine
 
