@@ -13,7 +13,7 @@ from offspec.core.constraint import Constraint
 from offspec.core.errors import RequestError
 from offspec.sampling.grammar import check_format
 from offspec.server.exchange import Ask
-from offspec.server.faults import Fault, of_error
+from offspec.server.faults import invalid, of_error
 
 _KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 
@@ -47,9 +47,11 @@ def format_of(response: ResponseFormat | None, structured: StructuredOutputs | N
     given = msgspec.structs.asdict(structured) if structured is not None else {}
     given = {name: value for name, value in given.items() if value is not None}
     if structured is not None and len(given) != 1:
-        raise _fault("structured_outputs", "it must have one of json, regex, choice and grammar")
+        raise invalid("structured_outputs", "it must have one of json, regex, choice and grammar")
     if given and response is not None and response.type != "text":
-        raise _fault("structured_outputs", "response_format asks for a format as well; leave one of them out")
+        raise invalid(
+            "structured_outputs", "response_format asks for a format as well; leave one of them out"
+        )
     for name, value in given.items():
         return checked(f"structured_outputs.{name}", _KINDS[name], value)
     if response is None or response.type == "text":
@@ -57,7 +59,7 @@ def format_of(response: ResponseFormat | None, structured: StructuredOutputs | N
     if response.type == "json_object":
         return Constraint("json_object")
     if response.json_schema is None:
-        raise _fault("response_format.json_schema", "it is missing")
+        raise invalid("response_format.json_schema", "it is missing")
     schema = {} if response.json_schema.schema is None else response.json_schema.schema
     return checked("response_format.json_schema.schema", "json_schema", schema)
 
@@ -68,7 +70,7 @@ def checked(field: str, kind: str, value: Any) -> Constraint:
         format = Constraint(kind, value)
         check_format(format)
     except RequestError as error:
-        raise _fault(field, str(error)) from None
+        raise invalid(field, str(error)) from None
     return format
 
 
@@ -80,7 +82,7 @@ def forces_call(ask: Ask) -> bool:
 def with_forced_call(ask: Ask) -> Ask:
     """The request with the format {"name": …, "arguments": …} of its tools. Raises Fault."""
     if ask.params.format is not None:
-        raise _fault("tool_choice", "the answer cannot have another format as well")
+        raise invalid("tool_choice", "the answer cannot have another format as well")
     tools = [tool["function"] for tool in ask.tools.callable]
     definitions = dict[str, Any]()
     schema: dict[str, Any] = {"anyOf": [_call_schema(tool, definitions) for tool in tools]}
@@ -96,14 +98,10 @@ def _call_schema(tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[s
     parameters = {"type": "object", **(tool.get("parameters") or {})}
     for name, definition in parameters.pop("$defs", {}).items():
         if definitions.setdefault(name, definition) != definition:
-            raise _fault("tool_choice", f"several tools define {name!r} in their $defs; name one tool")
+            raise invalid("tool_choice", f"several tools define {name!r} in their $defs; name one tool")
     return {
         "type": "object",
         "properties": {"name": {"const": tool["name"]}, "arguments": parameters},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
-
-
-def _fault(field: str, message: str) -> Fault:
-    return Fault("invalid_request", f"{field}: {message}", field=field)

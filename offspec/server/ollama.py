@@ -11,7 +11,7 @@ from starlette.responses import Response
 from offspec.core.config import SamplingParams
 from offspec.core.constraint import Constraint
 from offspec.server.exchange import Ask
-from offspec.server.faults import Fault, refuse, unsupported
+from offspec.server.faults import invalid, refuse, unsupported
 from offspec.server.formats import checked
 from offspec.server.infill import with_suffix
 from offspec.server.ollama_reply import OllamaReply, Shape, chat_shape, generate_shape
@@ -132,7 +132,7 @@ def _format(given: str | dict[str, Any] | None) -> Constraint | None:
     if isinstance(given, dict):
         return checked("format", "json_schema", given)
     if given not in (None, "", "json"):
-        raise Fault("invalid_request", 'format: it must be "json" or a JSON schema', field="format")
+        raise invalid("format", 'it must be "json" or a JSON schema')
     return Constraint("json_object") if given else None
 
 

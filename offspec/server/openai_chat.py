@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from offspec.core.events import PassProgress, PassStats, Prefill, TreeSeen
 from offspec.server.exchange import Ask, Called, Delta, Ended, EngineEvent, Said, Thought, Usage
-from offspec.server.faults import Fault, refuse
+from offspec.server.faults import invalid, refuse
 from offspec.server.formats import ResponseFormat, StructuredOutputs, format_of
 from offspec.server.openai_chunks import ChunkedBody, ChunkedReply
 from offspec.server.openai_common import (
@@ -107,7 +107,7 @@ def _ask(body: Body, service: Service, ignore: Ignore) -> Ask:
     refuse({name: getattr(body, name) for name in _HARMLESS}, _HARMLESS)
     trees = body.offspec is not None and body.offspec.trees
     if trees and not body.stream:
-        raise Fault("invalid_request", "offspec.trees: they need stream", field="offspec.trees")
+        raise invalid("offspec.trees", "they need stream")
     effort = body.reasoning_effort or (body.reasoning.effort if body.reasoning else None)
     with_logprobs = body.logprobs or (body.logprobs is None and bool(body.top_logprobs))
     tools = tools_of(body.tools or (), body.functions or (), _choice(body), ignore)

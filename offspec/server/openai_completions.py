@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from offspec.server.delta_stream import DeltaStream
 from offspec.server.exchange import Ask, Delta, Ended, Said, TokenChoice, Usage
-from offspec.server.faults import Fault, refuse
+from offspec.server.faults import invalid, refuse
 from offspec.server.formats import StructuredOutputs, format_of
 from offspec.server.infill import with_suffix
 from offspec.server.openai_chunks import ChunkedBody, ChunkedReply
@@ -80,8 +80,7 @@ def _prompts(given: str | list[Any]) -> Sequence[str | list[int]]:
     if kinds == {int}:
         return [given]
     if kinds not in ({str}, {list}) or len(given) > _MOST_PROMPTS:
-        message = f"prompt: a text, token ids, or a list of at most {_MOST_PROMPTS} of one of the two"
-        raise Fault("invalid_request", message, field="prompt")
+        raise invalid("prompt", f"a text, token ids, or a list of at most {_MOST_PROMPTS} of one of the two")
     return given
 
 

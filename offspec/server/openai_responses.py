@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from offspec.core.constraint import Constraint
 from offspec.server.exchange import Ask
-from offspec.server.faults import Fault, refuse
+from offspec.server.faults import Fault, invalid, refuse
 from offspec.server.formats import checked
 from offspec.server.openai_common import (
     MOST_MESSAGES,
@@ -114,12 +114,8 @@ async def _earlier(store: StoredResponses, body: Body) -> list[Object]:
         if found is not None:
             _items(found.items)
             return found.items
-    raise Fault(
-        "invalid_request",
-        f"previous_response_id: there is no response {id[:100]!r}, or it is kept no longer",
-        field="previous_response_id",
-        code="previous_response_not_found",
-    )
+    why = f"there is no response {id[:100]!r}, or it is kept no longer"
+    raise invalid("previous_response_id", why, "previous_response_not_found")
 
 
 def _items(given: Sequence[Object]) -> list[Item]:

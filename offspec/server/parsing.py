@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 from msgspec import inspect
 
-from offspec.server.faults import Fault, unsupported
+from offspec.server.faults import Fault, missing, unsupported
 
 # Fields without effect on an answer: accepted everywhere, and not reported.
 _HINTS = """
@@ -122,8 +122,7 @@ def _of_validation(text: str) -> Fault:
     place = _PLACE.search(text)
     path = place["path"].removeprefix(".").replace("[...]", "") if place else ""
     said = text[: place.start()] if place else text
-    if missing := _MISSING.match(said):
-        field = f"{path}.{missing['name']}" if path else missing["name"]
-        return Fault("invalid_request", f"{field} is missing", field=field, code="missing_required_parameter")
+    if absent := _MISSING.match(said):
+        return missing(f"{path}.{absent['name']}" if path else absent["name"])
     where = f"{path}: " if path else "the body: "
     return Fault("invalid_request", where + said.replace("`", ""), field=path or None)
