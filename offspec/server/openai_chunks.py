@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -31,11 +32,7 @@ class ChunkedBody(ChoosingTokens, kw_only=True):
 
 
 class ChunkedReply(Reply):
-    """An answer of one of the APIs: chunks of its choices, or all choices.
-
-    Args:
-        body: The request.
-    """
+    """An answer of one of the APIs: chunks of its choices, or all choices. body: the request."""
 
     kind: ClassVar[str]  # of the object
     chunk_kind: ClassVar[str]  # of an object in a stream
@@ -48,9 +45,9 @@ class ChunkedReply(Reply):
         self._with_usage = body.stream_options is not None and body.stream_options.include_usage
         self.usages = list[Usage]()
 
+    @abstractmethod
     def choice_bodies(self) -> Iterable[dict[str, Any]]:
         """Return all choices, whole."""
-        raise NotImplementedError
 
     def chunk(self, *choices: dict[str, Any], **more: Any) -> Event:
         """Return a chunk with parts of choices."""
