@@ -1,7 +1,7 @@
 """Anthropic's Messages: POST /v1/messages and /v1/messages/count_tokens."""
 
-from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -9,11 +9,9 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from offspec.server.anthropic_events import MessageEvents
 from offspec.server.anthropic_messages import Block, InputMessage, Tool, ToolChoice, as_messages, tools_of
-from offspec.server.delta_stream import DeltaStream
+from offspec.server.anthropic_reply import MessageReply
 from offspec.server.exchange import Ask
-from offspec.server.faults import Fault, Kind
 from offspec.server.formats import checked
 from offspec.server.openai_common import (
     MOST_MESSAGES,
@@ -23,21 +21,9 @@ from offspec.server.openai_common import (
     answer_limit,
     template_variables,
 )
-from offspec.server.reading import read_body, report_ignored
-from offspec.server.responses import EventStream, WholeAnswer, event, json_response
+from offspec.server.reading import read_request, report_ignored
+from offspec.server.responses import json_response, respond
 from offspec.server.service import Service
-
-_TYPES: dict[Kind, str] = {
-    "invalid_request": "invalid_request_error",
-    "authentication": "authentication_error",
-    "permission": "permission_error",
-    "not_found": "not_found_error",
-    "timeout": "timeout_error",
-    "too_large": "request_too_large",
-    "rate_limit": "rate_limit_error",
-    "unavailable": "overloaded_error",
-    "server": "api_error",
-}
 
 
 class Thinking(msgspec.Struct):
@@ -84,34 +70,18 @@ class Body(Counted, kw_only=True):
 
 async def create(request: Request) -> Response:
     """Answer a conversation."""
-    service: Service = request.app.state.service
-    body = await read_body(request, Body)
-    body.model = service.check_name(body.model)
+    service, body = await read_request(request, Body)
     stop = {} if body.stop_sequences is None else {"stop": body.stop_sequences}
     most = 1 if body.max_tokens == 0 else answer_limit(body.max_tokens)
-    ask = _ask(request, body, max_tokens=most, **stop)
-    answer = await service.answer(replace(ask, silent=body.max_tokens == 0))
-    if body.stream:
-        ping = event({"type": "ping"}, "ping")
-        return EventStream(answer, _bytes(answer, body), _error_event, ping)
-    return WholeAnswer(answer, _message(answer, body), error_body)
+    ask = replace(_ask(request, body, max_tokens=most, **stop), silent=body.max_tokens == 0)
+    answer = await service.answer(ask)
+    return respond(answer, MessageReply(body.stream, body.model, answer.prompt_tokens))
 
 
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a prompt, of any length."""
-    service: Service = request.app.state.service
-    body = await read_body(request, Counted)
-    service.check_name(body.model)
+    service, body = await read_request(request, Counted)
     return json_response({"input_tokens": await service.count(_ask(request, body))})
-
-
-def error_body(fault: Fault) -> dict[str, Any]:
-    """A fault in Anthropic's shape."""
-    return {"type": "error", "error": {"type": _TYPES[fault.kind], "message": fault.message}}
-
-
-def _error_event(fault: Fault) -> bytes:
-    return event(error_body(fault), "error")
 
 
 def _ask(request: Request, body: Counted, **more: Any) -> Ask:
@@ -121,10 +91,7 @@ def _ask(request: Request, body: Counted, **more: Any) -> Ask:
     if (format := output.format or body.output_format) is not None:
         more["format"] = checked("output_config.format.schema", "json_schema", format.schema)
     thinking = None if body.thinking is None or body.thinking.type == "adaptive" else body.thinking.type
-
-    def ignore(path: str) -> None:
-        report_ignored(request, (path,))
-
+    ignore = partial(report_ignored, request)
     return Ask(
         prompt=as_messages(body.system, body.messages, ignore),
         params=body.sampling(service.defaults, **more),
@@ -134,29 +101,3 @@ def _ask(request: Request, body: Counted, **more: Any) -> Ask:
             body.chat_template_kwargs, output.effort, None if thinking is None else thinking == "enabled"
         ),
     )
-
-
-async def _bytes(answer: DeltaStream, body: Body) -> AsyncGenerator[bytes, None]:
-    """The events of a streamed answer."""
-    events = MessageEvents(body.model, answer.prompt_tokens)
-    yield _named(events.begin())
-    async for item in answer:
-        for each in events.hear(item):
-            yield _named(each)
-    for each in events.end():
-        yield _named(each)
-
-
-def _named(data: dict[str, Any]) -> bytes:
-    return event(data, data["type"])
-
-
-async def _message(answer: DeltaStream, body: Body) -> dict[str, Any]:
-    """A whole answer."""
-    events = MessageEvents(body.model, answer.prompt_tokens)
-    async for item in answer:
-        for _ in events.hear(item):
-            pass
-    for _ in events.end():
-        pass
-    return events.message

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from offspec.server.faults import Fault, unsupported
+from offspec.server.faults import Fault, invalid, missing, unsupported
 from offspec.server.openai_messages import Ignore, ToolName, omitted
 from offspec.server.tools import Tools, choose, function
 
@@ -68,13 +68,10 @@ def tools_of(tools: Sequence[Tool], choice: ToolChoice | None, ignore: Ignore) -
             continue
         for name in ("name", "input_schema"):
             if getattr(tool, name) is None:
-                field = f"tools[{at}].{name}"
-                code = "missing_required_parameter"
-                raise Fault("invalid_request", f"{field} is missing", field=field, code=code)
+                raise missing(f"tools[{at}].{name}")
         found.append(function(tool.name or "", tool.description, tool.input_schema))
     if choice is not None and choice.type == "tool" and choice.name is None:
-        field = "tool_choice.name"
-        raise Fault("invalid_request", f"{field} is missing", field=field, code="missing_required_parameter")
+        raise missing("tool_choice.name")
     wanted = None if choice is None else choice.name if choice.type == "tool" else choice.type
     return choose(found, frozenset(), wanted)
 
@@ -126,10 +123,7 @@ def _question(role: str, blocks: Sequence[Block], where: str, ignore: Ignore) ->
     for at, block in enumerate(blocks):
         if block.type == "tool_result":
             if block.tool_use_id is None:
-                field = f"{where}[{at}].tool_use_id"
-                raise Fault(
-                    "invalid_request", f"{field} is missing", field=field, code="missing_required_parameter"
-                )
+                raise missing(f"{where}[{at}].tool_use_id")
             content = _text(block.content, f"{where}[{at}].content", ignore, result=True)
             content = f"Error: {content}" if block.is_error else content
             yield {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}
@@ -162,8 +156,7 @@ def _block_text(block: Block, where: str, ignore: Ignore, result: bool = False) 
     if block.text is not None:
         return block.text
     if block.type == "text":
-        field = f"{where}.text"
-        raise Fault("invalid_request", f"{field} is missing", field=field, code="missing_required_parameter")
+        raise missing(f"{where}.text")
     if block.content and block.type == "search_result":
         return _text(block.content, where, ignore)
     ignore(f"content ({block.type})")
@@ -171,5 +164,4 @@ def _block_text(block: Block, where: str, ignore: Ignore, result: bool = False) 
 
 
 def _misplaced(field: str, kind: str, whose: str) -> Fault:
-    message = f"{field}: a block of type {kind} belongs to {whose} messages"
-    return Fault("invalid_request", message, field=field)
+    return invalid(field, f"a block of type {kind} belongs to {whose} messages")

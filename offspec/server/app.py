@@ -15,6 +15,7 @@ from offspec.core.cache_dir import cache_root
 from offspec.core.private import RESPONSES
 from offspec.server import (
     anthropic,
+    anthropic_reply,
     llama_cpp,
     models,
     ollama,
@@ -25,7 +26,7 @@ from offspec.server import (
     openai_common,
     openai_completions,
     openai_files,
-    openai_input_items,
+    openai_kept_responses,
     openai_responses,
     tokenizing,
     web_page,
@@ -45,9 +46,9 @@ ROUTES = (
     Route("/v1/messages", anthropic.create, methods=["POST"]),
     Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
     Route("/v1/responses", openai_responses.create, methods=["POST"]),
-    Route("/v1/responses/{id}", openai_responses.retrieve, methods=["GET"]),
-    Route("/v1/responses/{id}", openai_responses.delete, methods=["DELETE"]),
-    Route("/v1/responses/{id}/input_items", openai_input_items.listing, methods=["GET"]),
+    Route("/v1/responses/{id}", openai_kept_responses.retrieve, methods=["GET"]),
+    Route("/v1/responses/{id}", openai_kept_responses.delete, methods=["DELETE"]),
+    Route("/v1/responses/{id}/input_items", openai_kept_responses.input_items, methods=["GET"]),
     Route("/v1/files", openai_files.create, methods=["POST"]),
     Route("/v1/files", openai_files.listing, methods=["GET"]),
     Route("/v1/files/{id}", openai_files.retrieve, methods=["GET"]),
@@ -76,7 +77,7 @@ ROUTES = (
 )
 # Faults have the shape of the API whose path a request's begins with, and else that of OpenAI.
 SHAPES: Mapping[str, Callable[[Fault], dict[str, Any]]] = {
-    "/v1/messages": anthropic.error_body,
+    "/v1/messages": anthropic_reply.error_body,
     "/api/": ollama_reply.error_body,
     **dict.fromkeys(("/completion", "/infill", "/props", "/slots"), llama_cpp.error_body),
     **dict.fromkeys(("/tokenize", "/detokenize"), llama_cpp.error_body),
@@ -134,7 +135,7 @@ def write_fault(path: str, fault: Fault, asked: Headers | None = None) -> Respon
     shapes = (shape for start, shape in SHAPES.items() if path.startswith(start))
     shape = next(shapes, openai_common.error_body)
     if asked is not None and models.is_anthropic(asked):
-        shape = anthropic.error_body
+        shape = anthropic_reply.error_body
     headers = {} if fault.retry_after is None else {"retry-after": str(fault.retry_after)}
     if fault.kind == "authentication":
         headers["www-authenticate"] = "Bearer"

@@ -2,23 +2,24 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from offspec.core.errors import OffspecError
-from offspec.core.events import Finished, PassStats, PromptLogprobs, Result, TextDelta
+from offspec.core.events import Finished, PassStats, PromptLogprobs, Result, TextDelta, TokenLogprobs
 from offspec.server.delta_stream import DeltaStream
-from offspec.server.exchange import Ended, Said, Usage
+from offspec.server.exchange import Ended, LikelyToken, Said, TokenChoice, Usage
 from offspec.server.faults import internal, of_error
 from offspec.server.metrics import Metrics
 from offspec.server.parting import Parting, parts_of, reason_of, stop_of
 from offspec.server.served_engine import ServedEngine
-from offspec.server.token_texts import TokenTexts
 
 log = logging.getLogger("offspec.server")
 
 _SEEDS = 2**64
+_LEAST = -9999.0  # JSON knows no infinity
 
 
 class Choices:
@@ -87,7 +88,7 @@ class Choices:
         prompt = await asyncio.to_thread(self._prompt_text) if ask.echo else ""
         assert params.seed is not None
         params = replace(params, seed=(params.seed + choice) % _SEEDS)
-        texts = TokenTexts(engine.token_bytes)
+        texts = _TokenTexts(engine.token_bytes)
         if ask.echo and params.prompt_logprobs is None:
             answer.put(Said(choice, prompt))
         result: Result | None = None
@@ -144,3 +145,33 @@ class Choices:
             reasoning_tokens=sum(thought for _, thought in found),
             passes=sum(result.passes for result, _ in found),
         )
+
+
+class _TokenTexts:
+    """Tokens as clients see them: their text, and the bytes behind it, which may be a part of a character.
+
+    token_bytes: what a token stands for, in UTF-8.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._bytes = lru_cache(maxsize=4096)(token_bytes)
+
+    def describe(self, token: TokenLogprobs) -> TokenChoice:
+        """A token and the likeliest ones there."""
+        top = tuple(self._likely(*pair) for pair in token.top)
+        return TokenChoice(self._likely(token.token, token.logprob), top)
+
+    def describe_prompt(
+        self, ids: Sequence[int], tokens: Sequence[TokenLogprobs | None]
+    ) -> tuple[TokenChoice, ...]:
+        """The tokens of a prompt, of which the first has no log-probability."""
+        pairs = zip(ids, tokens, strict=True)
+        return tuple(
+            TokenChoice(self._likely(i, None)) if token is None else self.describe(token)
+            for i, token in pairs
+        )
+
+    def _likely(self, token: int, logprob: float | None) -> LikelyToken:
+        utf8 = self._bytes(token)
+        known = None if logprob is None else max(logprob, _LEAST)
+        return LikelyToken(utf8.decode("utf-8", "replace"), utf8, known)

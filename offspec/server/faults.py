@@ -66,9 +66,20 @@ def internal() -> Fault:
     return Fault("server", "an internal error, which the server's log describes")
 
 
+def invalid(field: str, why: str, code: str | None = None) -> Fault:
+    """The fault of a field with a wrong value."""
+    return Fault("invalid_request", f"{field}: {why}", field=field, code=code)
+
+
+def missing(field: str) -> Fault:
+    """The fault of a body without a field."""
+    code = "missing_required_parameter"
+    return Fault("invalid_request", f"{field} is missing", field=field, code=code)
+
+
 def unsupported(field: str, why: str = "it is not supported here; leave it out") -> Fault:
     """The fault of a request for something that cannot be done."""
-    return Fault("invalid_request", f"{field}: {why}", field=field, code="unsupported_parameter")
+    return invalid(field, why, "unsupported_parameter")
 
 
 def refuse(given: Mapping[str, Any], harmless: Mapping[str, Any]) -> None:

@@ -1,5 +1,10 @@
-"""The format that a body asks its answer for, in OpenAI's words and in vLLM's."""
+"""The format of an answer: what a body asks for, in OpenAI's words and in vLLM's, or a call that is required.
 
+A required call is an object with a schema if the form of the model's own calls is unknown.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -7,7 +12,8 @@ import msgspec
 from offspec.core.constraint import Constraint
 from offspec.core.errors import RequestError
 from offspec.sampling.grammar import check_format
-from offspec.server.faults import Fault
+from offspec.server.exchange import Ask
+from offspec.server.faults import invalid, of_error
 
 _KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 
@@ -41,9 +47,11 @@ def format_of(response: ResponseFormat | None, structured: StructuredOutputs | N
     given = msgspec.structs.asdict(structured) if structured is not None else {}
     given = {name: value for name, value in given.items() if value is not None}
     if structured is not None and len(given) != 1:
-        raise _fault("structured_outputs", "it must have one of json, regex, choice and grammar")
+        raise invalid("structured_outputs", "it must have one of json, regex, choice and grammar")
     if given and response is not None and response.type != "text":
-        raise _fault("structured_outputs", "response_format asks for a format as well; leave one of them out")
+        raise invalid(
+            "structured_outputs", "response_format asks for a format as well; leave one of them out"
+        )
     for name, value in given.items():
         return checked(f"structured_outputs.{name}", _KINDS[name], value)
     if response is None or response.type == "text":
@@ -51,7 +59,7 @@ def format_of(response: ResponseFormat | None, structured: StructuredOutputs | N
     if response.type == "json_object":
         return Constraint("json_object")
     if response.json_schema is None:
-        raise _fault("response_format.json_schema", "it is missing")
+        raise invalid("response_format.json_schema", "it is missing")
     schema = {} if response.json_schema.schema is None else response.json_schema.schema
     return checked("response_format.json_schema.schema", "json_schema", schema)
 
@@ -62,9 +70,38 @@ def checked(field: str, kind: str, value: Any) -> Constraint:
         format = Constraint(kind, value)
         check_format(format)
     except RequestError as error:
-        raise _fault(field, str(error)) from None
+        raise invalid(field, str(error)) from None
     return format
 
 
-def _fault(field: str, message: str) -> Fault:
-    return Fault("invalid_request", f"{field}: {message}", field=field)
+def forces_call(ask: Ask) -> bool:
+    """Whether the answer must be a call."""
+    return ask.tools.choice not in ("none", "auto")
+
+
+def with_forced_call(ask: Ask) -> Ask:
+    """The request with the format {"name": …, "arguments": …} of its tools. Raises Fault."""
+    if ask.params.format is not None:
+        raise invalid("tool_choice", "the answer cannot have another format as well")
+    tools = [tool["function"] for tool in ask.tools.callable]
+    definitions = dict[str, Any]()
+    schema: dict[str, Any] = {"anyOf": [_call_schema(tool, definitions) for tool in tools]}
+    format = checked("tools", "json_schema", {**schema, "$defs": definitions})
+    try:
+        return replace(ask, params=replace(ask.params, format=format), one_call=True)
+    except RequestError as error:
+        raise of_error(error) from None
+
+
+def _call_schema(tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a call; what its parameters define goes to the top, where references look for it."""
+    parameters = {"type": "object", **(tool.get("parameters") or {})}
+    for name, definition in parameters.pop("$defs", {}).items():
+        if definitions.setdefault(name, definition) != definition:
+            raise invalid("tool_choice", f"several tools define {name!r} in their $defs; name one tool")
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool["name"]}, "arguments": parameters},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }

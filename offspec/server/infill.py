@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from offspec.server.exchange import Ask
-from offspec.server.faults import Fault, unsupported
+from offspec.server.faults import invalid, unsupported
 from offspec.server.service import Service
 
 
@@ -16,6 +16,6 @@ def with_suffix(ask: Ask, suffix: str, service: Service, field: str = "suffix") 
     if ends is None:
         raise unsupported(field, "this model's tokenizer has no marks for it; leave it out")
     if not isinstance(ask.prompt, str):
-        raise Fault("invalid_request", f"{field}: the prompt must be text", field=field)
+        raise invalid(field, "the prompt must be text")
     params = replace(ask.params, stop_token_ids=(*ask.params.stop_token_ids, *ends))
     return replace(ask, raw=True, suffix=suffix, params=params)

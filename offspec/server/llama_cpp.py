@@ -1,6 +1,6 @@
 """API of llama.cpp's server: POST /completion and /infill, GET /props and /slots."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -14,13 +14,14 @@ from offspec.core.constraint import Constraint
 from offspec.core.sampling_defaults import sampling_values
 from offspec.server.answer_times import AnswerTimes
 from offspec.server.delta_stream import DeltaStream
-from offspec.server.exchange import Ask, Ended, Said, Usage
+from offspec.server.exchange import Ask, Delta, Ended, Said, Usage
 from offspec.server.faults import Fault, Kind
 from offspec.server.formats import checked
 from offspec.server.infill import with_suffix
 from offspec.server.openai_common import ChoosingTokens, Count, LogitBias, answer_limit
-from offspec.server.reading import read_body
-from offspec.server.responses import EventStream, WholeAnswer, event, json_response
+from offspec.server.reading import read_request
+from offspec.server.reply import Event, Reply
+from offspec.server.responses import json_response, respond
 from offspec.server.service import Service
 
 _NEVER = -1e9  # added to the logit of a token that is not to come
@@ -72,17 +73,15 @@ class InfillBody(Body, kw_only=True):
 
 async def completion(request: Request) -> Response:
     """Continue a prompt."""
-    service: Service = request.app.state.service
-    body = await read_body(request, CompletionBody)
-    return await _answer(request, Ask(prompt=body.prompt, raw=True, params=_params(body, service)), body)
+    service, body = await read_request(request, CompletionBody)
+    return await _answer(service, Ask(prompt=body.prompt, raw=True, params=_params(body, service)), body)
 
 
 async def infill(request: Request) -> Response:
     """Write the text between a prefix and a suffix."""
-    service: Service = request.app.state.service
-    body = await read_body(request, InfillBody)
+    service, body = await read_request(request, InfillBody)
     ask = Ask(prompt=body.input_prefix + body.prompt, params=_params(body, service))
-    return await _answer(request, with_suffix(ask, body.input_suffix, service, "input_suffix"), body)
+    return await _answer(service, with_suffix(ask, body.input_suffix, service, "input_suffix"), body)
 
 
 async def props(request: Request) -> Response:
@@ -125,8 +124,7 @@ def error_body(fault: Fault) -> dict[str, Any]:
 
 
 def _params(body: Body, service: Service) -> SamplingParams:
-    """The parameters of a body. Raises Fault, also for the name of another model."""
-    service.check_name(body.model)
+    """The parameters of a body. Raises Fault."""
     limit = answer_limit(1 if body.n_predict == 0 else body.n_predict)
     return body.sampling(service.defaults, max_tokens=limit, format=_format(body))
 
@@ -143,54 +141,53 @@ def _settings(params: SamplingParams) -> dict[str, float]:
     return {names.get(name, name): value for name, value in sampling_values(params).items()}
 
 
-async def _answer(request: Request, ask: Ask, body: Body) -> Response:
-    service: Service = request.app.state.service
+async def _answer(service: Service, ask: Ask, body: Body) -> Response:
     answer = await service.answer(replace(ask, silent=body.n_predict == 0))
-    reply = _Reply(service, answer)
-    if not body.stream:
-        return WholeAnswer(answer, reply.whole(), error_body)
-    return EventStream(answer, reply.events(), lambda fault: event(error_body(fault)))
+    return respond(answer, LlamaReply(body.stream, service.names[0], answer))
 
 
-class _Reply:
-    """The objects that one answer consists of."""
+class LlamaReply(Reply):
+    """An answer of /completion or /infill: parts with more text, or the last one with all of it.
 
-    def __init__(self, service: Service, answer: DeltaStream) -> None:
-        self._service, self._answer = service, answer
+    Args:
+        streamed: See `Reply`.
+        model: Name of the model.
+        answer: The answer.
+    """
+
+    def __init__(self, streamed: bool | None, model: str, answer: DeltaStream) -> None:
+        super().__init__(streamed)
+        self._model, self._ask = model, answer.ask
         self._times, self._end = AnswerTimes(), Ended(0, "stop")
         self._text, self._tokens = list[str](), list[int]()
         self._usage = Usage(answer.prompt_tokens, 0, 0, 0, 0)
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """A streamed answer."""
-        async for text, tokens in self._parts():
-            counts = {"tokens_predicted": len(self._tokens), "tokens_evaluated": self._usage.prompt_tokens}
-            part = {"index": 0, "content": text, "tokens": tokens, "stop": False, "id_slot": -1}
-            yield event(part | counts)
-        yield event(self._last("", []))
+    def feed(self, delta: Delta) -> Iterator[Event]:
+        match delta:
+            case Said(text=text, token_ids=tokens) if text or tokens:
+                self._times.note()
+                self._text.append(text)
+                self._tokens += tokens
+                part = {"index": 0, "content": text, "tokens": tokens, "stop": False, "id_slot": -1}
+                predicted, evaluated = len(self._tokens), self._usage.prompt_tokens
+                yield {**part, "tokens_predicted": predicted, "tokens_evaluated": evaluated}
+            case Ended():
+                self._end = delta
+            case Usage():
+                self._usage = delta
 
-    async def whole(self) -> dict[str, Any]:
-        """A whole answer."""
-        async for _part in self._parts():
-            pass
+    async def end(self) -> Iterable[Event]:
+        return (self._last("", []),)
+
+    def whole(self) -> dict[str, Any]:
         return self._last("".join(self._text), self._tokens)
 
-    async def _parts(self) -> AsyncGenerator[tuple[str, tuple[int, ...]], None]:
-        async for item in self._answer:
-            match item:
-                case Said() if item.text or item.token_ids:
-                    self._times.note()
-                    self._text.append(item.text)
-                    self._tokens += item.token_ids
-                    yield item.text, item.token_ids
-                case Ended():
-                    self._end = item
-                case Usage():
-                    self._usage = item
+    def fault(self, fault: Fault) -> Event:
+        return error_body(fault)
 
     def _last(self, text: str, tokens: list[int]) -> dict[str, Any]:
         """The last object, which has all that is known of the answer."""
-        ask, usage, end = self._answer.ask, self._usage, self._end
+        ask, usage, end = self._ask, self._usage, self._end
         word = "eos" if end.stop is None else "word"
         return {
             "index": 0,
@@ -198,7 +195,7 @@ class _Reply:
             "tokens": tokens,
             "stop": True,
             "id_slot": -1,
-            "model": self._service.names[0],
+            "model": self._model,
             "tokens_predicted": usage.answer_tokens,
             "tokens_evaluated": usage.prompt_tokens,
             "generation_settings": {"seed": ask.params.seed, **_settings(ask.params)},

@@ -1,6 +1,7 @@
 """Ollama's API: POST /api/chat and /api/generate, streamed as lines of JSON unless `stream` is false."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -10,14 +11,14 @@ from starlette.responses import Response
 from offspec.core.config import SamplingParams
 from offspec.core.constraint import Constraint
 from offspec.server.exchange import Ask
-from offspec.server.faults import Fault, refuse, unsupported
+from offspec.server.faults import invalid, refuse, unsupported
 from offspec.server.formats import checked
 from offspec.server.infill import with_suffix
-from offspec.server.ollama_reply import Reply, Shape, chat_shape, error_body, generate_shape
+from offspec.server.ollama_reply import OllamaReply, Shape, chat_shape, generate_shape
 from offspec.server.openai_common import MOST_MESSAGES, ChoosingTokens, answer_limit, template_variables
 from offspec.server.openai_messages import Tool, ToolCall, as_call, tools_of
 from offspec.server.reading import read_body, report_ignored
-from offspec.server.responses import EventStream, WholeAnswer, json_line, json_response
+from offspec.server.responses import json_response, respond
 from offspec.server.service import Service
 
 
@@ -84,11 +85,11 @@ async def chat(request: Request) -> Response:
     check_name(service, body.model)
     if not body.messages:
         return _loaded(service, body, chat_shape)
-    tools = tools_of(body.tools or (), (), None, lambda path: report_ignored(request, (path,)))
+    tools = tools_of(body.tools or (), (), None, partial(report_ignored, request))
     ask = Ask(
         prompt=_messages(body.messages), params=_params(body, service), tools=tools, template=_template(body)
     )
-    return await _answer(request, ask, body, chat_shape)
+    return await _answer(service, ask, body, chat_shape)
 
 
 async def generate(request: Request) -> Response:
@@ -108,7 +109,7 @@ async def generate(request: Request) -> Response:
     )
     if body.suffix:
         ask = with_suffix(Ask(prompt=body.prompt, params=ask.params), body.suffix, service)
-    return await _answer(request, ask, body, generate_shape)
+    return await _answer(service, ask, body, generate_shape)
 
 
 def check_name(service: Service, name: str) -> None:
@@ -131,7 +132,7 @@ def _format(given: str | dict[str, Any] | None) -> Constraint | None:
     if isinstance(given, dict):
         return checked("format", "json_schema", given)
     if given not in (None, "", "json"):
-        raise Fault("invalid_request", 'format: it must be "json" or a JSON schema', field="format")
+        raise invalid("format", 'it must be "json" or a JSON schema')
     return Constraint("json_object") if given else None
 
 
@@ -171,25 +172,13 @@ def _result_of(message: Message, open_calls: list[dict[str, Any]]) -> dict[str, 
     return {key: value for key, value in (("tool_call_id", id), ("name", name)) if value}
 
 
-class _JsonLines(EventStream):
-    media_type = "application/x-ndjson"
-
-
-async def _answer(request: Request, ask: Ask, body: _Body, shape: Shape) -> Response:
-    service: Service = request.app.state.service
-    reply = Reply(body.model or service.names[0], shape)
-    answer = await service.answer(ask)
-    if body.stream is False:
-        return WholeAnswer(answer, reply.whole(answer), error_body)
-    return _JsonLines(answer, reply.lines(answer), _fault_line, json_line(reply.part()))
-
-
-def _fault_line(fault: Fault) -> bytes:
-    return json_line(error_body(fault))
+async def _answer(service: Service, ask: Ask, body: _Body, shape: Shape) -> Response:
+    reply = OllamaReply(body.stream is not False, body.model or service.names[0], shape)
+    return respond(await service.answer(ask), reply)
 
 
 def _loaded(service: Service, body: _Body, shape: Shape) -> Response:
     """The answer to a request that is to load the model. Raises Fault while there is none."""
     assert service.engine
-    reply = Reply(body.model or service.names[0], shape)
+    reply = OllamaReply(False, body.model or service.names[0], shape)
     return json_response({**reply.part(), "done": True, "done_reason": "load"})

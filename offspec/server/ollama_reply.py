@@ -1,16 +1,16 @@
 """The objects that an answer consists of in Ollama's API."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from offspec.server.answer_times import AnswerTimes
-from offspec.server.delta_stream import DeltaStream
-from offspec.server.exchange import Called, Delta, Ended, LikelyToken, Said, Thought, TokenChoice, Usage
+from offspec.server.exchange import Called, Delta, Ended, Said, Thought, Usage
 from offspec.server.faults import Fault
-from offspec.server.responses import json_line
+from offspec.server.openai_common import logprob_body
+from offspec.server.reply import Event, Reply, json_line
 
 Shape = Callable[[str, str, Sequence[dict[str, Any]]], dict[str, Any]]  # text, reasoning, and calls
 
@@ -41,13 +41,23 @@ def generate_shape(text: str, thought: str, calls: Sequence[dict[str, Any]]) -> 
     return {"response": text, "thinking": thought} if thought else {"response": text}
 
 
-class Reply:
-    """The objects that one answer consists of."""
+class OllamaReply(Reply):
+    """An answer in Ollama's API: parts as lines of JSON, or one part.
 
-    def __init__(self, model: str, shape: Shape) -> None:
+    Args:
+        streamed: See `Reply`.
+        model: Name of the model.
+        shape: Makes a part from text, reasoning and calls.
+    """
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, streamed: bool, model: str, shape: Shape) -> None:
+        super().__init__(streamed)
         self._model, self._shape = model, shape
         self._times = AnswerTimes()
         self._reason, self._usage = "stop", Usage(0, 0, 0, 0, 0)
+        self._gathered: dict[str, Any] = {"text": "", "thought": "", "calls": [], "logprobs": []}
 
     def part(
         self,
@@ -61,38 +71,44 @@ class Reply:
         head = {"model": self._model, "created_at": written_time()}
         return {**head, **self._shape(text, thought, calls), "done": False, **more}
 
-    async def lines(self, answer: DeltaStream) -> AsyncGenerator[bytes, None]:
-        """A streamed answer."""
-        async for item in answer:
-            if given := self._hear(item):
-                yield json_line(self.part(**given))
-        yield json_line({**self.part(), **self._end()})
+    def feed(self, delta: Delta) -> Iterator[Event]:
+        if not (given := self._given(delta)):
+            return
+        self._times.note()
+        if not self.streamed:
+            for name, value in given.items():
+                self._gathered[name] += value
+        yield self.part(**given)
 
-    async def whole(self, answer: DeltaStream) -> dict[str, Any]:
-        """A whole answer."""
-        gathered: dict[str, Any] = {"text": "", "thought": "", "calls": [], "logprobs": []}
-        async for item in answer:
-            for name, value in self._hear(item).items():
-                gathered[name] += value
-        return {**self.part(**gathered), **self._end()}
+    async def end(self) -> Iterable[Event]:
+        return ({**self.part(), **self._end()},)
 
-    def _hear(self, item: Delta) -> dict[str, Any]:
-        """Arguments of `part` for an event."""
-        match item:
-            case Said() if item.text or item.logprobs:
-                self._times.note()
-                return {"text": item.text, "logprobs": [_logprob(token) for token in item.logprobs]}
+    def whole(self) -> dict[str, Any]:
+        return {**self.part(**self._gathered), **self._end()}
+
+    def fault(self, fault: Fault) -> Event:
+        return error_body(fault)
+
+    def encode(self, event: Event) -> bytes:
+        return json_line(event)
+
+    def keep_alive(self) -> bytes:
+        return json_line(self.part())
+
+    def _given(self, delta: Delta) -> dict[str, Any]:
+        """Arguments of `part` for a delta."""
+        match delta:
+            case Said() if delta.text or delta.logprobs:
+                return {"text": delta.text, "logprobs": [logprob_body(token) for token in delta.logprobs]}
             case Thought():
-                self._times.note()
-                return {"thought": item.text}
+                return {"thought": delta.text}
             case Called():
-                self._times.note()
-                made = {"name": item.name, "arguments": msgspec.json.decode(item.arguments)}
-                return {"calls": [{"id": item.id, "function": {"index": item.index, **made}}]}
+                made = {"name": delta.name, "arguments": msgspec.json.decode(delta.arguments)}
+                return {"calls": [{"id": delta.id, "function": {"index": delta.index, **made}}]}
             case Ended():
-                self._reason = "length" if item.reason == "length" else "stop"
+                self._reason = "length" if delta.reason == "length" else "stop"
             case Usage():
-                self._usage = item
+                self._usage = delta
         return {}
 
     def _end(self) -> dict[str, Any]:
@@ -108,11 +124,3 @@ class Reply:
             "eval_count": self._usage.answer_tokens,
             "eval_duration": times.answer,
         }
-
-
-def _logprob(token: TokenChoice) -> dict[str, Any]:
-    return {**_likely(token.chosen), "top_logprobs": [_likely(each) for each in token.top]}
-
-
-def _likely(token: LikelyToken) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}

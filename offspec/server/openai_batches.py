@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec.server.batch.lines import BODIES
-from offspec.server.faults import Fault
+from offspec.server.faults import invalid
 from offspec.server.openai_files import ExpiresAfter, jobs_of
 from offspec.server.parsing import convert
 from offspec.server.reading import read_body
@@ -37,8 +37,7 @@ async def create(request: Request) -> Response:
     jobs = await jobs_of(request)
     body = await read_body(request, Body)
     if body.endpoint not in BODIES:
-        message = f"endpoint: it must be {' or '.join(BODIES)}"
-        raise Fault("invalid_request", message, field="endpoint")
+        raise invalid("endpoint", f"it must be {' or '.join(BODIES)}")
     seconds = body.output_expires_after.seconds if body.output_expires_after else None
     batch = await jobs.create(body.input_file_id, body.endpoint, body.metadata, seconds)
     return json_response(batch.shown())

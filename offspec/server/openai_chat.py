@@ -1,6 +1,8 @@
 """OpenAI's Chat Completions: POST /v1/chat/completions."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -8,38 +10,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec.core.events import PassProgress, PassStats, Prefill, TreeSeen
-from offspec.server.delta_stream import DeltaStream
-from offspec.server.exchange import (
-    Ask,
-    Called,
-    Ended,
-    EndReason,
-    EngineEvent,
-    LikelyToken,
-    Said,
-    Thought,
-    TokenChoice,
-    Usage,
-)
-from offspec.server.faults import Fault, refuse
+from offspec.server.exchange import Ask, Called, Delta, Ended, EngineEvent, Said, Thought, Usage
+from offspec.server.faults import invalid, refuse
 from offspec.server.formats import ResponseFormat, StructuredOutputs, format_of
+from offspec.server.openai_chunks import ChunkedBody, ChunkedReply
 from offspec.server.openai_common import (
-    DONE,
     MOST_MESSAGES,
-    ChoosingTokens,
     Limit,
-    StreamOptions,
     answer_limit,
-    error_body,
-    header,
+    logprob_body,
     template_variables,
-    usage_body,
 )
 from offspec.server.openai_messages import ChatMessage, Function, Ignore, Tool, as_message, tools_of
-from offspec.server.reading import read_body, report_ignored
-from offspec.server.responses import EventStream, WholeAnswer, event
+from offspec.server.reading import read_request, report_ignored
+from offspec.server.reply import Event
+from offspec.server.responses import respond
 from offspec.server.service import Service
-from offspec.server.tools import NamedTool, ToolChoice, Tools, custom_input
+from offspec.server.tools import NamedTool, ToolChoice, custom_input
 
 
 class Watched(Struct):
@@ -61,16 +48,12 @@ class Thinking(Struct):
     type: str = "enabled"
 
 
-class Body(ChoosingTokens, kw_only=True):
+class Body(ChunkedBody, kw_only=True):
     """A request."""
 
-    model: str = ""
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: Limit | None = None
     max_tokens: Limit | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
@@ -114,14 +97,9 @@ _NAMES = {Prefill: "prefill", PassProgress: "progress", TreeSeen: "tree", PassSt
 
 async def create(request: Request) -> Response:
     """Answer a conversation."""
-    service: Service = request.app.state.service
-    body = await read_body(request, Body)
-    body.model = service.check_name(body.model)
-    ask = _ask(body, service, lambda path: report_ignored(request, (path,)))
-    answer = await service.answer(ask)
-    if body.stream:
-        return EventStream(answer, _events(answer, body), lambda fault: event(error_body(fault)))
-    return WholeAnswer(answer, _completion(answer, body), error_body)
+    service, body = await read_request(request, Body)
+    answer = await service.answer(_ask(body, service, partial(report_ignored, request)))
+    return respond(answer, ChatReply(body, answer.ask))
 
 
 def _ask(body: Body, service: Service, ignore: Ignore) -> Ask:
@@ -129,7 +107,7 @@ def _ask(body: Body, service: Service, ignore: Ignore) -> Ask:
     refuse({name: getattr(body, name) for name in _HARMLESS}, _HARMLESS)
     trees = body.offspec is not None and body.offspec.trees
     if trees and not body.stream:
-        raise Fault("invalid_request", "offspec.trees: they need stream", field="offspec.trees")
+        raise invalid("offspec.trees", "they need stream")
     effort = body.reasoning_effort or (body.reasoning.effort if body.reasoning else None)
     with_logprobs = body.logprobs or (body.logprobs is None and bool(body.top_logprobs))
     tools = tools_of(body.tools or (), body.functions or (), _choice(body), ignore)
@@ -145,7 +123,7 @@ def _ask(body: Body, service: Service, ignore: Ignore) -> Ask:
         parallel_calls=body.parallel_tool_calls is not False and not body.legacy,
         template=template_variables(body.chat_template_kwargs, effort, body.thinks),
         continues=_continues(body),
-        choices=body.n or 1,
+        choices=body.choices,
         trees=trees,
     )
 
@@ -162,113 +140,86 @@ def _continues(body: Body) -> bool:
     return body.add_generation_prompt is not True
 
 
-async def _events(answer: DeltaStream, body: Body) -> AsyncGenerator[bytes, None]:
-    """The chunks of a streamed answer."""
-    head = header("chat.completion.chunk", "chatcmpl", body.model)
-    with_usage = body.stream_options is not None and body.stream_options.include_usage
-    extra = {"usage": None} if with_usage else {}
-
-    def chunk(choice: int, delta: Mapping[str, Any], **more: Any) -> bytes:
-        found = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-        return event({**head, "choices": [found], **extra})
-
-    for choice in range(body.n or 1):
-        yield chunk(choice, {"role": "assistant", "content": ""})
-    async for item in answer:
-        match item:
-            case Said() if item.text or item.logprobs:
-                more = {"logprobs": _logprobs(item.logprobs)} if answer.with_logprobs else {}
-                yield chunk(item.choice, {"content": item.text}, **more)
-            case Thought():
-                yield chunk(item.choice, {"reasoning_content": item.text})
-            case Called():
-                yield chunk(item.choice, _call_delta(item, body, answer.ask.tools))
-            case Ended():
-                yield chunk(item.choice, {}, finish_reason=_reason(item.reason, body))
-            case EngineEvent():
-                seen = {_NAMES[type(item.event)]: item.event}
-                yield event({**head, "choices": [], **extra, "offspec": seen})
-            case Usage() if with_usage:
-                yield event({**head, "choices": [], "usage": usage_body(item)})
-    yield DONE
-
-
-def _call(item: Called, tools: Tools) -> dict[str, Any]:
-    """A whole call."""
-    if item.name in tools.custom:
-        made = {"name": item.name, "input": custom_input(item.arguments)}
-        return {"id": item.id, "type": "custom", "custom": made}
-    made = {"name": item.name, "arguments": item.arguments}
-    return {"id": item.id, "type": "function", "function": made}
-
-
-def _call_delta(item: Called, body: Body, tools: Tools) -> dict[str, Any]:
-    call = _call(item, tools)
-    if body.legacy:
-        return {"function_call": call["function"]}
-    return {"tool_calls": [{"index": item.index, **call}]}
-
-
-def _reason(reason: EndReason, body: Body) -> str:
-    return "function_call" if body.legacy and reason == "tool_calls" else reason
-
-
+@dataclass(slots=True)
 class _Choice:
-    """The message of a choice, gathered from its events."""
+    """A choice as far as it has come."""
 
-    def __init__(self, index: int, body: Body, tools: Tools) -> None:
-        self.index, self.reason = index, "stop"
-        self._body, self._tools = body, tools
-        self.text, self.thought = list[str](), list[str]()
-        self.calls = list[dict[str, Any]]()
-        self.logprobs = list[TokenChoice]()
-
-    def hear(self, item: Said | Thought | Called | Ended) -> None:
-        match item:
-            case Said():
-                self.text.append(item.text)
-                self.logprobs += item.logprobs
-            case Thought():
-                self.thought.append(item.text)
-            case Called():
-                self.calls.append(_call(item, self._tools))
-            case Ended():
-                self.reason = _reason(item.reason, self._body)
-
-    def shown(self, with_logprobs: bool) -> dict[str, Any]:
-        text = "".join(self.text)
-        message: dict[str, Any] = {"role": "assistant", "content": text or (None if self.calls else "")}
-        message["refusal"] = None
-        if self.thought:
-            message["reasoning_content"] = "".join(self.thought)
-        if self.calls and self._body.legacy:
-            message["function_call"] = self.calls[0]["function"]
-        elif self.calls:
-            message["tool_calls"] = self.calls
-        logprobs = _logprobs(self.logprobs) if with_logprobs else None
-        return {"index": self.index, "message": message, "logprobs": logprobs, "finish_reason": self.reason}
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    reason: str = "stop"
 
 
-async def _completion(answer: DeltaStream, body: Body) -> dict[str, Any]:
-    """A whole answer."""
-    tools, usage = answer.ask.tools, dict[str, Any]()
-    choices = [_Choice(index, body, tools) for index in range(body.n or 1)]
-    async for item in answer:
-        if isinstance(item, Usage):
-            usage = usage_body(item)
-        elif not isinstance(item, EngineEvent):
-            choices[item.choice].hear(item)
-    return {
-        **header("chat.completion", "chatcmpl", body.model),
-        "choices": [choice.shown(answer.with_logprobs) for choice in choices],
-        "usage": usage,
-    }
+class ChatReply(ChunkedReply):
+    """An answer of Chat Completions.
 
+    Args:
+        body: The request as it came.
+        ask: The request.
+    """
 
-def _logprobs(tokens: Sequence[TokenChoice]) -> dict[str, Any]:
-    content = [{**_token(each.chosen), "top_logprobs": [_token(one) for one in each.top]} for each in tokens]
-    return {"content": content, "refusal": None}
+    kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
+    def __init__(self, body: Body, ask: Ask) -> None:
+        super().__init__(body)
+        self._legacy, self._custom = body.legacy, ask.tools.custom
+        self._with_logprobs = ask.params.logprobs is not None
+        self._choices = [_Choice() for _ in range(ask.choices)]
 
-def _token(token: LikelyToken) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}
+    def begin(self) -> Iterator[Event]:
+        for choice in range(len(self._choices)):
+            yield self._more(choice, {"role": "assistant", "content": ""})
+
+    def feed(self, delta: Delta) -> Iterator[Event]:
+        match delta:
+            case Said(choice=choice, text=text) if text or delta.logprobs:
+                tokens = [logprob_body(token) for token in delta.logprobs]
+                self._choices[choice].text.append(text)
+                self._choices[choice].logprobs += () if self.streamed else tokens
+                yield self._more(choice, {"content": text}, logprobs=self._logprobs(tokens))
+            case Thought(choice=choice, text=text):
+                self._choices[choice].reasoning.append(text)
+                yield self._more(choice, {"reasoning_content": text})
+            case Called(choice=choice):
+                call = self._call(delta)
+                self._choices[choice].calls.append(call)
+                yield self._more(choice, self._calls([{"index": delta.index, **call}]))
+            case Ended(choice=choice, reason=reason):
+                shown = "function_call" if self._legacy and reason == "tool_calls" else reason
+                self._choices[choice].reason = shown
+                yield self._more(choice, {}, finish_reason=shown)
+            case EngineEvent():
+                yield self.chunk(offspec={_NAMES[type(delta.event)]: delta.event})
+            case Usage():
+                self.usages.append(delta)
+
+    def choice_bodies(self) -> Iterator[dict[str, Any]]:
+        for index, choice in enumerate(self._choices):
+            content = "".join(choice.text) or (None if choice.calls else "")
+            message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+            if choice.reasoning:
+                message["reasoning_content"] = "".join(choice.reasoning)
+            if choice.calls:
+                message |= self._calls(choice.calls)
+            logprobs = self._logprobs(choice.logprobs)
+            yield {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.reason}
+
+    def _more(self, choice: int, delta: dict[str, Any], **more: Any) -> Event:
+        """A chunk with more of a choice."""
+        return self.chunk({"index": choice, "delta": delta, "logprobs": None, "finish_reason": None, **more})
+
+    def _calls(self, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        """The field of a message with its calls."""
+        return {"function_call": calls[0]["function"]} if self._legacy else {"tool_calls": calls}
+
+    def _call(self, call: Called) -> dict[str, Any]:
+        """A whole call."""
+        if call.name in self._custom:
+            made = {"name": call.name, "input": custom_input(call.arguments)}
+            return {"id": call.id, "type": "custom", "custom": made}
+        made = {"name": call.name, "arguments": call.arguments}
+        return {"id": call.id, "type": "function", "function": made}
+
+    def _logprobs(self, tokens: list[dict[str, Any]]) -> dict[str, Any] | None:
+        return {"content": tokens, "refusal": None} if self._with_logprobs else None

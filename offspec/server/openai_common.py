@@ -1,7 +1,5 @@
 """What OpenAI's APIs share: the fields that choose tokens, the shape of an error, counts of tokens."""
 
-import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
@@ -11,10 +9,9 @@ from msgspec import Meta
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
-from offspec.server.exchange import Usage
+from offspec.server.exchange import LikelyToken, TokenChoice
 from offspec.server.faults import Fault, Kind, of_error
 
-DONE = b"data: [DONE]\n\n"  # the end of a stream
 UNLIMITED = 2**31 - 1  # tokens of an answer: as many as the context has room for
 Count = Annotated[int, Meta(ge=0, le=UNLIMITED)]
 Limit = Annotated[int, Meta(ge=-2, le=UNLIMITED)]  # of an answer; see `answer_limit`
@@ -118,24 +115,10 @@ def error_body(fault: Fault) -> dict[str, Any]:
     }
 
 
-def usage_body(*usages: Usage) -> dict[str, Any]:
-    """Counts of tokens, of several answers together."""
-    prompt = sum(usage.prompt_tokens for usage in usages)
-    answer = sum(usage.answer_tokens for usage in usages)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": answer,
-        "total_tokens": prompt + answer,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
-        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)},
-    }
+def logprob_body(token: TokenChoice) -> dict[str, Any]:
+    """A token of an answer with its log-probability, and the likeliest ones there."""
+    return {**_likely(token.chosen), "top_logprobs": [_likely(each) for each in token.top]}
 
 
-def header(kind: str, prefix: str, model: str) -> dict[str, Any]:
-    """What every object of one answer begins with."""
-    return {
-        "id": f"{prefix}-{secrets.token_hex(16)}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": model,
-    }
+def _likely(token: LikelyToken) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}

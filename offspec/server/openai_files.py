@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from offspec.server.batch.jobs import BatchJobs
-from offspec.server.faults import Fault, unsupported
+from offspec.server.faults import Fault, invalid, unsupported
 from offspec.server.parsing import convert
 from offspec.server.responses import json_response
 from offspec.server.threads import in_thread
@@ -47,7 +47,7 @@ async def create(request: Request) -> Response:
             fields: dict[str, Any] = dict(form)
             file = fields.pop("file", None)
             if not isinstance(file, UploadFile):
-                raise Fault("invalid_request", "file: it is missing", field="file")
+                raise invalid("file", "it is missing")
             seconds = _seconds(fields)
             stored = await in_thread(jobs.files.add, file.file, file.filename or "file", seconds)
     except HTTPException as error:
@@ -58,9 +58,7 @@ async def create(request: Request) -> Response:
 def _seconds(fields: dict[str, Any]) -> int | None:
     """For how long a file is to be kept, by the other fields of its form. Raises Fault for wrong ones."""
     if (purpose := fields.pop("purpose", None)) != "batch":
-        if purpose is None:
-            raise Fault("invalid_request", "purpose: it is missing", field="purpose")
-        raise Fault("invalid_request", "purpose: it must be batch", field="purpose")
+        raise invalid("purpose", "it is missing" if purpose is None else "it must be batch")
     given = {name: fields.pop(f"expires_after[{name}]", None) for name in ("anchor", "seconds")}
     if fields:
         raise unsupported(next(iter(fields)))

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from offspec.server.faults import Fault, unsupported
+from offspec.server.faults import missing, unsupported
 from offspec.server.openai_messages import (
     CalledCustom,
     CalledFunction,
@@ -149,7 +149,7 @@ def _call(item: Item, where: str) -> dict[str, Any]:
 
 def _wanted(value: Any, field: str) -> Any:
     if value is None:
-        raise Fault("invalid_request", f"{field} is missing", field=field, code="missing_required_parameter")
+        raise missing(field)
     return value
 
 

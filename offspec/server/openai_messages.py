@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from offspec.server.faults import Fault, unsupported
+from offspec.server.faults import Fault, invalid, missing, unsupported
 from offspec.server.tools import (
     GrammarFormat,
     ToolChoice,
@@ -111,10 +111,7 @@ def tools_of(
             found.append(custom_function(tool.custom.name, tool.custom.description, tool.custom.format))
             custom.add(tool.custom.name)
         elif tool.type in ("function", "custom"):
-            field = f"tools[{at}].{tool.type}"
-            raise Fault(
-                "invalid_request", f"{field} is missing", field=field, code="missing_required_parameter"
-            )
+            raise missing(f"tools[{at}].{tool.type}")
         else:
             ignore(f"tools ({tool.type})")
     return choose(found, frozenset(custom), choice)
@@ -133,7 +130,7 @@ def as_message(message: ChatMessage, at: int, ignore: Ignore) -> dict[str, Any]:
     """A message as chat templates take it. Raises Fault for parts that are not text."""
     where = f"messages[{at}]"
     if message.role not in _ROLES:
-        raise Fault("invalid_request", f"{where}.role: it must be {', '.join(_ROLES)}", field=f"{where}.role")
+        raise invalid(f"{where}.role", f"it must be {', '.join(_ROLES)}")
     if message.audio is not None:
         raise unsupported(f"{where}.audio")
     role = "tool" if message.role == "function" else message.role

@@ -1,109 +1,134 @@
-"""OpenAI's Responses: POST /v1/responses, and those that are kept."""
+"""OpenAI's Responses: POST /v1/responses."""
 
 import asyncio
-import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec.core.constraint import Constraint
-from offspec.core.errors import OffspecError
-from offspec.server.delta_stream import DeltaStream
 from offspec.server.exchange import Ask
-from offspec.server.faults import Fault, refuse
+from offspec.server.faults import Fault, invalid, refuse
 from offspec.server.formats import checked
-from offspec.server.openai_common import answer_limit, template_variables
-from offspec.server.openai_items import Item, as_messages, tools_of
+from offspec.server.openai_common import (
+    MOST_MESSAGES,
+    ChoosingTokens,
+    Limit,
+    StreamOptions,
+    answer_limit,
+    template_variables,
+)
+from offspec.server.openai_items import Item, Tool, as_messages, tools_of
 from offspec.server.openai_messages import Ignore
-from offspec.server.openai_response_body import HARMLESS, LOGPROBS, REFUSED, Body, TextConfig, TextFormat
-from offspec.server.openai_response_events import ResponseEvents, Told
+from offspec.server.openai_responses_reply import Object, ResponseReply
 from offspec.server.parsing import convert, parse
-from offspec.server.reading import read_body, report_ignored
-from offspec.server.responses import EventStream, WholeAnswer, event, json_response
+from offspec.server.reading import read_request, report_ignored
+from offspec.server.responses import respond
 from offspec.server.service import Service
-from offspec.server.stored_responses import Stored, StoredResponses, fresh_id
-from offspec.server.truncation import truncated
+from offspec.server.stored_responses import StoredResponses, fresh_id
+from offspec.server.tools import ToolChoice
 
-log = logging.getLogger("offspec.server")
+_LOGPROBS = "message.output_text.logprobs"
+_HARMLESS: dict[str, Any] = {"background": False}
+_REFUSED = ("background", "conversation", "prompt")
+_ANSWER = 4  # an answer that may be long has at least this part of the context
+
+
+class TextFormat(Struct):
+    """The format of the answer. name, description: accepted, without effect."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    schema: dict[str, Any] | None = None
+    name: Any = None
+    description: Any = None
+
+
+class TextConfig(Struct):
+    """Options of the answer's text."""
+
+    format: TextFormat | None = None
+
+
+class Reasoning(Struct):
+    """How much to reason."""
+
+    effort: str | None = None
+
+
+class Body(ChoosingTokens, kw_only=True):
+    """A request."""
+
+    model: str = ""
+    input: str | Annotated[list[Item], Meta(min_length=1, max_length=MOST_MESSAGES)]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    max_output_tokens: Limit | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    # Accepted only with a value that changes nothing.
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
 
 
 async def create(request: Request) -> Response:
     """Answer items, after those of the response that the request continues."""
-    service: Service = request.app.state.service
-    kept: StoredResponses = request.app.state.responses
-    body = await read_body(request, Body)
-    body.model = service.check_name(body.model)
-    earlier = await _earlier(kept, body)
-    given: Told = parse(await request.body())
-    items: list[Told] = given["input"]
+    service, body = await read_request(request, Body)
+    store: StoredResponses = request.app.state.responses
+    earlier = await _earlier(store, body)
+    given: Object = parse(await request.body())
+    items: list[Object] = given["input"]
     if isinstance(body.input, str):
         items = [{"role": "user", "content": body.input}]
     items = [*earlier, *items]
-    ask = _ask(body, service, items, lambda path: report_ignored(request, (path,)))
+    ask = _ask(body, service, items, partial(report_ignored, request))
     if body.truncation == "auto":
-        ask = await truncated(service, ask)
-    events = ResponseEvents(_response(body, given, ask), LOGPROBS in (body.include or ()), ask.tools)
-    answer = await service.answer(ask)
-    told = _told(answer, events, kept if body.store is not False else None, items)
-    if body.stream:
-        fail, wait = (lambda fault: _event(events.fail(fault))), (lambda: _event(events.wait()))
-        return EventStream(answer, _bytes(told), fail, wait)
-    return WholeAnswer(answer, _whole(told), lambda fault: events.fail(fault)["response"])
+        ask = await _truncated(service, ask)
+    kept = store if body.store is not False else None
+    reply = ResponseReply(body.stream, _response(body, given, ask), ask, items, kept)
+    return respond(await service.answer(ask), reply)
 
 
-async def retrieve(request: Request) -> Response:
-    """A response that is kept."""
-    return json_response((await kept_response(request)).response)
-
-
-async def delete(request: Request) -> Response:
-    """Keep a response no longer."""
-    await kept_response(request)
-    id: str = request.path_params["id"]
-    await asyncio.to_thread(request.app.state.responses.remove, id)
-    return json_response({"id": id, "object": "response", "deleted": True})
-
-
-async def kept_response(request: Request) -> Stored:
-    """The response that a path names. Raises Fault if it is not kept."""
-    id: str = request.path_params["id"]
-    found: Stored | None = await asyncio.to_thread(request.app.state.responses.get, id)
-    if found is None:
-        raise Fault("not_found", f"there is no response {id[:100]!r}, or it is kept no longer", field="id")
-    return found
-
-
-async def _earlier(kept: StoredResponses, body: Body) -> list[Told]:
+async def _earlier(store: StoredResponses, body: Body) -> list[Object]:
     """The items up to the end of the response that a request goes on from. Raises Fault."""
     if (id := body.previous_response_id) is None:
         return []
-    found = await asyncio.to_thread(kept.get, id)
+    found = await asyncio.to_thread(store.get, id)
     with suppress(Fault):  # it was damaged, or written by another version
         if found is not None:
             _items(found.items)
             return found.items
-    raise Fault(
-        "invalid_request",
-        f"previous_response_id: there is no response {id[:100]!r}, or it is kept no longer",
-        field="previous_response_id",
-        code="previous_response_not_found",
-    )
+    why = f"there is no response {id[:100]!r}, or it is kept no longer"
+    raise invalid("previous_response_id", why, "previous_response_not_found")
 
 
-def _items(given: Sequence[Told]) -> list[Item]:
+def _items(given: Sequence[Object]) -> list[Item]:
     """Items as they are kept. Raises Fault."""
     return convert(list(given), list[Item], ignored=[])
 
 
-def _ask(body: Body, service: Service, items: Sequence[Told], ignore: Ignore) -> Ask:
+def _ask(body: Body, service: Service, items: Sequence[Object], ignore: Ignore) -> Ask:
     """The request of a body. Raises Fault for what is not supported."""
-    refuse({name: getattr(body, name) for name in REFUSED}, HARMLESS)
+    refuse({name: getattr(body, name) for name in _REFUSED}, _HARMLESS)
     text = body.text or TextConfig()
     effort = body.reasoning.effort if body.reasoning else None
-    with_logprobs = LOGPROBS in (body.include or ())
+    with_logprobs = _LOGPROBS in (body.include or ())
     return Ask(
         prompt=as_messages(body.instructions, _items(items), ignore),
         params=body.sampling(
@@ -127,7 +152,7 @@ def _format(given: TextFormat) -> Constraint | None:
     return checked("text.format.schema", "json_schema", {} if given.schema is None else given.schema)
 
 
-def _response(body: Body, given: Told, ask: Ask) -> Told:
+def _response(body: Body, given: Object, ask: Ask) -> Object:
     """A response before there is an answer. given: the body as it came."""
     format = {"type": "text"} | ((given.get("text") or {}).get("format") or {})
     return {
@@ -158,37 +183,25 @@ def _response(body: Body, given: Told, ask: Ask) -> Told:
     }
 
 
-async def _told(
-    answer: DeltaStream, events: ResponseEvents, kept: StoredResponses | None, items: Sequence[Told]
-) -> AsyncGenerator[Told, None]:
-    """The events of an answer, which is kept before the last of them tells its end."""
-    for told in events.begin():
-        yield told
-    async for item in answer:
-        for told in events.hear(item):
-            yield told
-    response = events.ended()
-    if kept is not None:
-        try:
-            await asyncio.to_thread(kept.keep, Stored(response, [*items, *response["output"]]))
-        except (OSError, OffspecError) as error:
-            log.warning("a response could not be kept for previous_response_id: %s", error)
-            response["store"] = False
-    yield events.complete(response)  # numbered after the events of a client that waits meanwhile
+async def _truncated(service: Service, ask: Ask) -> Ask:
+    """Return the request with as many of its latest turns as leave room for the answer. Raises Fault.
 
+    A turn begins with a message of the user. Messages of the system before the first turn stay.
+    """
+    context = service.engine.context
+    most = context - min(ask.params.max_tokens, context // _ANSWER)
+    messages: Sequence[Mapping[str, Any]] = ask.prompt  # type: ignore[assignment]
+    turns = [at for at, message in enumerate(messages) if message["role"] == "user"]
+    head = [message for message in messages[: turns[0] if turns else 0] if message["role"] != "assistant"]
 
-def _event(told: Told) -> bytes:
-    return event(told, told["type"])
+    def tail(first: int) -> Ask:
+        return ask if first == 0 else replace(ask, prompt=[*head, *messages[turns[first] :]])
 
-
-async def _bytes(told: AsyncGenerator[Told, None]) -> AsyncGenerator[bytes, None]:
-    async for each in told:
-        yield _event(each)
-
-
-async def _whole(told: AsyncGenerator[Told, None]) -> Told:
-    """The response that the last event has."""
-    response: Told = {}
-    async for each in told:
-        response = each.get("response", response)
-    return response
+    low, high = 0, max(len(turns) - 1, 0)  # the number of turns to leave out: the least that is enough
+    while low < high:
+        middle = (low + high) // 2
+        if await service.count(tail(middle)) <= most:
+            high = middle
+        else:
+            low = middle + 1
+    return tail(low)

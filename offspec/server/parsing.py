@@ -12,40 +12,21 @@ from typing import Any, TypeVar, cast
 import msgspec
 from msgspec import inspect
 
-from offspec.server.faults import Fault, unsupported
+from offspec.server.faults import Fault, missing, unsupported
 
 # Fields without effect on an answer: accepted everywhere, and not reported.
-HINTS = frozenset(
-    (
-        *(
-            "user",
-            "metadata",
-            "client_metadata",
-            "service_tier",
-            "safety_identifier",
-            "id",
-            "status",
-            "phase",
-        ),
-        *(
-            "prompt_cache_key",
-            "prompt_cache_retention",
-            "prompt_cache_options",
-            "cache_control",
-            "keep_alive",
-        ),
-        *("signature", "annotations", "citations", "encrypted_content", "caller", "strict", "budget_tokens"),
-    )
-)
+_HINTS = """
+user metadata client_metadata service_tier safety_identifier id status phase prompt_cache_key
+prompt_cache_retention prompt_cache_options cache_control keep_alive signature annotations citations
+encrypted_content caller strict budget_tokens
+"""
 # The same, but some callers hope for an effect: refused in strict mode.
-SOFT_HINTS = frozenset(
-    (
-        *("verbosity", "prediction", "context_management", "display", "toolset_name", "namespace", "summary"),
-        *("reasoning_details", "generate_summary", "moderation", "inference_geo", "speed", "betas"),
-        *("defer_loading", "allowed_callers", "input_examples", "eager_input_streaming", "output_schema"),
-        *("include_obfuscation", "detail", "max_tool_calls", "include_reasoning", "exclude"),
-    )
-)
+_SOFT_HINTS = """
+verbosity prediction context_management display toolset_name namespace summary reasoning_details
+generate_summary moderation inference_geo speed betas defer_loading allowed_callers input_examples
+eager_input_streaming output_schema include_obfuscation detail max_tool_calls include_reasoning exclude
+"""
+HINTS, SOFT_HINTS = frozenset(_HINTS.split()), frozenset(_SOFT_HINTS.split())
 
 _PLACE = re.compile(r" - at (`key` in )?`\$(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
@@ -141,8 +122,7 @@ def _of_validation(text: str) -> Fault:
     place = _PLACE.search(text)
     path = place["path"].removeprefix(".").replace("[...]", "") if place else ""
     said = text[: place.start()] if place else text
-    if missing := _MISSING.match(said):
-        field = f"{path}.{missing['name']}" if path else missing["name"]
-        return Fault("invalid_request", f"{field} is missing", field=field, code="missing_required_parameter")
+    if absent := _MISSING.match(said):
+        return missing(f"{path}.{absent['name']}" if path else absent["name"])
     where = f"{path}: " if path else "the body: "
     return Fault("invalid_request", where + said.replace("`", ""), field=path or None)

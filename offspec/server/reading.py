@@ -2,14 +2,14 @@
 
 import logging
 import re
-from collections.abc import Iterable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.types import Scope
 
 from offspec.server.faults import unsupported
 from offspec.server.parsing import convert, field_name, parse
+from offspec.server.service import Service
 
 log = logging.getLogger("offspec.server")
 
@@ -20,16 +20,31 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.\-() ]")
 _T = TypeVar("_T")
 
 
+class _NamesModel(Protocol):
+    model: str
+
+
+_M = TypeVar("_M", bound=_NamesModel)
+
+
+async def read_request(request: Request, wanted: type[_M]) -> tuple[Service, _M]:
+    """Return the service, and the body of a request with the name of a model that is served. Raises Fault."""
+    service: Service = request.app.state.service
+    body = await read_body(request, wanted)
+    body.model = service.check_name(body.model)
+    return service, body
+
+
 async def read_body(request: Request, wanted: type[_T]) -> _T:
     """Read the body of a request. Raises Fault; in strict mode also for a field that is unknown."""
     ignored = list[str]()
     data = parse(await request.body())
     body = convert(data, wanted, ignored=None if request.app.state.strict else ignored)
-    report_ignored(request, ignored)
+    report_ignored(request, *ignored)
     return body
 
 
-def report_ignored(request: Request, paths: Iterable[str]) -> None:
+def report_ignored(request: Request, *paths: str) -> None:
     """Report parts of a request that have no effect: in the log, once for each name, and to the client.
 
     Raises Fault in strict mode.

@@ -1,10 +1,9 @@
-"""Responses while the client is there: JSON in one piece, or server-sent events as they come."""
+"""Responses while the client is there: JSON in one piece, or events as they come."""
 
 import asyncio
 import logging
-import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,16 +11,15 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from offspec.server.delta_stream import DeltaStream
+from offspec.server.exchange import Delta
 from offspec.server.faults import CLIENT_GONE, Fault, internal
+from offspec.server.reply import Event, Reply
 
 log = logging.getLogger("offspec.server")
 
 QUIET = "offspec.quiet"  # in the scope of a request that needs no keep-alive, and its own status at any time
 _KEEP_ALIVE_S = 10.0
-# Many clients split a stream by Python's or JavaScript's idea of a line, which ends at these too.
-_ESCAPED = {each.encode(): f"\\u{ord(each):04x}".encode() for each in "\x85\u2028\u2029"}
-_LINE_ENDS = re.compile(b"|".join(_ESCAPED))
+Answer = AbstractAsyncContextManager[AsyncIterable[Delta]]  # its deltas; abandoned after the block
 _T = TypeVar("_T")
 
 
@@ -34,17 +32,6 @@ def list_page(data: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
     """A page of a list, in OpenAI's shape."""
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
     return {"object": "list", "data": data, "has_more": has_more, **ends}
-
-
-def event(data: Any, name: str = "") -> bytes:
-    """A server-sent event with JSON in it."""
-    head = f"event: {name}\n".encode() if name else b""
-    return head + b"data: " + json_line(data) + b"\n"
-
-
-def json_line(data: Any) -> bytes:
-    """A line of JSON."""
-    return _LINE_ENDS.sub(lambda end: _ESCAPED[end[0]], msgspec.json.encode(data)) + b"\n"
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T | None:
@@ -77,6 +64,11 @@ async def _kept_alive(work: Awaitable[_T], signal: Callable[[], Awaitable[None]]
             await doing
 
 
+def respond(answer: Answer, reply: Reply) -> Response:
+    """Return the response with an answer in the form of an API, streamed or in one piece."""
+    return EventStream(answer, reply) if reply.streamed else WholeAnswer(answer, reply)
+
+
 class WholeAnswer(Response):
     """An answer in one piece of JSON, which is abandoned if the client leaves.
 
@@ -84,29 +76,33 @@ class WholeAnswer(Response):
     for want of data. A fault then has this status too; before the first space it has its own.
 
     Args:
-        answer: The answer.
-        value: Makes the JSON of the answer.
-        on_fault: Makes the JSON of a fault after status 200.
+        answer: The deltas of the answer.
+        reply: Its form.
     """
 
     media_type = "application/json"
 
-    def __init__(
-        self, answer: DeltaStream, value: Coroutine[Any, Any, Any], on_fault: Callable[[Fault], Any]
-    ) -> None:
-        self._answer, self._value, self._on_fault = answer, value, on_fault
+    def __init__(self, answer: Answer, reply: Reply) -> None:
+        self._answer, self._reply = answer, reply
         self._begun = False
         self.status_code, self.background = 200, None
         self.init_headers({"x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = self._value if QUIET in scope else _kept_alive(self._value, partial(self._send_space, send))
-        async with self._answer:
+        async with self._answer as deltas:
+            work: Awaitable[Any] = self._whole(deltas)
+            if QUIET not in scope:
+                work = _kept_alive(work, partial(self._send_space, send))
             response = await unless_gone(receive, self._response(work))
         if not self._begun:
             await (response or Response(status_code=CLIENT_GONE))(scope, receive, send)
         elif response is not None:
             await send({"type": "http.response.body", "body": response.body, "more_body": False})
+
+    async def _whole(self, deltas: AsyncIterable[Delta]) -> Any:
+        async for _ in self._reply.events(deltas):
+            pass
+        return self._reply.whole()
 
     async def _send_space(self, send: Send) -> None:
         if not self._begun:
@@ -120,60 +116,49 @@ class WholeAnswer(Response):
         except Exception as error:
             if not self._begun:
                 raise
-            if not isinstance(error, Fault):
-                log.exception("an answer could not be written")
-            return json_response(self._on_fault(error if isinstance(error, Fault) else internal()))
+            return json_response(self._reply.fault(_fault(error)))
 
 
 class EventStream(Response):
-    """Server-sent events of an answer, which is abandoned if the client leaves.
+    """The events of an answer as they come, which is abandoned if the client leaves.
 
     Args:
-        answer: What the events are made of.
-        events: Its events, each in the bytes of an API.
-        on_fault: The last event of an answer that goes wrong.
-        keep_alive: Sent while there is nothing else to send, or returns it; a comment by default.
+        answer: The deltas of the answer.
+        reply: Its form.
     """
 
-    media_type = "text/event-stream"
-
-    def __init__(
-        self,
-        answer: DeltaStream,
-        events: AsyncGenerator[bytes, None],
-        on_fault: Callable[[Fault], bytes],
-        keep_alive: bytes | Callable[[], bytes] = b": waiting\n\n",
-    ) -> None:
-        self._answer, self._events = answer, events
-        self._on_fault, self._keep_alive = on_fault, keep_alive
-        self.status_code, self.background = 200, None
+    def __init__(self, answer: Answer, reply: Reply) -> None:
+        self._answer, self._reply = answer, reply
+        self.status_code, self.background, self.media_type = 200, None, reply.media_type
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._answer:
+        async with self._answer as deltas:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await unless_gone(receive, self._write(send))
+            await unless_gone(receive, self._write(deltas, send))
 
-    async def _write(self, send: Send) -> None:
-        async with aclosing(self._events):
+    async def _write(self, deltas: AsyncIterable[Delta], send: Send) -> None:
+        async with aclosing(self._reply.events(deltas)) as events:
             try:
-                await self._send_all(send)
-            except Fault as fault:
-                await _send(send, self._on_fault(fault))
-            except Exception:
-                log.exception("an answer could not be written")
-                await _send(send, self._on_fault(internal()))
+                await self._send_all(events, send)
+            except Exception as error:
+                await _send(send, self._reply.encode(self._reply.fault(_fault(error))))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_all(self, send: Send) -> None:
-        while (
-            data := await _kept_alive(anext(self._events, None), partial(self._send_sign, send))
-        ) is not None:
-            await _send(send, data)
+    async def _send_all(self, events: AsyncGenerator[Event, None], send: Send) -> None:
+        async def signal() -> None:
+            await _send(send, self._reply.keep_alive())
 
-    async def _send_sign(self, send: Send) -> None:
-        """Send a sign that the answer is under way."""
-        await _send(send, self._keep_alive() if callable(self._keep_alive) else self._keep_alive)
+        while (event := await _kept_alive(anext(events, None), signal)) is not None:
+            await _send(send, self._reply.encode(event))
+
+
+def _fault(error: Exception) -> Fault:
+    """Return the fault that ends an answer. A bug is logged."""
+    if isinstance(error, Fault):
+        return error
+    log.error("an answer could not be written", exc_info=error)
+    return internal()
 
 
 async def _send(send: Send, data: bytes) -> None:

@@ -22,8 +22,8 @@ from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.server.choices import Choices
 from offspec.server.delta_stream import DeltaStream
 from offspec.server.exchange import Ask
-from offspec.server.faults import Fault, of_error, unsupported
-from offspec.server.forced_call import forces_call, with_forced_call
+from offspec.server.faults import Fault, invalid, of_error, unsupported
+from offspec.server.formats import forces_call, with_forced_call
 from offspec.server.metrics import Metrics
 from offspec.server.served_engine import Loader, ServedEngine
 
@@ -202,8 +202,7 @@ class Service:
         """The text of token ids, special tokens included. Raises Fault."""
         engine, known = self.engine, range(self.engine.model_info.vocabulary)
         if not all(token in known for token in ids):
-            message = f"tokens: ids must be from 0 to {known[-1]}"
-            raise Fault("invalid_request", message, field="tokens")
+            raise invalid("tokens", f"ids must be from 0 to {known[-1]}")
         return await self._encode(lambda: engine.spell(ids))
 
     async def _encode(self, work: Callable[[], _T]) -> _T:

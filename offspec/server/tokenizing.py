@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from offspec.server.faults import Fault
 from offspec.server.openai_common import TokenIds
-from offspec.server.reading import read_body
+from offspec.server.reading import read_request
 from offspec.server.responses import json_response
 from offspec.server.service import Service
 
@@ -33,9 +33,7 @@ class DetokenizeBody(Struct):
 
 async def tokenize(request: Request) -> Response:
     """Token ids of a text of any length."""
-    service: Service = request.app.state.service
-    body = await read_body(request, TokenizeBody)
-    service.check_name(body.model)
+    service, body = await read_request(request, TokenizeBody)
     text, special = body.content, body.add_special
     if text is None:
         text, special = body.prompt, body.add_special_tokens
@@ -48,9 +46,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """The text of token ids."""
-    service: Service = request.app.state.service
-    body = await read_body(request, DetokenizeBody)
-    service.check_name(body.model)
+    service, body = await read_request(request, DetokenizeBody)
     text = await service.detokenize(body.tokens)
     return json_response({"content": text, "prompt": text})
 

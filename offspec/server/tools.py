@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from offspec.server.faults import Fault
+from offspec.server.faults import invalid
 from offspec.server.parsing import convert
 
 _INPUT = "input"  # the parameter of the function that stands for a custom tool
@@ -130,26 +130,22 @@ def choose(
         allowed = choice.allowed_tools or AllowedTools(choice.mode, choice.tools)
         wanted = {name for tool in allowed.tools if (name := _name_of(tool))}  # others were left out
         if unknown := sorted(name for name in wanted if name not in names):
-            raise _unknown(f"{unknown[0][:100]!r} of its allowed tools is not among the tools")
+            raise invalid("tool_choice", f"{unknown[0][:100]!r} of its allowed tools is not among the tools")
         return choose(
             [tool for tool in functions if tool["function"]["name"] in wanted], custom, allowed.mode
         )
     if isinstance(choice, ToolChoice):
         if choice.named not in names:
-            raise _unknown("it names none of the tools")
+            raise invalid("tool_choice", "it names none of the tools")
         choice = choice.named
     choice = "required" if choice == "any" else choice or "auto"
     if choice not in ("none", "auto", "required", *names):
-        raise _unknown("it must be none, auto, required, or one of the tools")
+        raise invalid("tool_choice", "it must be none, auto, required, or one of the tools")
     if choice == "required" and not names:
-        raise _unknown("there are no tools that can be called")
+        raise invalid("tool_choice", "there are no tools that can be called")
     return Tools(tuple(functions), custom, choice)
 
 
 def _name_of(tool: Mapping[str, Any]) -> str:
     given = convert(tool, ToolChoice, ignored=[])
     return given.named or ""
-
-
-def _unknown(why: str) -> Fault:
-    return Fault("invalid_request", f"tool_choice: {why}", field="tool_choice")

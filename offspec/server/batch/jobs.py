@@ -21,7 +21,7 @@ from offspec.server.batch.records import Records
 from offspec.server.batch.runner import MOST_LINES, BatchRunner
 from offspec.server.batch.stored_batch import StoredBatch
 from offspec.server.batch.stored_files import KEPT_S, StoredFiles
-from offspec.server.faults import Fault
+from offspec.server.faults import Fault, invalid
 from offspec.server.service import Service
 from offspec.server.threads import in_thread
 
@@ -169,8 +169,7 @@ class BatchJobs:
 
     def _new_batch(self, input: str, endpoint: str) -> StoredBatch:
         if self.files.records.get(input, "input_file_id").purpose != "batch":
-            message = "input_file_id: the file's purpose must be batch"
-            raise Fault("invalid_request", message, field="input_file_id")
+            raise invalid("input_file_id", "the file's purpose must be batch")
         if sum(batch.is_unfinished for batch in self.batches.all()) >= _MOST_UNFINISHED:
             message = f"{_MOST_UNFINISHED} batches are not finished yet, and no more may wait"
             raise Fault("rate_limit", message, retry_after=60)

@@ -19,8 +19,8 @@ from msgspec import Meta, Struct
 
 from offspec.core.errors import RequestError
 from offspec.core.files import reading
-from offspec.server import openai_chat, openai_completions, openai_response_body
-from offspec.server.faults import Fault
+from offspec.server import openai_chat, openai_completions, openai_responses
+from offspec.server.faults import Fault, invalid
 from offspec.server.parsing import convert, parse
 
 CHAT = "/v1/chat/completions"
@@ -28,7 +28,7 @@ RESPONSES = "/v1/responses"
 BODIES: dict[str, type[Struct]] = {
     CHAT: openai_chat.Body,
     "/v1/completions": openai_completions.Body,
-    RESPONSES: openai_response_body.Body,
+    RESPONSES: openai_responses.Body,
 }
 _LONGEST = 32 * 2**20  # bytes of a line
 
@@ -117,9 +117,7 @@ def read_line(number: int, text: bytes) -> Line:
         # A plain line is written for offspec: a field that it does not know is a mistake.
         asked: Any = convert(body, BODIES[url], ignored=None if plain else [])
         if asked.stream:
-            raise Fault(
-                "invalid_request", "stream: the answers of a batch come whole; leave it out", field="stream"
-            )
+            raise invalid("stream", "the answers of a batch come whole; leave it out")
         return Line(number, name, url, body, plain)
     except Fault as fault:
         return Line(number, name, url, body, plain, fault)
@@ -128,11 +126,7 @@ def read_line(number: int, text: bytes) -> Line:
 def _wrapped_body(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     wrapped = convert(fields, _Wrapped, ignored=[])
     if wrapped.url not in BODIES:
-        raise Fault(
-            "invalid_request",
-            f"url: it must be {' or '.join(BODIES)}, not {wrapped.url[:100]!r}",
-            field="url",
-        )
+        raise invalid("url", f"it must be {' or '.join(BODIES)}, not {wrapped.url[:100]!r}")
     return wrapped.url, wrapped.body
 
 
@@ -141,7 +135,7 @@ def _plain_body(fields: dict[str, Any]) -> dict[str, Any]:
     body = {name: value for name, value in fields.items() if name not in ("id", "custom_id")}
     params = body.pop("sampling_params", None) or {}
     if not isinstance(params, dict):
-        raise Fault("invalid_request", "sampling_params: it must be an object", field="sampling_params")
+        raise invalid("sampling_params", "it must be an object")
     prompt = body.pop("prompt", None)
     if (prompt is None) == (body.get("messages") is None):
         raise Fault("invalid_request", "a line must have either a prompt or messages", field="prompt")

@@ -4,18 +4,18 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from starlette.types import ASGIApp
 
-from offspec.core.errors import ClosedError, OffspecError
+from offspec.core.errors import ClosedError, OffspecError, RequestError
 from offspec.server.batch.answering import Answering, result
 from offspec.server.batch.lines import Line, read_lines
 from offspec.server.batch.records import PRIVATE, Records
 from offspec.server.batch.results import ResultFile
 from offspec.server.batch.stored_batch import Status, StoredBatch, Trouble, count_results
 from offspec.server.batch.stored_files import StoredFiles
-from offspec.server.batch.validation import validate
 from offspec.server.faults import internal, of_error
 from offspec.server.service import Service
 from offspec.server.threads import in_thread
@@ -23,6 +23,7 @@ from offspec.server.threads import in_thread
 log = logging.getLogger("offspec.server")
 
 MOST_LINES = 10_000
+_MOST_TROUBLES = 100
 _LAST: dict[Status, Status] = {"finalizing": "completed", "cancelling": "cancelled"}
 
 
@@ -75,7 +76,7 @@ class BatchRunner:
     async def _validate_and_answer(self, app: ASGIApp, batch: StoredBatch) -> None:
         if batch.status == "validating":
             given = self._files.path(batch.input), batch.endpoint, self.most_lines
-            batch.total, batch.troubles = await asyncio.to_thread(validate, *given)
+            batch.total, batch.troubles = await asyncio.to_thread(_validate, *given)
             if batch.troubles:
                 return
             await self.become(batch, "in_progress")
@@ -152,6 +153,41 @@ def _unless_cancelling(batch: StoredBatch) -> Iterator[None]:
     except asyncio.CancelledError:
         if batch.status != "cancelling":
             raise
+
+
+def _validate(path: Path, endpoint: str, most_lines: int) -> tuple[int, list[Trouble]]:
+    """How many lines a file has, and what is wrong with them that no result of theirs could tell.
+
+    What is wrong with a request alone is an error of its line, once it is its turn.
+    """
+    total, troubles = 0, list[Trouble]()
+    try:
+        for line in read_lines(path, "the file"):
+            total += 1
+            if total > most_lines:
+                troubles.append(Trouble("too_many_lines", f"the file has more than {most_lines} lines"))
+                break
+            if (trouble := _trouble_of(line, endpoint)) is not None:
+                troubles.append(trouble)
+            if len(troubles) == _MOST_TROUBLES:
+                break
+    except RequestError as error:
+        troubles.append(Trouble("duplicate_custom_id", str(error)))
+    if not total:
+        troubles.append(Trouble("empty_file", "the file has no lines"))
+    return total, troubles
+
+
+def _trouble_of(line: Line, endpoint: str) -> Trouble | None:
+    if line.fault is not None and not line.url:
+        return Trouble(line.fault.code or "invalid_line", line.fault.message, line.number, line.fault.field)
+    if line.plain:
+        message = "the line must have custom_id, method, url and body"
+        return Trouble("invalid_line", message, line.number)
+    if line.url != endpoint:
+        message = f"url: it must be the endpoint of the batch, {endpoint}, not {line.url}"
+        return Trouble("invalid_url", message, line.number, "url")
+    return None
 
 
 def _trouble(error: Exception) -> Trouble:

@@ -1,5 +1,6 @@
-"""Input items of a response that is kept: GET /v1/responses/{id}/input_items."""
+"""Responses that are kept: /v1/responses/{id} and /v1/responses/{id}/input_items."""
 
+import asyncio
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -7,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec.server.faults import Fault
-from offspec.server.openai_responses import kept_response
 from offspec.server.parsing import convert
 from offspec.server.responses import json_response, list_page
 from offspec.server.stored_responses import Stored
@@ -22,11 +22,24 @@ class _Query(Struct):
     order: Literal["asc", "desc"] = "desc"
 
 
-async def listing(request: Request) -> Response:
+async def retrieve(request: Request) -> Response:
+    """A response that is kept."""
+    return json_response((await _kept_response(request)).response)
+
+
+async def delete(request: Request) -> Response:
+    """Keep a response no longer."""
+    await _kept_response(request)
+    id: str = request.path_params["id"]
+    await asyncio.to_thread(request.app.state.responses.remove, id)
+    return json_response({"id": id, "object": "response", "deleted": True})
+
+
+async def input_items(request: Request) -> Response:
     """The items that a response answers, those of earlier responses included, the latest first."""
     given = {name: value for name, value in request.query_params.items() if name not in _INCLUDE}
     query = convert(given, _Query, ignored=[], text=True)
-    items = input_items(await kept_response(request))
+    items = _input_items(await _kept_response(request))
     if query.order == "desc":
         items.reverse()
     if query.after is not None:
@@ -37,7 +50,16 @@ async def listing(request: Request) -> Response:
     return json_response(list_page(items[: query.limit], len(items) > query.limit))
 
 
-def input_items(stored: Stored) -> list[dict[str, Any]]:
+async def _kept_response(request: Request) -> Stored:
+    """The response that a path names. Raises Fault if it is not kept."""
+    id: str = request.path_params["id"]
+    found: Stored | None = await asyncio.to_thread(request.app.state.responses.get, id)
+    if found is None:
+        raise Fault("not_found", f"there is no response {id[:100]!r}, or it is kept no longer", field="id")
+    return found
+
+
+def _input_items(stored: Stored) -> list[dict[str, Any]]:
     """All items before the output of a response, each with an id, as OpenAI returns them."""
     response, ids = stored.response, set[str]()
     items = stored.items[: len(stored.items) - len(response.get("output") or ())]

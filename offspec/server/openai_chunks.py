@@ -1,0 +1,82 @@
+"""Fields of a request to Chat Completions or Completions, and an answer as chunks of its choices."""
+
+import secrets
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from offspec.server.exchange import Usage
+from offspec.server.faults import Fault
+from offspec.server.openai_common import ChoosingTokens, StreamOptions, error_body
+from offspec.server.reply import Event, Reply
+
+_DONE = msgspec.Raw(b"[DONE]")  # the last event of a stream
+
+
+class ChunkedBody(ChoosingTokens, kw_only=True):
+    """Fields of both APIs."""
+
+    model: str = ""
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def choices(self) -> int:
+        """Number of choices of each prompt."""
+        return self.n or 1
+
+
+class ChunkedReply(Reply):
+    """An answer of one of the APIs: chunks of its choices, or all choices. body: the request."""
+
+    kind: ClassVar[str]  # of the object
+    chunk_kind: ClassVar[str]  # of an object in a stream
+    id_prefix: ClassVar[str]
+
+    def __init__(self, body: ChunkedBody) -> None:
+        super().__init__(body.stream)
+        self._model = body.model
+        self._head = self._header(self.chunk_kind)
+        self._with_usage = body.stream_options is not None and body.stream_options.include_usage
+        self.usages = list[Usage]()
+
+    @abstractmethod
+    def choice_bodies(self) -> Iterable[dict[str, Any]]:
+        """Return all choices, whole."""
+
+    def chunk(self, *choices: dict[str, Any], **more: Any) -> Event:
+        """Return a chunk with parts of choices."""
+        usage = {"usage": None} if self._with_usage else {}
+        return {**self._head, "choices": choices, **usage, **more}
+
+    async def end(self) -> Iterable[Event]:
+        return (self.chunk(usage=_usage_body(self.usages)), _DONE) if self._with_usage else (_DONE,)
+
+    def whole(self) -> dict[str, Any]:
+        choices, usage = [*self.choice_bodies()], _usage_body(self.usages)
+        return {**self._header(self.kind), "choices": choices, "usage": usage}
+
+    def fault(self, fault: Fault) -> Event:
+        return error_body(fault)
+
+    def _header(self, kind: str) -> dict[str, Any]:
+        id = f"{self.id_prefix}-{secrets.token_hex(16)}"
+        return {"id": id, "object": kind, "created": int(time.time()), "model": self._model}
+
+
+def _usage_body(usages: Sequence[Usage]) -> dict[str, Any]:
+    """Counts of tokens, of several answers together."""
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    answer = sum(usage.answer_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answer,
+        "total_tokens": prompt + answer,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
+        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)},
+    }
