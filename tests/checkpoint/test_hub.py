@@ -109,7 +109,7 @@ def test_a_download_that_stops_keeps_what_is_finished(hub: StandIn, visit: Visit
 
 
 def test_ctrl_c_ends_a_download_that_stalls(hub: StandIn, visit: Visitor) -> None:
-    """Threads of a download, as those of `snapshot_download`, would keep the process until they get an answer."""
+    """Threads of a download, such as those of `snapshot_download`, keep the process until the hub answers."""
     hub.stalled.add(SECOND)
     setup = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     with visit.start("org/model", setup=setup, HF_HUB_DOWNLOAD_TIMEOUT="600") as process:

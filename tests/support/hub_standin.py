@@ -18,8 +18,8 @@ class StandIn:
     """Repositories by id, each a dict of file contents; and what was asked, and what goes wrong.
 
     gated: ids that need permission. cut: file names whose first answer breaks off halfway (once); dead: file
-    names that always break off; stalled: file names whose answer stops halfway and stays open until the client
-    leaves. log: (method, path, Range header) of every request.
+    names that always break off; stalled: file names whose answer stops halfway, until the client leaves. log:
+    (method, path, Range header) of every request.
     """
 
     def __init__(self) -> None:
