@@ -1,14 +1,13 @@
-"""A model, or a head to draft with, from the Hugging Face hub, kept in the hub's own cache.
+"""A model, or a head to draft with, from the Hugging Face Hub, kept in the Hub's own cache.
 
-Files come one after the other (each one in parallel chunks where the hub offers that), so that an
-interrupt stops at once and progress is a plain sum; `snapshot_download` waits for its threads and names the
-revision before its files are there. What a run has finished, the next one does not fetch again.
+Files come one after the other (each one in parallel chunks where the Hub offers that). Ctrl-C then ends a
+download at once: the threads of `snapshot_download` keep the process until the Hub answers each of them.
+A later run keeps finished files and resumes the one that was cut off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from offspec.checkpoint.hub_name import HubName
 from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.quantised import check_method
 from offspec.checkpoint.ranges import one_line
-from offspec.core.errors import CheckpointError, ModelNotFoundError, OffspecError, UnsupportedModelError
+from offspec.core.errors import CheckpointError, DiskFullError, ModelNotFoundError, UnsupportedModelError
 from offspec.core.events import Event, LoadProgress, Notice
 from offspec.core.files import disk_full, require_space
 
@@ -45,13 +44,7 @@ def download(name: HubName, notify: Callable[[Event], None]) -> Path:
         CheckpointError: The repository has no weights that can be read, or the download stopped.
         DiskFullError: There is too little room.
     """
-    source = _asked(name.repository, name.revision, notify)
-    if isinstance(source, _Copy):
-        path = source.model(name.gguf)
-        source.tell(notify)
-        return path
-    with _explained(name.repository, name.revision):
-        return source.model(name.gguf, name.revision)
+    return _source(name.repository, name.revision, notify).model(name.gguf)
 
 
 def download_head(
@@ -61,22 +54,13 @@ def download_head(
 
     None where it takes none: then nothing is fetched but what it has read. Raises as `download` does.
     """
-    source = _asked(repository, revision, notify)
-    if isinstance(source, _Copy):
-        folder = source.folder()
-        names = {file.name for file in folder.iterdir()}
-        wanted = choose(names, lambda name: read_json(folder / name))
-        if not all((folder / name).exists() for name in wanted):
-            raise source.not_whole()
-        if wanted:
-            source.tell(notify)
-        return folder if wanted else None
-    with _explained(repository, revision):
-        return source.head(choose, revision)
+    return _source(repository, revision, notify).head(choose)
 
 
-def _asked(repository: str, revision: str | None, notify: Callable[[Event], None]) -> _Fetch | _Copy:
-    """What the hub says of a repository, or the copy in the cache where it does not answer."""
+def _source(
+    repository: str, revision: str | None, notify: Callable[[Event], None]
+) -> _Download | _CachedCopy:
+    """A repository on the hub, or the copy in the cache if the hub does not answer."""
     import huggingface_hub as hub
 
     api = hub.HfApi(library_name="offspec")
@@ -85,24 +69,55 @@ def _asked(repository: str, revision: str | None, notify: Callable[[Event], None
     except Exception as error:  # the network fails in many shapes
         if refused := _refusal(error, repository, revision):
             raise refused from error
-        return _Copy(repository, revision, error)
+        return _CachedCopy(repository, revision, error, notify)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    return _Fetch(repository, str(info.sha), sizes, notify)
+    return _Download(repository, revision, str(info.sha), sizes, notify)
 
 
-class _Copy:
-    """A repository's copy in the hub's own cache; error: why the hub cannot be asked."""
+class _CachedCopy:
+    """A repository's copy in the hub's own cache; error: why the hub cannot be reached."""
 
-    def __init__(self, repository: str, revision: str | None, error: Exception) -> None:
+    def __init__(
+        self, repository: str, revision: str | None, error: Exception, notify: Callable[[Event], None]
+    ) -> None:
         from huggingface_hub import constants, errors
 
-        self._repository, self._revision = repository, revision
+        self._repository, self._revision, self._notify = repository, revision, notify
         self._offline = isinstance(error, errors.OfflineModeIsEnabled)
         self._unreached = f"{constants.ENDPOINT} cannot be reached"
         self._why = "HF_HUB_OFFLINE is set" if self._offline else f"{self._unreached} ({one_line(error)})"
 
-    def folder(self) -> Path:
-        """Where it is, whole or not. Raises ModelNotFoundError where there is none."""
+    def model(self, gguf: str) -> Path:
+        """The model's folder or GGUF file. Raises ModelNotFoundError if it is absent or not whole."""
+        path = folder = self._folder()
+        sizes = {
+            file.relative_to(folder).as_posix(): file.stat().st_size
+            for file in folder.rglob("*")
+            if file.is_file()
+        }
+        try:
+            if _is_gguf(sizes, gguf):
+                path = folder / self._chosen(sizes, gguf)
+                read_model(path)
+            else:
+                open_folder(folder)
+        except (UnsupportedModelError, ModelNotFoundError):
+            raise
+        except CheckpointError as damage:
+            raise self._not_whole() from damage
+        return self._used(path)
+
+    def head(self, choose: Choose) -> Path | None:
+        """The folder, if config.json and the files that `choose` takes are there; None if it takes none."""
+        folder = self._folder()
+        names = {file.name for file in folder.iterdir()}
+        wanted = choose(names, lambda name: read_json(folder / name))
+        if not all((folder / name).exists() for name in wanted):
+            raise self._not_whole()
+        return self._used(folder) if wanted else None
+
+    def _folder(self) -> Path:
+        """The copy's folder, whole or not. Raises ModelNotFoundError if there is none."""
         import huggingface_hub as hub
 
         try:
@@ -113,26 +128,6 @@ class _Copy:
             raise self._error(f"the hub's cache has no copy of {self._repository}") from missing
         return Path(found)
 
-    def model(self, gguf: str) -> Path:
-        """The model's folder or GGUF file. Raises ModelNotFoundError where it is not here, or not whole."""
-        folder = self.folder()
-        sizes = {
-            file.relative_to(folder).as_posix(): file.stat().st_size
-            for file in folder.rglob("*")
-            if file.is_file()
-        }
-        try:
-            if not _is_gguf(sizes, gguf):
-                open_folder(folder)
-                return folder
-            path = folder / self._chosen(sizes, gguf)
-            read_model(path)
-            return path
-        except (UnsupportedModelError, ModelNotFoundError):
-            raise
-        except CheckpointError as damage:
-            raise self.not_whole() from damage
-
     def _chosen(self, sizes: dict[str, int], gguf: str) -> str:
         models = gguf_models(sizes)
         if not models:
@@ -142,14 +137,14 @@ class _Copy:
         except ModelNotFoundError as error:
             raise ModelNotFoundError(f"{self._why}, and in the hub's cache {error}") from error
 
-    def not_whole(self) -> ModelNotFoundError:
-        """The error for a copy that lacks a file, or has a damaged one."""
+    def _not_whole(self) -> ModelNotFoundError:
         return self._error(f"the copy of {self._repository} in the hub's cache is not whole")
 
-    def tell(self, notify: Callable[[Event], None]) -> None:
-        """Say that the copy is used, unless that was asked for."""
+    def _used(self, path: Path) -> Path:
+        """Notify that the copy is used, unless HF_HUB_OFFLINE asks for that."""
         if not self._offline:
-            notify(Notice(f"{self._unreached}: {self._repository} is taken from the hub's cache"))
+            self._notify(Notice(f"{self._unreached}: {self._repository} is taken from the hub's cache"))
+        return path
 
     def _error(self, what: str) -> ModelNotFoundError:
         again = "connect to the network and run the command again"
@@ -157,111 +152,113 @@ class _Copy:
         return ModelNotFoundError(f"{self._why}, and {what}: {fix}")
 
 
-class _Fetch:
+class _Download:
     """Downloads files of one commit, whose sizes are known, and counts their bytes."""
 
     def __init__(
-        self, repository: str, commit: str, sizes: dict[str, int], notify: Callable[[Event], None]
+        self,
+        repository: str,
+        revision: str | None,
+        commit: str,
+        sizes: dict[str, int],
+        notify: Callable[[Event], None],
     ) -> None:
-        self._repository, self._commit, self._sizes, self._notify = repository, commit, sizes, notify
+        self._repository, self._revision, self._commit = repository, revision, commit
+        self._sizes, self._notify = sizes, notify
         self._top = {name: size for name, size in sizes.items() if "/" not in name}
         self._done = self._total = self._sent = 0
 
-    def model(self, gguf: str, revision: str | None) -> Path:
-        """Fetch what the model needs; the folder it is in, or the first of its GGUF files."""
+    def model(self, gguf: str) -> Path:
+        """Fetch what the model needs. Returns its folder, or the first of its GGUF files."""
         if _is_gguf(self._sizes, gguf):
             files = choose_gguf(gguf_models(self._sizes), gguf, self._repository).files
-            return self._all((), files, files[0], revision)
+            return self._fetch((), files, files[0])
         place = f"the hub repository {self._repository}"
         weights, _ = choose_weights(self._top, lambda: self._json(INDEX), place)
         if CONFIG not in self._top:
             raise CheckpointError(f"{place} is not a model that transformers can load: it has no {CONFIG}")
         texts = [name for name in self._top if name.endswith(TEXT_FILES)]
-        return self._all(texts, weights, CONFIG, revision).parent
+        return self._fetch(texts, weights, CONFIG).parent
 
-    def head(self, choose: Choose, revision: str | None) -> Path | None:
-        """Fetch config.json and the files that are chosen; the folder they are in, None where none are."""
+    def head(self, choose: Choose) -> Path | None:
+        """Fetch config.json and the files that `choose` takes. Returns their folder, if any."""
         weights = choose(self._top, self._json)
-        return self._all([CONFIG], weights, CONFIG, revision).parent if weights else None
+        return self._fetch([CONFIG], weights, CONFIG).parent if weights else None
 
-    def _all(self, texts: Sequence[str], weights: Sequence[str], first: str, revision: str | None) -> Path:
-        """Fetch files of which the cache has none or a part. Returns the path of `first`."""
+    def _fetch(self, texts: Sequence[str], weights: Sequence[str], first: str) -> Path:
+        """Fetch files that the cache lacks, whole or in part. Returns the path of `first`."""
         if missing := [name for name in weights if name not in self._sizes]:
             raise CheckpointError(
                 f"the hub repository {self._repository} lacks {missing[0]}, a part of the model: "
                 "choose another revision"
             )
-        new = {name: self._sizes[name] for name in [*texts, *weights] if not self._is_cached(name)}
-        require_space(_hub_cache(), sum(new.values()), f"downloading {self._repository}", "HF_HOME")
-        self._total = sum(new.values())
-        for name in [*texts, *weights]:
-            path = self._file(name, new.get(name, 0))
+        files = [*texts, *weights]
+        new = {
+            name: self._sizes[name] for name in files if not is_cached(self._repository, name, self._commit)
+        }
+        self._total, finished = sum(new.values()), 0
+        require_space(_hub_cache(), self._total, f"downloading {self._repository}", "HF_HOME")
+        for name in files:
+            path = self._file(name)
+            finished += new.get(name, 0)
+            self._report(finished)  # not every file comes with a bar
             if name == CONFIG:  # which comes before the weights
                 check_method(read_json(path))
         # Only now does the revision's name point to this commit in the cache: offline it is whole or absent.
-        return self._file(first, 0, revision or "main")
+        return self._file(first, self._revision or "main")
 
     def _json(self, name: str) -> dict[str, Any]:
-        return read_json(self._file(name, 0))
+        return read_json(self._file(name))
 
-    def _is_cached(self, name: str) -> bool:
+    def _file(self, name: str, revision: str | None = None) -> Path:
+        """Fetch one file, of the commit by default. Turns each error of the hub's client into one line."""
         import huggingface_hub as hub
 
-        return isinstance(hub.try_to_load_from_cache(self._repository, name, revision=self._commit), str)
-
-    def _file(self, name: str, size: int, revision: str | None = None) -> Path:
-        import huggingface_hub as hub
-
-        class Bar(_Bar):
-            add = staticmethod(self._add)
-
-        before = self._done
-        path = hub.hf_hub_download(
-            self._repository,
-            name,
-            revision=revision or self._commit,
-            library_name="offspec",
-            tqdm_class=Bar,
-        )
-        self._add(before + size - self._done)  # files that came without a bar
+        try:
+            with disk_full(_hub_cache()):
+                path = hub.hf_hub_download(
+                    self._repository,
+                    name,
+                    revision=revision or self._commit,
+                    library_name="offspec",
+                    tqdm_class=_bar(lambda count: self._report(self._done + count)),
+                )
+        except DiskFullError:
+            raise
+        except Exception as error:  # HTTP, sockets, and checks of what was received
+            raise _refusal(error, self._repository, self._revision) or CheckpointError(
+                f"the download of {self._repository} stopped ({one_line(error)}): "
+                "run the same command again, the files that are finished are kept"
+            ) from error
         return Path(path)
 
-    def _add(self, count: int) -> None:
-        self._done += count
-        share = 100 * self._done // max(1, self._total)
+    def _report(self, done: int) -> None:
+        """Notify of each further hundredth of the bytes."""
+        self._done = done
+        share = 100 * done // max(1, self._total)
         if share != self._sent and self._total:
             self._sent = share
-            self._notify(LoadProgress(f"downloading {self._repository}", self._done, self._total, "bytes"))
+            self._notify(LoadProgress(f"downloading {self._repository}", done, self._total, "bytes"))
 
 
-class _Bar:
-    """As much of a tqdm bar as the hub's client uses. `update` counts the bytes that reached the disk."""
+def _bar(add: Callable[[int], None]) -> type[Any]:
+    """A class of progress bars that show nothing; `add` takes counts of bytes that reached the disk."""
+    from huggingface_hub.utils.tqdm import tqdm
 
-    add: Callable[[int], None]
+    class Bar(tqdm):
+        def __init__(self, *_: object, initial: float = 0, **__: object) -> None:
+            super().__init__(disable=True)  # type: ignore[no-untyped-call]
+            self.update(initial)
 
-    def __init__(self, *_: Any, initial: float = 0, total: float | None = None, **__: Any) -> None:
-        self.n = 0
-        self.total = total
-        self.update(initial)
+        def update(self, count: float | None = 1) -> None:
+            add(int(count or 0))
 
-    def update(self, count: float | None = 1) -> None:
-        self.n += int(count or 0)
-        self.add(int(count or 0))
+        def update_transfer(self, count: float | None = 1) -> None:
+            """Ignore bytes on the network, which may be fewer."""
 
-    def update_transfer(self, count: float | None = 1) -> None:
-        """Bytes on the network, which may be fewer: not shown."""
+        def set_transfer_postfix_str(self, *_: object, **__: object) -> None: ...
 
-    def set_postfix_str(self, *_: Any, **__: Any) -> None: ...
-    def set_transfer_postfix_str(self, *_: Any, **__: Any) -> None: ...
-    def set_description(self, *_: Any, **__: Any) -> None: ...
-    def set_description_str(self, *_: Any, **__: Any) -> None: ...
-    def refresh(self, *_: Any, **__: Any) -> None: ...
-    def close(self) -> None: ...
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    return Bar
 
 
 def _is_gguf(names: Collection[str], gguf: str) -> bool:
@@ -281,26 +278,11 @@ def is_reachable() -> bool:
     return True
 
 
-def is_cached(repository: str) -> bool:
-    """Whether the hub's cache has something of this repository, whole or not."""
+def is_cached(repository: str, file: str = CONFIG, commit: str | None = None) -> bool:
+    """Return whether the hub's cache has a file of a repository: config.json of any copy by default."""
     import huggingface_hub as hub
 
-    return isinstance(hub.try_to_load_from_cache(repository, CONFIG), str)
-
-
-@contextmanager
-def _explained(repository: str, revision: str | None) -> Iterator[None]:
-    """Turn whatever the hub's client raises into one line."""
-    try:
-        with disk_full(_hub_cache()):
-            yield
-    except OffspecError:
-        raise
-    except Exception as error:  # HTTP, sockets, and checks of what was received
-        raise _refusal(error, repository, revision) or CheckpointError(
-            f"the download of {repository} stopped ({one_line(error)}): "
-            "run the same command again, the files that are finished are kept"
-        ) from error
+    return isinstance(hub.try_to_load_from_cache(repository, file, revision=commit), str)
 
 
 def _refusal(error: Exception, repository: str, revision: str | None) -> ModelNotFoundError | None:

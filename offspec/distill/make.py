@@ -12,8 +12,9 @@ from offspec.checkpoint import open_checkpoint
 from offspec.core import memory as memories
 from offspec.core.cache_dir import cache_root
 from offspec.core.config import EngineConfig
-from offspec.core.errors import UnsupportedModelError
+from offspec.core.errors import RequestError, UnsupportedModelError
 from offspec.core.events import Event, LoadProgress, Notice, unheard
+from offspec.core.files import probe, writing
 from offspec.core.private import tighten
 from offspec.distill.aux_states import published_taps, write_taps
 from offspec.distill.config import Kind, Wanted
@@ -24,7 +25,6 @@ from offspec.distill.measure import HeadAcceptance, measure_head
 from offspec.distill.medusa import Medusa
 from offspec.distill.memory import check_training, questions_together, rows_together
 from offspec.distill.mlp import MLP
-from offspec.distill.publish import claim_out, write_head
 from offspec.distill.questions import own_questions, read_questions
 from offspec.distill.store import Store, TextOrigin
 from offspec.distill.student import Pupil
@@ -99,7 +99,7 @@ def distill_head(
     questions = own_questions() if prompts is None else read_questions(prompts)
     given = memories.within_groups(memory, notify) if memory else memories.usable_bytes()
     tighten(notify, cache_dir)
-    claim_out(wanted.out)
+    _claim_out(wanted.out)
     place = TextOrigin(
         open_checkpoint(wanted.model, notify=notify).fingerprint,
         sha256("\n".join(questions).encode()).hexdigest(),
@@ -125,6 +125,15 @@ def distill_head(
     memories.trim()
     torch.set_grad_enabled(True)
     return _teach(wanted, _pupil(wanted, ends, taps, config), store, ends, memory, limit, notify)
+
+
+def _claim_out(out: Path) -> None:
+    """See that a folder can be made there, before hours of work. Raises RequestError, CheckpointError."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RequestError(f"{out} is there already: name another folder with `out`, or remove it")
+    with writing(out.parent, "name another folder with `out`"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        probe(out)
 
 
 def _open(wanted: Wanted, given: int, device: str, dtype: Dtype, notify: Notify) -> tuple[int, Assembly]:
@@ -194,7 +203,7 @@ def _teach(
         limit,
         lambda done: notify(LoadProgress("measuring on text held out", done, len(numbers), "texts")),
     )
-    nbytes = write_head(pupil.published(wanted.model), wanted.out)
+    nbytes = pupil.published(wanted.model).write(wanted.out)
     state.unlink(missing_ok=True)
     return Distilled(wanted.out, wanted.kind, store.tokens, measured, trained, nbytes, limit.spent)
 

@@ -3,12 +3,17 @@
 Letters: M rows of a lesson, n rows at which a guess is made, H hidden size, V vocabulary, D depths.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from offspec.checkpoint.folder import CONFIG
+from offspec.checkpoint.write import SafetensorsWriter
+from offspec.core.files import new_folder, write_file
 from offspec.distill.batch import Lesson
 from offspec.distill.embed_head import Columns, Ends
 
@@ -20,6 +25,23 @@ class Published:
     config: dict[str, Any]
     file: str
     tensors: dict[str, torch.Tensor]
+
+    def write(self, out: Path) -> int:
+        """Make the folder, whole or not at all. Returns the bytes of its tensors. Raises DiskFullError."""
+        tensors = {name: _stored(tensor) for name, tensor in self.tensors.items()}
+        kinds = {torch.bfloat16: "BF16", torch.int64: "I64", torch.bool: "BOOL"}
+        entries = [(name, kinds[value.dtype], tuple(value.shape)) for name, value in tensors.items()]
+        with new_folder(out) as partial:
+            with SafetensorsWriter(partial / self.file, entries) as writer:
+                for name, value in tensors.items():
+                    writer.write(name, value)
+            write_file(partial / CONFIG, (json.dumps(self.config, indent=2) + "\n").encode())
+        return sum(value.nbytes for value in tensors.values())
+
+
+def _stored(tensor: torch.Tensor) -> torch.Tensor:
+    value = tensor.detach().cpu().contiguous()
+    return value.to(torch.bfloat16) if value.is_floating_point() else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Letters: T rows of a pass, H hidden size.
 """
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -92,3 +92,25 @@ class Hops:
             known = self._brought[id(value), place] = (value, there)
             self._brought[id(there), value.device] = (there, value)
         return known[1]
+
+
+def move_buffers(
+    model: torch.nn.Module,
+    layers: Iterable[torch.nn.Module],
+    places: Sequence[torch.device],
+    home: torch.device,
+) -> None:
+    """Move buffers of layers to where those are computed, all others to `home`.
+
+    Args:
+        model: The model with these layers.
+        layers: Decoder layers.
+        places: Where each layer is computed.
+        home: Where the model's other parts are.
+    """
+    layer_places = zip(places, layers, strict=True)
+    place_of = {id(module): place for place, layer in layer_places for module in layer.modules()}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(place_of.get(id(module), home))

@@ -53,20 +53,26 @@ class Visitor:
     def __init__(self, hub: StandIn, home: Path, visit: str) -> None:
         self.hub, self.home, self.program = hub, home, _PROGRAM.format(visit=visit)
 
-    def all(self, *models: str, setup: str = "", **environment: str) -> list[Said]:
-        """What one process says of these models, one after the other, after some more code."""
+    def start(self, *models: str, setup: str = "", **environment: str) -> subprocess.Popen[str]:
+        """Start a process that visits these models, one after the other, after some more code."""
         self.hub.log.clear()
         clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
         hub = {"HF_ENDPOINT": self.hub.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_TELEMETRY": "1"}
-        result = subprocess.run(
+        return subprocess.Popen(
             [sys.executable, "-c", self.program, setup, *models],
             env={**clean, **hub, **environment},
             cwd=Path(__file__).parents[2],
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
-        assert result.returncode == 0, result.stderr
-        found = [Said(**said) for said in json.loads(result.stdout)]
+
+    def all(self, *models: str, setup: str = "", **environment: str) -> list[Said]:
+        """What one process says of these models, one after the other, after some more code."""
+        with self.start(*models, setup=setup, **environment) as process:
+            stdout, stderr = process.communicate()
+        assert process.returncode == 0, stderr
+        found = [Said(**said) for said in json.loads(stdout)]
         assert all("\n" not in said.text for said in found)
         return found
 

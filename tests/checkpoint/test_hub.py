@@ -1,6 +1,7 @@
 """Hub ids, against a stand-in on the loopback."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from safetensors.torch import save
 
 from tests.checkpoint.hub_visitor import NOWHERE, Visitor
 from tests.support.hub_standin import COMMIT, StandIn
+from tests.support.waiting import PATIENCE, until
 
 VISIT = """
 from offspec.checkpoint import open_checkpoint
@@ -104,6 +106,23 @@ def test_a_download_that_stops_keeps_what_is_finished(hub: StandIn, visit: Visit
     assert list(said.tensors) == ["t1", "t2"]
     assert hub.downloads() == [SECOND]
     assert said.progress[-1][1:3] == [len(SHARDS[SECOND])] * 2
+
+
+def test_ctrl_c_ends_a_download_that_stalls(hub: StandIn, visit: Visitor) -> None:
+    """Threads of a download, such as those of `snapshot_download`, keep the process until the hub answers."""
+    hub.stalled.add(SECOND)
+    setup = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    with visit.start("org/model", setup=setup, HF_HUB_DOWNLOAD_TIMEOUT="600") as process:
+        try:
+            until(lambda: SECOND in hub.downloads())
+            process.send_signal(signal.SIGINT)
+            assert "KeyboardInterrupt" in process.communicate(timeout=PATIENCE)[1]
+        finally:
+            process.kill()
+    hub.stalled.clear()
+    assert visit("org/model", HF_HUB_OFFLINE="1").error == "ModelNotFoundError"
+    assert list(visit("org/model").tensors) == ["t1", "t2"]
+    assert hub.downloads() == [SECOND]
 
 
 def test_answers_that_are_no(hub: StandIn, visit: Visitor) -> None:

@@ -13,7 +13,6 @@ from offspec.distill.embed_head import Ends
 from offspec.distill.measure import RANKS, HeadAcceptance, measure_head
 from offspec.distill.medusa import Medusa
 from offspec.distill.mlp import MLP
-from offspec.distill.publish import write_head
 from offspec.distill.student import Pupil, Teacher
 from offspec.distill.time_limit import TimeLimit
 from offspec.distill.train import Schedule, Training
@@ -143,7 +142,7 @@ def test_what_is_written_opens_and_guesses_the_same(school: School, tmp_path: Pa
     done = lessons.run(lambda step, total, loss: losses.append(float(loss.split()[1])))
     assert losses[-1] < losses[0] - 0.03
     assert done.epochs == 10 and done.steps == len(losses)
-    write_head(pupil.published("some/target"), tmp_path / "head")
+    pupil.published("some/target").write(tmp_path / "head")
     shape = TargetShape("some/target", 32, 96, 3, torch.float32, CPU, school.target.skeleton.config)
     opened = open_head(str(tmp_path / "head"), shape, ignore)
     assert opened is not None

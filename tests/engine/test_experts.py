@@ -161,7 +161,7 @@ def test_loading_that_fails_leaves_no_threads(
     def failing(*args: object, **named: object) -> None:
         raise CapacityError("too little", needed=2, given=1)
 
-    monkeypatch.setattr(f"offspec.model.loaded.{part}", failing)
+    monkeypatch.setattr(f"offspec.model.loading.{part}", failing)
     opened, before = open_model(model.folder), set(threading.enumerate())
     with pytest.raises(CapacityError):
         opened.load(placed, 64, lambda done, total: None)

@@ -18,7 +18,8 @@ class StandIn:
     """Repositories by id, each a dict of file contents; and what was asked, and what goes wrong.
 
     gated: ids that need permission. cut: file names whose first answer breaks off halfway (once); dead: file
-    names that always break off. log: (method, path, Range header) of every request.
+    names that always break off; stalled: file names whose answer stops halfway, until the client leaves. log:
+    (method, path, Range header) of every request.
     """
 
     def __init__(self) -> None:
@@ -26,13 +27,14 @@ class StandIn:
         self.gated: set[str] = set()
         self.cut: set[str] = set()
         self.dead: set[str] = set()
+        self.stalled: set[str] = set()
         self.log: list[tuple[str, str, str | None]] = []
         self.url = ""
 
     def begin(self, repositories: dict[str, dict[str, bytes]]) -> None:
         """Hold these repositories alone, and nothing goes wrong."""
         self.repositories = repositories
-        for record in (self.gated, self.cut, self.dead, self.log):
+        for record in (self.gated, self.cut, self.dead, self.stalled, self.log):
             record.clear()
 
     def downloads(self) -> list[str]:
@@ -110,6 +112,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data) - start))
         self.end_headers()
         if not send:
+            return None
+        if name in self.standin.stalled:
+            self.wfile.write(data[start : start + (len(data) - start) // 2])
+            self.connection.recv(1)  # until the client leaves
+            self.close_connection = True
             return None
         if name in self.standin.cut | self.standin.dead:
             self.standin.cut.discard(name)

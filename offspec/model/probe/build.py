@@ -1,6 +1,11 @@
-"""From a configuration to a skeleton that is known to run over token trees, or to the reason why not."""
+"""From a configuration to a skeleton that is known to run over token trees, or to the reason why not.
 
-from dataclasses import replace
+A trial's findings are kept in the user's cache for the next load of the same configuration.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +15,46 @@ from offspec.checkpoint.folder import CONFIG
 from offspec.checkpoint.gguf.stub import quiet
 from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.meta_model import FOR_OTHERS, has_language_model
+from offspec.core.cache_dir import cache_root
 from offspec.core.errors import OffspecError, UnsupportedModelError
-from offspec.model.probe import findings as kept
-from offspec.model.probe.cache_rows import NOTHING_KEPT, measure_rows
+from offspec.core.files import write_file
+from offspec.model.probe.cache_rows import NOTHING_KEPT, CacheRows, measure_rows
 from offspec.model.probe.compare import try_out
-from offspec.model.probe.findings import Findings
 from offspec.model.probe.small_config import small_config
 from offspec.model.skeleton import Skeleton, of_config, skeleton_of
+from offspec_planners.json_fields import parse, read
+
+_VERSION = 7
+# What a configuration says beside its architecture.
+_BESIDE = (
+    "_name_or_path",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "quantization_config",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Of one configuration.
+
+    Args:
+        refusal: Why it cannot be run over token trees; empty where it can.
+        chains: Whether every token tree must be a single path.
+        rows: What each position takes in the cache.
+        merges: Whether rows of several sequences may go through a layer together.
+        apart: Whether attention then takes one sequence after the other.
+        wraps: Of how many values the tuples are that layers return; 0: they return no tuples.
+    """
+
+    refusal: str
+    chains: bool
+    rows: CacheRows
+    merges: bool = False
+    apart: bool = False
+    wraps: int = 0
 
 
 def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
@@ -75,12 +113,12 @@ def _refusal(folder: Path, error: Exception) -> str:
 
 def find(config: Any, skeleton: Skeleton) -> Findings:
     """What is known of a configuration, else what a trial of it finds."""
-    key = kept.key_of(config)
-    found = kept.load(key)
+    key = _key_of(config)
+    found = _load(key)
     if found is None:
         with quiet():  # of a configuration that is made small, which no user wrote
             found = _tried(config, skeleton)
-        kept.save(key, found)
+        _save(key, found)
     return found
 
 
@@ -106,3 +144,36 @@ def _tried(config: Any, skeleton: Skeleton) -> Findings:
 
 def _refused(reason: str) -> Findings:
     return Findings(reason, False, NOTHING_KEPT)
+
+
+def _key_of(config: Any) -> str:
+    """The name of a configuration's findings: they hold for these versions of offspec and transformers."""
+    import transformers
+
+    from offspec import __version__
+
+    said = {name: value for name, value in config.to_dict().items() if name not in _BESIDE}
+    parts = [_VERSION, __version__, transformers.__version__, said]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _load(key: str) -> Findings | None:
+    """What an earlier run found; None where there is nothing that can be read."""
+    try:
+        return read(parse(_file(key).read_text("utf-8")), Findings)
+    except (OSError, ValueError):
+        return None
+
+
+def _save(key: str, findings: Findings) -> None:
+    """Leave findings for later runs; where nothing can be written, they find the same again."""
+    file = _file(key)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_file(file, json.dumps(asdict(findings), separators=(",", ":")).encode())
+    except (OSError, OffspecError):
+        return
+
+
+def _file(key: str) -> Path:
+    return cache_root() / "architectures" / f"{key}.json"

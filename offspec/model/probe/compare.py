@@ -1,25 +1,30 @@
 """A small model of an architecture over token trees, against transformers' own forward over each path alone.
 
+Also whether layers of the model can take the rows of several sequences together. They can if a layer does
+nothing with keys but hand them from its cache to its attention, or if a module of it takes the cache, and
+processes keys of one sequence after the other.
+
 Letters: N nodes, V vocabulary, T tokens.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from offspec.checkpoint.gguf.stub import quiet
 from offspec.core.errors import OffspecError, UnsupportedModelError
+from offspec.model.apart import take_apart
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
+from offspec.model.pass_parts import SequenceRows
 from offspec.model.probe.cache_rows import measure_rows
 from offspec.model.probe.implementation import implementation
-from offspec.model.probe.merging import equal, merges
 from offspec.model.probe.small_config import special_tokens
 from offspec.model.row_counts import RowCounts
-from offspec.model.runner import TreeModel
+from offspec.model.runner import CHUNK, TreeModel
 from offspec.model.skeleton import Skeleton, skeleton_of
 from offspec.sampling.token_tree import TokenTree
 
@@ -32,6 +37,8 @@ _TABLE = 4.0  # spread of other tables than that of tokens, which are often scal
 # Parents of two trees. A path of the first is kept, whose rows do not lie side by side.
 _TREES = ((-1, 0, 0, 1, 1, 2, 3, 4, 6, 6), (-1, 0, 0, 0, 2, 4, 4, 5))
 _CHAINS = ((-1, 0, 1, 2, 3, 4, 5, 6, 7), (-1, 0, 1, 2))
+_TOLERANCE = 2e-3  # of the spread of what a model puts out, where float32 rounds to some millionths
+_NODES = 4  # of a tree behind each text
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +139,7 @@ class _Trial:
             return f"it fails over a token tree ({_first_line(error)})"
         for alone, together in zip(wanted, found, strict=True):
             assert isinstance(alone, torch.Tensor)
-            if not equal(alone, together):
+            if not _equal(alone, together):
                 return "nodes of a token tree get other logits than their paths by themselves"
         return ""
 
@@ -140,7 +147,7 @@ class _Trial:
         """Whether rows of several sequences can go through the layers together, and whether attention has to
         take them apart; after `differs`."""
         assert self._model is not None
-        return merges(self._model, self._tokens(_PROMPT + 1))
+        return _merges(self._model, self._tokens(_PROMPT + 1))
 
     def _tokens(self, count: int) -> list[int]:
         """Different ones, of those that are only text."""
@@ -162,7 +169,7 @@ class _Trial:
             if not logits.isfinite().all():
                 return "random weights give no numbers"
             common = logits[: len(ids)]
-            if before is not None and not equal(before, common):
+            if before is not None and not _equal(before, common):
                 return "what it says of a token depends on those that follow"
             before = common
             rows[0] = common[-1]
@@ -217,3 +224,43 @@ def draw_weights(skeleton: Skeleton, random: torch.Generator) -> None:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:160]
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two results are the same but for rounding."""
+    return bool((one - other).abs().max() <= _TOLERANCE * one.std())
+
+
+@torch.no_grad()
+def _merges(model: TreeModel, tokens: Sequence[int]) -> tuple[bool, bool]:
+    """Whether rows of two sequences have the states that they have in a pass by themselves, and whether
+    attention has to take them apart for it.
+
+    Args:
+        model: A small one, with random weights; it is not to be used any more.
+        tokens: Different ones, at least a dozen.
+    """
+    if model.skeleton.masked:
+        return False, False
+    model.skeleton, model.chunk = replace(model.skeleton, merges=True), CHUNK
+    texts = [tokens[3:], tokens[:-1]]  # the positions and the number of tokens are others
+    alone = [model.hidden_of([_rows(text, model)]) for text in texts]
+    for apart in (False, True):
+        if apart:
+            for layer in model.skeleton.layers:
+                take_apart(layer, model.row_counts)
+        try:
+            together = model.hidden_of([_rows(text, model) for text in texts])
+        except Exception:  # code of any family, which was made for the keys of one sequence
+            continue
+        if _equal(torch.cat(alone), together):
+            return True, apart
+    return False, False
+
+
+def _rows(tokens: Sequence[int], model: TreeModel) -> SequenceRows:
+    """A text with a chain of a few nodes behind it, which even models run that know no other tree."""
+    rows, text = len(tokens), len(tokens) - _NODES
+    seen = torch.ones(_NODES, _NODES, dtype=torch.bool).tril()
+    cache = TreeCache(len(model.skeleton.layers), 4)
+    return SequenceRows(torch.tensor(tokens), TreeContext(0, torch.arange(rows), text, seen), cache)

@@ -1,4 +1,4 @@
-"""`pack_model`: a pack of a model, made where it is missing, mended where it is damaged."""
+"""Packs of models: `pack_model` makes a missing one and repairs a damaged one, `verify_pack` checks one."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
+from offspec.checkpoint.checksum import damage
 from offspec.checkpoint.folder import open_folder
 from offspec.checkpoint.open import local_path
-from offspec.checkpoint.pack_manifest import Manifest, Origin
+from offspec.checkpoint.pack_manifest import Manifest, Origin, check_pack, read_manifest
 from offspec.core.config import PackFormat, format_bytes
 from offspec.core.errors import CheckpointError
 from offspec.core.events import Event, Notice, unheard
@@ -103,6 +104,33 @@ def packed_model(
     """The pack of a model, called by the model's name, made in the cache on first use; see `pack_model`."""
     pack = pack_model(model, to, memory=memory, again=False, notify=notify, cache_dir=cache_dir)
     return open_folder(pack.folder, model)
+
+
+def verify_pack(folder: Path, notify: Notify) -> Manifest:
+    """Read all files of a pack, compare them with its manifest, and return that.
+
+    Args:
+        folder: Of the pack.
+        notify: Takes LoadProgress events.
+
+    Raises:
+        ModelNotFoundError: There is no pack.
+        CheckpointError: Names the first file that is wrong and the command that repairs it.
+    """
+    check_pack(folder)
+    manifest = read_manifest(folder)
+    files = manifest.sums
+    progress = ByteProgress(f"verifying {folder.name}", sum(s.size for s in files.values()), notify)
+    wrong = []
+    for number, (name, expected) in enumerate(files.items(), 1):
+        progress.detail = f"file {number} of {len(files)}"
+        if found := damage(folder / name, expected, thorough=True, add=progress.add):
+            wrong.append(f"{folder / name} {found}")
+    if wrong:
+        more = f", and {len(wrong) - 1} more of its {len(files)} files" if len(wrong) > 1 else ""
+        raise CheckpointError(f"{wrong[0]}{more}: {manifest.origin.again(folder)}")
+    open_folder(folder)
+    return manifest
 
 
 def _make(
