@@ -24,7 +24,7 @@ CHANGING = {
     *("_accelerator_setAllocatorSettings", "GOMP_SPINCOUNT", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"),
 }
 # Modules that name one of them and change nothing by themselves: three enter a mode of another module.
-HARMLESS = {"core.replaced", "model.experts", "model.hops", "model.loaded"}
+HARMLESS = {"core.replaced", "model.experts", "model.hops", "model.opened"}
 
 
 def test_an_application_finds_transformers_unchanged(tmp_path: Path) -> None:
