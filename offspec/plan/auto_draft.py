@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from offspec.checkpoint import local_path
 from offspec.checkpoint.hub_name import hub_name
 from offspec.core.config import LOOKUPS
-from offspec.core.errors import CapacityError, OffspecError
+from offspec.core.errors import OffspecError
 from offspec.draft.auto import DraftChoice, choose_draft
 from offspec.draft.open import Drafts
 from offspec.draft.published import KnownDraft
-from offspec.plan.fit import LEAST_BUDGET, find_fit, no_room_for_substitute
+from offspec.plan.fit import LEAST_BUDGET, no_room_for_substitute, try_fit
 from offspec.plan.opened import OpenedModels
 
 
@@ -72,9 +72,8 @@ def choose_auto_draft(
         except OffspecError as error:
             return str(error)
         tried[name] = found
-        try:
-            fit = find_fit(found, replace(wanted, budget=config.budget or LEAST_BUDGET))
-        except CapacityError:
+        fit = try_fit(found, replace(wanted, budget=config.budget or LEAST_BUDGET))
+        if fit is None:
             return f"{name} does not fit in memory beside the target"
         return no_room_for_substitute(found, wanted) if fit.draft_mode == "none" else None
 

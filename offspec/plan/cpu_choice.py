@@ -1,6 +1,7 @@
 """Choice of the CPU's work next to a GPU: fits for the numbers that decide it; see `cpu_work`."""
 
 from dataclasses import replace
+from typing import get_args
 
 from offspec.core.config import EngineConfig, Experts
 from offspec.plan.fit import try_fit
@@ -23,11 +24,11 @@ def choose_cpu_layers(
         chosen: Trees of these passes.
     """
 
-    def place(layers: int) -> Placement | None:
-        fit = try_fit(opened, replace(config, cpu_layers=layers))
-        return None if fit is None else fit.placement
-
-    return 0 if opened.vram is None else fastest_cpu_layers(predictor, chosen, place)
+    if opened.vram is None:
+        return 0
+    return fastest_cpu_layers(
+        predictor, chosen, lambda layers: _place(opened, replace(config, cpu_layers=layers))
+    )
 
 
 def choose_cpu_experts(
@@ -35,10 +36,12 @@ def choose_cpu_experts(
 ) -> bool:
     """Whether the CPU should compute the experts. Arguments: see `choose_cpu_layers`."""
 
-    def place(experts: Experts) -> Placement | None:
-        fit = try_fit(opened, replace(config, experts=experts))
-        return None if fit is None else fit.placement
-
     if opened.vram is None or not opened.target.experts.count:
         return False
-    return cpu_experts_pay(predictor, chosen, place("gpu"), place("cpu"))
+    on_gpu, on_cpu = (_place(opened, replace(config, experts=way)) for way in get_args(Experts)[1:])
+    return cpu_experts_pay(predictor, chosen, on_gpu, on_cpu)
+
+
+def _place(opened: OpenedModels, config: EngineConfig) -> Placement | None:
+    fit = try_fit(opened, config)
+    return None if fit is None else fit.placement

@@ -1,14 +1,13 @@
 """How to load what was opened: as a plan says that still fits, or with room to find a plan out."""
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from offspec.core.config import AUTO, EngineConfig, format_bytes
-from offspec.core.errors import CapacityError, PlanError
+from offspec.core.errors import PlanError
 from offspec.core.events import Notice
 from offspec.draft.open import Notify
 from offspec.plan.draft_memory import with_most_width
-from offspec.plan.fit import LEAST_BUDGET, Fit, find_fit, still_fits, undrafted_nodes
+from offspec.plan.fit import LEAST_BUDGET, Fit, find_fit, still_fits, try_fit, undrafted_nodes
 from offspec.plan.hardware_profile import machine_fingerprint
 from offspec.plan.opened import OpenedModels
 from offspec_planners.plan import Plan
@@ -118,17 +117,13 @@ def _allowance(opened: OpenedModels) -> EngineConfig:
     sequences = config.least_sequences
     for budget in _ALLOWANCES[kind]:
         allowed = with_most_width(replace(config, budget=max(budget, sequences)))
-        try:
-            fit = find_fit(opened, allowed)
-        except CapacityError:
-            if budget == LEAST_BUDGET:
-                raise
-            continue
-        break
+        if (found := try_fit(opened, allowed)) is not None:
+            break
+    fit = found or find_fit(opened, allowed)  # which raises
     budgets = (*shared_budgets(sequences), *_LARGER[kind])
     for budget in (budget for budget in budgets if budget > (allowed.budget or 1)):
-        with suppress(CapacityError):
-            larger = with_most_width(replace(config, budget=budget))
-            if replace(find_fit(opened, larger), chunk=fit.chunk) == fit:
-                return larger
+        larger = with_most_width(replace(config, budget=budget))
+        found = try_fit(opened, larger)
+        if found is not None and replace(found, chunk=fit.chunk) == fit:
+            return larger
     return allowed

@@ -1,7 +1,6 @@
 """A plan for a machine that is elsewhere: from its profile, and from the configurations of the models."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -15,7 +14,7 @@ from offspec.draft.published import known_drafts
 from offspec.plan.auto_draft import choose_auto_draft, of_hub
 from offspec.plan.choose_device import check_memory, check_without_gpu
 from offspec.plan.draft_memory import unpacks, with_most_width
-from offspec.plan.fit import Fit, find_fit, no_room_for_substitute
+from offspec.plan.fit import Fit, find_fit, no_room_for_substitute, try_fit
 from offspec.plan.make import Acceptance, build_plan, in_bits, typical_substitute
 from offspec.plan.model_sizes import imagine, sizes_of
 from offspec.plan.opened import OpenedModels
@@ -179,18 +178,18 @@ def _held(opened: OpenedModels) -> tuple[OpenedModels, EngineConfig, Fit]:
     room = with_most_width(replace(config, budget=most))
     try:
         fit = find_fit(opened, room)
-        for budget in () if config.budget else shared_budgets(sequences):
-            with suppress(CapacityError):
-                larger = replace(room, budget=budget)
-                if find_fit(opened, larger).held == fit.held:  # it leaves the draft its place
-                    return opened, larger, fit
-        return opened, room, fit
     except CapacityError:
         if opened.draft is None or config.substitutes or config.draft_bits is not None:
             raise
+    else:
+        for budget in () if config.budget else shared_budgets(sequences):
+            larger = replace(room, budget=budget)
+            if (found := try_fit(opened, larger)) is not None and found.held == fit.held:
+                return opened, larger, fit  # it leaves the draft its place
+        return opened, room, fit
     for budget in fewer:
-        with suppress(CapacityError):
-            smaller = replace(room, budget=budget)
-            return opened, smaller, find_fit(opened, smaller)
+        smaller = replace(room, budget=budget)
+        if (found := try_fit(opened, smaller)) is not None:
+            return opened, smaller, found
     room, config = replace(room, draft_bits=4), replace(config, draft_bits=4)
     return replace(opened, config=config), room, find_fit(opened, room)

@@ -90,11 +90,14 @@ class Variants:
     def _larger(self, larger: OpenedModels, change: str, note: str = "") -> Iterator[Variant]:
         """More memory, if the plan's settings fit in it."""
         fit, predictor = try_fit(larger, self.config), self.predictor
-        if fit is None:
-            return
-        if keeps_unpacked(larger, self.config, fit):
+        if fit is not None and keeps_unpacked(larger, self.config, fit):
             predictor = replace(predictor, target=predictor.target.unpacked_once())
-        yield Variant(change, note + self._memories(fit.placement), fit.placement, predictor)
+        yield from self._laid_out(change, note, fit, predictor)
+
+    def _laid_out(self, change: str, note: str, fit: Fit | None, predictor: Predictor) -> Iterator[Variant]:
+        """A variant that fits, with its tiers noted."""
+        if fit is not None:
+            yield Variant(change, note + self._memories(fit.placement), fit.placement, predictor)
 
     def _memories(self, placement: Placement) -> str:
         return explain_memories(placement, self.predictor.target, vram=self.opened.vram is not None)
@@ -145,11 +148,9 @@ class Variants:
             return
         narrow = self.opened.target.with_int8_cache()
         fit = try_fit(replace(self.opened, target=narrow), self.config)
-        if fit is not None:
-            sizes = replace(self.predictor.target, kv_per_token=narrow.cache_bytes(1))
-            note = f"`--kv-cache int8`, {_OTHER_ANSWERS}; {self._memories(fit.placement)}"
-            predictor = replace(self.predictor, target=sizes)
-            yield Variant("keys and values in int8", note, fit.placement, predictor)
+        sizes = replace(self.predictor.target, kv_per_token=narrow.cache_bytes(1))
+        note = f"`--kv-cache int8`, {_OTHER_ANSWERS}; "
+        yield from self._laid_out("keys and values in int8", note, fit, replace(self.predictor, target=sizes))
 
     def _packed_draft(self) -> Iterator[Variant]:
         """A draft that is kept in 4 bits, which leaves room for layers; none if it cannot be priced."""
@@ -157,11 +158,10 @@ class Variants:
         if pricing is None or self.fit.draft_mode != "full":
             return
         fit = try_fit(self.opened, self.config, held=("packed", _DRAFT_BITS))
-        if fit is not None:
-            known = rounded(self.predictor.calibration, _DRAFT_BITS)
-            note = f"`--draft-bits {_DRAFT_BITS}`; {self._memories(fit.placement)}"
-            predictor = replace(self.predictor, pricing=pricing, calibration=known)
-            yield Variant(f"the draft kept in {_DRAFT_BITS} bits", note, fit.placement, predictor)
+        known = rounded(self.predictor.calibration, _DRAFT_BITS)
+        predictor = replace(self.predictor, pricing=pricing, calibration=known)
+        change, note = f"the draft kept in {_DRAFT_BITS} bits", f"`--draft-bits {_DRAFT_BITS}`; "
+        yield from self._laid_out(change, note, fit, predictor)
 
     def _cpu_work(self) -> Iterator[Variant]:
         """Experts or layers computed by the CPU, if that was left to be chosen and none are."""

@@ -145,13 +145,8 @@ class Needs:
     @property
     def computing_bytes(self) -> int:
         """Bytes of everything but layers in the memory that layers are computed in."""
-        return (
-            self.resident_bytes
-            + self.cache_bytes
-            + self.scratch_bytes
-            + self.draft_bytes
-            + self.expert_slots_bytes
-        )
+        weights = self.resident_bytes + self.draft_bytes + self.expert_slots_bytes
+        return weights + self.cache_bytes + self.scratch_bytes
 
     def free_ram(self, memory: int) -> int:
         """Bytes of RAM that the process itself leaves."""
