@@ -1,5 +1,6 @@
 """Drawing up a plan for opened models, from what was measured and what is known of the draft."""
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -213,24 +214,11 @@ def _build(
     widths = [wanted.width] if wanted.width else [width for width in WIDTHS if width <= (loaded.width or 1)]
     if not drafts:
         budgets, widths = [sequences], [1]
-    settled, walked, found = loaded, _WALKED, list[Outlook]()
-    for _ in range(2):  # the best budget leaves other room for layers than the most, and walks another path
-        costs = predictor.costs(find_fit(opened, settled).placement, walked)
-        found = predictor.sweep(costs, budgets, widths)
-        chosen = best(found)
-        choice = chosen.choice
-        nodes = choice.budget if drafts else undrafted_nodes(opened)
-        settled, walked = replace(wanted, budget=nodes, width=choice.width), choice.tokens_per_pass
-        if wanted.chooses_cpu_layers:
-            layers = choose_cpu_layers(opened, settled, predictor, chosen)
-            settled = replace(settled, cpu_layers=layers)
-        if wanted.chooses_experts:
-            pays = choose_cpu_experts(opened, settled, predictor, chosen)
-            settled = replace(settled, experts="cpu" if pays else "gpu")
-    fit = find_fit(opened, settled)
+    settled, found = _settle(opened, loaded, predictor, budgets, widths)
+    fit, chosen = find_fit(opened, settled), best(found)
     if keeps_unpacked(opened, settled, fit):
         predictor = replace(predictor, target=target.unpacked_once())
-    costs = predictor.costs(fit.placement, walked)
+    costs = predictor.costs(fit.placement, chosen.choice.tokens_per_pass)
     chosen = predictor.refined(costs, chosen)
     least = replace(settled, budget=max(LEAST_BUDGET, sequences), width=loaded.width)
     least_ram, least_vram = least_memory(opened, least)
@@ -255,7 +243,7 @@ def _build(
         chunk=fit.chunk,
         parts=memory_parts(opened, settled, fit),
         placement=fit.placement,
-        budget=nodes,
+        budget=settled.budget or 1,
         width=chosen.choice.width,
         depth=round(chosen.depth),
         tree=wanted.tree,
@@ -271,6 +259,30 @@ def _build(
         sequences=sequences,
         shared=shared,
     )
+
+
+def _settle(
+    opened: OpenedModels,
+    loaded: EngineConfig,
+    predictor: Predictor,
+    budgets: Sequence[int],
+    widths: Sequence[int],
+) -> tuple[EngineConfig, list[Outlook]]:
+    """(Settings with the best budget, width and work for the CPU, outlooks of all budgets and widths)."""
+    wanted, settled, walked, found = opened.config, loaded, _WALKED, list[Outlook]()
+    for _ in range(2):  # the best budget leaves other room for layers than the most, and walks another path
+        found = predictor.sweep(predictor.costs(find_fit(opened, settled).placement, walked), budgets, widths)
+        chosen = best(found)
+        choice, walked = chosen.choice, chosen.choice.tokens_per_pass
+        nodes = choice.budget if predictor.drafts else undrafted_nodes(opened)
+        settled = replace(wanted, budget=nodes, width=choice.width)
+        if wanted.chooses_cpu_layers:
+            layers = choose_cpu_layers(opened, settled, predictor, chosen)
+            settled = replace(settled, cpu_layers=layers)
+        if wanted.chooses_experts:
+            pays = choose_cpu_experts(opened, settled, predictor, chosen)
+            settled = replace(settled, experts="cpu" if pays else "gpu")
+    return settled, found
 
 
 def _shared_passes(
