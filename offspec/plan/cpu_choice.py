@@ -1,4 +1,4 @@
-"""Choice of the CPU's work next to a GPU: fits for the numbers that decide it; see `cpu_work`."""
+"""Choice of the CPU's work next to a GPU: lays out each option, which `cpu_work` prices."""
 
 from dataclasses import replace
 from typing import get_args

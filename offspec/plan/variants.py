@@ -167,14 +167,14 @@ class Variants:
         """Experts or layers computed by the CPU, if that was left to be chosen and none are."""
         opened, config, predictor = self.opened, self.config, self.predictor
         if config.experts != "cpu" and choose_cpu_experts(opened, config, predictor, self.chosen):
-            change, option = "experts computed by the CPU", "--experts cpu"
+            change, option = "experts computed by the CPU", "experts cpu"
             config = replace(config, experts="cpu")
         elif config.cpu_layers or self.fit.placement.layers(Tier.CPU):
             return
         elif layers := choose_cpu_layers(opened, config, predictor, self.chosen):
-            change, option = f"{format_count(layers, 'layer')} computed by the CPU", f"--cpu-layers {layers}"
+            change, option = f"{format_count(layers, 'layer')} computed by the CPU", f"cpu-layers {layers}"
             config = replace(config, cpu_layers=layers)
         else:
             return
         placement = find_fit(opened, config).placement
-        yield Variant(change, f"`{option}`, {_OTHER_ROUNDING}", placement, predictor)
+        yield Variant(change, f"`--{option}`, {_OTHER_ROUNDING}", placement, predictor)

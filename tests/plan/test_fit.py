@@ -170,7 +170,7 @@ def test_a_layer_of_the_draft_is_gone_before_anything_is_computed(
 
 def test_what_does_not_fit_lists_the_parts(opened: Callable[..., OpenedModels]) -> None:
     found = opened(draft="none")
-    listed = r"is \d.* \(Python and libraries .* MB, head and norms .*, two layers .*\); give more `memory`"
+    listed = r"is \d.* \(Python and libraries .*, head and norms .*, two layers .*\); give more `memory`"
     with pytest.raises(
         CapacityError, match=rf"^1 B of memory is too little: .*{listed} or ask for less `context`$"
     ):
