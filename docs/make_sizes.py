@@ -11,7 +11,7 @@ from typing import Any
 from offspec.checkpoint.shapes import SIZES, known_config, model_groups
 from offspec.core.config import EngineConfig
 from offspec.core.errors import UnsupportedModelError
-from offspec_planners.hardware import Hardware, preset
+from offspec_planners.hardware_rates import Hardware, preset
 
 FILE = Path(__file__).parents[1] / "offspec" / "checkpoint" / SIZES
 _AMPLE = 10**14  # bytes, more than any model takes

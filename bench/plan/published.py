@@ -15,7 +15,7 @@ from bench.lib.command import Command
 from bench.lib.report import Report
 from bench.plan.published_rows import MODELS, ROWS, SYSTEMS, Model, Row
 from offspec_planners.cost import Estimate, ModelSizes, PassCosts, draft_step, product_seconds
-from offspec_planners.hardware import Hardware, Processor, preset
+from offspec_planners.hardware_rates import Hardware, Processor, preset
 from offspec_planners.placement import Placement, Sizes, Tier, place_on_device
 
 WANTED = 0.3  # that a prediction may be off

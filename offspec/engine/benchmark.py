@@ -21,7 +21,7 @@ from offspec.core.events import Event, Finished, LoadProgress, PassStats, TextDe
 from offspec.engine.engine import Engine
 from offspec.plan.hardware_profile import profile
 from offspec.plan.prompts import VALIDATION
-from offspec_planners.hardware import Hardware
+from offspec_planners.hardware_rates import Hardware
 from offspec_planners.units import format_bytes
 
 PROMPTS = VALIDATION[:4]

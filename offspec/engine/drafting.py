@@ -30,8 +30,8 @@ from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise, endless, request_key
 from offspec.sampling.regions import RegionRule
 from offspec_planners.acceptance import Calibration
-from offspec_planners.best_first import Grown
-from offspec_planners.experts import ExpertPass
+from offspec_planners.expert_costs import ExpertPass
+from offspec_planners.tree_growth import Grown
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

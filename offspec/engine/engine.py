@@ -45,8 +45,8 @@ from offspec.plan.load import Assembly, describe
 from offspec.plan.make import expert_record
 from offspec.plan.policy import DraftPolicy
 from offspec.plan.records import DraftRecord
-from offspec_planners.best_first import Grown
 from offspec_planners.plan import Plan
+from offspec_planners.tree_growth import Grown
 
 _BUSY = "another answer of this engine is under way; read its stream to the end or close it"
 

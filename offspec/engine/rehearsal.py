@@ -23,9 +23,9 @@ from offspec.plan.other_hardware import plan_for_hardware
 from offspec.plan.policy import DraftPolicy
 from offspec.plan.prepare import Prepared, plan_key, prepare
 from offspec.plan.prompts import REHEARSAL
-from offspec_planners.best_first import Grown
-from offspec_planners.hardware import Hardware
+from offspec_planners.hardware_rates import Hardware
 from offspec_planners.plan import Plan
+from offspec_planners.tree_growth import Grown
 
 _PASSES_EACH, _TREES_EACH = 4, 3  # of each prompt
 _PASSES_SEEN = 7  # of each, where trees can be recorded in passes alone

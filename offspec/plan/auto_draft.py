@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from offspec.checkpoint import local_path
 from offspec.checkpoint.hub_name import hub_name
 from offspec.core.config import LOOKUPS
-from offspec.core.errors import CapacityError, OffspecError
+from offspec.core.errors import OffspecError
 from offspec.draft.auto import DraftChoice, choose_draft
 from offspec.draft.open import Drafts
 from offspec.draft.published import KnownDraft
-from offspec.plan.fit import LEAST_BUDGET, Opened
+from offspec.plan.fit import LEAST_BUDGET, no_room_for_substitute, try_fit
+from offspec.plan.opened import OpenedModels
 
 
 def of_hub(model: str) -> bool:
@@ -41,11 +42,11 @@ class Chosen:
     """The choice, and each draft that was opened for it, by name."""
 
     choice: DraftChoice
-    opened: Mapping[str, Opened]
+    opened: Mapping[str, OpenedModels]
 
 
 def choose_auto_draft(
-    opened: Opened,
+    opened: OpenedModels,
     known: Sequence[KnownDraft],
     open_draft: Callable[[str], Drafts],
     is_here: Callable[[str], bool],
@@ -62,7 +63,7 @@ def choose_auto_draft(
         fetches: Whether a small model is fetched in preference to a substitute.
     """
     config = opened.config
-    tried = dict[str, Opened]()
+    tried = dict[str, OpenedModels]()
 
     def obstacle(name: str) -> str | None:
         wanted = replace(config, draft=f"{name},{LOOKUPS[0]}")
@@ -71,11 +72,10 @@ def choose_auto_draft(
         except OffspecError as error:
             return str(error)
         tried[name] = found
-        try:
-            fit = found.fit(replace(wanted, budget=config.budget or LEAST_BUDGET))
-        except CapacityError:
+        fit = try_fit(found, replace(wanted, budget=config.budget or LEAST_BUDGET))
+        if fit is None:
             return f"{name} does not fit in memory beside the target"
-        return found.no_room(wanted) if fit.draft_mode == "none" else None
+        return no_room_for_substitute(found, wanted) if fit.draft_mode == "none" else None
 
     choice = DraftChoice((LOOKUPS[0],))
     if config.budget != 1:

@@ -15,7 +15,7 @@ from offspec.core.errors import CapacityError, CheckpointError, OffspecError, Pl
 from offspec.core.events import Event, LoadProgress, Notice
 from offspec.core.files import write_file
 from offspec.plan.disk_files import in_caches, in_folder, large_files, made_folder, written_file
-from offspec_planners.hardware import Hardware, Identity, find_preset, preset, preset_names
+from offspec_planners.hardware_rates import Hardware, Identity, find_preset, preset, preset_names
 from offspec_planners.units import format_rate
 
 _FILE = "hardware.json"

@@ -29,9 +29,10 @@ from offspec.model.tokenizer import TextCodec, load_tokenizer
 from offspec.plan.auto_draft import choose_auto_draft, fetches_drafts
 from offspec.plan.choose_device import choose_device
 from offspec.plan.draft_memory import tree_nodes
-from offspec.plan.fit import Fit, Opened
+from offspec.plan.fit import Fit, find_fit, keeps_unpacked, most_sequences, no_room_for_substitute
 from offspec.plan.hot_experts import recall_experts
 from offspec.plan.load_drafts import bytes_progress, load_drafts
+from offspec.plan.opened import OpenedModels
 from offspec.plan.warm_up import warm_up_kernels
 from offspec_planners.placement import Placement, Tier
 
@@ -73,7 +74,7 @@ class Assembly:
     sequences: int = 1  # that may be answered side by side
 
 
-def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> Opened:
+def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> OpenedModels:
     """Open what a configuration names. Raises any OffspecError; on an error nothing stays open."""
     memory.limit_products()
     config = choose_device(config)
@@ -121,7 +122,7 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
     memory.forget_code()
     runtime = memory.steady_runtime(fresh=any(model.is_loaded for model in _opened))
     _opened.update(loaded)
-    opened = Opened(
+    opened = OpenedModels(
         config, target, checkpoint.fingerprint, drafts, given, vram, runtime, config.draft, codec, more_vram
     )
     if config.drafts != (AUTO,):
@@ -138,13 +139,13 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
     return _with_sequences(found)
 
 
-def _with_sequences(opened: Opened) -> Opened:
+def _with_sequences(opened: OpenedModels) -> OpenedModels:
     """With the number of sequences that there is room for in the place of "auto"."""
     config = opened.config
     if config.sequences != AUTO:
         return opened
     try:
-        return replace(opened, config=replace(config, sequences=opened.sequences(config)))
+        return replace(opened, config=replace(config, sequences=most_sequences(opened, config)))
     except CapacityError:  # which is told as soon as it is loaded
         return replace(opened, config=replace(config, sequences=1))
     except BaseException:
@@ -153,8 +154,8 @@ def _with_sequences(opened: Opened) -> Opened:
 
 
 def _with_best_draft(
-    opened: Opened, opener: DraftOpener, known: Sequence[KnownDraft], notify: Notify
-) -> Opened:
+    opened: OpenedModels, opener: DraftOpener, known: Sequence[KnownDraft], notify: Notify
+) -> OpenedModels:
     """With the best draft there is in the place of "auto"."""
     chosen = choose_auto_draft(
         opened,
@@ -182,7 +183,7 @@ def _open_target(config: EngineConfig, notify: Notify) -> Checkpoint:
     return packed_model(config.model, config.quantize, notify, config.memory)
 
 
-def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) -> Assembly:
+def load_models(opened: OpenedModels, config: EngineConfig, fit: Fit, notify: Notify) -> Assembly:
     """Load what was opened, as `fit` says. On an error all of it is closed.
 
     Raises any OffspecError, and KernelsRefusedError where it must be opened and loaded again.
@@ -195,10 +196,10 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
             dropped = set(drafts.names).difference(drafts.without_model().names)
             others = [name for name in config.drafts if name not in dropped]
             instead = f"draft: {' and '.join(others)} alone" if others else "no draft"
-            why = opened.no_room(config)
+            why = no_room_for_substitute(opened, config)
             if fit.placement.by_need:
                 why = "experts in the place of another are expected to bring more"
-            elif not opened.config.substitutes or opened.fit(config).draft_mode != fit.draft_mode:
+            elif not opened.config.substitutes or find_fit(opened, config).draft_mode != fit.draft_mode:
                 why = "the plan expects the model to be faster without another"
             notify(Notice(f"{instead}, since {why}"))
             drafts = drafts.without_model()
@@ -208,7 +209,7 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
             capacity,
             bytes_progress(notify, "Loading the target"),
             fit.chunk,
-            unpacked=opened.unpacks(config, fit),
+            unpacked=keeps_unpacked(opened, config, fit),
             context=fit.context,
             holds_rows=opened.embeds,
         )
@@ -258,7 +259,7 @@ def assemble(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> 
     """Open and load with the budget and width of the configuration. Raises any OffspecError."""
     opened = open_models(config, notify, timeline)
     try:
-        fit = opened.fit(config)
+        fit = find_fit(opened, config)
     except BaseException:
         opened.close()
         raise

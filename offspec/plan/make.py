@@ -1,5 +1,6 @@
 """Drawing up a plan for opened models, from what was measured and what is known of the draft."""
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -10,39 +11,46 @@ from offspec.draft.open import Notify
 from offspec.model.contention import Contention
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
-from offspec.plan.beside import cpu_experts_pay, fastest_cpu_layers
-from offspec.plan.fit import LEAST_BUDGET, Opened
+from offspec.plan.cpu_choice import choose_cpu_experts, choose_cpu_layers
+from offspec.plan.fit import (
+    LEAST_BUDGET,
+    Fit,
+    cache_bytes,
+    find_fit,
+    keeps_unpacked,
+    least_memory,
+    try_fit,
+    undrafted_nodes,
+)
 from offspec.plan.load import Assembly
 from offspec.plan.load_drafts import calibration_ids
 from offspec.plan.measure_draft import measure_steps
 from offspec.plan.measure_target import PassTrial, copy_rate, tried_machine
+from offspec.plan.memory_parts import memory_parts
 from offspec.plan.model_sizes import expert_sizes, sizes_of
+from offspec.plan.opened import OpenedModels
 from offspec.plan.records import DraftRecord, ExpertRecord
-from offspec.plan.shared_passes import SharedPasses
-from offspec.plan.what_if import WhatIfs
+from offspec.plan.variants import Variants
 from offspec.stream.device_experts import DeviceExpertStore
 from offspec_kernels.row_linear import row_linear
 from offspec_planners.acceptance import Calibration, typical
-from offspec_planners.cost import ModelSizes, PassCosts, Pricing, prefill_seconds
-from offspec_planners.hardware import Hardware
+from offspec_planners.cost import Pricing
+from offspec_planners.hardware_rates import Hardware
 from offspec_planners.measure import measure_host
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.placement import Tier
-from offspec_planners.plan import Forecast, Plan
+from offspec_planners.plan import Plan, Shared
+from offspec_planners.predictor import Predictor
 from offspec_planners.search import (
-    STATIC_WIDTH,
     WIDTHS,
     Outlook,
     best,
     budgets_for,
-    outlook,
-    static_sweep,
-    sweep,
 )
+from offspec_planners.shared_passes import LaidOut, SharedPasses
 from offspec_planners.typical_acceptance import MODEL, SUBSTITUTE
 
 _WALKED = 8.0  # nodes that a first estimate takes a pass to walk
-_PROMPT = 512  # tokens of the prompt that the time to a first token is told for
 _NO_DRAFT = "there is no draft"
 _IN_THE_WAY = "The draft is left out: experts in its place are expected to bring more."
 _SLOWER = (
@@ -61,7 +69,7 @@ _HIDDEN = 0.3
 _ENOUGH_TREES, _ENOUGH_PASSES = 8, 16  # to know a draft by
 
 
-def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: Notify) -> MeasuredCosts:
+def measure(opened: OpenedModels, assembly: Assembly, config: EngineConfig, notify: Notify) -> MeasuredCosts:
     """Measure the loaded models; takes some seconds."""
     stage = "Measuring passes and draft steps"
     assert opened.codec is not None
@@ -142,7 +150,7 @@ def _is_enough(known: Calibration, config: EngineConfig) -> bool:
     return len(known.forest) >= _ENOUGH_TREES
 
 
-def plan_by(opened: Opened, loaded: EngineConfig, measured: MeasuredCosts, record: DraftRecord) -> Plan:
+def plan_by(opened: OpenedModels, loaded: EngineConfig, measured: MeasuredCosts, record: DraftRecord) -> Plan:
     """A plan by what was measured of loaded models and what is on record of the draft."""
     acceptance = acceptance_for(record, opened.config)
     known = expert_record(opened.target, opened.target_print)
@@ -156,7 +164,7 @@ def plan_by(opened: Opened, loaded: EngineConfig, measured: MeasuredCosts, recor
 
 
 def build_plan(
-    opened: Opened, loaded: EngineConfig, pricing: Pricing, acceptance: Acceptance, hardware: Hardware
+    opened: OpenedModels, loaded: EngineConfig, pricing: Pricing, acceptance: Acceptance, hardware: Hardware
 ) -> Plan:
     """The fastest settings by these costs, with the draft in the bits that it has at the most nodes.
 
@@ -190,54 +198,37 @@ def build_plan(
 
 
 def _build(
-    opened: Opened, loaded: EngineConfig, pricing: Pricing, acceptance: Acceptance, hardware: Hardware
+    opened: OpenedModels, loaded: EngineConfig, pricing: Pricing, acceptance: Acceptance, hardware: Hardware
 ) -> Plan:
     """Plan with the draft held as it is at the most nodes."""
     calibration = acceptance.calibration
-    held, draft_print = opened.fit(loaded), opened.draft_print
+    held, draft_print = find_fit(opened, loaded), opened.draft_print
     if not held.drafts_with_model:  # there was no room for a model, and so it was not tried
         opened = replace(opened, drafts=opened.drafts.without_model())
     else:
         loaded = replace(loaded, draft_bits=held.draft_bits)
         opened = replace(opened, config=replace(opened.config, draft_bits=held.draft_bits))
     wanted, sequences = opened.config, opened.config.least_sequences
+    drafts = bool(opened.drafts.names)
     target = sizes_of(opened.target, wanted.model)
+    predictor = Predictor(target, pricing, calibration, sequences, wanted.tree, drafts)
     most = largest = loaded.budget or 1
     if acceptance.measured and calibration.forest:  # of larger trees than were recorded nothing is known
         largest = max(len(tree.parent) for tree in calibration.forest)
         most = min(most, sequences * largest)
     budgets = [max(wanted.budget, sequences)] if wanted.budget else budgets_for(sequences, most)
     widths = [wanted.width] if wanted.width else [width for width in WIDTHS if width <= (loaded.width or 1)]
-    drafts = bool(opened.drafts.names)
     if not drafts:
         budgets, widths = [sequences], [1]
-    settled, walked, found = loaded, _WALKED, list[Outlook]()
-    for _ in range(2):  # the best budget leaves other room for layers than the most, and walks another path
-        costs = pricing.costs(target, opened.fit(settled).placement, walked)
-        if wanted.tree == "sequoia" and drafts:
-            found = static_sweep(calibration, costs, budgets, min(widths[-1], STATIC_WIDTH), sequences)
-        else:
-            found = sweep(calibration, costs, budgets, widths, sequences)
-        chosen = best(found)
-        choice = chosen.choice
-        nodes = choice.budget if drafts else opened.undrafted()
-        settled, walked = replace(wanted, budget=nodes, width=choice.width), choice.tokens_per_pass
-        if wanted.chooses_cpu_layers:
-            layers = fastest_cpu_layers(opened, settled, pricing, target, chosen)
-            settled = replace(settled, cpu_layers=layers)
-        if wanted.chooses_experts:
-            pays = cpu_experts_pay(opened, settled, pricing, target, chosen)
-            settled = replace(settled, experts="cpu" if pays else "gpu")
-    fit = opened.fit(settled)
-    if opened.unpacks(settled, fit):
-        target = target.unpacked_once()
-    costs = pricing.costs(target, fit.placement, walked)
-    if wanted.tree == "dynamic":
-        chosen = outlook(calibration, costs, choice.budget, choice.width, sequences)
+    settled, found = _settle(opened, loaded, predictor, budgets, widths)
+    fit, chosen = find_fit(opened, settled), best(found)
+    if keeps_unpacked(opened, settled, fit):
+        predictor = replace(predictor, target=target.unpacked_once())
+    costs = predictor.costs(fit.placement, chosen.choice.tokens_per_pass)
+    chosen = predictor.refined(costs, chosen)
     least = replace(settled, budget=max(LEAST_BUDGET, sequences), width=loaded.width)
-    least_memory, least_vram = opened.least(least)
-    passes = SharedPasses(opened, settled, fit, pricing, target, calibration, (loaded.budget or 1, largest))
-    shared = passes.rows(chosen)
+    least_ram, least_vram = least_memory(opened, least)
+    shared = _shared_passes(opened, settled, fit, predictor, chosen, (loaded.budget or 1, largest))
     return Plan(
         target=wanted.model,
         target_print=opened.target_print,
@@ -253,18 +244,18 @@ def _build(
         draft_mode=fit.draft_mode,
         draft_bits=fit.draft_bits,
         chunk=fit.chunk,
-        parts=opened.parts(settled, fit),
+        parts=memory_parts(opened, settled, fit),
         placement=fit.placement,
-        budget=nodes,
+        budget=settled.budget or 1,
         width=chosen.choice.width,
         depth=round(chosen.depth),
         costs=costs if sequences > 1 else replace(costs, caches=0.0),  # they are in `link`
-        forecast=forecast(chosen, costs, target, hardware, sequences),
+        forecast=predictor.forecast(chosen, costs, hardware),
         sweep=tuple(row.choice for row in found),
-        what_ifs=WhatIfs(opened, settled, fit, pricing, target, calibration, chosen, shared).rows(),
+        what_ifs=Variants(opened, settled, fit, predictor, chosen).what_ifs(shared),
         acceptance=acceptance.origin if drafts else _NO_DRAFT,
         measured=acceptance.measured,
-        least_memory=least_memory,
+        least_memory=least_ram,
         least_vram=least_vram,
         notes=notes_on(opened),
         sequences=sequences,
@@ -273,7 +264,56 @@ def _build(
     )
 
 
-def notes_on(opened: Opened) -> tuple[str, ...]:
+def _settle(
+    opened: OpenedModels,
+    loaded: EngineConfig,
+    predictor: Predictor,
+    budgets: Sequence[int],
+    widths: Sequence[int],
+) -> tuple[EngineConfig, list[Outlook]]:
+    """(Settings with the best budget, width and work for the CPU, outlooks of all budgets and widths)."""
+    wanted, settled, walked, found = opened.config, loaded, _WALKED, list[Outlook]()
+    for _ in range(2):  # the best budget leaves other room for layers than the most, and walks another path
+        found = predictor.sweep(predictor.costs(find_fit(opened, settled).placement, walked), budgets, widths)
+        chosen = best(found)
+        choice, walked = chosen.choice, chosen.choice.tokens_per_pass
+        nodes = choice.budget if predictor.drafts else undrafted_nodes(opened)
+        settled = replace(wanted, budget=nodes, width=choice.width)
+        if wanted.chooses_cpu_layers:
+            layers = choose_cpu_layers(opened, settled, predictor, chosen)
+            settled = replace(settled, cpu_layers=layers)
+        if wanted.chooses_experts:
+            pays = choose_cpu_experts(opened, settled, predictor, chosen)
+            settled = replace(settled, experts="cpu" if pays else "gpu")
+    return settled, found
+
+
+def _shared_passes(
+    opened: OpenedModels,
+    config: EngineConfig,
+    fit: Fit,
+    predictor: Predictor,
+    chosen: Outlook,
+    most: tuple[int, int],
+) -> tuple[Shared, ...]:
+    """Rows for other numbers of sequences, with the plan's draft and context.
+
+    Caches are in RAM only if those of the plan are.
+    """
+
+    def lay_out(sequences: int, budget: int, width: int) -> LaidOut | None:
+        other = replace(config, sequences=sequences, budget=budget, width=width, context=fit.context)
+        found = try_fit(opened, other, held=fit.held)
+        if found is None or found.placement.caches is Tier.HOST is not fit.placement.caches:
+            return None
+        return found.placement, cache_bytes(opened, other, found)
+
+    wanted = opened.config
+    passes = SharedPasses(predictor, chosen, lay_out, most, wanted.budget, wanted.width)
+    return passes.rows((fit.placement, cache_bytes(opened, config, fit)))
+
+
+def notes_on(opened: OpenedModels) -> tuple[str, ...]:
     """Effects that a plan does not predict."""
     lookups, notes = [name for name in opened.config.drafts if name in LOOKUPS], list[str]()
     if opened.asked == AUTO and opened.drafts.names:
@@ -289,28 +329,3 @@ def notes_on(opened: Opened) -> tuple[str, ...]:
             "Each GPU is taken to have such a link of its own: many desktop boards divide one among two."
         )
     return tuple(notes)
-
-
-def forecast(
-    chosen: Outlook, costs: PassCosts, target: ModelSizes, hardware: Hardware, sequences: int = 1
-) -> Forecast:
-    """Forecast of a choice, with the time to the first token of a prompt of common length.
-
-    Where several sequences share passes, one that comes waits for a pass of the others, and then with them.
-    """
-    costs = costs.for_sequences(sequences)
-    nodes = max(1, round(chosen.nodes))
-    drafted = float(costs.step_seconds(_PROMPT)) + chosen.draft if chosen.draft else 0.0
-    prefill = prefill_seconds(costs, target, hardware.processor, _PROMPT + nodes)
-    waited = chosen.choice.seconds_per_pass if sequences > 1 else 0.0
-    return Forecast(
-        ttft_s=waited + drafted + prefill,
-        prompt_tokens=_PROMPT,
-        seconds_per_pass=chosen.choice.seconds_per_pass,
-        tokens_per_pass=chosen.choice.tokens_per_pass,
-        tok_per_s=chosen.choice.tok_per_s,
-        draft_seconds=chosen.draft,
-        compute_seconds=float(costs.compute_seconds(nodes)),
-        link_seconds=float(costs.link_seconds(nodes)),
-        bound=costs.bound(chosen.draft, nodes),
-    )

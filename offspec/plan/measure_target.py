@@ -23,7 +23,7 @@ from offspec.sampling.token_tree import TokenTree
 from offspec.sampling.verify import LikelyRows, walk
 from offspec.stream.device_experts import DeviceExpertStore
 from offspec_planners.cost import ModelSizes
-from offspec_planners.hardware import Hardware, Processor, Rate
+from offspec_planners.hardware_rates import Hardware, Processor, Rate
 from offspec_planners.measure import disk_rate, identify
 from offspec_planners.measured_costs import MeasuredCosts
 

@@ -26,7 +26,7 @@ from offspec.model.quantize.pack.contents import refuse_packed
 from offspec.plan.config_formats import ConfigFormats
 from offspec_kernels.dequant import Format
 from offspec_planners.cost import ModelSizes
-from offspec_planners.experts import ExpertSizes
+from offspec_planners.expert_costs import ExpertSizes
 
 _CHOSEN = ("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "moe_top_k")  # in configurations
 _DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}

@@ -1,7 +1,6 @@
 """A plan for a machine that is elsewhere: from its profile, and from the configurations of the models."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -16,12 +15,13 @@ from offspec.draft.published import known_drafts
 from offspec.plan.auto_draft import choose_auto_draft, of_hub
 from offspec.plan.choose_device import check_memory, check_without_gpu
 from offspec.plan.draft_memory import unpacks, with_most_width
-from offspec.plan.fit import Fit, Opened
+from offspec.plan.fit import Fit, find_fit, no_room_for_substitute, try_fit
 from offspec.plan.make import Acceptance, build_plan, in_bits, typical_substitute
 from offspec.plan.model_sizes import imagine, sizes_of
+from offspec.plan.opened import OpenedModels
 from offspec_planners.acceptance import typical
 from offspec_planners.cost import JOINED_WIDTHS, WIDTHS, Estimate
-from offspec_planners.hardware import Hardware
+from offspec_planners.hardware_rates import Hardware
 from offspec_planners.placement import Tier
 from offspec_planners.plan import Plan
 from offspec_planners.search import shared_budgets
@@ -56,7 +56,7 @@ def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
     vram = None
     if hardware.link is not None:
         vram = config.vram or int(_FREE_DEVICE * hardware.processor.memory)
-    opened = Opened(
+    opened = OpenedModels(
         config,
         target,
         fingerprint,
@@ -108,7 +108,7 @@ def _with_device(config: EngineConfig, hardware: Hardware) -> tuple[EngineConfig
     return replace(config, device=device), hardware
 
 
-def _drafts(opened: Opened) -> list[tuple[Opened, str]]:
+def _drafts(opened: OpenedModels) -> list[tuple[OpenedModels, str]]:
     """No draft and the one that a run would choose, each with a note; of equally fast ones the first."""
     config = opened.config
     if config.draft != AUTO:
@@ -132,12 +132,12 @@ def _drafts(opened: Opened) -> list[tuple[Opened, str]]:
     return [(alone, ""), (found, note)]
 
 
-def _plan(opened: Opened, hardware: Hardware) -> Plan:
+def _plan(opened: OpenedModels, hardware: Hardware) -> Plan:
     config, target, drafts = opened.config, opened.target, opened.drafts
     opened, room, fit = _held(opened)
     notes = list[str]()
     if drafts.names and fit.draft_mode == "none":
-        notes.append(f"The draft {config.draft} is left out, since {opened.no_room(room)}.")
+        notes.append(f"The draft {config.draft} is left out, since {no_room_for_substitute(opened, room)}.")
         opened = opened.alone()
     draft = opened.draft
     sizes = sizes_of(draft, opened.drafts.main) if draft else None
@@ -156,7 +156,7 @@ def _plan(opened: Opened, hardware: Hardware) -> Plan:
     return replace(plan, notes=(*plan.notes, *notes))
 
 
-def _imagined(sources: Sequence[str], opened: Opened) -> Drafts:
+def _imagined(sources: Sequence[str], opened: OpenedModels) -> Drafts:
     """What drafts, known by its configuration. Raises RequestError for what is not known by that."""
     target = opened.target
     names = tuple(name for name in sources if name not in (NONE, *LOOKUPS))
@@ -169,7 +169,7 @@ def _imagined(sources: Sequence[str], opened: Opened) -> Drafts:
     return Drafts(names, *imagine(names[0], target.dtype, target.device))
 
 
-def _held(opened: Opened) -> tuple[Opened, EngineConfig, Fit]:
+def _held(opened: OpenedModels) -> tuple[OpenedModels, EngineConfig, Fit]:
     """With room for the largest trees: what was opened, its settings, and what fits where.
 
     A draft that does not fit beside them as it is stored may fit beside smaller ones, as in a run, and one
@@ -179,19 +179,19 @@ def _held(opened: Opened) -> tuple[Opened, EngineConfig, Fit]:
     most, *fewer = [config.budget] if config.budget else [max(nodes, sequences) for nodes in _NODES]
     room = with_most_width(replace(config, budget=most))
     try:
-        fit = opened.fit(room)
-        for budget in () if config.budget else shared_budgets(sequences):
-            with suppress(CapacityError):
-                larger = replace(room, budget=budget)
-                if opened.fit(larger).held == fit.held:  # it leaves the draft its place
-                    return opened, larger, fit
-        return opened, room, fit
+        fit = find_fit(opened, room)
     except CapacityError:
         if opened.draft is None or config.substitutes or config.draft_bits is not None:
             raise
+    else:
+        for budget in () if config.budget else shared_budgets(sequences):
+            larger = replace(room, budget=budget)
+            if (found := try_fit(opened, larger)) is not None and found.held == fit.held:
+                return opened, larger, fit  # it leaves the draft its place
+        return opened, room, fit
     for budget in fewer:
-        with suppress(CapacityError):
-            smaller = replace(room, budget=budget)
-            return opened, smaller, opened.fit(smaller)
+        smaller = replace(room, budget=budget)
+        if (found := try_fit(opened, smaller)) is not None:
+            return opened, smaller, found
     room, config = replace(room, draft_bits=4), replace(config, draft_bits=4)
-    return replace(opened, config=config), room, opened.fit(room)
+    return replace(opened, config=config), room, find_fit(opened, room)

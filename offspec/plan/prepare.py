@@ -20,12 +20,13 @@ from offspec.core.trace import OFF, Timeline
 from offspec.draft.open import Notify
 from offspec.plan import records as ledger
 from offspec.plan.choose_device import choose_device
-from offspec.plan.fit import Fit, Opened
+from offspec.plan.fit import Fit
 from offspec.plan.hardware_profile import machine_fingerprint
 from offspec.plan.initial_fit import InitialFit, initial_fit
 from offspec.plan.load import Assembly, load_models, open_models
 from offspec.plan.make import CONTENDED, acceptance_for, measure, plan_by
 from offspec.plan.model_sizes import expert_sizes
+from offspec.plan.opened import OpenedModels
 from offspec.plan.policy import DraftPolicy
 from offspec.plan.records import DraftRecord, ExpertRecord
 from offspec.plan.warm_up import KernelsRefusedError
@@ -59,7 +60,7 @@ class Prepared:
     assembly: Assembly
     policy: DraftPolicy
     record: DraftRecord
-    opened: Opened
+    opened: OpenedModels
     measured: MeasuredCosts | None = None
 
     @property
@@ -144,7 +145,7 @@ def leaves_draft_out(plan: Plan, fit: Fit) -> bool:
     return fit.drafts_with_model and not plan.drafts_with_model
 
 
-def _delays_answer(opened: Opened, start: InitialFit) -> bool:
+def _delays_answer(opened: OpenedModels, start: InitialFit) -> bool:
     """Whether preparing a draft, which was not asked for by name, delays the first token more than it helps.
 
     It does if target and draft stay in memory as a whole and no plan says that drafting pays.
@@ -158,14 +159,14 @@ def _delays_answer(opened: Opened, start: InitialFit) -> bool:
     return not streams and len(placement.resident) == len(placement.tiers)
 
 
-def _without_draft(opened: Opened) -> Opened:
+def _without_draft(opened: OpenedModels) -> OpenedModels:
     """The target by itself; its draft is closed."""
     if opened.draft is not None:
         opened.draft.close()
     return opened.alone()
 
 
-def record_of(opened: Opened, bits: int) -> DraftRecord:
+def record_of(opened: OpenedModels, bits: int) -> DraftRecord:
     """The record of the draft when its weights have that number of bits."""
     return DraftRecord(
         opened.target_print,
@@ -178,7 +179,7 @@ def record_of(opened: Opened, bits: int) -> DraftRecord:
     )
 
 
-def _up_to_date(kept: Plan | None, opened: Opened, notify: Notify) -> Plan | None:
+def _up_to_date(kept: Plan | None, opened: OpenedModels, notify: Notify) -> Plan | None:
     """The kept plan, unless something is known by now that was not when it was made: of draft or experts."""
     if kept is None:
         return None
@@ -193,7 +194,7 @@ def _up_to_date(kept: Plan | None, opened: Opened, notify: Notify) -> Plan | Non
     return None
 
 
-def _knows_experts(kept: Plan, opened: Opened) -> bool:
+def _knows_experts(kept: Plan, opened: OpenedModels) -> bool:
     """Whether enough was learnt of experts of which a plan knew nothing."""
     sizes = expert_sizes(opened.target)
     if kept.costs.experts is None or kept.costs.experts.learnt or sizes is None:
@@ -255,7 +256,7 @@ def _place(model: str) -> str:
     return str(path.resolve()) if kind else model
 
 
-def plan_key(opened: Opened) -> str:
+def plan_key(opened: OpenedModels) -> str:
     """The name under which a plan for this case is kept, whatever version of its models it was made for."""
     config = opened.config
     values = {name: getattr(config, name) for name in _SETTINGS}

@@ -16,7 +16,7 @@ from offspec.core.cache_dir import cache_root
 from offspec.core.errors import OffspecError, PlanError
 from offspec.core.files import write_file
 from offspec_planners.acceptance import Calibration
-from offspec_planners.experts import ExpertSizes, ExpertUse
+from offspec_planners.expert_costs import ExpertSizes, ExpertUse
 from offspec_planners.json_fields import parse
 from offspec_planners.plan import Plan
 from offspec_planners.typical_acceptance import MODEL, TypicalDraft

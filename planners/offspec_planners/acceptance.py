@@ -17,9 +17,9 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from offspec_planners.best_first import Grown
 from offspec_planners.json_fields import Number, Whole, read
 from offspec_planners.rank_table import DEPTHS, FORGET, DepthRank, SavedTable
+from offspec_planners.tree_growth import Grown
 from offspec_planners.typical_acceptance import MODEL, TypicalDraft, Walks, draw_forest
 
 VERSION = 1

@@ -10,7 +10,7 @@ further, so in steady state an iteration takes the longest of
 
 Experts that a pass misses are known only when its routers have run, so nothing of them is ahead of it: their
 time comes on top of the link's, and what does not hide behind the computing of other experts on top of the
-pass's; see `experts`.
+pass's; see `expert_costs`.
 
 `rest` is the time of all that streams but what fits in the ring, `edge` that of computing before the link
 goes on and after the last unit has come: see `crossing`. Checked against a simulation of the ring, slot by
@@ -25,8 +25,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from offspec_planners.experts import ExpertCosts, ExpertSizes
-from offspec_planners.hardware import Hardware, Processor, Rate
+from offspec_planners.expert_costs import ExpertCosts, ExpertSizes
+from offspec_planners.hardware_rates import Hardware, Processor, Rate
 from offspec_planners.json_fields import Number, Points, Share
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.transfer import (

@@ -1,7 +1,7 @@
 """Trees of several sequences in one pass: which nodes the next draft step expands, and which are verified.
 
 The link is paid once a pass, whoever uses it, so a node is worth the probability of its path wherever it
-grows, and all of them share the rows. See `best_first` for a tree that has a pass to itself.
+grows, and all of them share the rows. See `tree_growth` for a tree that has a pass to itself.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from offspec_planners.best_first import Costs, best_size, pays
 from offspec_planners.cost import PassCosts
+from offspec_planners.tree_growth import Costs, best_size, pays
 
 
 def best_width(

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from offspec_planners.cost import ModelSizes, PassCosts, cpu_layer_seconds, expert_layer_seconds
-from offspec_planners.experts import ExpertCosts, ExpertUse
-from offspec_planners.hardware import Processor, Rate
+from offspec_planners.expert_costs import ExpertCosts, ExpertUse
+from offspec_planners.hardware_rates import Processor, Rate
 from offspec_planners.json_fields import Points
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.transfer import (

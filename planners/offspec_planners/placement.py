@@ -1,6 +1,6 @@
 """Which tier each layer lives in, and how many slots the ones that stream pass through."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -30,11 +30,16 @@ class Tier(StrEnum):
 
 
 class TooSmallError(ValueError):
-    """A budget cannot hold even the smallest arrangement. `needed` bytes would do; `where` is the memory."""
+    """A memory limit cannot hold even the smallest arrangement.
 
-    def __init__(self, needed: int, given: int, where: Tier = Tier.DEVICE) -> None:
+    Attributes: `needed`, bytes that would do; `given`; `where`, the memory; `parts`, bytes by name, if known.
+    """
+
+    def __init__(
+        self, needed: int, given: int, where: Tier = Tier.DEVICE, parts: Mapping[str, int] | None = None
+    ) -> None:
         super().__init__(f"{needed} bytes are needed, {given} were given")
-        self.needed, self.given, self.where = needed, given, where
+        self.needed, self.given, self.where, self.parts = needed, given, where, parts or {}
 
 
 @dataclass(frozen=True, slots=True)

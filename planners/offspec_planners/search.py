@@ -1,6 +1,6 @@
 """Which budget and width give most tokens a second: every pair tried on recorded trees.
 
-A tree that the draft grew is replayed under each pair (`best_first.replay`), which says what it would have
+A tree that the draft grew is replayed under each pair (`tree_growth.replay`), which says what it would have
 cost and brought. Nothing is drafted or verified again.
 """
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from offspec_planners.acceptance import Calibration
-from offspec_planners.best_first import Growing, Grown, best_nodes, replay, replay_forest
 from offspec_planners.cost import PassCosts
 from offspec_planners.plan.forecast import Choice
 from offspec_planners.sequoia import TreeShape, choose_tree_shape
+from offspec_planners.tree_growth import Growing, Grown, best_nodes, replay, replay_forest
 
 BUDGETS = (1, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 SHARED_BUDGETS = (1536, 2048, 3072, 4096)  # of passes that several sequences share, besides

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from offspec_planners.experts import ExpertSizes
+from offspec_planners.expert_costs import ExpertSizes
 from offspec_planners.placement import Placement, Tier
 
 

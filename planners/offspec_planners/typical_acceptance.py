@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from offspec_planners.best_first import Grown
+from offspec_planners.tree_growth import Grown
 
 TREES = 16
 NODES = 2048

@@ -18,7 +18,7 @@ from offspec.model.loaded import LoadedModel
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec_planners.acceptance import Calibration
-from offspec_planners.best_first import Grown
+from offspec_planners.tree_growth import Grown
 from tests.support.table_drafter import VOCABULARY as WORDS
 from tests.support.table_drafter import TableDrafter
 from tests.support.tiny_models import VOCABULARY, load_all, open_model, reference, tiny_engine, write_model

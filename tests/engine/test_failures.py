@@ -90,12 +90,11 @@ def test_memory_that_is_too_small_names_the_least_that_would_do(model: Path) -> 
 
 
 def test_a_draft_that_has_no_room_is_left_out_and_named(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from offspec.plan import draft_memory
-    from offspec.plan import fit as fits
+    from offspec.plan import draft_memory, needs
 
     real = draft_memory.draft_bytes
     monkeypatch.setattr(
-        fits, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
+        needs, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
     )
     for draft, left, said in (("auto", "suffix", "suffix alone"), ("substitute", "none", "no draft")):
         notices = list[Event]()

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from offspec.plan.fit import Opened
+from offspec.plan import initial_fit
+from offspec.plan.fit import find_fit
 from offspec.ui.cli.main import app
 from offspec_planners.placement import Placement, Tier
 from tests.support.tiny_models import write_model
@@ -28,8 +29,9 @@ def test_a_run_from_the_first_read_to_the_last_walk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: Placement, read: set[str], copied: set[str]
 ) -> None:
     # So small a model would stay in memory whole.
-    decide = Opened.fit
-    monkeypatch.setattr(Opened, "fit", lambda *given: replace(decide(*given), placement=placement))
+    monkeypatch.setattr(
+        initial_fit, "find_fit", lambda *given: replace(find_fit(*given), placement=placement)
+    )
     model, file = write_model(tmp_path / "model"), tmp_path / "run.json"
     args = "--raw --ignore-eos --max-tokens 12 --budget 16 --width 4 --dtype float32 --json"
     result = CliRunner().invoke(

@@ -10,7 +10,7 @@ from offspec.engine.rehearsal import make_plan
 from offspec.plan.auto_draft import fetches_drafts, of_hub
 from offspec.plan.load import open_models
 from offspec.plan.other_hardware import plan_for_hardware
-from offspec_planners.hardware import preset
+from offspec_planners.hardware_rates import preset
 from tests.support.tiny_models import write_model
 
 

@@ -14,6 +14,7 @@ from offspec.draft.grow.best_first import GrowthPolicy
 from offspec.engine.engine import Engine
 from offspec.model.device import RUNTIME, SLACK
 from offspec.plan import initial_fit, prepare
+from offspec.plan.fit import undrafted_nodes
 from offspec.plan.load import open_models
 from offspec.plan.make import plan_by
 from offspec.plan.model_sizes import chosen_experts, expert_sizes
@@ -22,8 +23,8 @@ from offspec.plan.prepare import record_of
 from offspec.plan.records import ExpertRecord
 from offspec_planners.acceptance import typical
 from offspec_planners.cost import PassCosts
-from offspec_planners.experts import ExpertCosts, ExpertPass, ExpertSizes
-from offspec_planners.hardware import Processor, Rate, preset
+from offspec_planners.expert_costs import ExpertCosts, ExpertPass, ExpertSizes
+from offspec_planners.hardware_rates import Processor, Rate, preset
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.typical_acceptance import SUBSTITUTE
 from tests.support.expert_models import EXPERT_FAMILIES, write_experts
@@ -122,7 +123,7 @@ def test_a_plan_chooses_what_computes_experts_beside_a_gpu(
     def planned(cpu: Processor, **others: Any) -> tuple[bool, bool]:
         """Whether the CPU computes experts, and whether it is told that it might."""
         opened = open_models(world.config(**(settings | others)), unheard)
-        rates, most = replace(measured, host=cpu), opened.undrafted()
+        rates, most = replace(measured, host=cpu), undrafted_nodes(opened)
         plan = plan_by(opened, replace(opened.config, budget=most), rates, record_of(opened, 16))
         opened.close()
         return plan.placement.cpu_experts, any("--experts cpu" in row.note for row in plan.what_ifs)

@@ -15,9 +15,18 @@ from offspec.draft.forward import HEAD_ROWS
 from offspec.model.fused.products import FourBitProduct, PanelProduct, UnpackingProduct
 from offspec.model.fused.weights import packed_size
 from offspec.plan.draft_memory import WIDEST, draft_bytes
-from offspec.plan.fit import LEAST_BUDGET, Opened, _modes
+from offspec.plan.fit import (
+    LEAST_BUDGET,
+    _modes,
+    cache_bytes,
+    find_fit,
+    least_memory,
+    most_sequences,
+    still_fits,
+)
 from offspec.plan.initial_fit import initial_fit
 from offspec.plan.load import open_models
+from offspec.plan.opened import OpenedModels
 from offspec.sampling.noise import CACHED_ROWS
 from offspec_planners.placement import Placement, Tier
 from tests.support.plan_world import MB, write_large
@@ -25,12 +34,12 @@ from tests.support.tiny_models import open_model, write_model
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Opened]]:
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., OpenedModels]]:
     """Models that were opened with these settings, and not loaded."""
     folder = write_large(tmp_path_factory.mktemp("models") / "large")
-    every = list[Opened]()
+    every = list[OpenedModels]()
 
-    def open_with(**settings: Any) -> Opened:
+    def open_with(**settings: Any) -> OpenedModels:
         config = EngineConfig(
             str(folder), **({"draft": "substitute", "context": 128, "budget": 64, "width": 16} | settings)
         )
@@ -46,36 +55,36 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., O
     ("draft", "context"),
     [("substitute", None), ("none", 128), ("itself", 128)],
 )
-def test_what_was_decided_holds(opened: Callable[..., Opened], draft: str, context: int | None) -> None:
+def test_what_was_decided_holds(opened: Callable[..., OpenedModels], draft: str, context: int | None) -> None:
     found = opened(draft="none" if draft == "none" else "substitute", context=context)
     if draft == "itself":
         drafts = replace(found.drafts, names=(found.config.model,))
         found = replace(found, config=replace(found.config, draft=found.config.model), drafts=drafts)
     config, seen = found.config, set[Placement]()
-    least, _ = found.least(config)
+    least, _ = least_memory(found, config)
     for memory in range(least, least + 80 * MB, 4 * MB):
         given = replace(found, memory=memory)
-        decided = given.fit(config)
+        decided = find_fit(given, config)
         seen.add(decided.placement)
-        assert given.holds(config, decided)
-        assert replace(found, memory=2 * memory).holds(config, decided), "more is no harm"
-        assert not replace(found, memory=least - MB).holds(config, decided)
-        assert not given.holds(replace(config, budget=10**8), decided)
+        assert still_fits(given, config, decided)
+        assert still_fits(replace(found, memory=2 * memory), config, decided), "more is no harm"
+        assert not still_fits(replace(found, memory=least - MB), config, decided)
+        assert not still_fits(given, replace(config, budget=10**8), decided)
     assert len(seen) > 3 and any(not placement.slots for placement in seen)
     with pytest.raises(CapacityError):
-        replace(found, memory=least - MB).fit(config)
+        find_fit(replace(found, memory=least - MB), config)
 
 
-def test_layers_of_the_cpu_are_for_a_gpu(opened: Callable[..., Opened]) -> None:
+def test_layers_of_the_cpu_are_for_a_gpu(opened: Callable[..., OpenedModels]) -> None:
     with pytest.raises(RequestError, match="no NVIDIA GPU; leave out `cpu_layers`"):
         opened(cpu_layers=3)
-    assert opened(cpu_layers=0).fit(opened().config).placement.layers(Tier.CPU) == ()
+    assert find_fit(opened(cpu_layers=0), opened().config).placement.layers(Tier.CPU) == ()
 
 
-def test_what_does_not_belong_does_not_hold(opened: Callable[..., Opened]) -> None:
+def test_what_does_not_belong_does_not_hold(opened: Callable[..., OpenedModels]) -> None:
     found = replace(opened(), memory=10**12)
-    decided = found.fit(found.config)
-    assert found.holds(found.config, decided)
+    decided = find_fit(found, found.config)
+    assert still_fits(found, found.config, decided)
     tiers = decided.placement.tiers
     for wrong in (
         replace(decided, placement=replace(decided.placement, tiers=tiers[:-1])),
@@ -84,21 +93,21 @@ def test_what_does_not_belong_does_not_hold(opened: Callable[..., Opened]) -> No
         replace(decided, draft_mode="full"),
         replace(decided, context=found.target.skeleton.context_length + 1),
     ):
-        assert not found.holds(found.config, wrong)
+        assert not still_fits(found, found.config, wrong)
 
 
-def test_a_substitute_has_the_most_bits_that_fit(opened: Callable[..., Opened]) -> None:
+def test_a_substitute_has_the_most_bits_that_fit(opened: Callable[..., OpenedModels]) -> None:
     """With more memory it goes from nobody over 2, 3 and 4 bits to values that need not be unpacked."""
     found, seen = opened(), list[tuple[str, int]]()
-    least, _ = found.least(found.config)
+    least, _ = least_memory(found, found.config)
     for memory in range(least, least + 60 * MB, MB // 2):
-        decided = replace(found, memory=memory).fit(found.config)
+        decided = find_fit(replace(found, memory=memory), found.config)
         seen.append((decided.draft_mode, decided.draft_bits))
     order = [("none", 16), ("packed", 2), ("packed", 3), ("packed", 4), ("expanded", 4)]
     assert list(dict.fromkeys(seen)) == order
     assert seen == sorted(seen, key=order.index)
     three = replace(found.config, draft_bits=3)
-    held = [replace(found, memory=memory).fit(three) for memory in (least, 10**12)]
+    held = [find_fit(replace(found, memory=memory), three) for memory in (least, 10**12)]
     assert [(found.draft_mode, found.draft_bits) for found in held] == [("none", 16), ("expanded", 3)]
 
 
@@ -109,7 +118,7 @@ def test_a_substitute_stays_packed_if_no_step_unpacks_it(dtype: Dtype, tmp_path:
     config = EngineConfig(str(folder), draft="substitute", dtype=dtype, context=128, budget=64, width=16)
     found = open_models(config, lambda event: None)
     try:
-        decided = replace(found, memory=10**12).fit(config)
+        decided = find_fit(replace(found, memory=10**12), config)
         assert (decided.draft_mode, decided.draft_bits) == ("packed", 4)
     finally:
         found.close()
@@ -137,10 +146,11 @@ def test_what_lean_weights_take_is_known(dtype: str, sizes: dict[str, int], tmp_
     assert expanded - packed == values - said.nbytes - said.scratch * draft.dtype.itemsize
 
 
-def test_a_draft_step_is_no_wider_than_its_tree(opened: Callable[..., Opened]) -> None:
+def test_a_draft_step_is_no_wider_than_its_tree(opened: Callable[..., OpenedModels]) -> None:
     found = opened(budget=None, width=None)
     wide, narrow = (
-        found.least(replace(found.config, budget=LEAST_BUDGET, width=width))[0] for width in (WIDEST, None)
+        least_memory(found, replace(found.config, budget=LEAST_BUDGET, width=width))[0]
+        for width in (WIDEST, None)
     )
     assert narrow < wide - 12 * (WIDEST - LEAST_BUDGET) * found.target.skeleton.vocab_size
     least = initial_fit(replace(found, memory=narrow + MB), None, None, lambda event: None)
@@ -150,12 +160,26 @@ def test_a_draft_step_is_no_wider_than_its_tree(opened: Callable[..., Opened]) -
 
 
 def test_a_layer_of_the_draft_is_gone_before_anything_is_computed(
-    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., OpenedModels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = opened()
-    before = found.least(found.config)
-    monkeypatch.setattr("offspec.plan.fit.loading_bytes", lambda held, draft: 1000)
-    assert found.least(found.config) == before
+    before = least_memory(found, found.config)
+    monkeypatch.setattr("offspec.plan.needs.loading_bytes", lambda held, draft: 1000)
+    assert least_memory(found, found.config) == before
+
+
+def test_what_does_not_fit_lists_the_parts(opened: Callable[..., OpenedModels]) -> None:
+    found = opened(draft="none")
+    listed = r"is \d.* \(Python and libraries .*, head and norms .*, two layers .*\); give more `memory`"
+    with pytest.raises(
+        CapacityError, match=rf"^1 B of memory is too little: .*{listed} or ask for less `context`$"
+    ):
+        find_fit(replace(found, memory=1), found.config)
+    with pytest.raises(
+        CapacityError, match=r"^1 B of device memory is too little: .*; give more `vram` or"
+    ) as caught:
+        find_fit(replace(found, vram=1), found.config)
+    assert caught.value.given == 1 < caught.value.needed
 
 
 def test_the_process_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,14 +201,14 @@ def test_the_process_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_conversations_have_room_first(
-    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., OpenedModels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = opened(context=None)
     monkeypatch.setattr(type(found.target.skeleton), "context_length", property(lambda skeleton: 8192))
     talking = replace(found.config, converses=True)
-    least, _ = found.least(found.config)
+    least, _ = least_memory(found, found.config)
     decided = [
-        [replace(found, memory=memory).fit(config) for config in (found.config, talking)]
+        [find_fit(replace(found, memory=memory), config) for config in (found.config, talking)]
         for memory in range(least, least + 200 * MB, 8 * MB)
     ]
     for usual, roomy in decided:
@@ -196,7 +220,7 @@ def test_conversations_have_room_first(
 
 @pytest.mark.parametrize("draft", ["itself", "substitute", "early-exit"])
 def test_embeddings_are_counted(
-    draft: str, opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+    draft: str, opened: Callable[..., OpenedModels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = opened(draft_bits=2, draft="substitute" if draft == "itself" else draft)
     if draft == "itself":
@@ -206,7 +230,7 @@ def test_embeddings_are_counted(
 
     def needed() -> int:
         with pytest.raises(CapacityError) as error:
-            replace(found, memory=1).fit(found.config, held=held)
+            find_fit(replace(found, memory=1), found.config, held=held)
         return error.value.needed
 
     size, before = found.target.embedding_bytes, needed()
@@ -214,7 +238,9 @@ def test_embeddings_are_counted(
     assert before - needed() >= size >= 96 * 256 * 2
 
 
-def test_each_sequence_has_own_caches(opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_sequence_has_own_caches(
+    opened: Callable[..., OpenedModels], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = opened(draft="substitute")
     assert found.draft is not None
     config, vocabulary = found.config, found.target.skeleton.vocab_size
@@ -224,17 +250,19 @@ def test_each_sequence_has_own_caches(opened: Callable[..., Opened], monkeypatch
     drafts = draft_bytes(("packed", 4), found.draft, more, 128)
     each = (drafts - draft) // 4
     assert each >= found.draft.cache_bytes(128)
-    one, five = found.fit(config), found.fit(more)
-    assert found.cache_bytes(config, one) == found.target.cache_bytes(rows)
-    assert found.cache_bytes(more, five) == 5 * found.target.cache_bytes(rows)
-    least = found.least(more)[0]
+    one, five = find_fit(found, config), find_fit(found, more)
+    assert cache_bytes(found, config, one) == found.target.cache_bytes(rows)
+    assert cache_bytes(found, more, five) == 5 * found.target.cache_bytes(rows)
+    least = least_memory(found, more)[0]
     given = replace(found, memory=least + MB)
-    assert given.holds(more, given.fit(more)) and not replace(found, memory=least - MB).holds(more, five)
-    assert not replace(found, memory=least - MB).holds(more, given.fit(more))
+    assert still_fits(given, more, find_fit(given, more)) and not still_fits(
+        replace(found, memory=least - MB), more, five
+    )
+    assert not still_fits(replace(found, memory=least - MB), more, find_fit(given, more))
 
     def needed(config: EngineConfig) -> int:
         with pytest.raises(CapacityError) as error:
-            replace(found, memory=1).fit(config, held=("packed", 4))
+            find_fit(replace(found, memory=1), config, held=("packed", 4))
         return error.value.needed
 
     monkeypatch.setattr(type(found.target), "activation_bytes", lambda *given: 0)
@@ -245,28 +273,28 @@ def test_each_sequence_has_own_caches(opened: Callable[..., Opened], monkeypatch
     assert taken + products <= added < taken + products + scored
 
 
-def test_each_sequence_has_room_for_its_caches_without_a_draft(opened: Callable[..., Opened]) -> None:
+def test_each_sequence_has_room_for_its_caches_without_a_draft(opened: Callable[..., OpenedModels]) -> None:
     found = opened(draft="none", sequences=4)
-    least, of_one = (found.least(replace(found.config, sequences=count))[0] for count in (4, 1))
+    least, of_one = (least_memory(found, replace(found.config, sequences=count))[0] for count in (4, 1))
     assert least - of_one >= 3 * found.target.cache_bytes(128 + 64) > 0
     given = replace(found, memory=least)
-    assert given.holds(found.config, given.fit(found.config))
+    assert still_fits(given, found.config, find_fit(given, found.config))
     with pytest.raises(CapacityError):
-        replace(found, memory=least - MB).fit(found.config)
+        find_fit(replace(found, memory=least - MB), found.config)
 
 
-def test_sequences_take_what_costs_no_layer_its_place(opened: Callable[..., Opened]) -> None:
+def test_sequences_take_what_costs_no_layer_its_place(opened: Callable[..., OpenedModels]) -> None:
     settings = {"draft": "none", "sequences": "auto"}
     assert opened(**settings).config.sequences == 8, "all fits"
     found = opened(**settings, context=512)
     config = replace(found.config, sequences=1)
     counts = set[int]()
-    least = found.least(config)[0]
+    least = least_memory(found, config)[0]
     for memory in range(least, least + 120 * MB, 8 * MB):
         given = replace(found, memory=memory)
-        count = given.sequences(found.config)
+        count = most_sequences(given, found.config)
         counts.add(count)
-        resident = [len(given.fit(replace(config, sequences=n)).placement.resident) for n in (1, count)]
+        resident = [len(find_fit(given, replace(config, sequences=n)).placement.resident) for n in (1, count)]
         assert resident[0] - resident[1] <= 0.05 * len(found.target.layers)
     assert {1, 8} <= counts
 

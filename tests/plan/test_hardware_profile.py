@@ -18,7 +18,7 @@ from offspec.core.events import Event, LoadProgress, Notice
 from offspec.model import contention
 from offspec.plan import disk_files
 from offspec.plan import hardware_profile as machine
-from offspec_planners.hardware import Hardware, Processor, Rate
+from offspec_planners.hardware_rates import Hardware, Processor, Rate
 from offspec_planners.measure import processor
 
 

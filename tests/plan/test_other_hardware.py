@@ -19,7 +19,7 @@ from offspec.engine.rehearsal import make_plan
 from offspec.plan.hardware_profile import Profile, known_machine
 from offspec.plan.other_hardware import plan_for_hardware
 from offspec_planners.acceptance import typical
-from offspec_planners.hardware import Hardware, preset
+from offspec_planners.hardware_rates import Hardware, preset
 from offspec_planners.placement import Tier, cpu_layers
 from offspec_planners.plan import Plan, WhatIf
 from offspec_planners.plan.explain import explain, explain_placement

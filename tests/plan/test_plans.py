@@ -11,8 +11,7 @@ from offspec import SamplingParams
 from offspec.core import memory as process_memory
 from offspec.core.cache_dir import ROUNDED
 from offspec.engine import rehearsal as planning
-from offspec.plan import draft_memory
-from offspec.plan import fit as fits
+from offspec.plan import draft_memory, needs
 from offspec.plan import prepare as choose
 from offspec.plan.load import open_models
 from offspec.plan.prepare import record_of
@@ -176,7 +175,7 @@ def _no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """For any substitute."""
     real = draft_memory.draft_bytes
     monkeypatch.setattr(
-        fits, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
+        needs, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
     )
 
 

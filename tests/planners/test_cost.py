@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec_planners.best_first import best_size, tabulated
 from offspec_planners.cost import (
     ROWS,
     Estimate,
@@ -20,7 +19,7 @@ from offspec_planners.cost import (
     product_seconds,
     unpacking_seconds,
 )
-from offspec_planners.hardware import Hardware, Processor, Rate, preset, preset_names
+from offspec_planners.hardware_rates import Hardware, Processor, Rate, preset, preset_names
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.placement import (
     Placement,
@@ -32,6 +31,7 @@ from offspec_planners.placement import (
     place_on_device,
 )
 from offspec_planners.transfer import streamed_units
+from offspec_planners.tree_growth import best_size, tabulated
 from tests.planners.ring_simulation import Unit, seconds_per_pass
 
 GB = 10**9

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from offspec_planners import measure as package
-from offspec_planners.hardware import Hardware
+from offspec_planners.hardware_rates import Hardware
 from offspec_planners.measure import (
     RawDisk,
     copy_bandwidth,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offspec_planners.cost import PassCosts
-from offspec_planners.experts import ExpertCosts
+from offspec_planners.expert_costs import ExpertCosts
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.plan import Choice, Comparison, Plan, Validation
 from offspec_planners.plan.forecast import best_by_budget

@@ -17,9 +17,9 @@ from offspec.engine import rehearsal as planning
 from offspec.engine.engine import Engine
 from offspec.plan import make as draw_up
 from offspec.plan import prepare as choose
-from offspec.plan.fit import Opened
+from offspec.plan.opened import OpenedModels
 from offspec_planners import search
-from offspec_planners.hardware import Rate
+from offspec_planners.hardware_rates import Rate
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.plan import Plan
 from tests.support.tiny_models import disturb, write_model
@@ -45,7 +45,9 @@ class World:
         self.measured = 0
         self.notices: list[str] = []
 
-    def measure(self, opened: Opened, assembly: object, config: object, notify: object) -> MeasuredCosts:
+    def measure(
+        self, opened: OpenedModels, assembly: object, config: object, notify: object
+    ) -> MeasuredCosts:
         self.measured += 1
         return MEASURED
 

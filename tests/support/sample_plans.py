@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from offspec_planners.cost import PassCosts
-from offspec_planners.hardware import Hardware, Processor, Rate
+from offspec_planners.hardware_rates import Hardware, Processor, Rate
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.plan import (
     Choice,

@@ -17,8 +17,8 @@ from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.advisory import AdvisoryDrafter
 from offspec.draft.mix.mixture import Asked, Mixture, Seen
 from offspec.sampling.token_tree import ROOT
-from offspec_planners.best_first import Grown, best_size, max_expanded, pays, promising
 from offspec_planners.cost import PassCosts
+from offspec_planners.tree_growth import Grown, best_size, max_expanded, pays, promising
 
 _RECORDED = 128  # nodes
 _TWIG = 128  # most nodes that a lookup is asked for at once

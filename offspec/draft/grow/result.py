@@ -10,7 +10,7 @@ from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.mixture import Asked, Mixture, Seen
 from offspec.sampling.token_tree import ROOT, TokenTree
 from offspec_planners.acceptance import Calibration
-from offspec_planners.best_first import Grown
+from offspec_planners.tree_growth import Grown
 
 
 @dataclass(frozen=True, slots=True)

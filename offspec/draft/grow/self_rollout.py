@@ -13,7 +13,7 @@ from offspec.draft.grow.best_first import GrowthPolicy, grow
 from offspec.draft.grow.result import GrownTree
 from offspec.draft.mix.mixture import Mixture
 from offspec.sampling.token_tree import ROOT
-from offspec_planners.best_first import Grown
+from offspec_planners.tree_growth import Grown
 
 _DEEPEST = 400  # levels: an answer that repeats itself is guessed as far as there are nodes
 

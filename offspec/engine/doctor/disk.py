@@ -12,7 +12,7 @@ from offspec.core.config import format_bytes
 from offspec.core.errors import OffspecError, StreamError
 from offspec.engine.doctor.finding import Asked, Figure, Finding
 from offspec.plan.disk_files import in_folder, large_files, written_file
-from offspec_planners.hardware import Rate
+from offspec_planners.hardware_rates import Rate
 from offspec_planners.units import format_rate
 
 _ROOM = 20_000_000_000  # bytes; what an 8B model takes

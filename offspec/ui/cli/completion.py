@@ -44,7 +44,7 @@ def drafts(incomplete: str) -> Offered:
 def machines(incomplete: str) -> Offered:
     """Presets of hardware, and JSON files."""
     from offspec.ui.path_completion import complete_path
-    from offspec_planners.hardware import preset_names
+    from offspec_planners.hardware_rates import preset_names
 
     presets = [(name, "a machine that comes with offspec") for name in preset_names()]
     return _fitting(incomplete, [*presets, *complete_path(incomplete, (".json",))])

@@ -17,7 +17,7 @@ from offspec.ui.cli.tables import PageLayout, facts, heading, indented, listing,
 from offspec_planners.units import format_bytes, format_number, format_rate
 
 if TYPE_CHECKING:
-    from offspec_planners.hardware import Hardware, Rate
+    from offspec_planners.hardware_rates import Hardware, Rate
 
 EPILOG = """[bold]Examples[/]
 
@@ -102,7 +102,7 @@ def _measured(path: Path | None, again: bool, device: str, quiet: bool) -> "tupl
 
 def _presets(layout: PageLayout) -> Iterator[ConsoleRenderable]:
     """The presets, each with its memory and the rates that bound a pass."""
-    from offspec_planners.hardware import preset, preset_names
+    from offspec_planners.hardware_rates import preset, preset_names
 
     machines = [(name, preset(name)) for name in preset_names()]
     rows = [

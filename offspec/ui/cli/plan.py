@@ -16,7 +16,7 @@ from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
 
 if TYPE_CHECKING:
-    from offspec_planners.hardware import Hardware
+    from offspec_planners.hardware_rates import Hardware
     from offspec_planners.plan import Plan, Validation
 
 _plan_option = partial(typer.Option, rich_help_panel="Plan")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from offspec_planners.hardware import Hardware, Identity, Processor
+from offspec_planners.hardware_rates import Hardware, Identity, Processor
 from offspec_planners.measure.disk import Bandwidth, RawDisk, disk_rate, read_bandwidth, reads_past_cache
 from offspec_planners.measure.processor import (
     GemmRate,

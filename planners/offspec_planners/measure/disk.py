@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from offspec_planners.hardware import Rate
+from offspec_planners.hardware_rates import Rate
 
 _BLOCK = 4 << 20  # bytes of one read
 # Threads and bytes of one read. Disks differ in what they like best, and the ceiling is the best of them.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offspec_planners.hardware import Rate
+from offspec_planners.hardware_rates import Rate
 
 if TYPE_CHECKING:
     import torch

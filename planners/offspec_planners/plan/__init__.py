@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from offspec_planners.cost import PassCosts
-from offspec_planners.hardware import Hardware
+from offspec_planners.hardware_rates import Hardware
 from offspec_planners.json_fields import (
     LARGEST,
     Count,
@@ -29,8 +29,8 @@ from offspec_planners.json_fields import (
     without_version,
 )
 from offspec_planners.placement import Placement, Tier
+from offspec_planners.plan.comparison import Comparison, Validation, ValidationRow
 from offspec_planners.plan.forecast import Choice, Forecast, Shared, WhatIf
-from offspec_planners.plan.validation import Comparison, Validation, ValidationRow
 
 __all__ = [
     "Choice",

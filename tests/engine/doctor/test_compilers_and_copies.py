@@ -15,7 +15,7 @@ from offspec.core import memory
 from offspec.engine.doctor import numba_loops, pinning, triton_kernels
 from offspec.engine.doctor.finding import Asked, Finding
 from offspec.stream import arena
-from offspec_planners.hardware import Rate
+from offspec_planners.hardware_rates import Rate
 
 
 def test_numba_compiles_here() -> None:

@@ -15,7 +15,7 @@ from offspec.engine.doctor import disk
 from offspec.engine.doctor import memory as limits
 from offspec.engine.doctor.finding import Asked, Finding
 from offspec.plan import disk_files
-from offspec_planners.hardware import Rate
+from offspec_planners.hardware_rates import Rate
 
 Usage = namedtuple("Usage", "total used free")
 

@@ -10,7 +10,9 @@ from offspec.core.config import EngineConfig
 from offspec.core.errors import CheckpointError
 from offspec.core.events import unheard
 from offspec.model.attention import TreeContext
+from offspec.plan.fit import find_fit, keeps_unpacked, least_memory
 from offspec.plan.load import open_models
+from offspec.plan.memory_parts import memory_parts
 from offspec_planners.placement import Placement, Tier
 from tests.model.quantize.stage import LAYERS, Bench, flip
 from tests.support.tiny_models import nothing, open_model
@@ -59,11 +61,13 @@ def test_unpacked_once_where_there_is_room(bench: Bench) -> None:
     config = EngineConfig(str(bench.out), draft="none", dtype="float32", budget=1, context=16)
     opened = open_models(config, unheard)
     try:
-        fit = opened.fit(config)
-        assert opened.unpacks(config, fit)
-        tight = replace(opened, memory=opened.least(config)[0])
-        assert not tight.unpacks(config, tight.fit(config))
-        taken = [{part.what: part.bytes for part in each.parts(config, fit)} for each in (opened, tight)]
+        fit = find_fit(opened, config)
+        assert keeps_unpacked(opened, config, fit)
+        tight = replace(opened, memory=least_memory(opened, config)[0])
+        assert not keeps_unpacked(tight, config, find_fit(tight, config))
+        taken = [
+            {part.what: part.bytes for part in memory_parts(each, config, fit)} for each in (opened, tight)
+        ]
         assert taken[0]["layers"] == sum(opened.target.held_bytes) > taken[1]["layers"]
     finally:
         opened.close()

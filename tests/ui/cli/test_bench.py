@@ -13,7 +13,7 @@ from offspec.engine import benchmark
 from offspec.engine.benchmark import Benchmark, Generation, disagreements
 from offspec.plan.hardware_profile import Profile
 from offspec.ui.cli.main import app
-from offspec_planners.hardware import preset
+from offspec_planners.hardware_rates import preset
 from tests.support.tiny_models import disturb, write_model
 from tests.ui.cli.program import error_line
 

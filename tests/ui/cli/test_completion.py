@@ -9,7 +9,7 @@ from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation, Message
 from offspec.core.config import SOURCES
 from offspec.ui.cli.main import app
-from offspec_planners.hardware import preset_names
+from offspec_planners.hardware_rates import preset_names
 
 
 @pytest.fixture(autouse=True)

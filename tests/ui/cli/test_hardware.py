@@ -16,7 +16,7 @@ from offspec.plan import hardware_profile as machine
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.hardware import machine_section
 from offspec.ui.cli.tables import PageLayout, page
-from offspec_planners.hardware import Hardware, Rate, preset, preset_names
+from offspec_planners.hardware_rates import Hardware, Rate, preset, preset_names
 
 Call = Callable[..., Result]
 MINE = Hardware("mine, 8 GB RAM", 8_000_000_000, Rate(2e9, 1.5e9, 2.5e9), None, preset("rtx-4090").processor)

@@ -21,7 +21,7 @@ from offspec.core.errors import CapacityError, DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.ui.cli import checks
 from offspec.ui.cli.main import app
-from offspec_planners.hardware import Rate
+from offspec_planners.hardware_rates import Rate
 from offspec_planners.placement import Tier
 from offspec_planners.plan import Part, Plan, Validation, WhatIf
 from tests.support.sample_plans import large, several, small, validation

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from offspec.core.errors import CapacityError
-from offspec.core.memory import MARGIN
-from offspec.plan.placement import ExpertNeeds, Needs, divide, placement_fits
+from offspec_planners.memory_division import ExpertNeeds, HeadNeeds, Needs, divide, placement_fits
 from offspec_planners.placement import (
     Placement,
     Sizes,
@@ -41,6 +39,7 @@ def _used(placement: Placement, sizes: Sizes, block: int = 0) -> int:
 _LAYERS = st.lists(st.integers(1, 100), min_size=1, max_size=40)
 
 
+_PROCESS = 167_000_000  # bytes
 _GROWN, _HEAD, _ROOM = st.integers(0, 50), st.integers(0, 500), st.integers(0, 6000)
 
 
@@ -61,14 +60,13 @@ def test_a_placement_keeps_to_its_budget(layers: list[int], grown: int, head: in
 
 
 def _needs(layers: list[int], grown: int, head: int, logits: int = 2) -> Needs:
-    return Needs(
-        *(9, head + 5, 7, 3, 11, layers, [grown] * len(layers), head, min(head, max(layers)), logits, 13)
-    )
+    streams = HeadNeeds(head, min(head, max(layers)), logits) if head else None
+    return Needs(9, head + 5, 7, 3, 11, layers, [grown] * len(layers), device_runtime_bytes=13, head=streams)
 
 
 def _limit(ram: int) -> int:
-    """A limit of memory with so much room below the margin."""
-    return int((ram + MARGIN) / 0.94) + 1
+    """A limit of memory that leaves so much room to processes."""
+    return int(ram / 0.94) + 1
 
 
 @given(_LAYERS, _GROWN, _HEAD, st.integers(0, 100), _ROOM, st.none() | _ROOM)
@@ -79,7 +77,7 @@ def test_placements_hold(
     needs, given = _needs(layers, grown, head, logits), _limit(ram)
     try:
         placement = divide(given, needs, device)
-    except CapacityError as error:
+    except TooSmallError as error:
         assert not placement_fits(given, needs, Placement((Tier.DISK,) * len(layers), 2, 2), device)
         if device is None:
             placement = divide(error.needed, needs)
@@ -98,7 +96,9 @@ def _with_experts(
 ) -> tuple[Needs, ExpertNeeds]:
     """What a mixture needs, whose experts can be read by need, and those."""
     needs = _needs([size + count * slot for size in dense], grown, head)
-    experts = ExpertNeeds(dense, list(needs.extra), slot, count * len(dense), copied=5, beside=beside)
+    experts = ExpertNeeds(
+        dense, needs.extra_bytes, slot, count * len(dense), copied_bytes=5, cpu_bytes=beside
+    )
     return replace(needs, experts=experts), experts
 
 
@@ -110,7 +110,7 @@ def test_experts_are_read_by_need_where_not_all_fits(
     (needs, apart), given = _with_experts(dense, grown, head, slot, count), _limit(ram)
     try:
         placement = divide(given, needs)
-    except CapacityError as error:
+    except TooSmallError as error:
         assert error.needed > given
         assert placement_fits(error.needed, needs, divide(error.needed, needs))
         return
@@ -119,7 +119,7 @@ def test_experts_are_read_by_need_where_not_all_fits(
     assert not placement_fits(given, replace(needs, experts=None), more)
     try:
         streamed = divide(given, replace(needs, experts=None))
-    except CapacityError:
+    except TooSmallError:
         assert placement.expert_slots
     else:
         assert bool(streamed.slots) >= bool(placement.expert_slots), "what fits as it is stays so"
@@ -139,7 +139,7 @@ def test_experts_beside_a_device_have_ram_behind_them(
     (needs, apart), given = _with_experts(dense, grown * (not cpu), head, slot, count, 77 * cpu), _limit(ram)
     try:
         placement = divide(given, needs, device, cpu_experts=cpu)
-    except CapacityError as error:
+    except TooSmallError as error:
         assert error.needed > error.given in (given, device)
         return
     assert placement_fits(given, needs, placement, device)
@@ -148,7 +148,7 @@ def test_experts_beside_a_device_have_ram_behind_them(
     if cpu:
         assert placement.cpu_experts and placement.by_need
         assert not placement_fits(given, needs, placement)
-        wider = replace(needs, experts=replace(apart, beside=77 + given))
+        wider = replace(needs, experts=replace(apart, cpu_bytes=77 + given))
         assert not placement_fits(given, wider, placement, device)
     elif not near:
         assert placement == divide(given, replace(needs, experts=None), device), "what fits as it is stays so"
@@ -252,39 +252,44 @@ def test_tiers_are_taken_from_the_fastest_down() -> None:
 
 
 def test_what_does_not_fit_lists_the_parts() -> None:
-    needs = Needs(10**8, 10**7, 10**7, 10**7, 0, [10**7] * 4, [0] * 4)
-    with pytest.raises(
-        CapacityError, match=r"Python and libraries .* MB, head and norms 10\.00 MB"
-    ) as caught:
+    needs = Needs(_PROCESS, 10**7, 10**7, 10**7, 0, [10**7] * 4, [0] * 4)
+    with pytest.raises(TooSmallError) as caught:
         divide(10**8, needs)
+    parts = {name: size for name, size in caught.value.parts.items() if size}
+    assert list(parts)[:2] == ["Python and libraries", "head and norms"] and parts["head and norms"] == 10**7
+    assert sum(parts.values()) == caught.value.needed and caught.value.given == 10**8
     assert divide(caught.value.needed, needs).slots == 2
     assert divide(10**10, needs).slots == 0
 
 
 def test_a_head_streams_where_it_does_not_fit() -> None:
-    needs = Needs(10**8, 10**9, 10**7, 10**7, 0, [10**7] * 4, [0] * 4, 9 * 10**8, 10**7, 10**6)
+    head = HeadNeeds(9 * 10**8, 10**7, 10**6)
+    needs = Needs(_PROCESS, 10**9, 10**7, 10**7, 0, [10**7] * 4, [0] * 4, head=head)
     assert divide(2 * 10**9, needs).head is Tier.DEVICE
     streamed = divide(5 * 10**8, needs)
     assert streamed.head is Tier.DISK and streamed.slots >= 2
-    with pytest.raises(CapacityError) as caught:
+    with pytest.raises(TooSmallError) as caught:
         divide(10**8, needs)
     assert caught.value.needed < 5 * 10**8, "the least is that of a head that streams"
     assert divide(caught.value.needed, needs).head is Tier.DISK
 
 
 def test_a_third_slot_is_worth_more_than_a_head_that_stays() -> None:
-    needs = Needs(10**8, 3 * 10**7, 0, 0, 0, [10**7] * 9, [0] * 9, 2 * 10**7, 10**7)
+    head = HeadNeeds(2 * 10**7, 10**7)
+    needs = Needs(_PROCESS, 3 * 10**7, 0, 0, 0, [10**7] * 9, [0] * 9, head=head)
     found = [divide(size * 10**6, needs) for size in (212, 228, 240, 244, 300)]
     assert [placement.slots for placement in found] == [2, 3, 3, 3, 3]
     assert [placement.head is Tier.DEVICE for placement in found] == [False, False, False, True, True]
 
 
 def test_a_device_and_ram_are_told_apart() -> None:
-    needs = Needs(10**8, 10**8, 10**7, 10**7, 0, [10**7] * 40, [0] * 40, device_runtime=10**8)
+    needs = Needs(_PROCESS, 10**8, 10**7, 10**7, 0, [10**7] * 40, [0] * 40, device_runtime_bytes=10**8)
     placement = divide(4 * 10**8, needs, 3 * 10**8)
     assert all(placement.layers(tier) for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK))
-    with pytest.raises(CapacityError, match=r"of device memory is too little.*`vram`"):
+    with pytest.raises(TooSmallError) as caught:
         divide(10**9, needs, 2 * 10**8)
-    with pytest.raises(CapacityError, match=r"of memory is too little.*`memory`") as caught:
+    assert caught.value.where is Tier.DEVICE and caught.value.given == 2 * 10**8
+    with pytest.raises(TooSmallError) as caught:
         divide(18 * 10**7, needs, 3 * 10**8)
+    assert caught.value.where is Tier.HOST and caught.value.given == 18 * 10**7
     assert divide(caught.value.needed, needs, 3 * 10**8).staging == 2

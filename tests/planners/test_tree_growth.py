@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from offspec.draft.grow.best_first import GrowthPolicy, grow
 from offspec.draft.grow.result import GrownTree
 from offspec.draft.mix.mixture import Mixture
-from offspec_planners.best_first import Growing, Grown, best_size, pays, replay, worth_a_step
 from offspec_planners.cost import PassCosts
 from offspec_planners.forest import best_width, share
+from offspec_planners.tree_growth import Growing, Grown, best_size, pays, replay, worth_a_step
 from tests.support.table_drafter import TableDrafter, greedy_scorer, random_table
 
 WORDS = 12

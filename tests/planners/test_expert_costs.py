@@ -8,13 +8,13 @@ import pytest
 from numpy.typing import NDArray
 
 from offspec_planners.acceptance import typical
-from offspec_planners.best_first import best_size
 from offspec_planners.cost import Estimate, ModelSizes, PassCosts, expert_layer_seconds
-from offspec_planners.experts import ExpertCosts, ExpertPass, ExpertSizes, ExpertUse
-from offspec_planners.hardware import Rate, preset
+from offspec_planners.expert_costs import ExpertCosts, ExpertPass, ExpertSizes, ExpertUse
+from offspec_planners.hardware_rates import Rate, preset
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.search import best, outlook, sweep
+from offspec_planners.tree_growth import best_size
 from offspec_planners.typical_acceptance import HEAD, MODEL, TypicalDraft
 
 GB = 10**9

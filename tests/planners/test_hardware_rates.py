@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offspec_planners.hardware import Hardware, Processor, Rate, find_preset, preset, preset_names
+from offspec_planners.hardware_rates import Hardware, Processor, Rate, find_preset, preset, preset_names
 
 MACHINE = Hardware(
     name="desk, 16 GB RAM",

@@ -1,0 +1,136 @@
+"""Memory that opened models need, by their sizes and settings: what a division of memory starts from."""
+
+import torch
+
+from offspec.core.config import EngineConfig
+from offspec.core.memory import MARGIN
+from offspec.draft.forward import HEAD_ROWS
+from offspec.draft.heads.base import OpenedHead
+from offspec.model import device as devices
+from offspec.model.experts import scratch_bytes
+from offspec.model.loaded import LoadedModel
+from offspec.model.recurrence import snapshots
+from offspec.model.runner import PASS_ROWS, SHARED_PROMPT_ROWS
+from offspec.plan.draft_memory import (
+    Held,
+    draft_bytes,
+    draft_rows,
+    embedding_bytes,
+    loading_bytes,
+    most_width,
+    tree_nodes,
+)
+from offspec.plan.model_sizes import expert_sizes
+from offspec.plan.opened import OpenedModels
+from offspec.sampling.noise import CACHED_ROWS
+from offspec_planners.memory_division import ExpertNeeds, FurtherGpus, HeadNeeds, HostNeeds, Needs
+from offspec_planners.placement import Tier
+from offspec_planners.plan import MODEL_MODES
+
+_CPU = torch.device("cpu")
+
+
+def memory_needs(
+    opened: OpenedModels,
+    config: EngineConfig,
+    held: Held,
+    context: int,
+    chunk: int,
+    caches: Tier,
+    cpu_layers: tuple[int, ...],
+) -> Needs:
+    """Needs for memory with the draft held in this way.
+
+    Args:
+        opened: Models that memory is divided among.
+        config: Settings whose budget and width are the most that will be used.
+        held: Draft mode and bits.
+        context: Tokens of prompt and answer together.
+        chunk: Rows of a prompt that run together.
+        caches: Tier of the target's KV cache.
+        cpu_layers: Layers that the CPU computes next to a device.
+    """
+    target, heads, sequences = opened.target, opened.heads, config.least_sequences
+    on_gpu, budget, tree = target.device.type != "cpu", config.budget or 1, tree_nodes(config)
+    capacity, rows = context + tree, context + draft_rows(config)
+    vocabulary = target.skeleton.vocab_size
+    together = min(capacity, PASS_ROWS + budget)  # rows of a pass
+    if sequences > 1:
+        together = max(together, min(sequences * capacity, SHARED_PROMPT_ROWS + budget))
+    cpu_cache = sequences * target.cache_bytes(capacity, cpu_layers)
+    states = sequences * target.state_bytes(tree, snapshots.MOST)
+    cached, host_cache = sequences * target.cache_bytes(capacity) - cpu_cache, 0
+    if caches is Tier.HOST:
+        cached, host_cache = 2 * target.window_bytes(capacity), cached
+    runtime = devices.RUNTIME + devices.SLACK if target.device.type == "cuda" else 0
+    activations, unpacking = target.activation_bytes(together, capacity, chunk), target.unpacking_bytes
+    # What layers carry from token to token is counted everywhere: which of them do is not known here.
+    cpu = target.scratch_bytes(together, capacity, chunk, _CPU) + cpu_cache + states if cpu_layers else 0
+    draft, loading = draft_bytes(held, opened.draft, config, context), loading_bytes(held, opened.draft)
+    looked_up = target.embedding_bytes if opened.embeds else 0
+    scores, logits = _score_bytes(config, vocabulary)
+    # One is gone when the other comes, and what is free again is used again.
+    if on_gpu:
+        scratch = scores + max(logits, activations, loading)
+    else:
+        draft, scratch = draft + looked_up, scores + max(logits + activations, loading)
+    # A substitute drafts with the target's own head, and so do some that are small.
+    shares_head = (config.substitutes and held[0] in MODEL_MODES) or any(head.shares_head for head in heads)
+    streamed_logits = 2 * max(budget, sequences, 2) * vocabulary * target.dtype.itemsize
+    gpus, of_layer = opened.more_vram, sequences * target.layer_cache_bytes(capacity)
+    free = tuple(vram - runtime - activations - unpacking - states for vram in gpus)
+    return Needs(
+        process_bytes=opened.runtime + MARGIN,
+        resident_bytes=target.rest_bytes,
+        cache_bytes=cached + states,
+        scratch_bytes=scratch + unpacking + _features_bytes(target, heads, together),
+        draft_bytes=draft
+        + sum(sequences * head.nbytes(rows) - (sequences - 1) * head.nbytes(0) for head in heads),
+        layer_bytes=target.layer_bytes,
+        extra_bytes=target.layer_extra,
+        device_runtime_bytes=runtime,
+        cpu_layers=cpu_layers,
+        head=None if shares_head else HeadNeeds(target.head_bytes, target.head_block_bytes, streamed_logits),
+        host=HostNeeds(
+            embedding_bytes=looked_up + embedding_bytes(held, opened.draft) if on_gpu else 0,
+            cache_bytes=host_cache,
+            cpu_bytes=cpu,
+        ),
+        further_gpus=FurtherGpus(free, of_layer, cached) if gpus else None,
+        experts=None if cpu_layers or gpus else _expert_needs(target, min(together, chunk)),
+    )
+
+
+def _score_bytes(config: EngineConfig, vocabulary: int) -> tuple[int, int]:
+    """(bytes of scores that stay for a request, noise among them, bytes of the logits of a draft step)."""
+    sequences, width = config.least_sequences, most_width(config)
+    drawn = tree_nodes(config) if config.verify == "sequoia" else 0  # distributions kept for the walk
+    # What scorers work in is there once.
+    scores = (sequences * (CACHED_ROWS + drawn) + width) * 4 * vocabulary
+    return scores, max(2 * width, HEAD_ROWS if sequences > 1 else 0) * 4 * vocabulary
+
+
+def _expert_needs(target: LoadedModel, rows: int) -> ExpertNeeds | None:
+    """Needs of experts if `rows` rows go through a layer together; None if they are parts of their layers."""
+    experts, sizes = target.experts, expert_sizes(target)
+    if sizes is None:
+        return None
+    hidden = target.skeleton.config.hidden_size
+    scratch = scratch_bytes(rows, sizes.chosen, hidden, sizes.weights, target.dtype.itemsize)
+    return ExpertNeeds(
+        target.dense_bytes,
+        target.dense_extra,
+        experts.slot_bytes,
+        experts.count,
+        copied_bytes=experts.copied_bytes,
+        unpacking_bytes=target.unpacking_bytes - target.dense_unpacking_bytes,
+        cpu_bytes=scratch + experts.copied_bytes,
+    )
+
+
+def _features_bytes(target: LoadedModel, heads: tuple[OpenedHead, ...], rows: int) -> int:
+    """Bytes of the states that a pass of `rows` rows keeps aside for heads."""
+    layers = {layer for head in heads for layer in head.wants.layers}
+    last = any(head.wants.last for head in heads)
+    hidden: int = target.skeleton.config.hidden_size
+    return (len(layers) + last) * rows * hidden * target.dtype.itemsize

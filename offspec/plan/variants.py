@@ -1,0 +1,180 @@
+"""Variants of a plan for its what-if rows: machines, formats and drafts, laid out in memory."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from offspec.core.config import DraftBits, EngineConfig, format_bytes
+from offspec.plan.cpu_choice import choose_cpu_experts, choose_cpu_layers
+from offspec.plan.fit import Fit, find_fit, keeps_unpacked, try_fit
+from offspec.plan.opened import OpenedModels
+from offspec_planners.acceptance import rounded
+from offspec_planners.placement import Placement, Tier
+from offspec_planners.plan import Shared, WhatIf
+from offspec_planners.predictor import Predictor
+from offspec_planners.search import Outlook
+from offspec_planners.units import format_count
+from offspec_planners.what_if import Variant, explain_memories, faster_rows, sequence_rows, undrafted_rows
+
+_FACTORS = (1.5, 2, 4)  # times the memory there is
+_DRAFT_BITS: DraftBits = 4
+_NEARLY = (1.0, 1.05, 1.1, 1.15, 1.2, 1.25)  # times the memory there is: still little more
+_OTHER_ANSWERS = "slightly different answers"
+_OTHER_ROUNDING = f"in bfloat16 {_OTHER_ANSWERS}, since a CPU rounds in another way"
+_WHOLE = 12  # bits a weight, from which on a file is not taken for packed
+_FORMATS = {"nf4": 4.25, "int8": 8.5}  # bits a weight of what `offspec pack` makes, scales included
+
+
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """Lays out variants of one plan.
+
+    Args:
+        opened: Models that memory is divided among.
+        config: Settings of the plan.
+        fit: What fits where by the plan.
+        predictor: Prices of the plan.
+        chosen: Outlook of the plan.
+    """
+
+    opened: OpenedModels
+    config: EngineConfig
+    fit: Fit
+    predictor: Predictor
+    chosen: Outlook
+
+    def what_ifs(self, shared: Iterable[Shared]) -> tuple[WhatIf, ...]:
+        """Rows for what makes a difference: memory, links, bits, no draft, and other numbers of sequences.
+
+        shared: Passes of other numbers of sequences.
+        """
+        choice, sequences, placement = self.chosen.choice, self.predictor.sequences, self.fit.placement
+        rows = list[WhatIf]()
+        if placement.slots > 0 or placement.by_need:
+            rows = faster_rows(choice, self._ladders())
+        if self.predictor.drafts:
+            alone = find_fit(self.opened.alone(), replace(self.config, budget=sequences, width=1))
+            rows += undrafted_rows(choice, self.predictor.plain_speed(alone.placement))
+        return (*rows, *sequence_rows(choice, sequences, shared))
+
+    def _ladders(self) -> Iterator[Iterator[Variant]]:
+        """Variants, in groups of ever larger memories."""
+        yield self._more_ram()
+        yield self._more_vram()
+        yield self._second_gpu()
+        yield self._faster_link()
+        if (stored := self.opened.target.stored_bits) >= _WHOLE:
+            yield from (self._packed(name, bits, stored) for name, bits in _FORMATS.items())
+        yield self._int8_cache()
+        yield self._packed_draft()
+        yield self._cpu_work()
+
+    def _more_ram(self) -> Iterator[Variant]:
+        for by in _FACTORS:
+            larger = replace(self.opened, memory=int(by * self.opened.memory))
+            yield from self._larger(larger, f"{format_bytes(larger.memory)} of RAM")
+
+    def _more_vram(self) -> Iterator[Variant]:
+        opened = self.opened
+        where = "VRAM on each GPU" if opened.more_vram else "VRAM"
+        for by in _FACTORS if opened.vram is not None else ():
+            vram, *more = (int(by * size) for size in (opened.vram or 0, *opened.more_vram))
+            larger = replace(opened, vram=vram, more_vram=tuple(more))
+            yield from self._larger(larger, f"{format_bytes(vram)} of {where}")
+
+    def _second_gpu(self) -> Iterator[Variant]:
+        opened = self.opened
+        if opened.vram is not None and not opened.more_vram and not self.fit.placement.by_need:
+            note = "`--device all`, each with a link of its own; "
+            yield from self._larger(replace(opened, more_vram=(opened.vram,)), "a second GPU like it", note)
+
+    def _larger(self, larger: OpenedModels, change: str, note: str = "") -> Iterator[Variant]:
+        """More memory, if the plan's settings fit in it."""
+        fit, predictor = try_fit(larger, self.config), self.predictor
+        if fit is not None and keeps_unpacked(larger, self.config, fit):
+            predictor = replace(predictor, target=predictor.target.unpacked_once())
+        yield from self._laid_out(change, note, fit, predictor)
+
+    def _laid_out(self, change: str, note: str, fit: Fit | None, predictor: Predictor) -> Iterator[Variant]:
+        """A variant that fits, with its tiers noted."""
+        if fit is not None:
+            yield Variant(change, note + self._memories(fit.placement), fit.placement, predictor)
+
+    def _memories(self, placement: Placement) -> str:
+        return explain_memories(placement, self.predictor.target, vram=self.opened.vram is not None)
+
+    def _faster_link(self) -> Iterator[Variant]:
+        """Bytes that come in half the time, whatever they come through."""
+        placement = self.fit.placement
+        missed = placement.by_need and placement.host_expert_slots < self.opened.target.experts.count
+        from_disk = placement.layers(Tier.DISK) or placement.head is Tier.DISK or missed
+        ways = ["the disk"] if from_disk else []
+        ways += ["RAM to VRAM"] if self.opened.vram is not None else []
+        faster = replace(self.predictor, pricing=self.predictor.pricing.with_faster_link(2.0))
+        yield Variant("a link twice as fast", " and ".join(ways), placement, faster)
+
+    def _packed(self, name: str, bits: float, stored: float) -> Iterator[Variant]:
+        """The target in fewer bits, which then have to be unpacked."""
+        share = bits / stored
+        fit = try_fit(self.opened, self.config, share)
+        if fit is None:
+            return
+        packed = replace(self.predictor, target=self.predictor.target.packed_in(bits, stored))
+        note = f"`--quantize {name}`, {_OTHER_ANSWERS}; {self._room_for(fit, share)}"
+        yield Variant(f"the target packed to {name}", note, fit.placement, packed)
+
+    def _room_for(self, fit: Fit, share: float) -> str:
+        """Where layers of that share of their size lie, or how little more would hold all of them."""
+        if not fit.placement.slots:
+            return self._memories(fit.placement)
+        spared = Tier.DISK if Tier.DISK in fit.placement.tiers else Tier.HOST
+        least = replace(self.config, budget=1, width=1)
+        choices = [(self.opened, self.config, "", by) for by in _NEARLY[1:]]
+        choices += [(self.opened.alone(), least, " without a draft", by) for by in _NEARLY]
+        for opened, config, without, by in choices:
+            memory, vram = opened.memory, opened.vram
+            if vram is None or spared is Tier.DISK:
+                opened, size = replace(opened, memory=int(by * memory)), f"{format_bytes(by * memory)} of RAM"
+            else:
+                opened, size = replace(opened, vram=int(by * vram)), f"{format_bytes(by * vram)} of VRAM"
+            larger = try_fit(opened, config, share)
+            if larger is not None and spared not in larger.placement.tiers:
+                held = "all layers" if spared is Tier.HOST or vram is None else "what VRAM does not"
+                return f"nearly fits: {size} would hold {held}{without}"
+        return self._memories(fit.placement)
+
+    def _int8_cache(self) -> Iterator[Variant]:
+        """Keys and values in 8 bits, which leave room for layers."""
+        if self.config.kv_cache == "int8":
+            return
+        narrow = self.opened.target.with_int8_cache()
+        fit = try_fit(replace(self.opened, target=narrow), self.config)
+        sizes = replace(self.predictor.target, kv_per_token=narrow.cache_bytes(1))
+        note = f"`--kv-cache int8`, {_OTHER_ANSWERS}; "
+        yield from self._laid_out("keys and values in int8", note, fit, replace(self.predictor, target=sizes))
+
+    def _packed_draft(self) -> Iterator[Variant]:
+        """A draft that is kept in 4 bits, which leaves room for layers; none if it cannot be priced."""
+        pricing = self.predictor.pricing.with_packed_draft(_DRAFT_BITS)
+        if pricing is None or self.fit.draft_mode != "full":
+            return
+        fit = try_fit(self.opened, self.config, held=("packed", _DRAFT_BITS))
+        known = rounded(self.predictor.calibration, _DRAFT_BITS)
+        predictor = replace(self.predictor, pricing=pricing, calibration=known)
+        change, note = f"the draft kept in {_DRAFT_BITS} bits", f"`--draft-bits {_DRAFT_BITS}`; "
+        yield from self._laid_out(change, note, fit, predictor)
+
+    def _cpu_work(self) -> Iterator[Variant]:
+        """Experts or layers computed by the CPU, if that was left to be chosen and none are."""
+        opened, config, predictor = self.opened, self.config, self.predictor
+        if config.experts != "cpu" and choose_cpu_experts(opened, config, predictor, self.chosen):
+            change, option = "experts computed by the CPU", "experts cpu"
+            config = replace(config, experts="cpu")
+        elif config.cpu_layers or self.fit.placement.layers(Tier.CPU):
+            return
+        elif layers := choose_cpu_layers(opened, config, predictor, self.chosen):
+            change, option = f"{format_count(layers, 'layer')} computed by the CPU", f"cpu-layers {layers}"
+            config = replace(config, cpu_layers=layers)
+        else:
+            return
+        placement = find_fit(opened, config).placement
+        yield Variant(change, f"`--{option}`, {_OTHER_ROUNDING}", placement, predictor)
