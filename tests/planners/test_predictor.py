@@ -12,12 +12,13 @@ from offspec_planners.placement import Placement, Sizes, TooSmallError, cpu_laye
 from offspec_planners.predictor import Predictor
 from offspec_planners.search import Outlook, best
 from offspec_planners.shared_passes import LaidOut, SharedPasses
+from offspec_planners.typical_acceptance import SUBSTITUTE
 from offspec_planners.what_if import Variant, explain_memories, faster_rows, sequence_rows
 
 GB = 10**9
 LAYERS = 40
 MODEL = ModelSizes("model", (GB,) * LAYERS, GB // 2, GB, GB // 2, 10**5, 32768, 8192, 32000)
-PREDICTOR = Predictor(MODEL, Estimate(preset("rtx-4090"), None), typical("substitute"), drafts=False)
+PREDICTOR = Predictor(MODEL, Estimate(preset("rtx-4090"), None), typical(SUBSTITUTE), drafts=False)
 
 
 def _place(vram: int, ram: int = 64 * GB, on_cpu: int = 0) -> Placement | None:
