@@ -17,9 +17,17 @@ class Answer:
     the result.
     """
 
-    def __init__(self, request: Request, progress: bool = False) -> None:
-        """progress: whether events of passes under way are sent, too."""
-        self.request = request
+    def __init__(
+        self, request: Request, progress: bool = False, check_wait: Callable[[], None] = lambda: None
+    ) -> None:
+        """Events of a request.
+
+        Args:
+            request: The request.
+            progress: Whether events of passes under way are sent, too.
+            check_wait: Raises RequestError in the thread that computes the answer.
+        """
+        self.request, self._check_wait = request, check_wait
         self.gaps = list[float]()  # of each token, see `Walk`
         self._progress = progress
         self._events = list[Event]()
@@ -94,6 +102,7 @@ class Answer:
 
     def __iter__(self) -> Iterator[Event]:
         read = 0
+        self._check_wait()
         while True:
             with self._changed:
                 while not self._ended and len(self._events) == read:
@@ -139,6 +148,8 @@ class Answer:
         return self._result()
 
     def _wait(self, timeout: float | None) -> None:
+        if not self._ended:
+            self._check_wait()
         with self._changed:
             if not self._changed.wait_for(lambda: self._ended, timeout):
                 raise TimeoutError(f"the answer has not ended within {format_seconds(timeout or 0)}")

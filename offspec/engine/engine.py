@@ -267,11 +267,16 @@ class Engine(Texts):
         assert isinstance(last, Finished)
         return replace(result, mismatches=compared(result, answer.gaps, last.result))
 
+    def _check_wait(self) -> None:
+        if self._scheduler.is_here:
+            raise RequestError(_BUSY)
+
     def _check_free(self) -> None:
         """Raise ClosedError, or RequestError where the calling thread would wait for itself."""
         if self._closed:
             raise closed()
-        if self._scheduler.is_here or threading.get_ident() in self._readers.values():
+        self._check_wait()
+        if threading.get_ident() in self._readers.values():
             raise RequestError(_BUSY)
 
     def submit(
@@ -301,7 +306,7 @@ class Engine(Texts):
         params = checked_params(params)
         self.check(params)
         request, encode = self._request(prompt, params, options)
-        answer = Answer(replace(request, ids=encode()), progress)
+        answer = Answer(replace(request, ids=encode()), progress, self._check_wait)
         self._scheduler.submit(answer)
         return answer
 
@@ -414,8 +419,7 @@ class Engine(Texts):
 
         Streams that are still open end; an answer that is read in another thread is halted, and waited for.
         """
-        if self._scheduler.is_here:
-            raise RequestError(_BUSY)
+        self._check_wait()
         self._scheduler.close()
         for events in list(self._streams):
             with suppress(ValueError):  # it is running in another thread

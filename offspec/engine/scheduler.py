@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ from offspec.engine.sequence import RunningSequence
 from offspec.engine.state_pool import StatePool
 
 _LOOK_S = 0.05  # how often requests that wait are looked at, while no pass runs
+_IDLE_S = 1.0  # after which the thread ends, so that an engine that is dropped unclosed can be collected
 
 
 class Scheduler:
@@ -33,6 +35,7 @@ class Scheduler:
         self._waiting = deque[Submitted]()
         self._running = list[RunningSequence]()
         self._bell = queue.SimpleQueue[None]()
+        self._busy_at = 0.0  # when something ran or waited last
         self._submitting, self._turn = threading.Lock(), threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -48,6 +51,7 @@ class Scheduler:
             if self._closing.is_set():
                 raise closed()
             self._waiting.append(answer)
+            self._busy_at = time.monotonic()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="offspec passes", daemon=True)
                 self._thread.start()
@@ -59,20 +63,26 @@ class Scheduler:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """No pass runs, and no request begins, while the block runs."""
+        """No pass runs, and no request begins, while the block runs; what was cancelled has ended."""
         with self._turn:
+            self._end_cancelled()
             yield
 
     def close(self) -> None:
         """Halt what runs, refuse what waits, and wait for the end of the thread. May be called twice."""
         with self._submitting:
             self._closing.set()
+            thread = self._thread
+        for sequence in [*self._running]:
+            sequence.answer.cancel()  # so that its pass is broken off
         self.wake()
-        if self._thread is not None:
-            self._thread.join()
+        if thread is not None:
+            thread.join()
 
     def _work(self) -> None:
         while not self._closing.is_set():
+            if self._is_done():
+                return
             try:
                 with self._turn:
                     ran = self._round()
@@ -85,23 +95,39 @@ class Scheduler:
             self._end(sequence)
         self._fail(closed())
 
+    def _is_done(self) -> bool:
+        """Whether nothing came for a while; then the next request starts another thread."""
+        with self._submitting:
+            if self._running or self._waiting or time.monotonic() - self._busy_at < _IDLE_S:
+                return False
+            self._thread = None
+            return True
+
     def _sleep(self) -> None:
         """Wait until something may be due."""
+        timeout = _LOOK_S if self._waiting else None if self._running else _IDLE_S
         with suppress(queue.Empty):
-            self._bell.get(timeout=_LOOK_S if self._waiting else None)
+            self._bell.get(timeout=timeout)
             while True:
                 self._bell.get_nowait()
 
     def _round(self) -> bool:
         """Begin requests, end what was cancelled, and run a pass for what is due; whether one ran."""
         self._admit()
-        for sequence in [one for one in self._running if one.halted]:
-            self._end(sequence)
+        self._end_cancelled()
+        if self._running or self._waiting:
+            self._busy_at = time.monotonic()
+        if self._closing.is_set():
+            return False
         shared = len(self._running) > 1
         due = [one for one in self._running if one.answer.is_due(shared)]
         if due:
             self._step(due)
         return bool(due)
+
+    def _end_cancelled(self) -> None:
+        for sequence in [one for one in self._running if one.halted]:
+            self._end(sequence)
 
     def _admit(self) -> None:
         """Begin requests that there are states for, and end those that were cancelled.
@@ -169,12 +195,14 @@ class Scheduler:
     def _finish(
         self, sequence: RunningSequence, events: Sequence[Event], error: BaseException | None = None
     ) -> None:
+        if error is None:
+            try:
+                events = [*events, Finished(sequence.result)]
+            except Exception as fault:
+                error = fault
         self._running.remove(sequence)
         self._states.give_back(sequence.state)
-        if error is None:
-            sequence.answer.put([*events, Finished(sequence.result)], ended=True)
-        else:
-            sequence.answer.put(events, error=error)
+        sequence.answer.put(events, ended=True, error=error)
 
     def _fail(self, error: BaseException) -> None:
         """End all that runs or waits with an error."""

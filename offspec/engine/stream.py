@@ -1,7 +1,6 @@
 """An answer that is computed as it is read: what `Engine.stream` iterates over."""
 
 import queue
-import sys
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -29,14 +28,19 @@ class StreamedAnswer:
         self.request, self.progressed = request, progressed
         self.gaps = list[float]()  # of each token, see `Walk`
         self._scheduler = scheduler
-        self._reading = self._left = self._ended = False
+        self._reading = self._cancelled = self._ended = False
         self._error: BaseException | None = None
-        # Safe with an interrupt at any place, and with a reader that the garbage collector closes.
+        self._over = False  # the scheduler has put the last events
+        # An interrupt may strike anywhere in a reader; what it loses here is of no use then.
         self._arrived = queue.SimpleQueue[tuple[Sequence[Event], bool, BaseException | None]]()
+
+    def cancel(self) -> None:
+        """End it with the text so far."""
+        self._cancelled = True
 
     def cancelled(self) -> bool:
         """Return whether it is to end before its end."""
-        return self._left or self.request.halt.is_set()
+        return self._cancelled or self.request.halt.is_set()
 
     def is_due(self, shared: bool) -> bool:
         """Return whether it takes part in the next pass, which others `shared` or not."""
@@ -47,21 +51,27 @@ class StreamedAnswer:
     ) -> None:
         """From the scheduler: the events of a pass, whether they are the last, and why there are no more."""
         self._reading = False
-        self._arrived.put((events, ended or error is not None, error))
+        self._over = ended or error is not None  # before they can be read
+        self._arrived.put((events, self._over, error))
 
     def __enter__(self) -> Self:
         try:
             self._scheduler.submit(self)
         except BaseException:
-            self._left = True
+            self._cancelled = True
             raise
         return self
 
-    def __exit__(self, *raised: object) -> None:
-        """Halt the answer unless it has ended, and wait for its end."""
-        self._left = True
-        while not (self._ended or self._scheduler.is_here or sys.is_finalizing()):
-            self._wait()
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        """Cancel the answer. After an interrupt, wait for the end of its pass.
+
+        A generator that is closed may be closed by the garbage collector, wherever that runs: it never waits.
+        """
+        self._cancelled = True
+        self._scheduler.wake()
+        if kind not in (None, GeneratorExit):
+            while not (self._over or self._scheduler.is_here):
+                self._arrived.get()
 
     def next_events(self) -> Sequence[Event]:
         """Wait for the events of a pass, and return them; none after the end.
@@ -71,17 +81,10 @@ class StreamedAnswer:
         """
         events: Sequence[Event] = ()
         while not events and not self._ended:
-            events = self._wait()
-        if not events and self._error is not None:
-            raise self._error
-        return events
-
-    def _wait(self) -> Sequence[Event]:
-        try:
             if self._arrived.empty():
                 self._reading = True
                 self._scheduler.wake()
             events, self._ended, self._error = self._arrived.get()
-            return events
-        finally:
-            self._reading = False
+        if not events and self._error is not None:
+            raise self._error
+        return events
