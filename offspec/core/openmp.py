@@ -5,12 +5,16 @@ wait they spin, by libgomp's default for milliseconds, which stops a machine tha
 `model.contention`, which takes part in this while answers are made.
 """
 
+import ctypes
 import os
 import sys
+from contextlib import suppress
 
 # Turns of a waiting thread's loop before it sleeps, some 15 ns each; "active": ten times as many as usual
 # where threads are more than processors. Sleeping at once costs a third of the speed of an idle machine.
 VARIABLES = {"GOMP_SPINCOUNT": "100000", "OMP_WAIT_POLICY": "active"}
+
+_SOFT = 1  # omp_pause_soft of OpenMP 5.0: settings stay
 
 
 def limit_spinning() -> None:
@@ -32,3 +36,13 @@ def unlimited_spinning() -> str | None:
         "torch was imported before offspec could limit how long its threads spin, so other processes may "
         f"slow answers down; name offspec.load before importing torch, or set {wanted}"
     )
+
+
+def end_team() -> None:
+    """End the idle threads of the calling thread's OpenMP team; the next product in this thread makes others.
+
+    With the team of a thread that computes, they are more than there are processors, and libgomp then has
+    waiting threads sleep early.
+    """
+    with suppress(OSError, AttributeError):  # another OpenMP, or none
+        ctypes.CDLL(None).omp_pause_resource_all(_SOFT)

@@ -7,7 +7,7 @@ from typing import Unpack
 from offspec.core.config import EngineConfig, Settings
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, Notice, unheard
-from offspec.core.openmp import unlimited_spinning
+from offspec.core.openmp import end_team, unlimited_spinning
 from offspec.core.private import tighten
 from offspec.core.trace import OFF, Timeline
 from offspec.core.values import shown
@@ -64,6 +64,7 @@ def load(
     assert isinstance(suffix, SuffixLookup)
     for text in texts:
         suffix.add_text(codec.tokenize(text))
+    end_team()  # from here on another thread computes
     return Engine(
         prepared.config,
         prepared.assembly,
