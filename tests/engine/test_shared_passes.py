@@ -111,8 +111,8 @@ def test_a_request_waits_for_memory_that_others_have(
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     with tiny_engine(model, "none", budget=1, sequences=3) as engine:
-        expected = [engine.generate(prompt, PARAMS).token_ids for prompt in (PROMPT, PROMPT[::-1])]
         monkeypatch.setattr(TreeCache, "another", refused)
+        expected = [engine.generate(prompt, PARAMS).token_ids for prompt in (PROMPT, PROMPT[::-1])]
         gate = hold_passes(3)
         first = engine.submit(PROMPT, PARAMS)
         second = engine.submit(PROMPT[::-1], PARAMS)
