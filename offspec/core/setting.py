@@ -102,7 +102,7 @@ class Setting:
         return f"{self.least} or above" if self.most is None else f"between {self.least} and {self.most}"
 
     def fault(self, value: Any) -> str:
-        """What a value of the right type must be and is not; "" for a valid one."""
+        """The range or kind that a value of the right type misses, in words; "" for a valid one."""
         if value in self.choices or (value is None and self.default is None):
             return ""
         if self.kind == tuple[str, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from offspec.core.errors import RequestError
 from offspec.core.events import Event
 
-_STOPPED = "this was stopped before its turn came"
+STOPPED = "this was stopped before its turn came"
 _LOOK_S = 0.05  # how often a caller that waits looks whether it still should
 
 
@@ -27,22 +27,13 @@ class ExclusiveUse:
         """Whether a thread has its turn."""
         return self._lock.locked()
 
-    @property
-    def mine(self) -> bool:
-        """The thread that asks has one."""
-        return self._holder == threading.get_ident()
-
-    def move_here(self) -> None:
-        """The thread that calls goes on with the turn that another one took."""
-        self._holder = threading.get_ident()
-
     @contextmanager
     def take(self, halt: threading.Event | None = None, *, wait: bool = True) -> Iterator[None]:
         """A turn, for as long as the block runs. halt: gives up waiting once it is set.
 
         Raises RequestError where it was halted, would wait for its own thread, or may not `wait` and must.
         """
-        if self.mine:
+        if self._holder == threading.get_ident():
             raise RequestError(self._busy)
         while self._lock.locked() and (halt is not None or not wait):
             if halt is None or not wait:
@@ -50,10 +41,10 @@ class ExclusiveUse:
             if halt.wait(_LOOK_S):
                 break
         if halt is not None and halt.is_set():
-            raise RequestError(_STOPPED)
+            raise RequestError(STOPPED)
         with self._lock:  # and not `acquire`: Ctrl-C just behind that would leave it taken for good
             if halt is not None and halt.is_set():
-                raise RequestError(_STOPPED)
+                raise RequestError(STOPPED)
             self._holder = threading.get_ident()
             try:
                 yield

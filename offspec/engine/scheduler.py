@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 
 from offspec.core.errors import ClosedError, RequestError
 from offspec.core.events import Event, Finished
+from offspec.core.threads import STOPPED
 from offspec.engine.decode import DecodeState
 from offspec.engine.passes import Passes, belongs_to_one
 from offspec.engine.request import Submitted
@@ -139,7 +140,7 @@ class Scheduler:
                 break
             if answer.cancelled():
                 self._waiting.remove(answer)
-                answer.put((), error=RequestError("this was stopped before its turn came"))
+                answer.put((), error=RequestError(STOPPED))
             else:
                 self._start(answer)
 
