@@ -21,7 +21,7 @@ from offspec_kernels.dequant.codebook import Codebook
 from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.dequant.ggml import Ggml
 from offspec_kernels.dequant.gptq import Gptq
-from offspec_kernels.gumbel_argmax.rows import Work
+from offspec_kernels.gumbel_argmax import Work
 from offspec_kernels.gumbel_argmax.triton import pick
 from offspec_kernels.kv_compact import KVTable
 from offspec_kernels.kv_compact.triton import move

@@ -1,8 +1,9 @@
 """Kernels for tree-shaped decoding, each with one door and several ways through it.
 
 An operation is a package. Its `__init__` is the door: it checks the arguments, names the one that is wrong,
-and picks a path. `reference` is the truth, slow and plain, in float64. `eager` is made of torch's own
-operations: what a CPU runs, and a GPU where triton is not installed. `triton` is the kernel for a GPU; with
+and picks a path. The reference is the truth, slow and plain, in float64. The eager path is made of torch's
+own operations, or of loops that numba compiles (`native`): what a CPU runs, and a GPU where triton is not
+installed. Both are in `__init__` where they are short. `triton` is the kernel for a GPU; with
 TRITON_INTERPRET=1 it runs on a CPU as well, slowly, which is how it is tested.
 
     tree_attention   queries of a token tree over a long prefix and over each other

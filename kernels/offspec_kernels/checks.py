@@ -57,45 +57,66 @@ def check_rows(name: str, tensor: Tensor) -> None:
         )
 
 
+def check_tensor(
+    name: str,
+    tensor: Tensor,
+    shape: Sequence[int | str],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device | None = None,
+) -> None:
+    """A tensor that kernels read row by row; `shape` as in `check_shape`."""
+    check_shape(name, tensor, shape)
+    check_dtype(name, tensor, dtypes)
+    if device is not None:
+        check_device(name, tensor, device)
+    check_rows(name, tensor)
+
+
+def check_contiguous(name: str, tensor: Tensor) -> None:
+    if not tensor.is_contiguous():
+        raise ArgumentError(name, "it must be contiguous")
+
+
 def check_logits(logits: Tensor) -> None:
     """[rows, V]; V leaves int32 ids room for the blocks that a kernel rounds it up to."""
-    check_shape("logits", logits, ["rows", "V"])
-    check_dtype("logits", logits, FLOATS)
-    check_rows("logits", logits)
+    check_tensor("logits", logits, ["rows", "V"], FLOATS)
     if not 0 < logits.shape[1] <= 2**30:
         raise ArgumentError("logits", f"a row has 1 to 2^30 tokens, not {logits.shape[1]}")
 
 
-def check_noise(rows: int, seed: int | None, positions: Sequence[int] | None) -> None:
-    """What noise is looked up by: a seed, where there is noise at all, and a position for each row."""
-    if seed is None:
-        return
-    if not 0 <= seed < 2**64:
+def check_noise(
+    logits: Tensor,
+    seed: int | None,
+    positions: Sequence[int] | Tensor | None,
+    noise: object | None,
+    table: Tensor | None,
+) -> None:
+    """How the noise of logits [rows, V] is found: by a seed and positions, or in rows of it made before.
+
+    table: [S, V], by position. Positions on a device are not looked at.
+    """
+    for name, made in (("noise", noise), ("table", table)):
+        if seed is None and made is not None:
+            raise ArgumentError(name, "rows of noise need the seed that they are made of")
+    if seed is not None and not 0 <= seed < 2**64:
         raise ArgumentError("seed", f"must be in [0, 2^64), not {seed}")
+    if isinstance(positions, Tensor):
+        check_tensor("positions", positions, [len(logits)], [torch.int64], logits.device)
+    elif seed is not None:
+        check_positions(len(logits), positions)
+    if table is not None:
+        check_tensor("table", table, ["S", logits.shape[1]], [torch.float32], logits.device)
+        if not table.is_contiguous() or not len(table):
+            raise ArgumentError("table", "it must be contiguous and have a row")
+
+
+def check_positions(rows: int, positions: Sequence[int] | None) -> None:
     if positions is None:
         raise ArgumentError("positions", "a seed needs them, one for each row")
     if len(positions) != rows:
         raise ArgumentError("positions", f"{len(positions)} for {rows} rows")
     if any(not 0 <= position < 2**63 for position in positions):
         raise ArgumentError("positions", "must be in [0, 2^63)")
-
-
-def check_rows_of_noise(seed: int | None, noise: object | None) -> None:
-    if seed is None and noise is not None:
-        raise ArgumentError("noise", "rows of noise need the seed that they are made of")
-
-
-def check_table(logits: Tensor, seed: int | None, table: Tensor | None) -> None:
-    """Rows of noise [S, V] for logits [rows, V], by position."""
-    if table is None:
-        return
-    if seed is None:
-        raise ArgumentError("table", "rows of noise need the seed that they are made of")
-    check_shape("table", table, ["S", logits.shape[1]])
-    check_dtype("table", table, [torch.float32])
-    check_device("table", table, logits.device)
-    if not table.is_contiguous() or not len(table):
-        raise ArgumentError("table", "it must be contiguous and have a row")
 
 
 def check_scale(name: str, scale: float) -> None:

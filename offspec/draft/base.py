@@ -15,8 +15,7 @@ from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.model.cache import TreeCache
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
-from offspec_kernels.topk_children import topk_children
-from offspec_kernels.topk_children.layout import BLOCK
+from offspec_kernels.topk_children import BLOCK, topk_children
 from offspec_kernels.transfer import download
 from offspec_planners.acceptance import Calibration
 

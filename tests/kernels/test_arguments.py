@@ -15,8 +15,7 @@ from offspec_kernels.gumbel_argmax import gumbel_argmax
 from offspec_kernels.kv_compact import KVTable, kv_compact
 from offspec_kernels.quantised_rows import QuantisedRows
 from offspec_kernels.row_linear import grouped_linear, row_linear
-from offspec_kernels.topk_children import topk_children
-from offspec_kernels.topk_children.layout import BLOCK
+from offspec_kernels.topk_children import BLOCK, topk_children
 from offspec_kernels.tree_attention import Chunk, TreeMask, tree_attention
 from offspec_kernels.tree_conv import tree_conv
 from offspec_kernels.tree_scan import tree_scan, walk_order

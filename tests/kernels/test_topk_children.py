@@ -11,8 +11,7 @@ from torch import Tensor
 
 from offspec.sampling.noise import GumbelNoise
 from offspec_kernels.backend import Backend
-from offspec_kernels.topk_children import MOST, TopChildren, topk_children
-from offspec_kernels.topk_children.layout import BLOCK
+from offspec_kernels.topk_children import BLOCK, MOST, TopChildren, topk_children
 from tests.support.kernel_device import device_of, examples, moved, needs_compiled_kernels
 from tests.support.poison import poisoned
 

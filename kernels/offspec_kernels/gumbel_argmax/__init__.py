@@ -1,24 +1,75 @@
 """The largest of each row of logits, with temperature, filters and Gumbel noise: how a token is sampled."""
 
+import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from offspec_kernels.backend import Backend, choose_backend
-from offspec_kernels.checks import (
-    check_device,
-    check_dtype,
-    check_logits,
-    check_noise,
-    check_rows,
-    check_rows_of_noise,
-    check_scale,
-    check_shape,
-    check_table,
-)
+from offspec_kernels.checks import check_logits, check_noise, check_scale, check_tensor
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.gumbel_argmax.rows import Picks, Work, empty_picks, keep_above
+from offspec_kernels.noise import gumbel_row
+
+_BLOCK = 128  # columns of a row that are searched by their maximum first
+
+
+class Picks(NamedTuple):
+    """Of each of N rows: token [N] int64, best [N] float32 and second [N] float32."""
+
+    token: Tensor
+    best: Tensor
+    second: Tensor
+
+
+def empty_picks(count: int, device: torch.device) -> Picks:
+    """Room for the picks of `count` rows."""
+    best, second = torch.empty(2, count, device=device)
+    return Picks(torch.empty(count, dtype=torch.int64, device=device), best, second)
+
+
+class Work(NamedTuple):
+    """The arguments of `gumbel_argmax`, checked. positions is None where no noise is added."""
+
+    logits: Tensor
+    seed: int | None
+    positions: Sequence[int] | None
+    temperature: float
+    least: Tensor | None
+    last_tie: Tensor | None
+    noise: Callable[[int], Tensor] | None
+    table: Tensor | None = None
+
+    def rows_by_position(self) -> list[tuple[int | None, list[int]]]:
+        """Rows that share their noise, for each position; all rows, of position None, where there is none."""
+        if self.positions is None:
+            return [(None, list(range(len(self.logits))))]
+        rows: dict[int, list[int]] = {}
+        for row, position in enumerate(self.positions):
+            rows.setdefault(position, []).append(row)
+        return list(rows.items())
+
+    def noise_row(self, position: int | None) -> Tensor | None:
+        """[V] float32, shared with the caller; None where there is none."""
+        if position is None:
+            return None
+        if self.noise is not None:
+            return self.noise(position)
+        assert self.seed is not None
+        return gumbel_row(self.seed, position, self.logits.shape[1], self.logits.device)
+
+
+def keep_above(scores: Tensor, least: Tensor, last_tie: Tensor | None) -> Tensor:
+    """Sets to -inf, in place, scores below `least`, and those that equal it and have late ids; returns them.
+
+    scores [V] float32; least [1] or [] float32; last_tie [1] or [] int64: of scores equal to `least`, ids
+    above it are late; None for none.
+    """
+    out = scores < least
+    if last_tie is not None:
+        out |= (scores == least) & (torch.arange(len(scores), device=scores.device) > last_tie)
+    return scores.masked_fill_(out, -math.inf)
 
 
 def gumbel_argmax(
@@ -63,50 +114,103 @@ def gumbel_argmax(
     Scratch: eager, two rows [V] float32 and, filtered, a bool one, whatever N is; triton, 16 bytes for each
     row and 1024 tokens of it.
     """
-    places = _checked(logits, seed, positions, noise)
-    work = Work(logits, seed, places, float(temperature), least, last_tie, noise, table)
-    _check(work)
-    check_table(logits, seed, table)
+    check_logits(logits)
+    check_noise(logits, seed, positions, noise, table)
+    check_scale("temperature", temperature)
+    if last_tie is not None and least is None:
+        raise ArgumentError("last_tie", "it cuts ties with `least`, and there is no `least`")
+    for name, column, dtype in (("least", least, torch.float32), ("last_tie", last_tie, torch.int64)):
+        if column is not None:
+            check_tensor(name, column, [len(logits)], [dtype], logits.device)
     chosen = choose_backend(logits.device, path)
     if not len(logits):
         return empty_picks(0, logits.device)
-    if chosen == "triton":
-        from offspec_kernels.gumbel_argmax.triton import pick
-    elif chosen == "eager":
-        from offspec_kernels.gumbel_argmax.eager import pick
-    else:
-        from offspec_kernels.gumbel_argmax.reference import pick
+    places = None if seed is None else positions
+    work = Work(logits, seed, places, float(temperature), least, last_tie, noise, table)
     with torch.no_grad():
-        return pick(work)
+        if chosen == "triton":
+            from offspec_kernels.gumbel_argmax.triton import pick
+
+            return pick(work)
+        return _eager_picks(work) if chosen == "eager" else _reference_picks(work)
 
 
-def _checked(
-    logits: Tensor,
-    seed: int | None,
-    positions: Sequence[int] | None,
-    noise: Callable[[int], Tensor] | None,
-) -> Sequence[int] | None:
-    """The positions whose noise is added, None for none."""
-    check_logits(logits)
-    check_noise(len(logits), seed, positions)
-    check_rows_of_noise(seed, noise)
-    return None if seed is None else positions
+def _reference_picks(work: Work) -> Picks:
+    """In float64, rounded to float32 where the scores are defined so, and a stable sort of each row.
+
+    Scratch: six rows [V] of float64 or int64.
+    """
+    picks = [_reference_pick(work, row) for row in range(len(work.logits))]
+    tokens, best, second = zip(*picks, strict=True)
+    device = work.logits.device
+    return Picks(
+        torch.tensor(tokens, dtype=torch.int64, device=device),
+        torch.tensor(best, dtype=torch.float32, device=device),
+        torch.tensor(second, dtype=torch.float32, device=device),
+    )
 
 
-def _check(work: Work) -> None:
-    logits = work.logits
-    check_scale("temperature", work.temperature)
-    if work.last_tie is not None and work.least is None:
-        raise ArgumentError("last_tie", "it cuts ties with `least`, and there is no `least`")
-    for name, column, dtype in (
-        ("least", work.least, torch.float32),
-        ("last_tie", work.last_tie, torch.int64),
-    ):
-        if column is not None:
-            check_shape(name, column, [len(logits)])
-            check_dtype(name, column, [dtype])
-            check_device(name, column, logits.device)
-            check_rows(name, column)
+def _reference_pick(work: Work, row: int) -> tuple[int, float, float]:
+    temperature = torch.tensor(work.temperature, dtype=torch.float32).double()
+    scores = _rounded(work.logits[row].double() / temperature)
+    ids = torch.arange(len(scores), device=scores.device)
+    if work.least is not None:
+        least = work.least[row].double()
+        last = len(scores) if work.last_tie is None else work.last_tie[row]
+        out = (scores < least) | ((scores == least) & (ids > last))
+        scores[out] = -math.inf
+    if work.positions is not None:
+        noise = work.noise_row(work.positions[row])
+        assert noise is not None
+        scores = _rounded(scores + noise.double())
+    ranked, order = torch.sort(scores, descending=True, stable=True)  # NaN first, then lower ids first
+    second = float(ranked[1]) if len(ranked) > 1 else -math.inf
+    return int(order[0]), float(ranked[0]), second
 
 
-__all__ = ["Picks", "gumbel_argmax", "keep_above"]
+def _rounded(exact: Tensor) -> Tensor:
+    """float64 as float32 would hold it; of one operation on two float32 this is what float32 would give."""
+    return exact.float().double()
+
+
+def _eager_picks(work: Work) -> Picks:
+    """torch's own operations, a row at a time: it stays in a core's cache from one step to the next."""
+    count, size = work.logits.shape
+    room = torch.empty(-(-size // _BLOCK) * _BLOCK, device=work.logits.device)
+    room[size:] = -math.inf
+    found: dict[int, Picks] = {}
+    for position, rows in work.rows_by_position():
+        noise = work.noise_row(position)
+        for row in rows:
+            _score(work, row, noise, out=room[:size])
+            found[row] = _two_largest(room)
+    if count == 1:
+        return found[0]  # what a walk asks for, again and again
+    return Picks(*(torch.cat(column) for column in zip(*(found[row] for row in range(count)), strict=True)))
+
+
+def _score(work: Work, row: int, noise: Tensor | None, out: Tensor) -> None:
+    """x of one row, [V] float32."""
+    out.copy_(work.logits[row])
+    if work.temperature != 1.0:
+        # By a tensor, since CUDA divides by a number by multiplying with its inverse, which rounds twice.
+        out.div_(torch.full((), work.temperature, device=out.device))
+    if work.least is not None:
+        keep_above(out, work.least[row], None if work.last_tie is None else work.last_tie[row])
+    if noise is not None:
+        out.add_(noise)
+
+
+def _two_largest(row: Tensor) -> Picks:
+    """Of one row [n blocks], which loses its largest: [1] each.
+
+    The largest is looked for in the block that has it: on a CPU torch finds a maximum at the speed of memory,
+    and its place ten times more slowly.
+    """
+    blocks = row.view(-1, _BLOCK)
+    maxima = blocks.amax(dim=1)  # [n]
+    block = maxima.argmax(dim=0, keepdim=True)  # documented to be the first of several maxima
+    token = block * _BLOCK + blocks[block].argmax(dim=1)
+    best = maxima.gather(0, block)
+    row.scatter_(0, token, -math.inf)
+    return Picks(token, best, row.amax(dim=0, keepdim=True))

@@ -3,14 +3,14 @@
 A program takes a block of the vocabulary and up to `_ROWS` rows that share a position: it makes the block's
 noise, keeps it in registers and goes through the rows. What it finds in a block, a small second kernel
 compares with the other blocks of the row.
-Scores are compared as the integer keys of `order_triton`, which hold the token's id.
+Scores are compared as the integer keys of `triton_sort_keys`, which hold the token's id.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from offspec_kernels.gumbel_argmax.rows import Picks, Work, empty_picks
+from offspec_kernels.gumbel_argmax import Picks, Work, empty_picks
 from offspec_kernels.noise import LOW
 from offspec_kernels.noise.triton import gumbel_run
 from offspec_kernels.transfer import upload
@@ -83,29 +83,12 @@ def pick(work: Work) -> Picks:
     seed = work.seed or 0
     with torch.cuda.device_of(logits):
         _within_blocks[(blocks, len(groups))](
-            logits,
-            logits.stride(0),
-            groups,
-            work.least,
-            work.last_tie,
-            work.table,
-            firsts,
-            seconds,
-            size,
-            work.temperature,
-            1 if work.table is None else len(work.table),
-            seed & LOW,
-            seed >> 32,
-            NOISY=work.positions is not None,
-            KEPT=work.table is not None,
-            DIVIDED=work.temperature != 1.0,
-            FILTERED=work.least is not None,
-            TIES=work.last_tie is not None,
-            ROWS=_ROWS,
-            BLOCK=_BLOCK,
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+            logits, logits.stride(0), groups, work.least, work.last_tie, work.table, firsts, seconds, size,
+            work.temperature, 1 if work.table is None else len(work.table), seed & LOW, seed >> 32,
+            NOISY=work.positions is not None, KEPT=work.table is not None, DIVIDED=work.temperature != 1.0,
+            FILTERED=work.least is not None, TIES=work.last_tie is not None, ROWS=_ROWS, BLOCK=_BLOCK,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
         _across_blocks[(count,)](
             firsts,
             seconds,

@@ -4,6 +4,7 @@ Letters: T rows, K columns, N rows of the weight, G groups, P rows of all groups
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from offspec_kernels.backend import Backend, choose_backend
@@ -30,27 +31,22 @@ def row_linear(
         ArgumentError: Names the argument that is wrong.
         PathError: `path` cannot run here.
     """
-    check_dtype("rows", rows, FLOATS)
-    if rows.dim() != 2 or weight.dim() != 2 or weight.shape[1] != rows.shape[1]:
-        raise ArgumentError("weight", f"must be [N, {rows.shape[-1]}], not {list(weight.shape)}")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ArgumentError("bias", f"must be [{len(weight)}], not {list(bias.shape)}")
-    for name, given in (("weight", weight), ("bias", bias)):
-        if given is not None:
-            check_device(name, given, rows.device)
-            check_dtype(name, given, (rows.dtype,))
+    _check(rows, "weight", weight, bias)
     chosen = choose_backend(rows.device, path)
     if chosen == "triton":
         from offspec_kernels.row_linear import triton
 
         return triton.row_linear(rows, weight, bias)
-    if chosen == "eager":
-        from offspec_kernels.row_linear import eager
+    if chosen == "reference":
+        out = (rows.double() @ weight.double().T).to(rows.dtype)
+        return out if bias is None else (out.double() + bias.double()).to(rows.dtype)
+    from offspec_kernels.row_linear import blocks
 
-        return eager.row_linear(rows, weight, bias)
-    from offspec_kernels.row_linear import reference
-
-    return reference.row_linear(rows, weight, bias)
+    if blocks.has_blocks(rows, weight) and blocks.replaces_torch():
+        out = blocks.row_linear(rows, weight)
+    else:  # with a matrix unit oneDNN reads beyond the odd end of a row, and NaN there becomes its own
+        out = F.linear(rows.contiguous(), weight)
+    return out if bias is None else out + bias
 
 
 def grouped_linear(
@@ -81,24 +77,14 @@ def grouped_linear(
         ArgumentError: Names the argument that is wrong.
         PathError: `path` cannot run here.
     """
-    check_dtype("rows", rows, FLOATS)
-    if rows.dim() != 2 or weights.dim() != 3 or weights.shape[2] != rows.shape[1]:
-        raise ArgumentError("weights", f"must be [G, N, {rows.shape[-1]}], not {list(weights.shape)}")
-    if bias is not None and bias.shape != weights.shape[:2]:
-        raise ArgumentError("bias", f"must be {list(weights.shape[:2])}, not {list(bias.shape)}")
+    _check(rows, "weights", weights, bias)
     if ends.shape != weights.shape[:1]:
         raise ArgumentError("ends", f"must be [{len(weights)}], not {list(ends.shape)}")
     if sources.dim() != 1 or targets.shape != sources.shape:
         raise ArgumentError("targets", f"must be {list(sources.shape)}, not {list(targets.shape)}")
-    for name, given in (("weights", weights), ("bias", bias)):
-        if given is not None:
-            check_dtype(name, given, (rows.dtype,))
     for name, given in (("sources", sources), ("targets", targets), ("ends", ends)):
         check_dtype(name, given, (torch.int64,))
-    places = {"weights": weights, "bias": bias, "sources": sources, "targets": targets, "ends": ends}
-    for name, given in places.items():
-        if given is not None:
-            check_device(name, given, rows.device)
+        check_device(name, given, rows.device)
     chosen = choose_backend(rows.device, path)
     if chosen == "triton":
         from offspec_kernels.row_linear import triton
@@ -112,3 +98,17 @@ def grouped_linear(
             out[targets[begin:end]] = row_linear(given, weights[group], shift, path=chosen)
         begin = end
     return out
+
+
+def _check(rows: Tensor, name: str, weight: Tensor, bias: Tensor | None) -> None:
+    """One weight [N, K], or several [G, N, K] by the name of weights."""
+    sizes = "G, N" if name == "weights" else "N"
+    check_dtype("rows", rows, FLOATS)
+    if rows.dim() != 2 or weight.dim() != 1 + len(sizes.split()) or weight.shape[-1] != rows.shape[1]:
+        raise ArgumentError(name, f"must be [{sizes}, {rows.shape[-1]}], not {list(weight.shape)}")
+    if bias is not None and bias.shape != weight.shape[:-1]:
+        raise ArgumentError("bias", f"must be {list(weight.shape[:-1])}, not {list(bias.shape)}")
+    for name_, given in ((name, weight), ("bias", bias)):
+        if given is not None:
+            check_device(name_, given, rows.device)
+            check_dtype(name_, given, (rows.dtype,))

@@ -1,5 +1,6 @@
 """The likeliest children of a draft's nodes: noise, log-softmax and the largest few of each row."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,20 +10,17 @@ from torch import Tensor
 
 from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.checks import (
-    check_device,
-    check_dtype,
+    check_contiguous,
     check_logits,
     check_noise,
-    check_rows,
-    check_rows_of_noise,
+    check_positions,
     check_scale,
-    check_shape,
-    check_table,
+    check_tensor,
 )
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.noise import gumbel_row
-from offspec_kernels.topk_children.layout import BLOCK
+from offspec_kernels.noise import LOW, gumbel_row
 
+BLOCK = 128  # columns of a row that are searched by their maximum first
 MOST = 64  # children that one program of the kernel finds
 
 
@@ -80,9 +78,15 @@ def topk_children(
     several W V float64. The triton path reads the logits once, and 128 K of each row a second time; where
     positions lie on the device it never waits for the host, so a CUDA graph can capture it.
     """
-    _check(logits, count, tau, room)
-    _check_noise(logits, seed, positions, noise)
-    check_table(logits, seed, table)
+    check_logits(logits)
+    width, size = logits.shape
+    if not 0 < count <= size:
+        raise ArgumentError("count", f"must be 1 to {size}, the width of the logits, not {count}")
+    check_scale("tau", tau)
+    if room is not None:
+        check_tensor("room", room, [width, -(-size // BLOCK) * BLOCK], [torch.float32], logits.device)
+        check_contiguous("room", room)
+    check_noise(logits, seed, positions, noise, table)
     chosen = choose_backend(logits.device, path)
     if chosen == "triton" and count > MOST:
         chosen = "eager"
@@ -91,17 +95,13 @@ def topk_children(
             from offspec_kernels.topk_children.triton import children
 
             return TopChildren(*children(logits, count, seed, positions, tau, table))
-        rows = _rows(logits, seed, positions, noise)
+        rows = _noise_rows(logits, seed, positions, noise)
         if chosen == "eager":
-            from offspec_kernels.topk_children import eager
-
-            return TopChildren(*eager.children(logits, count, rows, tau, room))
-        from offspec_kernels.topk_children import reference
-
-        return TopChildren(*reference.children(logits, count, rows, tau))
+            return _eager_children(logits, count, rows, tau, room)
+        return _reference_children(logits, count, rows, tau)
 
 
-def _rows(
+def _noise_rows(
     logits: Tensor,
     seed: int | None,
     positions: Sequence[int] | Tensor | None,
@@ -111,38 +111,80 @@ def _rows(
     if seed is None or positions is None or not len(logits):
         return None
     places: Sequence[int] = positions.tolist() if isinstance(positions, Tensor) else positions
-    check_noise(len(logits), seed, places)
+    check_positions(len(logits), places)
     make = noise or partial(gumbel_row, seed, size=logits.shape[1], device=logits.device)
     made = {place: make(place) for place in set(places)}
     return [made[place] for place in places]
 
 
-def _check(logits: Tensor, count: int, tau: float, room: Tensor | None) -> None:
-    check_logits(logits)
+def _reference_children(
+    logits: Tensor, count: int, noise: Sequence[Tensor] | None, tau: float
+) -> TopChildren:
+    """By sorting whole rows; noise: the row [V] to add to each."""
+    x = logits.float()  # the order is that of float32, rounded as the noise is added; the rest is float64
+    if noise is not None:
+        x = x + torch.stack(list(noise))
+    best, token = (found[:, :count] for found in torch.sort(x, dim=1, descending=True, stable=True))
+    exact = best.double()
+    log_sum = torch.logsumexp((x.double() - exact[:, :1]) / tau, dim=1, keepdim=True)
+    relative = exact - exact[:, :1]
+    return TopChildren(token, relative.float(), (relative / tau - log_sum).float())
+
+
+def _eager_children(
+    logits: Tensor, count: int, noise: Sequence[Tensor] | None, tau: float, room: Tensor | None
+) -> TopChildren:
+    """In torch's operations, worked out in one piece of memory [W, V]; noise: the row [V] to add to each."""
     width, size = logits.shape
-    if not 0 < count <= size:
-        raise ArgumentError("count", f"must be 1 to {size}, the width of the logits, not {count}")
-    check_scale("tau", tau)
-    if room is not None:
-        check_shape("room", room, [width, -(-size // BLOCK) * BLOCK])
-        check_dtype("room", room, [torch.float32])
-        check_device("room", room, logits.device)
-        if not room.is_contiguous():
-            raise ArgumentError("room", "it must be contiguous")
+    if room is None:
+        room = torch.empty(width, -(-size // BLOCK) * BLOCK, device=logits.device)
+    x = room[:, :size]
+    if (logits.data_ptr(), logits.stride(), logits.dtype) != (x.data_ptr(), x.stride(), x.dtype):
+        x.copy_(logits)
+    room[:, size:] = -torch.inf  # loses against everything, and against a lower id with -inf
+    if noise is not None:
+        _add_noise(x, noise)
+    token = _largest(room, count)
+    best = room.gather(1, token)
+    # What follows destroys x: the log of the sum of exp(x / tau), all relative to the best. On a CPU powers
+    # of two take a third of the time of powers of e.
+    total = room.sub_(best[:, :1]).mul_(math.log2(math.e) / tau).exp2_().sum(dim=1, keepdim=True).log_()
+    relative = best - best[:, :1]
+    return TopChildren(token, relative, relative / tau - total)
 
 
-def _check_noise(
-    logits: Tensor,
-    seed: int | None,
-    positions: Sequence[int] | Tensor | None,
-    noise: Callable[[int], Tensor] | None,
-) -> None:
-    check_rows_of_noise(seed, noise)
-    if not isinstance(positions, Tensor):
-        check_noise(len(logits), seed, positions)
+def _add_noise(x: Tensor, noise: Sequence[Tensor]) -> None:
+    if all(row is noise[0] for row in noise[1:]):
+        x += noise[0]
         return
-    check_noise(len(logits), seed, range(len(logits)))  # their values are left on the device
-    check_shape("positions", positions, [len(logits)])
-    check_dtype("positions", positions, [torch.int64])
-    check_device("positions", positions, logits.device)
-    check_rows("positions", positions)
+    for scores, row in zip(x, noise, strict=True):
+        scores += row
+
+
+def _largest(x: Tensor, count: int) -> Tensor:
+    """Ids of the `count` largest of each row of x [W, n blocks of 128], best first; [W, count].
+
+    They lie in the `count` blocks with the largest maxima, and a maximum is found at the speed of memory,
+    which sorting is not.
+    """
+    blocks = x.unflatten(1, (-1, BLOCK))  # [W, n, 128]
+    if blocks.shape[1] < 2 * count:
+        return _ranked(x, torch.arange(x.shape[1], device=x.device), count)
+    number = torch.arange(blocks.shape[1], device=x.device)
+    chosen = _ranked(blocks.amax(dim=2), number, count)  # [W, count]
+    row = torch.arange(len(x), device=x.device)[:, None]
+    some = blocks.flatten(0, 1).index_select(0, (row * len(number) + chosen).flatten())  # [W count, 128]
+    ids = chosen[:, :, None] * BLOCK + torch.arange(BLOCK, device=x.device)  # [W, count, 128]
+    return _ranked(some.view(ids.shape).flatten(1), ids.flatten(1), count)
+
+
+def _ranked(values: Tensor, ids: Tensor, count: int) -> Tensor:
+    """The ids [n] or [W, n] of the `count` largest of values [W, n] float32; of equals the lowest first.
+
+    A value and its id make one integer, since torch.topk guarantees no order among equals.
+    """
+    bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0, its equal
+    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers they now compare like the floats
+    order.masked_fill_(values != values, 0x7FFFFFFF)  # a NaN of either sign comes first, as it does elsewhere
+    keys = order.to(torch.int64).bitwise_left_shift_(32).bitwise_or_(ids ^ LOW)
+    return (torch.topk(keys, count, dim=1).values & LOW) ^ LOW

@@ -3,10 +3,11 @@
 Letters: T rows, C channels, K taps, R rows of inputs.
 """
 
+import torch
 from torch import Tensor, int64
 
 from offspec_kernels.backend import Backend, choose_backend
-from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows, check_shape
+from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_shape, check_tensor
 
 
 def tree_conv(
@@ -33,9 +34,7 @@ def tree_conv(
         ArgumentError: Names the argument that is wrong.
         PathError: `path` cannot run here.
     """
-    check_shape("inputs", inputs, ["R", "C"])
-    check_dtype("inputs", inputs, FLOATS)
-    check_rows("inputs", inputs)
+    check_tensor("inputs", inputs, ["R", "C"], FLOATS)
     check_shape("weight", weight, [inputs.shape[1], "K"])
     check_shape("window", window, ["T", weight.shape[1]])
     for name, given in (("window", window), ("weight", weight), ("bias", bias)):
@@ -55,6 +54,5 @@ def tree_conv(
         from offspec_kernels.tree_conv import triton
 
         return triton.tree_conv(inputs, window, weight, bias)
-    from offspec_kernels.tree_conv import reference
-
-    return reference.tree_conv(inputs, window, weight, bias)
+    out = torch.einsum("tkc,ck->tc", inputs.double()[window], weight.double())
+    return (out if bias is None else out + bias.double()).float()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, float32
 
 from offspec_kernels.backend import Backend, choose_backend
-from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_shape
+from offspec_kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.tree_scan.order import WalkOrder, walk_order
 
@@ -70,19 +70,37 @@ def tree_scan(
     out = None if query is None else torch.empty(value.shape, dtype=float32, device=value.device)
     query, beta = (None if given is None else given.float().contiguous() for given in (query, beta))
     key, value, decay = (given.float().contiguous() for given in (key, value, decay))
+    scan = _reference_scan
     if chosen == "eager" and key.device.type == "cpu":
-        from offspec_kernels.tree_scan import native
-
-        native.tree_scan(query, key, value, decay, beta, rates, state, order, out, final)
+        from offspec_kernels.tree_scan.native import tree_scan as scan
     elif chosen == "triton":
-        from offspec_kernels.tree_scan import triton
-
-        triton.tree_scan(query, key, value, decay, beta, rates, state, order, out, final)
-    else:
-        from offspec_kernels.tree_scan import reference
-
-        reference.tree_scan(query, key, value, decay, beta, rates, state, order, out, final)
+        from offspec_kernels.tree_scan.triton import tree_scan as scan
+    scan(query, key, value, decay, beta, rates, state, order, out, final)
     return out
+
+
+def _reference_scan(
+    query: Tensor | None, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None,
+    rates: Tensor | None, state: Tensor, order: WalkOrder, out: Tensor | None, final: Tensor | None,
+) -> None:  # fmt: skip
+    """The recurrence as it is written, in float64: a state for every row."""
+    group = value.shape[1] // key.shape[1]
+    places = dict[int, Tensor]({0: state.double()})
+    for row, source, target in zip(*map(list, (order.row, order.source, order.target)), strict=True):
+        k = key[row].double().repeat_interleave(group, 0)
+        log = decay[row].double()
+        log = log.view(len(log), -1, 1) if rates is None else rates.double() * log[:, None, :]
+        now = places[source] * log.exp()
+        v = value[row].double()
+        if beta is not None:
+            v = beta[row].double()[:, None] * (v - torch.einsum("hde,hd->he", now, k))
+        now = now + k[:, :, None] * v[:, None, :]
+        places[target] = now
+        if query is not None and out is not None:
+            q = query[row].double().repeat_interleave(group, 0)
+            out[row] = torch.einsum("hde,hd->he", now, q)
+    if final is not None:
+        final.copy_(places[order.target[-1]] if len(order.target) else state)
 
 
 def _check(
@@ -114,5 +132,4 @@ def _check(
             check_shape(name, given, [heads, size, width])
             check_dtype(name, given, (float32,))
             check_device(name, given, key.device)
-            if not given.is_contiguous():
-                raise ArgumentError(name, "must be contiguous")
+            check_contiguous(name, given)

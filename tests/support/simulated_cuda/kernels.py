@@ -150,7 +150,7 @@ def _tensors(value: Any) -> list[Any]:
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """The value with each tensor and operand changed; what is only kept for another time begins anew."""
-    from offspec_kernels.kv_compact.table import KVTable
+    from offspec_kernels.kv_compact import KVTable
 
     def inner(of: Any) -> Any:
         return _mapped(of, change)

@@ -7,12 +7,10 @@ from torch import Tensor
 
 from offspec_kernels.dequant import dequantise as dequantise_on
 from offspec_kernels.dequant.format import Format, Shape
-from offspec_kernels.gumbel_argmax import eager as gumbel_eager
-from offspec_kernels.gumbel_argmax.rows import Picks, Work
-from offspec_kernels.kv_compact import eager as compact_eager
-from offspec_kernels.kv_compact.table import KVTable
+from offspec_kernels.gumbel_argmax import Picks, Work, gumbel_argmax
+from offspec_kernels.kv_compact import KVTable, kv_compact
 from offspec_kernels.row_linear import grouped_linear as grouped_linear_on
-from offspec_kernels.row_linear import reference as linear_reference
+from offspec_kernels.row_linear import row_linear as row_linear_on
 from offspec_kernels.topk_children import TopChildren, topk_children
 from offspec_kernels.tree_attention import eager as attention_eager
 from offspec_kernels.tree_conv import native as conv_native
@@ -31,7 +29,7 @@ def attend_exactly(*args: Any, chosen: Tensor | None = None) -> None:
 
 def row_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """By way of float64, in which a row's neighbours do not show."""
-    return linear_reference.row_linear(rows, weight, bias)
+    return row_linear_on(rows, weight, bias, path="reference")
 
 
 def grouped_linear(*args: Any) -> Tensor:
@@ -58,11 +56,20 @@ def children(
 
 
 def pick(work: Work) -> Picks:
-    return gumbel_eager.pick(work._replace(noise=None))  # the kernel makes its own, too
+    return gumbel_argmax(  # without `noise`: the kernel makes its own, too
+        work.logits,
+        seed=work.seed,
+        positions=work.positions,
+        temperature=work.temperature,
+        least=work.least,
+        last_tie=work.last_tie,
+        table=work.table,
+        path="eager",
+    )
 
 
 def move(table: KVTable, start: int, rows: Sequence[int]) -> None:
-    compact_eager.move(table, start, rows)
+    kv_compact(table, start, rows, path="eager")
 
 
 def dequantise(format: Format, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
