@@ -29,7 +29,7 @@ from offspec_kernels.noise.triton import fill_rows
 from offspec_kernels.quantised_rows import QuantisedRows
 from offspec_kernels.row_linear.triton import grouped_linear, row_linear
 from offspec_kernels.topk_children.triton import children
-from offspec_kernels.tree_attention import Chunk, TreeMask
+from offspec_kernels.tree_attention import Arguments, Chunk, TreeMask
 from offspec_kernels.tree_attention.triton import attend
 from offspec_kernels.tree_attention.triton_exact import attend as attend_exact
 from offspec_kernels.tree_conv.triton import tree_conv
@@ -123,11 +123,11 @@ def _attention(
     kind = [str(dtype)[6:], "x".join(map(str, sizes)), f"groups {groups}", f"rows {rows}"]
     kind += [f"window {window}"] * (window is not None) + [f"softcap {softcap}"] * (softcap is not None)
     name = ", ".join([*kind, *["sinks"] * sunk])
-    given = (query, key, value, mask, 0.1, window, softcap, sinks, out)
-    yield Variant("tree_attention", name, partial(attend, *given))
-    yield Variant("tree_attention exact", name, partial(attend_exact, *given))
-    narrow = (QuantisedRows.of(key), QuantisedRows.of(value))
-    call = partial(attend_exact, query, *narrow, mask, 0.1, window, softcap, sinks, out)
+    given = Arguments(query, key, value, mask, 0.1, window, softcap, sinks, out)
+    yield Variant("tree_attention", name, partial(attend, given))
+    yield Variant("tree_attention exact", name, partial(attend_exact, given))
+    narrow = given._replace(key=QuantisedRows.of(key), value=QuantisedRows.of(value))
+    call = partial(attend_exact, narrow)
     yield Variant("tree_attention exact", f"{name}, int8 keys", call)
 
 

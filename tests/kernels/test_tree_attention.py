@@ -14,10 +14,11 @@ from torch.profiler import ProfilerActivity, profile
 from offspec_kernels.backend import Backend
 from offspec_kernels.quantised_rows import QuantisedRows
 from offspec_kernels.tree_attention import (
+    Arguments,
     Chunk,
     TreeMask,
     Window,
-    reference,
+    reference_attention,
     scratch_bytes,
     small_products,
     tree_attention,
@@ -47,8 +48,8 @@ def truth(case: Case, **options: Any) -> Tensor:
     """float64, never rounded to the dtype of the result."""
     out = torch.empty(*case.query.shape[:3], case.value.shape[3], dtype=torch.float64, device=case.key.device)
     scale = options.pop("scale", None) or case.query.shape[3] ** -0.5
-    given_ = {name: options.get(name) for name in ("window", "softcap", "sinks")}
-    reference.attend(case.query, case.key, case.value, case.tree_mask, scale, **given_, out=out)
+    given_ = (options.get(name) for name in ("window", "softcap", "sinks"))
+    reference_attention(Arguments(case.query, case.key, case.value, case.tree_mask, scale, *given_, out))
     return out
 
 
@@ -173,7 +174,7 @@ def test_however_the_work_is_cut(
     expected = truth(case, window=window, sinks=sinks)
     out = torch.full_like(expected, torch.nan, dtype=torch.float32)
     attend_triton(
-        *(case.query, case.key, case.value, case.tree_mask, 32**-0.5, window, None, sinks, out),
+        Arguments(case.query, case.key, case.value, case.tree_mask, 32**-0.5, window, None, sinks, out),
         blocks=Blocks(rows, keys, warps=4, stages=2, splits=splits),
     )
     assert error(out, expected) < 1e-5

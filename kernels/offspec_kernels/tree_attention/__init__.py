@@ -1,13 +1,14 @@
 """Attention of a token tree: over the committed prefix, which all of it sees, and over its own ancestors."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from offspec_kernels.backend import Backend, choose_backend
-from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows, check_shape
+from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_shape, check_tensor
+from offspec_kernels.chunks import split_evenly
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.quantised_rows import QuantisedRows, Rows, check_row_values, values_of
 from offspec_kernels.tree_attention.sizes import (
@@ -18,7 +19,33 @@ from offspec_kernels.tree_attention.sizes import (
     list_bytes,
     scratch_bytes,
 )
-from offspec_kernels.tree_mask import Chunk, TreeMask, Window
+from offspec_kernels.tree_mask import Chunk, TreeExtent, TreeMask, Window
+
+_SCORES = 1 << 20  # that the reference makes at once: a GPU without triton has this path, too
+
+
+class Arguments(NamedTuple):
+    """Those of `tree_attention`, checked."""
+
+    query: Tensor
+    key: Rows
+    value: Rows
+    tree_mask: TreeMask
+    scale: float
+    window: Window | None
+    softcap: float | None
+    sinks: Tensor | None
+    out: Tensor
+    chosen: Tensor | None = None
+    exact: bool = True
+
+    def trees(self) -> Iterator[tuple[int, TreeExtent]]:
+        """Those with queries. Rows of `out` that are padding become zeros on the way."""
+        for tree, reach in enumerate(self.tree_mask.reaches()):
+            if reach.count < self.out.shape[2]:
+                self.out[tree, :, reach.count :] = 0
+            if reach.count:
+                yield tree, reach
 
 
 def tree_attention(
@@ -82,36 +109,51 @@ def tree_attention(
     if out is None:
         out = query.new_empty(*query.shape[:3], value.shape[3])
     else:
-        check_shape("out", out, [*query.shape[:3], value.shape[3]])
-        check_dtype("out", out, [query.dtype])
-        check_device("out", out, query.device)
-        check_rows("out", out)
+        check_tensor("out", out, [*query.shape[:3], value.shape[3]], [query.dtype], query.device)
     if not query.numel():
         return out
     scaling = query.shape[3] ** -0.5 if scale is None else scale
-    way: Callable[..., None]
-    options: dict[str, Any] = {} if chosen is None else {"chosen": chosen}
+    given = Arguments(
+        query, key, value, tree_mask, scaling, window, softcap or None, sinks, out, chosen, exact
+    )
+    attend = reference_attention
     match choose_backend(query.device, path):
+        case "triton" if exact or chosen is not None or isinstance(key, QuantisedRows):
+            from offspec_kernels.tree_attention.triton_exact import attend
         case "triton":
-            if exact or chosen is not None or isinstance(key, QuantisedRows):
-                from offspec_kernels.tree_attention.triton_exact import attend as way
-            else:
-                from offspec_kernels.tree_attention.triton import attend as way
-        case "eager" if query.device.type != "cpu":  # a GPU without triton
-            from offspec_kernels.tree_attention.reference import attend as way
-
-            key, value = values_of(key), values_of(value)
-        case "eager":
-            from offspec_kernels.tree_attention.eager import attend as way
-
-            options["exact"] = exact
-        case "reference":
-            from offspec_kernels.tree_attention.reference import attend as way
-
-            key, value = values_of(key), values_of(value)
+            from offspec_kernels.tree_attention.triton import attend
+        case "eager" if query.device.type == "cpu":
+            from offspec_kernels.tree_attention.eager import attend
     with torch.no_grad():
-        way(query, key, value, tree_mask, scaling, window, softcap or None, sinks, out, **options)
+        attend(given)
     return out
+
+
+def reference_attention(given: Arguments) -> None:
+    """In float64 with a dense mask.
+
+    Scratch: keys and values in float64, and several times _SCORES numbers.
+    """
+    query, sinks, chosen = given.query, given.sinks, given.chosen
+    heads, key_heads = query.shape[1], given.key.shape[1]
+    for tree, reach in given.trees():
+        # [KV, S, D] and [KV, S, E]
+        k, v = (values_of(of[tree, :, : reach.keys]).double() for of in (given.key, given.value))
+        for rows in split_evenly(0, reach.count, max(_SCORES // (heads * max(reach.keys, 1)), 1)):
+            q = query[tree, :, rows].double().reshape(key_heads, -1, query.shape[3])  # [KV, G n, D]
+            scores = (q @ k.transpose(1, 2) * given.scale).view(heads, -1, reach.keys)  # [H, n, S]
+            if given.softcap:
+                scores = torch.tanh(scores / given.softcap) * given.softcap
+            seen = given.tree_mask.visible(tree, (rows.start, rows.stop), (0, reach.keys), given.window)
+            if chosen is not None:
+                few = seen.sum(dim=1, keepdim=True) <= chosen.shape[2]
+                seen &= few | torch.zeros_like(seen).scatter(1, chosen[tree, rows].long(), True)
+            scores = scores.masked_fill(~seen, float("-inf"))
+            if sinks is not None:
+                aside = sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)
+                scores = torch.cat([scores, aside], dim=2)
+            weights = torch.softmax(scores, dim=2)[:, :, : reach.keys].reshape(key_heads, -1, reach.keys)
+            given.out[tree, :, rows] = (weights @ v).view(heads, -1, v.shape[2]).to(given.out.dtype)
 
 
 def warm_up(dtype: torch.dtype) -> None:
@@ -153,10 +195,7 @@ def _check(
     if window and tree_mask.position is None:
         raise ArgumentError("tree_mask", "a window needs its positions, and it has none")
     if sinks is not None:
-        check_shape("sinks", sinks, [heads])
-        check_dtype("sinks", sinks, FLOATS)
-        check_rows("sinks", sinks)
-        check_device("sinks", sinks, query.device)
+        check_tensor("sinks", sinks, [heads], FLOATS, query.device)
 
 
 def _check_chosen(chosen: Tensor, query: Tensor, key: Rows, window: Window | None) -> None:
@@ -173,11 +212,7 @@ def _check_mask(tree_mask: TreeMask, batch: int, rows: int, keys: int, device: t
     if (batch, rows, keys) in tree_mask.fitting and tree_mask.words.device == device:
         return  # every layer of a pass asks
     for name in ("prefix", "first", "count", "causal"):
-        column = getattr(tree_mask, name)
-        check_shape(f"tree_mask.{name}", column, [batch])
-        check_dtype(f"tree_mask.{name}", column, [torch.int32])
-        check_device(f"tree_mask.{name}", column, device)
-        check_rows(f"tree_mask.{name}", column)
+        check_tensor(f"tree_mask.{name}", getattr(tree_mask, name), [batch], [torch.int32], device)
     for reach in tree_mask.known:
         if reach.keys > keys or reach.count > rows:
             raise ArgumentError(
@@ -186,15 +221,9 @@ def _check_mask(tree_mask: TreeMask, batch: int, rows: int, keys: int, device: t
             )
         if tree_mask.position is not None and reach.first + reach.count > tree_mask.position.shape[1]:
             raise ArgumentError("tree_mask.position", "it ends before the last query")
-    check_shape("tree_mask.words", tree_mask.words, [batch, rows, "W"])
-    check_dtype("tree_mask.words", tree_mask.words, [torch.int64])
-    check_device("tree_mask.words", tree_mask.words, device)
-    check_rows("tree_mask.words", tree_mask.words)
+    check_tensor("tree_mask.words", tree_mask.words, [batch, rows, "W"], [torch.int64], device)
     if tree_mask.position is not None:
-        check_shape("tree_mask.position", tree_mask.position, [batch, "M"])
-        check_dtype("tree_mask.position", tree_mask.position, [torch.int64])
-        check_device("tree_mask.position", tree_mask.position, device)
-        check_rows("tree_mask.position", tree_mask.position)
+        check_tensor("tree_mask.position", tree_mask.position, [batch, "M"], [torch.int64], device)
     tree_mask.fitting.add((batch, rows, keys))
 
 

@@ -7,6 +7,8 @@ cut by position alone (`paths`).
 Letters: see `tree_mask`; G query heads a key head, n queries that are done together, E numbers of a value.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -15,90 +17,53 @@ from torch import Tensor
 from offspec_kernels.dequant.native import Array
 from offspec_kernels.dequant.threads import spread
 from offspec_kernels.quantised_rows import QuantisedRows, Rows, values_of
-from offspec_kernels.tree_attention import small_products
-from offspec_kernels.tree_attention.blocks import Blocks, Sums, exp2
+from offspec_kernels.tree_attention import Arguments, blocks, small_products
+from offspec_kernels.tree_attention.blocks import Sums
 from offspec_kernels.tree_attention.native import LOG2E, near
 from offspec_kernels.tree_attention.paths import Paths, paths_of
-from offspec_kernels.tree_attention.sizes import KEPT, LEAST_ROWS, SMALL, WIDE_KEYS, most_rows
-from offspec_kernels.tree_mask import TreeMask, Window
+from offspec_kernels.tree_attention.sizes import KEPT, LEAST_ROWS, SMALL, most_rows
 
 
-def attend(
-    query: Tensor,
-    key: Rows,
-    value: Rows,
-    tree_mask: TreeMask,
-    scale: float,
-    window: Window | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    out: Tensor,
-    exact: bool = True,
-    chosen: Tensor | None = None,
-) -> None:
+def attend(given: Arguments) -> None:
     """See `tree_attention`. Scratch: see `scratch_bytes`."""
-    heads, groups = query.shape[1], query.shape[1] // key.shape[1]
-    factor, cap = scale * LOG2E, (softcap or 0.0) * LOG2E
-    plain = (
-        not exact and not softcap and sinks is None and chosen is None and query.shape[3] == value.shape[3]
-    )
-    for tree, reach in enumerate(tree_mask.reaches()):
-        if reach.count < out.shape[2]:
-            out[tree, :, reach.count :] = 0
-        if not reach.count:
-            continue
+    query, window, chosen = given.query, given.window, given.chosen
+    heads, groups = query.shape[1], query.shape[1] // given.key.shape[1]
+    plain = not given.exact and not given.softcap and given.sinks is None and chosen is None
+    plain = plain and query.shape[3] == given.value.shape[3]
+    for tree, reach in given.trees():
         if plain and groups * reach.count * reach.keys <= SMALL:
-            _fused(query[tree], key[tree], value[tree], tree_mask, tree, scale, window, out[tree])
+            _fused(given, tree)
             continue
-        name = ("paths", tree, reach, window, groups)
-        most = most_rows(heads, groups)
-        if chosen is not None:
-            every = paths_of(tree_mask, tree, window, most, chosen[tree])
-        else:
-            if name not in tree_mask.kept:
-                tree_mask.kept[name] = paths_of(tree_mask, tree, window, most)
-            every = tree_mask.kept[name]
-        for paths in every:
-            _attend_rows(query[tree], key[tree], value[tree], paths, factor, cap, sinks, out[tree])
+        name, kept = ("paths", tree, reach, window, groups), given.tree_mask.kept if chosen is None else {}
+        if name not in kept:
+            some = None if chosen is None else chosen[tree]
+            kept[name] = paths_of(given.tree_mask, tree, window, most_rows(heads, groups), some)
+        for paths in kept[name]:
+            _attend_rows(given, tree, paths)
 
 
-def _fused(
-    query: Tensor,
-    key: Rows,
-    value: Rows,
-    tree_mask: TreeMask,
-    tree: int,
-    scale: float,
-    window: Window | None,
-    out: Tensor,
-) -> None:
+def _fused(given: Arguments, tree: int) -> None:
     """By torch's attention, with a mask that serves all layers of a pass."""
+    query, key, value, tree_mask = given.query[tree], given.key[tree], given.value[tree], given.tree_mask
     reach, heads = tree_mask.reaches()[tree], len(query)
     groups = heads // len(key)
-    name = ("bias", tree, reach, groups, window, query.dtype)
+    name = ("bias", tree, reach, groups, given.window, query.dtype)
     bias = tree_mask.kept.get(name)
     if bias is None:
-        hidden = tree_mask.visible(tree, (0, reach.count), (0, reach.keys), window).logical_not_()
-        bias = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device)
-        bias = bias.masked_fill_(hidden, float("-inf")).repeat(groups, 1)
+        seen = tree_mask.visible(tree, (0, reach.count), (0, reach.keys), given.window)
+        bias = torch.zeros(seen.shape, dtype=query.dtype, device=query.device)
+        bias = bias.masked_fill_(seen.logical_not_(), float("-inf")).repeat(groups, 1)
         if sum(mask.nbytes for mask in tree_mask.kept.values() if isinstance(mask, Tensor)) <= KEPT:
             tree_mask.kept[name] = bias
     folded = query[:, : reach.count].reshape(1, len(key), groups * reach.count, query.shape[2])
     keys, values = (values_of(of[None, :, : reach.keys]) for of in (key, value))
-    done = F.scaled_dot_product_attention(folded, keys, values, attn_mask=bias, scale=scale)
-    out[:, : reach.count] = done.view(heads, reach.count, -1)
+    done = F.scaled_dot_product_attention(folded, keys, values, attn_mask=bias, scale=given.scale)
+    given.out[tree, :, : reach.count] = done.view(heads, reach.count, -1)
 
 
-def _attend_rows(
-    query: Tensor,
-    key: Rows,
-    value: Rows,
-    paths: Paths,
-    factor: float,
-    cap: float,
-    sinks: Tensor | None,
-    out: Tensor,
-) -> None:
+def _attend_rows(given: Arguments, tree: int, paths: Paths) -> None:
+    query, key, value, pieces = given.query[tree], given.key[tree], given.value[tree], paths.pieces
+    factor, cap = given.scale * LOG2E, (given.softcap or 0.0) * LOG2E
     heads, count, size = len(key), len(paths.rows), query.shape[2]
     groups = len(query) // heads
     asked = query[:, paths.rows].view(heads, groups, count, size).transpose(1, 2)
@@ -106,69 +71,37 @@ def _attend_rows(
     folded[:, : count * groups] = asked.reshape(heads, -1, size)
     wide = folded.float().mul_(factor)
     acc = torch.empty(heads, count * groups, value.shape[2], dtype=torch.float32)
-    top, total = torch.empty(2, heads, count * groups, dtype=torch.float32).unbind()
-    _take_near(wide, key, value, paths, cap, acc, top, total)
-    if sinks is not None:
-        sink = (sinks.float() * LOG2E).view(heads, 1, groups).expand(-1, count, -1).reshape(heads, -1)
-        sums = Sums(acc.view(-1, acc.shape[2]), top.view(-1), total.view(-1))
-        sums.move(torch.maximum(top, sink).view(-1))
-        total += exp2((sink - top).reshape(-1)).view_as(total)
+    sums = Sums(acc, *torch.empty(2, heads, count * groups, dtype=torch.float32).unbind())
+    _take_near(wide, key, value, paths, cap, sums)
+    if given.sinks is not None:
+        sinks = (given.sinks.float() * LOG2E).view(heads, 1, groups)
+        sums.add_sinks(sinks.expand(-1, count, -1).reshape(heads, -1))
     narrow = query.dtype == key.dtype == torch.bfloat16 and not cap and size % 2 == 0
-    if paths.pieces and narrow and small_products.works():
-        small_products.take(folded, key, value, paths.pieces, groups, factor, acc, top, total)
-    elif paths.pieces:
-        most = min(max(piece.high - piece.low for piece in paths.pieces), WIDE_KEYS)
-        memory = torch.empty(wide.shape[1] * most, dtype=torch.float32)
-        for head in range(heads):
-            blocks, sums = Blocks(memory, wide[head], cap), Sums(acc[head], top[head], total[head])
-            for piece in paths.pieces:
-                rows = slice(piece.start * groups, piece.stop * groups)
-                blocks.take(sums, rows, piece, key[head], value[head])
-    acc /= total[:, :, None]
+    if pieces and narrow and small_products.works():
+        small_products.take(folded, key, value, pieces, groups, factor, sums)
+    elif pieces:
+        blocks.take(wide, key, value, pieces, groups, cap, sums)
+    acc /= sums.total[:, :, None]
     done = acc.view(heads, count, groups, -1).transpose(1, 2).reshape(heads * groups, count, -1)
-    out[:, paths.rows] = done.to(out.dtype)
+    given.out[tree][:, paths.rows] = done.to(given.out.dtype)
 
 
-def _take_near(
-    wide: Tensor,
-    key: Rows,
-    value: Rows,
-    paths: Paths,
-    cap: float,
-    acc: Tensor,
-    top: Tensor,
-    total: Tensor,
-) -> None:
+def _take_near(wide: Tensor, key: Rows, value: Rows, paths: Paths, cap: float, sums: Sums) -> None:
     """The keys of each row's list, for folded queries `wide` [KV, G n + LEAST_ROWS, D]."""
-    heads, count = len(key), len(paths.rows)
-    groups = acc.shape[1] // count
-    asked = wide.numpy()
-    results = [of.view(heads, count, groups, *of.shape[2:]).numpy() for of in (acc, top, total)]
-    lists = paths.cut.lists
+    heads, count, lists, counts = len(key), len(paths.rows), paths.cut.lists, paths.cut.counts
+    groups = sums.acc.shape[1] // count
     if isinstance(key, QuantisedRows):
         used, lists = _used(lists)
         key, value = key[:, used], value[:, used]
     key, value = values_of(key), values_of(value)
     (keys, key_at), (values, value_at) = _flat(key), _flat(value)
+    acc, top, total = (
+        of.view(heads, count, groups, *of.shape[2:]).numpy() for of in (sums.acc, sums.top, sums.total)
+    )
+    products = heads * groups * int(counts.sum()) * wide.shape[2]
     is_half = key.dtype == torch.float16
-
-    def work(start: int, end: int) -> None:
-        near(
-            asked,
-            keys,
-            values,
-            key_at,
-            value_at,
-            lists,
-            paths.cut.counts,
-            is_half,
-            cap,
-            start,
-            end,
-            *results,
-        )
-
-    spread(work, heads * count, heads * groups * int(paths.cut.counts.sum()) * wide.shape[2])
+    near_keys = partial(near, wide.numpy(), keys, values, key_at, value_at, lists, counts, is_half, cap)
+    spread(partial(near_keys, acc, top, total), heads * count, products)
 
 
 def _used(lists: Array) -> tuple[Tensor, Array]:

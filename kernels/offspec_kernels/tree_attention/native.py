@@ -162,7 +162,7 @@ def _bring_values(
 @compiled
 def near(
     query: Array, key: Array, value: Array, key_at: Array, value_at: Array, lists: Array, counts: Array,
-    is_half: bool, cap: float, start: int, end: int, acc: Array, top: Array, total: Array,
+    is_half: bool, cap: float, acc: Array, top: Array, total: Array, start: int, end: int,
 ) -> None:  # fmt: skip
     """The keys that lists name, brought to items [start, end), an item being a row of a key head.
 

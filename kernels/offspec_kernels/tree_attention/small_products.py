@@ -22,6 +22,7 @@ from offspec_kernels.dequant.native import carray, claim, inlined, pointer, shar
 from offspec_kernels.dequant.threads import share
 from offspec_kernels.quantised_rows import Rows, values_of
 from offspec_kernels.row_linear.brgemm import call_product, call_release, find_brgemm
+from offspec_kernels.tree_attention.blocks import Sums
 from offspec_kernels.tree_attention.native import copy, exp2, narrow_sum, scale, shrink, weigh_narrow
 from offspec_kernels.tree_attention.paths import Piece
 from offspec_kernels.tree_attention.sizes import BLOCK, LEAST_ROWS, TILE_KEYS, TILE_ROWS, own_bytes
@@ -30,15 +31,7 @@ _PACKED, _TAKEN = 15, 21  # what the loops are told: counters, addresses and num
 
 
 def take(
-    query: Tensor,
-    key: Rows,
-    value: Rows,
-    pieces: Sequence[Piece],
-    groups: int,
-    factor: float,
-    acc: Tensor,
-    top: Tensor,
-    total: Tensor,
+    query: Tensor, key: Rows, value: Rows, pieces: Sequence[Piece], groups: int, factor: float, sums: Sums
 ) -> None:
     """Bring keys to sums so far.
 
@@ -47,13 +40,12 @@ def take(
         key, value: [KV, S, D] and [KV, S, E].
         pieces: In order of position for every row.
         factor: Scores are multiplied by it, after which they are in powers of two.
-        acc: [KV, R, E] float32, values weighted by 2^(score - top).
-        top, total: [KV, R] float32, the largest score so far, and the sum of the weights.
+        sums: [KV, R].
     """
     for _, some in groupby(pieces, _together):
         of = list(some)
         base, laid = _laid_out(of, key, value)
-        _take(query, laid, list(_tiles(of, groups, base)), factor, acc, top, total)
+        _take(query, laid, list(_tiles(of, groups, base)), factor, sums)
         del laid  # before there are the next
 
 
@@ -97,21 +89,16 @@ def _packed(keys: Tensor, values: Tensor, offset: int) -> tuple[Tensor, Tensor]:
 
 
 def _take(
-    query: Tensor,
-    laid: tuple[Tensor, Tensor],
-    tiles: list[tuple[int, int, int, int]],
-    factor: float,
-    acc: Tensor,
-    top: Tensor,
-    total: Tensor,
-) -> None:
+    query: Tensor, laid: tuple[Tensor, Tensor], tiles: list[tuple[int, int, int, int]], factor: float,
+    sums: Sums,
+) -> None:  # fmt: skip
     found = find_brgemm()
     assert found is not None, "ask works first"
-    heads, rows, width = acc.shape
+    heads, rows, width = sums.acc.shape
     which, scaling = np.array(tiles, np.int64), np.array([factor], np.float32)
     own = own_bytes(width)
     memory = torch.empty(torch.get_num_threads() * own, dtype=torch.uint8)
-    tensors = (query, *laid, acc, top, total, memory)
+    tensors = (query, *laid, sums.acc, sums.top, sums.total, memory)
     job = np.array((
         0, 0, *found, heads, rows, query.shape[1], query.shape[2], width, laid[0].shape[1], len(which), own,
         *(of.data_ptr() for of in tensors), which.ctypes.data, scaling.ctypes.data,
@@ -134,11 +121,10 @@ def works() -> bool:
     query[:, -LEAST_ROWS:] = 0
 
     def made(start: int, stop: int) -> Tensor:
-        acc = torch.zeros(1, stop - start, 64, dtype=torch.float32)
-        top, total = torch.zeros(2, 1, stop - start, dtype=torch.float32)
+        sums = Sums(*(torch.zeros(1, stop - start, *size, dtype=torch.float32) for size in ((64,), (), ())))
         rows = query[:, start : stop + LEAST_ROWS].contiguous()
-        take(rows, key, value, [Piece(0, stop - start, 64, 576, None)], 1, 0.2, acc, top, total)
-        return acc.div_(total[:, :, None])
+        take(rows, key, value, [Piece(0, stop - start, 64, 576, None)], 1, 0.2, sums)
+        return sums.acc.div_(sums.total[:, :, None])
 
     many = made(0, 64)
     scores = 0.2 * query[0, :64].float() @ key[0, 64:].float().T

@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from offspec_kernels.backend import interprets
-from offspec_kernels.tree_mask import Chunk, TreeMask, Window
+from offspec_kernels.tree_attention import Arguments
+from offspec_kernels.tree_mask import Chunk
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # a maximum over nothing; -inf would make numbers that are none
@@ -250,19 +251,10 @@ def _device(device: torch.device) -> tuple[int, int]:
     return properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 0)
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    tree_mask: TreeMask,
-    scale: float,
-    window: Window | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    out: Tensor,
-    blocks: Blocks | None = None,
-) -> None:
+def attend(given: Arguments, blocks: Blocks | None = None) -> None:
     """See `tree_attention`. Scratch: B H N X (E + 2) float32 where X > 1."""
+    query, key, value, tree_mask, scale, window, softcap, sinks, out, *_ = given
+    assert isinstance(key, Tensor) and isinstance(value, Tensor), "quantised rows take `triton_exact`"
     batch, heads, rows, size = query.shape
     key_heads, width = key.shape[1], value.shape[3]
     cut = blocks or choose_blocks(query, key, value)

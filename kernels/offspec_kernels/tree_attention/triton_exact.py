@@ -15,11 +15,11 @@ from torch import Tensor
 from offspec_kernels.backend import interprets
 from offspec_kernels.dequant.triton import in_bfloat16
 from offspec_kernels.quantised_rows import QuantisedRows, Rows
+from offspec_kernels.tree_attention import Arguments
 from offspec_kernels.tree_attention.paths import cuts_of
 from offspec_kernels.tree_attention.sizes import AT_ONCE, PART, SCRATCH
 from offspec_kernels.tree_attention.tiles import Tiles, tiles_of
 from offspec_kernels.tree_attention.triton import LOG2E, LOWEST, padded, rows_of, tanh
-from offspec_kernels.tree_mask import TreeMask, Window
 
 # Rows, keys and warps by bytes of a number and the widest head, whatever is asked. Keys divide `sizes.STEP`.
 _TILES = {
@@ -199,50 +199,27 @@ def _near_keys(
     tl.store(place, (acc / total).to(out.dtype.element_ty), mask=column < E)
 
 
-def attend(
-    query: Tensor,
-    key: Rows,
-    value: Rows,
-    tree_mask: TreeMask,
-    scale: float,
-    window: Window | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    out: Tensor,
-    chosen: Tensor | None = None,
-) -> None:
+def attend(given: Arguments) -> None:
     """See `tree_attention`. Scratch: SCRATCH, and the lists of keys that near rows meet one by one."""
-    heads, groups, device = query.shape[1], query.shape[1] // key.shape[1], query.device
-    size = _tile(query, value)[0]
-    for tree, reach in enumerate(tree_mask.reaches()):
-        if reach.count < out.shape[2]:
-            out[tree, :, reach.count :] = 0
-        if not reach.count:
-            continue
-        sums = heads * triton.cdiv(reach.keys, PART) * (value.shape[3] + 2) * 4  # bytes of a query
+    query, tree_mask, window, chosen = given.query, given.tree_mask, given.window, given.chosen
+    heads, groups = query.shape[1], query.shape[1] // given.key.shape[1]
+    size = _tile(query, given.value)[0]
+    for tree, reach in given.trees():
+        sums = heads * triton.cdiv(reach.keys, PART) * (given.value.shape[3] + 2) * 4  # bytes of a query
         most = max(1, SCRATCH // sums)
         name = ("tiles", tree, reach, window, groups, size, most)
-        every = tree_mask.kept.get(name) if chosen is None else None
-        if every is None:
+        kept = tree_mask.kept if chosen is None else {}
+        if name not in kept:
             cuts = cuts_of(tree_mask, tree, window, most, None if chosen is None else chosen[tree])
-            every = [tiles_of(cut, groups, size, device) for cut in cuts]
-            if chosen is None:
-                tree_mask.kept[name] = every
+            kept[name] = [tiles_of(cut, groups, size, query.device) for cut in cuts]
         with torch.cuda.device_of(query):
-            for tiles in every:
-                _attend(query[tree], key[tree], value[tree], tiles, scale, softcap, sinks, out[tree])
+            for tiles in kept[name]:
+                _attend(given, tree, tiles)
 
 
-def _attend(
-    query: Tensor,
-    key: Rows,
-    value: Rows,
-    tiles: Tiles,
-    scale: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-    out: Tensor,
-) -> None:
+def _attend(given: Arguments, tree: int, tiles: Tiles) -> None:
+    query, key, value, out = given.query[tree], given.key[tree], given.value[tree], given.out[tree]
+    scale, softcap, sinks = given.scale, given.softcap, given.sinks
     (heads, _, size), width, count = query.shape, value.shape[2], len(tiles.rows)
     groups, (rows, keys, warps) = heads // len(key), _tile(query, value)
     factor = scale if softcap else scale * LOG2E.value

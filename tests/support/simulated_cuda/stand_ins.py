@@ -12,19 +12,18 @@ from offspec_kernels.kv_compact import KVTable, kv_compact
 from offspec_kernels.row_linear import grouped_linear as grouped_linear_on
 from offspec_kernels.row_linear import row_linear as row_linear_on
 from offspec_kernels.topk_children import TopChildren, topk_children
+from offspec_kernels.tree_attention import Arguments
 from offspec_kernels.tree_attention import eager as attention_eager
 from offspec_kernels.tree_conv import native as conv_native
 from offspec_kernels.tree_scan import native as scan_native
 
 
-def attend(*args: Any) -> None:
-    fast: Any = attention_eager.attend
-    fast(*args, exact=False)
+def attend(given: Arguments) -> None:
+    attention_eager.attend(given)
 
 
-def attend_exactly(*args: Any, chosen: Tensor | None = None) -> None:
-    exact: Any = attention_eager.attend
-    exact(*args, chosen=chosen)
+def attend_exactly(given: Arguments) -> None:
+    attention_eager.attend(given._replace(exact=True))
 
 
 def row_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
