@@ -31,8 +31,7 @@ from offspec_kernels.dequant.codebook import Codebook
 from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.dequant.float4 import Mxfp4, Nvfp4
 from offspec_kernels.dequant.float8 import Float8
-from offspec_kernels.dequant.ggml import Ggml
-from offspec_kernels.dequant.ggml.layout import LAYOUTS
+from offspec_kernels.dequant.ggml import LAYOUTS, Ggml
 from offspec_kernels.dequant.gptq import Gptq
 from offspec_kernels.dequant.grouped import BITS, Grouped
 from offspec_kernels.dequant.int8rows import Int8Rows

@@ -48,7 +48,7 @@ def truth(case: Case, **options: Any) -> Tensor:
     """float64, never rounded to the dtype of the result."""
     out = torch.empty(*case.query.shape[:3], case.value.shape[3], dtype=torch.float64, device=case.key.device)
     scale = options.pop("scale", None) or case.query.shape[3] ** -0.5
-    given_ = (options.get(name) for name in ("window", "softcap", "sinks"))
+    given_ = options.get("window"), options.get("softcap"), options.get("sinks")
     reference_attention(Arguments(case.query, case.key, case.value, case.tree_mask, scale, *given_, out))
     return out
 

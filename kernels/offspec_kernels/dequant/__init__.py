@@ -1,11 +1,12 @@
 """From a weight as it is stored to values that an ordinary product can use."""
 
 from collections.abc import Mapping
+from math import prod
 
 from torch import Tensor, float16
 
 from offspec_kernels.backend import Backend, choose_backend
-from offspec_kernels.checks import FLOATS, check_device, check_dtype
+from offspec_kernels.checks import FLOATS, check_contiguous, check_device, check_dtype
 from offspec_kernels.dequant.format import Format, Part, Shape
 from offspec_kernels.errors import ArgumentError
 
@@ -38,12 +39,9 @@ def dequantise(
     format.check({name: Part(part.dtype, tuple(part.shape)) for name, part in parts.items()}, shape)
     for name, part in parts.items():
         check_device(name, part, out.device)
-        if not part.is_contiguous():
-            raise ArgumentError(name, "it must be contiguous")
+        check_contiguous(name, part)
     check_dtype("out", out, FLOATS)
-    values = 1
-    for size in shape:
-        values *= size
+    values = prod(shape)
     if out.dim() != 1 or len(out) != values or not out.is_contiguous():
         raise ArgumentError("out", f"must be [{values}] without gaps, not {list(out.shape)}")
     stored = out.view((*shape[:-2], shape[-1], shape[-2]) if format.transposed else shape)
@@ -55,5 +53,6 @@ def dequantise(
     elif chosen == "eager" and out.device.type == "cpu" and out.dtype != float16:
         format.eager(parts, shape, stored)
     else:  # a device without triton, or a dtype that few processors are quick at
-        format.copy_reference(parts, shape, stored)
+        reference = format.reference(parts, shape)
+        stored.copy_(reference.mT if format.transposed else reference)
     return stored.mT if format.transposed else stored

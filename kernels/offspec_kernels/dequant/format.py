@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from math import prod
 from typing import Any
 
 import torch
@@ -37,17 +38,6 @@ class Filler:
     arrays: tuple[Any, Any, Any]
     number: int = 0
 
-    def fill(self, columns: int, out: Tensor) -> None:
-        """All rows of a weight that is not transposed, in the dtype that this was made for."""
-        from offspec_kernels.dequant.native import array, fill_rows
-
-        values, parts = array(out), tuple(part.ctypes.data for part in self.arrays)
-        spread(
-            lambda start, end: fill_rows(self.address, parts, self.number, columns, values, start, end),
-            len(values) // columns,
-            len(values),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Format(ABC):
@@ -75,6 +65,11 @@ class Format(ABC):
     def transposed(self) -> bool:
         return False
 
+    @property
+    def loose(self) -> tuple[str, ...]:
+        """Parts of which dimensions of 1 may be missing, or be there besides."""
+        return ()
+
     @abstractmethod
     def parts(self, shape: Shape) -> dict[str, Part]:
         """The tensors that a weight of this shape is stored in. Raises ArgumentError where it cannot be."""
@@ -92,13 +87,18 @@ class Format(ABC):
         self._module("triton").fill(self, parts, out)
 
     def fill_by_rows(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        """On the CPU, by `filler`: in place of a loop of its own."""
-        self.filler(parts, shape, out.dtype).fill(shape[-1], out)
+        """On the CPU, by `filler` of a format that is not transposed: in place of a loop of its own."""
+        from offspec_kernels.dequant.native import array, fill_rows
 
-    def copy_reference(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        """On any device, slowly."""
-        values = self.reference(parts, shape)
-        out.copy_(values.mT if self.transposed else values)
+        filler, values, columns = self.filler(parts, shape, out.dtype), array(out), shape[-1]
+        pointers = tuple(part.ctypes.data for part in filler.arrays)
+        spread(
+            lambda start, end: fill_rows(
+                filler.address, pointers, filler.number, columns, values, start, end
+            ),
+            len(values) // columns,
+            len(values),
+        )
 
     def cut(self, shape: Shape, start: int, end: int) -> "tuple[Format, dict[str, tuple[int, int]]] | None":
         """Elements [start, end) of the first dimension of a weight, where they can be had alone.
@@ -156,7 +156,8 @@ class Format(ABC):
             if name not in parts:
                 raise ArgumentError(name, f"a {self.name} weight needs it")
             found = parts[name]
-            if found.shape != part.shape:
+            alike = name in self.loose and _without_ones(found.shape) == _without_ones(part.shape)
+            if found.shape != part.shape and not alike:
                 shown = f"{list(part.shape)}, not {list(found.shape)}"
                 raise ArgumentError(
                     name, f"the shape for a {self.name} weight of {list(shape)} must be {shown}"
@@ -169,4 +170,8 @@ class Format(ABC):
 
 def rows_and_columns(shape: Shape) -> tuple[int, int]:
     """A weight's dimensions with all but the last as rows."""
-    return int(torch.Size(shape[:-1]).numel()), shape[-1]
+    return prod(shape[:-1]), shape[-1]
+
+
+def _without_ones(shape: Shape) -> list[int]:
+    return [size for size in shape if size != 1]

@@ -26,11 +26,18 @@ def compiled(loop: Loop, *, allow: frozenset[str] = frozenset()) -> Loop:
 
     allow: liberties of LLVM's fast-math flags, as "contract" and "reassoc".
     """
-    compile = partial(numba.njit, nogil=True, error_model="numpy", fastmath=set(allow))
+    return cast(Loop, _kept(partial(numba.njit, nogil=True, error_model="numpy", fastmath=set(allow)), loop))
+
+
+fused = partial(compiled, allow=frozenset({"contract"}))  # a product and a sum may be rounded once
+
+
+def _kept(compile: Any, loop: Any) -> Any:
+    """The compiled loop, kept on disk if there is a folder for that."""
     try:
-        return cast(Loop, compile(loop, cache=True))
-    except RuntimeError:  # no folder that compiled code can be kept in
-        return cast(Loop, compile(loop))
+        return compile(cache=True)(loop)
+    except RuntimeError:
+        return compile()(loop)
 
 
 WIDE = 64  # columns that are made together of a weight that lies transposed
@@ -53,11 +60,7 @@ def filling(fill: Fill) -> int:
     """
     pointer, number = numba.types.voidptr, numba.types.int64
     kind = numba.types.void(pointer, pointer, pointer, *[number] * 5, pointer)
-    compile: Any = partial(numba.cfunc, kind, error_model="numpy")
-    try:
-        return int(compile(cache=True)(fill).address)
-    except RuntimeError:  # no folder that compiled code can be kept in
-        return int(compile()(fill).address)
+    return int(_kept(partial(numba.cfunc, kind, error_model="numpy"), fill).address)
 
 
 @cache
@@ -66,11 +69,8 @@ def sharing(loop: Callable[[Any], None]) -> int:
 
     What it may close over: see `filling`.
     """
-    compile: Any = partial(numba.cfunc, numba.types.void(numba.types.voidptr), error_model="numpy")
-    try:
-        return int(compile(cache=True)(loop).address)
-    except RuntimeError:  # no folder that compiled code can be kept in
-        return int(compile()(loop).address)
+    kind = numba.types.void(numba.types.voidptr)
+    return int(_kept(partial(numba.cfunc, kind, error_model="numpy"), loop).address)
 
 
 def calling(arguments: int) -> Any:

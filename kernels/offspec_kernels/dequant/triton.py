@@ -1,7 +1,14 @@
-"""What the kernels of all formats share."""
+"""What kernels of formats share: rounding, codes out of words, and tiles of a weight."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+TILE = (8, 256)  # rows and columns that a program makes
 
 
 @triton.jit
@@ -21,3 +28,51 @@ def put(out, place, value, inside):
     if out.dtype.element_ty == tl.bfloat16:
         value = in_bfloat16(value)
     tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def tile(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The rows int64 [ROWS, 1] and columns [1, COLUMNS] of a program; rows are the first axis of the grid."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    return row, tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+
+
+@triton.jit
+def code_at(words, stride, place, inside, BITS: tl.constexpr):
+    """int32: the code at `place` of the stream of bits in words[0], words[stride], ..."""
+    bit = place * BITS
+    first = words + (bit >> 5) * stride
+    offset = (bit & 31).to(tl.uint32)
+    code = tl.load(first, mask=inside, other=0).to(tl.uint32, bitcast=True) >> offset
+    if 32 % BITS != 0:
+        goes_on = inside & (offset + BITS > 32)
+        later = tl.load(first + stride, mask=goes_on, other=0).to(tl.uint32, bitcast=True)
+        code |= later << ((32 - offset) & 31)
+    return (code & ((1 << BITS) - 1)).to(tl.int32)
+
+
+@triton.jit
+def rounded(product, dtype: tl.constexpr):
+    """A float32, rounded to the dtype of the scales that it was made with, as float32."""
+    if dtype == tl.float16:
+        product = product.to(tl.float16).to(tl.float32)
+    if dtype == tl.bfloat16:
+        product = in_bfloat16(product)
+    return product
+
+
+@triton.jit
+def scaled(difference, scale):
+    return rounded(difference.to(tl.float32) * scale.to(tl.float32), scale.dtype)
+
+
+def launch_tiles(
+    kernel: Any, parts: Sequence[Tensor | None], out: Tensor, numbers: Sequence[int], **constants: Any
+) -> None:
+    """A kernel over tiles of out [rows, columns], given the parts, out, its sizes and the numbers."""
+    rows, columns = out.shape
+    with torch.cuda.device_of(out):
+        kernel[(triton.cdiv(rows, TILE[0]), triton.cdiv(columns, TILE[1]))](
+            *parts, out, rows, columns, *numbers, **constants,
+            ROWS=TILE[0], COLUMNS=TILE[1], num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip

@@ -13,7 +13,7 @@ import numba
 import numpy as np
 from numba.extending import overload
 
-from offspec_kernels.dequant.native import Array, compiled, half, inlined
+from offspec_kernels.dequant.native import Array, compiled, fused, half, inlined
 from offspec_kernels.tree_attention.sizes import AT_ONCE
 
 LOG2E = 1.4426950408889634
@@ -33,7 +33,6 @@ _C7, _C6, _C5, _C4, _C3, _C2, _C1 = (
     )
 )
 
-_fused = partial(compiled, allow=frozenset({"contract"}))
 _summed = partial(compiled, allow=frozenset({"contract", "reassoc", "nnan", "nsz"}))
 
 
@@ -129,7 +128,7 @@ def _largest(scores: Array, row: int, count: int) -> Any:
     return highest
 
 
-@_fused
+@fused
 def _weigh(scores: Array, row: int, count: int, top: float) -> None:
     for j in range(count):
         scores[row, j] = exp2(scores[row, j] - top)
@@ -143,7 +142,7 @@ def _sum(weights: Array, row: int, count: int) -> Any:
     return total
 
 
-@_fused
+@fused
 def _bring_values(
     weights: Array, values: Array, stride: int, chosen: Array, is_half: bool, wide: Array, acc: Array
 ) -> None:
@@ -199,7 +198,7 @@ def near(
         _bring_values(scores, values, value_at[1], lists[row, :padded], is_half, wide_values, acc[head, row])
 
 
-@_fused
+@fused
 def powers(x: Array, out: Array) -> None:
     """2^x of float32 numbers of at most some 100, the same wherever in the array a number stands."""
     for i in range(len(x)):
@@ -217,7 +216,7 @@ def scale(scores: Array, factor: float) -> Any:
     return highest
 
 
-@_fused
+@fused
 def weigh_narrow(scores: Array, top: float, weights: Array) -> None:
     """2^(scores [K] - top) as bfloat16's bits."""
     for j in range(len(scores)):

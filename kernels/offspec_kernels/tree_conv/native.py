@@ -3,17 +3,13 @@
 Letters: T rows, C channels, K taps, R rows of inputs.
 """
 
-from functools import partial
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.native import Array, array, compiled
+from offspec_kernels.dequant.native import Array, array, compiled, fused
 from offspec_kernels.dequant.threads import spread
 from offspec_kernels.tree_attention.native import widen
-
-_fused = partial(compiled, allow=frozenset({"contract"}))
 
 
 def tree_conv(inputs: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -45,7 +41,7 @@ def _convolve(
             _add(now, weight[tap], wide)
 
 
-@_fused
+@fused
 def _add(total: Array, weight: Array, values: Array) -> None:
     for c in range(len(total)):
         total[c] = total[c] + weight[c] * values[c]

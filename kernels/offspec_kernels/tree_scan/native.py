@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from offspec_kernels.dequant.native import Array, compiled
+from offspec_kernels.dequant.native import Array, compiled, fused
 from offspec_kernels.dequant.threads import spread
-from offspec_kernels.tree_attention.native import LOG2E, exp2
+from offspec_kernels.tree_attention.native import LOG2E, copy, exp2
 from offspec_kernels.tree_scan.order import WalkOrder
 
 COLUMNS = 64  # of a state that are advanced together: 32 KB where a key has 128 numbers
 
-_fused = partial(compiled, allow=frozenset({"contract"}))
 _summed = partial(compiled, allow=frozenset({"contract", "reassoc"}))
 
 
@@ -81,7 +80,7 @@ def _scan(
             goes_on = len(final) > 0 if is_last else source[step + 1] == target[step]
             if source[step] != target[step] and (goes_on or len(rates)):
                 now = states[target[step]]
-                _copy(states[source[step]], now)
+                copy(states[source[step]], now)
             if len(rates):
                 _decay_each(now, decay[row, head, first:], rates[head], first, count)
             else:
@@ -112,13 +111,7 @@ def _scan(
                 final[head, d, first : first + count] = states[last, d * COLUMNS : d * COLUMNS + count]
 
 
-@compiled
-def _copy(numbers: Array, out: Array) -> None:
-    for i in range(len(out)):
-        out[i] = numbers[i]
-
-
-@_fused
+@fused
 def _powers(decay: Array, keep: Array) -> None:
     """e^decay, one number for all of a key or one for each of its numbers."""
     if len(decay) == 1:
@@ -128,7 +121,7 @@ def _powers(decay: Array, keep: Array) -> None:
             keep[d] = exp2(decay[d] * np.float32(LOG2E))
 
 
-@_fused
+@fused
 def _decay_each(state: Array, step: Array, rates: Array, first: int, count: int) -> None:
     for d in range(len(rates)):
         line, rate = state[d * COLUMNS : d * COLUMNS + count], rates[d, first : first + count]
@@ -136,7 +129,7 @@ def _decay_each(state: Array, step: Array, rates: Array, first: int, count: int)
             line[e] = line[e] * exp2(step[e] * rate[e] * np.float32(LOG2E))
 
 
-@_fused
+@fused
 def _times(vector: Array, factors: Array, out: Array) -> None:
     for d in range(len(out)):
         out[d] = vector[d] * factors[d]
@@ -152,7 +145,7 @@ def _dot(one: Array, other: Array) -> Any:
 
 
 # Four numbers of a key at a time, and one after the other even so.
-@_fused
+@fused
 def _look(state: Array, key: Array, found: Array) -> None:
     """What is under a key: S^T k."""
     found[:] = np.float32(0.0)
@@ -169,7 +162,7 @@ def _look(state: Array, key: Array, found: Array) -> None:
             found[e] = found[e] + line[e] * k
 
 
-@_fused
+@fused
 def _look_twice(state: Array, key: Array, found: Array, query: Array, got: Array) -> None:
     """`_look` for two keys, to the bit, in one read of the state."""
     found[:], got[:] = np.float32(0.0), np.float32(0.0)
@@ -189,20 +182,20 @@ def _look_twice(state: Array, key: Array, found: Array, query: Array, got: Array
             got[e] = got[e] + line[e] * q
 
 
-@_fused
+@fused
 def _correct(change: Array, found: Array, beta: float) -> None:
     """A value becomes beta times what the state lacks of it."""
     for e in range(COLUMNS):
         change[e] = (change[e] - found[e]) * beta
 
 
-@_fused
+@fused
 def _add(out: Array, factor: float, vector: Array) -> None:
     for e in range(COLUMNS):
         out[e] = out[e] + factor * vector[e]
 
 
-@_fused
+@fused
 def _advance(state: Array, keep: Array, key: Array, change: Array) -> None:
     """Decay a state, and add a key's and a value's product."""
     for d in range(len(key)):

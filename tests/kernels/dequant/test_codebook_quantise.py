@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offspec_kernels.dequant.codebook import Codebook, quantise, rounding
+from offspec_kernels.dequant.codebook import Codebook, quantise, tables
 from offspec_kernels.dequant.codebook.tables import BLOCKS, table_of
 from offspec_kernels.errors import ArgumentError
 from tests.kernels.dequant.cases import library
@@ -58,7 +58,7 @@ def test_rounding_what_was_rounded_changes_nothing(kind: str, monkeypatch: pytes
     """Nor do pieces of a weight, nor gaps in it."""
     weight = drawn((640, 28)).mT
     parts = quantise(weight.contiguous(), kind, 128)
-    monkeypatch.setattr(rounding, "_AT_ONCE", 256)
+    monkeypatch.setattr(tables, "_AT_ONCE", 256)
     for same in (values_of(parts, kind, 128, (28, 640)), weight):
         again = quantise(same, kind, 128)
         assert all(torch.equal(again[name], parts[name]) for name in parts)

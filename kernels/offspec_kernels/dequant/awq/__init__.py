@@ -25,6 +25,8 @@ class Awq(Format):
     qweight int32 [in, out / 8]; qzeros int32 [in / group, out / 8]; scales [in / group, out].
     """
 
+    name = "awq int4"
+    transposed = True
     group: int
     scales: torch.dtype = torch.float16
 
@@ -32,14 +34,6 @@ class Awq(Format):
         if self.group < 1:
             raise ArgumentError("group", f"must be a number of inputs, not {self.group}")
         check_scales(self.scales)
-
-    @property
-    def name(self) -> str:
-        return "awq int4"
-
-    @property
-    def transposed(self) -> bool:
-        return True
 
     def parts(self, shape: Shape) -> dict[str, Part]:
         out, inputs = plain(shape, self.name)

@@ -18,7 +18,7 @@ from offspec_kernels.dequant.scaled.native import (
     NONE,
     READ,
     STORED,
-    rounding,
+    rounding_of,
     scaled_columns,
 )
 from offspec_kernels.dequant.threads import spread
@@ -87,7 +87,7 @@ def fill(format: Awq, parts: Mapping[str, Tensor], out: Tensor) -> None:
     scales = parts["scales"].float()
     zeros = torch.empty(rows // group * columns, dtype=torch.uint8)
     _unpack_all(array(parts["qzeros"]), array(zeros.view(torch.uint64)))
-    kind = rounding(scales, parts["scales"].dtype, 15, out.dtype)
+    kind = rounding_of(scales, parts["scales"].dtype, 15, out.dtype)
     words, zero, scale, values = (array(each) for each in (parts["qweight"], zeros, scales, out))
     blocks = rows // group * -(-columns // BLOCK)
     spread(

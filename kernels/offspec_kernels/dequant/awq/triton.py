@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from offspec_kernels.dequant.awq import Awq
-from offspec_kernels.dequant.scaled.triton import TILE, scaled, tile
-from offspec_kernels.dequant.triton import put
+from offspec_kernels.dequant.triton import launch_tiles, put, scaled, tile
 
 
 @triton.jit
@@ -26,18 +24,5 @@ def _awq(words, zeros, scales, out, rows, columns, group, ROWS: tl.constexpr, CO
 
 def fill(format: Awq, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [in, out]."""
-    rows, columns = out.shape
-    with torch.cuda.device_of(out):
-        _awq[(triton.cdiv(rows, TILE[0]), triton.cdiv(columns, TILE[1]))](
-            parts["qweight"],
-            parts["qzeros"],
-            parts["scales"],
-            out,
-            rows,
-            columns,
-            format.group,
-            ROWS=TILE[0],
-            COLUMNS=TILE[1],
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+    stored = [parts[name] for name in ("qweight", "qzeros", "scales")]
+    launch_tiles(_awq, stored, out, [format.group])

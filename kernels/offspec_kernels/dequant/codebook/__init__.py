@@ -14,8 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.codebook.rounding import quantise
-from offspec_kernels.dequant.codebook.tables import BLOCKS, TABLES, table_of
+from offspec_kernels.dequant.codebook.tables import BLOCKS, TABLES, quantise, table_of
 from offspec_kernels.dequant.format import Format, Part, Shape
 from offspec_kernels.errors import ArgumentError
 

@@ -20,8 +20,6 @@ from offspec_kernels.dequant.native import (
     carray,
     compiled,
     filling,
-    in_bfloat16,
-    in_half,
     inlined,
     put,
 )
@@ -31,27 +29,20 @@ from offspec_kernels.dequant.registers import (
     halves_high_first,
     look_up_high_first,
 )
+from offspec_kernels.dequant.scaled.native import rounded, rounding
 from offspec_kernels.dequant.threads import spread
 
 _MANY = 64  # blocks whose values are worked out at once
-_HALVES, _BRAINS = 1, 2  # what values are rounded to, besides the dtype of `out`
 
 
 @inlined
-def _scale(sizes: Any, table: Any, rounding: int, values: Any) -> None:
+def _scale(sizes: Any, table: Any, kind: int, values: Any) -> None:
     """values [16, _MANY], flat: those of each block. Loops of a length that the compiler knows are fast."""
     for code in range(16):
         entry = table[code]
         row = values[code * _MANY : code * _MANY + _MANY]
-        if rounding == _HALVES:
-            for block in range(_MANY):
-                put(row, block, in_half(entry * sizes[block]))
-        elif rounding == _BRAINS:
-            for block in range(_MANY):
-                put(row, block, in_bfloat16(entry * sizes[block]))
-        else:
-            for block in range(_MANY):
-                put(row, block, entry * sizes[block])
+        for block in range(_MANY):
+            put(row, block, rounded(entry * sizes[block], kind))
 
 
 @inlined
@@ -77,14 +68,14 @@ def _put_pair(values: Any, byte: int, code: Any, v: Any) -> None:
 
 @compiled
 def _fill(
-    codes: Any, absmax: Any, table: Any, bytes_: int, rounding: int, out: Any, start: int, end: int
+    codes: Any, absmax: Any, table: Any, bytes_: int, kind: int, out: Any, start: int, end: int
 ) -> None:
     """Blocks [start, end), of `bytes_` bytes each, a multiple of 16."""
     sizes, values = np.zeros(_MANY, np.float32), np.empty(16 * _MANY, out.dtype)
     for first in range(start, end, _MANY):
         last = min(first + _MANY, end)
         sizes[: last - first] = absmax[first:last]
-        _scale(sizes, table, rounding, values)
+        _scale(sizes, table, kind, values)
         for block in range(first, last):
             e = values[block - first :: _MANY]
             v = (
@@ -106,13 +97,13 @@ def _fill(
 def fill(format: Codebook, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: bfloat16 or float32."""
     absmax, block = format.sizes(parts), format.block
-    rounding = {torch.float16: _HALVES, torch.bfloat16: _BRAINS}.get(format.dtype or torch.float32, 0)
+    kind = rounding(format.dtype, out.dtype)
     entries, flat, whole = array(format.table(parts)), out.view(-1), out.numel() // block * block
 
     def fill_blocks(codes: Tensor, absmax: Tensor, out: Tensor) -> None:
         packed, sizes, values = array(codes), array(absmax), array(out)
         spread(
-            lambda start, end: _fill(packed, sizes, entries, block // 2, rounding, values, start, end),
+            lambda start, end: _fill(packed, sizes, entries, block // 2, kind, values, start, end),
             len(sizes),
             len(values),
         )

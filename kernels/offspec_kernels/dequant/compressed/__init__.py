@@ -18,7 +18,6 @@ from offspec_kernels.dequant.scaled import (
     plain,
     scaled,
     unpack,
-    without_ones,
 )
 from offspec_kernels.errors import ArgumentError
 
@@ -87,9 +86,9 @@ class CompressedInt(Format):
     def words(self, codes: int) -> int:
         return (codes * self.bits + 31) // 32
 
-    def check(self, parts: Mapping[str, Part], shape: Shape) -> None:
-        names = {"scale"} if self.packs_zeros else {"scale", "zero_point"}
-        Format.check(self, without_ones(parts, self.parts(shape), names), shape)
+    @property
+    def loose(self) -> tuple[str, ...]:
+        return ("scale",) if self.packs_zeros else ("scale", "zero_point")
 
     def check_values(self, parts: Mapping[str, Tensor]) -> None:
         """Raise ArgumentError where g_idx names a group that there is not."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.dequant.native import array, compiled, inlined, put
-from offspec_kernels.dequant.scaled.native import rounded, rounding, unpack_across, unpack_stream
+from offspec_kernels.dequant.scaled.native import rounded, rounding_of, unpack_across, unpack_stream
 from offspec_kernels.dequant.threads import spread
 
 
@@ -72,7 +72,7 @@ def fill(format: CompressedInt, parts: Mapping[str, Tensor], out: Tensor) -> Non
     rows, columns = out.shape
     groups, bits = columns // (format.group or columns), format.bits
     scales = parts["scale"].float().view(-1, groups)
-    kind = rounding(scales, format.scales, 255, out.dtype)
+    kind = rounding_of(scales, format.scales, 255, out.dtype)
     zeros, scales = _zeros(format, parts, rows, groups), scales.expand(rows, groups)
     index = array(parts["g_idx"] if format.act_order else torch.empty(0, dtype=torch.int32))
     tables = (array(each.contiguous()).reshape(rows, -1) for each in (parts["weight"], zeros, scales, out))

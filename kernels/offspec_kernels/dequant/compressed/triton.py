@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from offspec_kernels.dequant.compressed import CompressedInt
-from offspec_kernels.dequant.scaled.triton import TILE, code_at, scaled, tile
-from offspec_kernels.dequant.triton import put
+from offspec_kernels.dequant.triton import code_at, launch_tiles, put, scaled, tile
 
 
 @triton.jit
@@ -45,27 +43,15 @@ def _compressed(
 def fill(format: CompressedInt, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [rows, columns]."""
     rows, columns = out.shape
-    group = format.group or columns
-    with torch.cuda.device_of(out):
-        _compressed[(triton.cdiv(rows, TILE[0]), triton.cdiv(columns, TILE[1]))](
-            parts["weight"],
-            parts["zero_point"] if format.zero_point else None,
-            parts["scale"],
-            parts["g_idx"] if format.act_order else None,
-            out,
-            rows,
-            columns,
-            group,
-            columns // group,
-            rows if format.group == 0 else 1,
-            format.words(columns),
-            BITS=format.bits,
-            PACKED=format.packed,
-            ZEROS=format.zero_point,
-            ZEROS_PACKED=format.zero_point and format.packs_zeros,
-            ORDERED=format.act_order,
-            ROWS=TILE[0],
-            COLUMNS=TILE[1],
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+    group, high = format.group or columns, rows if format.group == 0 else 1
+    launch_tiles(
+        _compressed,
+        [parts.get(name) for name in ("weight", "zero_point", "scale", "g_idx")],
+        out,
+        [group, columns // group, high, format.words(columns)],
+        BITS=format.bits,
+        PACKED=format.packed,
+        ZEROS=format.zero_point,
+        ZEROS_PACKED=format.zero_point and format.packs_zeros,
+        ORDERED=format.act_order,
+    )

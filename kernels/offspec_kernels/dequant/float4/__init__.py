@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.dequant.format import Format, Part, Shape
-from offspec_kernels.dequant.scaled import plain, without_ones
+from offspec_kernels.dequant.scaled import plain
 from offspec_kernels.errors import ArgumentError
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by code; 8 to 15 are their negatives
@@ -62,14 +62,8 @@ class Mxfp4(Float4):
     exponents of 2, 127 more than they are.
     """
 
-    @property
-    def name(self) -> str:
-        return "mxfp4"
-
-    @property
-    def transposed(self) -> bool:
-        return True
-
+    name = "mxfp4"
+    transposed = True
     codes, scales = "blocks", "scales"
     doubled = True
 
@@ -97,18 +91,15 @@ class Nvfp4(Float4):
     dtype: what values are rounded to; None: they are float32.
     """
 
+    name = "nvfp4"
+    block = 16
+    loose = ("global_scale",)
     divided: bool = False
     dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in (None, torch.float16, torch.bfloat16, torch.float32):
             raise ArgumentError("dtype", f"must be a float of 16 or 32 bits, not {self.dtype}")
-
-    block = 16
-
-    @property
-    def name(self) -> str:
-        return "nvfp4"
 
     def parts(self, shape: Shape) -> dict[str, Part]:
         rows, columns = plain(shape, self.name)
@@ -122,9 +113,6 @@ class Nvfp4(Float4):
 
     def cut(self, shape: Shape, start: int, end: int) -> tuple[Format, dict[str, tuple[int, int]]] | None:
         return self, dict.fromkeys(("weight", "scale"), (start, end))
-
-    def check(self, parts: Mapping[str, Part], shape: Shape) -> None:
-        Format.check(self, without_ones(parts, self.parts(shape), {"global_scale"}), shape)
 
     def sizes(self, parts: Mapping[str, Tensor]) -> Tensor:
         whole = parts["global_scale"].view(())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offspec_kernels.dequant.float4 import Float4
 from offspec_kernels.dequant.native import array, compiled, inlined, put
-from offspec_kernels.dequant.scaled.native import ANY_HALF, BFLOAT, NONE, rounded
+from offspec_kernels.dequant.scaled.native import rounded, rounding
 from offspec_kernels.dequant.threads import spread
 
 
@@ -67,8 +67,7 @@ def _looked_up(table: Tensor, bytes_: Tensor) -> Tensor:
 def fill(format: Float4, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: bfloat16 or float32."""
     sizes = _looked_up(format.sizes(parts), parts[format.scales])  # one for 8 bytes or for 16
-    exact = format.dtype in (None, torch.float32, out.dtype)
-    kind = NONE if exact else BFLOAT if format.dtype == torch.bfloat16 else ANY_HALF
+    kind = rounding(format.dtype, out.dtype)
     codes, flat = parts[format.codes].view(-1), out.view(-1)
     groups = len(codes) // 16
     loop = _loop(kind, int(format.doubled), 1 if len(sizes) * 16 == len(codes) else 2)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.dequant.format import Format, Part, Shape, rows_and_columns
-from offspec_kernels.dequant.scaled import check_scales, plain, without_ones
+from offspec_kernels.dequant.scaled import check_scales, plain
 from offspec_kernels.errors import ArgumentError
 
 
@@ -29,6 +29,8 @@ class Float8(Format):
     weight [E, rows, columns], whose rows make whole blocks, scale is [E, rows, 1] or [E, rows / block, …].
     """
 
+    name = "fp8"
+    loose = ("scale",)
     block: tuple[int, int] | None
     per: Literal["tensor", "channel", "block"]
     scales: torch.dtype = torch.float32
@@ -42,10 +44,6 @@ class Float8(Format):
         if self.block is not None and min(self.block) < 1:
             raise ArgumentError("block", f"must be numbers of rows and columns, not {self.block}")
         check_scales(self.scales)
-
-    @property
-    def name(self) -> str:
-        return "fp8"
 
     @property
     def by_rows(self) -> bool:
@@ -68,9 +66,6 @@ class Float8(Format):
     def block_of(self, shape: Shape) -> tuple[int, int]:
         """Rows and columns that share a scale."""
         return self.block or (1 if self.per == "channel" else max(shape[0], 1), max(shape[1], 1))
-
-    def check(self, parts: Mapping[str, Part], shape: Shape) -> None:
-        Format.check(self, without_ones(parts, self.parts(shape), {"scale"}), shape)
 
     def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
         rows, columns = rows_and_columns(shape)

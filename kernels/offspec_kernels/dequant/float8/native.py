@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from offspec_kernels.dequant.float8 import Float8
 from offspec_kernels.dequant.native import array, compiled, inlined, put
-from offspec_kernels.dequant.scaled.native import ANY_HALF, BFLOAT, NONE, rounded
+from offspec_kernels.dequant.scaled.native import rounded, rounding
 from offspec_kernels.dequant.threads import spread
 
 
@@ -41,6 +40,5 @@ def fill(format: Float8, parts: Mapping[str, Tensor], out: Tensor) -> None:
     high, wide = format.block_of((rows, columns))
     scales = array(parts["scale"].float()).reshape(-(-rows // high), -1)
     weight, values = (array(each).reshape(rows, columns) for each in (parts["weight"], out))
-    exact = not format.rounded or format.scales in (torch.float32, out.dtype)
-    kind = NONE if exact else BFLOAT if format.scales == torch.bfloat16 else ANY_HALF
+    kind = rounding(format.scales if format.rounded else None, out.dtype)
     spread(lambda start, end: _fill(weight, scales, high, wide, kind, values, start, end), rows, out.numel())

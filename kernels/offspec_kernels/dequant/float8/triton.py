@@ -8,8 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from offspec_kernels.dequant.float8 import Float8
-from offspec_kernels.dequant.scaled.triton import TILE, rounded, tile
-from offspec_kernels.dequant.triton import put
+from offspec_kernels.dequant.triton import launch_tiles, put, rounded, tile
 
 
 @triton.jit
@@ -35,20 +34,5 @@ def _float8(
 
 def fill(format: Float8, parts: Mapping[str, Tensor], out: Tensor) -> None:
     out = out.flatten(0, -2)
-    rows, columns = out.shape
-    high, wide = format.block_of((rows, columns))
-    with torch.cuda.device_of(out):
-        _float8[(triton.cdiv(rows, TILE[0]), triton.cdiv(columns, TILE[1]))](
-            parts["weight"].view(torch.uint8),
-            parts["scale"],
-            out,
-            rows,
-            columns,
-            high,
-            wide,
-            ROUNDED=format.rounded,
-            ROWS=TILE[0],
-            COLUMNS=TILE[1],
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+    stored = [parts["weight"].view(torch.uint8), parts["scale"]]
+    launch_tiles(_float8, stored, out, format.block_of(tuple(out.shape)), ROUNDED=format.rounded)

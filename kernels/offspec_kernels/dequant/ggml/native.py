@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offspec_kernels.dequant.format import Filler, Shape, rows_and_columns
-from offspec_kernels.dequant.ggml import Ggml, native_k, native_legacy, native_lookup
-from offspec_kernels.dequant.ggml.layout import LAYOUTS
+from offspec_kernels.dequant.ggml import LAYOUTS, Ggml, native_k, native_legacy, native_lookup
 from offspec_kernels.dequant.native import array, carray, compiled, filling
 from offspec_kernels.dequant.registers import AHEAD, fetch_ahead, has_lookups
 from offspec_kernels.dequant.threads import spread

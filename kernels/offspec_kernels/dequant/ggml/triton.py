@@ -12,8 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from offspec_kernels.dequant.format import rows_and_columns
-from offspec_kernels.dequant.ggml import Ggml
-from offspec_kernels.dequant.ggml.layout import LAYOUTS
+from offspec_kernels.dequant.ggml import LAYOUTS, Ggml
 from offspec_kernels.dequant.triton import put
 
 _VALUES = 1024  # of a program

@@ -27,6 +27,7 @@ class Gptq(Format):
     and with act_order g_idx int32 [in].
     """
 
+    transposed = True
     bits: int
     group: int
     act_order: bool
@@ -43,10 +44,6 @@ class Gptq(Format):
     @property
     def name(self) -> str:
         return f"gptq int{self.bits}"
-
-    @property
-    def transposed(self) -> bool:
-        return True
 
     def parts(self, shape: Shape) -> dict[str, Part]:
         out, inputs = plain(shape, self.name)

@@ -18,7 +18,7 @@ from offspec_kernels.dequant.scaled.native import (
     NONE,
     READ,
     STORED,
-    rounding,
+    rounding_of,
     scaled_columns,
     unpack_across,
     unpack_stream,
@@ -59,7 +59,7 @@ def fill(format: Gptq, parts: Mapping[str, Tensor], out: Tensor) -> None:
     bits, scales = format.bits, parts["scales"].float()
     zeros = torch.empty(scales.numel(), dtype=torch.uint8)
     unpacked(array(format.zero_words(parts["qzeros"])), bits, format.later_plus_one, array(zeros))
-    kind = rounding(scales, format.scales, (1 << bits) - 1, out.dtype)
+    kind = rounding_of(scales, format.scales, (1 << bits) - 1, out.dtype)
     words, zero, scale, values = (array(each) for each in (parts["qweight"], zeros, scales, out))
     index = array(format.index(parts, rows))
     blocks = -(-rows // _ROWS) * -(-columns // BLOCK)

@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from offspec_kernels.dequant.gptq import Gptq
-from offspec_kernels.dequant.scaled.triton import TILE, code_at, scaled, tile
-from offspec_kernels.dequant.triton import put
+from offspec_kernels.dequant.triton import code_at, launch_tiles, put, scaled, tile
 
 
 @triton.jit
@@ -35,24 +33,7 @@ def _gptq(
 
 def fill(format: Gptq, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [in, out]."""
-    rows, columns = out.shape
-    scales = parts["scales"]
-    with torch.cuda.device_of(out):
-        _gptq[(triton.cdiv(rows, TILE[0]), triton.cdiv(columns, TILE[1]))](
-            parts["qweight"],
-            format.zero_words(parts["qzeros"]),
-            scales,
-            parts["g_idx"] if format.act_order else None,
-            out,
-            rows,
-            columns,
-            format.group_of(rows),
-            len(scales),
-            format.later_plus_one,
-            BITS=format.bits,
-            ORDERED=format.act_order,
-            ROWS=TILE[0],
-            COLUMNS=TILE[1],
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+    zeros, scales = format.zero_words(parts["qzeros"]), parts["scales"]
+    numbers = [format.group_of(len(out)), len(scales), format.later_plus_one]
+    stored = [parts["qweight"], zeros, scales, parts.get("g_idx")]
+    launch_tiles(_gptq, stored, out, numbers, BITS=format.bits, ORDERED=format.act_order)

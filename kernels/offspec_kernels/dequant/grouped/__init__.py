@@ -31,6 +31,7 @@ class Grouped(Format):
     codes uint8 [rows, columns · bits / 8]; step, offset float16 [rows, columns / 64].
     """
 
+    by_rows = True
     bits: int = 4
 
     def __post_init__(self) -> None:
@@ -40,10 +41,6 @@ class Grouped(Format):
     @property
     def name(self) -> str:
         return f"int{self.bits}-g{GROUP}"
-
-    @property
-    def by_rows(self) -> bool:
-        return True
 
     def parts(self, shape: Shape) -> dict[str, Part]:
         rows, columns = rows_and_columns(shape)

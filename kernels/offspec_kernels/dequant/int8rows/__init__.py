@@ -23,13 +23,8 @@ class Int8Rows(Format):
     scale float32 [rows].
     """
 
-    @property
-    def name(self) -> str:
-        return "int8-rows"
-
-    @property
-    def by_rows(self) -> bool:
-        return True
+    name = "int8-rows"
+    by_rows = True
 
     def parts(self, shape: Shape) -> dict[str, Part]:
         rows, columns = rows_and_columns(shape)

@@ -5,12 +5,10 @@ int32 words, as a stream of bits, the lowest first; where 32 is no multiple of t
 one word and end in the next.
 """
 
-from collections.abc import Iterable, Mapping
-
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Part, Shape
+from offspec_kernels.dequant.format import Shape
 from offspec_kernels.errors import ArgumentError
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
@@ -56,18 +54,3 @@ def plain(shape: Shape, name: str) -> tuple[int, int]:
     if len(shape) != 2:
         raise ArgumentError("shape", f"a {name} weight has rows and columns, not {list(shape)}")
     return shape[0], shape[1]
-
-
-def without_ones(
-    parts: Mapping[str, Part], wanted: Mapping[str, Part], names: Iterable[str]
-) -> dict[str, Part]:
-    """The parts; those of `names` in the shape that is wanted, where only dimensions of 1 tell them apart."""
-    alike = dict(parts)
-    for name in names:
-        if name in parts and name in wanted and _sizes(parts[name]) == _sizes(wanted[name]):
-            alike[name] = Part(parts[name].dtype, wanted[name].shape)
-    return alike
-
-
-def _sizes(part: Part) -> list[int]:
-    return [size for size in part.shape if size != 1]

@@ -10,20 +10,21 @@ from torch import Tensor
 from offspec_kernels.dequant.native import compiled, half, in_bfloat16, in_half, inlined, put
 
 NONE, HALF, ANY_HALF, BFLOAT = range(4)
-BLOCK = (
-    4096  # columns that a loop takes at once: few, for the nearest caches; many, for whole pages of values
-)
+BLOCK = 4096  # columns of a loop at once: few, for the nearest caches; many, for whole pages of values
 
 
-def rounding(scales: Tensor, dtype: torch.dtype, largest: int, out: torch.dtype) -> int:
-    """How products of scales and integers up to `largest` in size are rounded before they reach `out`.
-
-    scales: float32, from `dtype`, to which products are rounded.
-    """
-    if dtype in (torch.float32, out):
+def rounding(dtype: torch.dtype | None, out: torch.dtype) -> int:
+    """How values that are of a dtype, float32 by default, are rounded before they reach `out`."""
+    if dtype in (None, torch.float32, out):
         return NONE
-    if dtype == torch.bfloat16:
-        return BFLOAT
+    return BFLOAT if dtype == torch.bfloat16 else ANY_HALF
+
+
+def rounding_of(scales: Tensor, dtype: torch.dtype, largest: int, out: torch.dtype) -> int:
+    """`rounding` of products of scales, float32 from a dtype, and integers up to `largest` in size."""
+    kind = rounding(dtype, out)
+    if kind != ANY_HALF:
+        return kind
     low, high = (float(each) * largest for each in scales.aminmax())
     return HALF if max(-low, high) <= 65504.0 else ANY_HALF
 
