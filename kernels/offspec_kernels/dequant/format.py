@@ -38,6 +38,11 @@ class Filler:
     arrays: tuple[Any, Any, Any]
     number: int = 0
 
+    @property
+    def pointers(self) -> tuple[int, int, int]:
+        first, second, third = (part.ctypes.data for part in self.arrays)
+        return first, second, third
+
 
 @dataclass(frozen=True, slots=True)
 class Format(ABC):
@@ -91,11 +96,9 @@ class Format(ABC):
         from offspec_kernels.dequant.native import array, fill_rows
 
         filler, values, columns = self.filler(parts, shape, out.dtype), array(out), shape[-1]
-        pointers = tuple(part.ctypes.data for part in filler.arrays)
+        address, pointers, number = filler.address, filler.pointers, filler.number
         spread(
-            lambda start, end: fill_rows(
-                filler.address, pointers, filler.number, columns, values, start, end
-            ),
+            lambda start, end: fill_rows(address, pointers, number, columns, values, start, end),
             len(values) // columns,
             len(values),
         )

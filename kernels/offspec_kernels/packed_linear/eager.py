@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler, Format, Part, Shape
-from offspec_kernels.dequant.native import WIDE, array
+from offspec_kernels.dequant.format import Format, Part, Shape
+from offspec_kernels.dequant.native import array
 from offspec_kernels.dequant.threads import spread_product
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.row_linear import blocks, turned
@@ -45,22 +45,10 @@ def packed_linear(
     if not _fills(format, shape):
         out = _unpacked(rows, format, parts, shape)
     elif format.transposed:
-        out = _turned(rows, format.filler(parts, shape, rows.dtype), shape)
+        out = turned.multiply(rows, format.filler(parts, shape, rows.dtype), shape[0])
     else:
         out = blocks.RowBlocks(rows).multiply_filled(format.filler(parts, shape, rows.dtype), shape[0])
     return out if bias is None else out + bias
-
-
-def _turned(rows: Tensor, filler: Filler, shape: Shape) -> Tensor:
-    """Panels made within a compiled loop, of a weight that lies transposed."""
-    width, columns = shape
-    out, laid = torch.empty((len(rows), width), dtype=rows.dtype), turned.padded(rows)
-
-    def work(start: int, end: int) -> None:
-        turned.multiply_filled(laid, filler, out, start * WIDE, min(end * WIDE, width))
-
-    spread_product(work, -(-width // WIDE), width * columns, len(rows))
-    return out
 
 
 def _unpacked(rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:

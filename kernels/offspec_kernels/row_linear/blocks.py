@@ -90,7 +90,7 @@ class RowBlocks:
         own = _FILLED * (2 * _STRIDE + 4 * self._padded + 2 * _ROWS)
         memory = torch.empty(torch.get_num_threads() * own, dtype=torch.uint8)
         job = np.array((
-            0, 0, *self._addresses, filler.address, *(part.ctypes.data for part in filler.arrays),
+            0, 0, *self._addresses, filler.address, *filler.pointers,
             filler.number, width, _FILLED if width >= _MANY else _FILLED // 4, self.columns,
             self._laid.data_ptr(), self.count, memory.data_ptr(), own, out.data_ptr(),
         ))  # fmt: skip
@@ -125,7 +125,7 @@ def row_linear(rows: Tensor, weight: Tensor) -> Tensor:
     if rows.shape[1] % 2:
         rows, weight = F.pad(rows, (0, 1)), F.pad(weight, (0, 1))
     if turned.is_turned(weight):
-        return turned.row_linear(rows, weight)
+        return turned.multiply(rows, weight, len(weight))
     weight = weight.contiguous()
     count, width = len(rows), len(weight)
     out = torch.empty((count, width), dtype=rows.dtype)

@@ -9,14 +9,35 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from llvmlite import binding  # type: ignore[import-untyped]
 
 from offspec_kernels.dequant.native import calling
-from offspec_kernels.row_linear.attempt import attempt
 
 # torch has them for itself, and may change them in any release; the signatures are in the names.
 _BRGEMM = "_ZN2at6native7cpublas6brgemmEllllllbPKN3c108BFloat16ES5_Pfb"
 _RELEASE = "_ZN2at6native7cpublas14brgemm_releaseEb"
 _SUPPORTED = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # in torch.cpu
+
+_RUNTIME = ("__gxx_personality_v0", "__cxa_begin_catch", "__cxa_end_catch")
+# The function may throw: under ctypes and in numba's loops an exception ends the process.
+_CALLER = """
+declare i32 @__gxx_personality_v0(...)
+declare i8* @__cxa_begin_catch(i8*)
+declare void @__cxa_end_catch()
+
+define i1 @attempt(i64 %address, {parameters}) personality i32 (...)* @__gxx_personality_v0 {{
+  %function = inttoptr i64 %address to void ({types})*
+  invoke void %function({parameters}) to label %returned unwind label %thrown
+returned:
+  ret i1 true
+thrown:
+  %found = landingpad {{ i8*, i32 }} catch i8* null
+  %exception = extractvalue {{ i8*, i32 }} %found, 0
+  call i8* @__cxa_begin_catch(i8* %exception)
+  call void @__cxa_end_catch()
+  ret i1 false
+}}
+"""
 
 
 class Addresses(NamedTuple):
@@ -65,8 +86,31 @@ def _multiplies(addresses: Addresses) -> bool:
     """
     rows, pairs, sums = torch.ones(16, 32).bfloat16(), torch.ones(32, 16).bfloat16(), torch.zeros(16, 16)
     pointers = (rows.data_ptr(), pairs.data_ptr(), sums.data_ptr())
-    made = attempt(addresses.product, 16, 16, 32, 32, 16, 16, 0, *pointers, 1)
-    return made and attempt(addresses.release, 1) and bool((sums == 32).all())
+    made = _attempt(addresses.product, 16, 16, 32, 32, 16, 16, 0, *pointers, 1)
+    return made and _attempt(addresses.release, 1) and bool((sums == 32).all())
+
+
+def _attempt(address: int, *words: int) -> bool:
+    """Call a C++ function. Return False if it threw.
+
+    Raises OSError or AttributeError if this system does not have GNU's C++ library.
+
+    Args:
+        address: Of the function, which returns nothing.
+        words: Its integers and pointers.
+    """
+    library = ctypes.CDLL("libstdc++.so.6")
+    for name in _RUNTIME:
+        binding.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    parameters = ", ".join(f"i64 %word{place}" for place in range(len(words)))
+    code = _CALLER.format(parameters=parameters, types=", ".join(["i64"] * len(words)))
+    machine = binding.Target.from_default_triple().create_target_machine()
+    with binding.create_mcjit_compiler(binding.parse_assembly(code), machine) as engine:
+        engine.finalize_object()
+        call = ctypes.CFUNCTYPE(ctypes.c_bool, *[ctypes.c_int64] * (len(words) + 1))
+        return bool(call(engine.get_function_address("attempt"))(address, *words))
 
 
 call_product, call_release = calling(11), calling(1)

@@ -27,46 +27,32 @@ def is_turned(weight: Tensor) -> bool:
     return weight.stride(1) != 1 and weight.mT.is_contiguous()
 
 
-def row_linear(rows: Tensor, weight: Tensor) -> Tensor:
-    """rows [T, K], weight [N, K] that lies as [K, N]."""
+def multiply(rows: Tensor, weight: Tensor | Filler, width: int) -> Tensor:
+    """[T, N] of rows [T, K], K even, and a weight [N, K], N = `width`, that lies as [K, N] or is made so."""
     found = find_brgemm()
     assert found is not None, "ask has_blocks first"
-    (count, columns), width = rows.shape, len(weight)
+    count, columns = rows.shape
     out = torch.empty((count, width), dtype=rows.dtype)
     if count == 0 or width == 0:
         return out
-    given, values, made = array(padded(rows)), array(weight.mT), array(out)
+    # With rows of zeros to a multiple of 16: oneDNN compiles, and keeps, a product for each number.
+    given, made = array(F.pad(rows, (0, 0, 0, -count % _FEW)).contiguous()), array(out)
+    fill, parts, number, stored = 0, (0, 0, 0), 0, None
+    if isinstance(weight, Filler):
+        fill, parts, number = weight.address, weight.pointers, weight.number
+    else:
+        stored = array(weight.mT)
 
     def work(start: int, end: int) -> None:
+        values = array(torch.empty(PIECE * WIDE, dtype=torch.bfloat16)) if stored is None else stored
         panel, sums = torch.empty(PIECE * WIDE, dtype=torch.bfloat16), torch.empty(_GROUP * WIDE)
         _multiply(
-            *found, given, values, array(panel), array(sums), made, count, columns, width, start * WIDE,
-            min(end * WIDE, width),
+            *found, fill, parts, number, given, values, array(panel), array(sums), made, count, columns,
+            width, start * WIDE, min(end * WIDE, width),
         )  # fmt: skip
 
-    spread_product(work, -(-width // WIDE), weight.numel(), count)
+    spread_product(work, -(-width // WIDE), width * columns, count)
     return out
-
-
-def padded(rows: Tensor) -> Tensor:
-    """With rows of zeros to a multiple of 16: oneDNN compiles, and keeps, a product for each number."""
-    return F.pad(rows, (0, 0, 0, -len(rows) % _FEW)).contiguous()
-
-
-def multiply_filled(rows: Tensor, filler: Filler, out: Tensor, start: int, end: int) -> None:
-    """Columns [start, end) of out [T, N], start a multiple of `WIDE`; `filler` makes those of the weight.
-
-    rows: [T, K], `padded`.
-    """
-    found = find_brgemm()
-    assert found is not None, "ask has_blocks first"
-    (count, width), columns = out.shape, rows.shape[1]
-    values, panel = (torch.empty(PIECE * WIDE, dtype=torch.bfloat16) for _ in range(2))
-    sums = torch.empty(_GROUP * WIDE)
-    _fill_and_multiply(
-        *found, filler.address, tuple(part.ctypes.data for part in filler.arrays), filler.number, array(rows),
-        array(values), array(panel), array(sums), array(out), count, columns, width, start, end,
-    )  # fmt: skip
 
 
 @inlined
@@ -102,28 +88,10 @@ def _store(sums: Any, count: int, wide: int, out: Any, width: int) -> None:
 
 @compiled
 def _multiply(
-    product: int, release: int, rows: Any, values: Any, panel: Any, sums: Any, out: Any, count: int,
-    columns: int, width: int, start: int, end: int,
-) -> None:  # fmt: skip
-    """Columns [start, end) of out [T, width]."""
-    for first in range(start, end, WIDE):
-        wide = min(end - first, WIDE)
-        for group in range(0, count, _GROUP):
-            some = min(count - group, _GROUP)
-            for place in range(0, columns, PIECE):
-                size = min(columns - place, PIECE)
-                _interleave(values[place * width + first :], width, wide, size, panel)
-                _add_piece(product, rows[group * columns :], some, columns, place, size, panel, sums)
-            _store(sums, some, wide, out[group * width + first :], width)
-    call_release(release, (1,))
-
-
-@compiled
-def _fill_and_multiply(
     product: int, release: int, fill: int, parts: Any, number: int, rows: Any, values: Any, panel: Any,
     sums: Any, out: Any, count: int, columns: int, width: int, start: int, end: int,
 ) -> None:  # fmt: skip
-    """The same with columns of the weight that `fill` makes."""
+    """Columns [start, end) of out [T, width]. values: of all the weight, or memory for what `fill` makes."""
     one, two, three = parts
     for first in range(start, end, WIDE):
         wide = min(end - first, WIDE)
@@ -131,8 +99,11 @@ def _fill_and_multiply(
             some = min(count - group, _GROUP)
             for place in range(0, columns, PIECE):
                 size = min(columns - place, PIECE)
-                call_fill(fill, (one, two, three, number, width, place, first, size, values.ctypes.data))
-                _interleave(values, WIDE, wide, size, panel)
+                if fill:
+                    call_fill(fill, (one, two, three, number, width, place, first, size, values.ctypes.data))
+                    _interleave(values, WIDE, wide, size, panel)
+                else:
+                    _interleave(values[place * width + first :], width, wide, size, panel)
                 _add_piece(product, rows[group * columns :], some, columns, place, size, panel, sums)
             _store(sums, some, wide, out[group * width + first :], width)
     call_release(release, (1,))
