@@ -87,7 +87,7 @@ def _reordered(recipe: GgufRecipe) -> Weight:
 
 def _stacked(recipe: GgufRecipe, stack: Stack) -> Weight:
     """A matrix for each expert, in several tensors or turned."""
-    from offspec_kernels.dequant.ggml.stacked import Stacked
+    from offspec_kernels.dequant.ggml.reordered import Stacked
     from offspec_kernels.errors import ArgumentError
 
     rows = tuple(source.shape[1] for source in recipe.sources)

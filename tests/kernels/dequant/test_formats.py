@@ -14,8 +14,7 @@ from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.dequant.float4 import Mxfp4, Nvfp4
 from offspec_kernels.dequant.float8 import Float8
 from offspec_kernels.dequant.ggml import Ggml
-from offspec_kernels.dequant.ggml.reordered import Reordered
-from offspec_kernels.dequant.ggml.stacked import Stacked
+from offspec_kernels.dequant.ggml.reordered import Reordered, Stacked
 from offspec_kernels.dequant.gptq import Gptq
 from offspec_kernels.dequant.grouped import Grouped
 from offspec_kernels.errors import ArgumentError

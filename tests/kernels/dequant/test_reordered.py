@@ -8,8 +8,7 @@ from torch import Tensor
 
 from offspec_kernels.backend import Backend
 from offspec_kernels.dequant.ggml import layout, reordered
-from offspec_kernels.dequant.ggml.reordered import Reordered
-from offspec_kernels.dequant.ggml.stacked import Stacked
+from offspec_kernels.dequant.ggml.reordered import Reordered, Stacked
 from tests.kernels.dequant.cases import PATHS, check, check_cut
 
 COLUMNS = 96

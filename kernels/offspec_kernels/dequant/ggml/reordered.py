@@ -1,5 +1,6 @@
 """Weights whose rows and columns lie in another order in a GGUF file, or in several of its tensors."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,11 +17,49 @@ from offspec_kernels.errors import ArgumentError
 _ROWS = 1024  # whose columns are put in order together
 Run = tuple[int, int, int]
 Tiles = tuple[int, int, int]
-_Fill = Callable[[int, Tensor, Tensor], None]  # which tensor, rows of its bytes, and where their values go
+_Fill = Callable[[Ggml, Mapping[str, Tensor], Shape, Tensor], None]  # Ggml.eager or Ggml.triton
+
+
+class _Tensors(Format):
+    """A weight of GGUF tensors: parts blocks0, blocks1, … uint8 [..., rows of the tensor, bytes of a row]."""
+
+    __slots__ = ()
+    kinds: tuple[str, ...]
+    rows: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.kinds) != len(self.rows):
+            raise ArgumentError("rows", f"must be one for each of {len(self.kinds)} tensors")
+
+    @property
+    def name(self) -> str:
+        return "+".join(dict.fromkeys(self.kinds))
+
+    def _parts(self, lead: Shape, columns: int) -> dict[str, Part]:
+        """Those of tensors [*lead, rows, columns]."""
+        every = enumerate(zip(self.kinds, self.rows, strict=True))
+        return {f"blocks{i}": Ggml(kind).parts((*lead, rows, columns))["blocks"] for i, (kind, rows) in every}
+
+    def _values(self, parts: Mapping[str, Tensor], lead: Shape, columns: int) -> list[Tensor]:
+        """By the reference, those of each tensor [*lead, rows, columns]."""
+        return [
+            Ggml(kind).reference({"blocks": parts[f"blocks{i}"]}, (*lead, rows, columns))
+            for i, (kind, rows) in enumerate(zip(self.kinds, self.rows, strict=True))
+        ]
+
+    @abstractmethod
+    def _fill(self, parts: Mapping[str, Tensor], out: Tensor, fill: _Fill) -> None:
+        """By `fill` of the tensors' kinds."""
+
+    def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+        self._fill(parts, out, Ggml.eager)
+
+    def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+        self._fill(parts, out, Ggml.triton)
 
 
 @dataclass(frozen=True, slots=True)
-class Reordered(Format):
+class Reordered(_Tensors):
     """A weight [rows, columns] of some GGUF tensors, each with a number of rows and all with its columns.
 
     Parts: blocks0, blocks1, … uint8 [rows of the tensor, bytes of a row].
@@ -36,15 +75,10 @@ class Reordered(Format):
     tiles: Tiles | None = None
 
     def __post_init__(self) -> None:
-        if len(self.kinds) != len(self.rows):
-            raise ArgumentError("rows", f"must be one for each of {len(self.kinds)} tensors")
+        _Tensors.__post_init__(self)
         for source, start, count in self.runs:
             if not (0 <= source < len(self.rows) and 0 <= start <= start + count <= self.rows[source]):
                 raise ArgumentError("runs", f"{(source, start, count)} is outside of {list(self.rows)}")
-
-    @property
-    def name(self) -> str:
-        return "+".join(dict.fromkeys(self.kinds))
 
     @property
     def kin(self) -> Format:
@@ -55,16 +89,10 @@ class Reordered(Format):
             raise ArgumentError("shape", f"{list(shape)} does not have the rows of its runs")
         if self.tiles is not None and shape[1] != self.tiles[0] * self.tiles[1] * self.tiles[2]:
             raise ArgumentError("shape", f"{list(shape)} does not have the columns of {self.tiles}")
-        return {
-            f"blocks{i}": Ggml(kind).parts((rows, shape[1]))["blocks"]
-            for i, (kind, rows) in enumerate(zip(self.kinds, self.rows, strict=True))
-        }
+        return self._parts((), shape[1])
 
     def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
-        found = [
-            Ggml(kind).reference({"blocks": parts[f"blocks{i}"]}, (rows, shape[1]))
-            for i, (kind, rows) in enumerate(zip(self.kinds, self.rows, strict=True))
-        ]
+        found = self._values(parts, (), shape[1])
         values = torch.cat([found[source][start : start + count] for source, start, count in self.runs])
         if self.tiles is None:
             return values
@@ -74,14 +102,12 @@ class Reordered(Format):
     def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         if self.fill_step(shape):
             self.fill_by_rows(parts, shape, out)
-            return
-        if len(self.kinds) == 1 and self.kinds[0] not in FLOATS and self.tiles is not None:
+        elif len(self.kinds) == 1 and self.kinds[0] not in FLOATS and self.tiles is not None:
             from offspec_kernels.dequant.ggml import native
 
             native.fill_tiled(self.kinds[0], _order(self.runs), self.tiles, parts["blocks0"], out)
-            return
-        kinds = [Ggml(kind) for kind in self.kinds]
-        self._fill(parts, out, lambda i, blocks, to: kinds[i].eager({"blocks": blocks}, tuple(to.shape), to))
+        else:
+            _Tensors.eager(self, parts, shape, out)
 
     def fill_step(self, shape: Shape) -> int:
         return Ggml(self.kinds[0]).fill_step(shape) if len(self.kinds) == 1 and self.tiles is None else 0
@@ -90,10 +116,6 @@ class Reordered(Format):
         from offspec_kernels.dequant.ggml import native
 
         return native.ordered_filler(self.kinds[0], _order(self.runs), parts["blocks0"], dtype)
-
-    def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        kinds = [Ggml(kind) for kind in self.kinds]
-        self._fill(parts, out, lambda i, blocks, to: kinds[i].triton({"blocks": blocks}, tuple(to.shape), to))
 
     def _fill(self, parts: Mapping[str, Tensor], out: Tensor, fill: _Fill) -> None:
         if len(self.kinds) == 1:
@@ -112,14 +134,15 @@ class Reordered(Format):
         return torch.cat([blocks[start : start + count] for _, start, count in self.runs])
 
     def _fill_rows(self, source: int, blocks: Tensor, out: Tensor, fill: _Fill) -> None:
+        kind = Ggml(self.kinds[source])
         if self.tiles is None:
-            fill(source, blocks, out)
+            fill(kind, {"blocks": blocks}, tuple(out.shape), out)
             return
         scratch = torch.empty_like(out[:_ROWS])
         for start in range(0, len(out), _ROWS):
             to = out[start : start + _ROWS]
             values = scratch[: len(to)]
-            fill(source, blocks[start : start + _ROWS], values)
+            fill(kind, {"blocks": blocks[start : start + _ROWS]}, tuple(values.shape), values)
             first, second, size = self.tiles
             to.unflatten(1, (second, first, size)).copy_(values.unflatten(1, self.tiles).transpose(1, 2))
 
@@ -128,3 +151,59 @@ class Reordered(Format):
 def _order(runs: tuple[Run, ...]) -> NDArray[np.int64]:
     """Which row of the one tensor each row is."""
     return np.concatenate([np.arange(start, start + count) for _, start, count in runs])
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked(_Tensors):
+    """A weight [E, R, C], or [E, C, R] where turned, of some tensors with columns C.
+
+    Parts: blocks0, blocks1, … uint8 [E, rows of the tensor, bytes of a row].
+
+    kinds, rows: of the tensors. alternate: the rows of a matrix are one of each tensor in turn; else those of
+    the first come first.
+    """
+
+    kinds: tuple[str, ...]
+    rows: tuple[int, ...]
+    alternate: bool = False
+    turned: bool = False
+
+    def __post_init__(self) -> None:
+        _Tensors.__post_init__(self)
+        if self.alternate and len(set(self.rows)) > 1:
+            raise ArgumentError("rows", f"cannot alternate where there are {list(self.rows)}")
+
+    @property
+    def transposed(self) -> bool:
+        return self.turned
+
+    def parts(self, shape: Shape) -> dict[str, Part]:
+        if len(shape) != 3:
+            raise ArgumentError("shape", f"must be that of a stack of matrices, not {list(shape)}")
+        rows, columns = reversed(shape[1:]) if self.turned else shape[1:]
+        if rows != sum(self.rows):
+            raise ArgumentError("shape", f"{list(shape)} does not have {list(self.rows)} rows")
+        return self._parts(shape[:1], columns)
+
+    def cut(self, shape: Shape, start: int, end: int) -> tuple[Format, dict[str, tuple[int, int]]] | None:
+        return self, {f"blocks{i}": (start, end) for i in range(len(self.kinds))}
+
+    def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
+        found = self._values(parts, shape[:1], shape[1] if self.turned else shape[2])
+        values = torch.stack(found, 2).flatten(1, 2) if self.alternate else torch.cat(found, 1)
+        return values.mT if self.turned else values
+
+    def _fill(self, parts: Mapping[str, Tensor], out: Tensor, fill: _Fill) -> None:
+        """out: [E, R, C]."""
+        if len(self.kinds) == 1:
+            fill(Ggml(self.kinds[0]), {"blocks": parts["blocks0"]}, tuple(out.shape), out)
+            return
+        scratch = out.new_empty(self.rows[0], out.shape[2]) if self.alternate else None
+        for element, values in enumerate(out):
+            place = 0
+            for i, (kind, rows) in enumerate(zip(self.kinds, self.rows, strict=True)):
+                to = values[place : place + rows] if scratch is None else scratch
+                fill(Ggml(kind), {"blocks": parts[f"blocks{i}"][element]}, tuple(to.shape), to)
+                place += rows
+                if scratch is not None:
+                    values[i :: len(self.kinds)].copy_(scratch)
