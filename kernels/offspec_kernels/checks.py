@@ -27,12 +27,9 @@ class Shaped(Protocol):
 def check_shape(name: str, tensor: Shaped, shape: Sequence[int | str]) -> None:
     """`shape`: a number for a size that is known, a letter for one that may be anything."""
     sizes = tensor.shape
-    if len(sizes) == len(shape):
-        for size, wanted in zip(sizes, shape, strict=True):
-            if size != wanted and not isinstance(wanted, str):
-                break
-        else:
-            return
+    fits = (size == wanted or isinstance(wanted, str) for size, wanted in zip(sizes, shape, strict=False))
+    if len(sizes) == len(shape) and all(fits):
+        return
     raise ArgumentError(name, f"the shape must be [{', '.join(map(str, shape))}], not {list(sizes)}")
 
 

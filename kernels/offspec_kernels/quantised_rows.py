@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows, check_shape
+from offspec_kernels.checks import FLOATS, check_dtype, check_rows, check_tensor
 
 _LARGEST = 127
 
@@ -71,10 +71,7 @@ def check_row_values(name: str, rows: Rows) -> None:
         return
     check_dtype(f"{name}.numbers", rows.numbers, [torch.int8])
     check_rows(f"{name}.numbers", rows.numbers)
-    check_shape(f"{name}.scales", rows.scales, list(rows.numbers.shape[:-1]))
-    check_dtype(f"{name}.scales", rows.scales, [torch.float32])
-    check_device(f"{name}.scales", rows.scales, rows.device)
-    check_rows(f"{name}.scales", rows.scales)
+    check_tensor(f"{name}.scales", rows.scales, rows.numbers.shape[:-1], [torch.float32], rows.device)
 
 
 def values_of(rows: Rows) -> Tensor:

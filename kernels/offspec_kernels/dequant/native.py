@@ -157,6 +157,38 @@ def half(bits: int) -> Any:
 
 
 @inlined
+def from_bfloat16(bits: int) -> Any:
+    """The float32 of a bfloat16's bits."""
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+def widen(row: Array, is_half: bool, out: Array) -> None:
+    """A row of float32, or of 16-bit floats as uint16, in float32."""
+    raise NotImplementedError  # works in compiled loops only
+
+
+@overload(widen)
+def _widen(row: Any, is_half: Any, out: Any) -> Any:
+    if row.dtype == numba.float32:
+
+        def copied(row: Any, is_half: Any, out: Any) -> None:
+            for d in range(len(out)):
+                out[d] = row[d]
+
+        return copied
+
+    def widened(row: Any, is_half: Any, out: Any) -> None:
+        if is_half:
+            for d in range(len(out)):
+                out[d] = half(row[d])
+        else:
+            for d in range(len(out)):
+                out[d] = from_bfloat16(row[d])
+
+    return widened
+
+
+@inlined
 def in_bfloat16(value: Any) -> Any:
     """A float32 rounded to the nearest bfloat16, ties to even, as a float32."""
     bits = np.float32(value).view(np.uint32)

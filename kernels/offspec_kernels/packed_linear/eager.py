@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.dequant.format import Format, Part, Shape
-from offspec_kernels.dequant.native import array
-from offspec_kernels.dequant.threads import spread_product
+from offspec_kernels.dequant.native import Array, array
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.row_linear import blocks, turned
 from offspec_kernels.row_linear.turned import PIECE
@@ -53,23 +52,17 @@ def packed_linear(
 
 def _unpacked(rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
     """Panels made one by one, as weights are that are unpacked whole."""
-    width, columns = shape
-    out = torch.empty((len(rows), width), dtype=rows.dtype)
-    given, made, height = blocks.RowBlocks(rows), array(out), blocks.panel_height(columns, len(rows))
+    columns = shape[1]
 
-    def work(start: int, end: int) -> None:
-        memory = _panel(height * columns)
-        words = array(memory)
-        for first, behind in blocks.panels(start, end, width, height):
-            values = memory[: (behind - first) * columns].view(behind - first, columns)
-            found = format.some_rows(parts, shape, first, behind)
-            assert found is not None
-            kind, some = found
-            kind.eager(some, (behind - first, columns), values)
-            given.multiply(words[: values.numel()], made, width, first, behind)
+    def panel(first: int, behind: int) -> Array:
+        values = _panel((behind - first) * columns)
+        found = format.some_rows(parts, shape, first, behind)
+        assert found is not None
+        kind, some = found
+        kind.eager(some, (behind - first, columns), values.view(-1, columns))
+        return array(values)
 
-    spread_product(work, -(-width // blocks.UNIT), width * columns, len(rows))
-    return out
+    return blocks.RowBlocks(rows).multiply(shape[0], panel)
 
 
 _panels = threading.local()

@@ -11,6 +11,7 @@ The pieces are the same at any T: the order in which the end of an uneven K is a
 Letters: T rows, K columns, N rows of the weight.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -72,15 +73,26 @@ class RowBlocks:
             len(words),
         )
 
-    def multiply(self, values: Array, out: Array, width: int, start: int, end: int) -> None:
-        """Columns [start, end) of out [T, width], flat, with a panel of the weight.
+    def multiply(self, width: int, panel: Callable[[int, int], Array]) -> Tensor:
+        """[T, N], N = `width`, with a weight of which panel(first, behind) has some rows.
 
-        values: [end - start, K] flat, both as 16-bit words.
+        They are flat, [behind - first, K] as 16-bit words, and there until the thread asks for the next.
         """
-        sums = array(torch.empty((end - start) * self._padded, dtype=torch.float32))
-        _multiply(
-            *self._addresses, values, self._packed, self.count, self.columns, sums, out, width, start, end
-        )
+        out = torch.empty((self.count, width), dtype=torch.bfloat16)
+        height, made = panel_height(self.columns, self.count), array(out)
+
+        def work(start: int, end: int) -> None:
+            end = min(end * UNIT, width)
+            for first in range(start * UNIT, end, height):
+                behind = min(first + height, end)
+                sums = array(torch.empty((behind - first) * self._padded, dtype=torch.float32))
+                _multiply(
+                    *self._addresses, panel(first, behind), self._packed, self.count, self.columns, sums,
+                    made, width, first, behind,
+                )  # fmt: skip
+
+        spread_product(work, -(-width // UNIT), width * self.columns, self.count)
+        return out
 
     def multiply_filled(self, filler: Filler, width: int) -> Tensor:
         """[T, N], N = `width`, with a weight of which `filler` makes each panel as it is multiplied."""
@@ -114,12 +126,6 @@ def panel_height(columns: int, count: int) -> int:
     return min(max(nbytes // (2 * columns) // UNIT * UNIT, UNIT), _MOST)
 
 
-def panels(start: int, end: int, width: int, height: int) -> list[tuple[int, int]]:
-    """Rows [first, behind) of the panels of units [start, end), of `width` rows of the weight in all."""
-    end = min(end * UNIT, width)
-    return [(first, min(first + height, end)) for first in range(start * UNIT, end, height)]
-
-
 def row_linear(rows: Tensor, weight: Tensor) -> Tensor:
     """rows [T, K], weight [N, K] contiguous along either dimension; copied if there are gaps, or K is odd."""
     if rows.shape[1] % 2:
@@ -127,19 +133,12 @@ def row_linear(rows: Tensor, weight: Tensor) -> Tensor:
     if turned.is_turned(weight):
         return turned.multiply(rows, weight, len(weight))
     weight = weight.contiguous()
-    count, width = len(rows), len(weight)
-    out = torch.empty((count, width), dtype=rows.dtype)
-    if count == 0 or width == 0:
-        return out
-    height, columns = panel_height(weight.shape[1], count), weight.shape[1]
-    blocks, values, made = RowBlocks(rows), array(weight), array(out)
-
-    def work(start: int, end: int) -> None:
-        for first, behind in panels(start, end, width, height):
-            blocks.multiply(values[first * columns : behind * columns], made, width, first, behind)
-
-    spread_product(work, -(-width // UNIT), weight.numel(), count)
-    return out
+    if len(rows) == 0 or len(weight) == 0:
+        return torch.empty((len(rows), len(weight)), dtype=rows.dtype)
+    columns, values = weight.shape[1], array(weight)
+    return RowBlocks(rows).multiply(
+        len(weight), lambda first, behind: values[first * columns : behind * columns]
+    )
 
 
 def replaces_torch() -> bool:

@@ -20,7 +20,7 @@ from offspec_kernels.quantised_rows import QuantisedRows, Rows, values_of
 from offspec_kernels.tree_attention import Arguments, blocks, small_products
 from offspec_kernels.tree_attention.blocks import Sums
 from offspec_kernels.tree_attention.native import LOG2E, near
-from offspec_kernels.tree_attention.paths import Paths, paths_of
+from offspec_kernels.tree_attention.paths import Cut, cuts_of
 from offspec_kernels.tree_attention.sizes import KEPT, LEAST_ROWS, SMALL, most_rows
 
 
@@ -34,12 +34,12 @@ def attend(given: Arguments) -> None:
         if plain and groups * reach.count * reach.keys <= SMALL:
             _fused(given, tree)
             continue
-        name, kept = ("paths", tree, reach, window, groups), given.tree_mask.kept if chosen is None else {}
+        name, kept = ("cuts", tree, reach, window, groups), given.tree_mask.kept if chosen is None else {}
         if name not in kept:
             some = None if chosen is None else chosen[tree]
-            kept[name] = paths_of(given.tree_mask, tree, window, most_rows(heads, groups), some)
-        for paths in kept[name]:
-            _attend_rows(given, tree, paths)
+            kept[name] = cuts_of(given.tree_mask, tree, window, most_rows(heads, groups), some)
+        for cut in kept[name]:
+            _attend_rows(given, tree, cut)
 
 
 def _fused(given: Arguments, tree: int) -> None:
@@ -61,18 +61,18 @@ def _fused(given: Arguments, tree: int) -> None:
     given.out[tree, :, : reach.count] = done.view(heads, reach.count, -1)
 
 
-def _attend_rows(given: Arguments, tree: int, paths: Paths) -> None:
-    query, key, value, pieces = given.query[tree], given.key[tree], given.value[tree], paths.pieces
+def _attend_rows(given: Arguments, tree: int, cut: Cut) -> None:
+    query, key, value, pieces = given.query[tree], given.key[tree], given.value[tree], cut.pieces
     factor, cap = given.scale * LOG2E, (given.softcap or 0.0) * LOG2E
-    heads, count, size = len(key), len(paths.rows), query.shape[2]
+    rows, heads, count, size = torch.from_numpy(cut.rows), len(key), len(cut.rows), query.shape[2]
     groups = len(query) // heads
-    asked = query[:, paths.rows].view(heads, groups, count, size).transpose(1, 2)
+    asked = query[:, rows].view(heads, groups, count, size).transpose(1, 2)
     folded = query.new_zeros(heads, count * groups + LEAST_ROWS, size)
     folded[:, : count * groups] = asked.reshape(heads, -1, size)
     wide = folded.float().mul_(factor)
     acc = torch.empty(heads, count * groups, value.shape[2], dtype=torch.float32)
     sums = Sums(acc, *torch.empty(2, heads, count * groups, dtype=torch.float32).unbind())
-    _take_near(wide, key, value, paths, cap, sums)
+    _take_near(wide, key, value, cut, cap, sums)
     if given.sinks is not None:
         sinks = (given.sinks.float() * LOG2E).view(heads, 1, groups)
         sums.add_sinks(sinks.expand(-1, count, -1).reshape(heads, -1))
@@ -83,12 +83,12 @@ def _attend_rows(given: Arguments, tree: int, paths: Paths) -> None:
         blocks.take(wide, key, value, pieces, groups, cap, sums)
     acc /= sums.total[:, :, None]
     done = acc.view(heads, count, groups, -1).transpose(1, 2).reshape(heads * groups, count, -1)
-    given.out[tree][:, paths.rows] = done.to(given.out.dtype)
+    given.out[tree][:, rows] = done.to(given.out.dtype)
 
 
-def _take_near(wide: Tensor, key: Rows, value: Rows, paths: Paths, cap: float, sums: Sums) -> None:
+def _take_near(wide: Tensor, key: Rows, value: Rows, cut: Cut, cap: float, sums: Sums) -> None:
     """The keys of each row's list, for folded queries `wide` [KV, G n + LEAST_ROWS, D]."""
-    heads, count, lists, counts = len(key), len(paths.rows), paths.cut.lists, paths.cut.counts
+    heads, count, lists, counts = len(key), len(cut.rows), cut.lists, cut.counts
     groups = sums.acc.shape[1] // count
     if isinstance(key, QuantisedRows):
         used, lists = _used(lists)

@@ -9,63 +9,21 @@ D and E numbers of a key and a value.
 from functools import partial
 from typing import Any
 
-import numba
 import numpy as np
-from numba.extending import overload
 
-from offspec_kernels.dequant.native import Array, compiled, fused, half, inlined
+from offspec_kernels.dequant.native import Array, compiled, from_bfloat16, fused, inlined, widen
 from offspec_kernels.tree_attention.sizes import AT_ONCE
 
 LOG2E = 1.4426950408889634
 _NO_KEY = np.float32(-1e4)  # a score, relative to the largest, whose weight is nought
 _ROUNDER = np.float32(12582912.0)  # 1.5 2^23: a float32 of this size is a whole number
 # ln(2)^k / k! from the seventh down: 2^f to 2^-27 of itself, f at most a half.
-_C7, _C6, _C5, _C4, _C3, _C2, _C1 = (
-    np.float32(c)
-    for c in (
-        1.5252734e-5,
-        1.5403530e-4,
-        1.3333558e-3,
-        9.6181291e-3,
-        5.5504109e-2,
-        2.4022651e-1,
-        6.9314718e-1,
-    )
+_C7, _C6, _C5, _C4, _C3, _C2, _C1 = map(
+    np.float32,
+    (1.5252734e-5, 1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1),
 )
 
 _summed = partial(compiled, allow=frozenset({"contract", "reassoc", "nnan", "nsz"}))
-
-
-def widen(row: Array, is_half: bool, out: Array) -> None:
-    """A row of float32, or of 16-bit floats as uint16, in float32."""
-    raise NotImplementedError  # works in compiled loops only
-
-
-@overload(widen)
-def _(row: Any, is_half: Any, out: Any) -> Any:
-    if row.dtype == numba.float32:
-
-        def copied(row: Any, is_half: Any, out: Any) -> None:
-            for d in range(len(out)):
-                out[d] = row[d]
-
-        return copied
-
-    def widened(row: Any, is_half: Any, out: Any) -> None:
-        if is_half:
-            for d in range(len(out)):
-                out[d] = half(row[d])
-        else:
-            for d in range(len(out)):
-                out[d] = _wide(row[d])
-
-    return widened
-
-
-@inlined
-def _wide(bits: int) -> Any:
-    """The float32 of a bfloat16's bits."""
-    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
 
 
 @inlined
@@ -240,7 +198,7 @@ def copy(source: Array, out: Array) -> None:
 def narrow_sum(weights: Array) -> Any:
     total = np.float32(0.0)
     for j in range(len(weights)):
-        total += _wide(weights[j])
+        total += from_bfloat16(weights[j])
     return total
 
 

@@ -8,6 +8,7 @@ are some of those before of the tree; they are gathered then, for all rows that 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -32,7 +33,7 @@ class Piece:
     keys: Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cut:
     """Queries that are done together, in order of position, and how the keys that they meet are cut.
 
@@ -55,30 +56,10 @@ class Cut:
     anchors: Array
     shared: int
 
-
-@dataclass(frozen=True, slots=True)
-class Paths:
-    """A cut as a CPU meets it.
-
-    Args:
-        rows: [n] int64, those of the cut.
-        cut: The queries and the lists of their keys.
-        pieces: In order of position for every row.
-    """
-
-    rows: Tensor
-    cut: Cut
-    pieces: list[Piece]
-
-
-def paths_of(
-    tree_mask: TreeMask, tree: int, window: Window | None, most: int, chosen: Tensor | None = None
-) -> list[Paths]:
-    """The paths of a tree's queries, at most `most` in one; `window` and `chosen` as in `tree_attention`."""
-    return [
-        Paths(torch.from_numpy(of.rows), of, list(_pieces(of)))
-        for of in cuts_of(tree_mask, tree, window, most, chosen)
-    ]
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """Those that a CPU meets, in order of position for every row."""
+        return list(_pieces(self))
 
 
 def cuts_of(

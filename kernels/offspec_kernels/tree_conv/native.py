@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.native import Array, array, compiled, fused
+from offspec_kernels.dequant.native import Array, array, compiled, fused, widen
 from offspec_kernels.dequant.threads import spread
-from offspec_kernels.tree_attention.native import widen
 
 
 def tree_conv(inputs: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

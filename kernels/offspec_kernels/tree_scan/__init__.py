@@ -113,12 +113,8 @@ def _check(
     heads, width = value.shape[1:]
     if groups == 0 or heads % groups:
         raise ArgumentError("key", f"{groups} heads of keys do not divide {heads} heads of values")
-    if rates is not None:
-        check_shape("decay", decay, [rows, heads, width])
-    elif decay.dim() == 3:
-        check_shape("decay", decay, [rows, heads, size])
-    else:
-        check_shape("decay", decay, [rows, heads])
+    each = [width] if rates is not None else [size] if decay.dim() == 3 else []
+    check_shape("decay", decay, [rows, heads, *each])
     if query is not None:
         check_shape("query", query, [rows, groups, size])
     if beta is not None:

@@ -10,14 +10,12 @@ from torch import Tensor
 
 from offspec_kernels.dequant.awq import Awq
 from offspec_kernels.dequant.format import Filler, Shape
-from offspec_kernels.dequant.native import WIDE, array, carray, compiled, filling, inlined
+from offspec_kernels.dequant.native import WIDE, array, carray, compiled, filling, inlined, widen
 from offspec_kernels.dequant.registers import fetch_ahead, scaled_row
 from offspec_kernels.dequant.scaled.native import (
     ANY_HALF,
     BLOCK,
     NONE,
-    READ,
-    STORED,
     rounding_of,
     scaled_columns,
 )
@@ -105,7 +103,7 @@ def filler(format: Awq, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.
 @cache
 def _filling(dtype: torch.dtype) -> int:
     halves = dtype == torch.float16
-    stored, read = STORED[dtype], READ[dtype]
+    stored = np.float32 if dtype == torch.float32 else np.uint16
     kind = ANY_HALF if halves else NONE
 
     def fill(
@@ -119,7 +117,7 @@ def _filling(dtype: torch.dtype) -> int:
             of = (row + done) // group
             end, first = min(count, (of + 1) * group - row), of * columns + place
             _unpack(carray(zeros, (first + size) // 8, np.int32)[first // 8 :], eight)
-            read(carray(scales, first + size, stored)[first:], scale)
+            widen(carray(scales, first + size, stored)[first:], halves, scale[:size])
             for k in range(done, end):
                 at = ((row + k) * columns + place) // 8
                 some, made = carray(words, at + size // 8, np.int32)[at:], values[k * WIDE : k * WIDE + size]

@@ -29,16 +29,9 @@ def _tiling_loop(kind: str) -> Callable[..., None]:
 
     @compiled
     def loop(
-        blocks: Any,
-        out: Any,
-        order: Any,
-        across: int,
-        first: int,
-        second: int,
-        width: int,
-        start: int,
+        blocks: Any, out: Any, order: Any, across: int, first: int, second: int, width: int, start: int,
         end: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         values = np.empty(across * size, out.dtype)
         for row in range(start, end):
             source, target = order[row] * across * nbytes, row * across * size
@@ -96,11 +89,8 @@ def _filling(kind: str, floats: bool) -> int:
         blocks: Any, order: Any, _: Any, rows: int, columns: int, row: int, place: int, count: int, out: Any
     ) -> None:
         source = carray(order, rows, np.int64)[row] if rows else row
-        across, start, end = (
-            columns // size * nbytes,
-            place // size * nbytes,
-            (place + count) // size * nbytes,
-        )
+        across = columns // size * nbytes
+        start, end = place // size * nbytes, (place + count) // size * nbytes
         bytes_ = carray(blocks, (source + 1) * across, np.uint8)[source * across :]
         fetch_ahead(bytes_.ctypes.data + AHEAD * across + start, end - start)
         decode(bytes_[start:end], carray(out, count, made))

@@ -63,11 +63,8 @@ def _with_fifth(code: Any, fifths: Any, j: int) -> Any:
 def _q5_0(bytes_: Any, values: Any) -> None:
     for block in range(len(values) // 32):
         start, target = block * 22, values[block * 32 : block * 32 + 32]
-        d, fifths, codes = (
-            half_at(bytes_, start),
-            _fifth_bits(bytes_, start + 2),
-            bytes_[start + 6 : start + 22],
-        )
+        d, fifths = half_at(bytes_, start), _fifth_bits(bytes_, start + 2)
+        codes = bytes_[start + 6 : start + 22]
         for j in range(16):
             put(target, j, d * real(_with_fifth(codes[j] & 15, fifths, j), 16))
             put(target, j + 16, d * real(_with_fifth(codes[j] >> 4, fifths, j + 16), 16))

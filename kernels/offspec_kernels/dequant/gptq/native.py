@@ -10,14 +10,12 @@ from torch import Tensor
 
 from offspec_kernels.dequant.format import Filler, Shape
 from offspec_kernels.dequant.gptq import Gptq
-from offspec_kernels.dequant.native import WIDE, array, carray, compiled, filling, inlined
+from offspec_kernels.dequant.native import WIDE, array, carray, compiled, filling, inlined, widen
 from offspec_kernels.dequant.registers import fetch_ahead, scaled_row
 from offspec_kernels.dequant.scaled.native import (
     ANY_HALF,
     BLOCK,
     NONE,
-    READ,
-    STORED,
     rounding_of,
     scaled_columns,
     unpack_across,
@@ -105,7 +103,7 @@ def _scale_row(bits: int, halves: bool, words: Any, shift: int, zero: Any, scale
 @cache
 def _filling(bits: int, dtype: torch.dtype) -> int:
     each, halves = 32 // bits, dtype == torch.float16
-    stored, read = STORED[dtype], READ[dtype]
+    stored = np.float32 if dtype == torch.float32 else np.uint16
     kind = ANY_HALF if halves else NONE
 
     def fill(
@@ -119,7 +117,7 @@ def _filling(bits: int, dtype: torch.dtype) -> int:
             end, first = min(count, (of + 1) * group - row), of * columns + place
             # Words are whole in each 64 columns, and in what is left of them.
             unpack_stream(carray(zeros, (first + size) // each, np.int32)[first // each :], bits, zero[:size])
-            read(carray(scales, first + size, stored)[first:], scale)
+            widen(carray(scales, first + size, stored)[first:], halves, scale[:size])
             for k in range(done, end):
                 at = (row + k) // each * columns + place
                 some, made = carray(words, at + size, np.int32)[at:], values[k * WIDE : k * WIDE + size]

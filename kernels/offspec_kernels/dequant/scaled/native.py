@@ -1,13 +1,12 @@
 """Pieces of compiled loops: codes out of words, and products rounded as the dtype of the scales has it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.native import compiled, half, in_bfloat16, in_half, inlined, put
+from offspec_kernels.dequant.native import compiled, in_bfloat16, in_half, inlined, put
 
 NONE, HALF, ANY_HALF, BFLOAT = range(4)
 BLOCK = 4096  # columns of a loop at once: few, for the nearest caches; many, for whole pages of values
@@ -53,33 +52,6 @@ def scaled_columns(codes: Any, zeros: Any, scales: Any, kind: Any, out: Any) -> 
     for column in range(len(out)):
         difference = np.int32(codes[column]) - np.int32(zeros[column])
         put(out, column, rounded(np.float32(np.int32(difference)) * scales[column], kind))
-
-
-@inlined
-def _from_half(stored: Any, out: Any) -> None:
-    for place in range(len(stored)):
-        out[place] = half(stored[place])
-
-
-@inlined
-def _from_bfloat16(stored: Any, out: Any) -> None:
-    for place in range(len(stored)):
-        out[place] = np.uint32(np.uint32(stored[place]) << np.uint32(16)).view(np.float32)
-
-
-@inlined
-def _from_float(stored: Any, out: Any) -> None:
-    for place in range(len(stored)):
-        out[place] = stored[place]
-
-
-# Scales by their dtype: how an array has them, and read(stored, out) of so many into float32.
-STORED: dict[torch.dtype, Any] = {
-    torch.float16: np.uint16, torch.bfloat16: np.uint16, torch.float32: np.float32,
-}  # fmt: skip
-READ: dict[torch.dtype, Callable[[Any, Any], None]] = {
-    torch.float16: _from_half, torch.bfloat16: _from_bfloat16, torch.float32: _from_float,
-}  # fmt: skip
 
 
 @inlined
