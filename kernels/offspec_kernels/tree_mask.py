@@ -5,7 +5,6 @@ behind the prefix that are a chain; R tree rows behind the chain; M = C + R; S =
 W = ceil(R / 64) words.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,25 +161,6 @@ class TreeMask:
             packed=[packed],
         )
 
-    @classmethod
-    def batch(cls, tree_masks: Sequence["TreeMask"]) -> "TreeMask":
-        """Several trees side by side, their words and positions padded with zeros."""
-        words = _padded([row for mask in tree_masks for row in mask.words.unbind()])
-        places = [row for mask in tree_masks if mask.position is not None for row in mask.position.unbind()]
-        columns = ("prefix", "first", "count", "causal")
-        prefix, first, count, causal = (
-            torch.cat([getattr(mask, name) for mask in tree_masks]) for name in columns
-        )
-        return cls(
-            prefix,
-            first,
-            count,
-            causal,
-            words,
-            position=_padded(places) if len(places) == len(words) else None,
-            known=[reach for mask in tree_masks for reach in mask.reaches()],
-        )
-
     def forget(self) -> None:
         """Drop what was worked out: the tensors have been written to."""
         self.kept.clear()
@@ -250,12 +230,3 @@ def pack_rows(sees: NDArray[np.bool_]) -> NDArray[np.int64]:
     packed = np.zeros((rows, words * (BITS // 8)), np.uint8)
     packed[:, : -(-columns // 8)] = np.packbits(sees, axis=1, bitorder="little")
     return packed.view("<i8")
-
-
-def _padded(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors of equal rank, stacked in one that holds the largest of each size."""
-    sizes = [max(part.shape[axis] for part in parts) for axis in range(parts[0].dim())]
-    whole = parts[0].new_zeros(len(parts), *sizes)
-    for part, room in zip(parts, whole.unbind(), strict=True):
-        room[tuple(slice(size) for size in part.shape)] = part
-    return whole

@@ -1,6 +1,7 @@
 """Trees, caches and masks of every shape, for the tests of tree attention."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,7 +62,7 @@ def make_case(
     """Random tensors for these trees. What no query sees is NaN: whoever reads it, shows it."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     place = torch.device(device)
-    tree_mask = TreeMask.batch([mask_of(shape, rng, place) for shape in shapes])
+    tree_mask = batch([mask_of(shape, rng, place) for shape in shapes])
     keys = max(shape.prefix + shape.causal + shape.tree for shape in shapes) + 5
     query = torch.randn(len(shapes), heads[0], tree_mask.words.shape[1], sizes[0], generator=generator)
     key = torch.randn(len(shapes), heads[1], keys, sizes[0], generator=generator) * loud
@@ -71,3 +72,31 @@ def make_case(
         key[index, :, used:] = value[index, :, used:] = torch.nan
         query[index, :, shape.queries :] = torch.nan
     return Case(query.to(place, dtype), key.to(place, dtype), value.to(place, dtype), tree_mask)
+
+
+def batch(tree_masks: Sequence[TreeMask]) -> TreeMask:
+    """Several trees side by side, their words and positions padded with zeros."""
+    words = _padded([row for mask in tree_masks for row in mask.words.unbind()])
+    places = [row for mask in tree_masks if mask.position is not None for row in mask.position.unbind()]
+    columns = ("prefix", "first", "count", "causal")
+    prefix, first, count, causal = (
+        torch.cat([getattr(mask, name) for mask in tree_masks]) for name in columns
+    )
+    return TreeMask(
+        prefix,
+        first,
+        count,
+        causal,
+        words,
+        position=_padded(places) if len(places) == len(words) else None,
+        known=[reach for mask in tree_masks for reach in mask.reaches()],
+    )
+
+
+def _padded(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors of equal rank, stacked in one that holds the largest of each size."""
+    sizes = [max(part.shape[axis] for part in parts) for axis in range(parts[0].dim())]
+    whole = parts[0].new_zeros(len(parts), *sizes)
+    for part, room in zip(parts, whole.unbind(), strict=True):
+        room[tuple(slice(size) for size in part.shape)] = part
+    return whole

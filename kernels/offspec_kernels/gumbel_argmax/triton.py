@@ -90,14 +90,9 @@ def pick(work: Work) -> Picks:
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         _across_blocks[(count,)](
-            firsts,
-            seconds,
-            *picks,
-            blocks,
-            BLOCKS=triton.next_power_of_2(blocks),
-            num_warps=1,
-            enable_fp_fusion=False,
-        )
+            firsts, seconds, *picks, blocks,
+            BLOCKS=triton.next_power_of_2(blocks), num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
     return picks
 
 

@@ -39,13 +39,7 @@ def move(table: KVTable, start: int, rows: Sequence[int]) -> None:
     (moved,) = upload([rows], table.device)
     with torch.cuda.device_of(table.places):
         _move[(len(table.views), table.heads)](
-            table.places,
-            moved,
-            start,
-            len(rows),
-            WORD=_WORDS[table.word],
-            SIZE=triton.next_power_of_2(max(table.size, 1)),
-            TILE=_TILE,
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+            table.places, moved, start, len(rows),
+            WORD=_WORDS[table.word], SIZE=triton.next_power_of_2(max(table.size, 1)), TILE=_TILE,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip

@@ -54,16 +54,7 @@ def fill_from_table(
     count = codes.numel()
     with torch.cuda.device_of(out):
         _codebook[(triton.cdiv(count, _BYTES),)](
-            codes,
-            absmax,
-            table,
-            out,
-            count,
-            block // 2,
-            HALVES=dtype == torch.float16,
-            BRAINS=dtype == torch.bfloat16,
-            FIRST=0 if low_first else 4,
-            BYTES=_BYTES,
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+            codes, absmax, table, out, count, block // 2,
+            HALVES=dtype == torch.float16, BRAINS=dtype == torch.bfloat16, FIRST=0 if low_first else 4,
+            BYTES=_BYTES, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip

@@ -147,17 +147,9 @@ def _by_256(data, j, inside, KIND: tl.constexpr):
 
 @triton.jit
 def _ggml(
-    blocks,
-    out,
-    count,
-    across,
-    half,
-    KIND: tl.constexpr,
-    BYTES: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    TURNED: tl.constexpr,
-):
+    blocks, out, count, across, half,
+    KIND: tl.constexpr, BYTES: tl.constexpr, SIZE: tl.constexpr, BLOCKS: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
     block = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)[:, None]
     inside = block < count
     j = tl.arange(0, SIZE)[None, :]
@@ -177,16 +169,7 @@ def fill(format: Ggml, parts: Mapping[str, Tensor], out: Tensor) -> None:
     count = out.numel() // size
     with torch.cuda.device_of(out):
         _ggml[(triton.cdiv(count * size, _VALUES),)](
-            blocks,
-            out,
-            count,
-            columns // size,
-            rows // (2 * heads) if heads else 0,
-            KIND=kind,
-            BYTES=nbytes,
-            SIZE=size,
-            BLOCKS=_VALUES // size,
-            TURNED=heads > 0,
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+            blocks, out, count, columns // size, rows // (2 * heads) if heads else 0,
+            KIND=kind, BYTES=nbytes, SIZE=size, BLOCKS=_VALUES // size, TURNED=heads > 0,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip

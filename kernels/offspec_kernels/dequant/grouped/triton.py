@@ -35,13 +35,6 @@ def fill(format: Grouped, parts: Mapping[str, Tensor], out: Tensor) -> None:
     groups = parts["step"].numel()
     with torch.cuda.device_of(out):
         _grouped[(triton.cdiv(groups, _GROUPS),)](
-            parts["codes"],
-            parts["step"],
-            parts["offset"],
-            out,
-            groups,
-            BITS=format.bits,
-            GROUPS=_GROUPS,
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+            parts["codes"], parts["step"], parts["offset"], out, groups,
+            BITS=format.bits, GROUPS=_GROUPS, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
