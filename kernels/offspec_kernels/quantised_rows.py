@@ -40,9 +40,8 @@ class QuantisedRows:
 
     def values(self) -> Tensor:
         """[..., S, D]. Scratch: the same in float32."""
-        return (
-            self.numbers.float().mul_(self.scales[..., None]).to(self.dtype)
-        )  # quicker than int8 by float32
+        wide = self.numbers.float()  # quicker than int8 by float32
+        return wide.mul_(self.scales[..., None]).to(self.dtype)
 
     def __getitem__(self, index: Any) -> "QuantisedRows":
         """Some heads or rows; `index` leaves the numbers of a row whole."""

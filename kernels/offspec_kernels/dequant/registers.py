@@ -20,10 +20,7 @@ from offspec_kernels.dequant.native import inlined
 Order = Literal["low", "high", "planes", "high first"]
 AHEAD = 4  # rows from the one whose piece is made to the one whose bytes are brought
 _CODES = 16
-_BYTE, _SHORT, _INT, _WORD, _FLOAT = (
-    *(ir.IntType(bits) for bits in (8, 16, 32, 64)),
-    ir.FloatType(),
-)
+_BYTE, _SHORT, _INT, _FLOAT = *(ir.IntType(bits) for bits in (8, 16, 32)), ir.FloatType()
 _FLOATS, _INTS = ir.VectorType(_FLOAT, _CODES), ir.VectorType(_INT, _CODES)
 _SHORTS = ir.VectorType(_SHORT, 32)
 _NAN = 0x7FC0  # in bfloat16

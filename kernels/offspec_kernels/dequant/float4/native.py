@@ -40,12 +40,9 @@ def _loop(kind: int, doubled: int, each: int) -> Callable[..., None]:
             some, values = codes[group * 16 : group * 16 + 16], out[group * 32 : group * 32 + 32]
             for j in range(16):
                 scale = first if j < 8 else second
-                put(values, 2 * j, rounded(value_of(np.uint8(some[j] & np.uint8(15)), doubled) * scale, kind))
-                put(
-                    values,
-                    2 * j + 1,
-                    rounded(value_of(np.uint8(some[j] >> np.uint8(4)), doubled) * scale, kind),
-                )
+                low, high = np.uint8(some[j] & np.uint8(15)), np.uint8(some[j] >> np.uint8(4))
+                put(values, 2 * j, rounded(value_of(low, doubled) * scale, kind))
+                put(values, 2 * j + 1, rounded(value_of(high, doubled) * scale, kind))
 
     return loop
 

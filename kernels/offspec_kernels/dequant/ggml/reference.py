@@ -29,9 +29,8 @@ def _fields(bytes_: Tensor, bits: int) -> Tensor:
 
 def _half(blocks: Tensor, start: int) -> Tensor:
     """The float16 at a byte of every block, as float32 [B, 1]."""
-    return (
-        blocks[:, start : start + 2].clone(memory_format=torch.contiguous_format).view(torch.float16).float()
-    )
+    two = blocks[:, start : start + 2].clone(memory_format=torch.contiguous_format)
+    return two.view(torch.float16).float()
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
