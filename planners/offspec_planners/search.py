@@ -13,7 +13,7 @@ from offspec_planners.acceptance import Calibration
 from offspec_planners.cost import PassCosts
 from offspec_planners.plan.forecast import Choice
 from offspec_planners.sequoia import TreeShape, choose_tree_shape
-from offspec_planners.tree_growth import Growing, Grown, best_nodes, replay, replay_forest
+from offspec_planners.tree_growth import Growing, Grown, best_nodes, replay
 
 BUDGETS = (1, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 SHARED_BUDGETS = (1536, 2048, 3072, 4096)  # of passes that several sequences share, besides
@@ -79,14 +79,14 @@ def _grown(
     """Trees of usual passes: of one each, or of several that share the budget, each record in one pass."""
     records = _some(calibration)
     if sequences == 1:
-        return _usual([replay(tree, budget, width, costs) for tree in records], lambda tree: tree.expected)
+        return _usual([replay((tree,), budget, width, costs) for tree in records], lambda tree: tree.expected)
     trees = _usual(records, lambda tree: best_nodes(tree, budget // sequences))
     passes = math.ceil(len(trees) / sequences)
     forests = [
         tuple(trees[(first + passes * place) % len(trees)] for place in range(sequences))
         for first in range(passes)
     ]
-    return [replay_forest(forest, budget, width, costs) for forest in forests]
+    return [replay(forest, budget, width, costs) for forest in forests]
 
 
 def _usual(trees: Sequence[_Tree], expected: Callable[[_Tree], float]) -> list[_Tree]:

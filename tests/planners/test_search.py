@@ -15,7 +15,7 @@ from offspec_planners.plan import Shared
 from offspec_planners.plan.forecast import knee
 from offspec_planners.search import BUDGETS, best, budgets_for, outlook, shared_budgets, static_sweep, sweep
 from offspec_planners.sequoia import choose_tree_shape
-from offspec_planners.tree_growth import Growing, Grown, max_expanded, replay, replay_forest
+from offspec_planners.tree_growth import Growing, Grown, max_expanded, replay
 from offspec_planners.typical_acceptance import MODEL
 from tests.support.sample_plans import COSTS
 
@@ -40,7 +40,7 @@ def _tree(seed: int, nodes: int) -> Grown:
 
 
 def _slow_replay(trees: list[Grown], budget: int, width: int, costs: PassCosts) -> Growing:
-    """What `replay_forest` does, node by node."""
+    """What `replay` does, node by node."""
     nodes = [(tree, node) for tree in range(len(trees)) for node in range(len(trees[tree].parent))]
     worth = {at: math.exp(float(trees[at[0]].score[at[1]])) for at in nodes}
     order = {
@@ -100,11 +100,9 @@ def test_a_forest_grows_as_an_obvious_loop_would(
     costs = PassCosts(((1, 1.0), (101, 1.0 + 100 * row)), ((1, 0.1), (65, 0.5)), start=0.05, link=link)
     trees = [_tree(seed + place, 25 + place) for place in range(count)]
     found, wanted = (
-        replay_forest(tuple(trees), count * share, width, costs),
+        replay(tuple(trees), count * share, width, costs),
         _slow_replay(trees, count * share, width, costs),
     )
-    if count == 1:
-        assert replay(trees[0], share, width, costs) == found
     assert found.expected == pytest.approx(wanted.expected)
     assert (found.widths, found.nodes, found.depth) == (wanted.widths, wanted.nodes, wanted.depth)
 
