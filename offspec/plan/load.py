@@ -30,9 +30,9 @@ from offspec.plan.auto_draft import choose_auto_draft, fetches_drafts
 from offspec.plan.choose_device import choose_device
 from offspec.plan.draft_memory import tree_nodes
 from offspec.plan.fit import Fit, find_fit, keeps_unpacked, most_sequences, no_room_for_substitute
-from offspec.plan.hot_experts import recall_experts
 from offspec.plan.load_drafts import bytes_progress, load_drafts
 from offspec.plan.opened import OpenedModels
+from offspec.plan.records import recall_experts
 from offspec.plan.warm_up import warm_up_kernels
 from offspec_planners.placement import Placement, Tier
 
