@@ -9,7 +9,6 @@ from offspec_planners.placement import (
     Tier,
     TooSmallError,
     place_layers,
-    place_on_device,
     place_on_devices,
     taken,
 )
@@ -321,10 +320,9 @@ def _left(memory: int, needs: Needs, placement: Placement) -> int:
 def _place(memory: int, needs: Needs, sizes: Sizes, device_memory: int | None) -> Placement:
     if device_memory is None:
         return place_layers(sizes, needs.free_ram(memory) - needs.computing_bytes)
-    free, host, cpu = needs.free_gpus(device_memory), needs.free_host(memory), needs.cpu_layers
-    if needs.further_gpus is None:
-        return place_on_device(sizes, free[0], host, cpu=cpu)
-    return place_on_devices(sizes, free, host, cache=needs.further_gpus.layer_cache_bytes, cpu=cpu)
+    cache = 0 if needs.further_gpus is None else needs.further_gpus.layer_cache_bytes
+    free, host = needs.free_gpus(device_memory), needs.free_host(memory)
+    return place_on_devices(sizes, free, host, cache=cache, cpu=needs.cpu_layers)
 
 
 def _cramped(placement: Placement) -> bool:

@@ -54,17 +54,13 @@ class DepthRank:
         self.visits = np.zeros(DEPTHS)
         self.hits = np.zeros((DEPTHS, RANKS))
         self.expected = np.zeros((DEPTHS, RANKS))  # by the temperature alone
-        self._log_factors = np.zeros((DEPTHS, RANKS), np.float32)
-
-    @property
-    def log_factors(self) -> NDArray[np.float32]:
-        """[D, K], what is added to a child's log-probability before all are made to sum to one again."""
-        return self._log_factors
+        # What is added to a child's log-probability before all are made to sum to one again.
+        self.log_factors = np.zeros((DEPTHS, RANKS), np.float32)
 
     def apply(self, log_probs: NDArray[np.float32], depths: Sequence[int]) -> NDArray[np.float32]:
         """Correct the log-probabilities [W, K] of the children of nodes at these depths [W]; at most 0."""
         rows = np.minimum(np.asarray(depths, dtype=np.int64), DEPTHS - 1)
-        factors = self._log_factors[rows, : log_probs.shape[1]]
+        factors = self.log_factors[rows, : log_probs.shape[1]]
         # The tokens that are not among the K keep their probabilities until all are divided by the sum.
         total = 1.0 + (np.expm1(factors) * np.exp(log_probs)).sum(axis=1, keepdims=True)
         corrected: NDArray[np.float32] = np.minimum(log_probs + factors - np.log(total), 0.0)
@@ -75,7 +71,7 @@ class DepthRank:
         row, count = min(depth, DEPTHS - 1), len(log_probs)
         if np.isnan(log_probs).any():
             return
-        self.expected[row, :count] += np.exp(log_probs - self._log_factors[row, :count])
+        self.expected[row, :count] += np.exp(log_probs - self.log_factors[row, :count])
         self.visits[row] += 1
         if rank is not None:
             self.hits[row, rank] += 1
@@ -90,7 +86,7 @@ class DepthRank:
         """Work the corrections out from the counts."""
         by_rank = (self.hits.sum(axis=0) + _PRIOR) / (self.expected.sum(axis=0) + _PRIOR)
         factors = by_rank * (self.hits + _PRIOR) / (self.expected * by_rank + _PRIOR)
-        self._log_factors = np.log(np.clip(factors, *_FACTOR)).astype(np.float32)
+        self.log_factors = np.log(np.clip(factors, *_FACTOR)).astype(np.float32)
 
     def acceptance(self) -> NDArray[np.float64]:
         """[D, K]: how often the target picks the child of a rank at a node that it walks."""

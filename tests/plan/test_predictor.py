@@ -15,7 +15,7 @@ from offspec.plan.variants import explain_memories, faster_rows, sequence_rows
 from offspec_planners.acceptance import typical
 from offspec_planners.cost import Estimate, ModelSizes
 from offspec_planners.hardware_rates import preset
-from offspec_planners.placement import Placement, Sizes, TooSmallError, cpu_layers, place_on_device
+from offspec_planners.placement import Placement, Sizes, TooSmallError, cpu_layers, place_on_devices
 from offspec_planners.plan import WhatIf
 from offspec_planners.predictor import Predictor
 from offspec_planners.search import Outlook, best
@@ -30,7 +30,7 @@ PREDICTOR = Predictor(MODEL, Estimate(preset("rtx-4090"), None), typical(SUBSTIT
 def _place(vram: int, ram: int = 64 * GB, on_cpu: int = 0) -> Placement | None:
     sizes = Sizes(MODEL.layers, (0,) * LAYERS)
     try:
-        return place_on_device(sizes, vram, ram, cpu=cpu_layers(LAYERS, on_cpu))
+        return place_on_devices(sizes, [vram], ram, cpu=cpu_layers(LAYERS, on_cpu))
     except TooSmallError:
         return None
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from offspec_planners.hardware_rates import Hardware
 from offspec_planners.measure import (
     RawDisk,
     copy_bandwidth,
-    disk,
     identify,
     measure,
     read_bandwidth,
@@ -67,22 +67,14 @@ def test_an_error_of_a_thread_reaches_the_caller(files: list[Path], monkeypatch:
 
 
 def test_interrupted_reading_leaves_no_thread(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    readers = list[disk._BlockReader]()
-    run = disk._BlockReader.run
+    def interrupted(future: Future[object]) -> object:
+        raise KeyboardInterrupt
 
-    class Interrupted(threading.Thread):
-        def join(self, timeout: float | None = None) -> None:
-            raise KeyboardInterrupt
-
-    def noted(reader: disk._BlockReader) -> None:
-        readers.append(reader)
-        run(reader)
-
-    monkeypatch.setattr(disk._BlockReader, "run", noted)
-    monkeypatch.setattr(threading, "Thread", Interrupted)
+    monkeypatch.setattr(Future, "result", interrupted)
+    before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
         read_bandwidth(files, limit_bytes=1 << 40, block=4096)
-    assert all(reader._next() is None for reader in readers)
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_machine_is_measured_part_by_part(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
+from offspec_planners.units import format_count
+
 _PCI, _KERNEL_MODULE = Path("/sys/bus/pci/devices"), Path("/proc/driver/nvidia/version")
 _INSTALL = (
     "install NVIDIA's driver (on Ubuntu: sudo ubuntu-drivers install) and restart; a container must be "
@@ -68,7 +70,9 @@ def driver_fault(driver: Driver | None, cards: int) -> Fault | None:
     if driver is None and not cards:
         return Fault("this machine has no NVIDIA GPU")
     if driver is None:
-        return Fault(f"{many(cards, 'NVIDIA GPU')}, but no driver: libcuda.so.1 cannot be loaded", _INSTALL)
+        return Fault(
+            f"{format_count(cards, 'NVIDIA GPU')}, but no driver: libcuda.so.1 cannot be loaded", _INSTALL
+        )
     if driver.error or not driver.gpus:
         unknown = f"it does not start (CUDA error {driver.error})", _INSTALL
         why, remedy = _ERRORS.get(driver.error or 100, unknown)
@@ -109,8 +113,3 @@ def module_version() -> str | None:
     except (OSError, IndexError):
         return None
     return next((word for word in words if word[:1].isdigit() and "." in word), None)
-
-
-def many(count: int, noun: str) -> str:
-    """A count with its noun, in the plural where it takes one."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from offspec_planners.hardware_rates import Rate
@@ -26,14 +25,6 @@ _COPIES = 8
 _SMALL = 64  # width of a layer in which nothing takes time but being asked for
 
 
-@dataclass(frozen=True, slots=True)
-class GemmRate:
-    """A batch of `tokens` against matrices that lie in memory, not in the processor's cache."""
-
-    tokens: int
-    flops_per_s: float
-
-
 def gemm_rates(
     tokens: Sequence[int],
     *,
@@ -43,8 +34,8 @@ def gemm_rates(
     seconds: float = 0.4,
     device: str = "cpu",
     product: Product | None = None,
-) -> list[GemmRate]:
-    """FLOP/s of `x [T, columns] @ w [rows, columns]^T` for each T.
+) -> tuple[tuple[int, float], ...]:
+    """(T, FLOP/s) of `x [T, columns] @ w [rows, columns]^T` for each T.
 
     The matrices are taken in turns from 128 MB or more, as the layers of a streamed model are, so that a
     batch of one shows what memory gives and a large one what the processor can do.
@@ -64,7 +55,7 @@ def gemm_rates(
     kind: torch.dtype = getattr(torch, dtype)
     place = torch.device(device)
     count = max(2, math.ceil(_WEIGHT_BYTES[place.type] / (rows * columns * kind.itemsize)))
-    rates = []
+    rates = list[tuple[int, float]]()
     with torch.inference_mode():
         first = torch.randn(rows, columns, dtype=kind, device=place)
         matrices = [first, *(first.clone() for _ in range(count - 1))]
@@ -75,8 +66,8 @@ def gemm_rates(
                 return times(x, matrices[turn % count])
 
             each = _seconds_each(multiply, seconds, place)
-            rates.append(GemmRate(size, float(round(2 * size * rows * columns / each))))
-    return rates
+            rates.append((size, float(round(2 * size * rows * columns / each))))
+    return tuple(rates)
 
 
 def memory_bandwidth(device: str = "cpu", seconds: float = 0.05) -> Rate:
