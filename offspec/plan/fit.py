@@ -8,8 +8,7 @@ from offspec.core.config import LOOKUPS, DraftBits, EngineConfig, format_bytes
 from offspec.core.errors import CapacityError, RequestError
 from offspec.model.loaded import LoadedModel
 from offspec.model.runner import CHUNK, SMALL_CHUNK
-from offspec.plan.draft_memory import DraftMode, Held, draft_bytes, loading_bytes, tree_nodes, unpacks
-from offspec.plan.needs import memory_needs
+from offspec.plan.needs import DraftMode, Held, draft_bytes, loading_bytes, memory_needs, tree_nodes, unpacks
 from offspec.plan.opened import OpenedModels
 from offspec_planners.memory_division import CPU_LAYERS, Needs, divide, placement_fits
 from offspec_planners.placement import Placement, Tier, TooSmallError, cpu_layers

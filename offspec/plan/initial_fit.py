@@ -6,9 +6,9 @@ from offspec.core.config import AUTO, EngineConfig, format_bytes
 from offspec.core.errors import PlanError
 from offspec.core.events import Notice
 from offspec.draft.open import Notify
-from offspec.plan.draft_memory import with_most_width
 from offspec.plan.fit import LEAST_BUDGET, Fit, find_fit, still_fits, try_fit, undrafted_nodes
 from offspec.plan.hardware_profile import machine_fingerprint
+from offspec.plan.needs import with_most_width
 from offspec.plan.opened import OpenedModels
 from offspec_planners.plan import Plan
 from offspec_planners.search import shared_budgets

@@ -28,9 +28,9 @@ from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer
 from offspec.plan.auto_draft import choose_auto_draft, fetches_drafts
 from offspec.plan.choose_device import choose_device
-from offspec.plan.draft_memory import tree_nodes
 from offspec.plan.fit import Fit, find_fit, keeps_unpacked, most_sequences, no_room_for_substitute
 from offspec.plan.load_drafts import bytes_progress, load_drafts
+from offspec.plan.needs import tree_nodes
 from offspec.plan.opened import OpenedModels
 from offspec.plan.records import recall_experts
 from offspec.plan.warm_up import warm_up_kernels

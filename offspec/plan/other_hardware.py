@@ -14,10 +14,10 @@ from offspec.draft.open import Drafts, substitute_print
 from offspec.draft.published import known_drafts
 from offspec.plan.auto_draft import choose_auto_draft, of_hub
 from offspec.plan.choose_device import check_memory, check_without_gpu
-from offspec.plan.draft_memory import unpacks, with_most_width
 from offspec.plan.fit import Fit, find_fit, no_room_for_substitute, try_fit
 from offspec.plan.make import Acceptance, build_plan, in_bits, typical_substitute
 from offspec.plan.model_sizes import imagine, sizes_of
+from offspec.plan.needs import unpacks, with_most_width
 from offspec.plan.opened import OpenedModels
 from offspec_planners.acceptance import typical
 from offspec_planners.cost import JOINED_WIDTHS, WIDTHS, Estimate

@@ -36,7 +36,6 @@ class Outlook:
     choice: Choice
     nodes: float
     depth: float
-    steps: float
     draft: float
 
 
@@ -68,7 +67,6 @@ def outlook(
         Choice(budget, width, tokens * count / seconds, tokens, seconds / count),
         nodes=sum(tree.nodes for tree in trees) / count,
         depth=sum(tree.depth for tree in trees) / count,
-        steps=sum(len(tree.widths) for tree in trees) / count,
         draft=sum(drafts) / count,
     )
 
@@ -169,7 +167,7 @@ def _static(shape: TreeShape, costs: PassCosts, budget: int, width: int, sequenc
     draft = costs.draft_seconds(steps)
     seconds = float(costs.iteration(draft, nodes))
     choice = Choice(budget, width, tokens / seconds, tokens, seconds)
-    return Outlook(choice, nodes, shape.depth, len(steps), draft)
+    return Outlook(choice, nodes, shape.depth, draft)
 
 
 def best(outlooks: Sequence[Outlook]) -> Outlook:

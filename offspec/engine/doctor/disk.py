@@ -11,7 +11,7 @@ from offspec.core.cache_dir import ELSEWHERE, cache_root
 from offspec.core.config import format_bytes
 from offspec.core.errors import OffspecError, StreamError
 from offspec.engine.doctor.finding import Asked, Figure, Finding
-from offspec.plan.disk_files import in_folder, large_files, written_file
+from offspec.plan.hardware_profile import in_folder, large_files, written_file
 from offspec_planners.hardware_rates import Rate
 from offspec_planners.units import format_rate
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from offspec.engine.doctor.finding import Asked, Figure, Finding
-from offspec_planners.measure.driver import cards_on_bus, driver_fault, find_driver, module_version
+from offspec_planners.measure.gpu import cards_on_bus, driver_fault, find_driver, module_version
 from offspec_planners.units import format_count
 
 _PART = "NVIDIA driver"

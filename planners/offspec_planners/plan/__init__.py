@@ -29,8 +29,15 @@ from offspec_planners.json_fields import (
     without_version,
 )
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.plan.comparison import Comparison, Validation, ValidationRow
-from offspec_planners.plan.forecast import Choice, Forecast, Shared, WhatIf
+from offspec_planners.plan.forecast import (
+    Choice,
+    Comparison,
+    Forecast,
+    Shared,
+    Validation,
+    ValidationRow,
+    WhatIf,
+)
 
 __all__ = [
     "Choice",
