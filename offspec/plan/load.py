@@ -157,20 +157,19 @@ def _with_best_draft(
     opened: OpenedModels, opener: DraftOpener, known: Sequence[KnownDraft], notify: Notify
 ) -> OpenedModels:
     """With the best draft there is in the place of "auto"."""
-    chosen = choose_auto_draft(
+    choice, tried = choose_auto_draft(
         opened,
         known,
         lambda name: opener.open([name]),
         lambda name: name in (MTP, DEMO) or is_cached(name),
         fetches=fetches_drafts(opened.config.model, known, is_cached, is_reachable),
     )
-    choice = chosen.choice
-    for name, found in chosen.opened.items():
+    for name, found in tried.items():
         if name not in choice.names and found.draft is not None:
             found.draft.close()
     if choice.line:
         notify(Notice(choice.line))
-    taken = chosen.opened.get(choice.names[0], opened)
+    taken = tried.get(choice.names[0], opened)
     return replace(taken, config=replace(opened.config, draft=",".join(choice.names)))
 
 

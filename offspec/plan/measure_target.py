@@ -208,20 +208,16 @@ class PassTrial:
 
     def _head(self) -> float:
         """Seconds of the product that makes the logits of the likeliest nodes; 0 where there is none such."""
-        model = self._target.tree_model
-        rows = model.rows_together(self._target.device)
+        target, model = self._target, self._target.tree_model
         if model.streams_head:
             return 0.0
-        times = []
+        rows, width, times = model.rows_together(target.device), target.skeleton.config.hidden_size, []
+        states = torch.zeros(rows, width, dtype=target.dtype, device=target.device)
         for _ in range(_WALKS):
             began = time.perf_counter()
-            float(model.logits_by_row(self._states(rows))(range(rows))[0, 0])  # waits for a device
+            float(model.logits_by_row(states)(range(rows))[0, 0])  # waits for a device
             times.append(time.perf_counter() - began)
         return statistics.median(times)
-
-    def _states(self, rows: int) -> torch.Tensor:
-        target = self._target
-        return torch.zeros(rows, target.skeleton.config.hidden_size, dtype=target.dtype, device=target.device)
 
     def _walk(self) -> float:
         """Seconds of choosing one token, with the noise at hand, as it is where the draft has used it."""

@@ -120,15 +120,15 @@ def _drafts(opened: OpenedModels) -> list[tuple[OpenedModels, str]]:
         return _imagined((name,), opened)
 
     known = known_drafts(config.model, opened.target.skeleton.config.to_dict())
-    chosen = choose_auto_draft(opened, known, imagined, lambda name: name == MTP, fetches=True)
-    main, line = chosen.choice.names[0], chosen.choice.line
+    choice, tried = choose_auto_draft(opened, known, imagined, lambda name: name == MTP, fetches=True)
+    main, line = choice.names[0], choice.line
     note = f"{line[0].upper()}{line[1:]}." if line else ""
     if main not in (SUBSTITUTE, *LOOKUPS) and not of_hub(config.model):
         note += f' A run of a local model fetches that only with `draft="{main}"`.'
     alone = replace(opened, config=replace(config, draft=NONE), asked=NONE)
-    if main not in chosen.opened:
+    if main not in tried:
         return [(alone, note)]
-    found = replace(chosen.opened[main], config=replace(config, draft=main), asked=main)
+    found = replace(tried[main], config=replace(config, draft=main), asked=main)
     return [(alone, ""), (found, note)]
 
 

@@ -17,8 +17,8 @@ LaidOut = tuple[Placement, int]  # and bytes of the KV caches and states of all 
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPasses:
-    """Passes of other numbers of sequences than those of a plan.
+class SettledPlan:
+    """A plan whose settings are chosen.
 
     Args:
         opened: Models that memory is divided among.
@@ -26,7 +26,6 @@ class SharedPasses:
         fit: What fits where by the plan.
         predictor: Prices of the plan.
         chosen: Outlook of the plan.
-        most: Most nodes of a pass, and of one tree that is known.
     """
 
     opened: OpenedModels
@@ -34,6 +33,16 @@ class SharedPasses:
     fit: Fit
     predictor: Predictor
     chosen: Outlook
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPasses(SettledPlan):
+    """Passes of other numbers of sequences than those of a plan.
+
+    Args:
+        most: Most nodes of a pass, and of one tree that is known.
+    """
+
     most: tuple[int, int]
 
     def rows(self) -> tuple[Shared, ...]:

@@ -1,18 +1,18 @@
 """What-if rows of a plan: variants of its machine, format and draft that make a difference to its speed."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from offspec.core.config import DraftBits, EngineConfig, format_bytes
+from offspec.core.config import DraftBits, format_bytes
 from offspec.plan.cpu_choice import choose_cpu_experts, choose_cpu_layers
 from offspec.plan.fit import Fit, find_fit, keeps_unpacked, try_fit
 from offspec.plan.opened import OpenedModels
+from offspec.plan.shared_passes import SettledPlan
 from offspec_planners.acceptance import rounded
 from offspec_planners.cost import ModelSizes
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.plan import Choice, Shared, WhatIf
 from offspec_planners.predictor import Predictor
-from offspec_planners.search import Outlook
 from offspec_planners.units import format_count, format_number
 
 _GAIN = 1.05  # times the speed; smaller gains are omitted
@@ -25,23 +25,8 @@ _WHOLE = 12  # bits a weight, from which on a file is not taken for packed
 _FORMATS = {"nf4": 4.25, "int8": 8.5}  # bits a weight of what `offspec pack` makes, scales included
 
 
-@dataclass(frozen=True, slots=True)
-class Variants:
-    """Lays out variants of one plan.
-
-    Args:
-        opened: Models that memory is divided among.
-        config: Settings of the plan.
-        fit: What fits where by the plan.
-        predictor: Prices of the plan.
-        chosen: Outlook of the plan.
-    """
-
-    opened: OpenedModels
-    config: EngineConfig
-    fit: Fit
-    predictor: Predictor
-    chosen: Outlook
+class Variants(SettledPlan):
+    """Lays out and prices variants of one plan."""
 
     def what_ifs(self, shared: Iterable[Shared]) -> tuple[WhatIf, ...]:
         """Rows for what makes a difference: memory, links, bits, no draft, and other numbers of sequences.

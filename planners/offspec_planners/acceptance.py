@@ -10,7 +10,6 @@ Letters: W nodes, D depths of the table, K ranks.
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from offspec_planners.json_fields import Number, Whole, read
 from offspec_planners.rank_table import DEPTHS, FORGET, DepthRank, SavedTable
 from offspec_planners.tree_growth import Grown
-from offspec_planners.typical_acceptance import MODEL, TypicalDraft, Walks, draw_forest
+from offspec_planners.typical_acceptance import MODEL, TypicalDraft, draw_forest
 
 VERSION = 1
 FOREST = 48  # recorded trees that are kept, the latest
@@ -169,11 +168,6 @@ class Calibration:
         )
 
 
-@cache
-def _drawn(mean: float, spread: float) -> tuple[list[Grown], Walks]:
-    return draw_forest(mean, spread, DEPTHS)
-
-
 def rounded(known: Calibration, bits: int) -> Calibration:
     """What is known of a draft in 16 bits, as it may be expected when its weights are rounded to `bits`."""
     return _worse(known, MODEL.by_bits[bits])
@@ -205,7 +199,7 @@ def typical(draft: TypicalDraft, share: float | None = None, bits: int | None = 
         share: Its weights over the target's. Default None: those of `draft`.
         bits: Of the draft's weights. Default None: 4 of a substitute's, and a model as it is.
     """
-    forest, walks = _drawn(draft.mean, draft.spread)
+    forest, walks = draw_forest(draft.mean, draft.spread, DEPTHS)
     known = Calibration(table=_table(walks.visits, walks.hits), forest=forest)
     power = draft.power
     if share is not None and draft.share is not None:

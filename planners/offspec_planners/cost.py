@@ -370,12 +370,8 @@ class Estimate:
 
     def with_faster_link(self, factor: float) -> "Estimate":
         """Implements `Pricing`."""
-        link = self.hardware.link
-        faster = replace(
-            self.hardware,
-            disk=self.hardware.disk.times(factor),
-            link=None if link is None else link.times(factor),
-        )
+        disk, link = self.hardware.disk.times(factor), self.hardware.link
+        faster = replace(self.hardware, disk=disk, link=link and link.times(factor))
         return replace(self, hardware=faster)
 
     def with_packed_draft(self, bits: int) -> "Estimate | None":

@@ -75,7 +75,7 @@ def _grown(
     calibration: Calibration, costs: PassCosts, budget: int, width: int, sequences: int
 ) -> list[Growing]:
     """Trees of usual passes: of one each, or of several that share the budget, each record in one pass."""
-    records = _some(calibration)
+    records = calibration.forest[:: max(1, math.ceil(len(calibration.forest) / _TREES))]
     if sequences == 1:
         return _usual([replay((tree,), budget, width, costs) for tree in records], lambda tree: tree.expected)
     trees = _usual(records, lambda tree: best_nodes(tree, budget // sequences))
@@ -95,12 +95,6 @@ def _usual(trees: Sequence[_Tree], expected: Callable[[_Tree], float]) -> list[_
     """
     ends = int(_ENDS * len(trees))
     return sorted(trees, key=expected)[ends : len(trees) - ends]
-
-
-def _some(calibration: Calibration) -> Sequence[Grown]:
-    forest = calibration.forest
-    step = max(1, math.ceil(len(forest) / _TREES))
-    return forest[::step]
 
 
 def sweep(
