@@ -26,7 +26,7 @@ from bench.lib.cgroup import BenchError
 from bench.lib.command import Command
 from bench.lib.report import Report
 from offspec.core.config import format_bytes
-from offspec.core.sizes import parse_bytes
+from offspec.core.values import parse_bytes
 from offspec.stream.arena import Arena
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.packed_linear import packed_linear

@@ -42,7 +42,7 @@ from bench.peers.tally import DECODING, GOALS, fastest, our_answers, shortfalls,
 from bench.peers.view import NOTE, ceiling_json, show, show_ceiling
 from offspec.checkpoint.widen import read_recipe
 from offspec.core.config import format_bytes
-from offspec.core.sizes import parse_bytes
+from offspec.core.values import parse_bytes
 
 
 def measure(

@@ -26,7 +26,7 @@ from bench.peers.llama import LlamaFiles
 from bench.peers.worker import one_line
 from offspec.core.config import format_bytes
 from offspec.core.errors import OffspecError
-from offspec.core.sizes import parse_bytes
+from offspec.core.values import parse_bytes
 
 Group = Sequence[tuple[int, Prompt]]  # prompts with their numbers, from which seeds are made
 

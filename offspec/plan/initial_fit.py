@@ -79,7 +79,7 @@ def _belongs(plan: Plan, opened: OpenedModels) -> None:
         raise PlanError(f"the plan was made for another machine, {plan.hardware.name}; {made}")
     if plan.target_print != opened.target_print:
         raise PlanError(f"the plan was made for {plan.target}, or for another version of its files; {made}")
-    if plan.draft_print != opened.draft_print:
+    if plan.draft_print != opened.drafts.fingerprint:
         raise PlanError(f"the plan was made for the draft {plan.draft}, or another version of it; {made}")
 
 
@@ -87,7 +87,7 @@ def _still_fits(plan: Plan, opened: OpenedModels) -> InitialFit | str:
     """How to load as the plan says, or why that cannot be."""
     for name, made, here in (
         (plan.target, plan.target_print, opened.target_print),
-        (plan.draft, plan.draft_print, opened.draft_print),
+        (plan.draft, plan.draft_print, opened.drafts.fingerprint),
     ):
         if made != here:
             other = "draft than is best now" if name == AUTO else f"version of {name}"

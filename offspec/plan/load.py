@@ -270,19 +270,13 @@ def describe(assembly: Assembly) -> dict[str, Any]:
     placement, target = assembly.placement, assembly.target
     sizes = target.dense_bytes if placement.by_need else target.layer_bytes
     streamed = [i for i, tier in enumerate(placement.tiers) if tier.streams]
-    beside = placement.layers(Tier.CPU)
-    host = placement.layers(Tier.HOST)
+    kinds = {"resident": Tier.DEVICE, "cpu": Tier.CPU, "host": Tier.HOST, "disk": Tier.DISK}
+    layers = {kind: placement.layers(tier) for kind, tier in kinds.items()}
     return {
         "context": assembly.context,
-        "resident_layers": len(placement.resident),
-        "cpu_layers": len(beside),
-        "host_layers": len(host),
-        "disk_layers": len(placement.layers(Tier.DISK)),
+        **{f"{kind}_layers": len(which) for kind, which in layers.items()},
         "streamed_layers": len(streamed),
-        "resident_bytes": sum(sizes[i] for i in placement.resident),
-        "cpu_bytes": sum(sizes[i] for i in beside),
-        "host_bytes": sum(sizes[i] for i in host),
-        "disk_bytes": sum(sizes[i] for i in placement.layers(Tier.DISK)),
+        **{f"{kind}_bytes": sum(sizes[i] for i in which) for kind, which in layers.items()},
         "slot_bytes": placement.slots * max((sizes[i] for i in streamed), default=0),
         "slots": placement.slots,
         "expert_slots": placement.expert_slots,
@@ -299,11 +293,6 @@ def describe(assembly: Assembly) -> dict[str, Any]:
         "vram": assembly.vram,
         "gpu_names": [torch.cuda.get_device_name(gpu) for gpu in target.devices if gpu.type == "cuda"],
         "gpus": [
-            sum(
-                placement.gpu_of(layer) == gpu
-                for layer, tier in enumerate(placement.tiers)
-                if tier != Tier.CPU
-            )
-            for gpu in range(placement.gpu_count)
+            sum(tier != Tier.CPU for tier in placement.tiers_on(gpu)) for gpu in range(placement.gpu_count)
         ],
     }

@@ -199,7 +199,7 @@ def _build(
 ) -> Plan:
     """Plan with the draft held as it is at the most nodes."""
     calibration = acceptance.calibration
-    held, draft_print = find_fit(opened, loaded), opened.draft_print
+    held, draft_print = find_fit(opened, loaded), opened.drafts.fingerprint
     if not held.drafts_with_model:  # there was no room for a model, and so it was not tried
         opened = replace(opened, drafts=opened.drafts.without_model())
     else:

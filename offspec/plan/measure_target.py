@@ -45,7 +45,7 @@ _BUSY = 0.2  # share of that time that passes must wait for the link to call it 
 Progress = Callable[[int, int], None]
 
 
-class _EnoughError(Exception):
+class EnoughError(Exception):
     """The pass has run for long enough."""
 
 
@@ -176,11 +176,11 @@ class PassTrial:
 
         def stop(done: int) -> None:
             if done >= _LEAST_LAYERS and time.perf_counter() - began > seconds:
-                raise _EnoughError
+                raise EnoughError
 
         model.on_layer = stop
         hidden: torch.Tensor | None = None
-        with suppress(_EnoughError):
+        with suppress(EnoughError):
             hidden = model.hidden(tokens, context)
             if model.settle is not None:
                 model.settle()

@@ -163,10 +163,11 @@ def _delays_answer(opened: OpenedModels, start: InitialFit) -> bool:
 
 def record_of(opened: OpenedModels, bits: int) -> DraftRecord:
     """The record of the draft when its weights have that number of bits."""
+    # What is drawn holds by other odds than what is ranked: as if another draft had guessed it.
+    drawn = " drawn" if opened.config.verify == "sequoia" else ""
     return DraftRecord(
         opened.target_print,
-        # What is drawn holds by other odds than what is ranked: as if another draft had guessed it.
-        f"{opened.draft_print} drawn" if opened.config.verify == "sequoia" else opened.draft_print,
+        f"{opened.drafts.fingerprint}{drawn}",
         bits,
         kind=opened.drafts.kind,
         typical=opened.drafts.typical,

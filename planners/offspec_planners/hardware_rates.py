@@ -201,10 +201,6 @@ class Hardware:
         """The JSON, laid out to be edited."""
         return layout(self.to_json()) + "\n"
 
-    def save(self, path: Path) -> None:
-        """Raises OSError."""
-        path.write_text(self.text(), encoding="utf-8")
-
     @classmethod
     def load(cls, path: Path) -> "Hardware":
         """Raises OSError, and ValueError for a file that is no profile."""

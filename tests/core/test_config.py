@@ -9,7 +9,7 @@ import pytest
 
 from offspec import RequestError
 from offspec.core.config import EngineConfig, SamplingParams, format_bytes
-from offspec.core.sizes import parse_bytes
+from offspec.core.values import parse_bytes
 
 
 def test_sizes_are_read() -> None:

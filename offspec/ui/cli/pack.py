@@ -11,7 +11,7 @@ from offspec.checkpoint.open import check_model
 from offspec.checkpoint.pack_manifest import check_pack
 from offspec.core.config import PackFormat, format_bytes
 from offspec.core.errors import RequestError
-from offspec.core.sizes import parse_bytes
+from offspec.core.values import parse_bytes
 from offspec.ui.cli import completion
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer

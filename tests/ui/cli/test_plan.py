@@ -109,7 +109,7 @@ def test_every_option_reaches_planning(plan: Call, planning: Planning) -> None:
 
 
 def test_another_machine_brings_its_device(plan: Call, planning: Planning, tmp_path: Path) -> None:
-    large().hardware.save(tmp_path / "mine.json")
+    (tmp_path / "mine.json").write_text(large().hardware.text())
     assert plan("--hardware", str(tmp_path / "mine.json")).exit_code == 0
     assert planning.asked["hardware"] == large().hardware
     assert planning.asked["config"].device == "auto"
