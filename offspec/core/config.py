@@ -23,7 +23,6 @@ from offspec.core.setting import (
     settings_of,
 )
 from offspec.core.values import parse_bytes, shown
-from offspec_planners.units import format_bytes as format_bytes
 
 Verify = Literal["coupled", "plain", "sequoia"]
 Tree = Literal["dynamic", "sequoia"]

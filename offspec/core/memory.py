@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from offspec.core.config import format_bytes
 from offspec.core.events import Event, Notice
+from offspec_planners.units import format_bytes
 
 RUNTIME = 368_000_000  # bytes that Python, torch and transformers take in a process of their own, about
 _RUNTIME_STEP = 32_000_000

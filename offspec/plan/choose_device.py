@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import torch
 
-from offspec.core.config import AUTO, EngineConfig, format_bytes
+from offspec.core.config import AUTO, EngineConfig
 from offspec.core.errors import PlanError, RequestError
 from offspec.core.events import Notice, unheard
 from offspec.draft.open import Notify
 from offspec.model import device as devices
 from offspec_planners.measure import gpu
 from offspec_planners.plan import Plan
+from offspec_planners.units import format_bytes
 
 AS_GIVEN = ", as `device` says"  # the reason in the notice if the configuration names devices
 

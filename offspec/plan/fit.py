@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import cast
 
-from offspec.core.config import LOOKUPS, DraftBits, EngineConfig, format_bytes
+from offspec.core.config import LOOKUPS, DraftBits, EngineConfig
 from offspec.core.errors import CapacityError, RequestError
 from offspec.model.loaded import LoadedModel
 from offspec.model.runner import CHUNK, SMALL_CHUNK
@@ -13,6 +13,7 @@ from offspec.plan.opened import OpenedModels
 from offspec_planners.memory_division import CPU_LAYERS, Needs, divide, placement_fits
 from offspec_planners.placement import Placement, Tier, TooSmallError, cpu_layers
 from offspec_planners.plan import MODEL_MODES, Plan
+from offspec_planners.units import format_bytes
 
 UNROUNDED: DraftBits = 16
 LEAST_BUDGET = 16  # nodes that there must be room for beside a draft

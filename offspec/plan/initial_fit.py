@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from offspec.core.config import AUTO, EngineConfig, format_bytes
+from offspec.core.config import AUTO, EngineConfig
 from offspec.core.errors import PlanError
 from offspec.core.events import Notice
 from offspec.draft.open import Notify
@@ -12,6 +12,7 @@ from offspec.plan.needs import with_most_width
 from offspec.plan.opened import OpenedModels
 from offspec_planners.plan import Plan
 from offspec_planners.search import shared_budgets
+from offspec_planners.units import format_bytes
 
 # Nodes to make room for, before it is known how many pay: the first that there is room for at all, and more
 # where that takes nothing from the layers.

@@ -15,7 +15,7 @@ from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.checkpoint.hub import is_cached, is_reachable
 from offspec.checkpoint.open import DEMO
 from offspec.core import memory
-from offspec.core.config import AUTO, MTP, EngineConfig, format_bytes
+from offspec.core.config import AUTO, MTP, EngineConfig
 from offspec.core.errors import CapacityError, RequestError
 from offspec.core.events import Notice
 from offspec.core.trace import OFF, Timeline
@@ -35,6 +35,7 @@ from offspec.plan.opened import OpenedModels
 from offspec.plan.records import recall_experts
 from offspec.plan.warm_up import warm_up_kernels
 from offspec_planners.placement import Placement, Tier
+from offspec_planners.units import format_bytes
 
 _ROUNDING = (
     "on this processor the rounding of a row depends on the rows beside it, whatever their number: where two "

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from offspec.core.config import DraftBits, format_bytes
+from offspec.core.config import DraftBits
 from offspec.plan.cpu_choice import choose_cpu_experts, choose_cpu_layers
 from offspec.plan.fit import Fit, find_fit, keeps_unpacked, try_fit
 from offspec.plan.opened import OpenedModels
@@ -13,7 +13,7 @@ from offspec_planners.cost import ModelSizes
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.plan import Choice, Shared, WhatIf
 from offspec_planners.predictor import Predictor
-from offspec_planners.units import format_count, format_number
+from offspec_planners.units import format_bytes, format_count, format_number
 
 _GAIN = 1.05  # times the speed; smaller gains are omitted
 _FACTORS = (1.5, 2, 4)  # times the memory there is

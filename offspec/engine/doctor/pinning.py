@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 from offspec.core import memory
-from offspec.core.config import format_bytes
 from offspec.engine.doctor.finding import Asked, Finding
 from offspec.engine.doctor.memory import locked_limit
-from offspec_planners.units import format_rate
+from offspec_planners.units import format_bytes, format_rate
 
 _PART = "pinned memory"
 _WANTED = 1_000_000_000
