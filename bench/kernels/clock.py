@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.lib.cgroup import BenchError
 from offspec.model.device import find_device
 from offspec_kernels.backend import interprets
-from offspec_planners.measure import gemm_rates, memory_bandwidth
+from offspec_planners.measure.processor import gemm_rates, memory_bandwidth
 
 Call = Callable[[], Any]
 

@@ -35,7 +35,7 @@ from offspec_kernels.dequant.ggml.layout import LAYOUTS
 from offspec_kernels.dequant.gptq import Gptq
 from offspec_kernels.dequant.grouped import BITS, Grouped
 from offspec_kernels.dequant.int8rows import Int8Rows
-from offspec_planners.measure import memory_bandwidth
+from offspec_planners.measure.processor import memory_bandwidth
 from offspec_planners.units import format_bytes
 
 AIM = 2e9  # packed bytes a second on one core, where the arithmetic allows it

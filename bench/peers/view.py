@@ -8,7 +8,7 @@ from typing import Any
 from bench.lib.report import Report, ratio
 from bench.peers.jobs import CONTENDERS, QUANTISED, TITLES, Scene
 from bench.peers.tally import DECODING, FASTER
-from offspec_planners.measure import Bandwidth
+from offspec_planners.measure.disk import Bandwidth
 from offspec_planners.units import format_bytes
 
 NOTE = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.lib.report import Report
 from bench.stream.floor import Compute
-from offspec_planners.measure import RawDisk
+from offspec_planners.measure.disk import RawDisk
 from offspec_planners.units import format_bytes
 
 WANTED = 0.95

@@ -126,7 +126,8 @@ def _measure(files: Sequence[Path], device: str, notify: Callable[[Event], None]
     """The machine as it was measured, and why that may be wrong; "" where nothing speaks against it."""
     from offspec.model.contention import Contention
     from offspec_kernels.row_linear import row_linear
-    from offspec_planners.measure import measure, reads_past_cache
+    from offspec_planners.measure import measure
+    from offspec_planners.measure.disk import reads_past_cache
 
     _require_room(device)
     try:

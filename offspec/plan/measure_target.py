@@ -24,7 +24,8 @@ from offspec.sampling.verify import LikelyRows, walk
 from offspec.stream.device_experts import DeviceExpertStore
 from offspec_planners.cost import ModelSizes
 from offspec_planners.hardware_rates import Hardware, Processor, Rate
-from offspec_planners.measure import disk_rate, identify
+from offspec_planners.measure import identify
+from offspec_planners.measure.disk import disk_rate
 from offspec_planners.measured_costs import MeasuredCosts
 
 ROWS = (2, 16, 64, 128, 256, 512)

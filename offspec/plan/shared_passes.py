@@ -6,7 +6,7 @@ from offspec.core.config import EngineConfig
 from offspec.plan.fit import Fit, cache_bytes, try_fit
 from offspec.plan.opened import OpenedModels
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.plan import Shared
+from offspec_planners.plan.forecast import Shared
 from offspec_planners.predictor import Predictor
 from offspec_planners.search import WIDTHS, Outlook, best, budgets_for
 

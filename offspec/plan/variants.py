@@ -11,7 +11,7 @@ from offspec.plan.shared_passes import SettledPlan
 from offspec_planners.acceptance import rounded
 from offspec_planners.cost import ModelSizes
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.plan import Choice, Shared, WhatIf
+from offspec_planners.plan.forecast import Choice, Shared, WhatIf
 from offspec_planners.predictor import Predictor
 from offspec_planners.units import format_bytes, format_count, format_number
 

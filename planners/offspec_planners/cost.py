@@ -317,16 +317,13 @@ class Estimate:
 
     def _experts(self, target: ModelSizes, placement: Placement) -> ExpertCosts | None:
         """Of experts that come by need; None where none do."""
-        experts, links = target.experts, self._links()
+        experts = target.experts
         if experts is None or not placement.by_need:
             return None
-        host = self._expert_host(placement)
-        seconds = [
-            (rows, len(experts.layers) * expert_layer_seconds(self.hardware.processor, target, rows, host))
-            for rows in ROWS
-        ]
-        sources = expert_sources(experts, placement, links)
-        return ExpertCosts(len(experts.layers), experts.count, experts.chosen, sources, tuple(seconds))
+        host, processor, layers = self._expert_host(placement), self.hardware.processor, len(experts.layers)
+        seconds = [(rows, layers * expert_layer_seconds(processor, target, rows, host)) for rows in ROWS]
+        sources = expert_sources(experts, placement, self._links())
+        return ExpertCosts(layers, experts.count, experts.chosen, sources, tuple(seconds))
 
     def _expert_host(self, placement: Placement) -> Processor | None:
         """The CPU, where it computes experts beside a device."""

@@ -225,7 +225,7 @@ def test_a_cache_that_takes_no_file_is_told(bench: Bench, monkeypatch: pytest.Mo
 
 
 def test_a_file_system_without_direct_reads_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "reads_past_cache", lambda path: False)
+    monkeypatch.setattr(measuring.disk, "reads_past_cache", lambda path: False)
     ask(bench)
     assert "O_DIRECT" in bench.notices[0]
 

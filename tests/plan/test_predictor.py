@@ -16,7 +16,7 @@ from offspec_planners.acceptance import typical
 from offspec_planners.cost import Estimate, ModelSizes
 from offspec_planners.hardware_rates import preset
 from offspec_planners.placement import Placement, Sizes, TooSmallError, cpu_layers, place_on_devices
-from offspec_planners.plan import WhatIf
+from offspec_planners.plan.forecast import WhatIf
 from offspec_planners.predictor import Predictor
 from offspec_planners.search import Outlook, best
 from offspec_planners.typical_acceptance import SUBSTITUTE

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from offspec.draft.grow.best_first import GrowthPolicy, grow
 from offspec.draft.mix.mixture import Mixture
-from offspec_planners.acceptance import FOREST, Calibration, TemperatureFit, typical
-from offspec_planners.rank_table import DEPTHS, RANKS, DepthRank
+from offspec_planners.acceptance import DEPTHS, FOREST, RANKS, Calibration, DepthRank, TemperatureFit, typical
 from offspec_planners.tree_growth import replay
 from offspec_planners.typical_acceptance import MODEL, SUBSTITUTE, TypicalDraft, expected_tokens
 from tests.support.table_drafter import TableDrafter, greedy_scorer, random_table

@@ -12,13 +12,9 @@ import torch
 
 from offspec_planners import measure as package
 from offspec_planners.hardware_rates import Hardware
-from offspec_planners.measure import (
-    RawDisk,
-    copy_bandwidth,
-    identify,
-    measure,
-    read_bandwidth,
-)
+from offspec_planners.measure import identify, measure
+from offspec_planners.measure.disk import RawDisk, read_bandwidth
+from offspec_planners.measure.processor import copy_bandwidth
 from tests.support.simulated_cuda import is_simulated
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from offspec_planners.acceptance import Calibration, typical
 from offspec_planners.cost import PassCosts
 from offspec_planners.expert_costs import ExpertCosts
-from offspec_planners.plan import Shared
-from offspec_planners.plan.forecast import knee
+from offspec_planners.plan.forecast import Shared, knee
 from offspec_planners.search import BUDGETS, best, budgets_for, outlook, shared_budgets, static_sweep, sweep
 from offspec_planners.sequoia import choose_tree_shape
 from offspec_planners.tree_growth import Growing, Grown, max_expanded, replay

@@ -81,7 +81,7 @@ class _ReadError(Exception):
 
 def _measured(found: Sequence[Path]) -> tuple[bool, Rate]:
     """Whether files are read past the page cache, and how fast. Raises _ReadError."""
-    from offspec_planners.measure import disk_rate
+    from offspec_planners.measure.disk import disk_rate
 
     try:
         return _reads_directly(found[0]), disk_rate(found, _SECONDS)

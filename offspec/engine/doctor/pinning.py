@@ -45,7 +45,7 @@ def _pinned(nbytes: int) -> Finding:
 
 
 def _copies(index: int) -> Finding:
-    from offspec_planners.measure import copy_bandwidth
+    from offspec_planners.measure.processor import copy_bandwidth
 
     part, rate = f"RAM to GPU {index}", copy_bandwidth(f"cuda:{index}")
     figures = {"bytes_per_s": rate.value, "slowest": rate.low, "fastest": rate.high}

@@ -8,37 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offspec_planners.hardware_rates import Hardware, Identity, Processor
-from offspec_planners.measure.disk import Bandwidth, RawDisk, disk_rate, read_bandwidth, reads_past_cache
-from offspec_planners.measure.processor import (
-    copy_bandwidth,
-    gemm_rates,
-    layer_overhead,
-    memory_bandwidth,
-)
+from offspec_planners.measure.disk import disk_rate
+from offspec_planners.measure.processor import copy_bandwidth, gemm_rates, layer_overhead, memory_bandwidth
 
 if TYPE_CHECKING:
     from offspec_planners.measure.processor import Product
-
-__all__ = [
-    "Bandwidth",
-    "RawDisk",
-    "copy_bandwidth",
-    "disk_rate",
-    "gemm_rates",
-    "identify",
-    "layer_overhead",
-    "measure",
-    "measure_host",
-    "memory_bandwidth",
-    "read_bandwidth",
-    "reads_past_cache",
-]
 
 _ROWS = {"cpu": (1, 4, 16, 64, 256, 1024), "cuda": (1, 4, 16, 64, 256, 1024, 4096)}
 _HOST_ROWS = (1, 16, 64, 256)  # beside a device a CPU is for few rows
 _SIDE = 4096  # of the square matrices that are multiplied with
 _SECONDS = 0.25  # for each number of rows
-
 
 Progress = Callable[[str, int, int], None]
 """Takes what is measured next, and how many measurements are done, of how many in all."""

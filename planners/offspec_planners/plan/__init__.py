@@ -29,27 +29,7 @@ from offspec_planners.json_fields import (
     without_version,
 )
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.plan.forecast import (
-    Choice,
-    Comparison,
-    Forecast,
-    Shared,
-    Validation,
-    ValidationRow,
-    WhatIf,
-)
-
-__all__ = [
-    "Choice",
-    "Comparison",
-    "Forecast",
-    "Part",
-    "Plan",
-    "Shared",
-    "Validation",
-    "ValidationRow",
-    "WhatIf",
-]
+from offspec_planners.plan.forecast import Choice, Forecast, Shared, WhatIf
 
 VERSION = 2
 FORMATS = ("nf4", "int8", "int4-g64")  # that a target is rounded to

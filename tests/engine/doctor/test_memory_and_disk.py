@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import offspec_planners.measure as measuring
 from offspec.core import memory
 from offspec.engine.doctor import disk
 from offspec.engine.doctor import memory as limits
 from offspec.engine.doctor.finding import Asked, Finding
 from offspec.plan import hardware_profile
 from offspec_planners.hardware_rates import Rate
+from offspec_planners.measure import disk as measuring
 
 Usage = namedtuple("Usage", "total used free")
 

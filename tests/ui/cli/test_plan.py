@@ -23,7 +23,8 @@ from offspec.ui.cli import checks
 from offspec.ui.cli.main import app
 from offspec_planners.hardware_rates import Rate
 from offspec_planners.placement import Tier
-from offspec_planners.plan import Part, Plan, Validation, WhatIf
+from offspec_planners.plan import Part, Plan
+from offspec_planners.plan.forecast import Validation, WhatIf
 from tests.support.sample_plans import large, several, small, validation
 
 Call = Callable[..., Result]
