@@ -20,8 +20,8 @@ from bench.lib.runner import Figures, Job, Rows, comparing, settings, streamed, 
 from bench.lib.streamed import pack_of
 from bench.stream.floor import Floor
 from offspec.core.config import SamplingParams
-from offspec.core.sizes import parse_bytes
-from offspec_planners.measure import RawDisk
+from offspec.core.values import parse_bytes
+from offspec_planners.measure.disk import RawDisk
 
 WANTED = 1.2
 _SETTLE_S = 2.0  # in which the streaming buffer fills

@@ -27,7 +27,7 @@ from docs.screenshots import IMAGES, named, plain_environment  # noqa: E402
 from offspec.chat.archive import Archive  # noqa: E402
 from offspec.core.config import EngineConfig  # noqa: E402
 from offspec.core.sampling_defaults import SamplingOverrides  # noqa: E402
-from offspec.core.sizes import parse_bytes  # noqa: E402
+from offspec.core.values import parse_bytes  # noqa: E402
 from offspec.ui.chat.setup import Setup, open_engine  # noqa: E402
 from offspec.ui.tui.app import ChatApp  # noqa: E402
 

@@ -143,7 +143,7 @@ def _code_stays() -> Iterator[None]:
 def auto_is_cpu() -> Iterator[Callable[[], object]]:
     """On a machine with a GPU, too, what a test loads without naming a device is computed on the CPU."""
     from offspec_planners.measure import gpu
-    from offspec_planners.measure.driver import Fault
+    from offspec_planners.measure.gpu import Fault
 
     real = gpu.usable_gpu
     with pytest.MonkeyPatch.context() as patch:

@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.lib.cgroup import BenchError
 from bench.lib.command import printed
 from bench.lib.process import ROOT, pip
-from offspec.core.config import format_bytes
+from offspec_planners.units import format_bytes
 
 LIMIT = 64 << 20  # bytes of a call, tracked files included
 _WHEELS = ("msgspec", "llguidance", "gguf")

@@ -28,7 +28,7 @@ from bench.lib.cgroup import BenchError
 from bench.lib.command import Command
 from bench.lib.report import Report, model_name
 from offspec.core.errors import RequestError
-from offspec.core.sizes import parse_bytes
+from offspec.core.values import parse_bytes
 from offspec.model.device import claim
 from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.errors import ArgumentError, PathError

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.lib.cgroup import BenchError
 from offspec.model.device import find_device
 from offspec_kernels.backend import interprets
-from offspec_planners.measure import gemm_rates, memory_bandwidth
+from offspec_planners.measure.processor import gemm_rates, memory_bandwidth
 
 Call = Callable[[], Any]
 
@@ -165,8 +165,7 @@ def measure_rates(device: torch.device, dtypes: Sequence[str]) -> Rates:
     side, rows = _SIDE[device.type], _PRODUCT_ROWS[device.type]
     products = {
         dtype: max(
-            rate.flops_per_s
-            for rate in gemm_rates(rows, rows=side, columns=side, dtype=dtype, device=str(device))
+            rate for _, rate in gemm_rates(rows, rows=side, columns=side, dtype=dtype, device=str(device))
         )
         for dtype in dtypes
     }

@@ -23,7 +23,6 @@ from bench.kernels.clock import clock_of, device_name, find_timed_device, time_i
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command
 from bench.lib.report import Report
-from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
 from offspec_kernels.dequant import Format, Part, dequantise
 from offspec_kernels.dequant.awq import Awq
@@ -35,7 +34,8 @@ from offspec_kernels.dequant.ggml import LAYOUTS, Ggml
 from offspec_kernels.dequant.gptq import Gptq
 from offspec_kernels.dequant.grouped import BITS, Grouped
 from offspec_kernels.dequant.int8rows import Int8Rows
-from offspec_planners.measure import memory_bandwidth
+from offspec_planners.measure.processor import memory_bandwidth
+from offspec_planners.units import format_bytes
 
 AIM = 2e9  # packed bytes a second on one core, where the arithmetic allows it
 _CHECKED = (256, 512)

@@ -25,11 +25,11 @@ from bench.kernels.dequant import FORMATS, packed_bytes, random_parts
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command
 from bench.lib.report import Report
-from offspec.core.config import format_bytes
-from offspec.core.sizes import parse_bytes
+from offspec.core.values import parse_bytes
 from offspec.stream.arena import Arena
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.packed_linear import packed_linear
+from offspec_planners.units import format_bytes
 
 
 def options(p: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from bench.kernels.cases import OURS
 from bench.kernels.clock import Rates
 from bench.lib.report import Report
-from offspec.core.config import format_bytes
+from offspec_planners.units import format_bytes
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from offspec.core.config import format_bytes
 from offspec.core.errors import OffspecError
+from offspec_planners.units import format_bytes
 
 _V1 = Path("/sys/fs/cgroup/memory")
 _V2 = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))

@@ -13,7 +13,7 @@ from typing import Any
 from bench.lib.cgroup import BenchError, MemoryCgroup, drop_caches
 from bench.lib.report import Report
 from offspec.core.cache_dir import make_folder
-from offspec.core.sizes import parse_bytes
+from offspec.core.values import parse_bytes
 
 ROOT = Path(__file__).parents[2]
 

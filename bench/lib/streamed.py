@@ -9,8 +9,8 @@ from typing import Any
 
 from bench.lib.process import child, measured_job
 from bench.lib.report import Prompt
-from offspec.core.sizes import parse_bytes
-from offspec_planners.measure import Bandwidth, read_bandwidth
+from offspec.core.values import parse_bytes
+from offspec_planners.measure.disk import Bandwidth, read_bandwidth
 
 _LOADED = ("draft_bits", "dtype", "budget", "width", "context")
 

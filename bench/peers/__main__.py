@@ -41,8 +41,8 @@ from bench.peers.llama import BUILDING, DRAFT_LENGTHS
 from bench.peers.tally import DECODING, GOALS, fastest, our_answers, shortfalls, speed_ups, summarise
 from bench.peers.view import NOTE, ceiling_json, show, show_ceiling
 from offspec.checkpoint.widen import read_recipe
-from offspec.core.config import format_bytes
-from offspec.core.sizes import parse_bytes
+from offspec.core.values import parse_bytes
+from offspec_planners.units import format_bytes
 
 
 def measure(

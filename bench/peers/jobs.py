@@ -24,9 +24,9 @@ from bench.peers import env as peers_env
 from bench.peers import llama
 from bench.peers.llama import LlamaFiles
 from bench.peers.worker import one_line
-from offspec.core.config import format_bytes
 from offspec.core.errors import OffspecError
-from offspec.core.sizes import parse_bytes
+from offspec.core.values import parse_bytes
+from offspec_planners.units import format_bytes
 
 Group = Sequence[tuple[int, Prompt]]  # prompts with their numbers, from which seeds are made
 

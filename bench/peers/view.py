@@ -8,8 +8,8 @@ from typing import Any
 from bench.lib.report import Report, ratio
 from bench.peers.jobs import CONTENDERS, QUANTISED, TITLES, Scene
 from bench.peers.tally import DECODING, FASTER
-from offspec.core.config import format_bytes
-from offspec_planners.measure import Bandwidth
+from offspec_planners.measure.disk import Bandwidth
+from offspec_planners.units import format_bytes
 
 NOTE = (
     "tokens per pass are those of a 135M pair: the widened target says what the small model says, and the "

@@ -31,7 +31,7 @@ from bench.plan.cases import CASES, Case, Target
 from bench.plan.what_ifs import check
 from offspec.checkpoint import open_checkpoint
 from offspec.core.cache_dir import cache_root
-from offspec.core.config import format_bytes
+from offspec_planners.units import format_bytes
 
 LIMITS = {"seconds_per_pass": 0.10, "tok_per_s": 0.15}  # the most that a median over prompts may be off
 # Of a plan, what was decided and expected, less the machine and the sweep.

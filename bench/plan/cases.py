@@ -19,7 +19,7 @@ from bench.lib.process import child
 from bench.lib.widen import default_folder
 from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, OffspecError
-from offspec.core.sizes import parse_bytes
+from offspec.core.values import parse_bytes
 
 LEAST = "least"
 CASES = (

@@ -16,7 +16,7 @@ from bench.lib.report import Report
 from bench.plan.published_rows import MODELS, ROWS, SYSTEMS, Model, Row
 from offspec_planners.cost import Estimate, ModelSizes, PassCosts, draft_step, product_seconds
 from offspec_planners.hardware_rates import Hardware, Processor, preset
-from offspec_planners.placement import Placement, Sizes, Tier, place_on_device
+from offspec_planners.placement import Placement, Sizes, Tier, place_on_devices
 
 WANTED = 0.3  # that a prediction may be off
 _GB = 10**9
@@ -75,7 +75,7 @@ def _placement(row: Row, hardware: Hardware, target: ModelSizes) -> Placement:
     count = len(target.layers)
     if row.resident is None:  # as many as fit; such rows have no draft
         room = hardware.processor.memory - _OWN - 2 * target.head
-        return place_on_device(Sizes(target.layers, (0,) * count), room, 10**15, slots=2)
+        return place_on_devices(Sizes(target.layers, (0,) * count), [room], 10**15, slots=2)
     return Placement((Tier.HOST,) * count, slots=2)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.lib.cgroup import BenchError
 from bench.lib.report import Report
-from offspec.core.sizes import parse_bytes
+from offspec.core.values import parse_bytes
 
 LIMIT = 0.2  # the most that a median over prompts may be off
 

@@ -25,8 +25,8 @@ from bench.stream.floor import Floor
 from bench.stream.target import describe, load, streamed_files
 from bench.stream.view import shares, show_compute, show_disk, show_row
 from bench.stream.window import Passes, run_rounds, summarise_all
-from offspec.core.sizes import parse_bytes
-from offspec_planners.measure import RawDisk
+from offspec.core.values import parse_bytes
+from offspec_planners.measure.disk import RawDisk
 
 
 def find_model(args: argparse.Namespace) -> Path:

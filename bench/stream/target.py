@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.lib.cgroup import BenchError
 from offspec.core.config import EngineConfig
-from offspec.core.sizes import parse_bytes
+from offspec.core.values import parse_bytes
 
 if TYPE_CHECKING:
     from offspec.model.loaded import LoadedModel

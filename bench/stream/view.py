@@ -7,8 +7,8 @@ from typing import Any
 
 from bench.lib.report import Report
 from bench.stream.floor import Compute
-from offspec.core.config import format_bytes
-from offspec_planners.measure import RawDisk
+from offspec_planners.measure.disk import RawDisk
+from offspec_planners.units import format_bytes
 
 WANTED = 0.95
 SHARES = ("utilisation", "of_bound", "of_bound_with_attention")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.lib.report import Report, ratio
 from bench.stream.floor import Compute, synchronize
-from offspec.core.config import format_bytes
+from offspec_planners.units import format_bytes
 
 if TYPE_CHECKING:
     from offspec.model.loaded import LoadedModel

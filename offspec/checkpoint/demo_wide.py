@@ -10,11 +10,11 @@ from offspec.checkpoint.folder import Checkpoint, open_folder
 from offspec.checkpoint.widen import SMALL_FILES, write_wide
 from offspec.checkpoint.widening import total_bytes, wide_files
 from offspec.core.cache_dir import WIDENED, cache_root, make_folder, remove_folder
-from offspec.core.config import format_bytes
 from offspec.core.errors import CheckpointError
 from offspec.core.events import Event, Notice, unheard
 from offspec.core.files import require_space
 from offspec.core.progress import ByteProgress
+from offspec_planners.units import format_bytes
 
 FACTOR = 4
 _STAGE = "writing demo-wide"

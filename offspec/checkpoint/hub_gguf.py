@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from offspec.core.config import format_bytes
 from offspec.core.errors import ModelNotFoundError
+from offspec_planners.units import format_bytes
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$", re.ASCII)
 _QUANTIZATION = re.compile(

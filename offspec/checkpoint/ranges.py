@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from offspec.core.config import format_bytes
 from offspec.core.errors import HeaderError, TruncatedError
+from offspec_planners.units import format_bytes
 
 # What to do about a GGUF file that cannot be unpacked to the model it came from.
 INSTEAD = "name the model's safetensors folder or hub id"

@@ -13,12 +13,8 @@ from offspec.core.file_lock import lock_beside, release
 from offspec.core.files import disk_full, new_folder, partial_name, unfinished, writing
 
 _PARTIAL = ".partial"
-PACKED, ROUNDED, UNPACKED, WIDENED = (
-    "packed",
-    "rounded",
-    "unpacked",
-    "widened",
-)  # folders of the cache that hold weights
+# Folders of the cache that hold weights.
+PACKED, ROUNDED, UNPACKED, WIDENED = "packed", "rounded", "unpacked", "widened"
 PREFIXES = "prefixes"  # the folder that holds keys and values of conversations
 ELSEWHERE = "set OFFSPEC_CACHE to another folder"
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 
 from offspec.core.constraint import Constraint as Constraint
 from offspec.core.errors import RequestError
-from offspec.core.keywords import check_keywords
 from offspec.core.setting import (
     GROUPS,
     PLANS,
     RUNS,
     Setting,
+    check_keywords,
     check_settings,
     declared,
     drafting,
@@ -22,9 +22,7 @@ from offspec.core.setting import (
     sampling,
     settings_of,
 )
-from offspec.core.sizes import parse_bytes
-from offspec.core.values import shown
-from offspec_planners.units import format_bytes as format_bytes
+from offspec.core.values import parse_bytes, shown
 
 Verify = Literal["coupled", "plain", "sequoia"]
 Tree = Literal["dynamic", "sequoia"]

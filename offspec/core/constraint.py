@@ -7,7 +7,7 @@ from typing import Any
 
 from offspec.core.errors import RequestError
 from offspec.core.json_schema import closed_schema
-from offspec.core.values import shown
+from offspec.core.values import is_unicode, shown
 
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "regions")
 
@@ -52,7 +52,8 @@ class Constraint:
             raise RequestError(f"a format's kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
         if not isinstance(self.text, str):
             object.__setattr__(self, "text", _written(self.text))
-        _check_unicode(self.text)
+        if not is_unicode(self.text):
+            raise RequestError("a format must be valid Unicode text")
         match self.kind:
             case "json_schema":
                 if not isinstance(_parsed(self.text, "a JSON schema"), dict):
@@ -153,10 +154,3 @@ def _parsed(text: str, what: str) -> Any:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise RequestError(f"{what} must be JSON, and {where} is not: {error.msg}") from None
-
-
-def _check_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise RequestError("a format must be valid Unicode text") from None

@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO, NamedTuple
 
-from offspec.core.config import format_bytes
 from offspec.core.errors import CheckpointError, DiskFullError
+from offspec_planners.units import format_bytes
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FALLOCATE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTSUP)

@@ -3,11 +3,12 @@
 import ctypes
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from offspec.core.config import format_bytes
 from offspec.core.events import Event, Notice
+from offspec_planners.units import format_bytes
 
 RUNTIME = 368_000_000  # bytes that Python, torch and transformers take in a process of their own, about
 _RUNTIME_STEP = 32_000_000
@@ -23,16 +24,17 @@ _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60  # how version 1 says that there is no limit, about
 
 
-def _status_kb(key: str) -> int:
-    for line in (_PROC / "self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
+def _kilobytes(file: str, key: str) -> int:
+    """Bytes that a file in /proc gives in kB; 0 without the key."""
+    for line in (_PROC / file).read_text().splitlines():
+        if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
     return 0
 
 
 def resident_bytes() -> int:
     """Memory that this process holds now."""
-    return _status_kb("VmRSS")
+    return _kilobytes("self/status", "VmRSS")
 
 
 def steady_runtime(*, fresh: bool) -> int:
@@ -53,15 +55,13 @@ def steady_runtime(*, fresh: bool) -> int:
 
 def peak_bytes() -> int:
     """The most memory that this process has held since it began."""
-    return _status_kb("VmHWM")
+    return _kilobytes("self/status", "VmHWM")
 
 
 def trim() -> None:
     """Hand freed memory back to the system: what loading left behind would count against the limit."""
-    try:
+    with suppress(OSError, AttributeError):  # another C library; nothing is lost but the slack
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-    except (OSError, AttributeError):
-        return  # another C library; nothing is lost but the slack
 
 
 def forget_code() -> None:
@@ -100,18 +100,13 @@ def return_large() -> None:
     glibc would keep it on the heap, where small things that stay come to lie in it: logits of ever other
     numbers of rows then take several times their size.
     """
-    try:
+    with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, _LARGE)
-    except (OSError, AttributeError):
-        return  # another C library
 
 
 def available_bytes() -> int:
     """Memory that could still be taken: what the machine has free, and what control groups leave of it."""
-    free = 0
-    for line in (_PROC / "meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
+    free = _kilobytes("meminfo", "MemAvailable")
     for group in _groups():
         if group.limit is not None:
             free = min(free, max(group.limit - group.taken(), 0))

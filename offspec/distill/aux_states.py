@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from offspec.core.config import format_bytes
 from offspec.core.events import Event, LoadProgress, Notice
 from offspec.distill.batched_forward import Batch
 from offspec.distill.generate_batch import PIECE
 from offspec.distill.store import Store
 from offspec.model.loaded import LoadedModel
+from offspec_planners.units import format_bytes
 
 
 def published_taps(layers: int) -> tuple[int, ...]:

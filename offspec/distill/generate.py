@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 
 from offspec.core import memory
-from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, LoadProgress, Notice
 from offspec.distill.config import LEAST_TOKENS, Wanted
@@ -14,7 +13,7 @@ from offspec.distill.store import Store
 from offspec.distill.time_limit import TimeLimit
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec
-from offspec_planners.units import format_seconds
+from offspec_planners.units import format_bytes, format_seconds
 
 LONGEST_QUESTION = 512  # tokens; what is longer is left out
 

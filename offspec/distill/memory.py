@@ -1,12 +1,12 @@
 """What fits in memory: questions answered together, and rows learned from together."""
 
 from offspec.core import memory
-from offspec.core.config import format_bytes
 from offspec.core.errors import CapacityError
 from offspec.distill.embed_head import Ends
 from offspec.distill.generate_batch import PIECE
 from offspec.distill.student import Pupil
 from offspec.model.loaded import LoadedModel
+from offspec_planners.units import format_bytes
 
 _BATCHES = (128, 64, 32, 16, 8, 4, 2, 1)
 _ROWS = (256, 128, 64)

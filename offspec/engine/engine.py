@@ -40,11 +40,10 @@ from offspec.engine.texts import Texts
 from offspec.model import answer_formats
 from offspec.model.contention import Contention
 from offspec.model.prompt import Prompt
-from offspec.plan.hot_experts import save_experts
 from offspec.plan.load import Assembly, describe
 from offspec.plan.make import expert_record
 from offspec.plan.policy import DraftPolicy
-from offspec.plan.records import DraftRecord
+from offspec.plan.records import DraftRecord, save_experts
 from offspec_planners.plan import Plan
 from offspec_planners.tree_growth import Grown
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offspec.core.cache_dir import ELSEWHERE, PREFIXES, cache_root
-from offspec.core.config import EngineConfig, format_bytes
+from offspec.core.config import EngineConfig
 from offspec.core.errors import CheckpointError, OffspecError
 from offspec.core.events import Event, Notice
 from offspec.core.files import private_folder, require_space, writing
@@ -28,6 +28,7 @@ from offspec.model.cache_file import CacheFile, look_at, read_cache, size_of, wr
 from offspec.model.loaded import LoadedModel
 from offspec.plan.hardware_profile import machine_fingerprint
 from offspec.plan.load import Assembly
+from offspec_planners.units import format_bytes
 
 LEAST = 256  # positions that are worth a file, and reading one
 _ENDING, _PARTIAL = ".safetensors", ".partial"

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypedDict, TypeVar
 from offspec.core.config import FOR_PARAMS, PARAMS, SamplingParams, Settings, checked_params
 from offspec.core.errors import RequestError
 from offspec.core.events import Event
-from offspec.core.keywords import check_keywords
+from offspec.core.setting import check_keywords
 
 T = TypeVar("T")
 Draft = str | Path | Sequence[str | Path]  # names, joined by commas or one by one

@@ -21,7 +21,8 @@ from offspec.plan.prepare import Prepared, prepare
 from offspec.plan.prompts import VALIDATION
 from offspec_planners.acceptance import Calibration
 from offspec_planners.cost import PassCosts
-from offspec_planners.plan import Choice, Comparison, Plan, Validation, ValidationRow
+from offspec_planners.plan import Plan
+from offspec_planners.plan.forecast import Choice, Comparison, Validation, ValidationRow
 from offspec_planners.search import outlook, static_sweep
 
 _TREES = 6  # that are previewed for a prompt

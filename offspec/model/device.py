@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from offspec.core.config import AUTO, format_bytes
+from offspec.core.config import AUTO
 from offspec.core.errors import CapacityError, RequestError
 from offspec_kernels.backend import VARIABLE, choose_backend, refusal
 from offspec_kernels.errors import ArgumentError, PathError
 from offspec_planners.measure import gpu
+from offspec_planners.units import format_bytes
 
 # What a process takes on a CUDA device before its first tensor, which torch's allocator does not count.
 RUNTIME = 700_000_000

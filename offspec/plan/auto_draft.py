@@ -1,7 +1,7 @@
 """The draft that "auto" stands for: one decision, for a run here and for a plan for another machine."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from offspec.checkpoint import local_path
 from offspec.checkpoint.hub_name import hub_name
@@ -37,14 +37,6 @@ def fetches_drafts(
     return of_hub(model) and not all(is_here(draft.id) for draft in small) and is_reachable()
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The choice, and each draft that was opened for it, by name."""
-
-    choice: DraftChoice
-    opened: Mapping[str, OpenedModels]
-
-
 def choose_auto_draft(
     opened: OpenedModels,
     known: Sequence[KnownDraft],
@@ -52,8 +44,8 @@ def choose_auto_draft(
     is_here: Callable[[str], bool],
     *,
     fetches: bool,
-) -> Chosen:
-    """Choose the draft for a target; see `choose_draft`.
+) -> tuple[DraftChoice, dict[str, OpenedModels]]:
+    """Choose the draft for a target: the choice, see `choose_draft`, and each draft that was opened, by name.
 
     Args:
         opened: The target, without a draft.
@@ -81,4 +73,4 @@ def choose_auto_draft(
     if config.budget != 1:
         bits = opened.target.stored_bits
         choice = choose_draft(known, is_here, obstacle, fetches=fetches, bits=bits)
-    return Chosen(choice, tried)
+    return choice, tried

@@ -1,18 +1,18 @@
 """Where a model is computed: on the devices that are named, or on a usable GPU, else on the CPU."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from offspec.core.config import AUTO, EngineConfig, format_bytes
+from offspec.core.config import AUTO, EngineConfig
 from offspec.core.errors import PlanError, RequestError
 from offspec.core.events import Notice, unheard
 from offspec.draft.open import Notify
 from offspec.model import device as devices
 from offspec_planners.measure import gpu
 from offspec_planners.plan import Plan
+from offspec_planners.units import format_bytes
 
 AS_GIVEN = ", as `device` says"  # the reason in the notice if the configuration names devices
 
@@ -38,13 +38,16 @@ def choose_device(config: EngineConfig, notify: Notify = unheard, plan: Plan | N
     elif plan is not None:
         names, why = plan.device, ", as the plan says"
     elif isinstance(found := gpu.usable_gpu(), gpu.Gpu):
-        names, why = f"cuda:{found.index}", _others(torch.cuda.device_count())
+        names, count = f"cuda:{found.index}", torch.cuda.device_count()
+        why = "" if count < 2 else f', one of {count} GPUs; `device="all"` takes all of them'
     else:
         names, why = "cpu", f": no usable GPU ({found})" if found.remedy else f": {found}"
     chosen = devices.find_devices(names)
     if chosen[0].type == "cpu":
         check_without_gpu(config, f"offspec computes on the CPU{why}")
-    check_memory(config, "this machine", _ram(), _smallest(chosen))
+    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    gpus = [torch.cuda.get_device_properties(each) for each in chosen if each.type == "cuda"]
+    check_memory(config, "this machine", ram, min((each.total_memory for each in gpus), default=None))
     notify(Notice(f"Computes on {devices.described(chosen)}{why}"))
     return replace(config, device=",".join(map(str, chosen)))
 
@@ -84,16 +87,3 @@ def check_memory(config: EngineConfig, machine: str, ram: int, vram: int | None)
 def _with_index(names: str) -> str:
     """Names of devices with "cuda:0" for "cuda"."""
     return ",".join("cuda:0" if name == "cuda" else name for name in names.split(","))
-
-
-def _others(count: int) -> str:
-    return "" if count < 2 else f', one of {count} GPUs; `device="all"` takes all of them'
-
-
-def _ram() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _smallest(chosen: Sequence[torch.device]) -> int | None:
-    gpus = [device for device in chosen if device.type == "cuda"]
-    return min((torch.cuda.get_device_properties(each).total_memory for each in gpus), default=None)

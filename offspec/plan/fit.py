@@ -4,16 +4,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import cast
 
-from offspec.core.config import LOOKUPS, DraftBits, EngineConfig, format_bytes
+from offspec.core.config import LOOKUPS, DraftBits, EngineConfig
 from offspec.core.errors import CapacityError, RequestError
 from offspec.model.loaded import LoadedModel
 from offspec.model.runner import CHUNK, SMALL_CHUNK
-from offspec.plan.draft_memory import DraftMode, Held, draft_bytes, loading_bytes, tree_nodes, unpacks
-from offspec.plan.needs import memory_needs
+from offspec.plan.needs import DraftMode, Held, draft_bytes, loading_bytes, memory_needs, tree_nodes, unpacks
 from offspec.plan.opened import OpenedModels
 from offspec_planners.memory_division import CPU_LAYERS, Needs, divide, placement_fits
 from offspec_planners.placement import Placement, Tier, TooSmallError, cpu_layers
 from offspec_planners.plan import MODEL_MODES, Plan
+from offspec_planners.units import format_bytes
 
 UNROUNDED: DraftBits = 16
 LEAST_BUDGET = 16  # nodes that there must be room for beside a draft

@@ -2,19 +2,19 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint import local_path
-from offspec.core.cache_dir import cache_root
+from offspec.core.cache_dir import ELSEWHERE, cache_root
 from offspec.core.errors import CapacityError, CheckpointError, OffspecError, PlanError, RequestError
 from offspec.core.events import Event, LoadProgress, Notice
-from offspec.core.files import write_file
-from offspec.plan.disk_files import in_caches, in_folder, large_files, made_folder, written_file
+from offspec.core.files import disk_full, require_space, write_file, writing
 from offspec_planners.hardware_rates import Hardware, Identity, find_preset, preset, preset_names
 from offspec_planners.units import format_rate
 
@@ -22,6 +22,10 @@ _FILE = "hardware.json"
 _VERSION = 1
 _STAGE = "measuring this machine"
 _DEVICE_ROOM = 1_500_000_000
+_WRITTEN = 512 << 20  # bytes of a test file, where there is no large one to read
+_BLOCK = 4 << 20
+_ENOUGH = 256 << 20  # bytes of files that are large enough to read instead
+_LARGE = 4 << 20  # bytes of a file that is worth reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,8 @@ def _measure(files: Sequence[Path], device: str, notify: Callable[[Event], None]
     """The machine as it was measured, and why that may be wrong; "" where nothing speaks against it."""
     from offspec.model.contention import Contention
     from offspec_kernels.row_linear import row_linear
-    from offspec_planners.measure import measure, reads_past_cache
+    from offspec_planners.measure import measure
+    from offspec_planners.measure.disk import reads_past_cache
 
     _require_room(device)
     try:
@@ -198,3 +203,76 @@ def _write(profiles: Mapping[str, Profile], notify: Callable[[Event], None]) -> 
         write_file(made_folder(cache_root()) / _FILE, text.encode())
     except (OSError, OffspecError) as error:
         notify(Notice(f"the profile of this machine could not be kept: {error}"))
+
+
+def in_folder(folder: Path) -> Iterator[Path]:
+    """What is in a folder, and one folder deeper."""
+    for path in _listed(folder):
+        yield path
+        yield from _listed(path)
+
+
+def in_caches() -> Iterator[Path]:
+    """Weights that are kept by offspec and by the hub's client."""
+    from huggingface_hub import constants
+
+    for room in _listed(cache_root()):
+        for folder in _listed(room):
+            yield from (file for file in _listed(folder) if file.suffix == ".safetensors")
+    for model in _listed(Path(constants.HF_HUB_CACHE)):
+        if model.name.startswith("models--"):
+            yield from _listed(model / "blobs")
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What is in a folder; nothing where it is none, is closed to us, or was removed meanwhile."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def large_files(found: Iterable[Path]) -> list[Path]:
+    """Those that are large and lie on one disk, the largest first; none where they hold too little."""
+    disks = dict[int, list[tuple[int, Path]]]()
+    for path in found:
+        try:
+            about = path.stat()
+        except OSError:  # a link into nowhere, a folder that is closed to us
+            continue
+        if path.is_file() and about.st_size >= _LARGE and os.access(path, os.R_OK):
+            disks.setdefault(about.st_dev, []).append((about.st_size, path))
+    if not disks:
+        return []
+    chosen = max(disks.values(), key=lambda files: sum(size for size, _ in files))
+    if sum(size for size, _ in chosen) < _ENOUGH:
+        return []
+    return [path for _, path in sorted(chosen, reverse=True)]
+
+
+def made_folder(folder: Path) -> Path:
+    """The folder, which is made where there is none. Raises CheckpointError."""
+    with writing(folder, ELSEWHERE):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def written_file(folder: Path, fix: str, variable: str = "OFFSPEC_CACHE") -> Iterator[Path]:
+    """A large file to read. It has no name, so that nothing is left of it however this ends.
+
+    fix: what to do where none can be written, for the error; variable: what names another folder, for that of
+    a full disk. Raises CheckpointError, DiskFullError.
+    """
+    require_space(folder, _WRITTEN, "measuring the disk", variable)
+    with (
+        writing(folder, fix),
+        disk_full(folder, _WRITTEN),
+        tempfile.TemporaryFile(dir=folder) as file,
+    ):
+        block = os.urandom(_BLOCK)  # zeros might never reach the disk
+        for _ in range(_WRITTEN // _BLOCK):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        yield Path(f"/proc/self/fd/{file.fileno()}")

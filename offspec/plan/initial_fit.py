@@ -2,16 +2,17 @@
 
 from dataclasses import dataclass, replace
 
-from offspec.core.config import AUTO, EngineConfig, format_bytes
+from offspec.core.config import AUTO, EngineConfig
 from offspec.core.errors import PlanError
 from offspec.core.events import Notice
 from offspec.draft.open import Notify
-from offspec.plan.draft_memory import with_most_width
 from offspec.plan.fit import LEAST_BUDGET, Fit, find_fit, still_fits, try_fit, undrafted_nodes
 from offspec.plan.hardware_profile import machine_fingerprint
+from offspec.plan.needs import with_most_width
 from offspec.plan.opened import OpenedModels
 from offspec_planners.plan import Plan
 from offspec_planners.search import shared_budgets
+from offspec_planners.units import format_bytes
 
 # Nodes to make room for, before it is known how many pay: the first that there is room for at all, and more
 # where that takes nothing from the layers.
@@ -79,7 +80,7 @@ def _belongs(plan: Plan, opened: OpenedModels) -> None:
         raise PlanError(f"the plan was made for another machine, {plan.hardware.name}; {made}")
     if plan.target_print != opened.target_print:
         raise PlanError(f"the plan was made for {plan.target}, or for another version of its files; {made}")
-    if plan.draft_print != opened.draft_print:
+    if plan.draft_print != opened.drafts.fingerprint:
         raise PlanError(f"the plan was made for the draft {plan.draft}, or another version of it; {made}")
 
 
@@ -87,7 +88,7 @@ def _still_fits(plan: Plan, opened: OpenedModels) -> InitialFit | str:
     """How to load as the plan says, or why that cannot be."""
     for name, made, here in (
         (plan.target, plan.target_print, opened.target_print),
-        (plan.draft, plan.draft_print, opened.draft_print),
+        (plan.draft, plan.draft_print, opened.drafts.fingerprint),
     ):
         if made != here:
             other = "draft than is best now" if name == AUTO else f"version of {name}"

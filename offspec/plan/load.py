@@ -15,7 +15,7 @@ from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.checkpoint.hub import is_cached, is_reachable
 from offspec.checkpoint.open import DEMO
 from offspec.core import memory
-from offspec.core.config import AUTO, MTP, EngineConfig, format_bytes
+from offspec.core.config import AUTO, MTP, EngineConfig
 from offspec.core.errors import CapacityError, RequestError
 from offspec.core.events import Notice
 from offspec.core.trace import OFF, Timeline
@@ -28,13 +28,14 @@ from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer
 from offspec.plan.auto_draft import choose_auto_draft, fetches_drafts
 from offspec.plan.choose_device import choose_device
-from offspec.plan.draft_memory import tree_nodes
 from offspec.plan.fit import Fit, find_fit, keeps_unpacked, most_sequences, no_room_for_substitute
-from offspec.plan.hot_experts import recall_experts
 from offspec.plan.load_drafts import bytes_progress, load_drafts
+from offspec.plan.needs import tree_nodes
 from offspec.plan.opened import OpenedModels
+from offspec.plan.records import recall_experts
 from offspec.plan.warm_up import warm_up_kernels
 from offspec_planners.placement import Placement, Tier
+from offspec_planners.units import format_bytes
 
 _ROUNDING = (
     "on this processor the rounding of a row depends on the rows beside it, whatever their number: where two "
@@ -157,20 +158,19 @@ def _with_best_draft(
     opened: OpenedModels, opener: DraftOpener, known: Sequence[KnownDraft], notify: Notify
 ) -> OpenedModels:
     """With the best draft there is in the place of "auto"."""
-    chosen = choose_auto_draft(
+    choice, tried = choose_auto_draft(
         opened,
         known,
         lambda name: opener.open([name]),
         lambda name: name in (MTP, DEMO) or is_cached(name),
         fetches=fetches_drafts(opened.config.model, known, is_cached, is_reachable),
     )
-    choice = chosen.choice
-    for name, found in chosen.opened.items():
+    for name, found in tried.items():
         if name not in choice.names and found.draft is not None:
             found.draft.close()
     if choice.line:
         notify(Notice(choice.line))
-    taken = chosen.opened.get(choice.names[0], opened)
+    taken = tried.get(choice.names[0], opened)
     return replace(taken, config=replace(opened.config, draft=",".join(choice.names)))
 
 
@@ -271,19 +271,13 @@ def describe(assembly: Assembly) -> dict[str, Any]:
     placement, target = assembly.placement, assembly.target
     sizes = target.dense_bytes if placement.by_need else target.layer_bytes
     streamed = [i for i, tier in enumerate(placement.tiers) if tier.streams]
-    beside = placement.layers(Tier.CPU)
-    host = placement.layers(Tier.HOST)
+    kinds = {"resident": Tier.DEVICE, "cpu": Tier.CPU, "host": Tier.HOST, "disk": Tier.DISK}
+    layers = {kind: placement.layers(tier) for kind, tier in kinds.items()}
     return {
         "context": assembly.context,
-        "resident_layers": len(placement.resident),
-        "cpu_layers": len(beside),
-        "host_layers": len(host),
-        "disk_layers": len(placement.layers(Tier.DISK)),
+        **{f"{kind}_layers": len(which) for kind, which in layers.items()},
         "streamed_layers": len(streamed),
-        "resident_bytes": sum(sizes[i] for i in placement.resident),
-        "cpu_bytes": sum(sizes[i] for i in beside),
-        "host_bytes": sum(sizes[i] for i in host),
-        "disk_bytes": sum(sizes[i] for i in placement.layers(Tier.DISK)),
+        **{f"{kind}_bytes": sum(sizes[i] for i in which) for kind, which in layers.items()},
         "slot_bytes": placement.slots * max((sizes[i] for i in streamed), default=0),
         "slots": placement.slots,
         "expert_slots": placement.expert_slots,
@@ -300,11 +294,6 @@ def describe(assembly: Assembly) -> dict[str, Any]:
         "vram": assembly.vram,
         "gpu_names": [torch.cuda.get_device_name(gpu) for gpu in target.devices if gpu.type == "cuda"],
         "gpus": [
-            sum(
-                placement.gpu_of(layer) == gpu
-                for layer, tier in enumerate(placement.tiers)
-                if tier != Tier.CPU
-            )
-            for gpu in range(placement.gpu_count)
+            sum(tier != Tier.CPU for tier in placement.tiers_on(gpu)) for gpu in range(placement.gpu_count)
         ],
     }

@@ -21,8 +21,8 @@ from offspec.model.quantize.kept import LEAST, KeptRounding
 from offspec.model.recurrence import snapshots
 from offspec.model.row_counts import RowCounts
 from offspec.model.tokenizer import TextCodec
-from offspec.plan.draft_memory import draft_rows
 from offspec.plan.fit import Fit
+from offspec.plan.needs import draft_rows
 from offspec_planners.placement import Placement
 
 

@@ -14,12 +14,9 @@ from offspec.model.parts import TargetParts
 from offspec.plan.cpu_choice import choose_cpu_experts, choose_cpu_layers
 from offspec.plan.fit import (
     LEAST_BUDGET,
-    Fit,
-    cache_bytes,
     find_fit,
     keeps_unpacked,
     least_memory,
-    try_fit,
     undrafted_nodes,
 )
 from offspec.plan.load import Assembly
@@ -30,6 +27,7 @@ from offspec.plan.memory_parts import memory_parts
 from offspec.plan.model_sizes import expert_sizes, sizes_of
 from offspec.plan.opened import OpenedModels
 from offspec.plan.records import DraftRecord, ExpertRecord
+from offspec.plan.shared_passes import SharedPasses
 from offspec.plan.variants import Variants
 from offspec.stream.device_experts import DeviceExpertStore
 from offspec_kernels.row_linear import row_linear
@@ -39,7 +37,7 @@ from offspec_planners.hardware_rates import Hardware
 from offspec_planners.measure import measure_host
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.placement import Tier
-from offspec_planners.plan import Plan, Shared
+from offspec_planners.plan import Plan
 from offspec_planners.predictor import Predictor
 from offspec_planners.search import (
     WIDTHS,
@@ -47,7 +45,6 @@ from offspec_planners.search import (
     best,
     budgets_for,
 )
-from offspec_planners.shared_passes import LaidOut, SharedPasses
 from offspec_planners.typical_acceptance import MODEL, SUBSTITUTE
 
 _WALKED = 8.0  # nodes that a first estimate takes a pass to walk
@@ -202,7 +199,7 @@ def _build(
 ) -> Plan:
     """Plan with the draft held as it is at the most nodes."""
     calibration = acceptance.calibration
-    held, draft_print = find_fit(opened, loaded), opened.draft_print
+    held, draft_print = find_fit(opened, loaded), opened.drafts.fingerprint
     if not held.drafts_with_model:  # there was no room for a model, and so it was not tried
         opened = replace(opened, drafts=opened.drafts.without_model())
     else:
@@ -228,7 +225,8 @@ def _build(
     chosen = predictor.refined(costs, chosen)
     least = replace(settled, budget=max(LEAST_BUDGET, sequences), width=loaded.width)
     least_ram, least_vram = least_memory(opened, least)
-    shared = _shared_passes(opened, settled, fit, predictor, chosen, (loaded.budget or 1, largest))
+    most_nodes = (loaded.budget or 1, largest)
+    shared = SharedPasses(opened, settled, fit, predictor, chosen, most_nodes).rows()
     return Plan(
         target=wanted.model,
         target_print=opened.target_print,
@@ -286,31 +284,6 @@ def _settle(
             pays = choose_cpu_experts(opened, settled, predictor, chosen)
             settled = replace(settled, experts="cpu" if pays else "gpu")
     return settled, found
-
-
-def _shared_passes(
-    opened: OpenedModels,
-    config: EngineConfig,
-    fit: Fit,
-    predictor: Predictor,
-    chosen: Outlook,
-    most: tuple[int, int],
-) -> tuple[Shared, ...]:
-    """Rows for other numbers of sequences, with the plan's draft and context.
-
-    Caches are in RAM only if those of the plan are.
-    """
-
-    def lay_out(sequences: int, budget: int, width: int) -> LaidOut | None:
-        other = replace(config, sequences=sequences, budget=budget, width=width, context=fit.context)
-        found = try_fit(opened, other, held=fit.held)
-        if found is None or found.placement.caches is Tier.HOST is not fit.placement.caches:
-            return None
-        return found.placement, cache_bytes(opened, other, found)
-
-    wanted = opened.config
-    passes = SharedPasses(predictor, chosen, lay_out, most, wanted.budget, wanted.width)
-    return passes.rows((fit.placement, cache_bytes(opened, config, fit)))
 
 
 def notes_on(opened: OpenedModels) -> tuple[str, ...]:

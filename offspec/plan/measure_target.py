@@ -24,7 +24,8 @@ from offspec.sampling.verify import LikelyRows, walk
 from offspec.stream.device_experts import DeviceExpertStore
 from offspec_planners.cost import ModelSizes
 from offspec_planners.hardware_rates import Hardware, Processor, Rate
-from offspec_planners.measure import disk_rate, identify
+from offspec_planners.measure import identify
+from offspec_planners.measure.disk import disk_rate
 from offspec_planners.measured_costs import MeasuredCosts
 
 ROWS = (2, 16, 64, 128, 256, 512)
@@ -45,7 +46,7 @@ _BUSY = 0.2  # share of that time that passes must wait for the link to call it 
 Progress = Callable[[int, int], None]
 
 
-class _EnoughError(Exception):
+class EnoughError(Exception):
     """The pass has run for long enough."""
 
 
@@ -176,11 +177,11 @@ class PassTrial:
 
         def stop(done: int) -> None:
             if done >= _LEAST_LAYERS and time.perf_counter() - began > seconds:
-                raise _EnoughError
+                raise EnoughError
 
         model.on_layer = stop
         hidden: torch.Tensor | None = None
-        with suppress(_EnoughError):
+        with suppress(EnoughError):
             hidden = model.hidden(tokens, context)
             if model.settle is not None:
                 model.settle()
@@ -208,20 +209,16 @@ class PassTrial:
 
     def _head(self) -> float:
         """Seconds of the product that makes the logits of the likeliest nodes; 0 where there is none such."""
-        model = self._target.tree_model
-        rows = model.rows_together(self._target.device)
+        target, model = self._target, self._target.tree_model
         if model.streams_head:
             return 0.0
-        times = []
+        rows, width, times = model.rows_together(target.device), target.skeleton.config.hidden_size, []
+        states = torch.zeros(rows, width, dtype=target.dtype, device=target.device)
         for _ in range(_WALKS):
             began = time.perf_counter()
-            float(model.logits_by_row(self._states(rows))(range(rows))[0, 0])  # waits for a device
+            float(model.logits_by_row(states)(range(rows))[0, 0])  # waits for a device
             times.append(time.perf_counter() - began)
         return statistics.median(times)
-
-    def _states(self, rows: int) -> torch.Tensor:
-        target = self._target
-        return torch.zeros(rows, target.skeleton.config.hidden_size, dtype=target.dtype, device=target.device)
 
     def _walk(self) -> float:
         """Seconds of choosing one token, with the noise at hand, as it is where the draft has used it."""

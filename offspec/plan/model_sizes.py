@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,10 @@ from offspec.checkpoint.demo_wide import FACTOR
 from offspec.checkpoint.folder import CONFIG, read_config
 from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.open import DEMO, DEMO_WIDE
+from offspec.checkpoint.pack_manifest import format_of
+from offspec.checkpoint.quantised.methods import METHODS, name_of
+from offspec.checkpoint.quantised.parts import even_steps
+from offspec.checkpoint.quantised.schemes import matches
 from offspec.checkpoint.shapes import known_config
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, bytes_of, dtype_name
 from offspec.checkpoint.widening import wide_config
@@ -22,14 +28,16 @@ from offspec.core.files import scratch_folder
 from offspec.model.experts import is_experts
 from offspec.model.loaded import LoadedModel
 from offspec.model.probe.build import build_skeleton
-from offspec.model.quantize.pack.contents import refuse_packed
-from offspec.plan.config_formats import ConfigFormats
+from offspec.model.quantize.pack.contents import is_router, refuse_packed
 from offspec_kernels.dequant import Format
+from offspec_kernels.errors import ArgumentError
 from offspec_planners.cost import ModelSizes
 from offspec_planners.expert_costs import ExpertSizes
 
 _CHOSEN = ("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "moe_top_k")  # in configurations
 _DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+_GROUP = 64  # of columns, of which rounded matrices have a whole number
+_LEFT_OUT = ("modules_to_not_convert", "ignore", "exclude_modules")  # settings that list modules
 
 
 def sizes_of(model: LoadedModel, name: str) -> ModelSizes:
@@ -193,3 +201,58 @@ def _packed(name: str, shape: tuple[int, ...], format_: Format, file: Path, offs
         parts.append((part, TensorInfo(f"{name}.{part}", kind, stored.shape, file, offset, nbytes)))
         offset += nbytes
     return PackedInfo(name, shape, format_, tuple(parts))
+
+
+class ConfigFormats:
+    """The formats of the weights of decoder layers.
+
+    Args:
+        settings: The `quantization_config` of a config.json; None: there is none.
+        quantize: What matrices are rounded to besides. Default None: as they are.
+    """
+
+    def __init__(self, settings: Any, quantize: PackFormat | None = None) -> None:
+        told: Mapping[str, Any] = settings if isinstance(settings, dict) and quantize is None else {}
+        self._left_out = [
+            str(pattern) for name in _LEFT_OUT for pattern in _listed(told.get(name)) if quantize is None
+        ]
+        method = METHODS.get(name_of(told))
+        self._experts_alone = method is not None and method.experts_alone
+        self._usual: tuple[Format, ...] = ()
+        if quantize is not None:
+            self._usual = (format_of(quantize),)
+        elif told:
+            self._usual = method.usual(told) if method is not None else even_steps(told)
+
+    def of(self, name: str, shape: tuple[int, ...]) -> Format | None:
+        """The format of a layer's parameter, of about the right size; None where it is in 16 bits."""
+        if len(shape) < 2 or is_router(name) or self._is_left_out(name):
+            return None
+        if self._experts_alone:
+            if len(shape) != 3 or ".experts." not in name:
+                return None
+        elif shape[-1] % _GROUP:
+            return None
+        return next((format for format in self._usual if _can_be(format, shape)), None)
+
+    def _is_left_out(self, name: str) -> bool:
+        module = name.removesuffix(".weight")
+        return any(_fits(pattern, module) for pattern in self._left_out)
+
+
+def _listed(patterns: Any) -> list[Any]:
+    return patterns if isinstance(patterns, list) else []
+
+
+def _fits(pattern: str, module: str) -> bool:
+    if pattern.startswith("re:"):
+        return matches(pattern, module)
+    return fnmatchcase(module, pattern) or fnmatchcase(module, f"{pattern}.*")
+
+
+def _can_be(format: Format, shape: tuple[int, ...]) -> bool:
+    try:
+        format.parts(shape)
+    except ArgumentError:
+        return False
+    return True

@@ -48,11 +48,6 @@ class OpenedModels:
         return tuple(self.drafts.heads.values())
 
     @property
-    def draft_print(self) -> str:
-        """Fingerprint of the main drafter, whatever bits it has; "none" without one."""
-        return self.drafts.fingerprint
-
-    @property
     def embeds(self) -> bool:
         """Whether a head looks its tokens up in the target's embedding, which then stays in RAM."""
         return any(head.embeds for head in self.heads)

@@ -14,10 +14,10 @@ from offspec.draft.open import Drafts, substitute_print
 from offspec.draft.published import known_drafts
 from offspec.plan.auto_draft import choose_auto_draft, of_hub
 from offspec.plan.choose_device import check_memory, check_without_gpu
-from offspec.plan.draft_memory import unpacks, with_most_width
 from offspec.plan.fit import Fit, find_fit, no_room_for_substitute, try_fit
 from offspec.plan.make import Acceptance, build_plan, in_bits, typical_substitute
 from offspec.plan.model_sizes import imagine, sizes_of
+from offspec.plan.needs import unpacks, with_most_width
 from offspec.plan.opened import OpenedModels
 from offspec_planners.acceptance import typical
 from offspec_planners.cost import JOINED_WIDTHS, WIDTHS, Estimate
@@ -120,15 +120,15 @@ def _drafts(opened: OpenedModels) -> list[tuple[OpenedModels, str]]:
         return _imagined((name,), opened)
 
     known = known_drafts(config.model, opened.target.skeleton.config.to_dict())
-    chosen = choose_auto_draft(opened, known, imagined, lambda name: name == MTP, fetches=True)
-    main, line = chosen.choice.names[0], chosen.choice.line
+    choice, tried = choose_auto_draft(opened, known, imagined, lambda name: name == MTP, fetches=True)
+    main, line = choice.names[0], choice.line
     note = f"{line[0].upper()}{line[1:]}." if line else ""
     if main not in (SUBSTITUTE, *LOOKUPS) and not of_hub(config.model):
         note += f' A run of a local model fetches that only with `draft="{main}"`.'
     alone = replace(opened, config=replace(config, draft=NONE), asked=NONE)
-    if main not in chosen.opened:
+    if main not in tried:
         return [(alone, note)]
-    found = replace(chosen.opened[main], config=replace(config, draft=main), asked=main)
+    found = replace(tried[main], config=replace(config, draft=main), asked=main)
     return [(alone, ""), (found, note)]
 
 

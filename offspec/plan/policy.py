@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 from offspec.core.config import EngineConfig
 from offspec.draft.grow.best_first import GrowthPolicy
-from offspec.plan.draft_memory import most_width, tree_nodes
 from offspec.plan.fit import LOOKED_UP
 from offspec.plan.initial_fit import RECORDED
 from offspec.plan.make import acceptance_for
+from offspec.plan.needs import most_width, tree_nodes
 from offspec.plan.records import DraftRecord
 from offspec_planners.acceptance import Calibration
 from offspec_planners.cost import PassCosts

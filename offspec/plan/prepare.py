@@ -20,7 +20,6 @@ from offspec.core.trace import OFF, Timeline
 from offspec.draft.open import Notify
 from offspec.plan import records as ledger
 from offspec.plan.choose_device import choose_device
-from offspec.plan.fit import Fit
 from offspec.plan.hardware_profile import machine_fingerprint
 from offspec.plan.initial_fit import InitialFit, initial_fit
 from offspec.plan.load import Assembly, load_models, open_models
@@ -94,7 +93,12 @@ def prepare(
     """
     config = choose_device(config, plan=named)
     if named is not None:
-        named = _as_wished(named, config)
+        named = replace(  # with the caller's own settings
+            named,
+            budget=config.budget or named.budget,
+            width=config.width or named.width,
+            context=config.context or named.context,
+        )
         config = _as_planned(config, named)
         named = named if config.draft != NONE or named.draft == NONE else None
     opened = open_models(config, notify, timeline)
@@ -105,7 +109,9 @@ def prepare(
         start = initial_fit(opened, None if replan else named, kept, notify)
         if at_once and named is saved is None and not replan and _delays_answer(opened, start):
             notify(Notice(_AT_ONCE))
-            opened = _without_draft(opened)
+            if opened.draft is not None:
+                opened.draft.close()
+            opened = opened.alone()
             start = initial_fit(opened, None, None, notify)
         record = record_of(opened, start.fit.draft_bits)
     except BaseException:
@@ -133,16 +139,12 @@ def prepare(
         assembly.sources.close()
         opened.close()
         raise
-    if measured is not None and not replan and leaves_draft_out(plan, start.fit):
+    left_out = start.fit.drafts_with_model and not plan.drafts_with_model
+    if measured is not None and not replan and left_out:
         assembly.sources.close()  # the draft's memory is worth more to the target
         opened.close()
         return prepare(config, notify, timeline, named=plan)
     return replace(prepared, policy=policy, measured=measured)
-
-
-def leaves_draft_out(plan: Plan, fit: Fit) -> bool:
-    """Whether a model that drafts was loaded, and the plan does without any."""
-    return fit.drafts_with_model and not plan.drafts_with_model
 
 
 def _delays_answer(opened: OpenedModels, start: InitialFit) -> bool:
@@ -159,19 +161,13 @@ def _delays_answer(opened: OpenedModels, start: InitialFit) -> bool:
     return not streams and len(placement.resident) == len(placement.tiers)
 
 
-def _without_draft(opened: OpenedModels) -> OpenedModels:
-    """The target by itself; its draft is closed."""
-    if opened.draft is not None:
-        opened.draft.close()
-    return opened.alone()
-
-
 def record_of(opened: OpenedModels, bits: int) -> DraftRecord:
     """The record of the draft when its weights have that number of bits."""
+    # What is drawn holds by other odds than what is ranked: as if another draft had guessed it.
+    drawn = " drawn" if opened.config.verify == "sequoia" else ""
     return DraftRecord(
         opened.target_print,
-        # What is drawn holds by other odds than what is ranked: as if another draft had guessed it.
-        f"{opened.draft_print} drawn" if opened.config.verify == "sequoia" else opened.draft_print,
+        f"{opened.drafts.fingerprint}{drawn}",
         bits,
         kind=opened.drafts.kind,
         typical=opened.drafts.typical,
@@ -202,16 +198,6 @@ def _knows_experts(kept: Plan, opened: OpenedModels) -> bool:
     use = ExpertRecord(opened.target_print, sizes).use
     # Passes of one row with all experts there say nothing, however many they are.
     return use.passes >= _ENOUGH_PASSES and use.applied(kept.costs.experts).learnt
-
-
-def _as_wished(plan: Plan, config: EngineConfig) -> Plan:
-    """A named plan, with the caller's own settings."""
-    return replace(
-        plan,
-        budget=config.budget or plan.budget,
-        width=config.width or plan.width,
-        context=config.context or plan.context,
-    )
 
 
 def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:

@@ -1,8 +1,10 @@
-"""What runs leave for later runs: plans, and what was learnt about drafts. Files in the user's cache.
+"""What runs leave for later runs: plans, and what was learnt of drafts and experts. Files in the cache.
 
 A file that is damaged is as good as none here: it is made again. Only a plan that the user names is read
 strictly.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -10,7 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offspec.core.cache_dir import cache_root
 from offspec.core.errors import OffspecError, PlanError
@@ -20,6 +22,9 @@ from offspec_planners.expert_costs import ExpertSizes, ExpertUse
 from offspec_planners.json_fields import parse
 from offspec_planners.plan import Plan
 from offspec_planners.typical_acceptance import MODEL, TypicalDraft
+
+if TYPE_CHECKING:
+    from offspec.model.loaded import LoadedModel
 
 _VERSION = 1
 
@@ -97,20 +102,12 @@ class DraftRecord:
         self._used = set[Case]()
         self._file = cache_root() / "drafts" / f"{key_of(target, draft, bits)}.json"
         self._entries: dict[Case, Calibration] = {}
-        for name, value in self._read().items():
-            try:
+        for name, value in self._saved().items():
+            with suppress(ValueError):
                 self._entries[_case_named(name)] = Calibration.from_json(value)
-            except ValueError:
-                continue
 
-    def _read(self) -> dict[str, Any]:
-        try:
-            found = parse(self._file.read_text("utf-8"))
-        except (OSError, ValueError):
-            return {}
-        entries = (
-            found.get("entries") if isinstance(found, dict) and found.get("version") == _VERSION else None
-        )
+    def _saved(self) -> dict[str, Any]:
+        entries = _read(self._file).get("entries")
         return entries if isinstance(entries, dict) else {}
 
     def find(self, temperature: float, coupled: bool) -> Calibration | None:
@@ -141,7 +138,7 @@ class DraftRecord:
         learnt = {_name(case): self._entries[case] for case in self._used if self._entries[case].passes}
         if not (self.keeps and learnt):
             return
-        entries = self._read() | {name: entry.to_json() for name, entry in learnt.items()}
+        entries = self._saved() | {name: entry.to_json() for name, entry in learnt.items()}
         write_if_possible(
             self._file, json.dumps({"version": _VERSION, "entries": entries}, separators=(",", ":"))
         )
@@ -160,10 +157,8 @@ class ExpertRecord:
         self.layers, self.keeps = len(sizes.layers), keeps
         self.use = ExpertUse(sizes.count, sizes.chosen)
         self._file = cache_root() / "expert_use" / f"{key_of(target)}.json"
-        with suppress(OSError, ValueError):
-            found = parse(self._file.read_text("utf-8"))
-            if isinstance(found, dict) and found.pop("version", None) == _VERSION:
-                self.use.restore(found)
+        with suppress(ValueError):
+            self.use.restore(_read(self._file))
         self._known = self.use.passes
 
     def save(self) -> None:
@@ -171,6 +166,34 @@ class ExpertRecord:
         if self.keeps and self.use.passes > self._known:
             self._known = self.use.passes
             write_if_possible(self._file, json.dumps({"version": _VERSION, **self.use.to_json()}))
+
+
+def recall_experts(target: LoadedModel, target_print: str) -> None:
+    """Have a target that was loaded keep the experts that earlier runs used most.
+
+    They are read while nothing else is, into slots that nobody needs.
+    """
+    if (store := target.store) is None:
+        return
+    shares = _read(_experts_file(target_print)).get("shares")
+    if not isinstance(shares, list) or len(shares) != len(store.layouts):
+        return
+    if all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares):
+        store.recall([float(share) for share in shares])
+
+
+def save_experts(target: LoadedModel, target_print: str) -> None:
+    """Leave how often rows asked for each expert; where nothing can be written, later runs learn it again."""
+    store = target.store
+    if store is None or not store.stats.asked:
+        return
+    shares = [round(float(share), 4) for share in store.usage.shares]
+    text = json.dumps({"version": _VERSION, "shares": shares}, separators=(",", ":"))
+    write_if_possible(_experts_file(target_print), text)
+
+
+def _experts_file(target_print: str) -> Path:
+    return cache_root() / "experts" / f"{key_of(target_print)}.json"
 
 
 def case_of(temperature: float, coupled: bool) -> Case:
@@ -189,6 +212,15 @@ def _case_named(name: str) -> Case:
     if not 0 <= case[0] < math.inf or _name(case) != name:
         raise ValueError(f"{name} is no temperature and rule")
     return case
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The object of a file; an empty one where there is none, or none that this version can read."""
+    try:
+        found = parse(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and found.pop("version", None) == _VERSION else {}
 
 
 def write_if_possible(file: Path, text: str) -> None:

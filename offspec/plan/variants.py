@@ -1,20 +1,21 @@
-"""Variants of a plan for its what-if rows: machines, formats and drafts, laid out in memory."""
+"""What-if rows of a plan: variants of its machine, format and draft that make a difference to its speed."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from offspec.core.config import DraftBits, EngineConfig, format_bytes
+from offspec.core.config import DraftBits
 from offspec.plan.cpu_choice import choose_cpu_experts, choose_cpu_layers
 from offspec.plan.fit import Fit, find_fit, keeps_unpacked, try_fit
 from offspec.plan.opened import OpenedModels
+from offspec.plan.shared_passes import SettledPlan
 from offspec_planners.acceptance import rounded
+from offspec_planners.cost import ModelSizes
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.plan import Shared, WhatIf
+from offspec_planners.plan.forecast import Choice, Shared, WhatIf
 from offspec_planners.predictor import Predictor
-from offspec_planners.search import Outlook
-from offspec_planners.units import format_count
-from offspec_planners.what_if import Variant, explain_memories, faster_rows, sequence_rows, undrafted_rows
+from offspec_planners.units import format_bytes, format_count, format_number
 
+_GAIN = 1.05  # times the speed; smaller gains are omitted
 _FACTORS = (1.5, 2, 4)  # times the memory there is
 _DRAFT_BITS: DraftBits = 4
 _NEARLY = (1.0, 1.05, 1.1, 1.15, 1.2, 1.25)  # times the memory there is: still little more
@@ -24,23 +25,8 @@ _WHOLE = 12  # bits a weight, from which on a file is not taken for packed
 _FORMATS = {"nf4": 4.25, "int8": 8.5}  # bits a weight of what `offspec pack` makes, scales included
 
 
-@dataclass(frozen=True, slots=True)
-class Variants:
-    """Lays out variants of one plan.
-
-    Args:
-        opened: Models that memory is divided among.
-        config: Settings of the plan.
-        fit: What fits where by the plan.
-        predictor: Prices of the plan.
-        chosen: Outlook of the plan.
-    """
-
-    opened: OpenedModels
-    config: EngineConfig
-    fit: Fit
-    predictor: Predictor
-    chosen: Outlook
+class Variants(SettledPlan):
+    """Lays out and prices variants of one plan."""
 
     def what_ifs(self, shared: Iterable[Shared]) -> tuple[WhatIf, ...]:
         """Rows for what makes a difference: memory, links, bits, no draft, and other numbers of sequences.
@@ -52,11 +38,13 @@ class Variants:
         if placement.slots > 0 or placement.by_need:
             rows = faster_rows(choice, self._ladders())
         if self.predictor.drafts:
-            alone = find_fit(self.opened.alone(), replace(self.config, budget=sequences, width=1))
-            rows += undrafted_rows(choice, self.predictor.plain_speed(alone.placement))
+            least = find_fit(self.opened.alone(), replace(self.config, budget=sequences, width=1))
+            alone = self.predictor.plain_speed(least.placement)
+            if not choice.tok_per_s < _GAIN * alone < _GAIN**2 * choice.tok_per_s:  # not about as fast
+                rows.append(WhatIf("no draft", alone, "one token a pass"))
         return (*rows, *sequence_rows(choice, sequences, shared))
 
-    def _ladders(self) -> Iterator[Iterator[Variant]]:
+    def _ladders(self) -> Iterator[Iterator[WhatIf]]:
         """Variants, in groups of ever larger memories."""
         yield self._more_ram()
         yield self._more_vram()
@@ -68,12 +56,12 @@ class Variants:
         yield self._packed_draft()
         yield self._cpu_work()
 
-    def _more_ram(self) -> Iterator[Variant]:
+    def _more_ram(self) -> Iterator[WhatIf]:
         for by in _FACTORS:
             larger = replace(self.opened, memory=int(by * self.opened.memory))
             yield from self._larger(larger, f"{format_bytes(larger.memory)} of RAM")
 
-    def _more_vram(self) -> Iterator[Variant]:
+    def _more_vram(self) -> Iterator[WhatIf]:
         opened = self.opened
         where = "VRAM on each GPU" if opened.more_vram else "VRAM"
         for by in _FACTORS if opened.vram is not None else ():
@@ -81,28 +69,31 @@ class Variants:
             larger = replace(opened, vram=vram, more_vram=tuple(more))
             yield from self._larger(larger, f"{format_bytes(vram)} of {where}")
 
-    def _second_gpu(self) -> Iterator[Variant]:
+    def _second_gpu(self) -> Iterator[WhatIf]:
         opened = self.opened
         if opened.vram is not None and not opened.more_vram and not self.fit.placement.by_need:
             note = "`--device all`, each with a link of its own; "
             yield from self._larger(replace(opened, more_vram=(opened.vram,)), "a second GPU like it", note)
 
-    def _larger(self, larger: OpenedModels, change: str, note: str = "") -> Iterator[Variant]:
+    def _larger(self, larger: OpenedModels, change: str, note: str = "") -> Iterator[WhatIf]:
         """More memory, if the plan's settings fit in it."""
         fit, predictor = try_fit(larger, self.config), self.predictor
         if fit is not None and keeps_unpacked(larger, self.config, fit):
             predictor = replace(predictor, target=predictor.target.unpacked_once())
         yield from self._laid_out(change, note, fit, predictor)
 
-    def _laid_out(self, change: str, note: str, fit: Fit | None, predictor: Predictor) -> Iterator[Variant]:
+    def _laid_out(self, change: str, note: str, fit: Fit | None, predictor: Predictor) -> Iterator[WhatIf]:
         """A variant that fits, with its tiers noted."""
         if fit is not None:
-            yield Variant(change, note + self._memories(fit.placement), fit.placement, predictor)
+            yield self._row(change, note + self._memories(fit.placement), fit.placement, predictor)
+
+    def _row(self, change: str, note: str, placement: Placement, predictor: Predictor) -> WhatIf:
+        return WhatIf(change, predictor.best_speed(placement, self.chosen.choice), note)
 
     def _memories(self, placement: Placement) -> str:
         return explain_memories(placement, self.predictor.target, vram=self.opened.vram is not None)
 
-    def _faster_link(self) -> Iterator[Variant]:
+    def _faster_link(self) -> Iterator[WhatIf]:
         """Bytes that come in half the time, whatever they come through."""
         placement = self.fit.placement
         missed = placement.by_need and placement.host_expert_slots < self.opened.target.experts.count
@@ -110,9 +101,9 @@ class Variants:
         ways = ["the disk"] if from_disk else []
         ways += ["RAM to VRAM"] if self.opened.vram is not None else []
         faster = replace(self.predictor, pricing=self.predictor.pricing.with_faster_link(2.0))
-        yield Variant("a link twice as fast", " and ".join(ways), placement, faster)
+        yield self._row("a link twice as fast", " and ".join(ways), placement, faster)
 
-    def _packed(self, name: str, bits: float, stored: float) -> Iterator[Variant]:
+    def _packed(self, name: str, bits: float, stored: float) -> Iterator[WhatIf]:
         """The target in fewer bits, which then have to be unpacked."""
         share = bits / stored
         fit = try_fit(self.opened, self.config, share)
@@ -120,7 +111,7 @@ class Variants:
             return
         packed = replace(self.predictor, target=self.predictor.target.packed_in(bits, stored))
         note = f"`--quantize {name}`, {_OTHER_ANSWERS}; {self._room_for(fit, share)}"
-        yield Variant(f"the target packed to {name}", note, fit.placement, packed)
+        yield self._row(f"the target packed to {name}", note, fit.placement, packed)
 
     def _room_for(self, fit: Fit, share: float) -> str:
         """Where layers of that share of their size lie, or how little more would hold all of them."""
@@ -142,7 +133,7 @@ class Variants:
                 return f"nearly fits: {size} would hold {held}{without}"
         return self._memories(fit.placement)
 
-    def _int8_cache(self) -> Iterator[Variant]:
+    def _int8_cache(self) -> Iterator[WhatIf]:
         """Keys and values in 8 bits, which leave room for layers."""
         if self.config.kv_cache == "int8":
             return
@@ -152,7 +143,7 @@ class Variants:
         note = f"`--kv-cache int8`, {_OTHER_ANSWERS}; "
         yield from self._laid_out("keys and values in int8", note, fit, replace(self.predictor, target=sizes))
 
-    def _packed_draft(self) -> Iterator[Variant]:
+    def _packed_draft(self) -> Iterator[WhatIf]:
         """A draft that is kept in 4 bits, which leaves room for layers; none if it cannot be priced."""
         pricing = self.predictor.pricing.with_packed_draft(_DRAFT_BITS)
         if pricing is None or self.fit.draft_mode != "full":
@@ -163,7 +154,7 @@ class Variants:
         change, note = f"the draft kept in {_DRAFT_BITS} bits", f"`--draft-bits {_DRAFT_BITS}`; "
         yield from self._laid_out(change, note, fit, predictor)
 
-    def _cpu_work(self) -> Iterator[Variant]:
+    def _cpu_work(self) -> Iterator[WhatIf]:
         """Experts or layers computed by the CPU, if that was left to be chosen and none are."""
         opened, config, predictor = self.opened, self.config, self.predictor
         if config.experts != "cpu" and choose_cpu_experts(opened, config, predictor, self.chosen):
@@ -177,4 +168,55 @@ class Variants:
         else:
             return
         placement = find_fit(opened, config).placement
-        yield Variant(change, f"`--{option}`, {_OTHER_ROUNDING}", placement, predictor)
+        yield self._row(change, f"`--{option}`, {_OTHER_ROUNDING}", placement, predictor)
+
+
+def faster_rows(choice: Choice, ladders: Iterable[Iterable[WhatIf]]) -> list[WhatIf]:
+    """Rows that are faster than a choice, and than those before them in their ladder."""
+    rows = list[WhatIf]()
+    for ladder in ladders:
+        before = choice.tok_per_s
+        for row in ladder:
+            speed = row.tok_per_s or 0.0
+            if speed >= _GAIN * before:
+                rows.append(row)
+                before = speed
+    return rows
+
+
+def sequence_rows(choice: Choice, sequences: int, shared: Iterable[Shared]) -> list[WhatIf]:
+    """Rows for one sequence by itself, and for more than those of a plan as long as more bring more."""
+    rows, before = list[WhatIf](), choice.tok_per_s
+    for row in shared:
+        if row.sequences == 1:
+            rows.append(WhatIf("with 1 sequence", row.tok_per_s, "while others wait"))
+        elif row.sequences > sequences and row.tok_per_s >= _GAIN * before:
+            note = f"{format_number(row.each)} tok/s each; caches of {format_bytes(row.caches)}"
+            rows.append(WhatIf(f"with {row.sequences} sequences", row.tok_per_s, f"in all, {note}"))
+            before = row.tok_per_s
+    return rows
+
+
+def explain_memories(placement: Placement, target: ModelSizes, *, vram: bool) -> str:
+    """How many layers each memory has, or experts, in a clause.
+
+    Args:
+        placement: Tiers of the layers.
+        target: Sizes of the target.
+        vram: Whether a device has memory of its own.
+    """
+    tiers, memory = placement.tiers, "VRAM" if vram else "RAM"
+    if placement.by_need and target.experts is not None:
+        slots = {memory: placement.expert_slots} | ({"RAM": placement.host_expert_slots} if vram else {})
+        shares = {where: count / target.experts.every for where, count in slots.items() if count}
+        return f"{' and '.join(f'{share:.0%} in {where}' for where, share in shares.items())} of experts"
+    counts = {memory: tiers.count(Tier.DEVICE)}
+    counts["RAM"] = counts.get("RAM", 0) + tiers.count(Tier.HOST) + tiers.count(Tier.CPU)
+    first, *others = [(count, where) for where, count in counts.items() if count] or [(0, memory)]
+    if first[0] == len(tiers):
+        return f"all layers in {first[1]}"
+    listing = [
+        f"{first[0]} of {len(tiers)} layers in {first[1]}",
+        *(f"{n} in {where}" for n, where in others),
+    ]
+    return ", ".join(listing)

@@ -23,6 +23,7 @@ from offspec.model.parts import TargetParts
 from offspec.model.tokenizer import TextCodec
 from offspec.plan.load_drafts import calibration_ids
 from offspec.plan.measure_draft import measure_steps
+from offspec.plan.measure_target import EnoughError
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec_kernels.backend import choose_backend, first_line, refuse
@@ -42,10 +43,6 @@ _CHOICES = (
 
 class KernelsRefusedError(Exception):
     """A kernel of ours does not run on this device, which does without them from now on: load again."""
-
-
-class _EnoughError(Exception):
-    """The pass has met every kind of layer."""
 
 
 def warm_up_kernels(
@@ -105,11 +102,11 @@ def _pass(target: LoadedModel) -> None:
 
     def stop(done: int) -> None:
         if done > last:
-            raise _EnoughError
+            raise EnoughError
 
     model.on_layer = stop
     try:
-        with suppress(_EnoughError):
+        with suppress(EnoughError):
             hidden = model.hidden(
                 torch.zeros(rows, dtype=torch.long, device=device), TreeContext.chain(rows, device)
             )

@@ -9,18 +9,17 @@ Letters: W nodes, D depths of the table, K ranks.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from offspec_planners.json_fields import Number, Whole, read
-from offspec_planners.rank_table import DEPTHS, FORGET, DepthRank, SavedTable
+from offspec_planners.json_fields import Number, Whole, complain, read
 from offspec_planners.tree_growth import Grown
-from offspec_planners.typical_acceptance import MODEL, TypicalDraft, Walks, draw_forest
+from offspec_planners.typical_acceptance import MODEL, TypicalDraft, draw_forest
 
 VERSION = 1
 FOREST = 48  # recorded trees that are kept, the latest
@@ -37,6 +36,99 @@ _CORRECTION = (0.5, 2.0)
 # three quarters of the tokens with the 1B, at equal nodes. In between and beyond, the logarithm of a guess's
 # probability goes with that of the share; what is larger is taken to be no better.
 _WORSE = 0.095  # of a guess's log-probability, for each factor e that a draft is smaller
+
+DEPTHS, RANKS = 16, 32  # of the table
+FORGET = 0.995  # of what is counted, kept from pass to pass
+
+_PRIOR = 20.0  # observations that no correction, and the general guess, count for
+_FACTOR = (0.2, 5.0)
+
+# How often a child is picked by rank, of no draft in particular.
+_PICKED = np.array([0.75, *(0.12 / np.arange(1, RANKS) ** 2)])
+
+_Row = Annotated[tuple[Number, ...], Meta(min_length=RANKS, max_length=RANKS)]
+_Table = Annotated[
+    tuple[_Row, ...],
+    Meta(min_length=DEPTHS, max_length=DEPTHS, description=f"{DEPTHS} x {RANKS} numbers of 0 or more"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedTable:
+    """A table in a file."""
+
+    visits: Annotated[
+        tuple[Number, ...],
+        Meta(min_length=DEPTHS, max_length=DEPTHS, description=f"{DEPTHS} numbers of 0 or more"),
+    ]
+    hits: _Table
+    expected: _Table
+
+
+class DepthRank:
+    """By depth of a node and rank of its child: how often the child was picked, against what was expected.
+
+    Depth 0 is the root; whatever is deeper than the table counts as its last row. A cell is shrunk towards
+    its rank at all depths, and that towards no correction.
+    """
+
+    def __init__(self) -> None:
+        self.visits = np.zeros(DEPTHS)
+        self.hits = np.zeros((DEPTHS, RANKS))
+        self.expected = np.zeros((DEPTHS, RANKS))  # by the temperature alone
+        # What is added to a child's log-probability before all are made to sum to one again.
+        self.log_factors = np.zeros((DEPTHS, RANKS), np.float32)
+
+    def apply(self, log_probs: NDArray[np.float32], depths: Sequence[int]) -> NDArray[np.float32]:
+        """Correct the log-probabilities [W, K] of the children of nodes at these depths [W]; at most 0."""
+        rows = np.minimum(np.asarray(depths, dtype=np.int64), DEPTHS - 1)
+        factors = self.log_factors[rows, : log_probs.shape[1]]
+        # The tokens that are not among the K keep their probabilities until all are divided by the sum.
+        total = 1.0 + (np.expm1(factors) * np.exp(log_probs)).sum(axis=1, keepdims=True)
+        corrected: NDArray[np.float32] = np.minimum(log_probs + factors - np.log(total), 0.0)
+        return corrected
+
+    def observe(self, depth: int, log_probs: NDArray[np.float32], rank: int | None) -> None:
+        """Count one walked node, the corrected log-probabilities [K] of its children, and what was picked."""
+        row, count = min(depth, DEPTHS - 1), len(log_probs)
+        if np.isnan(log_probs).any():
+            return
+        self.expected[row, :count] += np.exp(log_probs - self.log_factors[row, :count])
+        self.visits[row] += 1
+        if rank is not None:
+            self.hits[row, rank] += 1
+
+    def settle(self) -> None:
+        """After a pass: forget a little, and let corrections follow from what was counted."""
+        for counts in (self.visits, self.hits, self.expected):
+            counts *= FORGET
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Work the corrections out from the counts."""
+        by_rank = (self.hits.sum(axis=0) + _PRIOR) / (self.expected.sum(axis=0) + _PRIOR)
+        factors = by_rank * (self.hits + _PRIOR) / (self.expected * by_rank + _PRIOR)
+        self.log_factors = np.log(np.clip(factors, *_FACTOR)).astype(np.float32)
+
+    def acceptance(self) -> NDArray[np.float64]:
+        """[D, K]: how often the target picks the child of a rank at a node that it walks."""
+        by_rank = (self.hits.sum(axis=0) + _PRIOR * _PICKED) / (self.visits.sum() + _PRIOR)
+        picked: NDArray[np.float64] = (self.hits + _PRIOR * by_rank) / (self.visits[:, None] + _PRIOR)
+        return picked
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("visits", "hits", "expected")
+        return {name: np.round(getattr(self, name), 4).tolist() for name in names}
+
+    @classmethod
+    def from_json(cls, saved: _SavedTable) -> "DepthRank":
+        """Raises ValueError, one line: the key, what it is, what it should be."""
+        table = cls()
+        table.visits, table.hits, table.expected = map(np.array, (saved.visits, saved.hits, saved.expected))
+        if (table.hits.sum(axis=1) > table.visits + 1e-3 * (1 + table.visits)).any():
+            complain("table.hits", saved.hits, "no more in a row than its visits")
+        table.refresh()
+        return table
 
 
 class TemperatureFit:
@@ -83,7 +175,7 @@ class _Saved:
     ]
     tau: Annotated[float, Meta(ge=_TAU[0], le=_TAU[1], description=f"between {_TAU[0]} and {_TAU[1]}")]
     observations: Whole
-    table: SavedTable
+    table: _SavedTable
     expected: Number
     observed: Number
     passes: Whole
@@ -169,11 +261,6 @@ class Calibration:
         )
 
 
-@cache
-def _drawn(mean: float, spread: float) -> tuple[list[Grown], Walks]:
-    return draw_forest(mean, spread, DEPTHS)
-
-
 def rounded(known: Calibration, bits: int) -> Calibration:
     """What is known of a draft in 16 bits, as it may be expected when its weights are rounded to `bits`."""
     return _worse(known, MODEL.by_bits[bits])
@@ -205,7 +292,7 @@ def typical(draft: TypicalDraft, share: float | None = None, bits: int | None = 
         share: Its weights over the target's. Default None: those of `draft`.
         bits: Of the draft's weights. Default None: 4 of a substitute's, and a model as it is.
     """
-    forest, walks = _drawn(draft.mean, draft.spread)
+    forest, walks = draw_forest(draft.mean, draft.spread, DEPTHS)
     known = Calibration(table=_table(walks.visits, walks.hits), forest=forest)
     power = draft.power
     if share is not None and draft.share is not None:

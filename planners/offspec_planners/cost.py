@@ -317,16 +317,13 @@ class Estimate:
 
     def _experts(self, target: ModelSizes, placement: Placement) -> ExpertCosts | None:
         """Of experts that come by need; None where none do."""
-        experts, links = target.experts, self._links()
+        experts = target.experts
         if experts is None or not placement.by_need:
             return None
-        host = self._expert_host(placement)
-        seconds = [
-            (rows, len(experts.layers) * expert_layer_seconds(self.hardware.processor, target, rows, host))
-            for rows in ROWS
-        ]
-        sources = expert_sources(experts, placement, links)
-        return ExpertCosts(len(experts.layers), experts.count, experts.chosen, sources, tuple(seconds))
+        host, processor, layers = self._expert_host(placement), self.hardware.processor, len(experts.layers)
+        seconds = [(rows, layers * expert_layer_seconds(processor, target, rows, host)) for rows in ROWS]
+        sources = expert_sources(experts, placement, self._links())
+        return ExpertCosts(layers, experts.count, experts.chosen, sources, tuple(seconds))
 
     def _expert_host(self, placement: Placement) -> Processor | None:
         """The CPU, where it computes experts beside a device."""
@@ -370,12 +367,8 @@ class Estimate:
 
     def with_faster_link(self, factor: float) -> "Estimate":
         """Implements `Pricing`."""
-        link = self.hardware.link
-        faster = replace(
-            self.hardware,
-            disk=self.hardware.disk.times(factor),
-            link=None if link is None else link.times(factor),
-        )
+        disk, link = self.hardware.disk.times(factor), self.hardware.link
+        faster = replace(self.hardware, disk=disk, link=link and link.times(factor))
         return replace(self, hardware=faster)
 
     def with_packed_draft(self, bits: int) -> "Estimate | None":

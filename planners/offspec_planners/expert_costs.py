@@ -30,11 +30,11 @@ Sources = Annotated[
 ]
 _FARTHEST = 3.0  # that logarithms of those are from 0, rounded up
 _Weights = Annotated[
-    tuple[Annotated[float, Meta(ge=0, le=1e6)], ...],
+    list[Annotated[float, Meta(ge=0, le=1e6)]],
     Meta(min_length=_BINS, max_length=_BINS, description=f"a list of {_BINS} numbers of 0 or more"),
 ]
 _Means = Annotated[
-    tuple[Annotated[float, Meta(ge=-_FARTHEST, le=_FARTHEST)], ...],
+    list[Annotated[float, Meta(ge=-_FARTHEST, le=_FARTHEST)]],
     Meta(min_length=_BINS, max_length=_BINS, description=f"a list of {_BINS} logarithms of exponents"),
 ]
 
@@ -147,10 +147,6 @@ class ExpertCosts:
         points = zip(rows.tolist(), spread.tolist(), strict=True)
         return replace(self, spread=tuple((int(count * n), exponent) for n, exponent in points))
 
-    def times(self, factor: float) -> "ExpertCosts":
-        """The same through links that are `factor` times as fast."""
-        return replace(self, sources=tuple((share, seconds / factor) for share, seconds in self.sources))
-
 
 def _by_rows(points: Points, rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Linear in the logarithm of the rows; flat below the first point and above the last."""
@@ -190,8 +186,8 @@ class Exponents:
     of them to be near an exponent of 1 before much was seen, and what lies between two to be between them.
     """
 
-    weight: list[float] = field(default_factory=lambda: [0.0] * _BINS)
-    mean: list[float] = field(default_factory=lambda: [0.0] * _BINS)
+    weight: _Weights = field(default_factory=lambda: [0.0] * _BINS)
+    mean: _Means = field(default_factory=lambda: [0.0] * _BINS)
 
     def observe(self, rows: int, exponent: float) -> None:
         """A pass of `rows` rows showed this exponent."""
@@ -214,18 +210,10 @@ class Exponents:
 
 
 @dataclass(frozen=True, slots=True)
-class _SavedExponents:
-    """Exponents in a file, a number for each bin."""
-
-    weight: _Weights
-    mean: _Means
-
-
-@dataclass(frozen=True, slots=True)
 class _Saved:
     passes: Whole
-    spread: _SavedExponents
-    reuse: _SavedExponents
+    spread: Exponents
+    reuse: Exponents
 
 
 class ExpertUse:
@@ -274,7 +262,4 @@ class ExpertUse:
     def restore(self, value: object) -> None:
         """Go on from what `to_json` gave. Raises ValueError, one line, for anything else."""
         saved = read(value, _Saved)
-        self.passes = saved.passes
-        self._spread, self._reuse = (
-            Exponents(list(found.weight), list(found.mean)) for found in (saved.spread, saved.reuse)
-        )
+        self.passes, self._spread, self._reuse = saved.passes, saved.spread, saved.reuse

@@ -158,14 +158,10 @@ class Hardware:
     sources: Texts = ()
     host: Processor | None = None
 
-    @property
-    def identity(self) -> Identity:
-        chip = self.processor
-        return Identity(self.name, self.ram, chip.name, chip.memory, self.link is not None)
-
     def fingerprint(self) -> str:
         """12 hex digits of what identifies the machine: names and sizes, not rates."""
-        return self.identity.fingerprint()
+        chip = self.processor
+        return Identity(self.name, self.ram, chip.name, chip.memory, self.link is not None).fingerprint()
 
     def without_gpu(self) -> "Hardware":
         """The machine as its CPU alone computes, which must be known as `host`."""
@@ -204,10 +200,6 @@ class Hardware:
     def text(self) -> str:
         """The JSON, laid out to be edited."""
         return layout(self.to_json()) + "\n"
-
-    def save(self, path: Path) -> None:
-        """Raises OSError."""
-        path.write_text(self.text(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> "Hardware":

@@ -9,7 +9,6 @@ from offspec_planners.placement import (
     Tier,
     TooSmallError,
     place_layers,
-    place_on_device,
     place_on_devices,
     taken,
 )
@@ -231,7 +230,7 @@ def divide(
     if needs.experts is None:
         return _divide(memory, needs, device_memory)
     if cpu_experts and device_memory is not None:
-        return _divide_for_cpu_experts(memory, needs, needs.experts, device_memory)
+        return _divide_by_need(memory, needs, device_memory, cpu_experts=True)
     found, failures = list[Placement](), list[TooSmallError]()
     for divided in (_divide, _divide_by_need):
         try:
@@ -246,33 +245,26 @@ def divide(
     return found[-1]
 
 
-def _divide_by_need(memory: int, needs: Needs, device_memory: int | None) -> Placement:
-    """Placement with slots of experts, in RAM or on a device and in RAM."""
+def _divide_by_need(
+    memory: int, needs: Needs, device_memory: int | None, *, cpu_experts: bool = False
+) -> Placement:
+    """Placement with slots of experts: where layers are computed and in RAM, or in RAM alone for the CPU."""
     assert needs.experts is not None
     slot, least, most = needs.experts.slot_bytes, needs.experts.least, needs.experts.count
     if device_memory is None:
         wanted = needs.with_expert_slots(least)
         placement = _divide(memory, wanted, None)
         return replace(placement, expert_slots=min(least + _left(memory, wanted, placement) // slot, most))
-    dense = needs.with_expert_slots(least, least)
+    dense = needs.with_expert_slots(0 if cpu_experts else least, least)
     placement = _divide(memory, dense, device_memory)
     wanted, sizes = dense.placed_head(placement)
     devices, host = taken(sizes, placement)
-    near = min(least + (wanted.free_gpus(device_memory)[0] - devices[0]) // slot, most)
-    in_ram = least + (wanted.free_host(memory) - host) // slot
+    near = 0
+    if not cpu_experts:
+        near = min(least + (wanted.free_gpus(device_memory)[0] - devices[0]) // slot, most)
+    in_ram = min(least + (wanted.free_host(memory) - host) // slot, most)
     # Where the device keeps all of them, they only pass through RAM.
-    return replace(
-        placement, expert_slots=near, host_expert_slots=least if near == most else min(in_ram, most)
-    )
-
-
-def _divide_for_cpu_experts(memory: int, needs: Needs, experts: ExpertNeeds, device_memory: int) -> Placement:
-    """Placement with slots in RAM alone, from which the CPU computes all experts."""
-    dense = needs.with_expert_slots(0, experts.least)
-    placement = _divide(memory, dense, device_memory)
-    wanted, sizes = dense.placed_head(placement)
-    more = (wanted.free_host(memory) - taken(sizes, placement)[1]) // experts.slot_bytes
-    return replace(placement, host_expert_slots=min(experts.least + more, experts.count))
+    return replace(placement, expert_slots=near, host_expert_slots=least if near == most else in_ram)
 
 
 def _divide(memory: int, needs: Needs, device_memory: int | None) -> Placement:
@@ -321,10 +313,9 @@ def _left(memory: int, needs: Needs, placement: Placement) -> int:
 def _place(memory: int, needs: Needs, sizes: Sizes, device_memory: int | None) -> Placement:
     if device_memory is None:
         return place_layers(sizes, needs.free_ram(memory) - needs.computing_bytes)
-    free, host, cpu = needs.free_gpus(device_memory), needs.free_host(memory), needs.cpu_layers
-    if needs.further_gpus is None:
-        return place_on_device(sizes, free[0], host, cpu=cpu)
-    return place_on_devices(sizes, free, host, cache=needs.further_gpus.layer_cache_bytes, cpu=cpu)
+    cache = 0 if needs.further_gpus is None else needs.further_gpus.layer_cache_bytes
+    free, host = needs.free_gpus(device_memory), needs.free_host(memory)
+    return place_on_devices(sizes, free, host, cache=cache, cpu=needs.cpu_layers)
 
 
 def _cramped(placement: Placement) -> bool:

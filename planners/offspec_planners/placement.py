@@ -10,6 +10,8 @@ from msgspec import Meta
 
 from offspec_planners.json_fields import Whole
 
+_STAGES = 3  # slots in RAM that layers from disk pass through where there is room, else 2
+
 
 class Tier(StrEnum):
     """Where a layer's weights are between two passes, the fastest first.
@@ -164,35 +166,6 @@ def place_layers(sizes: Sizes, memory: int, *, slots: int = 3) -> Placement:
     return Placement.in_memory(len(sizes.layers), resident, ring, head)
 
 
-def place_on_device(
-    sizes: Sizes, device: int, host: int, *, slots: int = 3, staging: int = 3, cpu: Sequence[int] = ()
-) -> Placement:
-    """Place layers on a device with memory of its own, over RAM, over disk.
-
-    The device keeps a ring and as many layers as fit beside it; RAM keeps those that the CPU computes, and as
-    many of the rest as fit; the others are read from disk, spread evenly among those that come from RAM, so
-    that the disk has time while those are copied.
-
-    Args:
-        sizes: Bytes of layers, slots and head.
-        device: Bytes of the device's memory.
-        host: Bytes of RAM.
-        slots: Slots of the device's ring where there is room; at least 2 are placed. Default 3.
-        staging: Slots in RAM that layers from disk pass through; at least 2 are placed. Default 3.
-        cpu: Layers that the CPU computes. Default none.
-
-    Raises:
-        TooSmallError: Not even the smallest arrangement fits; names the memory.
-    """
-    count = len(sizes.layers)
-    resident, ring = _fill(sizes, device, slots, [layer for layer in range(count) if layer not in set(cpu)])
-    tiers = [Tier.HOST] * count
-    for tier, layers in ((Tier.DEVICE, resident), (Tier.CPU, cpu)):
-        for layer in layers:
-            tiers[layer] = tier
-    return _beside_cpu(sizes, Placement(tuple(tiers), ring, staging), host)
-
-
 def place_on_devices(
     sizes: Sizes,
     rooms: Sequence[int],
@@ -200,22 +173,24 @@ def place_on_devices(
     *,
     cache: int = 0,
     slots: int = 3,
-    staging: int = 3,
     cpu: Sequence[int] = (),
 ) -> Placement:
-    """The same on several GPUs, each with memory, rings and a link of its own.
+    """Place layers on devices with memories of their own, over RAM, over disk.
 
-    Where all layers stay, each GPU has a run of them, and rows hop once. Else those that stream go to the
-    GPUs in turn, so that all links are busy at the same time, and those that stay to whichever has room, the
-    one of the layer before if it can be.
+    A device keeps a ring and as many layers as fit beside it; RAM keeps those that the CPU computes, and as
+    many of the rest as fit; the others are read from disk, spread evenly among those that come from RAM, so
+    that the disk has time while those are copied.
+
+    Of several GPUs each has rings and a link of its own. Where all layers stay, each has a run of them, and
+    rows hop once. Else those that stream go to the GPUs in turn, so that all links are busy at the same time,
+    and those that stay to whichever has room, the one of the layer before if it can be.
 
     Args:
-        sizes: Bytes of layers, slots and head; the head is the first GPU's.
-        rooms: Bytes of each GPU's memory.
+        sizes: Bytes of layers, slots and head; the head is the first device's.
+        rooms: Bytes of each device's memory.
         host: Bytes of RAM.
-        cache: Bytes of keys and values of a layer, on the GPU that computes it. Default 0.
-        slots: Of each ring, as in `place_on_device`.
-        staging: Of each ring.
+        cache: Bytes of keys and values of a layer, on that of several GPUs that computes it. Default 0.
+        slots: Slots of each device's ring where there is room; at least 2 are placed. Default 3.
         cpu: Layers that the CPU computes. Default none.
 
     Raises:
@@ -223,24 +198,28 @@ def place_on_devices(
     """
     layers = [layer for layer in range(len(sizes.layers)) if layer not in set(cpu)]
     tiers, gpus = [Tier.CPU] * len(sizes.layers), [0] * len(sizes.layers)
+    if len(rooms) == 1:
+        resident, ring = _fill(sizes, rooms[0], slots, layers)
+        for layer in layers:
+            tiers[layer] = Tier.DEVICE if layer in set(resident) else Tier.HOST
+        return _beside_cpu(sizes, Placement(tuple(tiers), ring), host)
     runs = _runs(sizes, rooms, layers, cache)
     if runs is not None:
         for layer, gpu in zip(layers, runs, strict=True):
             tiers[layer], gpus[layer] = Tier.DEVICE, gpu
-        placed = Placement(tuple(tiers), 2 if sizes.head else 0, staging, gpus=tuple(gpus))
-        return _beside_cpu(sizes, placed, host)
+        return _beside_cpu(sizes, Placement(tuple(tiers), 2 if sizes.head else 0, gpus=tuple(gpus)), host)
     ring, fitting = _rings(sizes, rooms, len(layers), cache, slots)
-    resident = set(spread(len(layers), sum(fitting)))
+    staying = set(spread(len(layers), sum(fitting)))
     streamed, last = 0, 0
     for place, layer in enumerate(layers):
-        tiers[layer] = Tier.DEVICE if place in resident else Tier.HOST
+        tiers[layer] = Tier.DEVICE if place in staying else Tier.HOST
         if tiers[layer] is Tier.HOST:
             last, streamed = streamed % len(rooms), streamed + 1
         else:
             last = last if fitting[last] else fitting.index(max(fitting))
             fitting[last] -= 1
         gpus[layer] = last
-    return _beside_cpu(sizes, Placement(tuple(tiers), ring, staging, gpus=tuple(gpus)), host)
+    return _beside_cpu(sizes, Placement(tuple(tiers), ring, gpus=tuple(gpus)), host)
 
 
 def _runs(sizes: Sizes, rooms: Sequence[int], layers: Sequence[int], cache: int) -> list[int] | None:
@@ -275,31 +254,26 @@ def _rings(sizes: Sizes, rooms: Sequence[int], count: int, cache: int, slots: in
 
 
 def _beside_cpu(sizes: Sizes, placed: Placement, host: int) -> Placement:
-    """`_behind` in what is left of the RAM beside the layers that the CPU computes."""
+    """The same with what streams in RAM, beside the layers that the CPU computes, or on disk.
+
+    Raises TooSmallError.
+    """
     own = sum(sizes.kept(layer) for layer in placed.layers(Tier.CPU))
-    try:
-        return _behind(sizes, placed, host - own)
-    except TooSmallError as error:
-        raise TooSmallError(error.needed + own, host, Tier.HOST) from error
-
-
-def _behind(sizes: Sizes, placed: Placement, host: int) -> Placement:
-    """The same with layers that stream, and a head, in `host` bytes of RAM, or on disk."""
-    tiers, head = list(placed.tiers), Tier.HOST if sizes.head else Tier.DEVICE
+    tiers, head, left = list(placed.tiers), Tier.HOST if sizes.head else Tier.DEVICE, host - own
     rest = [layer for layer in range(len(tiers)) if tiers[layer].streams]
     waiting = sum(sizes.layers[layer] for layer in rest) + sizes.head
-    if waiting <= host:
-        return replace(placed, staging=0, head=head)
+    if waiting <= left:
+        return replace(placed, head=head)
     stage = sizes.slot * placed.gpu_count
-    if host < 2 * stage:
-        raise TooSmallError(min(2 * stage, waiting), host, Tier.HOST)
-    stages = placed.staging if host >= placed.staging * stage else 2
-    room = host - stages * stage
-    if sizes.head > room:
+    if left < 2 * stage:
+        raise TooSmallError(min(2 * stage, waiting) + own, host, Tier.HOST)
+    stages = _STAGES if left >= _STAGES * stage else 2
+    left -= stages * stage
+    if sizes.head > left:
         head = Tier.DISK
     elif sizes.head:
-        room -= sizes.head
-    held = min(room // max(sizes.layers), len(rest))
+        left -= sizes.head
+    held = min(left // max(sizes.layers), len(rest))
     kept = {rest[place] for place in spread(len(rest), held)}
     for layer in rest:
         tiers[layer] = Tier.HOST if layer in kept else Tier.DISK

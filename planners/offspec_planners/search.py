@@ -13,7 +13,7 @@ from offspec_planners.acceptance import Calibration
 from offspec_planners.cost import PassCosts
 from offspec_planners.plan.forecast import Choice
 from offspec_planners.sequoia import TreeShape, choose_tree_shape
-from offspec_planners.tree_growth import Growing, Grown, best_nodes, replay, replay_forest
+from offspec_planners.tree_growth import Growing, Grown, best_nodes, replay
 
 BUDGETS = (1, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 SHARED_BUDGETS = (1536, 2048, 3072, 4096)  # of passes that several sequences share, besides
@@ -36,7 +36,6 @@ class Outlook:
     choice: Choice
     nodes: float
     depth: float
-    steps: float
     draft: float
 
 
@@ -68,7 +67,6 @@ def outlook(
         Choice(budget, width, tokens * count / seconds, tokens, seconds / count),
         nodes=sum(tree.nodes for tree in trees) / count,
         depth=sum(tree.depth for tree in trees) / count,
-        steps=sum(len(tree.widths) for tree in trees) / count,
         draft=sum(drafts) / count,
     )
 
@@ -77,16 +75,16 @@ def _grown(
     calibration: Calibration, costs: PassCosts, budget: int, width: int, sequences: int
 ) -> list[Growing]:
     """Trees of usual passes: of one each, or of several that share the budget, each record in one pass."""
-    records = _some(calibration)
+    records = calibration.forest[:: max(1, math.ceil(len(calibration.forest) / _TREES))]
     if sequences == 1:
-        return _usual([replay(tree, budget, width, costs) for tree in records], lambda tree: tree.expected)
+        return _usual([replay((tree,), budget, width, costs) for tree in records], lambda tree: tree.expected)
     trees = _usual(records, lambda tree: best_nodes(tree, budget // sequences))
     passes = math.ceil(len(trees) / sequences)
     forests = [
         tuple(trees[(first + passes * place) % len(trees)] for place in range(sequences))
         for first in range(passes)
     ]
-    return [replay_forest(forest, budget, width, costs) for forest in forests]
+    return [replay(forest, budget, width, costs) for forest in forests]
 
 
 def _usual(trees: Sequence[_Tree], expected: Callable[[_Tree], float]) -> list[_Tree]:
@@ -97,12 +95,6 @@ def _usual(trees: Sequence[_Tree], expected: Callable[[_Tree], float]) -> list[_
     """
     ends = int(_ENDS * len(trees))
     return sorted(trees, key=expected)[ends : len(trees) - ends]
-
-
-def _some(calibration: Calibration) -> Sequence[Grown]:
-    forest = calibration.forest
-    step = max(1, math.ceil(len(forest) / _TREES))
-    return forest[::step]
 
 
 def sweep(
@@ -169,7 +161,7 @@ def _static(shape: TreeShape, costs: PassCosts, budget: int, width: int, sequenc
     draft = costs.draft_seconds(steps)
     seconds = float(costs.iteration(draft, nodes))
     choice = Choice(budget, width, tokens / seconds, tokens, seconds)
-    return Outlook(choice, nodes, shape.depth, len(steps), draft)
+    return Outlook(choice, nodes, shape.depth, draft)
 
 
 def best(outlooks: Sequence[Outlook]) -> Outlook:

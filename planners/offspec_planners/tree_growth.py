@@ -7,7 +7,7 @@ asks the draft. Here it is repeated on trees that were recorded, to tell what an
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from msgspec import Meta
@@ -115,22 +115,6 @@ class Growing:
     depth: int
 
 
-def worth_a_step(worth: float, expected: float, draft: float, width: int, rows: int, costs: Costs) -> bool:
-    """Whether a draft step can raise tokens per second.
-
-    Args:
-        worth: Sum of exp(score) of the nodes to be expanded, the most that their children can add.
-        expected: Tokens of the tree as it stands.
-        draft: Seconds spent drafting so far.
-        width: Nodes that the step expands.
-        rows: Nodes of the tree that are verified.
-        costs: Of passes and steps.
-    """
-    now = float(costs.iteration(draft, rows))
-    then = float(costs.iteration(draft + float(costs.step_seconds(width)), rows))
-    return (expected + worth) * now > expected * then
-
-
 def best_size(scores: NDArray[np.floating], draft: float, costs: Costs) -> int:
     """How many of the best nodes give the most tokens per second; of equals the smallest number.
 
@@ -192,7 +176,9 @@ def _pays(
         return worth > 0  # the link takes longer, whatever is drafted and verified
     expected = probability.cumsum()
     rows = _best_rows(expected, draft, costs, least)
-    return worth_a_step(worth, float(expected[rows - 1]), draft, width, rows, costs)
+    tokens, now = float(expected[rows - 1]), float(costs.iteration(draft, rows))
+    then = float(costs.iteration(draft + float(costs.step_seconds(width)), rows))
+    return (tokens + worth) * now > tokens * then
 
 
 def promising(
@@ -219,27 +205,57 @@ def max_expanded(budget: int, width: int) -> int:
 
 
 def replay(
-    tree: Grown,
+    trees: tuple[Grown, ...],
     budget: int,
     width: int,
     costs: PassCosts | None,
     min_gain: float = _MIN_GAIN,
     max_depth: int | None = None,
 ) -> Growing:
-    """Grow a recorded tree again, to another budget and width.
+    """Grow recorded trees again, to another budget and width.
 
-    The record must hold more than `budget` nodes. Nodes that only the first steps of a growth would have
-    looked at are not in it.
+    Several trees are those of sequences that share passes and draft steps: every tree keeps its root, and
+    nodes have places wherever they are likeliest. A record must hold more than `budget` nodes. Nodes that
+    only the first steps of a growth would have looked at are not in it.
 
     Args:
-        tree: The record.
-        budget: Most nodes of the tree.
-        width: Most nodes expanded by a draft step.
+        trees: The records.
+        budget: Most nodes of all trees together.
+        width: Most nodes of each tree that a draft step expands.
         costs: Of passes and steps, which end the growth as in `pays`; None: `min_gain` ends it.
-        min_gain: A share of the tree's expected tokens, 0.01 by default.
+        min_gain: A share of the expected tokens, 0.01 by default.
         max_depth: The deepest level allowed; no limit by default.
     """
-    return _ordered((tree,)).replay(budget, width, costs, min_gain, max_depth)
+    record, count = _ordered(trees), len(trees)
+    step = count * width
+    looked_up = tabulated(costs, budget, step) if costs else None
+    closed = np.zeros(len(record.depth), np.bool_)  # expanded, or too deep to be
+    if max_depth is not None:
+        closed = record.depth >= max_depth
+    expanded = np.zeros(len(record.depth), np.bool_)
+    best, known = np.arange(count), np.arange(len(record.depth)) < count
+    widths, draft = list[int](), costs.start if costs else 0.0
+    while sum(widths) + step <= max_expanded(budget, step):
+        nodes = best[~closed[best]]
+        of_each = [nodes if count == 1 else nodes[record.tree[nodes] == tree] for tree in range(count)]
+        nodes = np.concatenate([some[:width] for some in of_each])
+        probability = record.probability[best]
+        nodes = nodes[promising(record.probability[nodes], probability, budget, min_gain)]
+        worth = float(record.probability[nodes].sum())
+        if not len(nodes) or (
+            widths and not _pays(probability, worth, len(nodes), draft, looked_up, min_gain, count)
+        ):
+            break
+        expanded[nodes] = closed[nodes] = True
+        widths.append(len(nodes))
+        draft += float(looked_up.step_seconds(len(nodes))) if looked_up else 0.0
+        known |= expanded[record.parent]
+        best = known.nonzero()[0][:budget]
+    expected = record.probability[best].cumsum()
+    size = _best_rows(expected, draft, looked_up, count) if looked_up else len(best)
+    deepest = np.zeros(count, np.int32)
+    np.maximum.at(deepest, record.tree[best[:size]], record.depth[best[:size]])
+    return Growing(tuple(widths), size, float(expected[size - 1]), round(float(deepest.mean())))
 
 
 def best_nodes(tree: Grown, nodes: int) -> float:
@@ -247,76 +263,16 @@ def best_nodes(tree: Grown, nodes: int) -> float:
     return float(_ordered((tree,)).probability[:nodes].sum())
 
 
-def replay_forest(trees: tuple[Grown, ...], budget: int, width: int, costs: PassCosts) -> Growing:
-    """Grow the recorded trees of several sequences that share passes, in joined steps.
-
-    Every tree keeps its root, and nodes have places wherever they are likeliest.
-
-    Args:
-        trees: The records.
-        budget: Most nodes of all trees together.
-        width: Most nodes of each that a draft step expands.
-        costs: Of passes and steps, as `PassCosts.for_sequences` has them.
-    """
-    return _ordered(trees).replay(budget, width, costs, _MIN_GAIN, None)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ordered:
+class _Ordered(NamedTuple):
     """Recorded trees with their best nodes first, roots before all: [N] each.
 
-    parent: by its place here; tree: whose node it is; count: of trees.
+    parent: by its place here; tree: whose node it is.
     """
 
     parent: NDArray[np.int64]
     probability: NDArray[np.float64]
     depth: NDArray[np.int32]
     tree: NDArray[np.int64]
-    count: int
-
-    def replay(
-        self,
-        budget: int,
-        width: int,
-        costs: PassCosts | None,
-        min_gain: float,
-        max_depth: int | None,
-    ) -> Growing:
-        """See the functions of this name."""
-        step = self.count * width
-        looked_up = tabulated(costs, budget, step) if costs else None
-        closed = np.zeros(len(self.depth), np.bool_)  # expanded, or too deep to be
-        if max_depth is not None:
-            closed = self.depth >= max_depth
-        expanded = np.zeros(len(self.depth), np.bool_)
-        best, known = np.arange(self.count), np.arange(len(self.depth)) < self.count
-        widths, draft = list[int](), costs.start if costs else 0.0
-        while sum(widths) + step <= max_expanded(budget, step):
-            nodes = self._first_of_each(best[~closed[best]], width)
-            probability = self.probability[best]
-            nodes = nodes[promising(self.probability[nodes], probability, budget, min_gain)]
-            worth = float(self.probability[nodes].sum())
-            if not len(nodes) or (
-                widths and not _pays(probability, worth, len(nodes), draft, looked_up, min_gain, self.count)
-            ):
-                break
-            expanded[nodes] = closed[nodes] = True
-            widths.append(len(nodes))
-            draft += float(looked_up.step_seconds(len(nodes))) if looked_up else 0.0
-            known |= expanded[self.parent]
-            best = known.nonzero()[0][:budget]
-        expected = self.probability[best].cumsum()
-        size = _best_rows(expected, draft, looked_up, self.count) if looked_up else len(best)
-        deepest = np.zeros(self.count, np.int32)
-        np.maximum.at(deepest, self.tree[best[:size]], self.depth[best[:size]])
-        return Growing(tuple(widths), size, float(expected[size - 1]), round(float(deepest.mean())))
-
-    def _first_of_each(self, nodes: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-        """Of each tree the first `width` of these nodes."""
-        if self.count == 1:
-            return nodes[:width]
-        trees = self.tree[nodes]
-        return np.concatenate([nodes[trees == tree][:width] for tree in range(self.count)])
 
 
 @lru_cache(maxsize=128)
@@ -334,5 +290,4 @@ def _ordered(trees: tuple[Grown, ...]) -> _Ordered:
         np.exp(score[order], dtype=np.float64),
         np.concatenate([tree.depth() for tree in trees])[order],
         np.repeat(np.arange(len(trees)), sizes)[order],
-        len(trees),
     )

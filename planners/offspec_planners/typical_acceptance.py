@@ -6,6 +6,7 @@ logit-normal, drawn afresh at every node; the others share what is left by a pow
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,7 @@ class Walks:
     hits: NDArray[np.float64]
 
 
+@cache
 def draw_forest(mean: float, spread: float, depths: int) -> tuple[list[Grown], Walks]:
     """16 trees of 2048 nodes, always the same for the same numbers, and what walks through them meet.
 

@@ -14,7 +14,7 @@ from bench.lib import runner
 from bench.lib.command import Command
 from bench.lib.report import Report
 from bench.stream import floor
-from offspec_planners.measure import Bandwidth
+from offspec_planners.measure.disk import Bandwidth
 from tests.support.bench_runs import RunBench
 from tests.support.tiny_models import write_model
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from offspec import RequestError
-from offspec.core.config import EngineConfig, SamplingParams, format_bytes
-from offspec.core.sizes import parse_bytes
+from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.values import parse_bytes
+from offspec_planners.units import format_bytes
 
 
 def test_sizes_are_read() -> None:

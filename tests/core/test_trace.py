@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from offspec.core import trace as module
 from offspec.core.errors import DiskFullError, RequestError
-from offspec.core.trace import OFF, Timeline, check_writable
-from offspec.core.trace_format import Record, lines
+from offspec.core.trace import OFF, Record, Timeline, check_writable, lines
 from tests.support.traces import assert_well_formed, content, spans, tracks
 
 

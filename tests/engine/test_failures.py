@@ -90,9 +90,9 @@ def test_memory_that_is_too_small_names_the_least_that_would_do(model: Path) -> 
 
 
 def test_a_draft_that_has_no_room_is_left_out_and_named(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from offspec.plan import draft_memory, needs
+    from offspec.plan import needs
 
-    real = draft_memory.draft_bytes
+    real = needs.draft_bytes
     monkeypatch.setattr(
         needs, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
     )

@@ -8,7 +8,7 @@ from offspec.model import device as devices
 from offspec.model.device import find_device, find_devices, resolve
 from offspec_kernels import backend, triton_trial
 from offspec_planners.measure import gpu
-from offspec_planners.measure.driver import Fault
+from offspec_planners.measure.gpu import Fault
 
 
 @pytest.fixture

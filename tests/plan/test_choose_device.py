@@ -17,7 +17,7 @@ from offspec.plan.choose_device import choose_device
 from offspec.plan.load import open_models
 from offspec.plan.prepare import plan_key
 from offspec_planners.measure import gpu
-from offspec_planners.measure.driver import Fault
+from offspec_planners.measure.gpu import Fault
 from tests.support.plan_world import World
 from tests.support.sample_plans import large, small
 from tests.support.tiny_models import write_model

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from offspec.checkpoint.shapes import known_config
-from offspec.plan.config_formats import ConfigFormats
-from offspec.plan.model_sizes import imagine
+from offspec.plan.model_sizes import ConfigFormats, imagine
 
 EXPERTS, QUERY = "model.layers.1.mlp.experts.gate_up_proj", "model.layers.1.self_attn.q_proj.weight"
 STACK, MATRIX = (8, 256, 128), (256, 128)

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from offspec.plan.disk_files import in_folder
+from offspec.plan.hardware_profile import in_folder
 
 
 def test_a_folder_that_vanishes_while_it_is_looked_through(tmp_path: Path) -> None:

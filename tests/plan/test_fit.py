@@ -14,7 +14,6 @@ from offspec.core.config import Dtype, EngineConfig
 from offspec.draft.forward import HEAD_ROWS
 from offspec.model.fused.products import FourBitProduct, PanelProduct, UnpackingProduct
 from offspec.model.fused.weights import packed_size
-from offspec.plan.draft_memory import WIDEST, draft_bytes
 from offspec.plan.fit import (
     LEAST_BUDGET,
     _modes,
@@ -26,6 +25,7 @@ from offspec.plan.fit import (
 )
 from offspec.plan.initial_fit import initial_fit
 from offspec.plan.load import open_models
+from offspec.plan.needs import WIDEST, draft_bytes
 from offspec.plan.opened import OpenedModels
 from offspec.sampling.noise import CACHED_ROWS
 from offspec_planners.placement import Placement, Tier

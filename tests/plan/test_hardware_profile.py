@@ -16,7 +16,7 @@ import offspec_planners.measure as measuring
 from offspec.core.errors import CapacityError, CheckpointError, DiskFullError, PlanError, RequestError
 from offspec.core.events import Event, LoadProgress, Notice
 from offspec.model import contention
-from offspec.plan import disk_files
+from offspec.plan import hardware_profile
 from offspec.plan import hardware_profile as machine
 from offspec_planners.hardware_rates import Hardware, Processor, Rate
 from offspec_planners.measure import processor
@@ -59,10 +59,10 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(measuring, "measure", bench.measure)
-    monkeypatch.setattr(disk_files, "_WRITTEN", 1 << 20)
-    monkeypatch.setattr(disk_files, "_BLOCK", 1 << 18)
-    monkeypatch.setattr(disk_files, "_LARGE", 1000)
-    monkeypatch.setattr(disk_files, "_ENOUGH", 3000)
+    monkeypatch.setattr(hardware_profile, "_WRITTEN", 1 << 20)
+    monkeypatch.setattr(hardware_profile, "_BLOCK", 1 << 18)
+    monkeypatch.setattr(hardware_profile, "_LARGE", 1000)
+    monkeypatch.setattr(hardware_profile, "_ENOUGH", 3000)
     return bench
 
 
@@ -208,7 +208,7 @@ def test_a_full_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DiskFullError, match="make room"):
         ask(bench)
-    monkeypatch.setattr(disk_files, "_WRITTEN", 1 << 60)
+    monkeypatch.setattr(hardware_profile, "_WRITTEN", 1 << 60)
     monkeypatch.setattr(tempfile, "TemporaryFile", None)
     with pytest.raises(DiskFullError, match="OFFSPEC_CACHE"):
         ask(bench)
@@ -225,7 +225,7 @@ def test_a_cache_that_takes_no_file_is_told(bench: Bench, monkeypatch: pytest.Mo
 
 
 def test_a_file_system_without_direct_reads_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "reads_past_cache", lambda path: False)
+    monkeypatch.setattr(measuring.disk, "reads_past_cache", lambda path: False)
     ask(bench)
     assert "O_DIRECT" in bench.notices[0]
 

@@ -21,8 +21,9 @@ from offspec.plan.other_hardware import plan_for_hardware
 from offspec_planners.acceptance import typical
 from offspec_planners.hardware_rates import Hardware, preset
 from offspec_planners.placement import Tier, cpu_layers
-from offspec_planners.plan import Plan, WhatIf
+from offspec_planners.plan import Plan
 from offspec_planners.plan.explain import explain, explain_placement
+from offspec_planners.plan.forecast import WhatIf
 from offspec_planners.typical_acceptance import MODEL, SUBSTITUTE, TypicalDraft, expected_tokens
 from tests.support.products import some
 from tests.support.sample_plans import LAPTOP

@@ -11,7 +11,7 @@ from offspec import SamplingParams
 from offspec.core import memory as process_memory
 from offspec.core.cache_dir import ROUNDED
 from offspec.engine import rehearsal as planning
-from offspec.plan import draft_memory, needs
+from offspec.plan import needs
 from offspec.plan import prepare as choose
 from offspec.plan.load import open_models
 from offspec.plan.prepare import record_of
@@ -173,7 +173,7 @@ def test_a_static_tree_says_the_same(world: World, temperature: float, given: di
 
 def _no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """For any substitute."""
-    real = draft_memory.draft_bytes
+    real = needs.draft_bytes
     monkeypatch.setattr(
         needs, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
     )

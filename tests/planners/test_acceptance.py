@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from offspec.draft.grow.best_first import GrowthPolicy, grow
 from offspec.draft.mix.mixture import Mixture
-from offspec_planners.acceptance import FOREST, Calibration, TemperatureFit, typical
-from offspec_planners.rank_table import DEPTHS, RANKS, DepthRank
+from offspec_planners.acceptance import DEPTHS, FOREST, RANKS, Calibration, DepthRank, TemperatureFit, typical
 from offspec_planners.tree_growth import replay
 from offspec_planners.typical_acceptance import MODEL, SUBSTITUTE, TypicalDraft, expected_tokens
 from tests.support.table_drafter import TableDrafter, greedy_scorer, random_table
@@ -147,8 +146,8 @@ def test_json_keeps_everything() -> None:
     np.testing.assert_allclose(again.table.log_factors, calibration.table.log_factors, atol=1e-3)
     np.testing.assert_allclose(again.acceptance(), calibration.acceptance(), atol=1e-3)
     for kept, made in zip(again.forest, calibration.forest, strict=True):
-        wanted = replay(made, 300, 8, None).expected
-        assert replay(kept, 300, 8, None).expected == pytest.approx(wanted, rel=1e-3)
+        wanted = replay((made,), 300, 8, None).expected
+        assert replay((kept,), 300, 8, None).expected == pytest.approx(wanted, rel=1e-3)
 
 
 def test_damaged_files_are_refused() -> None:
@@ -190,7 +189,7 @@ def test_typical_forests_hold_what_they_say(kind: TypicalDraft, nodes: int, want
     calibration = typical(kind)
     assert len(calibration.forest) == 16 and all(len(tree.parent) == 2048 for tree in calibration.forest)
     assert expected_tokens(calibration.forest, nodes) == pytest.approx(wanted, rel=0.03)
-    grown = [replay(tree, nodes, 16, None).expected for tree in calibration.forest]
+    grown = [replay((tree,), nodes, 16, None).expected for tree in calibration.forest]
     assert sum(grown) / len(grown) == pytest.approx(wanted, rel=0.1)
     again = typical(kind)
     for one, other in zip(calibration.forest, again.forest, strict=True):

@@ -28,7 +28,7 @@ from offspec_planners.placement import (
     TooSmallError,
     cpu_layers,
     place_layers,
-    place_on_device,
+    place_on_devices,
 )
 from offspec_planners.transfer import streamed_units
 from offspec_planners.tree_growth import best_size, tabulated
@@ -75,7 +75,7 @@ def _placed(draw: st.DrawFn, model: ModelSizes, apart: bool) -> Placement:
     beside = cpu_layers(count, draw(st.integers(0, count // 2)) if apart and draw(st.booleans()) else 0)
     far += size * len(beside)
     try:
-        return place_on_device(sizes, near, far, cpu=beside) if apart else place_layers(sizes, near)
+        return place_on_devices(sizes, [near], far, cpu=beside) if apart else place_layers(sizes, near)
     except TooSmallError:
         return place_layers(sizes, 10**15)
 
@@ -173,7 +173,9 @@ CPU = Hardware(
 @pytest.mark.parametrize(("card", "host"), [("rtx-3060-12gb", 10), ("rtx-4090", 45), ("h100", 230)])
 def test_a_large_model_on_a_card(card: str, host: int) -> None:
     hardware = preset(card)
-    placement = place_on_device(Sizes(LARGE.layers, (0,) * 80), hardware.processor.memory - 3 * GB, host * GB)
+    placement = place_on_devices(
+        Sizes(LARGE.layers, (0,) * 80), [hardware.processor.memory - 3 * GB], host * GB
+    )
     for rows, share in ((1, 0.05), (256, 1.0), (1024, 0.05)):
         assert _off(hardware, LARGE, placement, rows, share) == pytest.approx(0.0, abs=0.02)
 
@@ -208,7 +210,7 @@ def test_one_measured_rate_stands_for_two_links(host: float, near: float, share:
     """host: share of the layers that RAM holds. With 0.7 both links take the same time: the worst case."""
     hardware = preset("rtx-4090")
     sizes = Sizes(LARGE.layers, (0,) * 80)
-    placement = place_on_device(sizes, 12 * GB, int(sum(LARGE.layers) * host) + 6 * GB)
+    placement = place_on_devices(sizes, [12 * GB], int(sum(LARGE.layers) * host) + 6 * GB)
     estimate = Estimate(hardware, None).costs(LARGE, placement, 8.0)
     streamed = sum(unit.size for unit in streamed_units(LARGE.layers, LARGE.head, placement))
     measured = MeasuredCosts(
@@ -250,7 +252,7 @@ def test_layers_of_the_cpu_save_their_trip_and_take_their_time() -> None:
     hardware, sizes = preset("rtx-4090-256gb"), Sizes(LARGE.layers, (0,) * 80)
     seconds = dict[int, float]()
     for wanted in (0, 20, 40, 60):
-        placement = place_on_device(sizes, 20 * GB, 240 * GB, cpu=cpu_layers(80, wanted))
+        placement = place_on_devices(sizes, [20 * GB], 240 * GB, cpu=cpu_layers(80, wanted))
         costs = Estimate(hardware, None).costs(LARGE, placement, 1.0)
         assert len(placement.layers(Tier.CPU)) == wanted
         streamed = sum(tier.streams for tier in placement.tiers)
@@ -292,8 +294,8 @@ def test_a_faster_link_only_helps_where_something_streams() -> None:
 def test_more_never_costs_less_and_no_pass_is_faster_than_its_parts() -> None:
     rows, widths = np.arange(1, 5000, 7), np.arange(1, 200)
     for name in CARDS:
-        placement = place_on_device(
-            Sizes(LARGE.layers, (0,) * 80), preset(name).processor.memory - 3 * GB, 200 * GB
+        placement = place_on_devices(
+            Sizes(LARGE.layers, (0,) * 80), [preset(name).processor.memory - 3 * GB], 200 * GB
         )
         costs = Estimate(preset(name), DRAFT).costs(LARGE, placement, 8.0)
         for seconds in (

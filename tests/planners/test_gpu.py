@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from offspec_planners.measure import driver, gpu
-from offspec_planners.measure.driver import Driver, Fault
-from offspec_planners.measure.gpu import Gpu
+from offspec_planners.measure import gpu
+from offspec_planners.measure.gpu import Driver, Fault, Gpu, cards_on_bus, find_driver
 
 GB = 10**9
 pytestmark = pytest.mark.usefixtures("auto_chooses")
@@ -121,15 +120,15 @@ def test_a_driver_that_shows_no_card(
 
 def test_no_card(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine["cards"], machine["driver"] = [], None
-    monkeypatch.setattr(gpu, "cards_on_bus", driver.cards_on_bus)
-    monkeypatch.setattr(driver, "_PCI", tmp_path)
+    monkeypatch.setattr(gpu, "cards_on_bus", cards_on_bus)
+    monkeypatch.setattr(gpu, "_PCI", tmp_path)
     assert fault() == Fault("this machine has no NVIDIA GPU")
 
     def refuse(name: str) -> None:
         raise OSError(name)
 
     monkeypatch.setattr(ctypes, "CDLL", refuse)
-    assert driver.find_driver() is None
+    assert find_driver() is None
 
 
 @pytest.mark.gpu

@@ -35,7 +35,7 @@ def test_json_and_back(tmp_path: Path) -> None:
     beside = replace(MACHINE, host=replace(MACHINE.processor, name="a CPU"))
     for machine in (MACHINE, replace(MACHINE, link=None, sources=()), beside):
         assert Hardware.from_json(json.loads(json.dumps(machine.to_json()))) == machine
-        machine.save(tmp_path / "machine.json")
+        (tmp_path / "machine.json").write_text(machine.text())
         assert Hardware.load(tmp_path / "machine.json") == machine
     written = MACHINE.to_json()
     assert written["link"] == 12_000_000_000, "a rate without spread is a number in the file"

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,9 @@ import torch
 
 from offspec_planners import measure as package
 from offspec_planners.hardware_rates import Hardware
-from offspec_planners.measure import (
-    RawDisk,
-    copy_bandwidth,
-    disk,
-    identify,
-    measure,
-    read_bandwidth,
-)
+from offspec_planners.measure import identify, measure
+from offspec_planners.measure.disk import RawDisk, read_bandwidth
+from offspec_planners.measure.processor import copy_bandwidth
 from tests.support.simulated_cuda import is_simulated
 
 
@@ -67,22 +63,14 @@ def test_an_error_of_a_thread_reaches_the_caller(files: list[Path], monkeypatch:
 
 
 def test_interrupted_reading_leaves_no_thread(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    readers = list[disk._BlockReader]()
-    run = disk._BlockReader.run
+    def interrupted(future: Future[object]) -> object:
+        raise KeyboardInterrupt
 
-    class Interrupted(threading.Thread):
-        def join(self, timeout: float | None = None) -> None:
-            raise KeyboardInterrupt
-
-    def noted(reader: disk._BlockReader) -> None:
-        readers.append(reader)
-        run(reader)
-
-    monkeypatch.setattr(disk._BlockReader, "run", noted)
-    monkeypatch.setattr(threading, "Thread", Interrupted)
+    monkeypatch.setattr(Future, "result", interrupted)
+    before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
         read_bandwidth(files, limit_bytes=1 << 40, block=4096)
-    assert all(reader._next() is None for reader in readers)
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_machine_is_measured_part_by_part(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +82,7 @@ def test_a_machine_is_measured_part_by_part(files: list[Path], monkeypatch: pyte
     assert [done for _, done, _ in told] == [0, 1, 2, 3, 4]
     assert {total for *_, total in told} == {4}
     assert found.link is None and found.sources == ()
-    assert found.identity == identify() and 0 < found.processor.layer_overhead < 1
+    assert found.fingerprint() == identify().fingerprint() and 0 < found.processor.layer_overhead < 1
     for rate in (found.disk, found.processor.bandwidth):
         assert 0 < rate.low <= rate.value <= rate.high
     assert found.processor.memory == found.ram

@@ -15,7 +15,6 @@ from offspec_planners.placement import (
     TooSmallError,
     cpu_layers,
     place_layers,
-    place_on_device,
     place_on_devices,
     taken,
 )
@@ -182,11 +181,11 @@ def test_two_memories_keep_to_their_budgets(
     """Layers of the CPU are those that the number alone decides, and lie in RAM as they are computed."""
     sizes, beside = _sizes(layers, grown, head), cpu_layers(len(layers), wanted)
     try:
-        placement = place_on_device(sizes, device, host, cpu=beside)
+        placement = place_on_devices(sizes, [device], host, cpu=beside)
     except TooSmallError as error:
         assert error.needed > (device if error.where is Tier.DEVICE else host)
         if error.where is Tier.HOST:
-            assert place_on_device(sizes, device, error.needed, cpu=beside).layers(Tier.CPU) == beside
+            assert place_on_devices(sizes, [device], error.needed, cpu=beside).layers(Tier.CPU) == beside
         return
     assert placement.layers(Tier.CPU) == beside and len(set(beside)) == min(wanted, len(layers))
     ((on_device, *_), in_ram) = taken(sizes, placement)
@@ -227,7 +226,7 @@ def test_several_gpus_keep_to_their_budgets(
 
 def test_two_gpus_keep_twice_as_many_layers() -> None:
     sizes = _sizes([10] * 40)
-    one, two = place_on_device(sizes, 130, 400), place_on_devices(sizes, [130, 130], 400)
+    one, two = place_on_devices(sizes, [130], 400), place_on_devices(sizes, [130, 130], 400)
     assert len(two.resident) == 2 * len(one.resident) == 20
     assert [two.gpus.count(gpu) for gpu in (0, 1)] == [20, 20]
     links = Links(1.0, 1.0)
@@ -240,11 +239,11 @@ def test_two_gpus_keep_twice_as_many_layers() -> None:
 
 def test_tiers_are_taken_from_the_fastest_down() -> None:
     sizes = _sizes([10] * 12)
-    assert place_on_device(sizes, 120, 0).tiers == (Tier.DEVICE,) * 12
-    placement = place_on_device(sizes, 70, 80)
+    assert place_on_devices(sizes, [120], 0).tiers == (Tier.DEVICE,) * 12
+    placement = place_on_devices(sizes, [70], 80)
     counts = [len(placement.layers(tier)) for tier in Tier]
     assert counts == [4, 0, 8, 0] and placement.staging == 0
-    placement = place_on_device(sizes, 70, 70)
+    placement = place_on_devices(sizes, [70], 70)
     counts = [len(placement.layers(tier)) for tier in Tier]
     assert counts == [4, 0, 4, 4] and placement.staging == 3
     disk = placement.layers(Tier.DISK)

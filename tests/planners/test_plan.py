@@ -10,8 +10,8 @@ import pytest
 from offspec_planners.cost import PassCosts
 from offspec_planners.expert_costs import ExpertCosts
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.plan import Choice, Comparison, Plan, Validation
-from offspec_planners.plan.forecast import best_by_budget
+from offspec_planners.plan import Plan
+from offspec_planners.plan.forecast import Choice, Comparison, Validation, best_by_budget
 from tests.support.sample_plans import large, several, small, validation
 
 Path = tuple[str | int, ...]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from offspec_planners.cost import PassCosts
-from offspec_planners.sequoia import TreeShape, best_tree_shape, choose_tree_shape, expected_by_size
+from offspec_planners.sequoia import TreeShape, best_tree_shape, choose_tree_shape
 from offspec_planners.sequoia.dp import Programme
 from offspec_planners.sequoia.heap import Heap
 
@@ -121,18 +121,6 @@ def test_bounds_leave_nothing_out(seed: int, kind: str) -> None:
     expected = Programme(table, nodes).expected
     assert expected == pytest.approx(_plain(table, nodes), rel=1e-10)
     assert _worth(best_tree_shape(table, nodes, depths), table) == pytest.approx(expected[-1], rel=1e-10)
-
-
-@settings(max_examples=40)
-@given(tables(), st.integers(1, 30), st.integers(0, 7))
-def test_expected_by_size_is_what_shapes_reach(table: Table, nodes: int, depth: int) -> None:
-    expected = expected_by_size(table, nodes, depth)
-    assert expected.shape == (depth + 1, nodes + 1)
-    assert (np.diff(expected, axis=0) >= -1e-12).all() and (np.diff(expected, axis=1) >= -1e-12).all()
-    for levels, size in ((depth, nodes), (depth // 2, (nodes + 1) // 2)):
-        assert expected[levels, size] == pytest.approx(
-            best_tree_shape(table, size, levels).expected, abs=1e-9
-        )
 
 
 def test_a_later_child_needs_the_earlier_ones() -> None:

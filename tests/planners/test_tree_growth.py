@@ -14,7 +14,7 @@ from offspec.draft.grow.result import GrownTree
 from offspec.draft.mix.mixture import Mixture
 from offspec_planners.cost import PassCosts
 from offspec_planners.forest import best_width, share
-from offspec_planners.tree_growth import Growing, Grown, best_size, pays, replay, worth_a_step
+from offspec_planners.tree_growth import Growing, Grown, best_size, pays, replay
 from tests.support.table_drafter import TableDrafter, greedy_scorer, random_table
 
 WORDS = 12
@@ -46,16 +46,6 @@ def test_the_best_size_is_that_of_an_obvious_loop(found: list[float], draft: flo
         rates.append(expected / float(costs.iteration(draft, rows)))
     size = best_size(np.array(scores), draft, costs)
     assert rates[size - 1] == pytest.approx(max(rates), rel=1e-12)
-
-
-@given(st.floats(0.0, 20.0), st.floats(1.0, 30.0), SECONDS, st.integers(1, 64), st.integers(1, 900), COSTS)
-def test_growth_goes_on_while_a_step_can_raise_the_rate(
-    worth: float, expected: float, draft: float, width: int, rows: int, costs: PassCosts
-) -> None:
-    now = expected / costs.iteration(draft, rows)
-    then = (expected + worth) / costs.iteration(draft + costs.step_seconds(width), rows)
-    if abs(now - then) > 1e-9 * now:
-        assert worth_a_step(worth, expected, draft, width, rows, costs) == (then > now)
 
 
 def _grow(table: torch.Tensor, policy: GrowthPolicy, depth: int = 20) -> tuple[GrownTree, list[int]]:
@@ -90,7 +80,7 @@ def test_a_replay_is_the_growth(
     assert len(whole.tree) == every
     record = Grown(whole.tree.parent.astype(np.int32), whole.tree.score.astype(np.float32))
     growth, widths = _grow(table, GrowthPolicy(budget, width, min_gain, costs), depth)
-    _same(growth, widths, replay(record, budget, width, costs, min_gain, depth))
+    _same(growth, widths, replay((record,), budget, width, costs, min_gain, depth))
 
 
 def test_a_recorded_tree_can_be_replayed() -> None:
@@ -106,7 +96,7 @@ def test_a_recorded_tree_can_be_replayed() -> None:
         assert len(recording.tree) == budget and recording.recorded is not None
         assert len(recording.recorded.parent) == 300
         growth, _ = _grow(table, GrowthPolicy(budget, width), depth=300)
-        replayed = replay(recording.recorded, budget, width, None)
+        replayed = replay((recording.recorded,), budget, width, None)
         assert recording.tree.expected_tokens >= growth.tree.expected_tokens * (1 - 1e-6)
         off.append(replayed.expected / growth.tree.expected_tokens - 1)
     assert min(off) > -1e-6
@@ -219,6 +209,16 @@ def rates_by_width(
         more = float(np.exp(frontier[:width]).sum())
         rates.append((tokens + more) / float(costs.iteration(draft + step, rows)))
     return rates
+
+
+@given(TREES, st.lists(st.floats(-6.0, 0.0), min_size=1, max_size=20), SECONDS, COSTS)
+def test_growth_goes_on_while_a_step_can_raise_the_rate(
+    trees: Scores, frontier: list[float], draft: float, costs: PassCosts
+) -> None:
+    scores, offered = np.concatenate(trees), np.array(sorted(frontier, reverse=True))
+    now, *_, then = rates_by_width(scores, offered, draft, costs)
+    if abs(now - then) > 1e-9 * now:
+        assert pays(scores, offered, draft, costs, 0.01) == (then > now)
 
 
 @given(TREES, st.lists(st.floats(-6.0, 0.0), min_size=1, max_size=20), SECONDS, COSTS)

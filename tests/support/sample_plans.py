@@ -5,12 +5,11 @@ from dataclasses import replace
 from offspec_planners.cost import PassCosts
 from offspec_planners.hardware_rates import Hardware, Processor, Rate
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.plan import (
+from offspec_planners.plan import Part, Plan
+from offspec_planners.plan.forecast import (
     Choice,
     Comparison,
     Forecast,
-    Part,
-    Plan,
     Shared,
     Validation,
     ValidationRow,

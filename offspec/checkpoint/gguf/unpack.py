@@ -14,10 +14,10 @@ from offspec.checkpoint.gguf.header import GgufHeader
 from offspec.checkpoint.gguf.values import GgufRecipe, check_types, values
 from offspec.checkpoint.write import SafetensorsWriter
 from offspec.core.cache_dir import UNPACKED
-from offspec.core.config import format_bytes
 from offspec.core.events import Event, Notice
 from offspec.core.files import require_space, write_file
 from offspec.core.progress import ByteProgress
+from offspec_planners.units import format_bytes
 
 VERSION = 2  # raise it when the same file would be unpacked to other bytes
 _LAYER = re.compile(r"\.layers\.(\d+)\.")

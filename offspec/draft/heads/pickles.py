@@ -11,9 +11,9 @@ from typing import NoReturn
 import torch
 
 from offspec.checkpoint.ranges import one_line
-from offspec.core.config import format_bytes
 from offspec.core.errors import CheckpointError, DraftError, HeaderError, OffspecError
 from offspec.core.files import reading
+from offspec_planners.units import format_bytes
 
 PICKLED = (".pt", ".bin", ".pth")
 _ZIP = b"PK\x03\x04"  # how torch saves since 1.6

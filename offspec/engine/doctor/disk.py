@@ -8,12 +8,11 @@ from pathlib import Path
 
 from offspec.core import files
 from offspec.core.cache_dir import ELSEWHERE, cache_root
-from offspec.core.config import format_bytes
 from offspec.core.errors import OffspecError, StreamError
 from offspec.engine.doctor.finding import Asked, Figure, Finding
-from offspec.plan.disk_files import in_folder, large_files, written_file
+from offspec.plan.hardware_profile import in_folder, large_files, written_file
 from offspec_planners.hardware_rates import Rate
-from offspec_planners.units import format_rate
+from offspec_planners.units import format_bytes, format_rate
 
 _ROOM = 20_000_000_000  # bytes; what an 8B model takes
 _SLOW = 500_000_000  # bytes per second
@@ -82,7 +81,7 @@ class _ReadError(Exception):
 
 def _measured(found: Sequence[Path]) -> tuple[bool, Rate]:
     """Whether files are read past the page cache, and how fast. Raises _ReadError."""
-    from offspec_planners.measure import disk_rate
+    from offspec_planners.measure.disk import disk_rate
 
     try:
         return _reads_directly(found[0]), disk_rate(found, _SECONDS)

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from offspec.engine.doctor.finding import Asked, Figure, Finding
-from offspec_planners.measure.driver import cards_on_bus, driver_fault, find_driver, many, module_version
+from offspec_planners.measure.gpu import cards_on_bus, driver_fault, find_driver, module_version
+from offspec_planners.units import format_count
 
 _PART = "NVIDIA driver"
 
@@ -24,5 +25,5 @@ def check(asked: Asked) -> Iterator[Finding]:
         yield Finding(_PART, "failed", fault.found, fault.remedy, figures)
     elif driver is not None:
         release = f"{module}, " if module else ""
-        found = f"{release}for CUDA {driver.name}; {many(driver.gpus, 'GPU')}"
+        found = f"{release}for CUDA {driver.name}; {format_count(driver.gpus, 'GPU')}"
         yield Finding(_PART, "ok", found, figures=figures)

@@ -5,9 +5,9 @@ import resource
 from collections.abc import Iterator
 
 from offspec.core import memory
-from offspec.core.config import format_bytes
 from offspec.engine.doctor.finding import Asked, Figure, Finding, State
-from offspec_planners.measure.driver import cards_on_bus
+from offspec_planners.measure.gpu import cards_on_bus
+from offspec_planners.units import format_bytes
 
 _TIGHT = 2_000_000_000  # bytes that are free
 

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 from offspec.core import memory
-from offspec.core.config import format_bytes
 from offspec.engine.doctor.finding import Asked, Finding
 from offspec.engine.doctor.memory import locked_limit
-from offspec_planners.units import format_rate
+from offspec_planners.units import format_bytes, format_rate
 
 _PART = "pinned memory"
 _WANTED = 1_000_000_000
@@ -46,7 +45,7 @@ def _pinned(nbytes: int) -> Finding:
 
 
 def _copies(index: int) -> Finding:
-    from offspec_planners.measure import copy_bandwidth
+    from offspec_planners.measure.processor import copy_bandwidth
 
     part, rate = f"RAM to GPU {index}", copy_bandwidth(f"cuda:{index}")
     figures = {"bytes_per_s": rate.value, "slowest": rate.low, "fastest": rate.high}

@@ -3,11 +3,10 @@
 import os
 from collections.abc import Iterator
 
-from offspec.core.config import format_bytes
 from offspec.engine.doctor.finding import Asked, Figure, Finding
 from offspec.engine.doctor.worker import cause_of
-from offspec_planners.measure.driver import find_driver
-from offspec_planners.measure.gpu import Gpu, build_fault, try_gpu
+from offspec_planners.measure.gpu import Gpu, build_fault, find_driver, try_gpu
+from offspec_planners.units import format_bytes
 
 _PART = "torch"
 _AGAIN = "install it again: pip install --force-reinstall torch"

@@ -13,7 +13,6 @@ from offspec.checkpoint.safetensors import read_header
 from offspec.checkpoint.tensors import bytes_of, dtype_name
 from offspec.checkpoint.write import Entry, SafetensorsWriter
 from offspec.core.cache_dir import ROUNDED, cache_root, folder_of, make_folder, remove_folder
-from offspec.core.config import format_bytes
 from offspec.core.errors import CheckpointError, DiskFullError, OffspecError
 from offspec.core.events import Event, Notice
 from offspec.core.files import require_space
@@ -22,6 +21,7 @@ from offspec.model.unpacking import view_in
 from offspec.stream.direct_reader import DirectReader
 from offspec.stream.disk_stream import read_unit
 from offspec.stream.layout import lay_out
+from offspec_planners.units import format_bytes
 
 LEAST = 16 << 20  # bytes of rounded layers; fewer are rounded in about a second
 _VERSION = 1  # raise it where the same weights would be rounded to other values

@@ -9,10 +9,10 @@ from typing import Any, BinaryIO, Literal
 
 from msgspec import Struct
 
-from offspec.core.config import format_bytes
 from offspec.core.files import new_file
 from offspec.server.batch.records import PRIVATE, Records
 from offspec.server.faults import Fault
+from offspec_planners.units import format_bytes
 
 KEPT_S = 30 * 86400  # that a file is kept for, where the client does not say
 _BUFFER = 2**20

@@ -24,7 +24,7 @@ from offspec.core.events import (
     TreeSeen,
     unheard,
 )
-from offspec.core.sizes import parse_bytes
+from offspec.core.values import parse_bytes
 from offspec.ui import interrupt
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.demo_summary import Processors, larger, summary, wrapped

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offspec.checkpoint.open import DEMO_WIDE
-from offspec.core.config import EngineConfig, format_bytes
+from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError
 from offspec.core.events import Event, PassStats, Result
 from offspec.ui.cli.demo_view import Run
 from offspec.ui.cli.output import Output
 from offspec.ui.told import told
+from offspec_planners.units import format_bytes
 
 _DRAFT = "Qwen/Qwen3-0.6B"
 _LARGER = {"Qwen/Qwen3-8B": 16.4e9, "Qwen/Qwen3-14B": 29.5e9, "Qwen/Qwen3-32B": 65.5e9}  # bytes

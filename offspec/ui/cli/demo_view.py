@@ -13,13 +13,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from offspec.core.config import format_bytes
 from offspec.core.events import LoadProgress, PassProgress, PassStats, Result, TreeSeen
 from offspec.ui import terminal
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Output
 from offspec.ui.printable import printable
 from offspec.ui.tui.tree_drawing import SpanStyle, draw
+from offspec_planners.units import format_bytes
 
 _NARROWEST = 60  # columns of a terminal with room for two texts
 _TREE_LINES = 12

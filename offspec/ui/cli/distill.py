@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from offspec.checkpoint.open import check_model
-from offspec.core.config import Dtype, format_bytes
+from offspec.core.config import Dtype
 from offspec.core.errors import RequestError
 from offspec.distill.config import Wanted
 from offspec.distill.questions import read_questions
@@ -17,7 +17,7 @@ from offspec.distill.time_limit import TimeLimit
 from offspec.ui.cli import options as opt
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
-from offspec_planners.units import format_seconds
+from offspec_planners.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from offspec.distill.make import Distilled

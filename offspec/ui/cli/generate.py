@@ -10,13 +10,14 @@ from typing import Annotated
 import typer
 
 from offspec import __version__
-from offspec.core.config import NONE, Constraint, EngineConfig, SamplingParams, check_comparable, format_bytes
+from offspec.core.config import NONE, Constraint, EngineConfig, SamplingParams, check_comparable
 from offspec.core.errors import OffspecError, RequestError
 from offspec.core.trace import Timeline, check_writable
 from offspec.ui.cli import checks
 from offspec.ui.cli import options as opt
 from offspec.ui.cli.plain_input import MOST_INPUT
 from offspec.ui.cli.render import Renderer
+from offspec_planners.units import format_bytes
 
 EPILOG = """[bold]Examples[/]
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import ConsoleRenderable
 
-from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
 from offspec.ui.cli import completion
 from offspec.ui.cli.console import Console
@@ -16,6 +15,7 @@ from offspec.ui.cli.other_names import Commands
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
 from offspec.ui.cli.tables import PageLayout, indented, listing, page, plain, prose
+from offspec_planners.units import format_bytes
 
 if TYPE_CHECKING:
     from offspec.checkpoint.cached_models import CachedModel

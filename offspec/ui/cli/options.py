@@ -14,7 +14,7 @@ from offspec.core.config import OPTIONS, EngineConfig, SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.sampling_defaults import FROM_MODEL, SamplingOverrides
 from offspec.core.setting import GROUPS, RUNS, Setting, settings_of
-from offspec.core.sizes import parse_bytes
+from offspec.core.values import parse_bytes
 from offspec.ui.cli import completion
 
 _SAMPLED = ("generate", "chat", "serve", "batch")  # commands that use the model's sampling defaults

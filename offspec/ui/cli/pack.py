@@ -9,13 +9,13 @@ import typer
 
 from offspec.checkpoint.open import check_model
 from offspec.checkpoint.pack_manifest import check_pack
-from offspec.core.config import PackFormat, format_bytes
+from offspec.core.config import PackFormat
 from offspec.core.errors import RequestError
-from offspec.core.sizes import parse_bytes
+from offspec.core.values import parse_bytes
 from offspec.ui.cli import completion
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
-from offspec_planners.units import format_seconds
+from offspec_planners.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from offspec.checkpoint.pack_manifest import Manifest

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
 from offspec.ui.chat.commands import is_command, unescaped
+from offspec_planners.units import format_bytes
 
 MOST_INPUT = 2**26  # bytes of a prompt, or of a line of it
 _BLOCK = '"""'

@@ -17,7 +17,8 @@ from offspec.ui.cli.render import Renderer
 
 if TYPE_CHECKING:
     from offspec_planners.hardware_rates import Hardware
-    from offspec_planners.plan import Plan, Validation
+    from offspec_planners.plan import Plan
+    from offspec_planners.plan.forecast import Validation
 
 _plan_option = partial(typer.Option, rich_help_panel="Plan")
 _ALL = len(VALIDATION)

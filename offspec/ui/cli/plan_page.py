@@ -26,7 +26,7 @@ from offspec_planners.units import format_bytes, format_count, format_number, fo
 
 if TYPE_CHECKING:
     from offspec_planners.plan import Part, Plan
-    from offspec_planners.plan.comparison import Validation
+    from offspec_planners.plan.forecast import Validation
 
 _CELLS = {Tier.DEVICE: ("█", "#"), Tier.CPU: ("▓", "%"), Tier.HOST: ("▒", "+"), Tier.DISK: ("░", ".")}
 _STYLES = {Tier.DEVICE: "green", Tier.CPU: "magenta", Tier.HOST: "yellow", Tier.DISK: "blue"}

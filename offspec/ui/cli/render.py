@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from rich.text import Text
 
-from offspec.core.config import format_bytes
 from offspec.core.errors import DiskFullError
 from offspec.core.events import (
     Event,
@@ -29,7 +28,7 @@ from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Live, Output, StdoutClosed, open_live
 from offspec.ui.printable import printable
 from offspec.ui.told import told
-from offspec_planners.units import format_seconds
+from offspec_planners.units import format_bytes, format_seconds
 
 _ENDINGS: dict[FinishReason, str] = {
     "eos": "the model ended its answer",

@@ -10,7 +10,7 @@ from offspec.ui.cli.tables import PageLayout, facts, heading, indented, plain
 from offspec_planners.units import format_number, format_seconds
 
 if TYPE_CHECKING:
-    from offspec_planners.plan.comparison import Comparison, Validation, ValidationRow
+    from offspec_planners.plan.forecast import Comparison, Validation, ValidationRow
 
 _FIGURES = 29  # columns of one figure: predicted, measured, error
 _PROMPT = (12, 32)  # characters of a prompt, at least and at most, that tell it from the others

@@ -7,10 +7,9 @@ from rich.cells import cell_len
 from textual.content import Content
 from textual.widgets import Static
 
-from offspec.core.config import format_bytes
 from offspec.core.events import LoadProgress
 from offspec.ui.printable import printable
-from offspec_planners.units import format_seconds
+from offspec_planners.units import format_bytes, format_seconds
 
 _CELLS = 24
 

@@ -3,53 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from offspec_planners.hardware_rates import Hardware, Identity, Processor
-from offspec_planners.measure.disk import Bandwidth, RawDisk, disk_rate, read_bandwidth, reads_past_cache
-from offspec_planners.measure.processor import (
-    GemmRate,
-    copy_bandwidth,
-    gemm_rates,
-    layer_overhead,
-    memory_bandwidth,
-)
+from offspec_planners.measure.disk import disk_rate
+from offspec_planners.measure.processor import copy_bandwidth, gemm_rates, layer_overhead, memory_bandwidth
 
 if TYPE_CHECKING:
     from offspec_planners.measure.processor import Product
-
-__all__ = [
-    "Bandwidth",
-    "GemmRate",
-    "RawDisk",
-    "copy_bandwidth",
-    "disk_rate",
-    "gemm_rates",
-    "identify",
-    "layer_overhead",
-    "measure",
-    "measure_host",
-    "memory_bandwidth",
-    "read_bandwidth",
-    "reads_past_cache",
-]
 
 _ROWS = {"cpu": (1, 4, 16, 64, 256, 1024), "cuda": (1, 4, 16, 64, 256, 1024, 4096)}
 _HOST_ROWS = (1, 16, 64, 256)  # beside a device a CPU is for few rows
 _SIDE = 4096  # of the square matrices that are multiplied with
 _SECONDS = 0.25  # for each number of rows
 
-
-class Progress(Protocol):
-    """Told of what is measured next, and that `done` of `total` measurements are over."""
-
-    def __call__(self, what: str, done: int, total: int) -> None: ...
-
-
-def _unheard(what: str, done: int, total: int) -> None:
-    pass
+Progress = Callable[[str, int, int], None]
+"""Takes what is measured next, and how many measurements are done, of how many in all."""
 
 
 def identify(device: str = "cpu") -> Identity:
@@ -83,7 +54,7 @@ def wait_policy() -> str:
 def measure(
     disk_files: Sequence[Path],
     device: str = "cpu",
-    progress: Progress = _unheard,
+    progress: Progress = lambda what, done, total: None,
     product: Product | None = None,
 ) -> Hardware:
     """Measure this machine; some seven seconds, and one more where a CPU lies beside the device.
@@ -129,8 +100,7 @@ def measure(
     begin("launches")
     overhead = float(f"{layer_overhead(device):.3g}")
     progress("done", len(steps), len(steps))
-    points = tuple((rate.tokens, rate.flops_per_s) for rate in gemm)
-    processor = Processor(which.processor, which.memory, memory, points, overhead)
+    processor = Processor(which.processor, which.memory, memory, gemm, overhead)
     return Hardware(which.name, which.ram, disk, link, processor, host=host)
 
 
@@ -140,9 +110,8 @@ def measure_host(product: Product | None = None) -> Processor:
     gemm = gemm_rates(
         _HOST_ROWS, rows=_SIDE, columns=_SIDE, dtype="bfloat16", seconds=seconds, product=product
     )
-    points = tuple((rate.tokens, rate.flops_per_s) for rate in gemm)
     overhead = float(f"{layer_overhead('cpu', seconds):.3g}")
-    return Processor(which.processor, which.memory, memory_bandwidth("cpu", seconds / 5), points, overhead)
+    return Processor(which.processor, which.memory, memory_bandwidth("cpu", seconds / 5), gemm, overhead)
 
 
 def _cpu_name() -> str:

@@ -7,7 +7,8 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -33,55 +34,6 @@ class Bandwidth:
     @property
     def bytes_per_s(self) -> float:
         return self.nbytes / self.seconds if self.seconds > 0 else 0.0
-
-
-class _BlockReader:
-    """Reads blocks of files on several threads, each into a buffer of its own."""
-
-    def __init__(self, work: Iterator[tuple[Path, int]], block: int, seconds: float | None) -> None:
-        self._block = block
-        self._work = work
-        self._lock = threading.Lock()
-        self._until = None if seconds is None else time.perf_counter() + seconds
-        self.nbytes = 0
-        self.direct = True
-        self.error: OSError | None = None
-
-    def run(self) -> None:
-        """Read until no work or no time is left; an error ends this thread and is kept for the caller."""
-        buffer = mmap.mmap(-1, self._block)  # anonymous memory starts at a page, as O_DIRECT wants
-        path, fd = None, -1
-        try:
-            while (item := self._next()) is not None:
-                if item[0] != path:
-                    if fd >= 0:
-                        os.close(fd)
-                    path, fd = item[0], self._open(item[0])
-                count = os.preadv(fd, [buffer], item[1])
-                with self._lock:
-                    self.nbytes += count
-        except OSError as error:
-            self.error = error
-        finally:
-            if fd >= 0:
-                os.close(fd)
-            buffer.close()
-
-    def stop(self) -> None:
-        """Let every thread end with the block that it is at."""
-        self._until = 0.0
-
-    def _next(self) -> tuple[Path, int] | None:
-        with self._lock:
-            if self._until is not None and time.perf_counter() > self._until:
-                return None
-            return next(self._work, None)
-
-    def _open(self, path: Path) -> int:
-        fd, direct = _open(path)
-        if not direct:
-            self.direct = False
-        return fd
 
 
 def _open(path: Path) -> tuple[int, bool]:
@@ -128,22 +80,38 @@ def read_bandwidth(
     """
     blocks = [(path, offset) for path in files for offset in range(0, path.stat().st_size, block)]
     first = start // block % len(blocks) if blocks else 0
-    ring = blocks[first:] + blocks[:first]
-    reader = _BlockReader(islice(ring, -(-limit_bytes // block)), block, seconds)
-    workers = [threading.Thread(target=reader.run) for _ in range(threads)]
-    begun = time.perf_counter()
-    try:
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-    except BaseException:
-        reader.stop()
-        raise
+    work = islice(blocks[first:] + blocks[:first], -(-limit_bytes // block))
+    lock, stopped, begun = threading.Lock(), threading.Event(), time.perf_counter()
+
+    def read_blocks() -> tuple[int, bool]:
+        """Bytes read by a thread until no work or no time is left, and whether past the page cache."""
+        nbytes, path, fd, past_cache = 0, None, -1, True
+        with mmap.mmap(-1, block) as buffer:  # anonymous memory starts at a page, as O_DIRECT wants
+            try:
+                while not stopped.is_set() and (seconds is None or time.perf_counter() <= begun + seconds):
+                    with lock:
+                        item = next(work, None)
+                    if item is None:
+                        break
+                    if item[0] != path:
+                        if fd >= 0:
+                            os.close(fd)
+                        path, (fd, direct) = item[0], _open(item[0])
+                        past_cache = past_cache and direct
+                    nbytes += os.preadv(fd, [buffer], item[1])
+            finally:
+                if fd >= 0:
+                    os.close(fd)
+        return nbytes, past_cache
+
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            found = [reader.result() for reader in [pool.submit(read_blocks) for _ in range(threads)]]
+        except BaseException:
+            stopped.set()
+            raise
     spent = time.perf_counter() - begun
-    if reader.error is not None:
-        raise reader.error
-    return Bandwidth(reader.nbytes, spent, reader.direct)
+    return Bandwidth(sum(nbytes for nbytes, _ in found), spent, all(direct for _, direct in found))
 
 
 class RawDisk:

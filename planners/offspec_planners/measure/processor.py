@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from offspec_planners.hardware_rates import Rate
@@ -26,14 +25,6 @@ _COPIES = 8
 _SMALL = 64  # width of a layer in which nothing takes time but being asked for
 
 
-@dataclass(frozen=True, slots=True)
-class GemmRate:
-    """A batch of `tokens` against matrices that lie in memory, not in the processor's cache."""
-
-    tokens: int
-    flops_per_s: float
-
-
 def gemm_rates(
     tokens: Sequence[int],
     *,
@@ -43,8 +34,8 @@ def gemm_rates(
     seconds: float = 0.4,
     device: str = "cpu",
     product: Product | None = None,
-) -> list[GemmRate]:
-    """FLOP/s of `x [T, columns] @ w [rows, columns]^T` for each T.
+) -> tuple[tuple[int, float], ...]:
+    """(T, FLOP/s) of `x [T, columns] @ w [rows, columns]^T` for each T.
 
     The matrices are taken in turns from 128 MB or more, as the layers of a streamed model are, so that a
     batch of one shows what memory gives and a large one what the processor can do.
@@ -64,7 +55,7 @@ def gemm_rates(
     kind: torch.dtype = getattr(torch, dtype)
     place = torch.device(device)
     count = max(2, math.ceil(_WEIGHT_BYTES[place.type] / (rows * columns * kind.itemsize)))
-    rates = []
+    rates = list[tuple[int, float]]()
     with torch.inference_mode():
         first = torch.randn(rows, columns, dtype=kind, device=place)
         matrices = [first, *(first.clone() for _ in range(count - 1))]
@@ -75,8 +66,8 @@ def gemm_rates(
                 return times(x, matrices[turn % count])
 
             each = _seconds_each(multiply, seconds, place)
-            rates.append(GemmRate(size, float(round(2 * size * rows * columns / each))))
-    return rates
+            rates.append((size, float(round(2 * size * rows * columns / each))))
+    return tuple(rates)
 
 
 def memory_bandwidth(device: str = "cpu", seconds: float = 0.05) -> Rate:
@@ -124,41 +115,35 @@ def layer_overhead(device: str = "cpu", seconds: float = 0.2) -> float:
 
     place = torch.device(device)
     with torch.inference_mode():
-        layer = _SmallLayer(place)
+        layer = _small_layer(place)
         hidden = torch.randn(1, _SMALL, device=place)
         return _seconds_each(lambda _: layer(hidden), seconds, place)
 
 
-class _SmallLayer:
+def _small_layer(place: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
     """The operations of a decoder layer of today's models, one after the other, on 64 numbers."""
+    import torch
+    from torch.nn import functional
 
-    def __init__(self, place: torch.device) -> None:
-        import torch
+    weight = torch.randn(_SMALL, _SMALL, device=place)
+    gain, turn = torch.ones(_SMALL, device=place), torch.ones(1, 1, 1, _SMALL, device=place)
 
-        self._weight = torch.randn(_SMALL, _SMALL, device=place)
-        self._gain = torch.ones(_SMALL, device=place)
-        self._turn = torch.ones(1, 1, 1, _SMALL, device=place)
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        import torch
-        from torch.nn import functional
-
-        normed = functional.rms_norm(hidden, (_SMALL,), self._gain)
-        query, key, value = (functional.linear(normed, self._weight).view(1, 1, 1, _SMALL) for _ in range(3))
-        query, key = self._rotated(query), self._rotated(key)
-        seen = functional.scaled_dot_product_attention(query, key, value).view(1, _SMALL)
-        hidden = hidden + functional.linear(seen, self._weight)
-        normed = functional.rms_norm(hidden, (_SMALL,), self._gain)
-        gate = functional.silu(functional.linear(normed, self._weight))
-        up = functional.linear(normed, self._weight)
-        return torch.add(hidden, functional.linear(gate * up, self._weight))
-
-    def _rotated(self, vector: torch.Tensor) -> torch.Tensor:
+    def rotated(vector: torch.Tensor) -> torch.Tensor:
         """What a rotary embedding launches."""
-        import torch
-
         left, right = vector.chunk(2, dim=-1)
-        return vector * self._turn + torch.cat((-right, left), dim=-1) * self._turn
+        return vector * turn + torch.cat((-right, left), dim=-1) * turn
+
+    def layer(hidden: torch.Tensor) -> torch.Tensor:
+        normed = functional.rms_norm(hidden, (_SMALL,), gain)
+        query, key, value = (functional.linear(normed, weight).view(1, 1, 1, _SMALL) for _ in range(3))
+        query, key = rotated(query), rotated(key)
+        seen = functional.scaled_dot_product_attention(query, key, value).view(1, _SMALL)
+        hidden = hidden + functional.linear(seen, weight)
+        normed = functional.rms_norm(hidden, (_SMALL,), gain)
+        gate = functional.silu(functional.linear(normed, weight))
+        return torch.add(hidden, functional.linear(gate * functional.linear(normed, weight), weight))
+
+    return layer
 
 
 def _seconds_each(work: Callable[[int], object], seconds: float, place: torch.device) -> float:

@@ -29,20 +29,7 @@ from offspec_planners.json_fields import (
     without_version,
 )
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.plan.comparison import Comparison, Validation, ValidationRow
 from offspec_planners.plan.forecast import Choice, Forecast, Shared, WhatIf
-
-__all__ = [
-    "Choice",
-    "Comparison",
-    "Forecast",
-    "Part",
-    "Plan",
-    "Shared",
-    "Validation",
-    "ValidationRow",
-    "WhatIf",
-]
 
 VERSION = 2
 FORMATS = ("nf4", "int8", "int4-g64")  # that a target is rounded to
@@ -51,7 +38,6 @@ ROUNDED_BITS = (2, 3, 4)  # of a draft that is expanded or packed; the others ha
 
 _TIERS = tuple(tier.value for tier in Tier)
 _MOST_LAYERS = 10_000
-_NO_EXPERTS = {"expert_slots": 0, "host_expert_slots": 0}
 _DEVICES = Meta(
     pattern=r"^(cpu|cuda(:\d+)?(,cuda:\d+)*)\Z", description='"cpu" or "cuda", or GPUs as "cuda:0,cuda:1"'
 )
@@ -183,8 +169,6 @@ class Plan:
         """A plan from the object of a plan file. Raises ValueError: a key, its value, what it should be."""
         given = without_version(value, "offspec_plan", VERSION, "a plan")
         given = {"measured": False, **_OPTIONAL, **given}  # without `measured`, a plan is made anew
-        if isinstance(given.get("placement"), dict):
-            given["placement"] = {"gpus": [], **given["placement"]}
         if isinstance(given.get("costs"), dict):
             given["costs"] = {"experts": None, "caches": 0.0, **given["costs"]}
         if isinstance(given.get("parts"), list):
@@ -201,7 +185,7 @@ class Plan:
                 raise ValueError(f"hardware: {error}") from None
         placement = given.get("placement")
         if isinstance(placement, dict) and "tiers" in placement:
-            absent = {"caches": "device", **_NO_EXPERTS}
+            absent = {"gpus": [], "caches": "device", "expert_slots": 0, "host_expert_slots": 0}
             given["placement"] = {**absent, **placement, "tiers": _read_tiers(placement["tiers"])}
         plan = read(given, cls)
         plan._check()

@@ -1,13 +1,15 @@
-"""What is expected of a plan: the speed, the settings it was chosen from, and what would change it."""
+"""Expected speed of a plan, the settings it was chosen from, what would change it, and what was measured."""
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated
+from statistics import median
+from typing import Annotated, Any
 
 from offspec_planners.json_fields import Count, Number, Positive, Whole, one_of
 
-BOUNDS = ("link", "compute", "draft")
 _HALF = 0.5
+_FIGURES = ("seconds_per_pass", "tok_per_s", "tokens_per_pass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,7 @@ class Forecast:
 
     ttft_s: seconds to the first token of a prompt of `prompt_tokens`. draft_seconds, compute_seconds: what
     the draft and the target's arithmetic take; link_seconds: what streaming takes at the slowest link.
-    bound: which of these the others wait for, one of `BOUNDS`.
+    bound: which of these the others wait for, "link", "compute" or "draft".
     """
 
     ttft_s: Number
@@ -27,7 +29,7 @@ class Forecast:
     draft_seconds: Number
     compute_seconds: Number
     link_seconds: Number
-    bound: Annotated[str, one_of(*BOUNDS)]
+    bound: Annotated[str, one_of("link", "compute", "draft")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +98,59 @@ def best_by_budget(sweep: tuple[Choice, ...]) -> tuple[Choice, ...]:
         if choice.budget not in best or choice.tok_per_s > best[choice.budget].tok_per_s:
             best[choice.budget] = choice
     return tuple(best[budget] for budget in sorted(best))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A figure as it was predicted and as it was measured."""
+
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """|predicted - measured| as a share of what was measured; infinite where that is nothing."""
+        return abs(self.predicted - self.measured) / self.measured if self.measured > 0 else math.inf
+
+    def to_json(self) -> dict[str, float]:
+        return {"predicted": self.predicted, "measured": self.measured, "error": self.error}
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationRow:
+    """One prompt."""
+
+    prompt: str
+    seconds_per_pass: Comparison
+    tok_per_s: Comparison
+    tokens_per_pass: Comparison
+
+    def to_json(self) -> dict[str, Any]:
+        return {"prompt": self.prompt, **{name: getattr(self, name).to_json() for name in _FIGURES}}
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """All prompts, at least one. The figures over all are medians, and their errors those of the medians."""
+
+    rows: tuple[ValidationRow, ...]
+
+    @property
+    def seconds_per_pass(self) -> Comparison:
+        return self._medians("seconds_per_pass")
+
+    @property
+    def tok_per_s(self) -> Comparison:
+        return self._medians("tok_per_s")
+
+    @property
+    def tokens_per_pass(self) -> Comparison:
+        return self._medians("tokens_per_pass")
+
+    def to_json(self) -> dict[str, Any]:
+        medians = {name: self._medians(name).to_json() for name in _FIGURES}
+        return {**medians, "rows": [row.to_json() for row in self.rows]}
+
+    def _medians(self, name: str) -> Comparison:
+        figures: list[Comparison] = [getattr(row, name) for row in self.rows]
+        return Comparison(median(f.predicted for f in figures), median(f.measured for f in figures))

@@ -82,23 +82,6 @@ def best_tree_shape(acceptance: ArrayLike, nodes: int, depth: int) -> TreeShape:
     return _shape(_solved(table, nodes), nodes)
 
 
-def expected_by_size(acceptance: ArrayLike, nodes: int, depth: int) -> NDArray[np.float64]:
-    """[depth + 1, nodes + 1]: most expected tokens of at most n nodes and at most l levels below the root.
-
-    Where acceptance rises with rank, this takes a dynamic programme for every l.
-
-    Args:
-        acceptance: [D, K], as in `best_tree_shape`.
-        nodes: The largest n.
-        depth: The largest l.
-
-    Raises:
-        ValueError: acceptance is not a table of probabilities.
-    """
-    table = _checked(acceptance, nodes, depth)
-    return np.stack([_solved(table[:levels], nodes).expected for levels in range(depth + 1)])
-
-
 def choose_tree_shape(acceptance: ArrayLike, costs: PassCosts, budget: int, width: int) -> TreeShape:
     """The shape with the fewest seconds per expected token.
 

@@ -11,7 +11,7 @@ import pytest
 from bench.peers import __main__ as peers
 from bench.peers import jobs, llama, tally
 from bench.peers.jobs import ACCELERATE, ASSISTED, OFF, OFFSPEC, PACKED, Scene, Variant
-from offspec_planners.measure import Bandwidth
+from offspec_planners.measure.disk import Bandwidth
 from tests.support.bench_runs import RunBench
 
 RECIPE = {"factor": 4, "fingerprint": "", "layer_files": ["a"] * 10, "layer_bytes": 1000, "head_bytes": 150}

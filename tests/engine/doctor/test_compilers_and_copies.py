@@ -10,12 +10,12 @@ import torch
 
 import offspec_kernels.backend
 import offspec_kernels.row_linear
-import offspec_planners.measure as measuring
 from offspec.core import memory
 from offspec.engine.doctor import numba_loops, pinning, triton_kernels
 from offspec.engine.doctor.finding import Asked, Finding
 from offspec.stream import arena
 from offspec_planners.hardware_rates import Rate
+from offspec_planners.measure import processor
 
 
 def test_numba_compiles_here() -> None:
@@ -124,7 +124,7 @@ def test_memory_that_is_pinned_and_copied(
         def close(self) -> None: ...
 
     monkeypatch.setattr(arena, "Arena", Pinned)
-    monkeypatch.setattr(measuring, "copy_bandwidth", lambda device: Rate.exactly(rate))
+    monkeypatch.setattr(processor, "copy_bandwidth", lambda device: Rate.exactly(rate))
     findings = list(pinning.check(Asked()))
     assert [finding.state for finding in findings] == states
     assert words in findings[-1].found + findings[-1].remedy

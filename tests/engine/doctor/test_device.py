@@ -5,8 +5,7 @@ import pytest
 from offspec.engine.doctor import device
 from offspec.engine.doctor.finding import Asked
 from offspec_planners.measure import gpu
-from offspec_planners.measure.driver import Fault
-from offspec_planners.measure.gpu import Gpu
+from offspec_planners.measure.gpu import Fault, Gpu
 
 GPU = Gpu(1, "NVIDIA L4", 24 * 10**9, (8, 9), 58)
 

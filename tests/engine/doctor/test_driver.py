@@ -32,8 +32,8 @@ class Library:
 @pytest.fixture
 def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty PCI bus, and a machine without a driver."""
-    monkeypatch.setattr(measure.driver, "_PCI", tmp_path)
-    monkeypatch.setattr(measure.driver, "_KERNEL_MODULE", tmp_path / "version")
+    monkeypatch.setattr(measure.gpu, "_PCI", tmp_path)
+    monkeypatch.setattr(measure.gpu, "_KERNEL_MODULE", tmp_path / "version")
     no_library(monkeypatch)
     return tmp_path
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import offspec_planners.measure as measuring
 from offspec.core import memory
 from offspec.engine.doctor import disk
 from offspec.engine.doctor import memory as limits
 from offspec.engine.doctor.finding import Asked, Finding
-from offspec.plan import disk_files
+from offspec.plan import hardware_profile
 from offspec_planners.hardware_rates import Rate
+from offspec_planners.measure import disk as measuring
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -83,8 +83,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(disk_files, "_WRITTEN", 1 << 18)
-    monkeypatch.setattr(disk_files, "_BLOCK", 1 << 16)
+    monkeypatch.setattr(hardware_profile, "_WRITTEN", 1 << 18)
+    monkeypatch.setattr(hardware_profile, "_BLOCK", 1 << 16)
     monkeypatch.setattr(measuring, "disk_rate", rate)
     monkeypatch.setattr(disk, "_reads_directly", lambda file: place["direct"])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, place["free"]))
@@ -110,8 +110,8 @@ def test_a_good_disk_is_named_once(place: dict[str, Any], tmp_path: Path) -> Non
 def test_large_files_that_are_there_are_read(
     place: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_files, "_LARGE", 1000)
-    monkeypatch.setattr(disk_files, "_ENOUGH", 1000)
+    monkeypatch.setattr(hardware_profile, "_LARGE", 1000)
+    monkeypatch.setattr(hardware_profile, "_ENOUGH", 1000)
     (tmp_path / "model.safetensors").write_bytes(bytes(5000))
     found()
     assert place["read"] == [5000]
@@ -137,7 +137,7 @@ def test_a_disk_that_is_not_well(
 ) -> None:
     place.update(changed)
     if changed == {"free": 1000}:
-        monkeypatch.setattr(disk_files, "_WRITTEN", 10**6)
+        monkeypatch.setattr(hardware_profile, "_WRITTEN", 10**6)
     assert found().state == state
     assert words in found().found and remedy in found().remedy
 

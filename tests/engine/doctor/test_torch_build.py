@@ -10,7 +10,7 @@ import torch
 from offspec.engine.doctor import torch_build
 from offspec.engine.doctor.finding import Asked, Finding
 from offspec_planners.measure import gpu
-from offspec_planners.measure.driver import Driver
+from offspec_planners.measure.gpu import Driver
 
 CARD = SimpleNamespace(
     name="NVIDIA GeForce RTX 4090", total_memory=25_000_000_000, major=8, minor=9, multi_processor_count=128

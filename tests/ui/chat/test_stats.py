@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from offspec.chat.archive import Archive
-from offspec.core.config import EngineConfig, format_bytes
+from offspec.core.config import EngineConfig
 from offspec.core.errors import StreamError
 from offspec.core.events import PassProgress, PassStats, Prefill, TextDelta
 from offspec.core.sampling_defaults import SamplingOverrides
@@ -14,6 +14,7 @@ from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.report import guessed_by, report
 from offspec.ui.chat.setup import Setup
 from offspec.ui.chat.stats import HISTORY, ChatStats, PassTimes, Totals
+from offspec_planners.units import format_bytes
 from tests.support.fake_engine import Script, ScriptedEngine
 
 PREFILL = Prefill(tokens=214, reused=1020, layer=0, layers=80)

@@ -23,7 +23,8 @@ from offspec.ui.cli import checks
 from offspec.ui.cli.main import app
 from offspec_planners.hardware_rates import Rate
 from offspec_planners.placement import Tier
-from offspec_planners.plan import Part, Plan, Validation, WhatIf
+from offspec_planners.plan import Part, Plan
+from offspec_planners.plan.forecast import Validation, WhatIf
 from tests.support.sample_plans import large, several, small, validation
 
 Call = Callable[..., Result]
@@ -109,7 +110,7 @@ def test_every_option_reaches_planning(plan: Call, planning: Planning) -> None:
 
 
 def test_another_machine_brings_its_device(plan: Call, planning: Planning, tmp_path: Path) -> None:
-    large().hardware.save(tmp_path / "mine.json")
+    (tmp_path / "mine.json").write_text(large().hardware.text())
     assert plan("--hardware", str(tmp_path / "mine.json")).exit_code == 0
     assert planning.asked["hardware"] == large().hardware
     assert planning.asked["config"].device == "auto"

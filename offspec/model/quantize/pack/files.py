@@ -13,13 +13,14 @@ from offspec.checkpoint.rows import row_blocks
 from offspec.checkpoint.tensors import TensorInfo, bytes_of, item_size
 from offspec.checkpoint.write import SafetensorsWriter
 from offspec.core import memory
-from offspec.core.config import PackFormat, format_bytes
+from offspec.core.config import PackFormat
 from offspec.core.errors import CapacityError, CheckpointError
 from offspec.model.quantize.pack.contents import FLOATS, FileContents, stored_parts
 from offspec.model.quantize.rounding import round_matrix
 from offspec_kernels.dequant.codebook import quantise
 from offspec_kernels.dequant.grouped import GROUP
 from offspec_kernels.errors import ArgumentError
+from offspec_planners.units import format_bytes
 
 _MOST, _LEAST = 4 << 20, 1 << 18  # weights of a slab
 _SCRATCH = 40  # bytes for each of them, while they are rounded in float32

@@ -10,7 +10,7 @@ from offspec.checkpoint.checksum import damage
 from offspec.checkpoint.folder import open_folder
 from offspec.checkpoint.open import local_path
 from offspec.checkpoint.pack_manifest import Manifest, Origin, check_pack, read_manifest
-from offspec.core.config import PackFormat, format_bytes
+from offspec.core.config import PackFormat
 from offspec.core.errors import CheckpointError
 from offspec.core.events import Event, Notice, unheard
 from offspec.core.files import real_path, require_space, sync_folder
@@ -26,6 +26,7 @@ from offspec.model.quantize.pack.contents import (
 from offspec.model.quantize.pack.files import make_file, slab_weights
 from offspec.model.quantize.pack.place import PackLocation
 from offspec.model.quantize.pack.unfinished import Unfinished
+from offspec_planners.units import format_bytes
 
 _TEXT_BYTES = 64 * 2**20  # tokenizer files, headers, rounding to blocks
 

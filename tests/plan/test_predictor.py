@@ -1,19 +1,25 @@
 """Speeds of placements by plain sizes: work for the CPU, variants, and passes that sequences share."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import pytest
 
+from offspec.core.config import EngineConfig
+from offspec.plan import cpu_choice, shared_passes
+from offspec.plan.fit import Fit
+from offspec.plan.opened import OpenedModels
+from offspec.plan.shared_passes import LaidOut, SharedPasses
+from offspec.plan.variants import explain_memories, faster_rows, sequence_rows
 from offspec_planners.acceptance import typical
 from offspec_planners.cost import Estimate, ModelSizes
-from offspec_planners.cpu_work import fastest_cpu_layers
 from offspec_planners.hardware_rates import preset
-from offspec_planners.placement import Placement, Sizes, TooSmallError, cpu_layers, place_on_device
+from offspec_planners.placement import Placement, Sizes, TooSmallError, cpu_layers, place_on_devices
+from offspec_planners.plan.forecast import WhatIf
 from offspec_planners.predictor import Predictor
 from offspec_planners.search import Outlook, best
-from offspec_planners.shared_passes import LaidOut, SharedPasses
 from offspec_planners.typical_acceptance import SUBSTITUTE
-from offspec_planners.what_if import Variant, explain_memories, faster_rows, sequence_rows
 
 GB = 10**9
 LAYERS = 40
@@ -24,7 +30,7 @@ PREDICTOR = Predictor(MODEL, Estimate(preset("rtx-4090"), None), typical(SUBSTIT
 def _place(vram: int, ram: int = 64 * GB, on_cpu: int = 0) -> Placement | None:
     sizes = Sizes(MODEL.layers, (0,) * LAYERS)
     try:
-        return place_on_device(sizes, vram, ram, cpu=cpu_layers(LAYERS, on_cpu))
+        return place_on_devices(sizes, [vram], ram, cpu=cpu_layers(LAYERS, on_cpu))
     except TooSmallError:
         return None
 
@@ -39,21 +45,36 @@ def _chosen(placement: Placement, predictor: Predictor = PREDICTOR) -> Outlook:
     return best(predictor.sweep(predictor.costs(placement, 1.0), [predictor.sequences], [1]))
 
 
-def test_the_cpu_computes_layers_that_would_stream() -> None:
-    streamed, whole = _placed(20 * GB), _placed(50 * GB)
+@dataclass
+class _Opened:
+    """Models on a machine with a GPU."""
+
+    config: EngineConfig = field(default_factory=lambda: EngineConfig("model"))
+    vram: int = 20 * GB
+
+
+def test_the_cpu_computes_layers_that_would_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    streamed, whole, opened = _placed(20 * GB), _placed(50 * GB), cast(OpenedModels, _Opened())
     chosen = _chosen(streamed)
-    layers = fastest_cpu_layers(PREDICTOR, chosen, lambda count: _place(20 * GB, on_cpu=count))
+
+    def choose(place: Callable[[int], Placement | None]) -> int:
+        monkeypatch.setattr(cpu_choice, "_place", lambda opened, config: place(config.cpu_layers))
+        return cpu_choice.choose_cpu_layers(opened, opened.config, PREDICTOR, chosen)
+
+    layers = choose(lambda count: _place(20 * GB, on_cpu=count))
     found = _place(20 * GB, on_cpu=layers)
     assert layers and found is not None
     assert PREDICTOR.pass_seconds(found, chosen) < PREDICTOR.pass_seconds(streamed, chosen)
-    assert not fastest_cpu_layers(PREDICTOR, chosen, lambda count: whole), "nothing streams"
-    assert not fastest_cpu_layers(PREDICTOR, chosen, lambda count: None), "nothing fits"
-    assert not fastest_cpu_layers(PREDICTOR, chosen, lambda count: None if count else streamed)
+    assert not choose(lambda count: whole), "nothing streams"
+    assert not choose(lambda count: None), "nothing fits"
+    assert not choose(lambda count: None if count else streamed)
 
 
 def test_variants_that_make_no_difference_are_omitted() -> None:
     choice = _chosen(_placed(20 * GB)).choice
-    ladder = [Variant(f"{vram} GB", "", _placed(vram * GB), PREDICTOR) for vram in (20, 21, 30, 30, 60)]
+    sizes = [20, 21, 30, 30, 60]
+    speeds = [PREDICTOR.best_speed(_placed(vram * GB), choice) for vram in sizes]
+    ladder = [WhatIf(f"{vram} GB", speed, "") for vram, speed in zip(sizes, speeds, strict=True)]
     rows = faster_rows(choice, [ladder, ladder[-1:]])
     assert [row.change for row in rows] == ["30 GB", "60 GB", "60 GB"]
     speeds = [row.tok_per_s or 0.0 for row in rows]
@@ -68,17 +89,20 @@ def test_memories_are_listed_in_a_clause() -> None:
     assert explain_memories(split, MODEL, vram=True) == f"{kept} of 40 layers in VRAM, {40 - kept} in RAM"
 
 
-def test_sequences_that_do_not_fit_have_no_row() -> None:
+def test_sequences_that_do_not_fit_have_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     predictor, placement = replace(PREDICTOR, sequences=2), _placed(20 * GB)
     chosen = _chosen(placement, predictor)
 
-    def lay_out(sequences: int, budget: int, width: int) -> LaidOut | None:
+    def lay_out(passes: SharedPasses, sequences: int, budget: int, width: int) -> LaidOut | None:
         assert (budget, width) == (sequences, 1)
         return (placement, sequences) if sequences <= 8 else None
 
-    rows = SharedPasses(predictor, chosen, lay_out, (16, 16)).rows((placement, 2))
+    monkeypatch.setattr(SharedPasses, "_lay_out", lay_out)
+    monkeypatch.setattr(shared_passes, "cache_bytes", lambda opened, config, fit: 2)
+    opened, fit = cast(OpenedModels, _Opened()), Fit(1024, "none", placement)
+    rows = SharedPasses(opened, opened.config, fit, predictor, chosen, (16, 16)).rows()
     assert [(row.sequences, row.caches) for row in rows] == [(1, 1), (2, 2), (4, 4), (8, 8)]
     assert sorted(rows, key=lambda row: row.tok_per_s) == list(rows), "one read of the weights serves all"
-    assert not SharedPasses(PREDICTOR, chosen, lay_out, (16, 16)).rows((placement, 1))
+    assert not SharedPasses(opened, opened.config, fit, PREDICTOR, chosen, (16, 16)).rows()
     named = [row.change for row in sequence_rows(chosen.choice, 2, rows)]
     assert named == ["with 1 sequence", "with 4 sequences", "with 8 sequences"]
