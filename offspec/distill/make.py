@@ -10,23 +10,22 @@ import torch
 
 from offspec.checkpoint import open_checkpoint
 from offspec.core import memory as memories
-from offspec.core.cache_dir import cache_root
+from offspec.core.cache_dir import cache_root, claim_folder
 from offspec.core.config import EngineConfig
 from offspec.core.errors import RequestError, UnsupportedModelError
 from offspec.core.events import Event, LoadProgress, Notice, unheard
 from offspec.core.files import probe, writing
 from offspec.core.private import tighten
-from offspec.distill.aux_states import published_taps, write_taps
 from offspec.distill.config import Kind, Wanted
-from offspec.distill.eagle3 import Eagle3
+from offspec.distill.eagle3 import Eagle3, published_taps
 from offspec.distill.embed_head import Ends, take_ends
-from offspec.distill.generate import LONGEST_QUESTION, write_text
+from offspec.distill.generate import LONGEST_QUESTION, write_taps, write_text
 from offspec.distill.measure import HeadAcceptance, measure_head
 from offspec.distill.medusa import Medusa
 from offspec.distill.memory import check_training, questions_together, rows_together
 from offspec.distill.mlp import MLP
 from offspec.distill.questions import own_questions, read_questions
-from offspec.distill.store import Store, TextOrigin
+from offspec.distill.store import Store, text_folder
 from offspec.distill.student import Pupil
 from offspec.distill.time_limit import TimeLimit
 from offspec.distill.train import Schedule, Trained, Training
@@ -100,19 +99,16 @@ def distill_head(
     given = memories.within_groups(memory, notify) if memory else memories.usable_bytes()
     tighten(notify, cache_dir)
     _claim_out(wanted.out)
-    place = TextOrigin(
-        open_checkpoint(wanted.model, notify=notify).fingerprint,
-        sha256("\n".join(questions).encode()).hexdigest(),
-        wanted.length,
-        dtype,
-    ).place(cache_root(cache_dir))
-    with place.claimed(notify):
+    fingerprint = open_checkpoint(wanted.model, notify=notify).fingerprint
+    asked = sha256("\n".join(questions).encode()).hexdigest()
+    folder = text_folder(cache_root(cache_dir), fingerprint, asked, wanted.length, dtype)
+    waiting = Notice("waiting for another process that works on the same text")
+    with claim_folder(folder, lambda: notify(waiting)):
         batch, assembly = _open(wanted, given, device, dtype, notify)
         target = assembly.target
         try:
-            store = Store(
-                place.folder, int(target.skeleton.config.hidden_size), target.dtype.itemsize, notify
-            )
+            hidden = int(target.skeleton.config.hidden_size)
+            store = Store(folder, hidden, target.dtype.itemsize, notify)
             write_text(store, target, assembly.codec, questions, wanted, batch, limit, notify)
             taps = published_taps(len(target.layers)) if wanted.kind == "eagle3" else ()
             if taps:
@@ -209,14 +205,15 @@ def _teach(
 
 
 def _pupil(wanted: Wanted, ends: Ends, taps: Sequence[int], config: Any) -> Pupil:
-    """config: of the target."""
-    torch.manual_seed(0)  # of the first weights
-    pupil: Pupil
-    if wanted.kind == "medusa":
-        pupil = Medusa(ends, wanted.depth, _BLOCKS)
-    elif wanted.kind == "eagle3":
-        pupil = Eagle3(ends, wanted.depth, taps, config)
-    else:
-        pupil = MLP(ends, wanted.depth, wanted.inner or ends.hidden_size)
+    """config: of the target. Its first weights are the same in every run."""
+    with torch.random.fork_rng(devices=()):  # and nobody else's random numbers change
+        torch.default_generator.manual_seed(0)
+        pupil: Pupil
+        if wanted.kind == "medusa":
+            pupil = Medusa(ends, wanted.depth, _BLOCKS)
+        elif wanted.kind == "eagle3":
+            pupil = Eagle3(ends, wanted.depth, taps, config)
+        else:
+            pupil = MLP(ends, wanted.depth, wanted.inner or ends.hidden_size)
     pupil.module.to(ends.matrix.device)
     return pupil

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from offspec.distill.batch import read_lesson
 from offspec.distill.store import Store
-from offspec.distill.student import Pupil
+from offspec.distill.student import Pupil, read_lesson
 from offspec.distill.time_limit import TimeLimit
 from offspec_planners.sequoia import best_tree_shape
 

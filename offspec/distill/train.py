@@ -13,10 +13,9 @@ import torch
 from offspec.core import memory
 from offspec.core.files import write_file
 from offspec.core.private import PRIVATE
-from offspec.distill.batch import Lesson, read_lesson
 from offspec.distill.embed_head import Ends
 from offspec.distill.store import Store
-from offspec.distill.student import Pupil, Teacher
+from offspec.distill.student import Lesson, Pupil, Teacher, read_lesson
 
 _WARM_UP = 0.04  # of the training, in which the rate rises
 _LAST_RATE = 0.02  # of the highest, at the end
@@ -161,9 +160,7 @@ class Training:
             self._pupil.module.load_state_dict(found["module"])
             self._optimiser.load_state_dict(found["optimiser"])
             self._step, self._seconds, self._loss = found["step"], found["seconds"], found["loss"]
-        except FileNotFoundError:
-            return False
-        except Exception:  # written by another version, or damaged: training starts again
+        except Exception:  # absent, damaged, or written by another version: training starts again
             return False
         return True
 
