@@ -54,13 +54,15 @@ def open_checkpoint(
     """
     notify = notify or unheard
     if model == DEMO_WIDE:
-        from offspec.checkpoint.demo_wide import open_demo_wide
+        from offspec.checkpoint.widen import open_demo_wide
 
         return open_demo_wide(model, _unpack_demo, notify, cache_dir)
     path = locate(model, notify)
     if path.is_dir():
         return open_folder(path, model)
-    return _open_gguf(path, model, unpack, notify, cache_dir)
+    from offspec.checkpoint.gguf.open import open_gguf
+
+    return open_gguf(path, model, unpack, notify, cache_dir)
 
 
 def locate(model: str, notify: Callable[[Event], None]) -> Path:
@@ -149,21 +151,6 @@ def gguf_rounding(model: str, notify: Callable[[Event], None]) -> str | None:
 def _unpack_demo(folder: Path, notify: Callable[[Event], None]) -> Checkpoint:
     """The embedded model in bfloat16, unpacked below `folder`."""
     return open_checkpoint(DEMO, unpack=True, notify=notify, cache_dir=folder)
-
-
-def _open_gguf(
-    path: Path, name: str, unpack: bool, notify: Callable[[Event], None], cache_dir: Path | None
-) -> Checkpoint:
-    from offspec.checkpoint.gguf.packed import obstacle
-    from offspec.checkpoint.gguf.parts import read_model
-    from offspec.checkpoint.gguf.streamed import describe
-    from offspec.checkpoint.gguf.unpack import unpack as unpack_file
-
-    header = read_model(path)
-    reason = "" if unpack else obstacle(header)
-    if unpack or reason:
-        return unpack_file(header, name, notify, cache_dir, reason)
-    return describe(header, name, notify, cache_dir)
 
 
 def local_path(model: str) -> tuple[Path, str]:

@@ -3,7 +3,6 @@
 Letters: M rows of a lesson, n rows at which a guess is made, H hidden size, V vocabulary, D depths.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any, Protocol
 import torch
 
 from offspec.checkpoint.folder import CONFIG
+from offspec.checkpoint.json_file import write_json
 from offspec.checkpoint.write import save_tensors
-from offspec.core.files import new_folder, write_file
+from offspec.core.files import new_folder
 from offspec.distill.embed_head import Columns, Ends
 from offspec.distill.store import Store
 
@@ -74,7 +74,7 @@ class Published:
         tensors = {name: _stored(tensor) for name, tensor in self.tensors.items()}
         with new_folder(out) as partial:
             save_tensors(partial / self.file, tensors)
-            write_file(partial / CONFIG, (json.dumps(self.config, indent=2) + "\n").encode())
+            write_json(partial / CONFIG, self.config)
         return sum(value.nbytes for value in tensors.values())
 
 
