@@ -183,13 +183,15 @@ class Features:
 
 class Drafter(Protocol):
     """A source of draft tokens with a cache of the committed tokens, called step by step while a tree
-    grows."""
+    grows.
+
+    wants: states of the target's passes that it needs; between: called in the midst of long steps, and what
+    it raises breaks them off.
+    """
 
     name: str
-    between: Callable[[], None] | None  # called in the midst of long steps; what it raises breaks them off
-
-    @property
-    def wants(self) -> Wants: ...
+    wants: Wants = Wants()
+    between: Callable[[], None] | None = None
 
     def fork(self, target: TreeCache) -> "Drafter":
         """The same weights with a state of its own, at an empty text, for one more sequence.
@@ -214,13 +216,16 @@ class Drafter(Protocol):
 
     def commit(self, nodes: Sequence[int]) -> None:
         """The target accepted this path of candidates, from the root on; some it may never have expanded."""
+        return  # there is no cache
 
     def observe(self, features: Features) -> None:
         """Take what a pass computed at positions that are committed now. Called after `commit`, if `wants`
         says so."""
+        return  # it sees the tokens alone
 
     def adopt(self) -> None:
         """Take over what the target knows of the committed ids, where the two can share it."""
+        return  # they share nothing
 
     def rewind(self, length: int) -> None:
         """Forget everything behind the first `length` committed ids."""

@@ -9,25 +9,23 @@ import torch
 
 from offspec.draft.base import Children, Drafter, Scorer
 from offspec.draft.growing_tree import GrowingTree
+from offspec.model.fused.forward import LeanModel
 from offspec.model.pass_parts import SequenceRows, joined
+from offspec.model.runner import TreeModel
 
 # Rows of several forwards whose logits are there at once: of more, a product takes no less time for each.
 HEAD_ROWS = 128
 
 
-class RunsRows(Protocol):
-    """A model that runs rows of several sequences in one forward."""
-
-    def hidden_of(self, sequences: Sequence[SequenceRows]) -> torch.Tensor: ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+# Both run rows of several sequences in one forward.
+DraftModel = TreeModel | LeanModel
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
     """Rows of one sequence that a model is to run. wanted: the last of them, whose logits are the answer."""
 
-    model: RunsRows
+    model: DraftModel
     rows: SequenceRows
     wanted: int
 
@@ -75,7 +73,7 @@ def states_of(forwards: Sequence[Forward]) -> list[torch.Tensor]:
     return [hidden[end - forward.wanted : end] for end, forward in zip(ends, forwards, strict=True)]
 
 
-def logits_of(model: RunsRows, states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def logits_of(model: DraftModel, states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The logits [wanted, V] of some states, by one product."""
     if len(states) == 1:
         return [model.logits(states[0])]

@@ -14,6 +14,7 @@ from offspec.draft.base import Lookup
 from offspec.draft.early_exit import open_early_exit
 from offspec.draft.heads import eagle, medusa, mlp_speculator
 from offspec.draft.heads.base import OpenedHead, TargetShape
+from offspec.draft.heads.eagle_files import EAGLE, EAGLE3, kind_of
 from offspec.draft.heads.files import HeadFiles
 from offspec.draft.heads.mtp import open_mtp
 from offspec.draft.lookup.ngram import NgramLookup
@@ -58,21 +59,25 @@ class HeadKind:
     typical: TypicalDraft = HEAD
 
 
+def _is_eagle(kind: str) -> Callable[[Mapping[str, Any], Collection[str]], bool]:
+    return lambda config, names: kind_of(config, names) == kind
+
+
 KINDS = {  # by `OpenedHead.kind`, the best first
     MTP: HeadKind(
         "MTP",
         "in the target's own checkpoint, trained along with it",
         of_target=lambda checkpoint, target, shape: open_mtp(checkpoint, shape),
     ),
-    "eagle3": HeadKind(
+    EAGLE3: HeadKind(
         "EAGLE-3",
         "one layer over states of three of the target's",
-        FromFiles(eagle.is_eagle3, eagle.opened, ("draft_vocab_size", "speculators_model_type"), "eagle"),
+        FromFiles(_is_eagle(EAGLE3), eagle.opened, ("draft_vocab_size", "speculators_model_type"), "eagle"),
     ),
-    "eagle": HeadKind(
+    EAGLE: HeadKind(
         "EAGLE",
         "one layer over the target's last states",
-        FromFiles(eagle.is_eagle, eagle.opened, ("speculators_model_type",), "eagle"),
+        FromFiles(_is_eagle(EAGLE), eagle.opened, ("speculators_model_type",), "eagle"),
     ),
     "medusa": HeadKind(
         "Medusa",

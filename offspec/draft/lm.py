@@ -2,54 +2,23 @@
 
 import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 
-from offspec.draft.base import Children, Features, Scorer, Wants, score
+from offspec.draft.base import Children, Drafter, Scorer, score
 from offspec.draft.cache_rows import TreeRows
-from offspec.draft.forward import Expansion, Forward, alone
+from offspec.draft.forward import DraftModel, Expansion, Forward, alone
 from offspec.draft.growing_tree import GrowingTree
 from offspec.model.attention import TreeContext
-from offspec.model.cache import KeysAndValues, TreeCache
+from offspec.model.cache import TreeCache
 from offspec.model.fused.cache import LeanCache
 from offspec.model.pass_parts import SequenceRows
-from offspec.model.skeleton import Skeleton
+
+DraftCache = TreeCache | LeanCache
 
 
-class DraftCache(Protocol):
-    """What `TreeCache` and `LeanCache` have in common."""
-
-    length: int
-
-    def another(self) -> "DraftCache": ...
-
-    def commit(self, pending: int, nodes: Sequence[int]) -> None: ...
-
-    def adopt(self, start: int, layers: Sequence[KeysAndValues | None]) -> None: ...
-
-    def adopt_states(self, other: TreeCache) -> None: ...
-
-    def rewind(self, length: int) -> int: ...
-
-
-class DraftModel(Protocol):
-    """What `TreeModel` and `LeanModel` have in common."""
-
-    skeleton: Skeleton
-    between: Callable[[], None] | None
-
-    @property
-    def cache(self) -> DraftCache: ...
-
-    def hidden(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor: ...
-
-    def hidden_of(self, sequences: Sequence[SequenceRows]) -> torch.Tensor: ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
-
-
-class LMDrafter:
+class LMDrafter(Drafter):
     """Drafts with a causal LM that shares the target's vocabulary.
 
     Rows of its cache behind the committed ones belong to expanded nodes, in the order of expansion; the
@@ -98,13 +67,6 @@ class LMDrafter:
     @between.setter
     def between(self, look: Callable[[], None] | None) -> None:
         self._model.between = look
-
-    @property
-    def wants(self) -> Wants:
-        return Wants()
-
-    def observe(self, features: Features) -> None:
-        pass  # it sees the tokens alone
 
     def start(self, ids: Sequence[int]) -> None:
         cache = self._cache

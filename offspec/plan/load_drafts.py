@@ -9,7 +9,7 @@ from offspec.draft.base import Drafter
 from offspec.draft.cross_vocab.drafter import TranslatedDrafter
 from offspec.draft.cross_vocab.retokenize import Reading
 from offspec.draft.kinds import LOOKUPS
-from offspec.draft.lm import DraftModel, LMDrafter
+from offspec.draft.lm import LMDrafter
 from offspec.draft.mix.sources import Sources
 from offspec.draft.open import Drafts, Notify
 from offspec.model.cache import TreeCache
@@ -120,8 +120,7 @@ def _drafter(
     if lean is None:
         draft.tree_model.cache.snapshots.most = snapshots.OF_DRAFT
         draft.tree_model.cache.block.allocate()
-    model: DraftModel = lean or draft.tree_model
-    return LMDrafter(name, model, draft.device, lambda: _release(lean, draft), target)
+    return LMDrafter(name, lean or draft.tree_model, draft.device, lambda: _release(lean, draft), target)
 
 
 def _release(lean: LeanModel | None, draft: LoadedModel) -> None:

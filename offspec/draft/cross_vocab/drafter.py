@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from offspec.draft.base import Children, Features, Scorer, Wants, score
+from offspec.draft.base import Children, Drafter, Scorer, score
 from offspec.draft.cross_vocab.retokenize import Reading
 from offspec.draft.cross_vocab.vocab_map import UNKNOWN, VocabMap
 from offspec.draft.forward import Expansion, alone
@@ -16,7 +16,7 @@ from offspec.model.cache import TreeCache
 from offspec.sampling.token_tree import ROOT
 
 
-class TranslatedDrafter:
+class TranslatedDrafter(Drafter):
     """Drafts with a causal LM of another vocabulary, by the tokens that both have (`VocabMap`).
 
     Nothing can be said below a token that the draft does not have, nor while the committed text ends in the
@@ -42,13 +42,6 @@ class TranslatedDrafter:
     @between.setter
     def between(self, look: Callable[[], None] | None) -> None:
         self._inner.between = look
-
-    @property
-    def wants(self) -> Wants:
-        return Wants()
-
-    def observe(self, features: Features) -> None:
-        pass  # it sees the tokens alone
 
     def fork(self, target: TreeCache) -> "TranslatedDrafter":
         """See `Drafter.fork`."""
@@ -112,9 +105,6 @@ class TranslatedDrafter:
         if self._reading.told:
             self._inner.commit(nodes)
         self._reading.say(self._candidates.token[nodes[1:]].tolist())
-
-    def adopt(self) -> None:
-        pass  # a target of another vocabulary knows nothing that this draft could use
 
     def rewind(self, length: int) -> None:
         pass  # `start` compares, and can keep more: a prompt that is asked again need not be read again

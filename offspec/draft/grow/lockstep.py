@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from offspec.core.trace import OFF, Timeline
-from offspec.draft.forward import Forward, RunsRows, head_groups, logits_of, states_of
+from offspec.draft.forward import DraftModel, Forward, head_groups, logits_of, states_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _run(group: Sequence[_Tree], timeline: Timeline) -> None:
 
 
 def _project(
-    group: Sequence[_Tree], model: RunsRows, states: Sequence[torch.Tensor], share: float
+    group: Sequence[_Tree], model: DraftModel, states: Sequence[torch.Tensor], share: float
 ) -> Exception | None:
     """Answer some trees with the logits of these states, none of which is kept; the error there was.
 

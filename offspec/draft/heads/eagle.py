@@ -1,27 +1,14 @@
 """EAGLE heads as published (arXiv 2401.15077, 2406.16858, 2503.01840): opened by headers, then loaded."""
 
-from collections.abc import Collection, Mapping
-from typing import Any
-
 import torch
 
 from offspec.draft.base import Drafter, Wants
 from offspec.draft.heads.base import LAST, OpenedHead, TargetShape
-from offspec.draft.heads.eagle_files import EAGLE, EAGLE3, EagleFormat, kind_of, read_format, token_map
+from offspec.draft.heads.eagle_files import EAGLE, EagleFormat, read_format, token_map
 from offspec.draft.heads.eagle_layer import Eagle1Layer, Eagle3Layer, EagleLayer
 from offspec.draft.heads.files import HeadFiles
 from offspec.draft.heads.state_drafter import KnownStates, StateDrafter
 from offspec.model.parts import TargetParts
-
-
-def is_eagle(config: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a configuration and the names of tensors are an EAGLE head's."""
-    return kind_of(config, names) == EAGLE
-
-
-def is_eagle3(config: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a configuration and the names of tensors are an EAGLE-3 head's."""
-    return kind_of(config, names) == EAGLE3
 
 
 def opened(files: HeadFiles, target: TargetShape) -> OpenedHead:
@@ -78,34 +65,20 @@ def read_weights(
     """
     weights: dict[str, torch.Tensor] = {}
     for name, parts in _JOINED.items():
+        rows = [files.shape(facts.stored[f"{part}.weight"])[0] for part in parts]
         for kind in ("weight", "bias"):
-            tensors = [f"{part}.{kind}" for part in parts]
-            if any(tensor in facts.stored for tensor in tensors):
-                rows = [files.shape(facts.stored[f"{part}.weight"])[0] for part in parts]
-                weights[f"{name}.{kind}"] = _joined(files, facts, tensors, rows, dtype, device)
-    inner = {f"{part}.{kind}" for parts in _JOINED.values() for part in parts for kind in ("weight", "bias")}
+            tensors = [facts.stored.get(f"{part}.{kind}") for part in parts]
+            if stored := next(filter(None, tensors), None):
+                joined = torch.zeros(sum(rows), *files.shape(stored)[1:], dtype=dtype, device=device)
+                for tensor, part in zip(tensors, joined.split(rows), strict=True):
+                    if tensor is not None:  # a bias that is absent is zeros
+                        files.fill(tensor, part)
+                weights[f"{name}.{kind}"] = joined
+    inner = {part for parts in _JOINED.values() for part in parts}
     for name, stored in facts.stored.items():
-        if name == "lm_head.weight":
-            width = files.shape(stored)[1]
-            weights[name] = torch.empty(facts.known, width, dtype=dtype, device=device)
+        if name != "d2t" and name.rpartition(".")[0] not in inner:
+            size, *rest = files.shape(stored)
+            size = facts.known if name == "lm_head.weight" else size
+            weights[name] = torch.empty(size, *rest, dtype=dtype, device=device)
             files.fill(stored, weights[name])
-        elif name != "d2t" and name not in inner:
-            weights[name] = files.weight(stored, dtype, device)
     return weights
-
-
-def _joined(
-    files: HeadFiles,
-    facts: EagleFormat,
-    tensors: list[str],
-    rows: list[int],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
-    """Tensors one below the other, `rows` of each; biases that are absent are zeros."""
-    first = next(facts.stored[tensor] for tensor in tensors if tensor in facts.stored)
-    joined = torch.zeros(sum(rows), *files.shape(first)[1:], dtype=dtype, device=device)
-    for tensor, part in zip(tensors, joined.split(rows), strict=True):
-        if tensor in facts.stored:
-            files.fill(facts.stored[tensor], part)
-    return joined

@@ -8,15 +8,14 @@ made again from what the target says (as in EAGLE, arXiv 2401.15077).
 Letters: T rows, E width of a state, V vocabulary, W nodes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
-from offspec.draft.base import Children, Features, Scorer, Wants, score
+from offspec.draft.base import Children, Drafter, Features, Scorer, Wants, score
 from offspec.draft.cache_rows import TreeRows
 from offspec.draft.growing_tree import GrowingTree
-from offspec.draft.heads.guesses import nothing
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.sampling.token_tree import ROOT
@@ -78,7 +77,7 @@ class KnownStates:
         self.end = max(min(self.end, end), self.start)
 
 
-class StateDrafter:
+class StateDrafter(Drafter):
     """Drafts with a `StateLayer`, as many levels deep as it is asked.
 
     States of committed positions are kept beside the cache: after a rewind the last of them meets another
@@ -89,7 +88,6 @@ class StateDrafter:
         self, name: str, layer: StateLayer, wants: Wants, known: KnownStates, device: torch.device
     ) -> None:
         self.name, self.wants = name, wants
-        self.between: Callable[[], None] | None = None
         self._layer, self._known, self._device = layer, known, device
         self._ids: list[int] = []
         self._rows = TreeRows()  # of nodes below the root, whose own entry is a committed one
@@ -121,7 +119,7 @@ class StateDrafter:
         if not outputs:
             self._catch_up()
         if ROOT not in outputs:
-            return nothing(len(nodes))
+            return Children.none(len(nodes))
         waiting = [node for node in nodes if node not in outputs]
         while waiting:
             self._extend(candidates, [node for node in waiting if int(candidates.parent[node]) in outputs])
@@ -169,12 +167,6 @@ class StateDrafter:
         )
         states = torch.stack([self._outputs[parent] for parent in candidates.parent[nodes].tolist()])
         self._outputs.update(zip(nodes, self._layer.forward(tokens, states, context), strict=True))
-
-    def commit(self, nodes: Sequence[int]) -> None:
-        """Nothing to keep: the nodes' entries were made of guessed states, and real ones are to come."""
-
-    def adopt(self) -> None:
-        """The target has nothing that it could share beyond its states."""
 
     def rewind(self, length: int) -> None:
         self._keep(length, length - 1)  # the last entry's token is at `length`

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from offspec.draft.base import Children, Drafter, Features, Foresees, Lookup, Scorer, Wants, foreseeing
+from offspec.draft.base import Children, Drafter, Features, Foresees, Lookup, Scorer, foreseeing
 from offspec.draft.forward import Expansion, alone, expanding
 from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.model.cache import TreeCache
@@ -55,12 +55,12 @@ class _Advisory:
         self._source.close()
 
 
-class AdvisoryDrafter(_Advisory):
+class AdvisoryDrafter(_Advisory, Drafter):
     """A drafter that may fail."""
 
     def __init__(self, name: str, drafter: Drafter) -> None:
         super().__init__(name, drafter)
-        self._drafter = drafter
+        self._drafter, self.wants = drafter, drafter.wants
 
     def fork(self, target: TreeCache) -> "AdvisoryDrafter":
         return AdvisoryDrafter(self.name, self._drafter.fork(target))
@@ -72,10 +72,6 @@ class AdvisoryDrafter(_Advisory):
     @between.setter
     def between(self, look: Callable[[], None] | None) -> None:
         self._drafter.between = look
-
-    @property
-    def wants(self) -> Wants:
-        return self._drafter.wants
 
     def start(self, ids: Sequence[int]) -> None:
         self._ask(lambda: self._drafter.start(ids), None)
