@@ -20,7 +20,6 @@ from offspec.draft.heads.mtp import open_mtp
 from offspec.draft.lookup.ngram import NgramLookup
 from offspec.draft.lookup.suffix import SuffixLookup
 from offspec.model.loaded import LoadedModel
-from offspec_planners.typical_acceptance import HEAD, TypicalDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +48,12 @@ class HeadKind:
         reason: Why to use a published one, in a few words.
         files: How one is found in files. Default None: it comes with the target.
         of_target: Opens what comes with the target; None where it has none.
-        typical: How well one is expected to guess.
     """
 
     title: str
     reason: str
     files: FromFiles | None = None
     of_target: Callable[[Checkpoint, LoadedModel, TargetShape], OpenedHead | None] | None = None
-    typical: TypicalDraft = HEAD
 
 
 def _is_eagle(kind: str) -> Callable[[Mapping[str, Any], Collection[str]], bool]:

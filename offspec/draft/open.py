@@ -14,7 +14,7 @@ from offspec.draft.heads.open import open_head
 from offspec.draft.kinds import KINDS, OF_TARGET
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer, same_vocabulary
-from offspec_planners.typical_acceptance import MODEL, TypicalDraft
+from offspec_planners.typical_acceptance import HEAD, MODEL, TypicalDraft
 from offspec_planners.typical_acceptance import SUBSTITUTE as TYPICAL_SUBSTITUTE
 
 Notify = Callable[[Event], None]
@@ -54,7 +54,7 @@ class Drafts:
     def typical(self) -> TypicalDraft:
         """How well the main one is expected to guess."""
         if self.main in self.heads:
-            return KINDS[self.heads[self.main].kind].typical
+            return HEAD
         return TYPICAL_SUBSTITUTE if self.main == SUBSTITUTE else MODEL
 
     @property

@@ -55,80 +55,58 @@ _SIBLINGS = {
     "qwen3-": ("Qwen/Qwen3-8B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-0.6B"),
 }
 
-_LLAMA_3_8B = "ibm-ai-platform/llama3-8b-accelerator"
-_LLAMA_3_70B = "ibm-ai-platform/llama3-70b-accelerator"
-_HEADS: dict[str, dict[str, str]] = {
-    "meta-llama/Meta-Llama-3-8B-Instruct": {
-        "yuhuili/EAGLE-LLaMA3-Instruct-8B": "eagle",
-        _LLAMA_3_8B: "mlp_speculator",
+_HEADS: dict[str, dict[str, tuple[str, ...]]] = {  # by kind, the best first, and target
+    "eagle3": {
+        "meta-llama/Llama-3.1-8B-Instruct": (
+            "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+            "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
+        ),
+        "meta-llama/Llama-3.3-70B-Instruct": (
+            "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
+            "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3",
+            "lmsys/SGLang-EAGLE3-Llama-3.3-70B-Instruct-SpecForge",
+        ),
+        "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": ("yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B",),
+        "lmsys/vicuna-13b-v1.3": ("yuhuili/EAGLE3-Vicuna1.3-13B",),
+        "Qwen/Qwen3-1.7B": ("AngelSlim/Qwen3-1.7B_eagle3",),
+        "Qwen/Qwen3-4B": ("AngelSlim/Qwen3-4B_eagle3",),
+        "Qwen/Qwen3-8B": ("AngelSlim/Qwen3-8B_eagle3", "RedHatAI/Qwen3-8B-speculator.eagle3"),
+        "Qwen/Qwen3-14B": ("AngelSlim/Qwen3-14B_eagle3", "RedHatAI/Qwen3-14B-speculator.eagle3"),
+        "Qwen/Qwen3-32B": ("AngelSlim/Qwen3-32B_eagle3", "RedHatAI/Qwen3-32B-speculator.eagle3"),
+        "Qwen/Qwen3-30B-A3B": ("AngelSlim/Qwen3-a3B_eagle3",),
+        "Qwen/Qwen3-30B-A3B-Instruct-2507": ("RedHatAI/Qwen3-30B-A3B-Instruct-2507-speculator.eagle3",),
+        "Qwen/Qwen3-235B-A22B": ("RedHatAI/Qwen3-235B-A22B-speculator.eagle3",),
+        "Qwen/Qwen3-235B-A22B-Instruct-2507": ("RedHatAI/Qwen3-235B-A22B-Instruct-2507-speculator.eagle3",),
+        "openai/gpt-oss-20b": ("RedHatAI/gpt-oss-20b-speculator.eagle3",),
+        "openai/gpt-oss-120b": ("RedHatAI/gpt-oss-120b-speculator.eagle3", "lmsys/EAGLE3-gpt-oss-120b-bf16"),
     },
-    "meta-llama/Meta-Llama-3-70B-Instruct": {
-        "yuhuili/EAGLE-LLaMA3-Instruct-70B": "eagle",
-        _LLAMA_3_70B: "mlp_speculator",
+    "eagle": {
+        "meta-llama/Meta-Llama-3-8B-Instruct": ("yuhuili/EAGLE-LLaMA3-Instruct-8B",),
+        "meta-llama/Meta-Llama-3-70B-Instruct": ("yuhuili/EAGLE-LLaMA3-Instruct-70B",),
+        "meta-llama/Llama-3.1-8B-Instruct": ("yuhuili/EAGLE-LLaMA3.1-Instruct-8B",),
+        "meta-llama/Llama-2-7b-chat-hf": ("yuhuili/EAGLE-llama2-chat-7B",),
+        "meta-llama/Llama-2-13b-chat-hf": ("yuhuili/EAGLE-llama2-chat-13B",),
+        "meta-llama/Llama-2-70b-chat-hf": ("yuhuili/EAGLE-llama2-chat-70B",),
+        "lmsys/vicuna-7b-v1.3": ("yuhuili/EAGLE-Vicuna-7B-v1.3",),
+        "lmsys/vicuna-13b-v1.3": ("yuhuili/EAGLE-Vicuna-13B-v1.3",),
+        "lmsys/vicuna-33b-v1.3": ("yuhuili/EAGLE-Vicuna-33B-v1.3",),
+        "mistralai/Mixtral-8x7B-Instruct-v0.1": ("yuhuili/EAGLE-mixtral-instruct-8x7B",),
+        "Qwen/Qwen2-7B-Instruct": ("yuhuili/EAGLE-Qwen2-7B-Instruct",),
+        "Qwen/Qwen2-72B-Instruct": ("yuhuili/EAGLE-Qwen2-72B-Instruct",),
+        "Qwen/Qwen2.5-7B-Instruct": ("leptonai/EAGLE-Qwen2.5-7B-Instruct",),
     },
-    "meta-llama/Llama-3.1-8B-Instruct": {
-        "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": "eagle3",
-        "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3": "eagle3",
-        "yuhuili/EAGLE-LLaMA3.1-Instruct-8B": "eagle",
-        _LLAMA_3_8B: "mlp_speculator",
+    "medusa": {
+        "lmsys/vicuna-7b-v1.3": ("FasterDecoding/medusa-vicuna-7b-v1.3",),
+        "lmsys/vicuna-13b-v1.3": ("FasterDecoding/medusa-vicuna-13b-v1.3",),
+        "lmsys/vicuna-33b-v1.3": ("FasterDecoding/medusa-vicuna-33b-v1.3",),
     },
-    "meta-llama/Llama-3.1-70B-Instruct": {_LLAMA_3_70B: "mlp_speculator"},
-    "meta-llama/Llama-3.3-70B-Instruct": {
-        "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B": "eagle3",
-        "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3": "eagle3",
-        "lmsys/SGLang-EAGLE3-Llama-3.3-70B-Instruct-SpecForge": "eagle3",
-    },
-    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": {"yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B": "eagle3"},
-    "meta-llama/Llama-2-7b-chat-hf": {"yuhuili/EAGLE-llama2-chat-7B": "eagle"},
-    "meta-llama/Llama-2-13b-chat-hf": {
-        "yuhuili/EAGLE-llama2-chat-13B": "eagle",
-        "ibm-ai-platform/llama-13b-accelerator": "mlp_speculator",
-    },
-    "meta-llama/Llama-2-70b-chat-hf": {
-        "yuhuili/EAGLE-llama2-chat-70B": "eagle",
-        "ibm-ai-platform/llama2-70b-accelerator": "mlp_speculator",
-    },
-    "lmsys/vicuna-7b-v1.3": {
-        "yuhuili/EAGLE-Vicuna-7B-v1.3": "eagle",
-        "FasterDecoding/medusa-vicuna-7b-v1.3": "medusa",
-    },
-    "lmsys/vicuna-13b-v1.3": {
-        "yuhuili/EAGLE3-Vicuna1.3-13B": "eagle3",
-        "yuhuili/EAGLE-Vicuna-13B-v1.3": "eagle",
-        "FasterDecoding/medusa-vicuna-13b-v1.3": "medusa",
-    },
-    "lmsys/vicuna-33b-v1.3": {
-        "yuhuili/EAGLE-Vicuna-33B-v1.3": "eagle",
-        "FasterDecoding/medusa-vicuna-33b-v1.3": "medusa",
-    },
-    "mistralai/Mixtral-8x7B-Instruct-v0.1": {"yuhuili/EAGLE-mixtral-instruct-8x7B": "eagle"},
-    "Qwen/Qwen2-7B-Instruct": {"yuhuili/EAGLE-Qwen2-7B-Instruct": "eagle"},
-    "Qwen/Qwen2-72B-Instruct": {"yuhuili/EAGLE-Qwen2-72B-Instruct": "eagle"},
-    "Qwen/Qwen2.5-7B-Instruct": {"leptonai/EAGLE-Qwen2.5-7B-Instruct": "eagle"},
-    "Qwen/Qwen3-1.7B": {"AngelSlim/Qwen3-1.7B_eagle3": "eagle3"},
-    "Qwen/Qwen3-4B": {"AngelSlim/Qwen3-4B_eagle3": "eagle3"},
-    "Qwen/Qwen3-8B": {
-        "AngelSlim/Qwen3-8B_eagle3": "eagle3",
-        "RedHatAI/Qwen3-8B-speculator.eagle3": "eagle3",
-    },
-    "Qwen/Qwen3-14B": {
-        "AngelSlim/Qwen3-14B_eagle3": "eagle3",
-        "RedHatAI/Qwen3-14B-speculator.eagle3": "eagle3",
-    },
-    "Qwen/Qwen3-32B": {
-        "AngelSlim/Qwen3-32B_eagle3": "eagle3",
-        "RedHatAI/Qwen3-32B-speculator.eagle3": "eagle3",
-    },
-    "Qwen/Qwen3-30B-A3B": {"AngelSlim/Qwen3-a3B_eagle3": "eagle3"},
-    "Qwen/Qwen3-30B-A3B-Instruct-2507": {"RedHatAI/Qwen3-30B-A3B-Instruct-2507-speculator.eagle3": "eagle3"},
-    "Qwen/Qwen3-235B-A22B": {"RedHatAI/Qwen3-235B-A22B-speculator.eagle3": "eagle3"},
-    "Qwen/Qwen3-235B-A22B-Instruct-2507": {
-        "RedHatAI/Qwen3-235B-A22B-Instruct-2507-speculator.eagle3": "eagle3"
-    },
-    "openai/gpt-oss-20b": {"RedHatAI/gpt-oss-20b-speculator.eagle3": "eagle3"},
-    "openai/gpt-oss-120b": {
-        "RedHatAI/gpt-oss-120b-speculator.eagle3": "eagle3",
-        "lmsys/EAGLE3-gpt-oss-120b-bf16": "eagle3",
+    "mlp_speculator": {
+        "meta-llama/Meta-Llama-3-8B-Instruct": ("ibm-ai-platform/llama3-8b-accelerator",),
+        "meta-llama/Meta-Llama-3-70B-Instruct": ("ibm-ai-platform/llama3-70b-accelerator",),
+        "meta-llama/Llama-3.1-8B-Instruct": ("ibm-ai-platform/llama3-8b-accelerator",),
+        "meta-llama/Llama-3.1-70B-Instruct": ("ibm-ai-platform/llama3-70b-accelerator",),
+        "meta-llama/Llama-2-13b-chat-hf": ("ibm-ai-platform/llama-13b-accelerator",),
+        "meta-llama/Llama-2-70b-chat-hf": ("ibm-ai-platform/llama2-70b-accelerator",),
     },
 }
 # What follows a model's name in those of its kin that were trained on, for which its heads guess badly.
@@ -173,11 +151,13 @@ def _rank(draft: KnownDraft) -> int:
 def _named(name: str) -> Iterator[KnownDraft]:
     """The drafts of the target whose name this one begins with, and smaller models of its family."""
     stem = _stem(name)
-    targets = [target for target in _HEADS if re.match(rf"{re.escape(_stem(target))}(?![a-z0-9])", stem)]
-    target = max(targets, key=len, default="")
+    targets = {target for heads in _HEADS.values() for target in heads}
+    named = [target for target in targets if re.match(rf"{re.escape(_stem(target))}(?![a-z0-9])", stem)]
+    target = max(named, key=len, default="")
     if target and not _OTHERWISE_TRAINED.search(stem.removeprefix(_stem(target))):
-        for head, kind in _HEADS[target].items():
-            yield KnownDraft(head, kind, KINDS[kind].reason, target)
+        for kind, heads in _HEADS.items():
+            for head in heads.get(target, ()):
+                yield KnownDraft(head, kind, KINDS[kind].reason, target)
     for family, siblings in _SIBLINGS.items():
         if stem.startswith(family):
             for sibling in siblings:

@@ -18,7 +18,7 @@ from offspec.draft.base import Children, Drafter, Scorer
 from offspec.draft.cross_vocab.drafter import TranslatedDrafter
 from offspec.draft.cross_vocab.retokenize import Reading
 from offspec.draft.cross_vocab.vocab_map import VocabMap
-from offspec.draft.grow.best_first import GrowthPolicy
+from offspec.draft.grow.growing import GrowthPolicy
 from offspec.draft.lm import LMDrafter
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources

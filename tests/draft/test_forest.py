@@ -18,7 +18,8 @@ from offspec.draft.cross_vocab.drafter import TranslatedDrafter
 from offspec.draft.cross_vocab.retokenize import Reading
 from offspec.draft.cross_vocab.vocab_map import VocabMap
 from offspec.draft.grow import best_first, growing
-from offspec.draft.grow.best_first import Growing, GrowthPolicy, grow, grow_forest
+from offspec.draft.grow.best_first import grow, grow_forest
+from offspec.draft.grow.growing import Growing, GrowthPolicy
 from offspec.draft.grow.result import GrownTree
 from offspec.draft.lm import LMDrafter
 from offspec.draft.lookup.suffix import SuffixLookup
