@@ -58,7 +58,9 @@ def choose_draft(
         return DraftChoice((SUBSTITUTE, _MIXED), _other_than(known, small, refused))
     refused.append(problem)
     tried = {draft.id for draft in small} if fetches else set[str]()
-    fetched = _to_fetch([draft for draft in known if not is_here(draft.id) and draft.id not in tried])
+    left = [draft for draft in known if not is_here(draft.id) and draft.id not in tried]
+    # A head has the best chance to fit where a substitute does not, or else the smallest model.
+    fetched = next(iter([draft for draft in left if draft.trained] or left[-1:]), None)
     if fetched is not None:
         problem = obstacle(fetched.id)
         if problem is None:
@@ -78,9 +80,3 @@ def _other_than(known: Sequence[KnownDraft], small: Sequence[KnownDraft], refuse
     best = (trained or small)[0]
     kind = f"{best.target} has a trained head" if trained else "a small model of its family may be faster"
     return f'draft: a substitute of the target with {_MIXED}; {kind}, which `draft="{best.id}"` fetches'
-
-
-def _to_fetch(known: Sequence[KnownDraft]) -> KnownDraft | None:
-    """What has the best chance to fit where a substitute does not: a head, or else the smallest model."""
-    heads = [draft for draft in known if draft.trained]
-    return next(iter(heads or known[-1:]), None)

@@ -53,19 +53,12 @@ class LMDrafter(Drafter):
         self._positions: list[int] = []  # of the pending rows, then of the tree's
 
     def fork(self, target: TreeCache) -> Self:
-        """See `Drafter.fork`."""
         twin = copy.copy(self)
         twin._begin(self._cache.another(), None if self._target is None else target)
-        twin._release = _nothing
+        twin._release = lambda: None  # it holds no weights
         return twin
 
-    @property
-    def between(self) -> Callable[[], None] | None:
-        """Called in the midst of long steps; what it raises breaks them off."""
-        return self._model.between
-
-    @between.setter
-    def between(self, look: Callable[[], None] | None) -> None:
+    def watch(self, look: Callable[[], None] | None) -> None:
         self._model.between = look
 
     def start(self, ids: Sequence[int]) -> None:
@@ -116,13 +109,13 @@ class LMDrafter(Drafter):
 
     @property
     def foresees(self) -> bool:
-        """See `Foresees`. On a CPU alone, and not where rows carry a state or give way to the target's."""
+        """See `foreseeing`. On a CPU alone, and not where rows carry a state or give way to the target's."""
         own = isinstance(self._cache, LeanCache) and self._target is None
         return own and self._device.type == "cpu"
 
     @property
     def spare(self) -> int:
-        """See `Foresees.spare`."""
+        """Nodes that there is room for in memory that it holds anyway."""
         assert isinstance(self._cache, LeanCache)
         return self._cache.capacity - self._cache.filled
 
@@ -132,7 +125,10 @@ class LMDrafter(Drafter):
             self._cache.commit(self._pending, rows)
 
     def commit_with(self, nodes: Sequence[int], below: Mapping[int, int]) -> None:
-        """See `Foresees.commit_with`."""
+        """`commit`, keeping what was computed at some nodes below the path.
+
+        below: of nodes that were expanded the next root and those under it, with their numbers in its tree.
+        """
         assert isinstance(self._cache, LeanCache)
         committed = self._rows.of(nodes)
         self._rows, rows = self._rows.below(below)
@@ -141,7 +137,7 @@ class LMDrafter(Drafter):
         self._pending, self._positions = 0, positions
 
     def resume(self, ids: Sequence[int]) -> None:
-        """See `Foresees.resume`."""
+        """`start` right behind `commit_with`: what was kept is below the last of these ids."""
         assert self._rows and self._cache.length == len(ids) - 1, "rows stand below another root"
         self._ids = list(ids)
 
@@ -162,5 +158,9 @@ class LMDrafter(Drafter):
         self._release()
 
 
-def _nothing() -> None:
-    """A fork holds no weights that it could release."""
+def foreseeing(drafter: Drafter) -> LMDrafter | None:
+    """The drafter, if it may expand nodes of a tree while the target's pass is on its way, in another thread.
+
+    It looks at nothing but rows of its own, and can keep those below the node that becomes the next root.
+    """
+    return drafter if isinstance(drafter, LMDrafter) and drafter.foresees else None

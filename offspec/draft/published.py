@@ -136,16 +136,13 @@ def known_drafts(target: str, config: Mapping[str, Any] | None = None) -> tuple[
     if isinstance(modules, int) and modules > 0:
         found[MTP] = KnownDraft(MTP, MTP, KINDS[MTP].reason, target)
     for names in ((target,), (str(config.get("_name_or_path") or ""),), _of_shape(config)):
-        drafts = sorted((draft for name in names for draft in _named(name)), key=_rank)
+        drafts = [draft for name in names for draft in _named(name)]
+        drafts.sort(key=lambda draft: [*KINDS, "model"].index(draft.kind))
         for draft in drafts:
             found.setdefault(draft.id, draft)
         if drafts:
             break
     return tuple(found.values())
-
-
-def _rank(draft: KnownDraft) -> int:
-    return [*KINDS, "model"].index(draft.kind)
 
 
 def _named(name: str) -> Iterator[KnownDraft]:

@@ -34,17 +34,10 @@ class TranslatedDrafter(Drafter):
         self._lost: set[int] = set()  # nodes of it that the draft cannot stand at
         self._wide = torch.empty(0, 0)
 
-    @property
-    def between(self) -> Callable[[], None] | None:
-        """Called in the midst of long steps; what it raises breaks them off."""
-        return self._inner.between
-
-    @between.setter
-    def between(self, look: Callable[[], None] | None) -> None:
-        self._inner.between = look
+    def watch(self, look: Callable[[], None] | None) -> None:
+        self._inner.watch(look)
 
     def fork(self, target: TreeCache) -> "TranslatedDrafter":
-        """See `Drafter.fork`."""
         return TranslatedDrafter(self._inner.fork(target), self._vocab, self._reading.fork(), self._device)
 
     def start(self, ids: Sequence[int]) -> None:

@@ -57,7 +57,6 @@ class EagleLayer:
         return self._weights.pop(f"{name}.weight"), self._weights.pop(f"{name}.bias", None)
 
     def fork(self) -> Self:
-        """See `StateLayer.fork`."""
         twin = copy.copy(self)
         twin._weights = dict(self._weights)  # the other's is emptied when that is closed
         twin.cache = self.cache.another()

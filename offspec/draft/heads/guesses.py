@@ -30,7 +30,6 @@ class LastStateDrafter(Drafter):
         self._of_tree: dict[int, torch.Tensor] = {}  # what was computed for this tree
 
     def fork(self, target: TreeCache) -> Self:
-        """See `Drafter.fork`."""
         twin = copy.copy(self)
         twin._forget()
         return twin

@@ -193,7 +193,6 @@ class MtpLayer:
         self._owns = True  # the weights
 
     def fork(self) -> "MtpLayer":
-        """See `StateLayer.fork`."""
         twin = copy.copy(self)
         twin.cache, twin._owns = self.cache.another(), False
         return twin

@@ -8,7 +8,7 @@ made again from what the target says (as in EAGLE, arXiv 2401.15077).
 Letters: T rows, E width of a state, V vocabulary, W nodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -89,14 +89,17 @@ class StateDrafter(Drafter):
     ) -> None:
         self.name, self.wants = name, wants
         self._layer, self._known, self._device = layer, known, device
+        self._look: Callable[[], None] | None = None
         self._ids: list[int] = []
         self._rows = TreeRows()  # of nodes below the root, whose own entry is a committed one
         self._positions: list[int] = []  # of the tree's rows
         self._outputs: dict[int, torch.Tensor] = {}  # of expanded nodes, [E]
 
     def fork(self, target: TreeCache) -> "StateDrafter":
-        """See `Drafter.fork`."""
         return StateDrafter(self.name, self._layer.fork(), self.wants, self._known.another(), self._device)
+
+    def watch(self, look: Callable[[], None] | None) -> None:
+        self._look = look
 
     def start(self, ids: Sequence[int]) -> None:
         self.rewind(len(ids) - 1)
@@ -142,8 +145,8 @@ class StateDrafter(Drafter):
             exact=False,
         )
         for part in split_evenly(0, root - first, _CHUNK):
-            if self.between is not None:
-                self.between()
+            if self._look is not None:
+                self._look()
             states = known.of(first + part.start, first + part.stop)
             out = self._layer.forward(tokens[part], states, context)
         cache.commit(root - first, [])
@@ -152,8 +155,8 @@ class StateDrafter(Drafter):
     def _extend(self, candidates: GrowingTree, nodes: Sequence[int]) -> None:
         """Make entries of nodes whose parents have theirs."""
         assert nodes, "a node was asked for before its parent"
-        if self.between is not None:
-            self.between()
+        if self._look is not None:
+            self._look()
         self._rows.place(candidates, nodes)
         self._positions += [len(self._ids) - 2 + depth for depth in candidates.depth[nodes].tolist()]
         tokens, context = TreeContext.of_step(

@@ -9,9 +9,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from offspec.draft.base import Children, Drafter, Features, Foresees, Lookup, Scorer, foreseeing
+from offspec.draft.base import Children, Drafter, Features, Lookup, Scorer
 from offspec.draft.forward import Expansion, alone, expanding
 from offspec.draft.growing_tree import GrowingTree, Subtree
+from offspec.draft.lm import LMDrafter, foreseeing
 from offspec.model.cache import TreeCache
 from offspec.sampling.noise import GumbelNoise
 
@@ -65,14 +66,6 @@ class AdvisoryDrafter(_Advisory, Drafter):
     def fork(self, target: TreeCache) -> "AdvisoryDrafter":
         return AdvisoryDrafter(self.name, self._drafter.fork(target))
 
-    @property
-    def between(self) -> Callable[[], None] | None:
-        return self._drafter.between
-
-    @between.setter
-    def between(self, look: Callable[[], None] | None) -> None:
-        self._drafter.between = look
-
     def start(self, ids: Sequence[int]) -> None:
         self._ask(lambda: self._drafter.start(ids), None)
 
@@ -91,7 +84,7 @@ class AdvisoryDrafter(_Advisory, Drafter):
         return Children.none(len(nodes))
 
     @property
-    def foresees(self) -> Foresees | None:
+    def foresees(self) -> LMDrafter | None:
         """The drafter, if it can expand nodes beside a pass."""
         return None if self._retired else foreseeing(self._drafter)
 
