@@ -106,19 +106,12 @@ def write_wide(
 ) -> None:
     """Write every file of the wide model into an empty folder. Raises DiskFullError."""
     for file, tensors in files.items():
-        write_tensors(folder / file, tensors, on_write)
+        entries = [(tensor.name, tensor.source.dtype, tensor.shape) for tensor in tensors]
+        with SafetensorsWriter(folder / file, entries, on_write=on_write) as writer:
+            for tensor in tensors:
+                for piece in tensor.pieces():
+                    writer.write(tensor.name, piece)
     write_rest(checkpoint, folder, files, factor)
-
-
-def write_tensors(
-    file: Path, tensors: list[WideTensor], on_write: Callable[[int], None] | None = None
-) -> None:
-    """Write one file of weights."""
-    entries = [(tensor.name, tensor.source.dtype, tensor.shape) for tensor in tensors]
-    with SafetensorsWriter(file, entries, on_write=on_write) as writer:
-        for tensor in tensors:
-            for piece in tensor.pieces():
-                writer.write(tensor.name, piece)
 
 
 def write_rest(checkpoint: Checkpoint, folder: Path, files: dict[str, list[WideTensor]], factor: int) -> None:

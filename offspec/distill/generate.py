@@ -15,11 +15,10 @@ from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, LoadProgress, Notice
 from offspec.distill.batched_forward import Batch
-from offspec.distill.config import LEAST_TOKENS, Wanted
+from offspec.distill.config import LEAST_TOKENS, TimeLimit, Wanted
 from offspec.distill.generate_batch import PIECE, Question, answer
 from offspec.distill.questions import rounds
 from offspec.distill.store import Store
-from offspec.distill.time_limit import TimeLimit
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec
 from offspec_planners.units import format_seconds

@@ -16,19 +16,17 @@ from offspec.core.errors import RequestError, UnsupportedModelError
 from offspec.core.events import Event, LoadProgress, Notice, unheard
 from offspec.core.files import probe, writing
 from offspec.core.private import tighten
-from offspec.distill.config import Kind, Wanted
+from offspec.distill.config import Kind, TimeLimit, Wanted
 from offspec.distill.eagle3 import Eagle3, published_taps
 from offspec.distill.embed_head import Ends, take_ends
 from offspec.distill.generate import LONGEST_QUESTION, write_taps, write_text
-from offspec.distill.measure import HeadAcceptance, measure_head
 from offspec.distill.medusa import Medusa
 from offspec.distill.memory import check_training, questions_together, rows_together
 from offspec.distill.mlp import MLP
 from offspec.distill.questions import own_questions, read_questions
 from offspec.distill.store import Store, text_folder
 from offspec.distill.student import Pupil
-from offspec.distill.time_limit import TimeLimit
-from offspec.distill.train import Schedule, Trained, Training
+from offspec.distill.train import HeadAcceptance, Schedule, Trained, Training, measure_head
 from offspec.model.loaded import LoadedModel
 from offspec.plan.choose_device import choose_device
 from offspec.plan.load import Assembly, assemble

@@ -14,9 +14,8 @@ from typing import Any
 from offspec.checkpoint.gguf.families import family_of
 from offspec.checkpoint.gguf.family import Family
 from offspec.checkpoint.gguf.header import GgufHeader, GgufTensor, special_id
-from offspec.checkpoint.gguf.order import Order, order_of
 from offspec.checkpoint.gguf.stub import quiet, write_outline
-from offspec.checkpoint.gguf.values import GgufRecipe, Step
+from offspec.checkpoint.gguf.values import GgufRecipe, Order, Step, order_of
 from offspec.checkpoint.ranges import INSTEAD, damaged, one_line
 from offspec.core.errors import MissingTensorError, OffspecError, UnsupportedModelError
 from offspec.core.files import disk_full, scratch_folder

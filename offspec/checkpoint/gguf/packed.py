@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from offspec.checkpoint.gguf.families import family_of
 from offspec.checkpoint.gguf.header import GgufHeader
-from offspec.checkpoint.gguf.order import AS_IT_IS
-from offspec.checkpoint.gguf.values import GgufRecipe
+from offspec.checkpoint.gguf.values import AS_IT_IS, GgufRecipe
 from offspec.checkpoint.ranges import INSTEAD, one_line
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight
 from offspec.core.errors import UnsupportedModelError
