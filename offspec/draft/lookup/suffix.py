@@ -6,6 +6,7 @@ give what else might come, and each guess is followed on from there, so that a c
 long as it lasts (SuffixDecoding: Oliaro et al. 2024, arXiv 2411.04975).
 """
 
+import copy
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ class SuffixLookup(Lookup):
     def fork(self) -> "SuffixLookup":
         """Its automaton is one of its own, over the texts that are shared."""
         lookup = SuffixLookup(self._limit)
-        lookup._matches = self._matches.copy()
+        lookup._matches = copy.deepcopy(self._matches)
         lookup._held = _Held(self._held.past, array("q"))
         lookup._build()
         lookup._settle()
