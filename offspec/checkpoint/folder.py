@@ -1,7 +1,5 @@
 """A model folder as transformers writes it, opened by its headers: config.json and safetensors files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import stat

@@ -1,7 +1,5 @@
 """Names of the models on this machine, found by their folders alone, for completion while one types."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

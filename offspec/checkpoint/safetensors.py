@@ -4,8 +4,6 @@ A file is 8 bytes of header length, that many bytes of JSON, then the data. The 
 its dtype, its shape and its byte range in the data. Nothing but the header is read here.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

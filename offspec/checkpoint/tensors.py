@@ -1,6 +1,6 @@
 """Where one tensor lies, and what the dtype names of the safetensors format mean.
 
-Some elements of a weight's first dimension, rows or experts, can be had as a weight of their own in its bytes.
+Some elements of a weight's first dimension, rows or experts, can be had as a weight of their own.
 """
 
 from __future__ import annotations

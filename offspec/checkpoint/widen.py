@@ -6,8 +6,6 @@ One safetensors file for each layer (data at a multiple of 4096 bytes, blocks re
 written, so that a layer is one extent if the disk has room for one) and one for the rest.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -3,7 +3,6 @@
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
 
 import torch
 
@@ -34,22 +33,6 @@ class Forward:
 Expansion = Generator[Forward, torch.Tensor, Children]
 
 
-class Joinable(Protocol):
-    """A drafter whose forwards may be run together with those of its forks."""
-
-    def expanding(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
-        """`Drafter.expand`, step by step."""
-
-
-def expanding(drafter: Drafter, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
-    """The same of any drafter; one that is not `Joinable` does without forwards of others."""
-    # Looked up as the class has it: what wraps a drafter may hand on all that it does not know.
-    if not hasattr(type(drafter), "expanding"):
-        return drafter.expand(candidates, nodes, scorer)
-    joinable: Joinable = drafter  # type: ignore[assignment]
-    return (yield from joinable.expanding(candidates, nodes, scorer))
-
-
 def alone(expansion: Expansion) -> Children:
     """Run an expansion to its end, each of its forwards by itself."""
     try:
@@ -64,6 +47,24 @@ def alone(expansion: Expansion) -> Children:
     except StopIteration as done:
         children: Children = done.value
         return children
+
+
+class Joinable(Drafter):
+    """A drafter whose forwards may be run together with those of its forks."""
+
+    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
+        return alone(self.expanding(candidates, nodes, scorer))
+
+    def expanding(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
+        """`Drafter.expand`, step by step."""
+        raise NotImplementedError
+
+
+def expanding(drafter: Drafter, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
+    """The same of any drafter; one that is not `Joinable` does without forwards of others."""
+    if isinstance(drafter, Joinable):
+        return (yield from drafter.expanding(candidates, nodes, scorer))
+    return drafter.expand(candidates, nodes, scorer)
 
 
 def states_of(forwards: Sequence[Forward]) -> list[torch.Tensor]:

@@ -8,17 +8,15 @@ import torch
 
 from offspec.draft.base import Children, Drafter, Scorer, score
 from offspec.draft.cache_rows import TreeRows
-from offspec.draft.forward import DraftModel, Expansion, Forward, alone
+from offspec.draft.forward import DraftModel, Expansion, Forward, Joinable
 from offspec.draft.growing_tree import GrowingTree
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.fused.cache import LeanCache
 from offspec.model.pass_parts import SequenceRows
 
-DraftCache = TreeCache | LeanCache
 
-
-class LMDrafter(Drafter):
+class LMDrafter(Joinable):
     """Drafts with a causal LM that shares the target's vocabulary.
 
     Rows of its cache behind the committed ones belong to expanded nodes, in the order of expansion; the
@@ -43,7 +41,7 @@ class LMDrafter(Drafter):
         self._release = release
         self._begin(model.cache, target)
 
-    def _begin(self, cache: DraftCache, target: TreeCache | None) -> None:
+    def _begin(self, cache: TreeCache | LeanCache, target: TreeCache | None) -> None:
         """An empty text in this cache, and in that of its target."""
         self._cache, self._target = cache, target
         self._adopted = 0  # positions of the cache that are the target's
@@ -68,11 +66,7 @@ class LMDrafter(Drafter):
         self._ids = list(ids)
         self._rows.clear()
 
-    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
-        return alone(self.expanding(candidates, nodes, scorer))
-
     def expanding(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
-        """See `Joinable.expanding`."""
         if not self.reaches(candidates, nodes):
             return Children.none(len(nodes))
         logits, position = yield from self.logits(candidates, nodes)

@@ -11,7 +11,7 @@ import torch
 from offspec.core import memory
 from offspec.core.errors import CapacityError, CheckpointError, DiskFullError, RequestError
 from offspec.core.events import Event, LoadProgress, Notice, unheard
-from offspec.distill import memory as room
+from offspec.distill import make as room
 from offspec.distill.config import KINDS, LEAST_TOKENS, Kind, TimeLimit, Wanted
 from offspec.distill.make import distill_head
 from offspec.draft.heads.base import TargetShape

@@ -3,8 +3,6 @@
 The tests compare what is unpacked from a file of each with the model it came from.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -4,8 +4,6 @@ transformers reads the configuration (or `Family.configure` does) and names the 
 that leaves out, and refuses a file rather than unpack it to a model that is not quite the same.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

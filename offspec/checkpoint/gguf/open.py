@@ -4,8 +4,6 @@ A streamed file keeps its weights, and the cache holds the little else: the conf
 vectors that the model has in another form.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The tokenizer of a GGUF file, its chat template and its stop ids, as the files transformers reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.metadata import version as installed
 from pathlib import Path

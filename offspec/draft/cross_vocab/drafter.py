@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from offspec.draft.base import Children, Drafter, Scorer, score
+from offspec.draft.base import Children, Scorer, score
 from offspec.draft.cross_vocab.retokenize import Reading
 from offspec.draft.cross_vocab.vocab_map import UNKNOWN, VocabMap
-from offspec.draft.forward import Expansion, alone
+from offspec.draft.forward import Expansion, Joinable
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.lm import LMDrafter
 from offspec.model.cache import TreeCache
 from offspec.sampling.token_tree import ROOT
 
 
-class TranslatedDrafter(Drafter):
+class TranslatedDrafter(Joinable):
     """Drafts with a causal LM of another vocabulary, by the tokens that both have (`VocabMap`).
 
     Nothing can be said below a token that the draft does not have, nor while the committed text ends in the
@@ -48,11 +48,7 @@ class TranslatedDrafter(Drafter):
         self._candidates = None
         self._lost.clear()
 
-    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
-        return alone(self.expanding(candidates, nodes, scorer))
-
     def expanding(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
-        """See `Joinable.expanding`."""
         self._candidates = candidates
         rows = self._rows(candidates, nodes) if self._reading.told else []
         if not rows or not self._inner.reaches(candidates, nodes):

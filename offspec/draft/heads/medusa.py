@@ -11,8 +11,6 @@ vLLM has it, `blocks.{i}.layers.{j}.weight` and `.bias`, `lm_heads.{i}.weight` (
 Letters: H hidden size, V vocabulary.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

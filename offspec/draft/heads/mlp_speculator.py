@@ -11,8 +11,6 @@ for the projection: that of stage 0 takes the target's states, and the others sh
 Letters: W nodes, H hidden size, I inner size, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From what the user named as a draft to a head of a known kind, recognised by what its files hold."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path

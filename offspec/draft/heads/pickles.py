@@ -1,7 +1,5 @@
 """Tensors from a pickle, by torch's restricted loader and by no other."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import zipfile

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from offspec.draft.base import Children, Drafter, Features, Lookup, Scorer
-from offspec.draft.forward import Expansion, alone, expanding
+from offspec.draft.forward import Expansion, Joinable, expanding
 from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.draft.lm import LMDrafter, foreseeing
 from offspec.model.cache import TreeCache
@@ -56,7 +56,7 @@ class _Advisory:
         self._source.close()
 
 
-class AdvisoryDrafter(_Advisory, Drafter):
+class AdvisoryDrafter(_Advisory, Joinable):
     """A drafter that may fail."""
 
     def __init__(self, name: str, drafter: Drafter) -> None:
@@ -69,11 +69,8 @@ class AdvisoryDrafter(_Advisory, Drafter):
     def start(self, ids: Sequence[int]) -> None:
         self._ask(lambda: self._drafter.start(ids), None)
 
-    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
-        return alone(self.expanding(candidates, nodes, scorer))
-
     def expanding(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
-        """See `Joinable.expanding`. A forward that fails is thrown in, and is this drafter's failure."""
+        """A forward that fails is thrown in, and is this drafter's failure."""
         if not self._retired:
             try:
                 children = yield from expanding(self._drafter, candidates, nodes, scorer)
