@@ -56,7 +56,10 @@ def open_checkpoint(
     if model == DEMO_WIDE:
         from offspec.checkpoint.widen import open_demo_wide
 
-        return open_demo_wide(model, _unpack_demo, notify, cache_dir)
+        def unpack_demo(folder: Path, tell: Callable[[Event], None]) -> Checkpoint:
+            return open_checkpoint(DEMO, unpack=True, notify=tell, cache_dir=folder)
+
+        return open_demo_wide(model, unpack_demo, notify, cache_dir)
     path = locate(model, notify)
     if path.is_dir():
         return open_folder(path, model)
@@ -146,11 +149,6 @@ def gguf_rounding(model: str, notify: Callable[[Event], None]) -> str | None:
             values[tensor.kind] += tensor.values
     rounded = [found.name for found, _ in values.most_common() if found.quantized]
     return rounded[0] if rounded else None
-
-
-def _unpack_demo(folder: Path, notify: Callable[[Event], None]) -> Checkpoint:
-    """The embedded model in bfloat16, unpacked below `folder`."""
-    return open_checkpoint(DEMO, unpack=True, notify=notify, cache_dir=folder)
 
 
 def local_path(model: str) -> tuple[Path, str]:

@@ -188,7 +188,6 @@ def _teach(
     limit: TimeLimit,
     notify: Notify,
 ) -> Distilled:
-    """Train, measure, and write the folder."""
     rows = rows_together(pupil, ends, memory)
     minutes = limit.training_minutes()
     schedule = Schedule(wanted.epochs, _MINUTES if minutes is None else minutes, rows, _RATES[wanted.kind])

@@ -211,7 +211,6 @@ class GrowingTree:
         return nodes
 
     def _rescore(self) -> None:
-        """Compute all scores again."""
         for nodes in self._levels(1):
             self.score[nodes] = self.score[self.parent[nodes]] + self._given[nodes]
 

@@ -105,8 +105,9 @@ class DraftOpener:
         if head is not None:
             return replace(found, names=names, heads={**found.heads, name: head})
         if found.model is not None:
+            other = next(name for name in found.names if name not in found.heads)
             raise RequestError(
-                f"`draft` names two models, {_model_of(found)} and {name}, and there is room for one at a "
+                f"`draft` names two models, {other} and {name}, and there is room for one at a "
                 "time: name one of them, with heads or lookups beside it"
             )
         found = replace(found, names=names)
@@ -156,7 +157,3 @@ class DraftOpener:
 def substitute_print(fingerprint: str) -> str:
     """What tells a substitute of the model of this fingerprint from that model, drafting for another."""
     return f"{fingerprint} substitute"
-
-
-def _model_of(found: Drafts) -> str:
-    return next(name for name in found.names if name not in found.heads)

@@ -179,7 +179,6 @@ def _billions(name: str) -> float:
 
 
 def _of_shape(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Well-known models with a configuration like this."""
     shape = [config.get(key) for key in _SHAPE]
     if None in shape:
         return ()

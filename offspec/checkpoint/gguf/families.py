@@ -69,7 +69,6 @@ def _set_mistral_rope(config: Any, arch: str, header: GgufHeader) -> None:
 
 
 def _of_sizes(kind: str, config: Any, **more: Any) -> Any:
-    """A configuration of a kind with the sizes of another."""
     from transformers import AutoConfig
 
     sizes = {name: getattr(config, name) for name in _SHARED}

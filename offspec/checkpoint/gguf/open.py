@@ -164,7 +164,6 @@ def _write_texts(header: GgufHeader, config: Any, folder: Path, notify: Callable
 def _write(
     file: Path, dtype: str, plan: list[GgufRecipe], on_write: Callable[[int], None] | None = None
 ) -> None:
-    """Write some weights as "BF16" or "F32"."""
     entries = [(recipe.name, dtype, recipe.shape) for recipe in plan]
     with SafetensorsWriter(file, entries, on_write=on_write) as out:
         for recipe in plan:

@@ -61,7 +61,6 @@ def weight(recipe: GgufRecipe) -> Weight:
 
 
 def _format(recipe: GgufRecipe, kinds: tuple[str, ...]) -> Format:
-    """The format of a weight in sources of these types. Raises ArgumentError."""
     from offspec_kernels.dequant.ggml import Ggml
     from offspec_kernels.dequant.ggml.reordered import Reordered
     from offspec_kernels.dequant.ggml.stacked import Stacked

@@ -183,7 +183,6 @@ def _pieces(recipe: GgufRecipe) -> Iterator[Array]:
 
 
 def _experts(sources: tuple[GgufTensor, ...], stack: Stack) -> Iterator[Array]:
-    """One matrix after the other."""
     import numpy as np
 
     for expert in range(sources[0].shape[0]):
@@ -212,7 +211,6 @@ def _untiled(rows: Array, tiles: tuple[int, int, int]) -> Array:
 
 
 def _rows(source: GgufTensor, start: int, count: int) -> Iterator[Array]:
-    """`count` rows from row `start` on, in pieces."""
     step = max(1, PIECE // max(1, source.shape[-1] if source.shape else 1))
     for first in range(start, start + count, step):
         yield read_rows(source, first, min(step, start + count - first))

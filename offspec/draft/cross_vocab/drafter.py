@@ -70,7 +70,6 @@ class TranslatedDrafter(Joinable):
         return rows
 
     def _translated(self, candidates: GrowingTree) -> GrowingTree:
-        """The same tree in the draft's tokens."""
         view = copy.copy(candidates)
         view.token = self._vocab.translate(candidates.token)
         view.token[ROOT] = self._reading.ids[-1]

@@ -47,7 +47,6 @@ def open_head(model: str, target: TargetShape, notify: Callable[[Event], None]) 
 
 
 def _fetched(model: str, notify: Callable[[Event], None]) -> Path | None:
-    """The folder of a hub repository that looks like a head's."""
     found = hub_name(model)
     if found is None or found.gguf:
         return None

@@ -87,7 +87,6 @@ def _not_of_torch(path: Path, start: bytes) -> NoReturn:
 
 
 def _refuse(path: Path, error: Exception) -> NoReturn:
-    """One line for what torch says in many."""
     asked = re.search(r"GLOBAL (\S+)", str(error))
     if isinstance(error, pickle.UnpicklingError) and asked:
         raise DraftError(

@@ -61,7 +61,6 @@ class Matches:
 
 
 def _prior(index: int) -> float:
-    """The probability that a bucket starts from."""
     rest, often = divmod(index, _COUNTS[-1] + 1)
     rest, share = divmod(rest, len(_SHARES))
     doubt = (1.0 - _SURE[rest % len(_SURE)]) * _DOUBT[often]

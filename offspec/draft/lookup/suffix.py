@@ -240,6 +240,5 @@ class SuffixLookup(Lookup):
             state = self._texts.extend(state, token, counted=place >= passage.lead)
 
     def _go_on(self, ids: Sequence[int]) -> None:
-        """Add the next of the committed ids."""
         for token in ids:
             self._states.append(self._texts.extend(self._states[-1], token))

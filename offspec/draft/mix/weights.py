@@ -65,7 +65,6 @@ class Blended:
         return self._first(spoke) if known is None else known
 
     def _first(self, spoke: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Weights before anything is seen."""
         weights = np.where(spoke, np.where(self._is_lookup, _LOOKUP, 1.0), 0.0)
         return np.asarray(weights / weights.sum())
 
