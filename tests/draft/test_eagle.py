@@ -16,9 +16,8 @@ from offspec.core.config import SamplingParams
 from offspec.draft.base import Features
 from offspec.draft.heads import files, state_drafter
 from offspec.draft.heads.base import OpenedHead, TargetShape
-from offspec.draft.heads.eagle import opened
+from offspec.draft.heads.eagle import EagleLayer, opened
 from offspec.draft.heads.eagle_files import kind_of
-from offspec.draft.heads.eagle_layer import EagleLayer
 from offspec.draft.heads.files import open_files
 from offspec.draft.heads.state_drafter import StateDrafter
 from offspec.model.parts import TargetParts
