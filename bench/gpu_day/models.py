@@ -15,6 +15,7 @@ from bench.lib import random_model
 from bench.lib.cgroup import BenchError
 from bench.lib.random_model import Stored, write_files
 from offspec.checkpoint import widen, widening
+from offspec.checkpoint.json_file import write_json
 from offspec.checkpoint.write import Entry
 from offspec.core.files import new_folder
 
@@ -74,7 +75,7 @@ def widened(day: Day, factor: int, *, nf4: bool = False) -> Path:
             return out
         small = json.loads((checkpoint.folder / "config.json").read_text("utf-8"))
         config = {**widening.wide_config(small, factor), "quantization_config": _NF4}
-        widen.write_json(partial / "config.json", config)
+        write_json(partial / "config.json", config)
         widen.copy_tokenizer(checkpoint, partial)
     return out
 

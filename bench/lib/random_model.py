@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.lib.cgroup import BenchError
+from offspec.checkpoint.folder import write_index
+from offspec.checkpoint.json_file import write_json
 from offspec.checkpoint.tensors import bytes_of
-from offspec.checkpoint.widen import write_index, write_json
 from offspec.checkpoint.write import Entry, SafetensorsWriter
 from offspec.core.files import new_folder, require_space
 

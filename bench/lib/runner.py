@@ -17,7 +17,7 @@ from bench.lib.command import Command, printed_job, shared
 from bench.lib.process import measured_job, tell_liberties
 from bench.lib.report import Report, as_recorded, grid, ratio
 from bench.lib.streamed import layer_files, raw_bandwidth, widened
-from offspec.checkpoint.widen import read_recipe
+from bench.lib.widen import read_recipe
 from offspec_planners.units import format_bytes
 
 Job = dict[str, Any]  # in JSON; with `files`, the rate of the disk is measured before each process

@@ -8,18 +8,23 @@ MODEL is a folder, a hub id, a .gguf file, or `demo`. The folder OUT appears whe
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from bench.lib.cgroup import BenchError
 from bench.lib.command import printed
-from offspec.checkpoint.demo_wide import widened_folder
-from offspec.checkpoint.widen import RECIPE, fingerprint, read_recipe, widen
+from offspec.checkpoint import Checkpoint
+from offspec.checkpoint.widen import RECIPE, SMALL_FILES, fingerprint, widened_folder, write_wide
 from offspec.checkpoint.widening import total_bytes, wide_files
+from offspec.core.errors import CheckpointError, RequestError
+from offspec.core.files import new_folder, require_space
 
 
 def default_folder(model: str, factor: int) -> Path:
@@ -49,6 +54,42 @@ def ensure(model: str, out: Path | None, factor: int, *, force: bool = False) ->
         task = progress.add_task(f"widening {checkpoint.folder.name} ×{factor}", total=total_bytes(files))
         widen(checkpoint, out, factor, on_write=lambda count: progress.advance(task, count))
     return out
+
+
+def widen(
+    checkpoint: Checkpoint, out: Path, factor: int, *, on_write: Callable[[int], None] | None = None
+) -> None:
+    """Write the wide model into a new folder, which appears when it is whole.
+
+    Needs a few pieces of 8 MB in memory.
+
+    Args:
+        checkpoint: The small model, not quantized.
+        out: The folder, which must not exist.
+        factor: A power of two.
+        on_write: Takes the bytes of every piece written.
+
+    Raises:
+        DiskFullError: There is no room.
+        UnsupportedModelError: The model cannot be widened.
+        RequestError: The folder exists, or the factor is not a power of two.
+    """
+    files = wide_files(checkpoint, factor)
+    if out.exists():
+        raise RequestError(f"{out} exists already: remove it, or name another folder")
+    require_space(out, total_bytes(files) + SMALL_FILES, f"the model widened ×{factor}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with new_folder(out) as partial:
+        write_wide(checkpoint, partial, files, factor, on_write)
+
+
+def read_recipe(folder: Path) -> dict[str, Any]:
+    """The recipe in a widened folder. Raises CheckpointError if there is none."""
+    try:
+        found = json.loads((folder / RECIPE).read_text("utf-8"))
+        return {**found, "factor": int(found["factor"]), "fingerprint": str(found["fingerprint"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder} is not a widened model: name another folder") from error
 
 
 def main(argv: list[str] | None = None) -> int:

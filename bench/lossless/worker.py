@@ -44,7 +44,7 @@ def work(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def answer(engine: Engine, case: dict[str, Any], tokens: tuple[int, int]) -> dict[str, Any]:
     """Two answers, with why each ended; of a reference also the prompts, in ids."""
     from offspec.core.config import SamplingParams
-    from offspec.draft.grow.best_first import GrowthPolicy
+    from offspec.draft.grow.growing import GrowthPolicy
     from offspec.plan.policy import DraftPolicy
 
     target, codec = engine._assembly.target, engine._assembly.codec

@@ -23,6 +23,7 @@ from bench.lib.command import Command, shared
 from bench.lib.process import child, tell_liberties
 from bench.lib.report import Prompt, Report, environment, model_name, read_prompts
 from bench.lib.streamed import layer_files, raw_bandwidth, widened
+from bench.lib.widen import read_recipe
 from bench.peers import env as peers_env
 from bench.peers.jobs import (
     ACCELERATE,
@@ -40,7 +41,6 @@ from bench.peers.jobs import (
 from bench.peers.llama import BUILDING, DRAFT_LENGTHS
 from bench.peers.tally import DECODING, GOALS, fastest, our_answers, shortfalls, speed_ups, summarise
 from bench.peers.view import NOTE, ceiling_json, show, show_ceiling
-from offspec.checkpoint.widen import read_recipe
 from offspec.core.values import parse_bytes
 from offspec_planners.units import format_bytes
 

@@ -23,7 +23,7 @@ from bench.lib.cgroup import BenchError
 from bench.lib.command import printed, shared
 from bench.lib.process import kept
 from bench.lib.report import read_prompts
-from offspec.checkpoint.widen import read_recipe
+from bench.lib.widen import read_recipe
 from offspec.checkpoint.widening import dense
 from offspec.core.cache_dir import cache_root
 

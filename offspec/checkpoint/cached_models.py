@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from offspec.checkpoint.demo_wide import demo_wide_folder
 from offspec.checkpoint.folder import CONFIG, INDEX, choose_weights
 from offspec.checkpoint.gguf.parts import read_model
 from offspec.checkpoint.hub_gguf import gguf_models
 from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.open import DEMO, DEMO_WIDE, embedded_model
+from offspec.checkpoint.widen import demo_wide_folder
 from offspec.core.cache_dir import PACKED, ROUNDED, UNPACKED, WIDENED, cache_root, remove_folder
 from offspec.core.errors import CheckpointError, ModelNotFoundError
 from offspec.core.files import reading, writing

@@ -1,7 +1,5 @@
 """Checksums of files of weights: a quick one for bytes that are read anyway, and a thorough one."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import zlib

@@ -3,8 +3,6 @@
 A model of a billion layers is a list of a billion names before the first of its weights is missed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A model folder as transformers writes it, opened by its headers: config.json and safetensors files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import stat
@@ -13,13 +11,15 @@ from typing import Any
 
 from offspec.checkpoint.checksum import stamp
 from offspec.checkpoint.config_sizes import check_sizes
-from offspec.checkpoint.json_file import read_json
+from offspec.checkpoint.json_file import read_json, write_json
 from offspec.checkpoint.pack_manifest import MANIFEST
 from offspec.checkpoint.quantised import packed_tensors, settings_of
 from offspec.checkpoint.quantised.packs import check_files
 from offspec.checkpoint.safetensors import read_header
 from offspec.checkpoint.tensors import TensorInfo, Weight, on_disk
+from offspec.core.cache_dir import make_folder, remove_folder
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, ModelNotFoundError
+from offspec.core.events import Event, Notice
 from offspec.core.files import reading
 
 CONFIG = "config.json"
@@ -97,6 +97,34 @@ def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
     weights = packed_tensors(config, found, str(folder))
     check_sizes(config, weights.values(), str(folder / CONFIG))
     return Checkpoint(name or str(folder), folder, config, MappingProxyType(weights))
+
+
+def open_or_make(
+    folder: Path,
+    read: Callable[[Path], Checkpoint],
+    fill: Callable[[Path], None],
+    notify: Callable[[Event], None],
+    again: str,
+    waiting: str,
+) -> Checkpoint:
+    """The checkpoint that `read` finds in a folder of the cache, which `fill` makes, whole or not at all.
+
+    Args:
+        folder: In the cache.
+        read: Opens the folder.
+        fill: Fills a partial folder, which is renamed when whole.
+        notify: Takes a Notice.
+        again: Its text where the folder is damaged, and made again.
+        waiting: Its text where another process is making the folder.
+    """
+    if folder.exists():
+        try:
+            return read(folder)
+        except CheckpointError:  # another process has changed it
+            notify(Notice(again))
+            remove_folder(folder)
+    make_folder(folder, fill, lambda: notify(Notice(waiting)))
+    return read(folder)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -199,6 +227,11 @@ def _listed(
                 f"{folder / shard} lacks tensor {name[:100]!r}, which {INDEX} places there; download it again"
             )
     return {name: tensors[name] for name in wanted}
+
+
+def write_index(folder: Path, weight_map: dict[str, str], total: int) -> None:
+    """Write the index of several weight files. weight_map: file by tensor; total: bytes of all tensors."""
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
 def _no_config(folder: Path, names: set[str]) -> str:

@@ -1,7 +1,5 @@
 """The GGUF models of a hub repository: which files are which, and which one a name selects."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Names of models on the Hugging Face Hub, as people type them or copy them from a browser."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""JSON files of a model, read with suspicion."""
+"""JSON files of a model, written plainly and read with suspicion."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from offspec.checkpoint.ranges import one_line
 from offspec.core.errors import HeaderError
-from offspec.core.files import open_to_read
+from offspec.core.files import open_to_read, write_file
 
 _MAX_JSON = 64 * 2**20
 
@@ -27,3 +27,8 @@ def read_json(path: Path, most: int = _MAX_JSON) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise HeaderError(f"{path} must hold a JSON object; download it again")
     return value
+
+
+def write_json(path: Path, value: dict[str, Any], *, sort_keys: bool = False) -> None:
+    """Write an object as indented JSON. Raises DiskFullError."""
+    write_file(path, (json.dumps(value, indent=2, sort_keys=sort_keys) + "\n").encode())

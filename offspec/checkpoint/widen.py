@@ -1,23 +1,29 @@
 """A widened model as a folder: the function of a small model at k² times the bytes (see `widening`).
 
+`demo-wide` is the demo model widened ×4, large enough to be streamed, written to the cache on first use.
+
 One safetensors file for each layer (data at a multiple of 4096 bytes, blocks reserved before they are
 written, so that a layer is one extent if the disk has room for one) and one for the rest.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from offspec.checkpoint.folder import CONFIG, INDEX, Checkpoint
+from offspec.checkpoint.folder import CONFIG, Checkpoint, open_folder, open_or_make, write_index
+from offspec.checkpoint.json_file import write_json
 from offspec.checkpoint.widening import WideTensor, dense, total_bytes, wide_config, wide_files
 from offspec.checkpoint.write import SafetensorsWriter
-from offspec.core.errors import CheckpointError, RequestError
-from offspec.core.files import new_folder, require_space, write_file
+from offspec.core.cache_dir import WIDENED, cache_root
+from offspec.core.events import Event, Notice, unheard
+from offspec.core.files import require_space, write_file
+from offspec.core.progress import ByteProgress
+from offspec_planners.units import format_bytes
 
+FACTOR = 4  # of the demo model
 RECIPE = "widened.json"  # in the folder: its source, and where the bytes of a pass lie
 SMALL_FILES = 64 << 20  # bytes of room for headers, the tokenizer and rounding to blocks
 _COPIED = (
@@ -30,32 +36,63 @@ _COPIED = (
     "chat_template*",
 )
 
+OpenSmall = Callable[[Path, Callable[[Event], None]], Checkpoint]
 
-def widen(
-    checkpoint: Checkpoint, out: Path, factor: int, *, on_write: Callable[[int], None] | None = None
-) -> None:
-    """Write the wide model into a new folder, which appears when it is whole.
 
-    Needs a few pieces of 8 MB in memory.
+def widened_folder(name: str, factor: int, cache_dir: Path | None = None) -> Path:
+    """Where a widened model is kept unless a folder is named: in the user's cache."""
+    return cache_root(cache_dir) / WIDENED / f"{name}-x{factor}"
+
+
+def demo_wide_folder(cache_dir: Path | None = None) -> Path:
+    """The folder of the wide demo model, written or not."""
+    return widened_folder("demo", FACTOR, cache_dir)
+
+
+def open_demo_wide(
+    name: str, open_small: OpenSmall, notify: Callable[[Event], None], cache_dir: Path | None
+) -> Checkpoint:
+    """Open the wide demo model, after writing it if it is missing or damaged.
 
     Args:
-        checkpoint: The small model, not quantized.
-        out: The folder, which must not exist.
-        factor: A power of two.
-        on_write: Takes the bytes of every piece written.
+        name: What the model is called.
+        open_small: Unpacks the small model into the folder that it is given, telling its progress.
+        notify: Takes Notice and LoadProgress events while it is written.
+        cache_dir: As `open_checkpoint` has it.
 
     Raises:
-        DiskFullError: There is no room.
-        UnsupportedModelError: The model cannot be widened.
-        RequestError: The folder exists, or the factor is not a power of two.
+        DiskFullError: There is no room for it.
+        CheckpointError: Nothing can be written there, or the small model is not installed.
     """
-    files = wide_files(checkpoint, factor)
-    if out.exists():
-        raise RequestError(f"{out} exists already: remove it, or name another folder")
-    require_space(out, total_bytes(files) + SMALL_FILES, f"the model widened ×{factor}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with new_folder(out) as partial:
-        write_wide(checkpoint, partial, files, factor, on_write)
+    folder = demo_wide_folder(cache_dir)
+    return open_or_make(
+        folder,
+        lambda made: open_folder(made, name),
+        lambda partial: _fill(partial, folder, name, open_small, notify),
+        notify,
+        again=f"{folder} was damaged and is written again",
+        waiting=f"another process is writing {name}: waiting for it",
+    )
+
+
+def _fill(
+    partial: Path, folder: Path, name: str, open_small: OpenSmall, notify: Callable[[Event], None]
+) -> None:
+    """Write the model to `partial`, which is to become `folder`."""
+    scratch = partial / ".small"  # beside its copy, so that both are removed together
+    small = open_small(scratch, unheard)
+    files = wide_files(small, FACTOR)
+    total = total_bytes(files)
+    require_space(folder.parent, total + SMALL_FILES, name)
+    notify(
+        Notice(
+            f"writing {name} once: the demo model widened ×{FACTOR}, {total / 2e9:.1f} B parameters, "
+            f"{format_bytes(total)} in {folder}; `offspec models rm {name}` removes it"
+        )
+    )
+    progress = ByteProgress("writing demo-wide", total, notify)
+    write_wide(small, partial, files, FACTOR, progress.add)
+    shutil.rmtree(scratch)
 
 
 def write_wide(
@@ -67,19 +104,12 @@ def write_wide(
 ) -> None:
     """Write every file of the wide model into an empty folder. Raises DiskFullError."""
     for file, tensors in files.items():
-        write_tensors(folder / file, tensors, on_write)
+        entries = [(tensor.name, tensor.source.dtype, tensor.shape) for tensor in tensors]
+        with SafetensorsWriter(folder / file, entries, on_write=on_write) as writer:
+            for tensor in tensors:
+                for piece in tensor.pieces():
+                    writer.write(tensor.name, piece)
     write_rest(checkpoint, folder, files, factor)
-
-
-def write_tensors(
-    file: Path, tensors: list[WideTensor], on_write: Callable[[int], None] | None = None
-) -> None:
-    """Write one file of weights."""
-    entries = [(tensor.name, tensor.source.dtype, tensor.shape) for tensor in tensors]
-    with SafetensorsWriter(file, entries, on_write=on_write) as writer:
-        for tensor in tensors:
-            for piece in tensor.pieces():
-                writer.write(tensor.name, piece)
 
 
 def write_rest(checkpoint: Checkpoint, folder: Path, files: dict[str, list[WideTensor]], factor: int) -> None:
@@ -93,22 +123,12 @@ def write_rest(checkpoint: Checkpoint, folder: Path, files: dict[str, list[WideT
     copy_tokenizer(checkpoint, folder)
 
 
-def write_index(folder: Path, weight_map: dict[str, str], total: int) -> None:
-    """Write the index of several weight files. weight_map: file by tensor; total: bytes of all tensors."""
-    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-
-
 def copy_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     """Copy the tokenizer's files, the chat template, and the generation settings."""
     for pattern in _COPIED:
         for file in sorted(checkpoint.folder.glob(pattern)):
             if file.is_file():
                 write_file(folder / file.name, file.read_bytes())
-
-
-def write_json(file: Path, content: dict[str, Any]) -> None:
-    """Write an object as indented JSON."""
-    write_file(file, json.dumps(content, indent=2).encode() + b"\n")
 
 
 def recipe(checkpoint: Checkpoint, files: dict[str, list[WideTensor]], factor: int) -> dict[str, Any]:
@@ -129,15 +149,6 @@ def recipe(checkpoint: Checkpoint, files: dict[str, list[WideTensor]], factor: i
             tensor.shape[0] * tensor.shape[1] for tensor in [*in_layers, head] if len(tensor.shape) == 2
         ),
     }
-
-
-def read_recipe(folder: Path) -> dict[str, Any]:
-    """The recipe in a widened folder. Raises CheckpointError if there is none."""
-    try:
-        found = json.loads((folder / RECIPE).read_text("utf-8"))
-        return {**found, "factor": int(found["factor"]), "fingerprint": str(found["fingerprint"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder} is not a widened model: name another folder") from error
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from offspec.checkpoint.tensors import bytes_of
+from offspec.checkpoint.tensors import bytes_of, dtype_name
 from offspec.core.files import new_file, reserve, sync_folder, write_all
+
+if TYPE_CHECKING:
+    import torch
 
 # The data of a file starts at a multiple of this: a block of any disk, and a page of memory.
 ALIGNMENT = 4096
@@ -106,6 +109,14 @@ class SafetensorsWriter:
             if missing:
                 raise ValueError(f"{self.path.name} ended before tensor {missing[0]} was written")
         sync_folder(self.path.parent)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], mode: int = 0o666) -> None:
+    """Write a file of tensors by name, in this order. Raises DiskFullError."""
+    entries = [(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()]
+    with SafetensorsWriter(path, entries, mode=mode) as out:
+        for name, tensor in tensors.items():
+            out.write(name, tensor)
 
 
 def _as_bytes(buffer: Any) -> memoryview:

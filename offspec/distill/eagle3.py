@@ -14,11 +14,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from offspec.distill.batch import Lesson
 from offspec.distill.embed_head import Ends
-from offspec.distill.student import Published, Scores, Teacher
+from offspec.distill.student import Lesson, Published, Scores, Teacher
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]  # [Q, M, D] each
+
+
+def published_taps(layers: int) -> tuple[int, ...]:
+    """The layers whose inputs EAGLE-3 takes: near the beginning, in the middle, near the end."""
+    usual = (2, layers // 2, layers - 3)
+    return usual if 2 < usual[1] < usual[2] else tuple(sorted({0, layers // 2, layers - 1}))
 
 
 class Layer(torch.nn.Module):

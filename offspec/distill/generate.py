@@ -1,16 +1,23 @@
-"""Having the target answer questions, batch by batch, until there is text enough."""
+"""Having the target answer questions, batch by batch, until there is text enough.
+
+EAGLE-3 alone wants what enters some of the layers, too: a second pass over the text keeps that beside it.
+
+Letters: B passages, n tokens of one, H hidden size.
+"""
 
 import math
 from collections.abc import Callable, Sequence
 
+import torch
+
 from offspec.core import memory
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, LoadProgress, Notice
-from offspec.distill.config import LEAST_TOKENS, Wanted
-from offspec.distill.generate_batch import Question, answer
+from offspec.distill.batched_forward import Batch
+from offspec.distill.config import LEAST_TOKENS, TimeLimit, Wanted
+from offspec.distill.generate_batch import PIECE, Question, answer
 from offspec.distill.questions import rounds
 from offspec.distill.store import Store
-from offspec.distill.time_limit import TimeLimit
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec
 from offspec_planners.units import format_bytes, format_seconds
@@ -104,3 +111,41 @@ def _question(asked: Sequence[tuple[int, ...]], number: int) -> Question:
     ids, turn = rounds(asked, number)
     heat = _TEMPERATURES[(number + turn) % len(_TEMPERATURES)]
     return Question(ids, heat or (_AGAIN if turn else 0.0))
+
+
+def write_taps(
+    store: Store,
+    target: LoadedModel,
+    layers: Sequence[int],
+    batch: int,
+    notify: Callable[[Event], None],
+) -> None:
+    """Write what enters some layers, for each file of the store that lacks it. Raises DiskFullError."""
+    missing = store.without_taps(layers)
+    if not missing:
+        return
+    needed = store.require_taps(missing, len(layers))
+    notify(
+        Notice(f"what enters layers {', '.join(map(str, layers))} takes about {format_bytes(needed)} more")
+    )
+    total = store.batches
+    for file in missing:
+        passages = [store.read(number) for number in store.passages_of(file)]
+        found: list[torch.Tensor] = []
+        for start in range(0, len(passages), batch):
+            found += _tapped(target, [p.tokens for p in passages[start : start + batch]], layers)
+        store.add_taps(file, layers, torch.cat(found, 1))
+        notify(LoadProgress("reading the text again", file + 1, total, "files"))
+
+
+def _tapped(target: LoadedModel, texts: Sequence[torch.Tensor], layers: Sequence[int]) -> list[torch.Tensor]:
+    """Of each text [n] its taps [taps, n, H]; texts are filled up, which what stands before does not see."""
+    lengths = [len(text) for text in texts]
+    tokens = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True).to(target.device)
+    batch, parts = Batch(target, tokens.shape[1], layers), []
+    with batch.running():
+        for start in range(0, tokens.shape[1], PIECE):
+            _, taps = batch.run(tokens[:, start : start + PIECE])
+            parts.append(torch.stack(taps).cpu())
+    whole = torch.cat(parts, 2)  # [taps, B, n, H]
+    return [whole[:, row, :length] for row, length in enumerate(lengths)]

@@ -10,30 +10,28 @@ import torch
 
 from offspec.checkpoint import open_checkpoint
 from offspec.core import memory as memories
-from offspec.core.cache_dir import cache_root
+from offspec.core.cache_dir import cache_root, claim_folder
 from offspec.core.config import EngineConfig
-from offspec.core.errors import RequestError, UnsupportedModelError
+from offspec.core.errors import CapacityError, RequestError, UnsupportedModelError
 from offspec.core.events import Event, LoadProgress, Notice, unheard
 from offspec.core.files import probe, writing
 from offspec.core.private import tighten
-from offspec.distill.aux_states import published_taps, write_taps
-from offspec.distill.config import Kind, Wanted
-from offspec.distill.eagle3 import Eagle3
+from offspec.distill.config import Kind, TimeLimit, Wanted
+from offspec.distill.eagle3 import Eagle3, published_taps
 from offspec.distill.embed_head import Ends, take_ends
-from offspec.distill.generate import LONGEST_QUESTION, write_text
-from offspec.distill.measure import HeadAcceptance, measure_head
+from offspec.distill.generate import LONGEST_QUESTION, write_taps, write_text
+from offspec.distill.generate_batch import PIECE
 from offspec.distill.medusa import Medusa
-from offspec.distill.memory import check_training, questions_together, rows_together
 from offspec.distill.mlp import MLP
 from offspec.distill.questions import own_questions, read_questions
-from offspec.distill.store import Store, TextOrigin
+from offspec.distill.store import Store, text_folder
 from offspec.distill.student import Pupil
-from offspec.distill.time_limit import TimeLimit
-from offspec.distill.train import Schedule, Trained, Training
+from offspec.distill.train import HeadAcceptance, Schedule, Trained, Training, measure_head
 from offspec.model.loaded import LoadedModel
 from offspec.plan.choose_device import choose_device
 from offspec.plan.load import Assembly, assemble
 from offspec.plan.model_sizes import imagine
+from offspec_planners.units import format_bytes
 
 Notify = Callable[[Event], None]
 Dtype = Literal["bfloat16", "float32"]
@@ -42,6 +40,12 @@ _COMMON = 4096  # tokens of the vocabulary that a head learns to tell apart
 _BLOCKS = 1  # of a Medusa head
 _MINUTES = 8.0  # of training, where the whole run has no limit
 _RATES: dict[Kind, float] = {"medusa": 3e-3, "mlp": 2e-3, "eagle3": 1e-3}  # of learning, at their highest
+# What fits in memory: questions answered together, and rows learned from together.
+_BATCHES = (128, 64, 32, 16, 8, 4, 2, 1)
+_ROWS = (256, 128, 64)
+_SHARE = 4  # one part in this many of memory is for sequences that are generated side by side
+_WEIGHT = 16  # bytes of a weight in training: itself, its gradient, two averages
+_COPIES = 5  # of a row's logits, for each depth, on the way forth and back; and for the target's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +104,16 @@ def distill_head(
     given = memories.within_groups(memory, notify) if memory else memories.usable_bytes()
     tighten(notify, cache_dir)
     _claim_out(wanted.out)
-    place = TextOrigin(
-        open_checkpoint(wanted.model, notify=notify).fingerprint,
-        sha256("\n".join(questions).encode()).hexdigest(),
-        wanted.length,
-        dtype,
-    ).place(cache_root(cache_dir))
-    with place.claimed(notify):
+    fingerprint = open_checkpoint(wanted.model, notify=notify).fingerprint
+    asked = sha256("\n".join(questions).encode()).hexdigest()
+    folder = text_folder(cache_root(cache_dir), fingerprint, asked, wanted.length, dtype)
+    waiting = Notice("waiting for another process that works on the same text")
+    with claim_folder(folder, lambda: notify(waiting)):
         batch, assembly = _open(wanted, given, device, dtype, notify)
         target = assembly.target
         try:
-            store = Store(
-                place.folder, int(target.skeleton.config.hidden_size), target.dtype.itemsize, notify
-            )
+            hidden = int(target.skeleton.config.hidden_size)
+            store = Store(folder, hidden, target.dtype.itemsize, notify)
             write_text(store, target, assembly.codec, questions, wanted, batch, limit, notify)
             taps = published_taps(len(target.layers)) if wanted.kind == "eagle3" else ()
             if taps:
@@ -166,11 +167,17 @@ def _open(wanted: Wanted, given: int, device: str, dtype: Dtype, notify: Notify)
 
 
 def _check_training(wanted: Wanted, outline: LoadedModel, given: int) -> None:
-    """Raise CapacityError where training would not fit, with as many common tokens as there can be."""
+    """Raise CapacityError where even the shortest lesson takes more than `given` bytes, before there is text.
+
+    It is taken to have as many common tokens as there can be.
+    """
     ends = Ends.imagined(outline.skeleton, outline.dtype, min(_COMMON, wanted.tokens))
     taps = published_taps(len(outline.layers)) if wanted.kind == "eagle3" else ()
     with torch.device("meta"):
-        check_training(_pupil(wanted, ends, taps, outline.skeleton.config), ends, given)
+        pupil = _pupil(wanted, ends, taps, outline.skeleton.config)
+    needed = memories.resident_bytes() + ends.nbytes + _training_bytes(pupil, ends, _ROWS[-1])
+    if needed > given:
+        raise _too_little(needed, given, "raise `memory`, or train medusa heads of a small depth")
 
 
 def _teach(
@@ -182,7 +189,6 @@ def _teach(
     limit: TimeLimit,
     notify: Notify,
 ) -> Distilled:
-    """Train, measure, and write the folder."""
     rows = rows_together(pupil, ends, memory)
     minutes = limit.training_minutes()
     schedule = Schedule(wanted.epochs, _MINUTES if minutes is None else minutes, rows, _RATES[wanted.kind])
@@ -209,14 +215,52 @@ def _teach(
 
 
 def _pupil(wanted: Wanted, ends: Ends, taps: Sequence[int], config: Any) -> Pupil:
-    """config: of the target."""
-    torch.manual_seed(0)  # of the first weights
-    pupil: Pupil
-    if wanted.kind == "medusa":
-        pupil = Medusa(ends, wanted.depth, _BLOCKS)
-    elif wanted.kind == "eagle3":
-        pupil = Eagle3(ends, wanted.depth, taps, config)
-    else:
-        pupil = MLP(ends, wanted.depth, wanted.inner or ends.hidden_size)
+    """config: of the target. Its first weights are the same in every run."""
+    with torch.random.fork_rng(devices=()):  # and nobody else's random numbers change
+        torch.default_generator.manual_seed(0)
+        pupil: Pupil
+        if wanted.kind == "medusa":
+            pupil = Medusa(ends, wanted.depth, _BLOCKS)
+        elif wanted.kind == "eagle3":
+            pupil = Eagle3(ends, wanted.depth, taps, config)
+        else:
+            pupil = MLP(ends, wanted.depth, wanted.inner or ends.hidden_size)
     pupil.module.to(ends.matrix.device)
     return pupil
+
+
+def questions_together(target: LoadedModel, longest: int, given: int) -> tuple[int, int]:
+    """How many texts of at most `longest` tokens are written side by side, and the bytes they take.
+
+    given: bytes of memory in all.
+    """
+    config, item = target.skeleton.config, target.dtype.itemsize
+    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    kept = longest * (2 * target.cache_bytes(1) + hidden * item)  # a cache is copied when sequences end
+    each = kept + PIECE * (16 * hidden * item + 8 * heads * longest) + 12 * target.skeleton.vocab_size
+    count = next((count for count in _BATCHES if count * each <= given // _SHARE), 1)
+    return count, count * each
+
+
+def rows_together(pupil: Pupil, ends: Ends, given: int | None) -> int:
+    """Rows of a lesson, such that training stays within `given` bytes; None: of a machine with enough.
+
+    Raises CapacityError where even the shortest lesson takes more.
+    """
+    if given is None:
+        return _ROWS[0]
+    for rows in _ROWS:
+        needed = memories.resident_bytes() + _training_bytes(pupil, ends, rows)
+        if needed <= given:
+            return rows
+    raise _too_little(needed, given, "raise `memory`; the text is kept")
+
+
+def _training_bytes(pupil: Pupil, ends: Ends, rows: int) -> int:
+    weights = sum(weight.numel() for weight in pupil.module.parameters())
+    return _WEIGHT * weights + rows * _COPIES * (pupil.depth + 1) * 4 * len(ends.common)
+
+
+def _too_little(needed: int, given: int, fix: str) -> CapacityError:
+    sizes = f"{format_bytes(needed)} of memory, and {format_bytes(given)} are allowed"
+    return CapacityError(f"training the head needs {sizes}: {fix}", needed=needed, given=given)

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
-from offspec.distill.batch import Lesson
 from offspec.distill.embed_head import Ends
-from offspec.distill.student import Published, Scores, Teacher
+from offspec.distill.student import Lesson, Published, Scores, Teacher
 
 
 class Block(torch.nn.Module):

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
-from offspec.distill.batch import Lesson
 from offspec.distill.embed_head import Ends
-from offspec.distill.student import Published, Scores, Teacher
+from offspec.distill.student import Lesson, Published, Scores, Teacher
 
 _EPS = 1e-6
 
@@ -82,7 +81,9 @@ class MLP:
         """By depth the inner states, and the last row whose token is no guess; `behind` more must follow."""
         places, table = self._ends.place[lesson.tokens], self.module.table()
         rows = lesson.before(1, behind)
-        state = lesson.states[rows].float() * 2**-0.5 * self._normed(lesson, rows)
+        state = lesson.states[rows].float()
+        unit = torch.rsqrt(state.square().mean(-1, keepdim=True) + _EPS)  # `scale_input` of the format
+        state = state * 2**-0.5 * unit
         for depth in range(self.depth):
             kept = lesson.left[rows] >= depth + 1 + behind
             state, rows = state[kept], rows[kept]
@@ -91,10 +92,6 @@ class MLP:
             tokens = torch.nn.functional.embedding(places[rows + depth + 1], table)
             state = self.module.step(state, tokens, first=depth == 0)
             yield state, rows + depth
-
-    def _normed(self, lesson: Lesson, rows: torch.Tensor) -> torch.Tensor:
-        """What brings a state to unit size: the published format does it with `scale_input`."""
-        return torch.rsqrt(lesson.states[rows].float().square().mean(-1, keepdim=True) + _EPS)
 
     def published(self, name: str) -> Published:
         """With `tie_weights`: of what all depths share, one copy; of the projections, two."""

@@ -5,8 +5,7 @@ Letters: n tokens of a passage, N of all in a file, H hidden size.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,48 +13,31 @@ import torch
 from safetensors import SafetensorError
 
 from offspec.checkpoint.safetensors import read_header
-from offspec.checkpoint.write import SafetensorsWriter
-from offspec.core.cache_dir import claim_folder
+from offspec.checkpoint.write import save_tensors
 from offspec.core.errors import CheckpointError
 from offspec.core.events import Event, Notice, unheard
 from offspec.core.files import disk_full, private_folder, require_space
 from offspec.core.private import DISTILL, PRIVATE
 from offspec.distill.generate_batch import Passage
 
-_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.int32: "I32"}
 _TAP = "tap."
 _ROOM = 16 << 20  # bytes for headers, the state of a training and the head itself
 _HELD_OUT = 20  # one passage in this many is held out for measuring
 
 
-@dataclass(frozen=True, slots=True)
-class TextOrigin:
-    """What decides a text: passages of another source are another text.
+def text_folder(root: Path, target: str, questions: str, length: int, dtype: str) -> Path:
+    """The folder below the cache of a text: passages of another source are another text.
 
-    target: its fingerprint; questions: that of the prompts; length: most tokens of an answer.
+    Args:
+        root: Of the cache.
+        target: The target's fingerprint.
+        questions: Fingerprint of the prompts.
+        length: Most tokens of an answer.
+        dtype: Of the target's arithmetic.
     """
-
-    target: str
-    questions: str
-    length: int
-    dtype: str
-
-    def place(self, root: Path) -> "Workplace":
-        """Where its text is kept, below the cache."""
-        name = sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
-        return Workplace(root / DISTILL / name)
-
-
-@dataclass(frozen=True, slots=True)
-class Workplace:
-    """The folder of one source, which one process at a time writes to."""
-
-    folder: Path
-
-    def claimed(self, notify: Callable[[Event], None]) -> AbstractContextManager[None]:
-        """Wait until no other process writes there. Raises DiskFullError, CheckpointError."""
-        waiting = Notice("waiting for another process that works on the same text")
-        return claim_folder(self.folder, lambda: notify(waiting))
+    origin = {"target": target, "questions": questions, "length": length, "dtype": dtype}
+    name = sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()[:16]
+    return root / DISTILL / name
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +107,7 @@ class Store:
             "states": torch.cat([passage.states for passage in passages]),
         }
         path = self._name(self.batches)
-        _write(path, tensors)
+        save_tensors(path, tensors, PRIVATE)
         assert self._take(path)
 
     def without_taps(self, layers: Sequence[int]) -> list[int]:
@@ -144,7 +126,8 @@ class Store:
 
     def add_taps(self, file: int, layers: Sequence[int], taps: torch.Tensor) -> None:
         """Write the taps [taps, N, H] of one file. Raises DiskFullError."""
-        _write(self._taps_name(file, layers), dict(zip(_tap_names(layers), taps, strict=True)))
+        tensors = dict(zip(_tap_names(layers), taps, strict=True))
+        save_tensors(self._taps_name(file, layers), tensors, PRIVATE)
         assert self._take_taps(file, layers)
 
     def _taps_name(self, file: int, layers: Sequence[int]) -> Path:
@@ -237,10 +220,3 @@ class Store:
 
 def _tap_names(layers: Sequence[int]) -> list[str]:
     return [f"{_TAP}{layer}" for layer in layers]
-
-
-def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    entries = [(name, _NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()]
-    with SafetensorsWriter(path, entries, mode=PRIVATE) as out:
-        for name, tensor in tensors.items():
-            out.write(name, tensor)

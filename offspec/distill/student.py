@@ -1,10 +1,9 @@
-"""A head that is being trained: what every kind of it can do.
+"""A head that is being trained: the rows that it learns from in a step, and what every kind of it can do.
 
 Letters: M rows of a lesson, n rows at which a guess is made, H hidden size, V vocabulary, D depths.
 """
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,10 +11,54 @@ from typing import Any, Protocol
 import torch
 
 from offspec.checkpoint.folder import CONFIG
-from offspec.checkpoint.write import SafetensorsWriter
-from offspec.core.files import new_folder, write_file
-from offspec.distill.batch import Lesson
+from offspec.checkpoint.json_file import write_json
+from offspec.checkpoint.write import save_tensors
+from offspec.core.files import new_folder
 from offspec.distill.embed_head import Columns, Ends
+from offspec.distill.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """tokens [M]; states [M, H] behind the final norm; taps, [M, H] each; left [M]: rows of the same passage
+    that follow; asked [M]: whether the row says what comes next in an answer, not in a question.
+    """
+
+    tokens: torch.Tensor
+    states: torch.Tensor
+    taps: tuple[torch.Tensor, ...]
+    left: torch.Tensor
+    asked: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def before(self, count: int, behind: int = 0) -> torch.Tensor:
+        """Rows [n] from whose states an answer may be guessed, and which `count + behind` others follow.
+
+        The token behind the state is then the root of a tree: the last of a question, or one of an answer.
+        """
+        rows = (self.left >= max(1, count + behind)).nonzero()[:, 0]
+        return rows[self.asked[rows + 1]]
+
+
+def read_lesson(store: Store, numbers: Sequence[int], device: torch.device, *, whole: bool) -> Lesson:
+    """Some passages. whole: their questions, too, of which else only the end is read."""
+    read = [store.read(number) for number in numbers]
+    starts = [0 if whole else max(0, passage.prompt - 2) for passage in read]
+    left = [torch.arange(len(p) - start - 1, -1, -1) for p, start in zip(read, starts, strict=True)]
+    asked = [torch.arange(start, len(p)) >= p.prompt - 1 for p, start in zip(read, starts, strict=True)]
+
+    def joined(of: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([part[start:] for part, start in zip(of, starts, strict=True)]).to(device)
+
+    return Lesson(
+        tokens=joined([passage.tokens for passage in read]),
+        states=joined([passage.states for passage in read]),
+        taps=tuple(joined(taps) for taps in zip(*(passage.taps for passage in read), strict=True)),
+        left=torch.cat(left).to(device),
+        asked=torch.cat(asked).to(device),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +72,9 @@ class Published:
     def write(self, out: Path) -> int:
         """Make the folder, whole or not at all. Returns the bytes of its tensors. Raises DiskFullError."""
         tensors = {name: _stored(tensor) for name, tensor in self.tensors.items()}
-        kinds = {torch.bfloat16: "BF16", torch.int64: "I64", torch.bool: "BOOL"}
-        entries = [(name, kinds[value.dtype], tuple(value.shape)) for name, value in tensors.items()]
         with new_folder(out) as partial:
-            with SafetensorsWriter(partial / self.file, entries) as writer:
-                for name, value in tensors.items():
-                    writer.write(name, value)
-            write_file(partial / CONFIG, (json.dumps(self.config, indent=2) + "\n").encode())
+            save_tensors(partial / self.file, tensors)
+            write_json(partial / CONFIG, self.config)
         return sum(value.nbytes for value in tensors.values())
 
 
@@ -48,7 +87,6 @@ def _stored(tensor: torch.Tensor) -> torch.Tensor:
 class Teacher:
     """What the target says at the rows of one lesson: odds [M, C + R] over the columns of a step."""
 
-    ends: Ends
     columns: Columns
     rows: torch.Tensor
     odds: torch.Tensor
@@ -58,7 +96,7 @@ class Teacher:
         rows = ends.rows(columns)
         with torch.no_grad():
             logits = ends.logits(lesson.states, rows, columns.token)
-            return cls(ends, columns, rows, (logits + columns.weight).softmax(-1))
+            return cls(columns, rows, (logits + columns.weight).softmax(-1))
 
     def loss(self, logits: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         """Cross-entropy of a pupil's logits [n, C + R] with the odds at these rows of the lesson [n]."""

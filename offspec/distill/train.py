@@ -1,4 +1,9 @@
-"""Training a head: lessons in a fixed order, so that what was broken off goes on as if it had not been."""
+"""Training a head, and measuring how well it guesses text that it did not learn from.
+
+Lessons come in a fixed order, so that what was broken off goes on as if it had not been.
+
+Letters: D depths, K ranks, V vocabulary.
+"""
 
 import io
 import math
@@ -8,20 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from offspec.core import memory
 from offspec.core.files import write_file
 from offspec.core.private import PRIVATE
-from offspec.distill.batch import Lesson, read_lesson
+from offspec.distill.config import TimeLimit
 from offspec.distill.embed_head import Ends
 from offspec.distill.store import Store
-from offspec.distill.student import Pupil, Teacher
+from offspec.distill.student import Lesson, Pupil, Teacher, read_lesson
+from offspec_planners.sequoia import best_tree_shape
 
 _WARM_UP = 0.04  # of the training, in which the rate rises
 _LAST_RATE = 0.02  # of the highest, at the end
 _DRAWN = 512  # tokens drawn of those that are not common
 _KEEP_SECONDS = 45.0  # between two writings of the state
+RANKS = 32
+NODES = 64  # of the tree that figures are made for
+_ROWS = 256  # rows whose logits over the whole vocabulary are there at once
+_MOST = 6000  # tokens to measure with
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +173,7 @@ class Training:
             self._pupil.module.load_state_dict(found["module"])
             self._optimiser.load_state_dict(found["optimiser"])
             self._step, self._seconds, self._loss = found["step"], found["seconds"], found["loss"]
-        except FileNotFoundError:
-            return False
-        except Exception:  # written by another version, or damaged: training starts again
+        except Exception:  # absent, damaged, or written by another version: training starts again
             return False
         return True
 
@@ -174,3 +184,64 @@ def _rate(share: float) -> float:
         return max(share, 1e-3) / _WARM_UP
     fall = (share - _WARM_UP) / (1 - _WARM_UP)
     return _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * min(1.0, fall)))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAcceptance:
+    """acceptance [D, K]: how often guess k at depth d was the next token, where those before it were right.
+
+    rows: tokens it was measured on; nodes: of the tree that `expected` is of.
+    """
+
+    acceptance: NDArray[np.float64]
+    rows: int
+    nodes: int = NODES
+
+    @property
+    def first(self) -> tuple[float, ...]:
+        """By depth how often the first guess was right."""
+        return tuple(float(row[0]) for row in self.acceptance)
+
+    @property
+    def fifth(self) -> tuple[float, ...]:
+        """By depth how often one of the first five was."""
+        return tuple(float(row[:5].sum()) for row in self.acceptance)
+
+    @property
+    def expected(self) -> float:
+        """Tokens per pass with the best tree of that size, the bonus token included."""
+        if not self.rows:
+            return 1.0
+        return best_tree_shape(self.acceptance, self.nodes, len(self.acceptance)).expected
+
+
+def measure_head(
+    pupil: Pupil,
+    store: Store,
+    numbers: Sequence[int],
+    device: torch.device,
+    limit: TimeLimit,
+    progress: Callable[[int], None],
+) -> HeadAcceptance:
+    """Ask a head about some passages, as many as there is time for. progress: takes how many are done."""
+    hits, counts = np.zeros((pupil.depth, RANKS)), np.zeros(pupil.depth)
+    with torch.no_grad():
+        for done, number in enumerate(numbers):
+            if counts[0] >= _MOST or (counts[0] and limit.left <= 0):
+                break
+            lesson = read_lesson(store, [number], device, whole=pupil.whole)
+            for depth, scores in enumerate(pupil.guesses(lesson)):
+                for logits, truth in zip(scores.logits.split(_ROWS), scores.truth.split(_ROWS), strict=True):
+                    hits[depth] += _ranks(logits, lesson.tokens[truth])
+                counts[depth] += len(scores.truth)
+            progress(done + 1)
+    return HeadAcceptance(hits / np.maximum(counts, 1)[:, None], int(counts[0]))
+
+
+def _ranks(logits: torch.Tensor, truth: torch.Tensor) -> NDArray[np.float64]:
+    """[K]: how often the truth [n] had each rank among logits [n, V]."""
+    ranks = min(RANKS, logits.shape[1])
+    hit = logits.topk(ranks, -1).indices == truth[:, None]
+    found = np.zeros(RANKS)
+    found[:ranks] = hit.sum(0).cpu().numpy()
+    return found

@@ -182,20 +182,21 @@ class Features:
 
 class Drafter(Protocol):
     """A source of draft tokens with a cache of the committed tokens, called step by step while a tree
-    grows."""
+    grows. wants: states of the target's passes that it needs."""
 
     name: str
-    between: Callable[[], None] | None  # called in the midst of long steps; what it raises breaks them off
-
-    @property
-    def wants(self) -> Wants: ...
+    wants: Wants = Wants()
 
     def fork(self, target: TreeCache) -> "Drafter":
         """The same weights with a state of its own, at an empty text, for one more sequence.
 
-        It is closed before the one that it was made of, and leaves the weights alone. `between` is that of
-        all. target: the target's cache of that sequence.
+        It is closed before the one that it was made of, and leaves the weights alone. target: the target's
+        cache of that sequence.
         """
+
+    def watch(self, look: Callable[[], None] | None) -> None:
+        """Have something called in the midst of long steps; what it raises breaks them off."""
+        return  # its steps are short
 
     def start(self, ids: Sequence[int]) -> None:
         """Catch up with the committed ids, the last of which is the root of the tree to come."""
@@ -213,52 +214,22 @@ class Drafter(Protocol):
 
     def commit(self, nodes: Sequence[int]) -> None:
         """The target accepted this path of candidates, from the root on; some it may never have expanded."""
+        return  # there is no cache
 
     def observe(self, features: Features) -> None:
         """Take what a pass computed at positions that are committed now. Called after `commit`, if `wants`
         says so."""
+        return  # it sees the tokens alone
 
     def adopt(self) -> None:
         """Take over what the target knows of the committed ids, where the two can share it."""
+        return  # they share nothing
 
     def rewind(self, length: int) -> None:
         """Forget everything behind the first `length` committed ids."""
 
     def close(self) -> None:
         """Free what the drafter holds."""
-
-
-class Foresees(Protocol):
-    """A drafter that may expand nodes of a tree while the target's pass is on its way, in another thread.
-
-    It looks at nothing but rows of its own, and can keep those below the node that becomes the next root.
-    """
-
-    @property
-    def foresees(self) -> bool:
-        """Whether it can, with the model and the cache that it has."""
-
-    @property
-    def spare(self) -> int:
-        """Nodes that there is room for in memory that it holds anyway."""
-
-    def commit_with(self, nodes: Sequence[int], below: Mapping[int, int]) -> None:
-        """`Drafter.commit`, keeping what was computed at some nodes below the path.
-
-        below: of nodes that were expanded the next root and those under it, with their numbers in its tree.
-        """
-
-    def resume(self, ids: Sequence[int]) -> None:
-        """`Drafter.start` right behind `commit_with`: what was kept is below the last of these ids."""
-
-
-def foreseeing(drafter: Drafter) -> Foresees | None:
-    """The same, if it can expand nodes beside a pass."""
-    # Looked up as the class has it: what wraps a drafter may hand on all that it does not know.
-    if not hasattr(type(drafter), "commit_with"):
-        return None
-    found: Foresees = drafter  # type: ignore[assignment]
-    return found if found.foresees else None
 
 
 class Lookup(Protocol):

@@ -3,53 +3,34 @@
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
 
 import torch
 
 from offspec.draft.base import Children, Drafter, Scorer
 from offspec.draft.growing_tree import GrowingTree
+from offspec.model.fused.forward import LeanModel
 from offspec.model.pass_parts import SequenceRows, joined
+from offspec.model.runner import TreeModel
 
 # Rows of several forwards whose logits are there at once: of more, a product takes no less time for each.
 HEAD_ROWS = 128
 
 
-class RunsRows(Protocol):
-    """A model that runs rows of several sequences in one forward."""
-
-    def hidden_of(self, sequences: Sequence[SequenceRows]) -> torch.Tensor: ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+# Both run rows of several sequences in one forward.
+DraftModel = TreeModel | LeanModel
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
     """Rows of one sequence that a model is to run. wanted: the last of them, whose logits are the answer."""
 
-    model: RunsRows
+    model: DraftModel
     rows: SequenceRows
     wanted: int
 
 
 # Expands some nodes of a tree: yields forwards, is sent the logits [wanted, V] of each, returns the children.
 Expansion = Generator[Forward, torch.Tensor, Children]
-
-
-class Joinable(Protocol):
-    """A drafter whose forwards may be run together with those of its forks."""
-
-    def expanding(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
-        """`Drafter.expand`, step by step."""
-
-
-def expanding(drafter: Drafter, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
-    """The same of any drafter; one that is not `Joinable` does without forwards of others."""
-    # Looked up as the class has it: what wraps a drafter may hand on all that it does not know.
-    if not hasattr(type(drafter), "expanding"):
-        return drafter.expand(candidates, nodes, scorer)
-    joinable: Joinable = drafter  # type: ignore[assignment]
-    return (yield from joinable.expanding(candidates, nodes, scorer))
 
 
 def alone(expansion: Expansion) -> Children:
@@ -68,6 +49,24 @@ def alone(expansion: Expansion) -> Children:
         return children
 
 
+class Joinable(Drafter):
+    """A drafter whose forwards may be run together with those of its forks."""
+
+    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
+        return alone(self.expanding(candidates, nodes, scorer))
+
+    def expanding(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
+        """`Drafter.expand`, step by step."""
+        raise NotImplementedError
+
+
+def expanding(drafter: Drafter, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
+    """The same of any drafter; one that is not `Joinable` does without forwards of others."""
+    if isinstance(drafter, Joinable):
+        return (yield from drafter.expanding(candidates, nodes, scorer))
+    return drafter.expand(candidates, nodes, scorer)
+
+
 def states_of(forwards: Sequence[Forward]) -> list[torch.Tensor]:
     """Run forwards of one model together: the last states of the rows that each wants, [wanted, H]."""
     hidden = forwards[0].model.hidden_of([forward.rows for forward in forwards])
@@ -75,7 +74,7 @@ def states_of(forwards: Sequence[Forward]) -> list[torch.Tensor]:
     return [hidden[end - forward.wanted : end] for end, forward in zip(ends, forwards, strict=True)]
 
 
-def logits_of(model: RunsRows, states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def logits_of(model: DraftModel, states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The logits [wanted, V] of some states, by one product."""
     if len(states) == 1:
         return [model.logits(states[0])]

@@ -6,11 +6,11 @@ Letters: N nodes so far, S sources, W nodes expanded together, K guesses at the 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from offspec.draft.mix.weights import Blended
 from offspec.sampling.constraint import Format
 from offspec.sampling.token_tree import NO_PARENT, ROOT, TokenTree
 
@@ -53,16 +53,6 @@ class Subtree:
         )
 
 
-class Blend(Protocol):
-    """What several sources say of a node's children, made into one opinion."""
-
-    def combine(self, said: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Log-probabilities [C], at most 0, of C children by what each of S sources says of them, [S, C].
-
-        A source that guessed at this node, but not at that child, says -inf; one that did not guess, NaN.
-        """
-
-
 class GrowingTree:
     """A tree while it grows: more nodes than the budget, of which the best will be kept.
 
@@ -94,7 +84,7 @@ class GrowingTree:
         log_probs: NDArray[np.floating],
         floor: float = -np.inf,
         source: int = 0,
-        blend: Blend | None = None,
+        blend: Blended | None = None,
     ) -> None:
         """Append what a source guesses below W nodes, [W, K], where it scores better than `floor`.
 
@@ -115,7 +105,7 @@ class GrowingTree:
         row, column = np.nonzero(self.score[parents][:, None] + likely > floor)
         self._append(parents[row], tokens[row, column], likely[row, column], source)
 
-    def graft(self, node: int, subtree: Subtree, source: int, blend: Blend | None = None) -> None:
+    def graft(self, node: int, subtree: Subtree, source: int, blend: Blended | None = None) -> None:
         """Append what a source guesses below one node, several levels at once."""
         place = {NO_PARENT: node}
         groups: dict[int, list[int]] = {}
@@ -194,7 +184,7 @@ class GrowingTree:
         tokens: NDArray[np.int64],
         given: NDArray[np.floating],
         source: int,
-        blend: Blend,
+        blend: Blended,
     ) -> list[int]:
         """The nodes of these children [K] of one node, old and new; scores are left to `_rescore`."""
         siblings = self.children(parent)
@@ -221,7 +211,6 @@ class GrowingTree:
         return nodes
 
     def _rescore(self) -> None:
-        """Compute all scores again."""
         for nodes in self._levels(1):
             self.score[nodes] = self.score[self.parent[nodes]] + self._given[nodes]
 

@@ -14,12 +14,12 @@ from offspec.draft.base import Lookup
 from offspec.draft.early_exit import open_early_exit
 from offspec.draft.heads import eagle, medusa, mlp_speculator
 from offspec.draft.heads.base import OpenedHead, TargetShape
+from offspec.draft.heads.eagle_files import EAGLE, EAGLE3, kind_of
 from offspec.draft.heads.files import HeadFiles
 from offspec.draft.heads.mtp import open_mtp
 from offspec.draft.lookup.ngram import NgramLookup
 from offspec.draft.lookup.suffix import SuffixLookup
 from offspec.model.loaded import LoadedModel
-from offspec_planners.typical_acceptance import HEAD, TypicalDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,16 @@ class HeadKind:
         reason: Why to use a published one, in a few words.
         files: How one is found in files. Default None: it comes with the target.
         of_target: Opens what comes with the target; None where it has none.
-        typical: How well one is expected to guess.
     """
 
     title: str
     reason: str
     files: FromFiles | None = None
     of_target: Callable[[Checkpoint, LoadedModel, TargetShape], OpenedHead | None] | None = None
-    typical: TypicalDraft = HEAD
+
+
+def _is_eagle(kind: str) -> Callable[[Mapping[str, Any], Collection[str]], bool]:
+    return lambda config, names: kind_of(config, names) == kind
 
 
 KINDS = {  # by `OpenedHead.kind`, the best first
@@ -64,15 +66,15 @@ KINDS = {  # by `OpenedHead.kind`, the best first
         "in the target's own checkpoint, trained along with it",
         of_target=lambda checkpoint, target, shape: open_mtp(checkpoint, shape),
     ),
-    "eagle3": HeadKind(
+    EAGLE3: HeadKind(
         "EAGLE-3",
         "one layer over states of three of the target's",
-        FromFiles(eagle.is_eagle3, eagle.opened, ("draft_vocab_size", "speculators_model_type"), "eagle"),
+        FromFiles(_is_eagle(EAGLE3), eagle.opened, ("draft_vocab_size", "speculators_model_type"), "eagle"),
     ),
-    "eagle": HeadKind(
+    EAGLE: HeadKind(
         "EAGLE",
         "one layer over the target's last states",
-        FromFiles(eagle.is_eagle, eagle.opened, ("speculators_model_type",), "eagle"),
+        FromFiles(_is_eagle(EAGLE), eagle.opened, ("speculators_model_type",), "eagle"),
     ),
     "medusa": HeadKind(
         "Medusa",

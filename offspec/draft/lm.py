@@ -2,54 +2,21 @@
 
 import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 
-from offspec.draft.base import Children, Features, Scorer, Wants, score
+from offspec.draft.base import Children, Drafter, Scorer, score
 from offspec.draft.cache_rows import TreeRows
-from offspec.draft.forward import Expansion, Forward, alone
+from offspec.draft.forward import DraftModel, Expansion, Forward, Joinable
 from offspec.draft.growing_tree import GrowingTree
 from offspec.model.attention import TreeContext
-from offspec.model.cache import KeysAndValues, TreeCache
+from offspec.model.cache import TreeCache
 from offspec.model.fused.cache import LeanCache
 from offspec.model.pass_parts import SequenceRows
-from offspec.model.skeleton import Skeleton
 
 
-class DraftCache(Protocol):
-    """What `TreeCache` and `LeanCache` have in common."""
-
-    length: int
-
-    def another(self) -> "DraftCache": ...
-
-    def commit(self, pending: int, nodes: Sequence[int]) -> None: ...
-
-    def adopt(self, start: int, layers: Sequence[KeysAndValues | None]) -> None: ...
-
-    def adopt_states(self, other: TreeCache) -> None: ...
-
-    def rewind(self, length: int) -> int: ...
-
-
-class DraftModel(Protocol):
-    """What `TreeModel` and `LeanModel` have in common."""
-
-    skeleton: Skeleton
-    between: Callable[[], None] | None
-
-    @property
-    def cache(self) -> DraftCache: ...
-
-    def hidden(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor: ...
-
-    def hidden_of(self, sequences: Sequence[SequenceRows]) -> torch.Tensor: ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
-
-
-class LMDrafter:
+class LMDrafter(Joinable):
     """Drafts with a causal LM that shares the target's vocabulary.
 
     Rows of its cache behind the committed ones belong to expanded nodes, in the order of expansion; the
@@ -74,7 +41,7 @@ class LMDrafter:
         self._release = release
         self._begin(model.cache, target)
 
-    def _begin(self, cache: DraftCache, target: TreeCache | None) -> None:
+    def _begin(self, cache: TreeCache | LeanCache, target: TreeCache | None) -> None:
         """An empty text in this cache, and in that of its target."""
         self._cache, self._target = cache, target
         self._adopted = 0  # positions of the cache that are the target's
@@ -84,27 +51,13 @@ class LMDrafter:
         self._positions: list[int] = []  # of the pending rows, then of the tree's
 
     def fork(self, target: TreeCache) -> Self:
-        """See `Drafter.fork`."""
         twin = copy.copy(self)
         twin._begin(self._cache.another(), None if self._target is None else target)
-        twin._release = _nothing
+        twin._release = lambda: None  # it holds no weights
         return twin
 
-    @property
-    def between(self) -> Callable[[], None] | None:
-        """Called in the midst of long steps; what it raises breaks them off."""
-        return self._model.between
-
-    @between.setter
-    def between(self, look: Callable[[], None] | None) -> None:
+    def watch(self, look: Callable[[], None] | None) -> None:
         self._model.between = look
-
-    @property
-    def wants(self) -> Wants:
-        return Wants()
-
-    def observe(self, features: Features) -> None:
-        pass  # it sees the tokens alone
 
     def start(self, ids: Sequence[int]) -> None:
         cache = self._cache
@@ -113,11 +66,7 @@ class LMDrafter:
         self._ids = list(ids)
         self._rows.clear()
 
-    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
-        return alone(self.expanding(candidates, nodes, scorer))
-
     def expanding(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
-        """See `Joinable.expanding`."""
         if not self.reaches(candidates, nodes):
             return Children.none(len(nodes))
         logits, position = yield from self.logits(candidates, nodes)
@@ -154,13 +103,13 @@ class LMDrafter:
 
     @property
     def foresees(self) -> bool:
-        """See `Foresees`. On a CPU alone, and not where rows carry a state or give way to the target's."""
+        """See `foreseeing`. On a CPU alone, and not where rows carry a state or give way to the target's."""
         own = isinstance(self._cache, LeanCache) and self._target is None
         return own and self._device.type == "cpu"
 
     @property
     def spare(self) -> int:
-        """See `Foresees.spare`."""
+        """Nodes that there is room for in memory that it holds anyway."""
         assert isinstance(self._cache, LeanCache)
         return self._cache.capacity - self._cache.filled
 
@@ -170,7 +119,10 @@ class LMDrafter:
             self._cache.commit(self._pending, rows)
 
     def commit_with(self, nodes: Sequence[int], below: Mapping[int, int]) -> None:
-        """See `Foresees.commit_with`."""
+        """`commit`, keeping what was computed at some nodes below the path.
+
+        below: of nodes that were expanded the next root and those under it, with their numbers in its tree.
+        """
         assert isinstance(self._cache, LeanCache)
         committed = self._rows.of(nodes)
         self._rows, rows = self._rows.below(below)
@@ -179,7 +131,7 @@ class LMDrafter:
         self._pending, self._positions = 0, positions
 
     def resume(self, ids: Sequence[int]) -> None:
-        """See `Foresees.resume`."""
+        """`start` right behind `commit_with`: what was kept is below the last of these ids."""
         assert self._rows and self._cache.length == len(ids) - 1, "rows stand below another root"
         self._ids = list(ids)
 
@@ -200,5 +152,9 @@ class LMDrafter:
         self._release()
 
 
-def _nothing() -> None:
-    """A fork holds no weights that it could release."""
+def foreseeing(drafter: Drafter) -> LMDrafter | None:
+    """The drafter, if it may expand nodes of a tree while the target's pass is on its way, in another thread.
+
+    It looks at nothing but rows of its own, and can keep those below the node that becomes the next root.
+    """
+    return drafter if isinstance(drafter, LMDrafter) and drafter.foresees else None

@@ -14,7 +14,7 @@ from offspec.draft.heads.open import open_head
 from offspec.draft.kinds import KINDS, OF_TARGET
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer, same_vocabulary
-from offspec_planners.typical_acceptance import MODEL, TypicalDraft
+from offspec_planners.typical_acceptance import HEAD, MODEL, TypicalDraft
 from offspec_planners.typical_acceptance import SUBSTITUTE as TYPICAL_SUBSTITUTE
 
 Notify = Callable[[Event], None]
@@ -54,7 +54,7 @@ class Drafts:
     def typical(self) -> TypicalDraft:
         """How well the main one is expected to guess."""
         if self.main in self.heads:
-            return KINDS[self.heads[self.main].kind].typical
+            return HEAD
         return TYPICAL_SUBSTITUTE if self.main == SUBSTITUTE else MODEL
 
     @property
@@ -105,8 +105,9 @@ class DraftOpener:
         if head is not None:
             return replace(found, names=names, heads={**found.heads, name: head})
         if found.model is not None:
+            other = next(name for name in found.names if name not in found.heads)
             raise RequestError(
-                f"`draft` names two models, {_model_of(found)} and {name}, and there is room for one at a "
+                f"`draft` names two models, {other} and {name}, and there is room for one at a "
                 "time: name one of them, with heads or lookups beside it"
             )
         found = replace(found, names=names)
@@ -156,7 +157,3 @@ class DraftOpener:
 def substitute_print(fingerprint: str) -> str:
     """What tells a substitute of the model of this fingerprint from that model, drafting for another."""
     return f"{fingerprint} substitute"
-
-
-def _model_of(found: Drafts) -> str:
-    return next(name for name in found.names if name not in found.heads)

@@ -1,18 +1,18 @@
-"""Drafts that are published for well-known targets, by hub id, so that a good one need not be searched for.
+"""Drafts that are published for well-known targets, by hub id, and the one that `--draft auto` takes.
 
 Nothing here is fetched or checked; opening a draft checks whether it fits. Trained heads come before
 small models of the same family, the better kind first.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from offspec.checkpoint.open import DEMO, DEMO_WIDE
 from offspec.checkpoint.shapes import known_config, known_models
-from offspec.core.config import MTP
+from offspec.core.config import LOOKUPS, MTP, SUBSTITUTE
 from offspec.draft.kinds import KINDS
 
 
@@ -40,6 +40,10 @@ class KnownDraft:
         return self.kind != "model"
 
 
+_MIXED = LOOKUPS[0]  # what every draft is mixed with: it costs next to nothing
+# Of the target's weights, and of its stored bytes: a larger model takes too long to draft.
+_SMALL, _SMALL_BYTES = 1 / 6, 0.3
+
 _MODEL = "a small model with the same vocabulary"
 
 _LLAMA_3 = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
@@ -55,80 +59,58 @@ _SIBLINGS = {
     "qwen3-": ("Qwen/Qwen3-8B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-0.6B"),
 }
 
-_LLAMA_3_8B = "ibm-ai-platform/llama3-8b-accelerator"
-_LLAMA_3_70B = "ibm-ai-platform/llama3-70b-accelerator"
-_HEADS: dict[str, dict[str, str]] = {
-    "meta-llama/Meta-Llama-3-8B-Instruct": {
-        "yuhuili/EAGLE-LLaMA3-Instruct-8B": "eagle",
-        _LLAMA_3_8B: "mlp_speculator",
+_HEADS: dict[str, dict[str, tuple[str, ...]]] = {  # by kind, the best first, and target
+    "eagle3": {
+        "meta-llama/Llama-3.1-8B-Instruct": (
+            "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+            "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
+        ),
+        "meta-llama/Llama-3.3-70B-Instruct": (
+            "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
+            "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3",
+            "lmsys/SGLang-EAGLE3-Llama-3.3-70B-Instruct-SpecForge",
+        ),
+        "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": ("yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B",),
+        "lmsys/vicuna-13b-v1.3": ("yuhuili/EAGLE3-Vicuna1.3-13B",),
+        "Qwen/Qwen3-1.7B": ("AngelSlim/Qwen3-1.7B_eagle3",),
+        "Qwen/Qwen3-4B": ("AngelSlim/Qwen3-4B_eagle3",),
+        "Qwen/Qwen3-8B": ("AngelSlim/Qwen3-8B_eagle3", "RedHatAI/Qwen3-8B-speculator.eagle3"),
+        "Qwen/Qwen3-14B": ("AngelSlim/Qwen3-14B_eagle3", "RedHatAI/Qwen3-14B-speculator.eagle3"),
+        "Qwen/Qwen3-32B": ("AngelSlim/Qwen3-32B_eagle3", "RedHatAI/Qwen3-32B-speculator.eagle3"),
+        "Qwen/Qwen3-30B-A3B": ("AngelSlim/Qwen3-a3B_eagle3",),
+        "Qwen/Qwen3-30B-A3B-Instruct-2507": ("RedHatAI/Qwen3-30B-A3B-Instruct-2507-speculator.eagle3",),
+        "Qwen/Qwen3-235B-A22B": ("RedHatAI/Qwen3-235B-A22B-speculator.eagle3",),
+        "Qwen/Qwen3-235B-A22B-Instruct-2507": ("RedHatAI/Qwen3-235B-A22B-Instruct-2507-speculator.eagle3",),
+        "openai/gpt-oss-20b": ("RedHatAI/gpt-oss-20b-speculator.eagle3",),
+        "openai/gpt-oss-120b": ("RedHatAI/gpt-oss-120b-speculator.eagle3", "lmsys/EAGLE3-gpt-oss-120b-bf16"),
     },
-    "meta-llama/Meta-Llama-3-70B-Instruct": {
-        "yuhuili/EAGLE-LLaMA3-Instruct-70B": "eagle",
-        _LLAMA_3_70B: "mlp_speculator",
+    "eagle": {
+        "meta-llama/Meta-Llama-3-8B-Instruct": ("yuhuili/EAGLE-LLaMA3-Instruct-8B",),
+        "meta-llama/Meta-Llama-3-70B-Instruct": ("yuhuili/EAGLE-LLaMA3-Instruct-70B",),
+        "meta-llama/Llama-3.1-8B-Instruct": ("yuhuili/EAGLE-LLaMA3.1-Instruct-8B",),
+        "meta-llama/Llama-2-7b-chat-hf": ("yuhuili/EAGLE-llama2-chat-7B",),
+        "meta-llama/Llama-2-13b-chat-hf": ("yuhuili/EAGLE-llama2-chat-13B",),
+        "meta-llama/Llama-2-70b-chat-hf": ("yuhuili/EAGLE-llama2-chat-70B",),
+        "lmsys/vicuna-7b-v1.3": ("yuhuili/EAGLE-Vicuna-7B-v1.3",),
+        "lmsys/vicuna-13b-v1.3": ("yuhuili/EAGLE-Vicuna-13B-v1.3",),
+        "lmsys/vicuna-33b-v1.3": ("yuhuili/EAGLE-Vicuna-33B-v1.3",),
+        "mistralai/Mixtral-8x7B-Instruct-v0.1": ("yuhuili/EAGLE-mixtral-instruct-8x7B",),
+        "Qwen/Qwen2-7B-Instruct": ("yuhuili/EAGLE-Qwen2-7B-Instruct",),
+        "Qwen/Qwen2-72B-Instruct": ("yuhuili/EAGLE-Qwen2-72B-Instruct",),
+        "Qwen/Qwen2.5-7B-Instruct": ("leptonai/EAGLE-Qwen2.5-7B-Instruct",),
     },
-    "meta-llama/Llama-3.1-8B-Instruct": {
-        "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": "eagle3",
-        "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3": "eagle3",
-        "yuhuili/EAGLE-LLaMA3.1-Instruct-8B": "eagle",
-        _LLAMA_3_8B: "mlp_speculator",
+    "medusa": {
+        "lmsys/vicuna-7b-v1.3": ("FasterDecoding/medusa-vicuna-7b-v1.3",),
+        "lmsys/vicuna-13b-v1.3": ("FasterDecoding/medusa-vicuna-13b-v1.3",),
+        "lmsys/vicuna-33b-v1.3": ("FasterDecoding/medusa-vicuna-33b-v1.3",),
     },
-    "meta-llama/Llama-3.1-70B-Instruct": {_LLAMA_3_70B: "mlp_speculator"},
-    "meta-llama/Llama-3.3-70B-Instruct": {
-        "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B": "eagle3",
-        "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3": "eagle3",
-        "lmsys/SGLang-EAGLE3-Llama-3.3-70B-Instruct-SpecForge": "eagle3",
-    },
-    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": {"yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B": "eagle3"},
-    "meta-llama/Llama-2-7b-chat-hf": {"yuhuili/EAGLE-llama2-chat-7B": "eagle"},
-    "meta-llama/Llama-2-13b-chat-hf": {
-        "yuhuili/EAGLE-llama2-chat-13B": "eagle",
-        "ibm-ai-platform/llama-13b-accelerator": "mlp_speculator",
-    },
-    "meta-llama/Llama-2-70b-chat-hf": {
-        "yuhuili/EAGLE-llama2-chat-70B": "eagle",
-        "ibm-ai-platform/llama2-70b-accelerator": "mlp_speculator",
-    },
-    "lmsys/vicuna-7b-v1.3": {
-        "yuhuili/EAGLE-Vicuna-7B-v1.3": "eagle",
-        "FasterDecoding/medusa-vicuna-7b-v1.3": "medusa",
-    },
-    "lmsys/vicuna-13b-v1.3": {
-        "yuhuili/EAGLE3-Vicuna1.3-13B": "eagle3",
-        "yuhuili/EAGLE-Vicuna-13B-v1.3": "eagle",
-        "FasterDecoding/medusa-vicuna-13b-v1.3": "medusa",
-    },
-    "lmsys/vicuna-33b-v1.3": {
-        "yuhuili/EAGLE-Vicuna-33B-v1.3": "eagle",
-        "FasterDecoding/medusa-vicuna-33b-v1.3": "medusa",
-    },
-    "mistralai/Mixtral-8x7B-Instruct-v0.1": {"yuhuili/EAGLE-mixtral-instruct-8x7B": "eagle"},
-    "Qwen/Qwen2-7B-Instruct": {"yuhuili/EAGLE-Qwen2-7B-Instruct": "eagle"},
-    "Qwen/Qwen2-72B-Instruct": {"yuhuili/EAGLE-Qwen2-72B-Instruct": "eagle"},
-    "Qwen/Qwen2.5-7B-Instruct": {"leptonai/EAGLE-Qwen2.5-7B-Instruct": "eagle"},
-    "Qwen/Qwen3-1.7B": {"AngelSlim/Qwen3-1.7B_eagle3": "eagle3"},
-    "Qwen/Qwen3-4B": {"AngelSlim/Qwen3-4B_eagle3": "eagle3"},
-    "Qwen/Qwen3-8B": {
-        "AngelSlim/Qwen3-8B_eagle3": "eagle3",
-        "RedHatAI/Qwen3-8B-speculator.eagle3": "eagle3",
-    },
-    "Qwen/Qwen3-14B": {
-        "AngelSlim/Qwen3-14B_eagle3": "eagle3",
-        "RedHatAI/Qwen3-14B-speculator.eagle3": "eagle3",
-    },
-    "Qwen/Qwen3-32B": {
-        "AngelSlim/Qwen3-32B_eagle3": "eagle3",
-        "RedHatAI/Qwen3-32B-speculator.eagle3": "eagle3",
-    },
-    "Qwen/Qwen3-30B-A3B": {"AngelSlim/Qwen3-a3B_eagle3": "eagle3"},
-    "Qwen/Qwen3-30B-A3B-Instruct-2507": {"RedHatAI/Qwen3-30B-A3B-Instruct-2507-speculator.eagle3": "eagle3"},
-    "Qwen/Qwen3-235B-A22B": {"RedHatAI/Qwen3-235B-A22B-speculator.eagle3": "eagle3"},
-    "Qwen/Qwen3-235B-A22B-Instruct-2507": {
-        "RedHatAI/Qwen3-235B-A22B-Instruct-2507-speculator.eagle3": "eagle3"
-    },
-    "openai/gpt-oss-20b": {"RedHatAI/gpt-oss-20b-speculator.eagle3": "eagle3"},
-    "openai/gpt-oss-120b": {
-        "RedHatAI/gpt-oss-120b-speculator.eagle3": "eagle3",
-        "lmsys/EAGLE3-gpt-oss-120b-bf16": "eagle3",
+    "mlp_speculator": {
+        "meta-llama/Meta-Llama-3-8B-Instruct": ("ibm-ai-platform/llama3-8b-accelerator",),
+        "meta-llama/Meta-Llama-3-70B-Instruct": ("ibm-ai-platform/llama3-70b-accelerator",),
+        "meta-llama/Llama-3.1-8B-Instruct": ("ibm-ai-platform/llama3-8b-accelerator",),
+        "meta-llama/Llama-3.1-70B-Instruct": ("ibm-ai-platform/llama3-70b-accelerator",),
+        "meta-llama/Llama-2-13b-chat-hf": ("ibm-ai-platform/llama-13b-accelerator",),
+        "meta-llama/Llama-2-70b-chat-hf": ("ibm-ai-platform/llama2-70b-accelerator",),
     },
 }
 # What follows a model's name in those of its kin that were trained on, for which its heads guess badly.
@@ -158,7 +140,8 @@ def known_drafts(target: str, config: Mapping[str, Any] | None = None) -> tuple[
     if isinstance(modules, int) and modules > 0:
         found[MTP] = KnownDraft(MTP, MTP, KINDS[MTP].reason, target)
     for names in ((target,), (str(config.get("_name_or_path") or ""),), _of_shape(config)):
-        drafts = sorted((draft for name in names for draft in _named(name)), key=_rank)
+        drafts = [draft for name in names for draft in _named(name)]
+        drafts.sort(key=lambda draft: [*KINDS, "model"].index(draft.kind))
         for draft in drafts:
             found.setdefault(draft.id, draft)
         if drafts:
@@ -166,18 +149,16 @@ def known_drafts(target: str, config: Mapping[str, Any] | None = None) -> tuple[
     return tuple(found.values())
 
 
-def _rank(draft: KnownDraft) -> int:
-    return [*KINDS, "model"].index(draft.kind)
-
-
 def _named(name: str) -> Iterator[KnownDraft]:
     """The drafts of the target whose name this one begins with, and smaller models of its family."""
     stem = _stem(name)
-    targets = [target for target in _HEADS if re.match(rf"{re.escape(_stem(target))}(?![a-z0-9])", stem)]
-    target = max(targets, key=len, default="")
+    targets = {target for heads in _HEADS.values() for target in heads}
+    named = [target for target in targets if re.match(rf"{re.escape(_stem(target))}(?![a-z0-9])", stem)]
+    target = max(named, key=len, default="")
     if target and not _OTHERWISE_TRAINED.search(stem.removeprefix(_stem(target))):
-        for head, kind in _HEADS[target].items():
-            yield KnownDraft(head, kind, KINDS[kind].reason, target)
+        for kind, heads in _HEADS.items():
+            for head in heads.get(target, ()):
+                yield KnownDraft(head, kind, KINDS[kind].reason, target)
     for family, siblings in _SIBLINGS.items():
         if stem.startswith(family):
             for sibling in siblings:
@@ -198,10 +179,79 @@ def _billions(name: str) -> float:
 
 
 def _of_shape(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Well-known models with a configuration like this."""
     shape = [config.get(key) for key in _SHAPE]
     if None in shape:
         return ()
     return tuple(
         name for name in known_models() if [(known_config(name) or {}).get(key) for key in _SHAPE] == shape
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """The draft sources that "auto" stands for.
+
+    Args:
+        names: Of the sources.
+        line: A notice for the user; "" where there is nothing to explain.
+    """
+
+    names: tuple[str, ...]
+    line: str = ""
+
+
+def choose_draft(
+    known: Sequence[KnownDraft],
+    is_here: Callable[[str], bool],
+    obstacle: Callable[[str], str | None],
+    *,
+    fetches: bool,
+    bits: float = 16,
+) -> DraftChoice:
+    """The first that can be used.
+
+    In this order: a trained head that was fetched before; a model of the target's family, several times
+    smaller; a substitute; a head to be fetched, or else the smallest model.
+
+    Args:
+        known: Published drafts for the target, the best kind first.
+        is_here: Whether a hub id need not be fetched.
+        obstacle: Opens a draft, and says in a clause why it cannot be used; None where it can.
+        fetches: Whether a small model is fetched in preference to a substitute.
+        bits: Bits that a weight of the target is stored in; those of a small model are stored in 16.
+    """
+    refused = list[str]()
+
+    def usable(name: str) -> bool:
+        if (problem := obstacle(name)) is not None:
+            refused.append(problem)
+        return problem is None
+
+    most = min(_SMALL, _SMALL_BYTES * bits / 16)
+    small = [draft for draft in known if not draft.trained and draft.share <= most]
+    heads = [draft for draft in known if draft.trained and is_here(draft.id)]
+    for draft in (*heads, *(draft for draft in small if fetches or is_here(draft.id))):
+        if usable(draft.id):
+            return DraftChoice((draft.id, _MIXED), f"draft: {draft.id}, {draft.reason}, with {_MIXED}")
+    if usable(SUBSTITUTE):
+        return DraftChoice((SUBSTITUTE, _MIXED), _other_than(known, small, refused))
+    tried = {draft.id for draft in small} if fetches else set[str]()
+    left = [draft for draft in known if not is_here(draft.id) and draft.id not in tried]
+    # A head has the best chance to fit where a substitute does not, or else the smallest model.
+    fetched = next(iter([draft for draft in left if draft.trained] or left[-1:]), None)
+    if fetched is not None and usable(fetched.id):
+        line = f"draft: {fetched.id}, {fetched.reason}, with {_MIXED}, since {refused[-1]}"
+        return DraftChoice((fetched.id, _MIXED), line)
+    return DraftChoice((_MIXED,), f"draft: {_MIXED} alone, since {'; '.join(refused)}")
+
+
+def _other_than(known: Sequence[KnownDraft], small: Sequence[KnownDraft], refused: Sequence[str]) -> str:
+    """What to know where a substitute drafts: why not what is here, or what could be had."""
+    if refused:
+        return f"draft: a substitute of the target with {_MIXED}, since {refused[0]}"
+    trained = [draft for draft in known if draft.trained]
+    if not (trained or small):
+        return ""
+    best = (trained or small)[0]
+    kind = f"{best.target} has a trained head" if trained else "a small model of its family may be faster"
+    return f'draft: a substitute of the target with {_MIXED}; {kind}, which `draft="{best.id}"` fetches'

@@ -12,7 +12,7 @@ from offspec.core.constraint import Regions
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, Notice, unheard
 from offspec.draft.base import Room, Scorer
-from offspec.draft.grow.best_first import GrowthPolicy
+from offspec.draft.grow.growing import GrowthPolicy
 from offspec.draft.grow.self_rollout import self_rollout
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources

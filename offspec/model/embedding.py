@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from offspec.checkpoint.slices import cut
-from offspec.checkpoint.tensors import TensorInfo, Weight, on_disk, torch_dtype
+from offspec.checkpoint.tensors import TensorInfo, Weight, cut, on_disk, torch_dtype
 from offspec.model.unpacking import values_of
 from offspec.stream.arena import PAGE, Arena, round_up
 from offspec.stream.direct_reader import DirectReader

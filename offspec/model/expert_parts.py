@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from offspec.checkpoint.slices import can_slice, slice_of
-from offspec.checkpoint.tensors import Weight
+from offspec.checkpoint.tensors import Weight, can_slice, slice_of
 from offspec.model.expert_unit import ExpertUnit, OneExpert, realised
 from offspec.model.experts import ExpertsBeside, is_experts, parameter_names
 from offspec.model.weights import WeightRecipe

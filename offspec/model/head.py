@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from offspec.checkpoint.slices import cut
-from offspec.checkpoint.tensors import PackedInfo, Weight, on_disk
+from offspec.checkpoint.tensors import PackedInfo, Weight, cut, on_disk
 from offspec.model.unpacking import weight_in
 from offspec.sampling.row_logprobs import RowLogprobs
 from offspec.stream.layout import UnitLayout, lay_out

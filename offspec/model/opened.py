@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from torch.overrides import TorchFunctionMode
 
-from offspec.checkpoint.slices import can_slice
-from offspec.checkpoint.tensors import PackedInfo, Weight, main_format
+from offspec.checkpoint.tensors import PackedInfo, Weight, can_slice, main_format
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.activations import EvenFunctions
 from offspec.model.binding import Binder

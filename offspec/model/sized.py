@@ -7,8 +7,7 @@ from typing import Self
 
 import torch
 
-from offspec.checkpoint.slices import can_slice
-from offspec.checkpoint.tensors import on_disk
+from offspec.checkpoint.tensors import can_slice, on_disk
 from offspec.model.binding import Binder
 from offspec.model.head import HeadBlock, head_blocks
 from offspec.model.opened import OpenedModel

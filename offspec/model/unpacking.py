@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from offspec.checkpoint.slices import can_slice, cut
-from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, can_slice, cut, on_disk, torch_dtype
 from offspec.core.errors import CheckpointError
 from offspec.model.patches import wrap
 from offspec.stream.arena import Arena

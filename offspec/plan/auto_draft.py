@@ -7,9 +7,8 @@ from offspec.checkpoint import local_path
 from offspec.checkpoint.hub_name import hub_name
 from offspec.core.config import LOOKUPS
 from offspec.core.errors import OffspecError
-from offspec.draft.auto import DraftChoice, choose_draft
 from offspec.draft.open import Drafts
-from offspec.draft.published import KnownDraft
+from offspec.draft.published import DraftChoice, KnownDraft, choose_draft
 from offspec.plan.fit import LEAST_BUDGET, no_room_for_substitute, try_fit
 from offspec.plan.opened import OpenedModels
 

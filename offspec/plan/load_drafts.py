@@ -6,10 +6,9 @@ from pathlib import Path
 from offspec.core.config import SUBSTITUTE, EngineConfig
 from offspec.core.events import LoadProgress
 from offspec.draft.base import Drafter
-from offspec.draft.cross_vocab.drafter import TranslatedDrafter
-from offspec.draft.cross_vocab.retokenize import Reading
+from offspec.draft.cross_vocab.drafter import Retokenizer, TranslatedDrafter
 from offspec.draft.kinds import LOOKUPS
-from offspec.draft.lm import DraftModel, LMDrafter
+from offspec.draft.lm import LMDrafter
 from offspec.draft.mix.sources import Sources
 from offspec.draft.open import Drafts, Notify
 from offspec.model.cache import TreeCache
@@ -108,7 +107,7 @@ def _translated(drafter: LMDrafter, drafts: Drafts, target: LoadedModel, codec: 
     """A drafter that guesses in the target's tokens, whatever its own are."""
     if drafts.vocab is None or drafts.codec is None:
         return drafter
-    reading = Reading(drafts.vocab, codec.tokenizer, drafts.codec.tokenizer)
+    reading = Retokenizer(drafts.vocab, codec.tokenizer, drafts.codec.tokenizer)
     return TranslatedDrafter(drafter, drafts.vocab, reading, target.device)
 
 
@@ -120,8 +119,7 @@ def _drafter(
     if lean is None:
         draft.tree_model.cache.snapshots.most = snapshots.OF_DRAFT
         draft.tree_model.cache.block.allocate()
-    model: DraftModel = lean or draft.tree_model
-    return LMDrafter(name, model, draft.device, lambda: _release(lean, draft), target)
+    return LMDrafter(name, lean or draft.tree_model, draft.device, lambda: _release(lean, draft), target)
 
 
 def _release(lean: LeanModel | None, draft: LoadedModel) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from offspec.core.config import AUTO, LOOKUPS, PLANNED, EngineConfig
 from offspec.core.events import LoadProgress
-from offspec.draft.base import foreseeing
+from offspec.draft.lm import foreseeing
 from offspec.draft.open import Notify
 from offspec.model.contention import Contention
 from offspec.model.loaded import LoadedModel

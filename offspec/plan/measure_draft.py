@@ -12,7 +12,8 @@ import torch
 
 from offspec.core.config import SamplingParams
 from offspec.draft.base import Children, Drafter, Features, Scorer
-from offspec.draft.grow.best_first import GrowthPolicy, grow
+from offspec.draft.grow.best_first import grow
+from offspec.draft.grow.growing import GrowthPolicy
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.mixture import Mixture
 from offspec.model.parts import TargetParts

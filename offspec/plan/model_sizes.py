@@ -11,7 +11,6 @@ import torch
 
 from offspec.checkpoint import Checkpoint, local_path, open_checkpoint
 from offspec.checkpoint.config_sizes import check_sizes
-from offspec.checkpoint.demo_wide import FACTOR
 from offspec.checkpoint.folder import CONFIG, read_config
 from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.open import DEMO, DEMO_WIDE
@@ -21,6 +20,7 @@ from offspec.checkpoint.quantised.parts import even_steps
 from offspec.checkpoint.quantised.schemes import matches
 from offspec.checkpoint.shapes import known_config
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, bytes_of, dtype_name
+from offspec.checkpoint.widen import FACTOR
 from offspec.checkpoint.widening import wide_config
 from offspec.core.config import PackFormat
 from offspec.core.errors import ModelNotFoundError, UnsupportedModelError

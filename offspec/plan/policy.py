@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from offspec.core.config import EngineConfig
-from offspec.draft.grow.best_first import GrowthPolicy
+from offspec.draft.grow.growing import GrowthPolicy
 from offspec.plan.fit import LOOKED_UP
 from offspec.plan.initial_fit import RECORDED
 from offspec.plan.make import acceptance_for

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
-from offspec.checkpoint import demo_wide as making
+from offspec.checkpoint import widen as making
 from offspec.checkpoint.cached_models import cached_models, find_cached, remove_cached
-from offspec.checkpoint.demo_wide import demo_wide_folder, open_demo_wide
 from offspec.checkpoint.open import DEMO_PACKAGE, DEMO_WIDE, check_model
+from offspec.checkpoint.widen import demo_wide_folder, open_demo_wide
 from offspec.core.errors import DiskFullError, ModelNotFoundError
 from offspec.core.events import Event, LoadProgress, Notice, unheard
 from offspec.plan.model_sizes import imagine

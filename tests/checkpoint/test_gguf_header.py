@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec.checkpoint.gguf.header import MAX_HEADER, read_gguf
-from offspec.checkpoint.gguf.types import GGML_TYPES
+from offspec.checkpoint.gguf.header import GGML_TYPES, MAX_HEADER, read_gguf
 from offspec.core.errors import CheckpointError, HeaderError, OffspecError, TruncatedError
 
 U32, STRING, ARRAY = 4, 8, 9

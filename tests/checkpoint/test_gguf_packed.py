@@ -12,8 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.gguf.header import read_gguf
-from offspec.checkpoint.slices import can_slice, slice_of
-from offspec.checkpoint.tensors import PackedInfo, TensorInfo, on_disk
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, can_slice, on_disk, slice_of
 from offspec.core.errors import CheckpointError, HeaderError, TruncatedError, UnsupportedModelError
 from offspec.core.events import Notice
 from tests.support.gguf_families import FAMILIES, tiny_model

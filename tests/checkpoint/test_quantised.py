@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from offspec.checkpoint import open_checkpoint
-from offspec.checkpoint.slices import slice_of
+from offspec.checkpoint.tensors import slice_of
 from offspec.core.errors import CheckpointError, HeaderError, UnsupportedModelError
 from offspec.model.probe.build import build_skeleton
 from offspec.model.weights import map_weights

@@ -8,8 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from offspec.checkpoint.safetensors import read_header
-from offspec.checkpoint.slices import can_slice, cut, slice_of
-from offspec.checkpoint.tensors import PackedInfo, on_disk
+from offspec.checkpoint.tensors import PackedInfo, can_slice, cut, on_disk, slice_of
 from offspec_kernels.dequant import Format
 from offspec_kernels.dequant.awq import Awq
 from offspec_kernels.dequant.codebook import Codebook

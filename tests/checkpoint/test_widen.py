@@ -12,8 +12,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from bench.lib.widen import widen
 from offspec.checkpoint import open_checkpoint
-from offspec.checkpoint.widen import RECIPE, widen
+from offspec.checkpoint.widen import RECIPE
 from offspec.checkpoint.widening import divide, wide_config, wide_files
 from offspec.core.errors import RequestError, UnsupportedModelError
 from tests.support.bench_models import load_model, logits, make_model

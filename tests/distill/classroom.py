@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from offspec.core.events import unheard
-from offspec.distill.aux_states import write_taps
 from offspec.distill.embed_head import Ends, take_ends
+from offspec.distill.generate import write_taps
 from offspec.distill.generate_batch import Question, answer
 from offspec.distill.store import Store
 from offspec.model.loaded import LoadedModel

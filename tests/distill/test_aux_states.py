@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from offspec.core.events import Event, unheard
-from offspec.distill.aux_states import published_taps, write_taps
 from offspec.distill.batched_forward import Batch
+from offspec.distill.eagle3 import published_taps
+from offspec.distill.generate import write_taps
 from offspec.distill.store import Store
 from offspec.model.loaded import LoadedModel
 from tests.distill.classroom import loaded, written

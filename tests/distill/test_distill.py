@@ -11,10 +11,9 @@ import torch
 from offspec.core import memory
 from offspec.core.errors import CapacityError, CheckpointError, DiskFullError, RequestError
 from offspec.core.events import Event, LoadProgress, Notice, unheard
-from offspec.distill import memory as room
-from offspec.distill.config import KINDS, LEAST_TOKENS, Kind, Wanted
+from offspec.distill import make as room
+from offspec.distill.config import KINDS, LEAST_TOKENS, Kind, TimeLimit, Wanted
 from offspec.distill.make import distill_head
-from offspec.distill.time_limit import TimeLimit
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.open import open_head
 from tests.support.products import some

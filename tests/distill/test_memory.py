@@ -7,12 +7,11 @@ import torch
 
 from offspec.core import memory
 from offspec.core.errors import CapacityError
-from offspec.distill import memory as room
+from offspec.distill import make as room
 from offspec.distill.config import Kind, Wanted
 from offspec.distill.embed_head import Ends
-from offspec.distill.make import _pupil
+from offspec.distill.make import _pupil, questions_together, rows_together
 from offspec.distill.medusa import Medusa
-from offspec.distill.memory import questions_together, rows_together
 from tests.distill.classroom import TAPS, School
 
 

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from offspec.core.errors import DiskFullError
 from offspec.core.events import Event, Notice
-from offspec.distill.batch import read_lesson
 from offspec.distill.generate_batch import Passage
-from offspec.distill.store import Store, TextOrigin
+from offspec.distill.store import Store, text_folder
+from offspec.distill.student import read_lesson
 
 CPU = torch.device("cpu")
 
@@ -116,13 +116,13 @@ def test_room_is_asked_for_beforehand(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_other_texts_have_other_places(tmp_path: Path) -> None:
     sources = [
-        TextOrigin(target, questions, length, "bfloat16").place(tmp_path).folder
+        text_folder(tmp_path, target, questions, length, "bfloat16")
         for target in "ab"
         for questions in "cd"
         for length in (10, 20)
     ]
     assert len(set(sources)) == len(sources)
-    assert TextOrigin("a", "c", 10, "bfloat16").place(tmp_path).folder == sources[0]
+    assert text_folder(tmp_path, "a", "c", 10, "bfloat16") == sources[0]
 
 
 def test_a_lesson_knows_what_follows(tmp_path: Path) -> None:

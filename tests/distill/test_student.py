@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from offspec.distill.batch import read_lesson
+from offspec.distill.config import TimeLimit
 from offspec.distill.eagle3 import Eagle3, layer_config
 from offspec.distill.embed_head import Ends
-from offspec.distill.measure import RANKS, HeadAcceptance, measure_head
 from offspec.distill.medusa import Medusa
 from offspec.distill.mlp import MLP
-from offspec.distill.student import Pupil, Teacher
-from offspec.distill.time_limit import TimeLimit
-from offspec.distill.train import Schedule, Training
+from offspec.distill.student import Pupil, Teacher, read_lesson
+from offspec.distill.train import RANKS, HeadAcceptance, Schedule, Training, measure_head
 from offspec.draft.base import Features
 from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.draft.heads.base import TargetShape

@@ -39,12 +39,6 @@ class Failing:
         found = getattr(self._inner, name)
         return self._counted(found) if name == self.method else found
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "between":
-            self._inner.between = value
-        else:
-            super().__setattr__(name, value)
-
     def _counted(self, found: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             self.calls += 1

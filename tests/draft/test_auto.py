@@ -4,8 +4,7 @@ from collections.abc import Collection
 
 import pytest
 
-from offspec.draft.auto import DraftChoice, choose_draft
-from offspec.draft.published import KnownDraft
+from offspec.draft.published import DraftChoice, KnownDraft, choose_draft
 
 HEAD = KnownDraft("org/head", "eagle3", "one layer over states", "org/target")
 LARGE = KnownDraft("org/large", "model", "half of the target", "org/target", 1 / 2)

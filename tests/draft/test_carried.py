@@ -11,7 +11,8 @@ import torch
 
 from offspec.core.config import SamplingParams
 from offspec.draft.base import Scorer
-from offspec.draft.grow.best_first import Growing, GrowthPolicy, grow_forest
+from offspec.draft.grow.best_first import grow_forest
+from offspec.draft.grow.growing import Growing, GrowthPolicy
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.lm import LMDrafter
 from offspec.draft.mix.sources import Sources

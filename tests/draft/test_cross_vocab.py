@@ -15,10 +15,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from offspec.core.config import SamplingParams
 from offspec.draft.base import Children, Drafter, Scorer
-from offspec.draft.cross_vocab.drafter import TranslatedDrafter
-from offspec.draft.cross_vocab.retokenize import Reading
+from offspec.draft.cross_vocab.drafter import Retokenizer, TranslatedDrafter
 from offspec.draft.cross_vocab.vocab_map import VocabMap
-from offspec.draft.grow.best_first import GrowthPolicy
+from offspec.draft.grow.growing import GrowthPolicy
 from offspec.draft.lm import LMDrafter
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources
@@ -81,7 +80,7 @@ def plain(folder: Path, device: torch.device = CPU) -> LMDrafter:
 def translated(folder: Path, target: Any, device: torch.device = CPU) -> TranslatedDrafter:
     draft = load_tokenizer(folder)
     vocab = VocabMap.between(target, draft)
-    return TranslatedDrafter(plain(folder, device), vocab, Reading(vocab, target, draft), device)
+    return TranslatedDrafter(plain(folder, device), vocab, Retokenizer(vocab, target, draft), device)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +188,7 @@ def test_a_prompt_that_is_nothing_to_the_draft(folder: Path, target: Any) -> Non
     draft = load_tokenizer(folder)
     draft.backend_tokenizer.normalizer = normalizers.Replace(tokenizers.Regex(".+"), "")
     vocab = VocabMap.between(target, draft)
-    drafter = TranslatedDrafter(plain(folder), vocab, Reading(vocab, target, draft), CPU)
+    drafter = TranslatedDrafter(plain(folder), vocab, Retokenizer(vocab, target, draft), CPU)
     scorer = greedy_scorer()
     silent = opinions(drafter, IDS[1:], scorer)
     assert [answer.token.shape for answer in silent] == [(len(nodes), 0) for nodes in CALLS]

@@ -16,9 +16,8 @@ from offspec.core.config import SamplingParams
 from offspec.draft.base import Features
 from offspec.draft.heads import files, state_drafter
 from offspec.draft.heads.base import OpenedHead, TargetShape
-from offspec.draft.heads.eagle import opened
+from offspec.draft.heads.eagle import EagleLayer, opened
 from offspec.draft.heads.eagle_files import kind_of
-from offspec.draft.heads.eagle_layer import EagleLayer
 from offspec.draft.heads.files import open_files
 from offspec.draft.heads.state_drafter import StateDrafter
 from offspec.model.parts import TargetParts
@@ -184,7 +183,7 @@ def test_long_texts_go_in_parts_and_outgrow_what_was_promised(
     monkeypatch.setattr(state_drafter, "_CHUNK", 5)
     bench = Bench(HEADS["eagle3"], parts, tmp_path, rows=4)
     looked: list[int] = []
-    bench.drafter.between = lambda: looked.append(bench.layer.cache.rows[0].filled)
+    bench.drafter.watch(lambda: looked.append(bench.layer.cache.rows[0].filled))
     bench.observe(0, 9)
     bench.observe(9, 13)
     bench.check(IDS)
@@ -201,10 +200,10 @@ def test_what_breaks_a_step_off_leaves_no_trace(bench: Bench, monkeypatch: pytes
             if next(left, None) is None:
                 raise KeyboardInterrupt
 
-        bench.drafter.between = look
+        bench.drafter.watch(look)
         with pytest.raises(KeyboardInterrupt):
             ask(bench.drafter, IDS)
-    bench.drafter.between = None
+    bench.drafter.watch(None)
     bench.check(IDS)
 
 

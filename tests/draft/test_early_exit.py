@@ -224,10 +224,10 @@ def test_a_break_between_layers_leaves_both_usable(tmp_path: Path) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
-    drafter.between = stop
+    drafter.watch(stop)
     with pytest.raises(KeyboardInterrupt):
         ask(drafter, IDS)
-    drafter.between = None
+    drafter.watch(None)
     assert torch.equal(ask(drafter, IDS), before)
     assert torch.equal(run_target(target, IDS), expected)
     target.close()

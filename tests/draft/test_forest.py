@@ -14,11 +14,11 @@ import torch
 from offspec.core.config import SamplingParams
 from offspec.draft import forward
 from offspec.draft.base import Drafter, Scorer
-from offspec.draft.cross_vocab.drafter import TranslatedDrafter
-from offspec.draft.cross_vocab.retokenize import Reading
+from offspec.draft.cross_vocab.drafter import Retokenizer, TranslatedDrafter
 from offspec.draft.cross_vocab.vocab_map import VocabMap
 from offspec.draft.grow import best_first, growing
-from offspec.draft.grow.best_first import Growing, GrowthPolicy, grow, grow_forest
+from offspec.draft.grow.best_first import grow, grow_forest
+from offspec.draft.grow.growing import Growing, GrowthPolicy
 from offspec.draft.grow.result import GrownTree
 from offspec.draft.lm import LMDrafter
 from offspec.draft.lookup.suffix import SuffixLookup
@@ -56,7 +56,7 @@ def translated(folder: Path) -> Drafter:
     tokenizer = load_tokenizer(write_model(folder / "other"))
     vocab = VocabMap.between(tokenizer, tokenizer)
     drafter = lm(folder / "draft", is_lean=True)
-    return TranslatedDrafter(drafter, vocab, Reading(vocab, tokenizer, tokenizer), CPU)
+    return TranslatedDrafter(drafter, vocab, Retokenizer(vocab, tokenizer, tokenizer), CPU)
 
 
 MAKES: dict[str, Callable[[Path], dict[str, Drafter]]] = {

@@ -11,8 +11,7 @@ import torch
 from offspec.checkpoint import open_checkpoint
 from offspec.core.events import unheard
 from offspec.draft.base import Drafter, Features, Lookup
-from offspec.draft.cross_vocab.drafter import TranslatedDrafter
-from offspec.draft.cross_vocab.retokenize import Reading
+from offspec.draft.cross_vocab.drafter import Retokenizer, TranslatedDrafter
 from offspec.draft.cross_vocab.vocab_map import VocabMap
 from offspec.draft.early_exit import EarlyExitDrafter
 from offspec.draft.heads.base import TargetShape
@@ -91,7 +90,7 @@ def translated(target: Target, folder: Path) -> Drafter:
     drafter = another_model(target, folder, lean=True)
     ours, theirs = load_tokenizer(target.folder), load_tokenizer(folder)
     vocab = VocabMap.between(ours, theirs)
-    return TranslatedDrafter(drafter, vocab, Reading(vocab, ours, theirs), target.model.device)
+    return TranslatedDrafter(drafter, vocab, Retokenizer(vocab, ours, theirs), target.model.device)
 
 
 def shape_of(target: Target) -> TargetShape:

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offspec.draft.base import Children, Scorer
-from offspec.draft.grow.best_first import GrowthPolicy, grow
+from offspec.draft.grow.best_first import grow
+from offspec.draft.grow.growing import GrowthPolicy
 from offspec.draft.growing_tree import GrowingTree, Subtree
-from offspec.draft.mix.backoff import Worth
 from offspec.draft.mix.mixture import Asked, Mixture, Source, Standing
+from offspec.draft.mix.payoff import Backoff
 from offspec.draft.mix.weights import Blended
 from offspec.sampling.token_tree import ROOT
 from tests.support.table_drafter import ChainLookup, TableDrafter, greedy_scorer, random_table
@@ -162,7 +163,7 @@ def test_all_sources_of_a_node_are_known_when_the_pass_is_settled() -> None:
 
 
 def test_a_source_that_does_not_pay_rests_and_is_tried_again() -> None:
-    worth = Worth()
+    worth = Backoff()
     for _ in range(20):
         worth.observe(seconds=0.5, gain=0.1)
     assert worth.loses(tokens=3.0, seconds=1.0, link=0.0), "a third of a token for half of the time"

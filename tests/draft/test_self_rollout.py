@@ -10,7 +10,7 @@ import torch
 
 from offspec import SamplingParams
 from offspec.draft.base import Scorer
-from offspec.draft.grow.best_first import GrowthPolicy
+from offspec.draft.grow.growing import GrowthPolicy
 from offspec.draft.grow.self_rollout import self_rollout
 from offspec.draft.lm import LMDrafter
 from offspec.draft.mix.mixture import Mixture

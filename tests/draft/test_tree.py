@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec.draft.grow.best_first import GrowthPolicy, grow
+from offspec.draft.grow.best_first import grow
+from offspec.draft.grow.growing import GrowthPolicy
 from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.weights import Blended

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.open import embedded_model
 from offspec.core.errors import DraftError, ModelNotFoundError
-from offspec.draft.cross_vocab.retokenize import Reading
+from offspec.draft.cross_vocab.drafter import Retokenizer
 from offspec.draft.cross_vocab.vocab_map import UNKNOWN, VocabMap
 from offspec.model.tokenizer import load_tokenizer
 from tests.support.tokenizers import SPECIAL, byte_fallback, byte_level, saved
@@ -155,11 +155,11 @@ def encoded(tokenizer: Any, text: str) -> list[int]:
 
 def test_a_prompt_is_read_as_the_draft_would_cut_it(both: Any) -> None:
     for target, draft, vocab in both:
-        reading = Reading(vocab, target, draft)
+        reading = Retokenizer(vocab, target, draft)
         text = "torch is imported\nfrom the drafter, naïve 日本語"
         assert reading.follow(encoded(target, text)) == 0 and reading.told
         assert reading.ids == encoded(draft, text)
-        reading = Reading(vocab, target, draft)  # a prompt that is asked again is not read again
+        reading = Retokenizer(vocab, target, draft)  # a prompt that is asked again is not read again
         prompt, answer = encoded(target, "The license of this"), encoded(target, " work, or not")
         reading.follow(prompt)
         before = list(reading.ids)
@@ -172,7 +172,7 @@ def test_what_is_said_is_the_same_text(both: Any) -> None:
     dice = random.Random(1)
     text = "return the drafter's logits: naïve, 日本語 🎉🎊 and so on\n\nclass Hearing " * 2
     for target, draft, vocab in both:
-        reading = Reading(vocab, target, draft)
+        reading = Retokenizer(vocab, target, draft)
         ids, at = encoded(target, text), 8
         reading.follow(ids[:at])
         while at < len(ids):
@@ -188,7 +188,7 @@ def test_going_back_and_on(both: Any) -> None:
     for target, draft, vocab in both:
         ids, more = encoded(target, text), encoded(target, other)
         for cut in range(0, len(ids) + 1, 2):
-            reading = Reading(vocab, target, draft)
+            reading = Retokenizer(vocab, target, draft)
             reading.follow(ids[:5])
             prompt = len(reading.ids)
             reading.follow(ids)
@@ -206,7 +206,7 @@ def test_half_a_character_is_held_back(tmp_path: Path) -> None:
     model = models.WordLevel({name: i for i, name in enumerate(known)}, unk_token="<unk>")
     draft = loaded(tokenizers.Tokenizer(model), tmp_path / "draft")
     vocab = VocabMap.between(target, draft)
-    reading = Reading(vocab, target, draft)
+    reading = Retokenizer(vocab, target, draft)
     letters = {text: i for i, text in vocab.target.text.items()}
     sun = [letters[bytes([byte])] for byte in "日".encode()]
     the = letters[b"t"]
@@ -228,9 +228,9 @@ def test_a_draft_that_begins_its_texts(demo: Any, tmp_path: Path) -> None:
     tokenizer.post_processor = TemplateProcessing("<s> $A", None, [("<s>", 0)])
     draft = loaded(tokenizer, tmp_path)
     vocab = VocabMap.between(demo, draft)
-    reading = Reading(vocab, demo, draft)
+    reading = Retokenizer(vocab, demo, draft)
     reading.follow(encoded(demo, "the node"))
     assert reading.ids == [0, *encoded(draft, "the node")]
-    ours = Reading(VocabMap.between(draft, draft), draft, draft)
+    ours = Retokenizer(VocabMap.between(draft, draft), draft, draft)
     ours.follow([0, *encoded(draft, "the node")])
     assert ours.ids == [0, *encoded(draft, "the node")], "once is enough"

@@ -14,11 +14,13 @@ import offspec
 from offspec import DraftError, Engine, Finished, Notice, PassStats, RequestError
 from offspec.core import memory
 from offspec.core.config import EngineConfig
-from offspec.draft.base import Children, Features, Scorer, Wants
+from offspec.draft.base import Children, Drafter, Features, Scorer, Wants
 from offspec.draft.forward import alone
+from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.heads.state_drafter import StateDrafter
 from offspec.draft.lm import LMDrafter
 from offspec.model import embedding
+from offspec.model.cache import TreeCache
 from offspec.stream.direct_reader import DirectReader
 from tests.support import eagle_files, heads_files
 from tests.support.answers import PROMPT, sampling
@@ -137,33 +139,31 @@ def test_the_module_of_a_target_with_states(family: str, tmp_path: Path) -> None
             assert said == expected[temperature], draft
 
 
-class Hostile:
+class Hostile(Drafter):
     """Guesses at random, asks for everything, and is as sure as can be."""
 
     name = "hostile"
-    between = None
     wants = Wants(True, (0, 2))
 
     def __init__(self) -> None:
         self.seen = 0
         self._random = torch.Generator().manual_seed(1)
 
+    def fork(self, target: TreeCache) -> "Hostile":
+        return Hostile()
+
     def start(self, ids: Sequence[int]) -> None: ...
 
-    def expand(self, candidates: object, nodes: Sequence[int], scorer: Scorer) -> Children:
+    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
         picked = torch.stack([torch.randperm(VOCABULARY, generator=self._random)[:8] for _ in nodes])
         sure = torch.full(picked.shape, -2.1).numpy()
         return Children(picked.numpy(), sure, sure)
-
-    def commit(self, nodes: Sequence[int]) -> None: ...
 
     def observe(self, features: Features) -> None:
         assert features.start <= self.seen
         assert all(len(states) == len(features) for states in features.inputs.values())
         assert list(features.inputs) == [0, 2]
         self.seen = features.start + len(features)
-
-    def adopt(self) -> None: ...
 
     def rewind(self, length: int) -> None:
         self.seen = min(self.seen, length)

@@ -8,7 +8,7 @@ import torch
 import offspec
 from offspec import CapacityError, RequestError
 from offspec.core.events import Finished, PassStats
-from offspec.draft.lm import DraftModel
+from offspec.draft.forward import DraftModel
 from offspec.model.attention import TreeContext
 from offspec.model.device import RUNTIME, SLACK
 from offspec.model.fused.products import FourBitProduct

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from offspec.draft.lm import DraftModel, LMDrafter
+from offspec.draft.forward import DraftModel
+from offspec.draft.lm import LMDrafter
 from offspec.model.attention import TreeContext
 from offspec.model.cache import KeysAndValues, TreeCache
 from offspec.model.loaded import LoadedModel

@@ -10,7 +10,7 @@ import pytest
 from offspec import CapacityError, PassStats, SamplingParams
 from offspec.core import memory as process_memory
 from offspec.core.events import unheard
-from offspec.draft.grow.best_first import GrowthPolicy
+from offspec.draft.grow.growing import GrowthPolicy
 from offspec.engine.engine import Engine
 from offspec.model.device import RUNTIME, SLACK
 from offspec.plan import initial_fit, prepare

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from offspec.draft.grow.best_first import GrowthPolicy, grow
+from offspec.draft.grow.best_first import grow
+from offspec.draft.grow.growing import GrowthPolicy
 from offspec.draft.mix.mixture import Mixture
 from offspec_planners.acceptance import DEPTHS, FOREST, RANKS, Calibration, DepthRank, TemperatureFit, typical
 from offspec_planners.tree_growth import replay

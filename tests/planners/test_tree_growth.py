@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from offspec.draft.grow.best_first import GrowthPolicy, grow
+from offspec.draft.grow.best_first import grow
+from offspec.draft.grow.growing import GrowthPolicy
 from offspec.draft.grow.result import GrownTree
 from offspec.draft.mix.mixture import Mixture
 from offspec_planners.cost import PassCosts

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import torch
 
 from offspec.core.config import SamplingParams
-from offspec.draft.base import Children, Features, Scorer, Wants
+from offspec.draft.base import Children, Drafter, Scorer
 from offspec.draft.growing_tree import GrowingTree, Subtree
+from offspec.model.cache import TreeCache
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.token_tree import ROOT
@@ -16,17 +17,18 @@ from offspec_planners.acceptance import Calibration
 VOCABULARY = 6
 
 
-class TableDrafter:
+class TableDrafter(Drafter):
     """Logits by the last token alone [V, V], and a record of what was asked."""
 
     name = "table"
-    between = None
-    wants = Wants()
 
     def __init__(self, table: torch.Tensor) -> None:
         self.table = table
         self.steps: list[list[int]] = []
         self.rewound: list[int] = []
+
+    def fork(self, target: TreeCache) -> "TableDrafter":
+        return TableDrafter(self.table)
 
     def start(self, ids: Sequence[int]) -> None:
         self.steps = []
@@ -40,12 +42,6 @@ class TableDrafter:
         logits = self.table[torch.from_numpy(candidates.token[nodes])]
         depths = candidates.depth[nodes].tolist()
         return scorer.children(logits, [[] for _ in nodes], [depth + 1 for depth in depths], depths)
-
-    def commit(self, nodes: Sequence[int]) -> None: ...
-
-    def observe(self, features: Features) -> None: ...
-
-    def adopt(self) -> None: ...
 
     def rewind(self, length: int) -> None:
         self.rewound.append(length)

@@ -4,8 +4,6 @@ transformers reads few of these from GGUF files. HYBRIDS has an entry for each. 
 carry a state; numbers are those of the keys that llama.cpp's converter writes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from offspec.checkpoint.gguf.families import family_of
-from offspec.checkpoint.gguf.header import GgufHeader, GgufTensor
-from offspec.checkpoint.gguf.order import AS_IT_IS, Stack
-from offspec.checkpoint.gguf.values import GgufRecipe
+from offspec.checkpoint.gguf.header import GgufHeader
+from offspec.checkpoint.gguf.values import AS_IT_IS, GgufRecipe
 from offspec.checkpoint.ranges import INSTEAD, one_line
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight
 from offspec.core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
-    from offspec_kernels.dequant import Format, Part
+    from offspec_kernels.dequant import Format
 
 _PLAIN = ("F32", "F16", "BF16")  # what safetensors calls them too
 
@@ -41,65 +39,20 @@ def weight(recipe: GgufRecipe) -> Weight:
 
     Raises UnsupportedModelError for a tensor that is stored in a way that its weight cannot be.
     """
-    import torch
-
-    from offspec_kernels.dequant import Part
-    from offspec_kernels.dequant.ggml import Ggml
     from offspec_kernels.errors import ArgumentError
 
-    if recipe.order.stack is not None:
-        return _stacked(recipe, recipe.order.stack)
-    if recipe.order != AS_IT_IS:
-        return _reordered(recipe)
-    (source,) = recipe.sources
-    place = (source.file, source.offset, source.nbytes, source.stamp)
-    kind = source.kind.name
-    if recipe.step == "as it is" and kind in _PLAIN:
-        return TensorInfo(recipe.name, kind, recipe.shape, *place)
-    row = source.nbytes * recipe.shape[-1] // source.values
-    blocks = (*recipe.shape[:-1], row)
-    heads = recipe.heads if recipe.step == "unpermute" else 0
+    first, kinds = recipe.sources[0], tuple(source.kind.name for source in recipe.sources)
+    if recipe.order == AS_IT_IS and recipe.step == "as it is" and kinds[0] in _PLAIN:
+        place = (first.file, first.offset, first.nbytes, first.stamp)
+        return TensorInfo(recipe.name, kinds[0], recipe.shape, *place)
     try:
-        format = Ggml(kind, heads=heads, less_one=recipe.step == "minus one")
-        format.check({"blocks": Part(torch.uint8, blocks)}, recipe.shape)
-    except ArgumentError as error:
-        raise _cannot_be(source, error) from error
-    return PackedInfo(
-        recipe.name, recipe.shape, format, (("blocks", TensorInfo(source.name, "U8", blocks, *place)),)
-    )
-
-
-def _reordered(recipe: GgufRecipe) -> Weight:
-    """A matrix whose rows or columns lie in another order, or in several tensors."""
-    from offspec_kernels.dequant.ggml.reordered import Reordered
-    from offspec_kernels.errors import ArgumentError
-
-    rows = tuple(source.shape[0] for source in recipe.sources)
-    kinds = tuple(source.kind.name for source in recipe.sources)
-    runs = tuple((run.source, run.start, run.rows) for run in recipe.order.runs) or ((0, 0, rows[0]),)
-    try:
-        format = Reordered(kinds, rows, runs, recipe.order.tiles)
+        format = _format(recipe, kinds)
         wanted = format.parts(recipe.shape)
     except ArgumentError as error:
-        raise _cannot_be(recipe.sources[0], error) from error
-    return _in_blocks(recipe, format, wanted)
-
-
-def _stacked(recipe: GgufRecipe, stack: Stack) -> Weight:
-    """A matrix for each expert, in several tensors or turned."""
-    from offspec_kernels.dequant.ggml.reordered import Stacked
-    from offspec_kernels.errors import ArgumentError
-
-    rows = tuple(source.shape[1] for source in recipe.sources)
-    try:
-        format = Stacked(tuple(source.kind.name for source in recipe.sources), rows, *stack)
-        wanted = format.parts(recipe.shape)
-    except ArgumentError as error:
-        raise _cannot_be(recipe.sources[0], error) from error
-    return _in_blocks(recipe, format, wanted)
-
-
-def _in_blocks(recipe: GgufRecipe, format: Format, wanted: Mapping[str, Part]) -> PackedInfo:
+        raise UnsupportedModelError(
+            f"{first.file} has tensor {first.name[:100]!r} as {first.kind.name}, which cannot be "
+            f"({one_line(error)}): {INSTEAD}"
+        ) from error
     parts = [
         (part, TensorInfo(s.name, "U8", found.shape, s.file, s.offset, s.nbytes, s.stamp))
         for (part, found), s in zip(wanted.items(), recipe.sources, strict=True)
@@ -107,8 +60,16 @@ def _in_blocks(recipe: GgufRecipe, format: Format, wanted: Mapping[str, Part]) -
     return PackedInfo(recipe.name, recipe.shape, format, tuple(parts))
 
 
-def _cannot_be(source: GgufTensor, error: Exception) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{source.file} has tensor {source.name[:100]!r} as {source.kind.name}, which cannot be "
-        f"({one_line(error)}): {INSTEAD}"
-    )
+def _format(recipe: GgufRecipe, kinds: tuple[str, ...]) -> Format:
+    from offspec_kernels.dequant.ggml import Ggml
+    from offspec_kernels.dequant.ggml.reordered import Reordered, Stacked
+
+    order = recipe.order
+    if order.stack is not None:  # a matrix for each expert, in several tensors or turned
+        return Stacked(kinds, tuple(source.shape[1] for source in recipe.sources), *order.stack)
+    if order != AS_IT_IS:  # rows or columns in another order, or in several tensors
+        rows = tuple(source.shape[0] for source in recipe.sources)
+        runs = tuple((run.source, run.start, run.rows) for run in order.runs) or ((0, 0, rows[0]),)
+        return Reordered(kinds, rows, runs, order.tiles)
+    heads = recipe.heads if recipe.step == "unpermute" else 0
+    return Ggml(kinds[0], heads=heads, less_one=recipe.step == "minus one")

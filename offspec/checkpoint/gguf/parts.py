@@ -1,7 +1,5 @@
 """A GGUF model in one file, or split by llama.cpp into parts that lie beside each other."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path

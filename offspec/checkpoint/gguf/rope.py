@@ -1,7 +1,5 @@
 """The rotary position scaling of a GGUF file, which transformers' own reader passes over."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -5,8 +5,6 @@ from values that were already checked, leaves the vocabulary out where it is not
 each tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,8 +1,5 @@
 """The tokenizer of a GGUF file, its chat template and its stop ids, as the files transformers reads."""
 
-from __future__ import annotations
-
-import json
 from collections.abc import Callable
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -10,10 +7,11 @@ from typing import Any
 
 from offspec.checkpoint.gguf.header import GgufHeader, special_id
 from offspec.checkpoint.gguf.stub import write_outline
+from offspec.checkpoint.json_file import write_json
 from offspec.checkpoint.ranges import INSTEAD, one_line
 from offspec.core.errors import DiskFullError, OffspecError, UnsupportedModelError
 from offspec.core.events import Event, Notice
-from offspec.core.files import disk_full, scratch_folder, write_file
+from offspec.core.files import disk_full, scratch_folder
 from offspec.core.panics import panics_as_errors
 
 # Names that llama.cpp gives to ways of cutting text before merging. GPT-2's way is the default of
@@ -59,8 +57,7 @@ def write_text_files(header: GgufHeader, folder: Path, notify: Callable[[Event],
             raise UnsupportedModelError(
                 f"the tokenizer in {header.path} cannot be rebuilt ({one_line(error)}): {update}{INSTEAD}"
             ) from error
-    generation = json.dumps(_generation(header, tokenizer), indent=2) + "\n"
-    write_file(folder / "generation_config.json", generation.encode())
+    write_json(folder / "generation_config.json", _generation(header, tokenizer))
 
 
 def sampling_defaults(header: GgufHeader) -> dict[str, Any]:

@@ -5,8 +5,6 @@ method knows what its tensors are called. They are checked against each other by
 is made into values only where the weight is used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 `X.qweight` int32 [in, out / 8], `X.qzeros` int32 [in / group, out / 8], `X.scales` [in / group, out].
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any

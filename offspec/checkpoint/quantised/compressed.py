@@ -9,8 +9,6 @@ A scheme may ask that inputs be rounded too, as GPUs with 8-bit units do (W8A8):
 unpacked here, and inputs keep all their bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, cast

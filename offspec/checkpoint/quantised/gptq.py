@@ -5,8 +5,6 @@
 of importance. Format "gptq" stores each zero point less 1, "gptq_v2" as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial

@@ -4,8 +4,6 @@ NVFP4: `X.weight` uint8 [out, in / 2], `X.weight_scale` float8_e4m3 [out, in / 1
 float32, by which scales are multiplied. FP8: `X.weight` float8_e4m3 and one `X.weight_scale`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any

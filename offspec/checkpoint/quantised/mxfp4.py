@@ -33,7 +33,6 @@ def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
 
 
 def usual(settings: Mapping[str, Any]) -> tuple[Format, ...]:
-    """See `Method.usual`."""
     from offspec_kernels.dequant.float4 import Mxfp4
 
     return (Mxfp4(),)

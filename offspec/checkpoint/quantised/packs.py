@@ -3,8 +3,6 @@
 A weight `X` lies in tensors `X.codes`, `X.absmax` and so on, one for each part of its format.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

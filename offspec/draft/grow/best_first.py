@@ -26,8 +26,6 @@ from offspec.draft.grow.result import GrownTree
 from offspec.draft.mix.mixture import Mixture
 from offspec_planners.forest import best_width, share
 
-__all__ = ["Growing", "GrowthPolicy", "grow", "grow_forest"]
-
 
 def grow(
     mixture: Mixture,

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from offspec.core.trace import OFF, Timeline
 from offspec.draft.forward import Forward, expanding
-from offspec.draft.grow.lockstep import Growth, Offer
 from offspec.draft.grow.result import GrownTree
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.advisory import AdvisoryDrafter
@@ -98,6 +97,21 @@ class GrowthPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """Nodes, ascending, that a tree could have its main drafter expand next.
+
+    The answer is which of them; none, where others come first and it may offer again; None, where it does not
+    pay and that drafter has done its part.
+    """
+
+    nodes: list[int]
+
+
+# Yields forwards and offers, is sent the answers.
+Growth = Generator[Forward | Offer, Any, None]
+
+
+@dataclass(frozen=True, slots=True)
 class Carried:
     """What a pass found grown below the next root: a tree, and what the main drafter said of its nodes.
 
@@ -110,7 +124,10 @@ class Carried:
 
 
 class Growing:
-    """A tree on its way, `best` being the nodes that would be kept; see `grow`, `Grows`."""
+    """A tree on its way, `best` being the nodes that would be kept; see `grow`.
+
+    elsewhere: seconds that it waited for others.
+    """
 
     def __init__(
         self,
@@ -222,7 +239,7 @@ class Growing:
         return self._candidates.score[self._best]
 
     def run(self) -> Growth:
-        """Grow, as `Grows.run`."""
+        """Grow, step by step."""
         if self._max_depth < 1:
             return
         self.look_up([ROOT, *self.choose()])

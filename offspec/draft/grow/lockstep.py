@@ -1,44 +1,21 @@
 """Growing trees side by side: what several of them ask of one model is answered by one forward."""
 
 import time
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 
 from offspec.core.trace import OFF, Timeline
-from offspec.draft.forward import Forward, RunsRows, head_groups, logits_of, states_of
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """Nodes, ascending, that a tree could have its main drafter expand next.
-
-    The answer is which of them; none, where others come first and it may offer again; None, where it does not
-    pay and that drafter has done its part.
-    """
-
-    nodes: list[int]
-
-
-# Yields forwards and offers, is sent the answers.
-Growth = Generator[Forward | Offer, Any, None]
-
-
-class Grows(Protocol):
-    """A tree that grows step by step. elsewhere: seconds that it waited for others."""
-
-    elsewhere: float
-
-    def run(self) -> Growth: ...
+from offspec.draft.forward import DraftModel, Forward, head_groups, logits_of, states_of
+from offspec.draft.grow.growing import Growing, Growth, Offer
 
 
 @dataclass(slots=True)
 class _Tree:
     """A tree, how far it is, what it has asked, and when."""
 
-    tree: Grows
+    tree: Growing
     growth: Growth
     asked: Forward | Offer | None = None
     since: float = 0.0
@@ -61,10 +38,10 @@ class _Tree:
         self.since = time.perf_counter()
 
 
-Decide = Callable[[Sequence[tuple[Any, list[int]]]], Sequence[list[int] | None]]
+Decide = Callable[[Sequence[tuple[Growing, list[int]]]], Sequence[list[int] | None]]
 
 
-def grow_in_lockstep(trees: Sequence[Grows], decide: Decide, timeline: Timeline = OFF) -> None:
+def grow_in_lockstep(trees: Sequence[Growing], decide: Decide, timeline: Timeline = OFF) -> None:
     """Grow all trees to their ends.
 
     Args:
@@ -108,7 +85,7 @@ def _run(group: Sequence[_Tree], timeline: Timeline) -> None:
 
 
 def _project(
-    group: Sequence[_Tree], model: RunsRows, states: Sequence[torch.Tensor], share: float
+    group: Sequence[_Tree], model: DraftModel, states: Sequence[torch.Tensor], share: float
 ) -> Exception | None:
     """Answer some trees with the logits of these states, none of which is kept; the error there was.
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from offspec.draft.grow.best_first import GrowthPolicy, grow
+from offspec.draft.grow.best_first import grow
+from offspec.draft.grow.growing import GrowthPolicy
 from offspec.draft.grow.result import GrownTree
 from offspec.draft.mix.mixture import Mixture
 from offspec.sampling.token_tree import ROOT

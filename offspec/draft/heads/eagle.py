@@ -1,27 +1,41 @@
-"""EAGLE heads as published (arXiv 2401.15077, 2406.16858, 2503.01840): opened by headers, then loaded."""
+"""EAGLE heads as published: a layer from a state and the token behind it to the state of the next position.
 
-from collections.abc import Collection, Mapping
-from typing import Any
+EAGLE (arXiv 2401.15077; EAGLE-2, 2406.16858, has the same layer): x = fc([embedding; state]), then a decoder
+layer without its first norm. The state is the target's final hidden state, so the target's own head turns it
+into logits. EAGLE-3 (arXiv 2503.01840): the state is fc of what enters some of the target's layers; attention
+takes the norms of both, [embedding; state], twice as wide as the layer, and a head of its own knows a part
+of the target's vocabulary.
+
+Letters: T rows, S rows they can look at, E width of a state and of the layer, H of the target, V vocabulary
+of the target, Q query heads, KV key heads, D head size.
+"""
+
+import copy
+from typing import Self
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from offspec.draft.base import Drafter, Wants
+from offspec.draft.base import Drafter, Features, Wants
 from offspec.draft.heads.base import LAST, OpenedHead, TargetShape
-from offspec.draft.heads.eagle_files import EAGLE, EAGLE3, EagleFormat, kind_of, read_format, token_map
-from offspec.draft.heads.eagle_layer import Eagle1Layer, Eagle3Layer, EagleLayer
+from offspec.draft.heads.eagle_files import EAGLE, EagleFormat, read_format, token_map
 from offspec.draft.heads.files import HeadFiles
-from offspec.draft.heads.state_drafter import KnownStates, StateDrafter
+from offspec.draft.heads.state_drafter import KnownStates, StateDrafter, StateLayer
+from offspec.model.attention import TreeContext
+from offspec.model.cache import TreeCache
 from offspec.model.parts import TargetParts
+from offspec_kernels.chunks import split_evenly
+from offspec_kernels.tree_attention import tree_attention
 
+_CHUNK = 1024  # rows of a long prompt whose taps are joined together
 
-def is_eagle(config: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a configuration and the names of tensors are an EAGLE head's."""
-    return kind_of(config, names) == EAGLE
-
-
-def is_eagle3(config: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a configuration and the names of tensors are an EAGLE-3 head's."""
-    return kind_of(config, names) == EAGLE3
+Product = tuple[Tensor, Tensor | None]  # weight and bias
+# Products of one matrix: their results lie side by side, in this order.
+_JOINED = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
 
 
 def opened(files: HeadFiles, target: TargetShape) -> OpenedHead:
@@ -39,7 +53,12 @@ def opened(files: HeadFiles, target: TargetShape) -> OpenedHead:
         return int(numbers * target.dtype.itemsize)
 
     def load(parts: TargetParts, rows: int) -> Drafter:
-        layer = _load_layer(files, facts, parts, rows)
+        weights = _read_weights(files, facts, parts.dtype, parts.device)
+        layer: EagleLayer
+        if first:
+            layer = Eagle1Layer(facts, weights, parts, rows)
+        else:
+            layer = Eagle3Layer(facts, weights, parts, rows, token_map(files, facts, parts.vocab_size))
         known = KnownStates(rows, config.hidden_size, parts.dtype, parts.device)
         return StateDrafter(name, layer, wants, known, parts.device)
 
@@ -47,65 +66,159 @@ def opened(files: HeadFiles, target: TargetShape) -> OpenedHead:
     return OpenedHead(facts.kind, name, files.fingerprint, nbytes, load, first, embeds, wants)
 
 
-def _load_layer(files: HeadFiles, facts: EagleFormat, parts: TargetParts, rows: int) -> EagleLayer:
-    weights = read_weights(files, facts, parts.dtype, parts.device)
-    if facts.kind == EAGLE:
-        return Eagle1Layer(facts.config, weights, parts, rows)
-    return Eagle3Layer(
-        facts.config,
-        weights,
-        parts,
-        rows,
-        taps=facts.taps,
-        tokens=token_map(files, facts, parts.vocab_size),
-        norm_before_residual=facts.norm_before_residual,
-    )
-
-
-# Products of one matrix: their results lie side by side, in this order.
-_JOINED = {
-    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-}
-
-
-def read_weights(
+def _read_weights(
     files: HeadFiles, facts: EagleFormat, dtype: torch.dtype, device: torch.device
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Tensor]:
     """All weights by short names, those of joined products by the names above.
 
     Raises CheckpointError where one is not finite numbers, and the errors of a damaged file.
     """
-    weights: dict[str, torch.Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, parts in _JOINED.items():
+        rows = [files.shape(facts.stored[f"{part}.weight"])[0] for part in parts]
         for kind in ("weight", "bias"):
-            tensors = [f"{part}.{kind}" for part in parts]
-            if any(tensor in facts.stored for tensor in tensors):
-                rows = [files.shape(facts.stored[f"{part}.weight"])[0] for part in parts]
-                weights[f"{name}.{kind}"] = _joined(files, facts, tensors, rows, dtype, device)
-    inner = {f"{part}.{kind}" for parts in _JOINED.values() for part in parts for kind in ("weight", "bias")}
+            tensors = [facts.stored.get(f"{part}.{kind}") for part in parts]
+            if stored := next(filter(None, tensors), None):
+                joined = torch.zeros(sum(rows), *files.shape(stored)[1:], dtype=dtype, device=device)
+                for tensor, part in zip(tensors, joined.split(rows), strict=True):
+                    if tensor is not None:  # a bias that is absent is zeros
+                        files.fill(tensor, part)
+                weights[f"{name}.{kind}"] = joined
+    inner = {part for parts in _JOINED.values() for part in parts}
     for name, stored in facts.stored.items():
-        if name == "lm_head.weight":
-            width = files.shape(stored)[1]
-            weights[name] = torch.empty(facts.known, width, dtype=dtype, device=device)
+        if name != "d2t" and name.rpartition(".")[0] not in inner:
+            size, *rest = files.shape(stored)
+            size = facts.known if name == "lm_head.weight" else size
+            weights[name] = torch.empty(size, *rest, dtype=dtype, device=device)
             files.fill(stored, weights[name])
-        elif name != "d2t" and name not in inner:
-            weights[name] = files.weight(stored, dtype, device)
     return weights
 
 
-def _joined(
-    files: HeadFiles,
-    facts: EagleFormat,
-    tensors: list[str],
-    rows: list[int],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
-    """Tensors one below the other, `rows` of each; biases that are absent are zeros."""
-    first = next(facts.stored[tensor] for tensor in tensors if tensor in facts.stored)
-    joined = torch.zeros(sum(rows), *files.shape(first)[1:], dtype=dtype, device=device)
-    for tensor, part in zip(tensors, joined.split(rows), strict=True):
-        if tensor in facts.stored:
-            files.fill(facts.stored[tensor], part)
-    return joined
+class EagleLayer(StateLayer):
+    """What both kinds have in common: attention over a cache of its own, and the MLP.
+
+    facts: of the head; weights: by the names of `_read_weights`, in the target's dtype and on its device,
+    taken over, so that none is held twice; rows: of the cache, which grows where it must.
+    """
+
+    def __init__(self, facts: EagleFormat, weights: dict[str, Tensor], parts: TargetParts, rows: int) -> None:
+        from transformers.activations import ACT2FN
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        self._weights, self._parts, config = weights, parts, facts.config
+        self._eps = float(config.rms_norm_eps)
+        self._heads, self._pairs = int(config.num_attention_heads), int(config.num_key_value_heads)
+        self._size = int(config.head_dim)
+        self._activation = ACT2FN[config.hidden_act]
+        self._rotary = LlamaRotaryEmbedding(config).to(parts.device)
+        self._fc = self._product("fc")
+        self._qkv = self._product("self_attn.qkv_proj")
+        self._out = self._product("self_attn.o_proj")
+        self._gate_up = self._product("mlp.gate_up_proj")
+        self._down = self._product("mlp.down_proj")
+        self.cache = TreeCache(1, rows)
+
+    def _product(self, name: str) -> Product:
+        return self._weights.pop(f"{name}.weight"), self._weights.pop(f"{name}.bias", None)
+
+    def fork(self) -> Self:
+        twin = copy.copy(self)
+        twin._weights = dict(self._weights)  # the other's is emptied when that is closed
+        twin.cache = self.cache.another()
+        return twin
+
+    def _joined(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention takes [T, E or 2 E], and what its result is added to [T, E]."""
+        raise NotImplementedError
+
+    def forward(self, tokens: Tensor, states: Tensor, context: TreeContext) -> Tensor:
+        mixed, residual = self._joined(self._embed(tokens), states)
+        hidden = residual + F.linear(self._attended(mixed, context), *self._out)
+        gate, up = F.linear(self._normed(hidden, "post_attention_layernorm"), *self._gate_up).chunk(2, -1)
+        return hidden + F.linear(self._activation(gate) * up, *self._down)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        own = self._weights.get("embed_tokens.weight")
+        if own is None:
+            return self._parts.embed(tokens)
+        return F.embedding(tokens.clamp(max=len(own) - 1), own)  # the target's may be padded beyond it
+
+    def _normed(self, x: Tensor, name: str) -> Tensor:
+        weight = self._weights[f"{name}.weight"]
+        return F.rms_norm(x, weight.shape, weight, self._eps)
+
+    def _attended(self, mixed: Tensor, context: TreeContext) -> Tensor:
+        """[T, E or 2 E] to [T, Q D]."""
+        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+        rows = self.cache.rows[0]
+        start, end = (at - context.prefix for at in (rows.filled, rows.filled + len(mixed)))
+        heads = F.linear(mixed, *self._qkv).view(1, len(mixed), -1, self._size).transpose(1, 2)
+        query, key, value = heads.split([self._heads, self._pairs, self._pairs], dim=1)
+        cos, sin = self._rotary(mixed, context.position[start:end][None])
+        query, key = apply_rotary_pos_emb(query, key, cos, sin)
+        keys, values = rows.update(key, value)
+        out = mixed.new_empty(1, len(mixed), self._heads, self._size)
+        mask = context.tree_mask(start, end)
+        tree_attention(query, keys, values, mask, out=out.transpose(1, 2), exact=False)
+        return out.flatten(2)[0]
+
+    def close(self) -> None:
+        """Drop the weights and the cache."""
+        self._weights.clear()
+        nothing = torch.empty(0)
+        self._fc = self._qkv = self._out = self._gate_up = self._down = (nothing, None)
+        self.cache = TreeCache(1, 0)
+
+
+class Eagle1Layer(EagleLayer):
+    """EAGLE and EAGLE-2: guesses the target's final hidden state."""
+
+    def states(self, features: Features) -> Tensor:
+        return features.last
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self._parts.project(states)
+
+    def _joined(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        x = F.linear(torch.cat([embedded, states], dim=-1), *self._fc)
+        return x, x
+
+
+class Eagle3Layer(EagleLayer):
+    """EAGLE-3: states of its own, fused from taps of the target.
+
+    tokens: the target's id of each token that the head knows. With `norm_before_residual` of the
+    `speculators` format the norm of the state, and not the state itself, is what attention is added to.
+    """
+
+    def __init__(
+        self, facts: EagleFormat, weights: dict[str, Tensor], parts: TargetParts, rows: int, tokens: Tensor
+    ) -> None:
+        super().__init__(facts, weights, parts, rows)
+        self._taps, self._norm_before_residual = facts.taps, facts.norm_before_residual
+        self._tokens = tokens.to(parts.device)
+        self._room = torch.empty(0, parts.vocab_size)
+
+    def states(self, features: Features) -> Tensor:
+        parts = [self._fused(features, part) for part in split_evenly(0, len(features), _CHUNK)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _fused(self, features: Features, rows: slice) -> Tensor:
+        taps = torch.cat([features.inputs[layer][rows] for layer in self._taps], dim=-1)
+        if "input_norm.weight" in self._weights:
+            taps = self._normed(taps, "input_norm")
+        return F.linear(taps, *self._fc)
+
+    def logits(self, states: Tensor) -> Tensor:
+        known = F.linear(self._normed(states, "norm"), self._weights["lm_head.weight"])
+        if len(self._room) < len(known):
+            self._room = known.new_full((len(known), self._room.shape[1]), -torch.inf)
+        logits = self._room[: len(known)]
+        logits.index_copy_(1, self._tokens, known)  # what lies between was never written: -inf
+        return logits
+
+    def _joined(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        normed = self._normed(states, "hidden_norm")
+        mixed = torch.cat([self._normed(embedded, "input_layernorm"), normed], dim=-1)
+        return mixed, normed if self._norm_before_residual else states

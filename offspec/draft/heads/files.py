@@ -4,8 +4,6 @@ Heads are often published as pickles alone, and a pickle can run code. Only torc
 near one (`weights_only=True`): it builds tensors and plain containers, and refuses whatever else is named.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Collection, KeysView, Mapping

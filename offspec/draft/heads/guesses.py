@@ -1,25 +1,42 @@
-"""What heads that look at one state have in common: that state, and guesses row by row.
+"""Drafters that look at one state of the target: that state, and guesses row by row.
 
 Letters: W nodes, K children of each, H hidden size.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
 import torch
 
-from offspec.draft.base import Children, Features, Wants
+from offspec.draft.base import Children, Drafter, Features
+from offspec.draft.heads.base import LAST
 from offspec.model.cache import TreeCache
 
 
-class LastState:
-    """The target's final hidden state at the last position it has seen."""
+class LastStateDrafter(Drafter):
+    """Keeps the target's final hidden state at the last position it has seen, and nothing else of a text."""
 
-    def __init__(self) -> None:
-        self._position = -1
-        self._state = torch.empty(0)
+    wants = LAST
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._forget()
+
+    def _forget(self) -> None:
+        self._root = 0
+        self._position, self._state = -1, torch.empty(0)
+        self._of_tree: dict[int, torch.Tensor] = {}  # what was computed for this tree
+
+    def fork(self, target: TreeCache) -> Self:
+        twin = copy.copy(self)
+        twin._forget()
+        return twin
+
+    def start(self, ids: Sequence[int]) -> None:
+        self._root = len(ids) - 1
+        self._of_tree.clear()
 
     def observe(self, features: Features) -> None:
         if len(features):
@@ -30,55 +47,18 @@ class LastState:
         if self._position >= length:
             self._position = -1
 
-    def before(self, root: int) -> torch.Tensor | None:
+    def _before_root(self) -> torch.Tensor | None:
         """The state [H] of the position before that of the root, where it is known."""
-        return self._state if 0 <= self._position == root - 1 else None
+        return self._state if 0 <= self._position == self._root - 1 else None
 
-
-class LastStateDrafter:
-    """What a drafter is that keeps nothing but that state from tree to tree."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.between: Callable[[], None] | None = None
-        self._last = LastState()
-
-    def fork(self, target: TreeCache) -> Self:
-        """See `Drafter.fork`."""
-        twin = copy.copy(self)
-        twin._last = LastState()
-        return twin
-
-    @property
-    def wants(self) -> Wants:
-        return Wants(last=True)
-
-    def commit(self, nodes: Sequence[int]) -> None:
-        pass  # there is no cache
-
-    def observe(self, features: Features) -> None:
-        self._last.observe(features)
-
-    def adopt(self) -> None:
-        pass
-
-    def rewind(self, length: int) -> None:
-        self._last.rewind(length)
-
-
-def nothing(count: int) -> Children:
-    """No children of `count` nodes."""
-    return Children(
-        token=np.empty((count, 0), np.int64),
-        log_prob=np.empty((count, 0), np.float32),
-        x=np.empty((count, 0), np.float32),
-    )
+    def close(self) -> None:
+        self._of_tree.clear()
 
 
 def arranged(found: Children, rows: Sequence[int]) -> Children:
     """The children of W nodes, of which each has one of the rows that were found, or none: -1."""
     if not len(found.token):
-        return nothing(len(rows))
+        return Children.none(len(rows))
     places = np.array(rows, dtype=np.int64)
     log_prob = found.log_prob[places]
     log_prob[places < 0] = -np.inf

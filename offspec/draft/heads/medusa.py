@@ -1,23 +1,30 @@
-"""Medusa heads (Cai et al. 2024, arXiv 2401.10774) as published: opened by headers, then loaded.
+"""Medusa heads (Cai et al. 2024, arXiv 2401.10774) as published, each of which guesses one position.
+
+From h, the target's final hidden state at position t, whose token t + 1 is the root of the tree, head i goes
+through its layers, h <- h + SiLU(W h + b), and guesses token t + 2 + i: a child of the nodes at depth i,
+whatever the path to them.
 
 Their tensors, where i counts heads and j layers, perhaps behind "medusa_head." or "medusa_heads.":
 `{i}.{j}.linear.weight` and `.bias`, and `{i}.{layers}.weight`, the output, in the first version only; or, as
 vLLM has it, `blocks.{i}.layers.{j}.weight` and `.bias`, `lm_heads.{i}.weight` (or one for all), `token_map`.
+
+Letters: H hidden size, V vocabulary.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.functional import linear, silu
 
 from offspec.core.errors import DraftError, MissingTensorError
+from offspec.draft.base import Children, Scorer
+from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.heads.base import OpenedHead, TargetShape
 from offspec.draft.heads.files import HeadFiles
-from offspec.draft.heads.medusa_drafter import MedusaDrafter, MedusaHead
+from offspec.draft.heads.guesses import LastStateDrafter, arranged
 from offspec.model.parts import TargetParts
 
 _PREFIX = r"(?:medusa_heads?\.)?"
@@ -27,6 +34,20 @@ _LAYER = re.compile(
 )
 _OUTPUT = re.compile(rf"{_PREFIX}(?:{_NUMBER}\.[0-9]+|lm_heads\.{_NUMBER})\.weight")
 _TOKENS = re.compile(rf"{_PREFIX}token_map")
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaHead:
+    """One head: weight [H, H] and bias [H] of its layers, output [V, H] or None for the target's."""
+
+    layers: tuple[tuple[torch.Tensor, torch.Tensor | None], ...]
+    output: torch.Tensor | None
+
+    def state(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[H] to [H], what the output matrix is given."""
+        for weight, bias in self.layers:
+            hidden = hidden + silu(linear(hidden, weight, bias))
+        return hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +168,60 @@ def _once(files: HeadFiles, first: str, name: str) -> None:
 
 def _lacks(files: HeadFiles, part: str) -> MissingTensorError:
     return MissingTensorError(f"{files.place} lacks {part}; download it again")
+
+
+class MedusaDrafter(LastStateDrafter):
+    """Drafts with Medusa heads. tokens: the token of each output row [rows], None where they are in order."""
+
+    def __init__(
+        self,
+        name: str,
+        heads: Sequence[MedusaHead],
+        parts: TargetParts,
+        tokens: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(name)
+        self._heads = tuple(heads)
+        self._parts = parts
+        self._tokens = tokens
+
+    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
+        state = self._before_root()
+        depths: list[int] = candidates.depth[nodes].tolist()
+        # All nodes of a depth have the same children, unless penalties tell their paths apart.
+        keys = list(range(len(nodes))) if scorer.needs_paths else depths
+        asked = {key: i for i, key in enumerate(keys) if depths[i] < len(self._heads)}
+        if state is None or not asked:
+            return Children.none(len(nodes))
+        levels = [depths[i] for i in asked.values()]
+        found = scorer.children(
+            torch.stack([self._level(depth, state) for depth in levels]),
+            [candidates.path_tokens(nodes[i]) for i in asked.values()] if scorer.needs_paths else [],
+            [self._root + 1 + depth for depth in levels],
+            levels,
+        )
+        place = {key: row for row, key in enumerate(asked)}
+        return arranged(found, [place.get(key, -1) for key in keys])
+
+    def _level(self, depth: int, state: torch.Tensor) -> torch.Tensor:
+        """Logits [V] of the children of all nodes at a depth."""
+        known = self._of_tree
+        if depth not in known:
+            output = self._heads[depth].output
+            if output is not None:
+                known[depth] = self._spread(linear(self._heads[depth].state(state), output))
+            else:  # the target's head is large: read once for all who share it
+                shared = [i for i, head in enumerate(self._heads) if head.output is None]
+                rows = self._parts.project(torch.stack([self._heads[i].state(state) for i in shared]))
+                known |= zip(shared, rows, strict=True)
+        return known[depth]
+
+    def _spread(self, logits: torch.Tensor) -> torch.Tensor:
+        if self._tokens is None:
+            return logits
+        spread = logits.new_full((self._parts.vocab_size,), -torch.inf)
+        return spread.index_copy_(0, self._tokens, logits)
+
+    def close(self) -> None:
+        super().close()
+        self._heads = ()

@@ -1,41 +1,54 @@
-"""MLPSpeculators (Wertheimer et al. 2024, arXiv 2404.19124) as published: opened by headers, then loaded.
+"""MLPSpeculators (Wertheimer et al. 2024, arXiv 2404.19124) as published, whose heads know the path.
+
+s is the target's final hidden state at the position before the root; stage i takes the state of a node's
+parent and the node's token to the node's own state, s <- GELU(LN_i(P_i s + r E_i[token])), and guesses its
+children from it. r weighs the two so that the state's share of the variance halves over all stages.
 
 Their tensors, where i counts stages, perhaps behind "speculator.": `emb.{i}.weight`, `proj.{i}.weight`,
 `head.{i}.weight`, `ln.{i}.weight` and `.bias`. Where weights are tied all stages have those of stage 0, but
 for the projection: that of stage 0 takes the target's states, and the others share that of stage 1.
+
+Letters: W nodes, H hidden size, I inner size, V vocabulary.
 """
 
-from __future__ import annotations
-
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+
 from offspec.checkpoint.folder import CONFIG
 from offspec.core.errors import DraftError
+from offspec.draft.base import Children, Scorer, score
+from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.heads.base import OpenedHead, TargetShape
 from offspec.draft.heads.files import HeadFiles
-from offspec.draft.heads.mlp_drafter import MLPDrafter, MLPStage
+from offspec.draft.heads.guesses import LastStateDrafter, arranged
 from offspec.model.parts import TargetParts
+from offspec.sampling.token_tree import ROOT
 
 _PREFIX = "speculator."
 _PARTS = ("emb.0.weight", "proj.0.weight", "head.0.weight", "ln.0.weight")
 _MOST_STAGES = 64
+_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class StageNames:
-    """The tensors of one stage, in the order of `MLPStage`."""
+class Stage:
+    """One stage: embedding [V, I], projection [I, H or I], output [V, I], norm's weight and bias [I]."""
 
-    embedding: str
-    projection: str
-    output: str
-    scale: str
-    shift: str
+    embedding: torch.Tensor
+    projection: torch.Tensor
+    output: torch.Tensor
+    scale: torch.Tensor
+    shift: torch.Tensor
 
-    @property
-    def all(self) -> tuple[str, ...]:
-        return (self.embedding, self.projection, self.output, self.scale, self.shift)
+    def states(self, before: torch.Tensor, tokens: torch.Tensor, ratio: float) -> torch.Tensor:
+        """[W, H or I] states of the parents and tokens [W] to states [W, I]."""
+        mixed = F.linear(before, self.projection).add_(F.embedding(tokens, self.embedding), alpha=ratio)
+        return F.gelu(_normed(mixed) * self.scale + self.shift)
 
 
 def recognises(config: Mapping[str, Any], names: Collection[str]) -> bool:
@@ -56,23 +69,23 @@ def opened(files: HeadFiles, target: TargetShape) -> OpenedHead:
     if not isinstance(tied, bool):
         tied = count > 1 and f"{prefix}head.1.weight" not in files.names
     stages = tuple(_stage(prefix, index, tied) for index in range(count))
-    first = stages[0]
-    inner, size = files.matrix(first.projection)
-    files.check_hidden(first.projection, size, target)
-    rows = files.matrix(first.output)[0]
-    files.check_vocabulary(first.output, rows, target)
-    for index, stage in enumerate(stages):
-        files.expect(stage.projection, inner, inner if index else size)
-        files.expect(stage.embedding, rows, inner)
-        files.expect(stage.output, rows, inner)
-        files.expect(stage.scale, inner)
-        files.expect(stage.shift, inner)
-    names = {name for stage in stages for name in stage.all}
+    _, first, output, *_ = stages[0]
+    inner, size = files.matrix(first)
+    files.check_hidden(first, size, target)
+    rows = files.matrix(output)[0]
+    files.check_vocabulary(output, rows, target)
+    for index, (embedding, projection, output, scale, shift) in enumerate(stages):
+        files.expect(projection, inner, inner if index else size)
+        files.expect(embedding, rows, inner)
+        files.expect(output, rows, inner)
+        files.expect(scale, inner)
+        files.expect(shift, inner)
+    names = {name for stage in stages for name in stage}
     name, nbytes = f"mlp_speculator ({len(stages)} heads)", files.elements(names) * target.dtype.itemsize
 
     def load(parts: TargetParts, rows: int) -> MLPDrafter:
         weights = {name: files.weight(name, parts.dtype, parts.device) for name in names}
-        ready = [MLPStage(*(weights[name] for name in stage.all)) for stage in stages]
+        ready = [Stage(*(weights[name] for name in stage)) for stage in stages]
         return MLPDrafter(name, ready, files.config.get("scale_input") is True)
 
     return OpenedHead("mlp_speculator", name, files.fingerprint, lambda rows: nbytes, load)
@@ -91,13 +104,60 @@ def _stage_count(files: HeadFiles, prefix: str) -> int:
     return said
 
 
-def _stage(prefix: str, index: int, tied: bool) -> StageNames:
+def _stage(prefix: str, index: int, tied: bool) -> tuple[str, ...]:
+    """The tensors of one stage, in the order of `Stage`."""
     own = 0 if tied else index
     projection = min(index, 1) if tied else index
-    return StageNames(
-        embedding=f"{prefix}emb.{own}.weight",
-        projection=f"{prefix}proj.{projection}.weight",
-        output=f"{prefix}head.{own}.weight",
-        scale=f"{prefix}ln.{own}.weight",
-        shift=f"{prefix}ln.{own}.bias",
-    )
+    parts = f"emb.{own}.weight", f"proj.{projection}.weight", f"head.{own}.weight"
+    return tuple(prefix + part for part in (*parts, f"ln.{own}.weight", f"ln.{own}.bias"))
+
+
+class MLPDrafter(LastStateDrafter):
+    """Drafts with the stages of an MLPSpeculator. scale_input: whether the first state is normed."""
+
+    def __init__(self, name: str, stages: Sequence[Stage], scale_input: bool) -> None:
+        super().__init__(name)
+        self._stages = tuple(stages)
+        state = math.pow(0.5, 0.5 / len(stages))
+        self._ratio = math.sqrt((1 - state**2) * len(stages[0].projection) / 2) / state  # r
+        self._scale_input = scale_input
+
+    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
+        start = self._before_root()
+        depths: list[int] = candidates.depth[nodes].tolist()
+        asked = [i for i, depth in enumerate(depths) if depth < len(self._stages)]
+        if start is None or not asked:
+            return Children.none(len(nodes))
+        logits = start.new_empty(len(asked), len(self._stages[0].output))
+        for depth, stage in enumerate(self._stages):  # level by level: a chain may come in one call
+            level = [row for row, i in enumerate(asked) if depths[i] == depth]
+            if level:
+                states = self._advance(candidates, [nodes[asked[row]] for row in level], stage, start)
+                logits[level] = F.linear(states, stage.output)
+        found = score(scorer, logits, candidates, [nodes[i] for i in asked], self._root)
+        place = {i: row for row, i in enumerate(asked)}
+        return arranged(found, [place.get(i, -1) for i in range(len(nodes))])
+
+    def _advance(
+        self, candidates: GrowingTree, nodes: Sequence[int], stage: Stage, start: torch.Tensor
+    ) -> torch.Tensor:
+        """The states [W, I] of nodes of one level, which are kept for their children."""
+        if nodes[0] == ROOT:
+            before = (_normed(start) / math.sqrt(2) if self._scale_input else start)[None]
+        else:
+            before = torch.stack([self._of_tree[parent] for parent in candidates.parent[nodes].tolist()])
+        last = len(stage.embedding) - 1  # the target's vocabulary may be padded beyond this one
+        tokens = torch.from_numpy(candidates.token[nodes]).clamp_(max=last).to(before.device)
+        states = stage.states(before, tokens, self._ratio)
+        self._of_tree |= zip(nodes, states, strict=True)
+        return states
+
+    def close(self) -> None:
+        super().close()
+        self._stages = ()
+
+
+def _normed(x: torch.Tensor) -> torch.Tensor:
+    """[W, H] divided by the root of its mean square; nothing is subtracted, whatever the format calls it."""
+    wide = x.float()  # squares of float16 overflow soon
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + _EPSILON)).to(x.dtype)

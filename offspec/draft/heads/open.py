@@ -1,7 +1,5 @@
 """From what the user named as a draft to a head of a known kind, recognised by what its files hold."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -49,7 +47,6 @@ def open_head(model: str, target: TargetShape, notify: Callable[[Event], None]) 
 
 
 def _fetched(model: str, notify: Callable[[Event], None]) -> Path | None:
-    """The folder of a hub repository that looks like a head's."""
     found = hub_name(model)
     if found is None or found.gguf:
         return None

@@ -1,7 +1,5 @@
 """Tensors from a pickle, by torch's restricted loader and by no other."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import zipfile
@@ -39,8 +37,11 @@ def read_pickle(path: Path) -> dict[str, torch.Tensor]:
     try:
         if mapped:
             _check_entries(path)
-        else:
-            _check_size(path)
+        elif (size := path.stat().st_size) > _LARGEST_OLDER:
+            raise DraftError(
+                f"{path} is of a format before torch 1.6, which has to be read whole ({format_bytes(size)}): "
+                "convert it to safetensors"
+            )
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except OffspecError:
         raise
@@ -65,15 +66,6 @@ def _check_entries(path: Path) -> None:
                 )
 
 
-def _check_size(path: Path) -> None:
-    size = path.stat().st_size
-    if size > _LARGEST_OLDER:
-        raise DraftError(
-            f"{path} is of a format before torch 1.6, which has to be read whole ({format_bytes(size)}): "
-            "convert it to safetensors"
-        )
-
-
 def _is_plain(value: object) -> bool:
     return (
         isinstance(value, torch.Tensor)
@@ -95,7 +87,6 @@ def _not_of_torch(path: Path, start: bytes) -> NoReturn:
 
 
 def _refuse(path: Path, error: Exception) -> NoReturn:
-    """One line for what torch says in many."""
     asked = re.search(r"GLOBAL (\S+)", str(error))
     if isinstance(error, pickle.UnpicklingError) and asked:
         raise DraftError(

@@ -13,10 +13,9 @@ from typing import Protocol
 
 import torch
 
-from offspec.draft.base import Children, Features, Scorer, Wants, score
+from offspec.draft.base import Children, Drafter, Features, Scorer, Wants, score
 from offspec.draft.cache_rows import TreeRows
 from offspec.draft.growing_tree import GrowingTree
-from offspec.draft.heads.guesses import nothing
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.sampling.token_tree import ROOT
@@ -40,7 +39,7 @@ class StateLayer(Protocol):
         """The states [T, E] that follow `states` [T, E] once `tokens` [T] are said."""
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[n, E] that `forward` returned to [n, V]."""
+        """[n, E] that `forward` returned to [n, V], -inf where the head knows no such token. A loan."""
 
     def close(self) -> None: ...
 
@@ -78,7 +77,7 @@ class KnownStates:
         self.end = max(min(self.end, end), self.start)
 
 
-class StateDrafter:
+class StateDrafter(Drafter):
     """Drafts with a `StateLayer`, as many levels deep as it is asked.
 
     States of committed positions are kept beside the cache: after a rewind the last of them meets another
@@ -89,16 +88,18 @@ class StateDrafter:
         self, name: str, layer: StateLayer, wants: Wants, known: KnownStates, device: torch.device
     ) -> None:
         self.name, self.wants = name, wants
-        self.between: Callable[[], None] | None = None
         self._layer, self._known, self._device = layer, known, device
+        self._look: Callable[[], None] | None = None
         self._ids: list[int] = []
         self._rows = TreeRows()  # of nodes below the root, whose own entry is a committed one
         self._positions: list[int] = []  # of the tree's rows
         self._outputs: dict[int, torch.Tensor] = {}  # of expanded nodes, [E]
 
     def fork(self, target: TreeCache) -> "StateDrafter":
-        """See `Drafter.fork`."""
         return StateDrafter(self.name, self._layer.fork(), self.wants, self._known.another(), self._device)
+
+    def watch(self, look: Callable[[], None] | None) -> None:
+        self._look = look
 
     def start(self, ids: Sequence[int]) -> None:
         self.rewind(len(ids) - 1)
@@ -121,7 +122,7 @@ class StateDrafter:
         if not outputs:
             self._catch_up()
         if ROOT not in outputs:
-            return nothing(len(nodes))
+            return Children.none(len(nodes))
         waiting = [node for node in nodes if node not in outputs]
         while waiting:
             self._extend(candidates, [node for node in waiting if int(candidates.parent[node]) in outputs])
@@ -144,8 +145,8 @@ class StateDrafter:
             exact=False,
         )
         for part in split_evenly(0, root - first, _CHUNK):
-            if self.between is not None:
-                self.between()
+            if self._look is not None:
+                self._look()
             states = known.of(first + part.start, first + part.stop)
             out = self._layer.forward(tokens[part], states, context)
         cache.commit(root - first, [])
@@ -154,8 +155,8 @@ class StateDrafter:
     def _extend(self, candidates: GrowingTree, nodes: Sequence[int]) -> None:
         """Make entries of nodes whose parents have theirs."""
         assert nodes, "a node was asked for before its parent"
-        if self.between is not None:
-            self.between()
+        if self._look is not None:
+            self._look()
         self._rows.place(candidates, nodes)
         self._positions += [len(self._ids) - 2 + depth for depth in candidates.depth[nodes].tolist()]
         tokens, context = TreeContext.of_step(
@@ -169,12 +170,6 @@ class StateDrafter:
         )
         states = torch.stack([self._outputs[parent] for parent in candidates.parent[nodes].tolist()])
         self._outputs.update(zip(nodes, self._layer.forward(tokens, states, context), strict=True))
-
-    def commit(self, nodes: Sequence[int]) -> None:
-        """Nothing to keep: the nodes' entries were made of guessed states, and real ones are to come."""
-
-    def adopt(self) -> None:
-        """The target has nothing that it could share beyond its states."""
 
     def rewind(self, length: int) -> None:
         self._keep(length, length - 1)  # the last entry's token is at `length`

@@ -41,12 +41,6 @@ class Matches:
         self._weight = [_PRIOR] * BUCKETS
         self._hits = [_PRIOR * _prior(index) for index in range(BUCKETS)]
 
-    def copy(self) -> "Matches":
-        """The same as seen so far."""
-        matches = Matches()
-        matches._weight, matches._hits = [*self._weight], [*self._hits]
-        return matches
-
     def probability(self, index: int) -> float:
         """The probability that the target picks a token of this bucket, above 0 and below 1."""
         return self._hits[index] / self._weight[index]
@@ -67,7 +61,6 @@ class Matches:
 
 
 def _prior(index: int) -> float:
-    """The probability that a bucket starts from."""
     rest, often = divmod(index, _COUNTS[-1] + 1)
     rest, share = divmod(rest, len(_SHARES))
     doubt = (1.0 - _SURE[rest % len(_SURE)]) * _DOUBT[often]

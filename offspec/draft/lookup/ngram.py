@@ -4,11 +4,13 @@ Saxena 2023, "Prompt lookup decoding"; also in transformers and LoRAX. The longe
 and stood in it before is looked for, its latest occurrence taken, and what followed is guessed as a chain.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from offspec.draft.base import Lookup
 from offspec.draft.growing_tree import Subtree
 from offspec.draft.lookup.hit_rates import Matches, bucket
 from offspec.sampling.noise import GumbelNoise, given_noise, gumbel_at
@@ -33,7 +35,7 @@ class _Text:
         self.indexed = len(self.ids)
 
 
-class NgramLookup:
+class NgramLookup(Lookup):
     """Guesses the continuation of the latest occurrence of the last four, three, two or one tokens.
 
     What a chain is worth is learnt by the length of the match, which may be longer than the n-gram. Takes
@@ -48,13 +50,11 @@ class NgramLookup:
         self._text = _Text([])
 
     def fork(self) -> "NgramLookup":
-        """See `Lookup.fork`."""
         lookup = NgramLookup()
-        lookup._matches = self._matches.copy()
+        lookup._matches = copy.deepcopy(self._matches)
         return lookup
 
     def start(self, ids: Sequence[int]) -> None:
-        """See `Lookup.start`."""
         self.rewind(len(ids))
         self._text.ids.extend(ids[len(self._text.ids) :])
         self._text.index()
@@ -62,7 +62,7 @@ class NgramLookup:
     def below(
         self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
     ) -> Subtree:
-        """See `Lookup.below`; the subtree is a chain."""
+        """The subtree is a chain."""
         self._text.index()
         place, matched = self._find(path)
         tokens = self._text.ids[place : place + min(most, max_depth)]
@@ -76,7 +76,6 @@ class NgramLookup:
         return Subtree(list(range(-1, count - 1)), tokens[:count], log_probs[:count].tolist())
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """See `Lookup.learn`."""
         self._text.index()
         place, matched = self._find([])
         for step, token in enumerate(tokens):
@@ -88,13 +87,11 @@ class NgramLookup:
         self._matches.end_pass()
 
     def rewind(self, length: int) -> None:
-        """See `Lookup.rewind`."""
         if length < len(self._text.ids):
             self._text = _Text(self._text.ids[:length])
             self._text.index()
 
     def close(self) -> None:
-        """See `Lookup.close`."""
         self._text = _Text([])
 
     def _find(self, path: Sequence[int]) -> tuple[int, int]:

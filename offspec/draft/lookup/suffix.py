@@ -6,10 +6,12 @@ give what else might come, and each guess is followed on from there, so that a c
 long as it lasts (SuffixDecoding: Oliaro et al. 2024, arXiv 2411.04975).
 """
 
+import copy
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from offspec.draft.base import Lookup
 from offspec.draft.growing_tree import Subtree
 from offspec.draft.lookup.hit_rates import Matches, bucket
 from offspec.draft.lookup.subtree import TextState, grow_subtree
@@ -73,7 +75,7 @@ def _by_probability(guess: tuple[int, float]) -> float:
     return guess[1]
 
 
-class SuffixLookup:
+class SuffixLookup(Lookup):
     """Finds the longest match of the committed ids in all texts so far, and everything that followed it.
 
     `limit` is the most tokens of text that are held, with about 100 bytes each for prose, 200 for random ids.
@@ -133,16 +135,15 @@ class SuffixLookup:
         self._settle()
 
     def fork(self) -> "SuffixLookup":
-        """See `Lookup.fork`. Its automaton is one of its own, over the texts that are shared."""
+        """Its automaton is one of its own, over the texts that are shared."""
         lookup = SuffixLookup(self._limit)
-        lookup._matches = self._matches.copy()
+        lookup._matches = copy.deepcopy(self._matches)
         lookup._held = _Held(self._held.past, array("q"))
         lookup._build()
         lookup._settle()
         return lookup
 
     def start(self, ids: Sequence[int]) -> None:
-        """See `Lookup.start`."""
         self.rewind(len(ids))
         added = array("q", ids[len(self._held.ids) :])
         self._whole = False
@@ -154,7 +155,6 @@ class SuffixLookup:
     def below(
         self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
     ) -> Subtree:
-        """See `Lookup.below`."""
         self._mend()
         place = self._place
         for token in path:
@@ -162,7 +162,6 @@ class SuffixLookup:
         return grow_subtree(self, place, len(self._held.ids) + len(path), noise, most, floor, max_depth)
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """See `Lookup.learn`."""
         self._mend()
         place = self._place
         for token in tokens:
@@ -175,7 +174,6 @@ class SuffixLookup:
         self._matches.end_pass()
 
     def rewind(self, length: int) -> None:
-        """See `Lookup.rewind`."""
         self._mend()
         held = self._held
         if length >= len(held.ids):
@@ -189,15 +187,12 @@ class SuffixLookup:
         self._settle()
 
     def close(self) -> None:
-        """See `Lookup.close`."""
         self._forget()
 
     def walk(self, place: TextState, token: int) -> TextState:
-        """See `Passages.walk`."""
         return self._texts.walk(*place, token)
 
     def guesses(self, place: TextState) -> Sequence[tuple[int, float]]:
-        """See `Passages.guesses`."""
         return self._at(place).likely
 
     def _at(self, place: TextState) -> _Guesses:
@@ -245,6 +240,5 @@ class SuffixLookup:
             state = self._texts.extend(state, token, counted=place >= passage.lead)
 
     def _go_on(self, ids: Sequence[int]) -> None:
-        """Add the next of the committed ids."""
         for token in ids:
             self._states.append(self._texts.extend(self._states[-1], token))

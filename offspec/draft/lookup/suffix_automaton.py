@@ -133,7 +133,6 @@ class SuffixAutomaton:
         return len(self._length) - 1
 
     def _lead(self, state: int, token: int, target: int) -> None:
-        """Let a token lead from a state to another."""
         several = self._several.get(state)
         if self._token[state] in (NONE, token):
             self._token[state], self._next[state] = token, target

@@ -9,9 +9,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from offspec.draft.base import Children, Drafter, Features, Foresees, Lookup, Scorer, Wants, foreseeing
-from offspec.draft.forward import Expansion, alone, expanding
+from offspec.draft.base import Children, Drafter, Features, Lookup, Scorer
+from offspec.draft.forward import Expansion, Joinable, expanding
 from offspec.draft.growing_tree import GrowingTree, Subtree
+from offspec.draft.lm import LMDrafter, foreseeing
 from offspec.model.cache import TreeCache
 from offspec.sampling.noise import GumbelNoise
 
@@ -55,36 +56,21 @@ class _Advisory:
         self._source.close()
 
 
-class AdvisoryDrafter(_Advisory):
+class AdvisoryDrafter(_Advisory, Joinable):
     """A drafter that may fail."""
 
     def __init__(self, name: str, drafter: Drafter) -> None:
         super().__init__(name, drafter)
-        self._drafter = drafter
+        self._drafter, self.wants = drafter, drafter.wants
 
     def fork(self, target: TreeCache) -> "AdvisoryDrafter":
         return AdvisoryDrafter(self.name, self._drafter.fork(target))
 
-    @property
-    def between(self) -> Callable[[], None] | None:
-        return self._drafter.between
-
-    @between.setter
-    def between(self, look: Callable[[], None] | None) -> None:
-        self._drafter.between = look
-
-    @property
-    def wants(self) -> Wants:
-        return self._drafter.wants
-
     def start(self, ids: Sequence[int]) -> None:
         self._ask(lambda: self._drafter.start(ids), None)
 
-    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
-        return alone(self.expanding(candidates, nodes, scorer))
-
     def expanding(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
-        """See `Joinable.expanding`. A forward that fails is thrown in, and is this drafter's failure."""
+        """A forward that fails is thrown in, and is this drafter's failure."""
         if not self._retired:
             try:
                 children = yield from expanding(self._drafter, candidates, nodes, scorer)
@@ -95,7 +81,7 @@ class AdvisoryDrafter(_Advisory):
         return Children.none(len(nodes))
 
     @property
-    def foresees(self) -> Foresees | None:
+    def foresees(self) -> LMDrafter | None:
         """The drafter, if it can expand nodes beside a pass."""
         return None if self._retired else foreseeing(self._drafter)
 

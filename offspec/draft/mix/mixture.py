@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from offspec.draft.base import Children, Drafter, Lookup, Scorer
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.advisory import AdvisoryDrafter
-from offspec.draft.mix.backoff import Worth
-from offspec.draft.mix.payoff import OneRow, Payoff
+from offspec.draft.mix.payoff import Backoff, OneRow, Payoff
 from offspec.draft.mix.weights import Blended
 from offspec.sampling.constraint import Format
 from offspec.sampling.noise import GumbelNoise
@@ -34,7 +33,7 @@ class Standing:
     """What is learnt, from request to request, about sources that work together."""
 
     blend: Blended
-    worth: tuple[Worth, ...]
+    worth: tuple[Backoff, ...]
     tokens: float = 0.0  # a pass, and its seconds: running means
     seconds: float = 0.0
     payoff: Payoff = field(default_factory=Payoff)  # of all drafters
@@ -43,7 +42,7 @@ class Standing:
     @classmethod
     def of(cls, drafters: int, lookups: int) -> "Standing":
         count = drafters + lookups
-        return cls(Blended(count, drafters), tuple(Worth() for _ in range(count)))
+        return cls(Blended(count, drafters), tuple(Backoff() for _ in range(count)))
 
 
 class Mixture:
@@ -137,7 +136,7 @@ class Mixture:
         one row; None where the pass cannot be compared with such.
         """
         if self._passes and self.sources:
-            _count(self.standing.payoff, bool(asked.seen), tokens, seconds, one_row)
+            self.standing.payoff.observe(bool(asked.seen), tokens, seconds, one_row)
 
     def compare_lookups(
         self, asked: "Asked", rows: int, tokens: int, seconds: float, one_row: OneRow | None
@@ -148,7 +147,7 @@ class Mixture:
         """
         looked = any(index >= len(self.sources) for index in asked.active)
         if self._passes and self.lookups and not asked.seen:
-            _count(self.standing.found, looked and rows > 1, tokens, seconds, one_row)
+            self.standing.found.observe(looked and rows > 1, tokens, seconds, one_row)
 
     def settle(
         self, asked: "Asked", guessed: NDArray[np.bool_], tokens: int, seconds: float, link: float | None
@@ -192,14 +191,6 @@ class Asked:
 
     def spent(self, index: int, seconds: float) -> None:
         self.seconds[index] = self.seconds.get(index, 0.0) + seconds
-
-
-def _count(payoff: Payoff, drafted: bool, tokens: int, seconds: float, one_row: OneRow | None) -> None:
-    """Count a pass, or that it went by, where it cannot be compared with one of one row."""
-    if one_row is not None:
-        payoff.observe(drafted, tokens, seconds, one_row)
-    elif not drafted:
-        payoff.sit_out()
 
 
 def _owed(guessed: NDArray[np.bool_], index: int) -> float:

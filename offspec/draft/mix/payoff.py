@@ -17,6 +17,13 @@ _HOPED = 2.0  # how much faster than predicted passes without drafters may be
 _EVERY = 64  # passes with drafters from one sample of the others to the next
 _PROVEN = 8  # passes with drafters after which these have proved their worth
 _FIRST_REST, _LONGEST_REST, _LONGER = 32, 2048, 4  # passes; and how many times longer each rest is
+# Of one source of several, which may not be worth its time beside the others.
+_SOURCE_KEPT = 0.9  # of what was seen, kept from pass to pass
+_SOURCE_PASSES = 8  # before a source may be dropped
+_NEGLIGIBLE = 0.02  # share of a pass's time for which nothing is dropped
+_SOURCE_MARGIN = 1.03  # by how much faster passes must be without it
+_SOURCE_FIRST_REST, _SOURCE_LONGEST_REST = 16, 128  # passes
+_PROBE = 4  # passes that a source is tried for before it may be dropped again
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +86,19 @@ class Payoff:
         self.rest = max(self.rest - 1, 0)
         self._catches_up = self.reads
 
-    def observe(self, drafted: bool, tokens: float, seconds: float, one_row: OneRow) -> None:
+    def observe(self, drafted: bool, tokens: float, seconds: float, one_row: OneRow | None) -> None:
         """Count a pass.
 
         Args:
             drafted: Whether drafters took part.
             tokens: That it gave.
             seconds: That it took in all.
-            one_row: What is known of a pass of one row in its place.
+            one_row: What is known of a pass of one row in its place; None: it went by uncounted.
         """
+        if one_row is None:
+            if not drafted:
+                self.sit_out()
+            return
         if not drafted:
             self.alone.observe(tokens, seconds, one_row)
             self._sampled = 0
@@ -124,3 +135,59 @@ class Payoff:
         """What a pass of one row takes at most beyond its token's worth, as a share of one with drafters."""
         seconds = self.alone.seconds if self.alone.passes else self.drafted.most
         return (seconds - self.drafted.each) / self.drafted.seconds
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Running means of one source, over passes: its seconds, and the tokens that no other source proposed.
+
+    rest: passes that it sits out before it is tried again; trial: passes that it has yet to be seen at. The
+    first pass after a rest, in which it catches up, does not count.
+    """
+
+    seconds: float = 0.0
+    gain: float = 0.0
+    rest: int = 0
+    trial: int = _SOURCE_PASSES
+    _next_rest: int = _SOURCE_FIRST_REST
+    _catches_up: bool = False
+
+    @property
+    def rests(self) -> bool:
+        return self.rest > 0
+
+    def sit_out(self) -> None:
+        """A pass went by without it."""
+        self.rest -= 1
+        if self.rest == 0:
+            self.trial, self.seconds, self.gain, self._catches_up = _PROBE, 0.0, 0.0, True
+
+    def observe(self, seconds: float, gain: float) -> None:
+        """What it took and brought in a pass."""
+        if self._catches_up:
+            self._catches_up = False
+            return
+        known = self.seconds > 0 or self.gain > 0
+        keep = _SOURCE_KEPT if known else 0.0
+        self.seconds = keep * self.seconds + (1 - keep) * seconds
+        self.gain = keep * self.gain + (1 - keep) * gain
+        self.trial = max(self.trial - 1, 0)
+
+    def loses(self, tokens: float, seconds: float, link: float) -> bool:
+        """Whether passes that yield `tokens` in `seconds` would be faster without it.
+
+        link: seconds that a pass takes at least, with any source.
+        """
+        if self.trial:
+            return False
+        without = max(seconds - self.seconds, link)
+        saves = seconds - without > _NEGLIGIBLE * seconds
+        if saves and (tokens - self.gain) * seconds > _SOURCE_MARGIN * tokens * without:
+            return True
+        self._next_rest = _SOURCE_FIRST_REST  # it has proved its worth
+        return False
+
+    def drop(self) -> None:
+        """Let it rest, longer each time."""
+        self.rest = self._next_rest
+        self._next_rest = min(2 * self._next_rest, _SOURCE_LONGEST_REST)

@@ -85,10 +85,9 @@ class Sources:
     def watch(self, look: Callable[[], None] | None) -> None:
         """Have something called in the midst of long steps, which may raise to break them off."""
         for drafter in self.drafters.values():
-            drafter.between = look
+            drafter.watch(look)
 
     def adopt(self) -> None:
-        """See `Drafter`."""
         for drafter in self._advisory_drafters.values():
             drafter.adopt()
 
@@ -99,7 +98,6 @@ class Sources:
                 drafter.observe(features)
 
     def rewind(self, length: int) -> None:
-        """See `Drafter`."""
         for party in self._all():
             party.rewind(length)
 

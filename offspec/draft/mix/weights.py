@@ -27,7 +27,10 @@ class Blended:
         self._weights: dict[tuple[int, ...], NDArray[np.float64]] = {}
 
     def combine(self, said: NDArray[np.float32]) -> NDArray[np.float64]:
-        """See `candidates.Blend`."""
+        """Log-probabilities [C], at most 0, of C children by what each of S sources says of them, [S, C].
+
+        A source that guessed at this node, but not at that child, says -inf; one that did not guess, NaN.
+        """
         spoke, probability = self._opinions(said)
         weights = self._of(spoke, said)
         mixed = weights @ probability / weights.sum()
@@ -62,7 +65,6 @@ class Blended:
         return self._first(spoke) if known is None else known
 
     def _first(self, spoke: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Weights before anything is seen."""
         weights = np.where(spoke, np.where(self._is_lookup, _LOOKUP, 1.0), 0.0)
         return np.asarray(weights / weights.sum())
 

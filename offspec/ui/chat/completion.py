@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from offspec.chat.archive import Archive, Entry
-from offspec.checkpoint.local_names import local_names
+from offspec.checkpoint.open import local_names
 from offspec.core.config import AUTO, NONE, SOURCES
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.chat.settings import MEANINGS, values_of

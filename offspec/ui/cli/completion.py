@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"[\w./-]+")  # what a shell takes as it is
 
 def models(incomplete: str) -> Offered:
     """Models on this machine, folders, and files of weights."""
-    from offspec.checkpoint.local_names import local_names
+    from offspec.checkpoint.open import local_names
     from offspec.ui.path_completion import MODELS, complete_path
 
     return _fitting(incomplete, [*local_names(), *complete_path(incomplete, MODELS)])

@@ -11,9 +11,8 @@ import typer
 from offspec.checkpoint.open import check_model
 from offspec.core.config import Dtype
 from offspec.core.errors import RequestError
-from offspec.distill.config import Wanted
+from offspec.distill.config import TimeLimit, Wanted
 from offspec.distill.questions import read_questions
-from offspec.distill.time_limit import TimeLimit
 from offspec.ui.cli import options as opt
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer

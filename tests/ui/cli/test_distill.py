@@ -13,8 +13,7 @@ from offspec.core.errors import DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.distill import make as heads
 from offspec.distill.config import Wanted
-from offspec.distill.measure import RANKS, HeadAcceptance
-from offspec.distill.train import Trained
+from offspec.distill.train import RANKS, HeadAcceptance, Trained
 
 Call = Callable[..., Result]
 

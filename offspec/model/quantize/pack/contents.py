@@ -11,8 +11,7 @@ import torch
 from offspec.checkpoint import Checkpoint
 from offspec.checkpoint.open import gguf_rounding
 from offspec.checkpoint.pack_manifest import Shape, format_of
-from offspec.checkpoint.slices import cut
-from offspec.checkpoint.tensors import PackedInfo, TensorInfo, bytes_of, item_size
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, bytes_of, cut, item_size
 from offspec.checkpoint.write import Entry
 from offspec.core.config import PackFormat
 from offspec.core.errors import UnsupportedModelError
