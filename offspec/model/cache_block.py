@@ -1,10 +1,12 @@
-"""The memory of all layers of a cache, in one allocation."""
+"""The memory of all layers of a cache, in one allocation: on a device, on each of several, or in RAM."""
 
 import copy
 import math
 from collections.abc import Sequence
 
 import torch
+
+from offspec.stream.arena import Arena
 
 ALIGNED = 64  # bytes: what kernels read at once begins at a multiple of it
 _CPU = torch.device("cpu")
@@ -79,3 +81,22 @@ class CacheBlocks(CacheBlock):
 
 
 _NO_BLOCK = CacheBlock()
+
+
+class HostBlock(CacheBlock):
+    """Rows in RAM. pin: have it pinned, as memory is that a device copies from."""
+
+    def __init__(self, nbytes: int, pieces: int, *, pin: bool) -> None:
+        super().__init__(nbytes, pieces)
+        self._pin = pin
+        self._arena: Arena | None = None
+
+    def allocate(self) -> None:
+        """Have the memory now. Raises CapacityError."""
+        if self._memory is None:
+            self._arena = Arena(self.nbytes, pin=self._pin)
+            self._memory, self.pinned = self._arena.tensor, self._arena.pinned or not self._pin
+
+    def close(self) -> None:
+        if self._arena is not None:
+            self._arena.close()

@@ -29,21 +29,11 @@ class LoadedModel(LoadableModel):
         return self._feeder.resident if self._feeder else ()
 
     @property
-    def bytes_streamed(self) -> int:
-        """Bytes of weights streamed so far, read-ahead included.
-
-        Those copied to GPUs, and those read from disk for weights that the CPU computes with.
-        """
-        return self.bytes_moved.streamed
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of weights read from disk so far, read-ahead included."""
-        return self.bytes_moved.read
-
-    @property
     def bytes_moved(self) -> BytesMoved:
-        """`bytes_streamed` and `bytes_read` at one moment: threads that read ahead do not stop in between."""
+        """Bytes of weights streamed and read from disk so far, at one moment, read-ahead included.
+
+        Streamed are those copied to GPUs, and those read from disk for weights that the CPU computes with.
+        """
         return self._feeder.bytes_moved if self._feeder else BytesMoved()
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from offspec.model.attention import MergedContext, TreeContext
-from offspec.model.merged_cache import MergedCache
+from offspec.model.cache import MergedCache
 from offspec.model.row_counts import RowCounts
 from offspec_kernels.chunks import split_evenly
 

@@ -12,7 +12,7 @@ from offspec.checkpoint.tensors import on_disk
 from offspec.model.binding import Binder
 from offspec.model.head import HeadBlock, head_blocks
 from offspec.model.opened import OpenedModel
-from offspec.model.row_products import has_row_blocks
+from offspec.model.row_independence import has_row_blocks
 from offspec.stream.layout import lay_out
 from offspec_kernels.row_linear.blocks import panel_bytes
 from offspec_kernels.tree_attention import gpu_scratch_bytes, list_bytes
@@ -70,12 +70,6 @@ class SizedModel(OpenedModel):
         return [binder.layout.nbytes + binder.fused_elements * self.dtype.itemsize for binder in self.layers]
 
     @property
-    def unpacked(self) -> tuple[int, int]:
-        """Values of all layers that every pass unpacks, and the bytes that those are stored in."""
-        values = sum(binder.unpacked_elements for binder in self.layers)
-        return values, sum(binder.unpacked_bytes for binder in self.layers)
-
-    @property
     def rest_bytes(self) -> int:
         """Bytes of everything that is no layer and stays: head, final norm, positions."""
         return sum(binder.kept_bytes for binder in self._rest)
@@ -108,27 +102,15 @@ class SizedModel(OpenedModel):
     def _head_blocks(self) -> list[HeadBlock]:
         if self._head is None or not self.head_bytes:
             return []
-        return head_blocks(self._head.sources[0][0], max(self.layer_bytes), self._unpacked_values)
-
-    @property
-    def _unpacked_values(self) -> int:
-        """Most values of packed weights that are there at once while layers run, or a head's blocks."""
-        return self._unpacked_in(self.layers)
-
-    def _whole_in(self, layers: Sequence[Binder]) -> int:
-        """Most values of a module of layers that are made before it runs."""
-        by_panels = self.device.type == "cpu" and self.uses_panels
-        return max(binder.scratch_elements(by_panels) for binder in layers)
+        return head_blocks(self._head.sources[0][0], max(self.layer_bytes), self._unpacked_in(self.layers))
 
     def _unpacked_in(self, layers: Sequence[Binder]) -> int:
-        most = self._whole_in(layers)
+        """Most values of packed weights that are there at once while layers run, or a head's blocks."""
+        by_panels = self.device.type == "cpu" and self.uses_panels
+        most = max(binder.scratch_elements(by_panels) for binder in layers)
         if self._head is not None and self._head.is_packed:
             most = max(most, min(_HEAD_VALUES, math.prod(self._head.sources[0][0].shape)))
         return most
-
-    @property
-    def _fused_values(self) -> int:
-        return max(binder.fused_elements for binder in self.layers)
 
     def with_int8_cache(self) -> Self:
         """The same with keys and values in 8 bits, to see what it would take; not to be loaded."""
@@ -182,13 +164,16 @@ class SizedModel(OpenedModel):
     @property
     def unpacking_bytes(self) -> int:
         """Bytes for values of packed weights, which stay, and for what some are fused of."""
-        return (self._unpacked_values + self._fused_values) * self.dtype.itemsize
+        return self._unpacking_bytes(self.layers)
 
     @property
     def dense_unpacking_bytes(self) -> int:
         """The same where routed experts are made one by one, without what those take."""
-        fused = max(binder.fused_elements for binder in self.dense)
-        return (self._unpacked_in(self.dense) + fused) * self.dtype.itemsize
+        return self._unpacking_bytes(self.dense)
+
+    def _unpacking_bytes(self, layers: Sequence[Binder]) -> int:
+        fused = max(binder.fused_elements for binder in layers)
+        return (self._unpacked_in(layers) + fused) * self.dtype.itemsize
 
     def activation_bytes(self, rows: int, length: int, chunk: int, device: torch.device | None = None) -> int:
         """The same without what packed weights take."""

@@ -15,14 +15,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def unwatched() -> AbstractContextManager[object]:
-    """While entered, modes of torch's functions are asked nothing."""
-    guard: AbstractContextManager[object] = torch._C.DisableTorchFunction()
-    return guard
-
-
 def watched() -> AbstractContextManager[object]:
-    """The same undone, for what families call themselves."""
+    """While entered within a function that no mode watches, modes are asked again, as families expect."""
     guard: AbstractContextManager[object] = torch._C._EnableTorchFunction()
     return guard
 
@@ -32,7 +26,7 @@ def never_watched(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        with unwatched():
+        with torch._C.DisableTorchFunction():
             return function(*args, **kwargs)
 
     return run

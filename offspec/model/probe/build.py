@@ -50,8 +50,8 @@ class Findings:
     """
 
     refusal: str
-    chains: bool
-    rows: CacheRows
+    chains: bool = False
+    rows: CacheRows = NOTHING_KEPT
     merges: bool = False
     apart: bool = False
     wraps: int = 0
@@ -131,19 +131,15 @@ def _tried(config: Any, skeleton: Skeleton) -> Findings:
         raise
     except Exception as error:  # a configuration's own checks, which know of no small model
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return _refused(f"no small model of its architecture can be made to try it ({reason})")
+        return Findings(f"no small model of its architecture can be made to try it ({reason})")
     if not behaviour.chains:
         kinds = " and ".join(sorted(set(getattr(config.get_text_config(), "layer_types", None) or ())))
-        return _refused(f"{behaviour.reason} (its layers: {kinds})" if kinds else behaviour.reason)
+        return Findings(f"{behaviour.reason} (its layers: {kinds})" if kinds else behaviour.reason)
     try:
         rows = measure_rows(skeleton, behaviour.wraps)
     except OffspecError as error:
-        return _refused(str(error))
+        return Findings(str(error))
     return Findings("", not behaviour.trees, rows, behaviour.merges, behaviour.apart, behaviour.wraps)
-
-
-def _refused(reason: str) -> Findings:
-    return Findings(reason, False, NOTHING_KEPT)
 
 
 def _key_of(config: Any) -> str:

@@ -124,9 +124,9 @@ def _divisors(given: dict[str, Any], levels: Iterable[dict[str, Any]], few: int)
                     heads.append(number)
                 elif _PER_HEAD.search(name):
                     sizes.append(number)
-    size = next((given[name] for name in ("hidden_size", "n_embd", "d_model") if given.get(name)), None)
-    count = next(
-        (given[name] for name in ("num_attention_heads", "n_head", "n_heads") if given.get(name)), None
+    size, count = (
+        next((given[name] for name in names if given.get(name)), None)
+        for names in (("hidden_size", "n_embd", "d_model"), ("num_attention_heads", "n_head", "n_heads"))
     )
     follows = not given.get("head_dim")  # the size of a head, from the width
     if follows and isinstance(size, int) and isinstance(count, int) and size % count == 0:
@@ -169,8 +169,10 @@ def _rotary_parts(given: dict[str, Any]) -> list[float]:
 
 def _fewer_experts(given: dict[str, Any]) -> None:
     """As many as leave a choice, in the same groups."""
-    chosen = max((given.get(name) or 1 for name in _CHOSEN if type(given.get(name)) is int), default=1)
-    groups = max((given.get(name) or 1 for name in _GROUPS if type(given.get(name)) is int), default=1)
+    chosen, groups = (
+        max((given.get(name) or 1 for name in names if type(given.get(name)) is int), default=1)
+        for names in (_CHOSEN, _GROUPS)
+    )
     for name, value in given.items():
         if not _EXPERTS.search(name) or type(value) is not int:
             continue

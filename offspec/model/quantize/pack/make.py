@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
-from offspec.checkpoint.checksum import damage
 from offspec.checkpoint.folder import open_folder
 from offspec.checkpoint.open import local_path
 from offspec.checkpoint.pack_manifest import Manifest, Origin, check_pack, read_manifest
@@ -24,8 +23,7 @@ from offspec.model.quantize.pack.contents import (
     refuse_rounded,
 )
 from offspec.model.quantize.pack.files import make_file, slab_weights
-from offspec.model.quantize.pack.place import PackLocation
-from offspec.model.quantize.pack.unfinished import Unfinished
+from offspec.model.quantize.pack.place import PackLocation, Unfinished, damaged
 
 _TEXT_BYTES = 64 * 2**20  # tokenizer files, headers, rounding to blocks
 
@@ -120,12 +118,8 @@ def verify_pack(folder: Path, notify: Notify) -> Manifest:
     check_pack(folder)
     manifest = read_manifest(folder)
     files = manifest.sums
-    progress = ByteProgress(f"verifying {folder.name}", sum(s.size for s in files.values()), notify)
-    wrong = []
-    for number, (name, expected) in enumerate(files.items(), 1):
-        progress.detail = f"file {number} of {len(files)}"
-        if found := damage(folder / name, expected, thorough=True, add=progress.add):
-            wrong.append(f"{folder / name} {found}")
+    found = damaged(folder, files, f"verifying {folder.name}", notify, thorough=True)
+    wrong = [f"{folder / name} {how}" for name, how in found]
     if wrong:
         more = f", and {len(wrong) - 1} more of its {len(files)} files" if len(wrong) > 1 else ""
         raise CheckpointError(f"{wrong[0]}{more}: {manifest.origin.again(folder)}")
