@@ -12,7 +12,7 @@ from offspec.checkpoint.tensors import Weight, on_disk
 from offspec.core.trace import OFF, Timeline
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
-from offspec.model.cache_block import CacheBlock, CacheBlocks, HostBlock
+from offspec.model.cache_block import CacheBlock, HostBlock
 from offspec.model.cache_windows import CacheWindows
 from offspec.model.embedding import RowGather
 from offspec.model.expert_parts import AnyExpertStore, attach
@@ -221,10 +221,11 @@ class LoadableModel(SizedModel):
         places = dict[torch.device, list[int]]()
         for layer, binder in enumerate(self.layers):
             places.setdefault(binder.device, []).append(layer)
-        if len(places) == 1:
-            return CacheBlock(self.cache_bytes(capacity), 5 * len(self.skeleton.rows.kept), *places)
-        return CacheBlocks(
-            [CacheBlock(self.cache_bytes(capacity, of), 5 * len(of), place) for place, of in places.items()]
+        if len(places) == 1:  # of a cache that has more layers than the model, too
+            every = self.cache_bytes(capacity), 5 * len(self.skeleton.rows.kept)
+            return CacheBlock(dict.fromkeys(places, every))
+        return CacheBlock(
+            {place: (self.cache_bytes(capacity, of), 5 * len(of)) for place, of in places.items()}
         )
 
     def _assemble(
