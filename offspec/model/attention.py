@@ -103,11 +103,10 @@ class TreeContext:
         if self.position.device == device:
             return self
         if device not in self._elsewhere:
-            there = TreeContext(
-                self.prefix, self.position.to(device), self.causal, self.ancestors, self.exact
+            there, masked = self.position.to(device), self.masked
+            self._elsewhere[device] = TreeContext(
+                self.prefix, there, self.causal, self.ancestors, self.exact, masked=masked, tokens=self.tokens
             )
-            there.masked, there.tokens = self.masked, self.tokens
-            self._elsewhere[device] = there
         return self._elsewhere[device]
 
     def pieces(self, padded: int) -> "list[tuple[TreeContext, slice]]":

@@ -66,6 +66,8 @@ class Binder:
             else:
                 self._plain.append(recipe)
         self._unpackers = [self._unpacker(module, found) for module, found in waiting.items()]
+        self.is_packed = bool(waiting)  # whether `attach` leaves any weight packed
+        self._any_packed = any(recipe.is_packed for recipe in recipes)
 
     def _unpacker(self, module: str, recipes: list[WeightRecipe]) -> ModuleUnpacker:
         names = [name for recipe in recipes for name in recipe.names]
@@ -116,11 +118,6 @@ class Binder:
             self._known.add(weight)
         return out.view(*input.shape[:-1], weight.shape[0])
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether `attach` leaves any weight packed."""
-        return bool(self._unpackers)
-
     def scratch_elements(self, by_panels: bool) -> int:
         """Values of the module with the most packed weights, of those that panels are not made of."""
         whole = [each.elements for each in self._unpackers if not (by_panels and each in self._by_panels)]
@@ -134,10 +131,8 @@ class Binder:
     @cached_property
     def fused_elements(self) -> int:
         """Values that are there besides while packed weights are fused: the outcome, and one before it."""
-        return max(
-            (2 * self._values(recipe) for recipe in self.recipes if recipe.is_packed and recipe.converter),
-            default=0,
-        )
+        fused = [recipe.names for recipe in self.recipes if recipe.is_packed and recipe.converter]
+        return max((2 * sum(self.parameters[name].numel() for name in names) for names in fused), default=0)
 
     @property
     def unpacked_elements(self) -> int:
@@ -149,9 +144,6 @@ class Binder:
         """Bytes that those are stored in."""
         waiting = [recipe for recipe in self.recipes if recipe.is_packed and recipe not in self._plain]
         return sum(weight.nbytes for recipe in waiting for weight, _ in recipe.sources)
-
-    def _values(self, recipe: WeightRecipe) -> int:
-        return sum(self.parameters[name].numel() for name in recipe.names)
 
     @cached_property
     def copied_bytes(self) -> int:
@@ -166,10 +158,6 @@ class Binder:
         if copies == every or self._any_packed:
             return every
         return copies + self.layout.nbytes
-
-    @property
-    def _any_packed(self) -> bool:
-        return any(recipe.is_packed for recipe in self.recipes)
 
     def _copies(self, recipes: list[WeightRecipe]) -> int:
         total = 0

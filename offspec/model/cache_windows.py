@@ -195,14 +195,11 @@ class CacheWindows:
             start = -(-end // ALIGNED) * ALIGNED
             end = start + home.nbytes
             if end > len(self._memory[window]):  # the layer has grown
-                self._memory[window] = self._memory[window].new_empty(sum(map(_room, layer.home.values())))
+                room = sum(store.nbytes + ALIGNED for store in layer.home.values())
+                self._memory[window] = self._memory[window].new_empty(room)
                 return self._views(window, layer)
             views[name] = self._memory[window][start:end].view(home.dtype).view(home.shape)
         return views
-
-
-def _room(store: torch.Tensor) -> int:
-    return store.nbytes + ALIGNED
 
 
 def _copy_rows(to: dict[str, torch.Tensor], source: dict[str, torch.Tensor], start: int, end: int) -> None:

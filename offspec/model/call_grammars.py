@@ -49,10 +49,6 @@ class GrammarText:
         """Add a rule for JSON with a schema; for any value if the schema cannot be followed."""
         return self.rule(name, f"%json {json.dumps(_laid_out(schema), ensure_ascii=False)}")
 
-    def grammar(self, start: str) -> str:
-        """The grammar with this beginning."""
-        return "\n".join((f"start: {start}", *self.rules))
-
 
 def _laid_out(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A schema that grammars can follow: what of it they cannot is left open."""
@@ -215,11 +211,8 @@ class CallForm:
         call = text.rule("call", " | ".join(calls))
         more = "" if self.between is None else f"({text.literals(self.between)} {call})*"
         begins = " | ".join((f"{text.literals(self.before)} {call} {more}", *map(text.literals, self.others)))
-        return text.grammar(f"{text.literals(mark)} ({begins}) {text.literals(self.after)}")
-
-    def region(self, functions: Sequence[Function], special: Mapping[str, int]) -> Region:
-        """The region of a family's calls."""
-        return Region(self.mark, self.grammar(functions, special), self.at_start)
+        start = f"{text.literals(mark)} ({begins}) {text.literals(self.after)}"
+        return "\n".join((f"start: {start}", *text.rules))
 
 
 _OBJECT = _json_calls('{"name": "', '", "arguments": ', "}")
@@ -305,7 +298,7 @@ def answer_regions(
     forms = call_forms(template)
     if not forms or not functions:
         return None
-    regions = tuple(form.region(functions, special) for form in forms)
+    regions = tuple(Region(form.mark, form.grammar(functions, special), form.at_start) for form in forms)
     return Regions(regions, thought=thought_marks(template), thinking=thinking)
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from offspec.model.row_counts import STEPS, RowCounts
-from offspec.model.torch_functions import never_watched, watched
+from offspec.model.torch_functions import never_watched
 from offspec_kernels.backend import choose_backend
 from offspec_kernels.row_linear import grouped_linear, row_linear
 
@@ -204,7 +204,7 @@ def _own_weights(
 
 def _run(experts: Any, own: Mapping[str, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
     """What one expert says of rows [n, H]."""
-    with watched():
+    with torch._C._EnableTorchFunction():  # modes are asked again, for what families call themselves
         inner = _linear(experts, "gate_up_proj" if experts.has_gate else "up_proj", own, rows)
         inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
         out = _linear(experts, "down_proj", own, inner)

@@ -49,10 +49,6 @@ class Hops:
         after = self.places[index + 1] if index + 1 < len(self.places) else self.home
         return (out[0].to(after), *out[1:]) if isinstance(out, tuple) else out.to(after)
 
-    def is_beside(self, index: int) -> bool:
-        """Whether the CPU computes a layer beside a device."""
-        return self.places[index].type == "cpu" != self.home.type
-
     def forget(self) -> None:
         """Let go of what was brought."""
         self._pass = None

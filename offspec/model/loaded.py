@@ -8,7 +8,6 @@ import torch
 from offspec.core.events import Event, unheard
 from offspec.model.cache import TreeCache
 from offspec.model.expert_parts import attach
-from offspec.model.feeder import LayerFeeder
 from offspec.model.fused.forward import LeanModel, lean_model
 from offspec.model.loading import LoadableModel
 from offspec.model.quantize.resident_layers import RoundedLayers
@@ -45,7 +44,7 @@ class LoadedModel(LoadableModel):
     def unpinned_bytes(self) -> int:
         """Bytes of RAM that are copied to a device from, and could not be pinned."""
         block = self.tree_model.cache.block
-        weights = self._feeder.unpinned_bytes if isinstance(self._feeder, LayerFeeder) else 0
+        weights = self._feeder.unpinned_bytes if self._feeder else 0
         return weights + (0 if block.pinned else block.nbytes)
 
     @property

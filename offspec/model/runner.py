@@ -121,8 +121,8 @@ class TreeModel:
         if self._enter is not None:
             self._enter(index)
         began, stalled = time.perf_counter(), self.stalled()
-        beside = self._hops is not None and self._hops.is_beside(index)
         place = hidden.device if self._hops is None else self._hops.places[index]
+        beside = self._hops is not None and place.type == "cpu" != self._hops.home.type
         first = mark(place) if self.settle is None and not beside else None
         try:
             if index in self.taps:

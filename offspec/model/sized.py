@@ -182,10 +182,13 @@ class SizedModel(OpenedModel):
         inner = max((max(shape) for shape in self._matrix_shapes()), default=hidden)
         states, chunk, keys = rows * hidden * item, min(rows, chunk), length + rows
         gated = chunk * 3 * inner * item
+        # Keys in 8 bits may become values before a layer looks at them.
+        as_values = self.int8_cache and (kept.expanded or self.skeleton.closed)
+        values = max(kept.kept) * (4 + item) if as_values else 0
         part = (
             chunk * 4 * hidden * 4
             + self._dense_scratch(rows, keys, chunk)
-            + max(rows, length) * (kept.expanded * item + self._read_as_values)
+            + max(rows, length) * (kept.expanded * item + values)
             + chunk * item * kept.row_numbers // len(self.layers) * _WIDENED
         )
         if (device or self.device).type == "cpu":
@@ -206,14 +209,6 @@ class SizedModel(OpenedModel):
             return beside
         whole = self.layer_elements[0] - (self.layers[0].panel_elements if self.uses_panels else 0)
         return beside + min(whole, max((a * b for a, b in self._matrix_shapes()), default=0)) * item
-
-    @property
-    def _read_as_values(self) -> int:
-        """Bytes of a position of keys in 8 bits that become values before a layer looks at them."""
-        kept = self.skeleton.rows
-        if not self.int8_cache or not (kept.expanded or self.skeleton.closed):
-            return 0
-        return max(kept.kept) * (4 + self.dtype.itemsize)
 
     def _dense_scratch(self, rows: int, keys: int, chunk: int) -> int:
         """Bytes of dense masks, of scores that layers make of them, and of an index's scores and choices."""

@@ -239,12 +239,7 @@ class TextCodec:
 
     def spell(self, ids: Iterable[int]) -> str:
         """The text of token ids with the special tokens in it, as a chat template would write it."""
-        with self._damage("tokens"):
-            text = self.tokenizer.decode(
-                self._mended(list(ids)), skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        assert isinstance(text, str)
-        return text
+        return self._text(list(ids), special=True)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids, special tokens left out, spaces as the tokens have them.
@@ -254,11 +249,13 @@ class TextCodec:
         vocabulary has tokens for single bytes ("<0xFF>"): one wrong byte makes U+FFFD of every byte of its
         run, also of characters that have been shown.
         """
-        shown = [i for i in ids if i not in self.hidden_ids]
+        return self._text([i for i in ids if i not in self.hidden_ids], special=False)
+
+    def _text(self, ids: list[int], *, special: bool) -> str:
         # Tidying spaces up ("Hello ." to "Hello.") would change text that was already shown.
         with self._damage("tokens"):
             text = self.tokenizer.decode(
-                self._mended(shown), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                self._mended(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
             )
         assert isinstance(text, str)
         return text

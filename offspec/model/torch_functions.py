@@ -6,19 +6,12 @@ a layer, of which they change two or three. What is known to need neither runs w
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import ParamSpec, TypeVar
 
 import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def watched() -> AbstractContextManager[object]:
-    """While entered within a function that no mode watches, modes are asked again, as families expect."""
-    guard: AbstractContextManager[object] = torch._C._EnableTorchFunction()
-    return guard
 
 
 def never_watched(function: Callable[P, R]) -> Callable[P, R]:

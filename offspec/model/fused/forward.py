@@ -187,7 +187,8 @@ class LeanModel:
             if layer.q_norm is not None and layer.k_norm is not None:
                 for part, norm in ((turned[:, :queries], layer.q_norm), (turned[:, queries:], layer.k_norm)):
                     part.copy_(F.rms_norm(part, norm.shape, norm, shape.eps))
-            _rotate(turned[..., : shape.rotated], *turns[shape.rotations[index]])
+            part, (cos, sin) = turned[..., : shape.rotated], turns[shape.rotations[index]]
+            torch.addcmul(part * cos, part.roll(shape.rotated // 2, -1), sin, out=part)
             out = layer.out(self._attended(index, heads, rows, together))
             hidden += out if layer.after is None else self._scaled(out.float(), layer.after)
             gate, up = layer.gate_up(self._normed(hidden, layer.between)).chunk(2, dim=1)
@@ -250,9 +251,3 @@ class LeanModel:
         if self._steps is not None:
             self._steps.forget(self.cache)
         self.cache = LeanCache(0, 0, 0, 0, self._dtype, self._device)
-
-
-def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Turn heads [T, Q + KV, R] in place, by cos and sin [T, 1, R] as `LeanModel` has them."""
-    rolled = heads.roll(heads.shape[-1] // 2, -1)
-    torch.addcmul(heads * cos, rolled, sin, out=heads)

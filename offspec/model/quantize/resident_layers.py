@@ -43,7 +43,7 @@ class RoundedLayers:
     """
 
     ring_stats = RingStats()  # nothing streams
-    bytes_moved = BytesMoved()
+    bytes_moved, unpinned_bytes = BytesMoved(), 0
 
     def __init__(
         self,
@@ -71,7 +71,11 @@ class RoundedLayers:
 
     def enter(self, layer: int) -> None:
         if layer == 0 and self._packed:
-            self._prepare()
+            if self._scratch is not None:
+                self._scratch.taken = 0  # Ctrl-C may have broken the pass before off
+            for unpacker in self._waiting:
+                unpacker.install(self.room())
+            self._waiting.clear()
         if layer == len(self._packed):
             binder = self._binders[layer]
             tensors = binder.realise(read_unit(binder.layout, self._reader).tensor)
@@ -139,14 +143,6 @@ class RoundedLayers:
             most, device = max(map(unpacked_values, self._layers)), first.parts["codes"].device
             self._scratch = Scratch(most, first.dtype, device)
         return self._scratch
-
-    def _prepare(self) -> None:
-        """Before a pass over layers that are packed."""
-        if self._scratch is not None:
-            self._scratch.taken = 0  # Ctrl-C may have broken the pass before off
-        for unpacker in self._waiting:
-            unpacker.install(self.room())
-        self._waiting.clear()
 
     def packed(self, layer: int) -> Mapping[str, RoundedMatrix]:
         """Weights of a layer that are kept packed, by their names inside it."""

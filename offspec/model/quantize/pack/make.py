@@ -84,7 +84,8 @@ def pack_model(
         refuse_rounded(model, notify)
     source = open_checkpoint(model, unpack=True, notify=notify, cache_dir=cache_dir)
     refuse_packed(source)
-    origin = Origin(_lasting(model), source.fingerprint, to)
+    path, is_local = local_path(model)  # a path that means the same in any folder
+    origin = Origin(str(real_path(path)) if is_local else model, source.fingerprint, to)
     place = PackLocation.of(out, origin, cache_dir)
     with place.claimed(notify):
         there = place.there(origin, again, notify)
@@ -179,9 +180,3 @@ def _make_files(
         layer = contents.index(file)  # the first file is what is no layer
         progress.detail = f"layer {layer} of {len(contents) - 1}" if layer else "embedding and head"
         unfinished.add(file.name, make_file(file, unfinished.folder, to, most, progress.add))
-
-
-def _lasting(model: str) -> str:
-    """A model's name that means the same in any folder."""
-    path, kind = local_path(model)
-    return str(real_path(path)) if kind else model

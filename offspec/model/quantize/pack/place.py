@@ -89,7 +89,11 @@ class PackLocation:
         manifest = self._manifest()
         if manifest is not None:
             if not manifest.origin.matches(origin):
-                raise RequestError(_other(self.folder, manifest.origin))
+                other = f"{quoted(manifest.origin.model)} in {manifest.origin.format}"
+                raise RequestError(
+                    f"{self.folder} holds a pack of {other}, or of that model as it was before: name another "
+                    "folder by `out`, or remove this one"
+                )
             with suppress(CheckpointError):
                 open_folder(self.folder)
                 # Of weights alone: the other files are checked on opening.
@@ -190,27 +194,22 @@ class Unfinished:
             with reading(file):
                 data = file.read_bytes()
             write(file.name, data)
-        write(INDEX, _json(self._index()))
-        config = _json(self._config(source.config))
+        tensors = {name: list(read_header(self.folder / name)[0]) for name in self.files}
+        index = {
+            "metadata": {"total_size": sum(file.sum.size for file in self.files.values())},
+            "weight_map": {tensor: name for name, of in tensors.items() for tensor in of},
+        }
+        write(INDEX, _json(index))
+        # The model's configuration, which says that these weights are not ordinary ones.
+        kept = {key: value for key, value in source.config.items() if key not in ("dtype", "torch_dtype")}
+        method = {"quant_method": METHOD, "format": self.origin.format}
+        config = _json({**kept, "dtype": "bfloat16", "quantization_config": method})
         manifest = Manifest(self.origin, self.files, {**texts, CONFIG: sum_of(config)})
         write_file(self.folder / MANIFEST, manifest.to_text().encode())
         write_file(self.folder / CONFIG, config)
         sync_folder(self.folder)
         os.rename(self.folder, folder)
         return manifest
-
-    def _index(self) -> dict[str, Any]:
-        names = {name: list(read_header(self.folder / name)[0]) for name in self.files}
-        return {
-            "metadata": {"total_size": sum(file.sum.size for file in self.files.values())},
-            "weight_map": {tensor: name for name, tensors in names.items() for tensor in tensors},
-        }
-
-    def _config(self, config: dict[str, Any]) -> dict[str, Any]:
-        """The model's configuration, which says that these weights are not ordinary ones."""
-        kept = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype")}
-        method = {"quant_method": METHOD, "format": self.origin.format}
-        return {**kept, "dtype": "bfloat16", "quantization_config": method}
 
     def remove(self) -> None:
         """Keep nothing."""
@@ -244,10 +243,3 @@ def damaged(
         progress.detail = f"file {number} of {len(files)}" if thorough else ""
         if found := damage(folder / name, expected, thorough=thorough, add=progress.add):
             yield name, found
-
-
-def _other(folder: Path, origin: Origin) -> str:
-    return (
-        f"{folder} holds a pack of {quoted(origin.model)} in {origin.format}, or of that model as it was "
-        "before: name another folder by `out`, or remove this one"
-    )
