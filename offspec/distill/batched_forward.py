@@ -16,7 +16,6 @@ import torch
 from offspec.model.attention import UNSAID, window_of
 from offspec.model.cache import TreeCache
 from offspec.model.loaded import LoadedModel
-from offspec.model.patches import register_attention
 from offspec_kernels.tree_attention import Window
 from offspec_kernels.tree_mask import first_seen
 
@@ -63,7 +62,9 @@ class Batch:
             self._target.skeleton.layers[layer].register_forward_pre_hook(self._tap(layer))
             for layer in self._taps
         ]
-        register_attention(NAME, attend_batch)
+        from transformers import AttentionInterface
+
+        AttentionInterface.register(NAME, attend_batch)
         model.set_attn_implementation(NAME)
         try:
             yield

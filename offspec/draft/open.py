@@ -13,7 +13,8 @@ from offspec.draft.heads.base import OpenedHead, TargetShape
 from offspec.draft.heads.open import open_head
 from offspec.draft.kinds import KINDS, OF_TARGET
 from offspec.model.loaded import LoadedModel
-from offspec.model.tokenizer import TextCodec, load_tokenizer, same_vocabulary
+from offspec.model.tokenizer import TextCodec, load_tokenizer
+from offspec.model.vocabulary import same_vocabulary
 from offspec_planners.typical_acceptance import HEAD, MODEL, TypicalDraft
 from offspec_planners.typical_acceptance import SUBSTITUTE as TYPICAL_SUBSTITUTE
 

@@ -19,7 +19,7 @@ from offspec.draft.mix.sources import Sources
 from offspec.draft.sampled_scorer import DrawingScorer
 from offspec.engine.decode import Decoding
 from offspec.engine.request import Request
-from offspec.model.token_bytes import token_bytes
+from offspec.model.vocabulary import token_bytes
 from offspec.plan.load import Assembly
 from offspec.plan.make import acceptance_for
 from offspec.plan.policy import DraftPolicy

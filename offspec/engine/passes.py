@@ -125,7 +125,7 @@ class Passes:
                     nodes=sum(len(one.grown.tree) for one in found),
                     emitted=sum(len(one.walk.tokens) for one in found),
                 )
-            self._timeline.counter("bytes streamed", target.bytes_streamed)
+            self._timeline.counter("bytes streamed", target.bytes_moved.streamed)
             return done
         except BaseException as error:
             target.recover()
@@ -144,7 +144,7 @@ class Passes:
         nodes: Sequence[int] = [0] * len(sequences)
 
         def tell(layer: int) -> None:
-            streamed, seconds = target.bytes_streamed - before, time.perf_counter() - began
+            streamed, seconds = target.bytes_moved.streamed - before, time.perf_counter() - began
             for sequence, count in zip(sequences, nodes, strict=True):
                 sequence.progressed(layer, count, streamed, seconds)
 

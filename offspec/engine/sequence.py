@@ -32,8 +32,8 @@ from offspec.engine.prompt_scorer import PromptScorer
 from offspec.engine.request import Submitted
 from offspec.engine.stopping import Ending, Halted
 from offspec.model import device as devices
-from offspec.model.runner import Spent
-from offspec.model.token_bytes import token_text
+from offspec.model.pass_time import Spent
+from offspec.model.vocabulary import token_text
 from offspec.plan.load import Assembly
 from offspec_planners.placement import Tier
 

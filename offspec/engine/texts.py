@@ -13,7 +13,7 @@ from offspec.core.model_info import ModelInfo
 from offspec.model import answer_formats
 from offspec.model.call_grammars import after_thought, answer_regions, only_calls
 from offspec.model.prompt import Prompt, checked_text
-from offspec.model.token_bytes import token_bytes
+from offspec.model.vocabulary import token_bytes
 from offspec.plan.load import Assembly
 from offspec.sampling.rules import check_tokens
 

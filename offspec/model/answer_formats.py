@@ -11,6 +11,7 @@ from offspec.chat.families import family_of, thought_marks
 from offspec.chat.family_parts import FamilyParts
 from offspec.chat.marked_parts import Kind, MarkedParts
 from offspec.chat.prompt_reuse import OPENED
+from offspec.checkpoint.ranges import one_line
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing import ResponseParser
@@ -22,7 +23,7 @@ PartsMaker = Callable[[str, Sequence[Mapping[str, Any]]], Parts]
 
 
 class MarkedFormat:
-    """See `AnswerFormat`.
+    """An `AnswerFormat` of transformers.
 
     Args:
         spec: The response template of a tokenizer.
@@ -37,28 +38,22 @@ class MarkedFormat:
         self.shown = frozenset(i for i, token in special.items() if any(token in mark for mark in marks))
 
     def parser(self, prompt: str, tools: Collection[Mapping[str, Any]]) -> "ResponseParser":
-        """See `AnswerFormat`."""
         from transformers.utils.chat_parsing import ResponseParser
 
-        begun = self.begun(prompt)
-        return ResponseParser(self._template, prefix=begun, tools=[dict(tool) for tool in tools])
+        return ResponseParser(self._template, prefix=self.begun(prompt), tools=[*map(dict, tools)])
 
     def begun(self, prompt: str) -> str:
-        """See `AnswerFormat`."""
         return self._template.truncate_past_last_anchor(prompt) if prompt else ""
 
     def kind(self, field: str) -> Kind:
-        """See `AnswerFormat`."""
         return _kind(field)
 
     def opening(self, field: str, text: str, at: int) -> tuple[int, int]:
-        """See `AnswerFormat`."""
         pattern = self._template.fields[field].open_re
         found = pattern.search(text, at) if pattern else None
         return (found.start(), found.end()) if found else (at, at)
 
     def closing(self, field: str, text: str, at: int) -> int:
-        """See `AnswerFormat`."""
         pattern = self._template.fields[field].close_re
         found = pattern.search(text, at) if pattern else None
         return found.end() if found else at
@@ -70,8 +65,7 @@ def find(codec: "TextCodec", calls: bool) -> PartsMaker | None:
     It is called with the prompt, special tokens included, and with the tools.
     """
     special = {i: codec.spell([i]) for i in codec.hidden_ids - codec.eos_ids}
-    own = getattr(codec.tokenizer, "response_template", None)
-    if own and complaint(codec) is None:
+    if own := _own_template(codec):
         format = MarkedFormat(_only(own, calls), special)
         return lambda prompt, tools: MarkedParts(format, prompt, tools)
     template = codec.answer_marks
@@ -92,15 +86,12 @@ def find(codec: "TextCodec", calls: bool) -> PartsMaker | None:
 
 def kinds(codec: "TextCodec") -> frozenset[Kind]:
     """Return the kinds of parts that are recognized in answers of a model."""
-    own = getattr(codec.tokenizer, "response_template", None)
-    if own and complaint(codec) is None:
+    if own := _own_template(codec):
         return frozenset(map(_kind, own["fields"]))
     family, thought = family_of(codec.answer_marks), thought_marks(codec.answer_marks)
-    found: dict[Kind, bool] = {
-        "call": family is not None,
-        "thought": thought is not None or (family is not None and family.messages),
-    }
-    return frozenset(kind for kind, has in found.items() if has)
+    calls: set[Kind] = {"call"} if family is not None else set()
+    thoughts: set[Kind] = {"thought"} if thought is not None or (family and family.messages) else set()
+    return frozenset(calls | thoughts)
 
 
 def complaint(codec: "TextCodec") -> str | None:
@@ -111,12 +102,18 @@ def complaint(codec: "TextCodec") -> str | None:
         for calls in (True, False):
             MarkedFormat(_only(own, calls), {}).parser("", ())
     except Exception as error:  # whatever it is that somebody wrote there
-        reason = " ".join(str(error).split())[:200]
+        file = codec.folder / "tokenizer_config.json"
         return (
-            f"the response_template in {codec.folder / 'tokenizer_config.json'} cannot be used: {reason}; "
+            f"the response_template in {file} cannot be used: {one_line(error)}; "
             "calls and thoughts are found as in other models of its chat template"
         )
     return None
+
+
+def _own_template(codec: "TextCodec") -> Mapping[str, Any] | None:
+    """The response template of a tokenizer; None if it has none that can be used."""
+    own: Mapping[str, Any] | None = getattr(codec.tokenizer, "response_template", None)
+    return own if own and complaint(codec) is None else None
 
 
 def _only(spec: Mapping[str, Any], calls: bool) -> dict[str, Any]:

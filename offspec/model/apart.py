@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from offspec.model.attention import MergedContext, TreeContext, running, running_context
-from offspec.model.cache import TreeCache
-from offspec.model.merged_cache import MergedCache
+from offspec.model.cache import MergedCache, TreeCache
 from offspec.model.pass_parts import map_rows
 from offspec.model.patches import wrap
 from offspec.model.row_counts import RowCounts

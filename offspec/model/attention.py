@@ -4,9 +4,9 @@ Letters: L prefix rows, T new rows of this pass, S = L + new rows so far, H head
 The model is called with `tree=TreeContext(...)`, which reaches this function as a keyword.
 """
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from offspec.core.errors import UnsupportedModelError
-from offspec.model.parted_tensor import parts_in
-from offspec.model.position_scale import position_scale
-from offspec.model.quantised_tensor import stored_rows
+from offspec.model.key_tensors import parts_in, stored_rows
+from offspec.model.positions import position_scale
 from offspec.model.torch_functions import never_watched
 from offspec_kernels.transfer import upload
 from offspec_kernels.tree_attention import Chunk, Window, tree_attention
@@ -104,11 +103,10 @@ class TreeContext:
         if self.position.device == device:
             return self
         if device not in self._elsewhere:
-            there = TreeContext(
-                self.prefix, self.position.to(device), self.causal, self.ancestors, self.exact
+            there, masked = self.position.to(device), self.masked
+            self._elsewhere[device] = TreeContext(
+                self.prefix, there, self.causal, self.ancestors, self.exact, masked=masked, tokens=self.tokens
             )
-            there.masked, there.tokens = self.masked, self.tokens
-            self._elsewhere[device] = there
         return self._elsewhere[device]
 
     def pieces(self, padded: int) -> "list[tuple[TreeContext, slice]]":
@@ -160,26 +158,22 @@ def _seen(sees: NDArray[np.bool_], of: TreeExtent) -> NDArray[np.bool_]:
     return seen
 
 
-class _Running(threading.local):
-    context: TreeContext | MergedContext | None = None
-
-
-_RUNNING = _Running()
+_RUNNING: ContextVar[TreeContext | MergedContext | None] = ContextVar("running", default=None)
 
 
 @contextmanager
 def running(context: TreeContext | MergedContext) -> Iterator[None]:
     """While the block runs, layers of this thread belong to a pass."""
-    before, _RUNNING.context = _RUNNING.context, context
+    token = _RUNNING.set(context)
     try:
         yield
     finally:
-        _RUNNING.context = before
+        _RUNNING.reset(token)
 
 
 def running_context() -> TreeContext | MergedContext | None:
     """That of the pass which runs in this thread."""
-    return _RUNNING.context
+    return _RUNNING.get()
 
 
 @never_watched

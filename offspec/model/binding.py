@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
-from offspec.model.row_products import has_row_blocks
+from offspec.model.row_independence import has_row_blocks
 from offspec.model.unpacking import ModuleUnpacker, Scratch, is_read_directly, view_in, weight_in
 from offspec.model.weights import WeightRecipe
 from offspec.stream.layout import UnitLayout, lay_out
@@ -49,7 +49,9 @@ class Binder:
         self.recipes = recipes
         self.device = device
         self._homes = {parameter: _home(model, parameter) for recipe in recipes for parameter in recipe.names}
-        self._meta = {parameter: _get(home) for parameter, home in self._homes.items()}
+        self.parameters: Mapping[str, torch.Tensor] = {  # without values
+            parameter: store[key] for parameter, (store, key, _) in self._homes.items()
+        }
         self.by_panels = False  # whether linear modules may multiply packed weights panel by panel
         self._memory: torch.Tensor | None = None  # what packed weights are attached to
         self._known: set[Weight] = set()  # packed ones whose values are numbers
@@ -64,6 +66,8 @@ class Binder:
             else:
                 self._plain.append(recipe)
         self._unpackers = [self._unpacker(module, found) for module, found in waiting.items()]
+        self.is_packed = bool(waiting)  # whether `attach` leaves any weight packed
+        self._any_packed = any(recipe.is_packed for recipe in recipes)
 
     def _unpacker(self, module: str, recipes: list[WeightRecipe]) -> ModuleUnpacker:
         names = [name for recipe in recipes for name in recipe.names]
@@ -73,7 +77,7 @@ class Binder:
         linear = (owner, weight) if plain and isinstance(weight, PackedInfo) else None
         unpacker = ModuleUnpacker(
             owner,
-            sum(self._meta[name].numel() for name in names),
+            sum(self.parameters[name].numel() for name in names),
             lambda out: self._made(self._attached(), recipes, out),
             self.bind,
             lambda: self._restore(names),
@@ -114,19 +118,6 @@ class Binder:
             self._known.add(weight)
         return out.view(*input.shape[:-1], weight.shape[0])
 
-    @property
-    def parameters(self) -> Mapping[str, torch.Tensor]:
-        """Its parameters by name, without values."""
-        return self._meta
-
-    def has(self, parameter: str) -> bool:
-        return parameter in self._homes
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether `attach` leaves any weight packed."""
-        return bool(self._unpackers)
-
     def scratch_elements(self, by_panels: bool) -> int:
         """Values of the module with the most packed weights, of those that panels are not made of."""
         whole = [each.elements for each in self._unpackers if not (by_panels and each in self._by_panels)]
@@ -140,10 +131,8 @@ class Binder:
     @cached_property
     def fused_elements(self) -> int:
         """Values that are there besides while packed weights are fused: the outcome, and one before it."""
-        return max(
-            (2 * self._values(recipe) for recipe in self.recipes if recipe.is_packed and recipe.converter),
-            default=0,
-        )
+        fused = [recipe.names for recipe in self.recipes if recipe.is_packed and recipe.converter]
+        return max((2 * sum(self.parameters[name].numel() for name in names) for names in fused), default=0)
 
     @property
     def unpacked_elements(self) -> int:
@@ -156,9 +145,6 @@ class Binder:
         waiting = [recipe for recipe in self.recipes if recipe.is_packed and recipe not in self._plain]
         return sum(weight.nbytes for recipe in waiting for weight, _ in recipe.sources)
 
-    def _values(self, recipe: WeightRecipe) -> int:
-        return sum(self._meta[name].numel() for name in recipe.names)
-
     @cached_property
     def copied_bytes(self) -> int:
         """Bytes that `attach` allocates beside the slot on every call."""
@@ -168,21 +154,18 @@ class Binder:
     def kept_bytes(self) -> int:
         """Bytes that the tensors of `realise` take, the memory that they are views of included."""
         copies = self._copies(self.recipes)
-        every = sum(meta.numel() * meta.dtype.itemsize for meta in self._meta.values())
+        every = sum(meta.numel() * meta.dtype.itemsize for meta in self.parameters.values())
         if copies == every or self._any_packed:
             return every
         return copies + self.layout.nbytes
-
-    @property
-    def _any_packed(self) -> bool:
-        return any(recipe.is_packed for recipe in self.recipes)
 
     def _copies(self, recipes: list[WeightRecipe]) -> int:
         total = 0
         for recipe in recipes:
             for name in recipe.names:
-                meta, info = self._meta[name], recipe.sources[0][0]
-                if recipe.is_packed or recipe.converter is not None or _dtype(info) != meta.dtype:
+                meta, info = self.parameters[name], recipe.sources[0][0]
+                stored = torch_dtype(info.dtype) if isinstance(info, TensorInfo) else None
+                if recipe.converter is not None or stored != meta.dtype:
                     total += meta.numel() * meta.dtype.itemsize
         return total
 
@@ -222,7 +205,7 @@ class Binder:
                     for weight, _ in recipe.sources
                 }
                 for name, tensor in recipe.realise(sources, self._model).items():
-                    made[name] = tensor.to(device=self.device, dtype=self._meta[name].dtype)
+                    made[name] = tensor.to(device=self.device, dtype=self.parameters[name].dtype)
         return made
 
     def attach(self, memory: torch.Tensor) -> None:
@@ -245,7 +228,7 @@ class Binder:
 
     def _restore(self, names: Iterable[str]) -> None:
         for name in names:
-            _set(self._homes[name], self._meta[name])
+            _set(self._homes[name], self.parameters[name])
 
     def close(self) -> None:
         """Unbind, and take the hooks off the model."""
@@ -257,22 +240,12 @@ class Binder:
 _Home = tuple[dict[str, Any], str, bool]  # (the module's own dict, key, is it a parameter)
 
 
-def _dtype(weight: TensorInfo | PackedInfo) -> torch.dtype | None:
-    return torch_dtype(weight.dtype) if isinstance(weight, TensorInfo) else None
-
-
 def _home(model: Any, name: str) -> _Home:
     path, _, key = name.rpartition(".")
     module = model.get_submodule(path)
     if key in module._parameters:
         return module._parameters, key, True
     return module._buffers, key, False
-
-
-def _get(home: _Home) -> torch.Tensor:
-    store, key, _ = home
-    tensor: torch.Tensor = store[key]
-    return tensor
 
 
 def _set(home: _Home, tensor: torch.Tensor) -> None:

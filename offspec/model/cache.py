@@ -1,16 +1,19 @@
 """Keys and values of the committed prefix, with a token tree appended behind it.
 
-Letters: L committed positions, T new rows of a pass (P pending prompt tokens, then a tree), C capacity.
+Letters: L committed positions, T new rows of a pass (P pending prompt tokens, then a tree), C capacity, R
+rows of several sequences with padding behind them, KV key heads, D numbers of a row.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
 
 from offspec.model.cache_block import CacheBlock
-from offspec.model.cache_layer import Int8CacheLayer, TreeCacheLayer, WindowedInt8Layer, WindowedLayer
-from offspec.model.cache_windows import CacheWindows
+from offspec.model.cache_layer import Int8CacheLayer, TreeCacheLayer
+from offspec.model.cache_windows import CacheWindows, WindowedInt8Layer, WindowedLayer
+from offspec.model.key_tensors import PartedTensor
 from offspec.model.recurrence.snapshots import SPACING, Place, Snapshot, Snapshots
 from offspec.model.recurrence.state import Committed, Recurrence
 from offspec.model.recurrence.walks import HoldsStates
@@ -18,8 +21,6 @@ from offspec_kernels.kv_compact import KVTable, kv_compact
 
 # [1, KV, n, D] each, of n positions: keys, values, and where a layer has an index, its keys [1, 1, n, D].
 KeysAndValues = tuple[torch.Tensor, ...]
-
-
 _WORTH_IT = 16  # positions that it takes a snapshot to be saved
 
 
@@ -230,3 +231,31 @@ class TreeCache(HoldsStates, Cache):
 
     def reached(self, layer: int, place: int) -> tuple[Recurrence]:
         return (self._recurrence(layer, place),)
+
+
+class MergedCache(HoldsStates):
+    """The caches of several sequences as one, for a layer through which their rows go together.
+
+    What a layer else may ask of a cache has no one answer, and is not there.
+
+    Args:
+        caches: Of the sequences.
+        places: Of each which rows are its own; what a layer appends behind them is padding.
+    """
+
+    def __init__(self, caches: Sequence[TreeCache], places: Sequence[slice]) -> None:
+        self.caches, self._places = caches, places
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append rows [1, KV, R, D] with padding at the end; all keys and all values of each sequence."""
+        found = [
+            cache.update(key_states[:, :, place], value_states[:, :, place], layer_idx)
+            for cache, place in zip(self.caches, self._places, strict=True)
+        ]
+        keys, values = zip(*found, strict=True)
+        return PartedTensor(keys), PartedTensor(values)
+
+    def reached(self, layer: int, place: int) -> tuple[Recurrence, ...]:
+        return tuple(found for cache in self.caches for found in cache.reached(layer, place))

@@ -1,10 +1,13 @@
-"""The memory of all layers of a cache, in one allocation."""
+"""The memory of all layers of a cache, in one allocation on each device, or in RAM."""
 
 import copy
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping
 
 import torch
+
+from offspec.stream.arena import Arena
 
 ALIGNED = 64  # bytes: what kernels read at once begins at a multiple of it
 _CPU = torch.device("cpu")
@@ -18,64 +21,66 @@ class CacheBlock:
     `allocate`.
 
     Args:
-        nbytes: Bytes that all layers take together. Default 0: each has memory of its own.
-        pieces: Tensors that are taken at most.
-        device: Where it lies. Default: the CPU.
+        sizes: By device, bytes that layers take together, and how many tensors at most. Default: none, so
+            that each has memory of its own.
     """
 
     pinned = True  # or need not be
 
-    def __init__(self, nbytes: int = 0, pieces: int = 0, device: torch.device = _CPU) -> None:
-        self.nbytes = nbytes + pieces * ALIGNED
-        self.device = device
-        self._memory: torch.Tensor | None = None
-        self._taken = 0
+    def __init__(self, sizes: Mapping[torch.device, tuple[int, int]] | None = None) -> None:
+        self._sizes = {of: nbytes + pieces * ALIGNED for of, (nbytes, pieces) in (sizes or {}).items()}
+        self.nbytes = sum(self._sizes.values())
+        self._memory: dict[torch.device, torch.Tensor] = {}
+        self._taken = Counter[torch.device]()
 
     def another(self) -> "CacheBlock":
         """One like it for one more cache, of which nothing is allocated or taken yet."""
         block = copy.copy(self)
-        block._memory, block._taken = None, 0
+        block._memory, block._taken = {}, Counter()
         return block
 
     def allocate(self) -> None:
         """Have the memory now. What an allocation raises where there is none is raised."""
-        if self._memory is None and self.nbytes:
-            self._memory = torch.empty(self.nbytes, dtype=torch.uint8, device=self.device)
+        for device in self._sizes:
+            self._on(device)
 
     def close(self) -> None:
         """Give back what is more than memory; that goes with the last who holds some of it."""
 
     def take(self, like: torch.Tensor, rows: int) -> torch.Tensor:
         """[B, KV, rows, D] for a tensor `like` [B, KV, n, D], of its dtype and on its device."""
-        shape = (*like.shape[:2], rows, like.shape[3])
-        start = -(-self._taken // ALIGNED) * ALIGNED
+        shape, device = (*like.shape[:2], rows, like.shape[3]), like.device
+        start = -(-self._taken[device] // ALIGNED) * ALIGNED
         end = start + math.prod(shape) * like.element_size()
-        if end > self.nbytes or like.device != self.device:
+        if end > self._sizes.get(device, 0):
             return like.new_empty(shape)
-        self.allocate()
-        assert self._memory is not None
-        self._taken = end
-        return self._memory[start:end].view(like.dtype).view(shape)
+        memory = self._on(device)
+        self._taken[device] = end
+        return memory[start:end].view(like.dtype).view(shape)
+
+    def _on(self, device: torch.device) -> torch.Tensor:
+        if device not in self._memory:
+            self._memory[device] = self._allocated(device)
+        return self._memory[device]
+
+    def _allocated(self, device: torch.device) -> torch.Tensor:
+        return torch.empty(self._sizes[device], dtype=torch.uint8, device=device)
 
 
-class CacheBlocks(CacheBlock):
-    """A block on each device that layers are computed on; rows lie in that of their own device."""
+class HostBlock(CacheBlock):
+    """Rows in RAM. pin: have it pinned, as memory is that a device copies from."""
 
-    def __init__(self, blocks: Sequence[CacheBlock]) -> None:
-        """blocks: at most one for each device."""
-        super().__init__()
-        self._blocks = {block.device: block for block in blocks}
-        self.nbytes = sum(block.nbytes for block in blocks)
+    def __init__(self, nbytes: int, pieces: int, *, pin: bool) -> None:
+        super().__init__({_CPU: (nbytes, pieces)})
+        self._pin = pin
+        self._arena: Arena | None = None
 
-    def another(self) -> "CacheBlocks":
-        return CacheBlocks([block.another() for block in self._blocks.values()])
+    def _allocated(self, device: torch.device) -> torch.Tensor:
+        """The memory, aligned. Raises CapacityError."""
+        self._arena = Arena(self.nbytes, pin=self._pin)
+        self.pinned = self._arena.pinned or not self._pin
+        return self._arena.tensor
 
-    def allocate(self) -> None:
-        for block in self._blocks.values():
-            block.allocate()
-
-    def take(self, like: torch.Tensor, rows: int) -> torch.Tensor:
-        return self._blocks.get(like.device, _NO_BLOCK).take(like, rows)
-
-
-_NO_BLOCK = CacheBlock()
+    def close(self) -> None:
+        if self._arena is not None:
+            self._arena.close()

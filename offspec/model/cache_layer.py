@@ -11,8 +11,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from offspec.model.cache_block import CacheBlock
-from offspec.model.cache_windows import CacheWindows
-from offspec.model.quantised_tensor import QuantisedTensor
+from offspec.model.key_tensors import QuantisedTensor
 from offspec_kernels.kv_compact import KVTable
 from offspec_kernels.quantised_rows import QuantisedRows
 
@@ -58,11 +57,14 @@ class TreeCacheLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         rows = key_states.shape[2] - self.padding
         start, end = self.filled, self.filled + rows
-        if end > self.capacity:
-            self.reserve(max(end, 2 * self.capacity))
+        self._make_room(end)
         self._write(start, end, key_states[:, :, :rows], value_states[:, :, :rows])
         self.filled = end
         return self._read(0, end)
+
+    def _make_room(self, rows: int) -> None:
+        if rows > self.capacity:
+            self.reserve(max(rows, 2 * self.capacity))
 
     def _write(self, start: int, end: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         assert self.keys is not None and self.values is not None
@@ -82,8 +84,7 @@ class TreeCacheLayer(CacheLayerMixin):
         """Append the index's keys [1, T, D] of a chunk, without padding; returns all [1, indexed + T, D]."""
         rows = states.shape[1] - self.padding
         end = self.indexed + rows
-        if end > self.capacity:
-            self.reserve(max(end, 2 * self.capacity))
+        self._make_room(end)
         if self.index_keys is None:
             self._tables.clear()
             self.index_keys = self._block.take(states[:, None], self.capacity)
@@ -192,87 +193,3 @@ class Int8CacheLayer(TreeCacheLayer):
         keys = QuantisedRows(self.keys, self.key_scales[..., 0], self._dtype)
         values = QuantisedRows(self.values, self.value_scales[..., 0], self._dtype)
         return keys[:, :, start:end], values[:, :, start:end]
-
-
-class WindowedLayer(TreeCacheLayer):
-    """A layer whose rows live in RAM, and are on the device while it is its turn; see `CacheWindows`.
-
-    home: by name, what is in RAM. Keys of an index have no place there.
-    """
-
-    def __init__(
-        self, capacity: int, tables: list[KVTable], block: CacheBlock, windows: CacheWindows
-    ) -> None:
-        super().__init__(capacity, tables, block)
-        self._windows = windows
-        self.home: dict[str, torch.Tensor] = {}
-
-    def _take(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        like = (
-            of.new_zeros((*of.shape[:2], 1, of.shape[3]), device="cpu") for of in (key_states, value_states)
-        )
-        super()._take(*like)
-        self.home = {name: getattr(self, name) for name in self._NAMES if getattr(self, name) is not None}
-        self._windows.add(self)
-        self._windows.enter(self)
-
-    def bind(self, stores: dict[str, torch.Tensor]) -> None:
-        """Compute with these from now on."""
-        for name, store in stores.items():
-            setattr(self, name, store)
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.home:
-            self._windows.enter(self)
-        start = self.filled
-        found = super().update(key_states, value_states)
-        self._windows.keep(self, start, self.filled)
-        return found
-
-    def between(self, start: int, end: int) -> tuple[torch.Tensor, ...]:
-        if not self.home:
-            return ()
-        self._windows.settle()
-        views = {name: getattr(self, name) for name in self.home}
-        self.bind(self.home)
-        found = tuple(rows.to(self._windows.device) for rows in self._read(start, end))
-        self.bind(views)
-        return found
-
-    @property
-    def named_stores(self) -> dict[str, torch.Tensor]:
-        return self.home
-
-    def hold(
-        self, like: Mapping[str, torch.Tensor], rows: int, dtype: torch.dtype
-    ) -> Mapping[str, torch.Tensor]:
-        self.reserve(rows)
-        self._windows.settle()
-        self._windows.forget()
-        self.bind(self.home)
-        super().hold({name: store.cpu() for name, store in like.items()}, rows, dtype)
-        if not self.home:
-            self._windows.add(self)
-        self.home = {name: getattr(self, name) for name in like}
-        return self.home
-
-    def cut(self, length: int) -> None:
-        super().cut(length)
-        self._windows.cut(length)
-
-    def reserve(self, capacity: int) -> None:
-        if capacity > self.capacity and self.home:
-            self._windows.settle()
-            self._windows.forget()
-            self.bind(self.home)
-            super().reserve(capacity)
-            self.home = {name: getattr(self, name) for name in self.home}
-            self._windows.enter(self)
-        else:
-            super().reserve(capacity)
-
-
-class WindowedInt8Layer(WindowedLayer, Int8CacheLayer):
-    """The same in 8 bits."""

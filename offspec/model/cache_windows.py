@@ -4,41 +4,101 @@ A context that a device has no room for takes two windows there, each as large a
 layer computes from its window as it would from memory of its own, so no bit depends on where rows live.
 """
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from offspec.model.cache_block import ALIGNED, CacheBlock
-from offspec.stream.arena import Arena
+from offspec.model.cache_layer import Int8CacheLayer, TreeCacheLayer
 from offspec.stream.device_stream import PIECE
+from offspec_kernels.kv_compact import KVTable
 
 
-class HostBlock(CacheBlock):
-    """Rows in RAM. pin: have it pinned, as memory is that a device copies from."""
+class WindowedLayer(TreeCacheLayer):
+    """A layer whose rows live in RAM, and are on the device while it is its turn; see `CacheWindows`.
 
-    def __init__(self, nbytes: int, pieces: int, *, pin: bool) -> None:
-        super().__init__(nbytes, pieces)
-        self._pin = pin
-        self._arena: Arena | None = None
+    home: by name, what is in RAM. Keys of an index have no place there.
+    """
 
-    def allocate(self) -> None:
-        """Have the memory now. Raises CapacityError."""
-        if self._memory is None:
-            self._arena = Arena(self.nbytes, pin=self._pin)
-            self._memory, self.pinned = self._arena.tensor, self._arena.pinned or not self._pin
+    def __init__(
+        self, capacity: int, tables: list[KVTable], block: CacheBlock, windows: "CacheWindows"
+    ) -> None:
+        super().__init__(capacity, tables, block)
+        self._windows = windows
+        self.home: dict[str, torch.Tensor] = {}
 
-    def close(self) -> None:
-        if self._arena is not None:
-            self._arena.close()
+    def _take(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        like = (
+            of.new_zeros((*of.shape[:2], 1, of.shape[3]), device="cpu") for of in (key_states, value_states)
+        )
+        super()._take(*like)
+        self.home = super().named_stores
+        self._windows.add(self)
+        self._windows.enter(self)
+
+    def bind(self, stores: dict[str, torch.Tensor]) -> None:
+        """Compute with these from now on."""
+        for name, store in stores.items():
+            setattr(self, name, store)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.home:
+            self._windows.enter(self)
+        start = self.filled
+        found = super().update(key_states, value_states)
+        self._windows.keep(self, start, self.filled)
+        return found
+
+    def between(self, start: int, end: int) -> tuple[torch.Tensor, ...]:
+        if not self.home:
+            return ()
+        self._windows.settle()
+        views = {name: getattr(self, name) for name in self.home}
+        self.bind(self.home)
+        found = tuple(rows.to(self._windows.device) for rows in self._read(start, end))
+        self.bind(views)
+        return found
+
+    @property
+    def named_stores(self) -> dict[str, torch.Tensor]:
+        return self.home
+
+    def hold(
+        self, like: Mapping[str, torch.Tensor], rows: int, dtype: torch.dtype
+    ) -> Mapping[str, torch.Tensor]:
+        self.reserve(rows)
+        self._go_home()
+        super().hold({name: store.cpu() for name, store in like.items()}, rows, dtype)
+        if not self.home:
+            self._windows.add(self)
+        self.home = {name: getattr(self, name) for name in like}
+        return self.home
+
+    def cut(self, length: int) -> None:
+        super().cut(length)
+        self._windows.cut(length)
+
+    def reserve(self, capacity: int) -> None:
+        if capacity > self.capacity and self.home:
+            self._go_home()
+            super().reserve(capacity)
+            self.home = {name: getattr(self, name) for name in self.home}
+            self._windows.enter(self)
+        else:
+            super().reserve(capacity)
+
+    def _go_home(self) -> None:
+        """Compute with what is in RAM, and have it copied again when it is next this layer's turn."""
+        self._windows.settle()
+        self._windows.forget()
+        self.bind(self.home)
 
 
-class HomedLayer(Protocol):
-    """A layer whose stores are in RAM, with `filled` rows each; `bind` gives it others for its turn."""
-
-    home: dict[str, torch.Tensor]
-    filled: int
-
-    def bind(self, stores: dict[str, torch.Tensor]) -> None: ...
+class WindowedInt8Layer(WindowedLayer, Int8CacheLayer):
+    """The same in 8 bits."""
 
 
 class CacheWindows:
@@ -57,18 +117,18 @@ class CacheWindows:
         self._memory = [torch.empty(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._ready: list[torch.cuda.Event | None] = [None, None]
-        self._held: list[HomedLayer | None] = [None, None]
+        self._held: list[WindowedLayer | None] = [None, None]
         self._loaded = [0, 0]  # rows that are there of the layer
-        self._layers: list[HomedLayer] = []
+        self._layers: list[WindowedLayer] = []
         self._now = 0  # the window of the layer whose turn it is
         self._running = False  # whether it is the turn of any
         self._length = 0  # rows that are committed
 
-    def add(self, layer: HomedLayer) -> None:
+    def add(self, layer: WindowedLayer) -> None:
         """Take in a layer, the first time that it comes to its turn."""
         self._layers.append(layer)
 
-    def enter(self, layer: HomedLayer) -> None:
+    def enter(self, layer: WindowedLayer) -> None:
         """Make it the turn of a layer: its rows are in a window, and its stores are views of that."""
         if self._running and self._held[self._now] is layer:
             return
@@ -84,7 +144,7 @@ class CacheWindows:
         if following is not layer:
             self._bring(1 - window, following, self._length)
 
-    def keep(self, layer: HomedLayer, start: int, end: int) -> None:
+    def keep(self, layer: WindowedLayer, start: int, end: int) -> None:
         """Copy rows [start, end) that a layer has appended to RAM."""
         _copy_rows(layer.home, self._views(self._now, layer), start, end)
 
@@ -112,7 +172,7 @@ class CacheWindows:
             self.settle()
             self._copies.synchronize()
 
-    def _bring(self, window: int, layer: HomedLayer, rows: int) -> None:
+    def _bring(self, window: int, layer: WindowedLayer, rows: int) -> None:
         """Copy what is missing of the first `rows` rows of a layer, behind all that is launched by now."""
         start = self._loaded[window] if self._held[window] is layer else 0
         if self._held[window] is layer and start >= rows:
@@ -128,21 +188,18 @@ class CacheWindows:
                 self._ready[window] = self._copies.record_event()
         self._held[window], self._loaded[window] = layer, max(start, rows)
 
-    def _views(self, window: int, layer: HomedLayer) -> dict[str, torch.Tensor]:
+    def _views(self, window: int, layer: WindowedLayer) -> dict[str, torch.Tensor]:
         """The window as stores of a layer, each like its home."""
         views, end = dict[str, torch.Tensor](), 0
         for name, home in layer.home.items():
             start = -(-end // ALIGNED) * ALIGNED
             end = start + home.nbytes
             if end > len(self._memory[window]):  # the layer has grown
-                self._memory[window] = self._memory[window].new_empty(sum(map(_room, layer.home.values())))
+                room = sum(store.nbytes + ALIGNED for store in layer.home.values())
+                self._memory[window] = self._memory[window].new_empty(room)
                 return self._views(window, layer)
             views[name] = self._memory[window][start:end].view(home.dtype).view(home.shape)
         return views
-
-
-def _room(store: torch.Tensor) -> int:
-    return store.nbytes + ALIGNED
 
 
 def _copy_rows(to: dict[str, torch.Tensor], source: dict[str, torch.Tensor], start: int, end: int) -> None:

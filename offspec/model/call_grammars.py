@@ -49,10 +49,6 @@ class GrammarText:
         """Add a rule for JSON with a schema; for any value if the schema cannot be followed."""
         return self.rule(name, f"%json {json.dumps(_laid_out(schema), ensure_ascii=False)}")
 
-    def grammar(self, start: str) -> str:
-        """The grammar with this beginning."""
-        return "\n".join((f"start: {start}", *self.rules))
-
 
 def _laid_out(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A schema that grammars can follow: what of it they cannot is left open."""
@@ -93,21 +89,20 @@ def _parameters(function: Function) -> dict[str, Any]:
     return {**(given if isinstance(given, dict) else {}), "type": "object"}
 
 
-Calls = Callable[[GrammarText, Sequence[Function]], str]  # adds the rule of one call, and returns its name
+Calls = Callable[
+    [GrammarText, int, Function], str
+]  # the body of the rule for a call of one function, by its number
 
 
 def _json_calls(before: str, between: str, after: str) -> Calls:
     """A call with arguments in JSON: `before` NAME `between` ARGUMENTS `after`."""
 
-    def write(text: GrammarText, functions: Sequence[Function]) -> str:
-        calls = []
-        for at, function in enumerate(functions):
-            arguments = text.schema(f"arguments{at}", _parameters(function))
-            head = text.literals(f"{before}{function['name']}{between}")
-            calls.append(text.rule(f"call{at}", f"{head} {arguments} {text.literals(after)}"))
-        return text.rule("call", " | ".join(calls))
+    def call(text: GrammarText, at: int, function: Function) -> str:
+        arguments = text.schema(f"arguments{at}", _parameters(function))
+        head = text.literals(f"{before}{function['name']}{between}")
+        return f"{head} {arguments} {text.literals(after)}"
 
-    return write
+    return call
 
 
 def _tag_calls(before: str, named: str, key: str, value: str, close: str, after: str) -> Calls:
@@ -124,26 +119,21 @@ def _tag_calls(before: str, named: str, key: str, value: str, close: str, after:
         after: After the last argument.
     """
 
-    def write(text: GrammarText, functions: Sequence[Function]) -> str:
-        calls = []
-        for at, function in enumerate(functions):
-            schema = _parameters(function)
-            required = schema.get("required") or ()
-            tags = list[str]()
-            if not _is_flat(schema):
-                held = _tag_value(text, f"value{at}", {}, close, schema)
-                name = text.rule(f"NAME{at}", "/[^<>\\n]{1,128}/")
-                tag = text.rule(f"tag{at}", f"{text.literals(key)} {name} {text.literals(value)} {held}")
-                tags.append(f"{tag}*")
-            for index, (name, kind) in enumerate(schema.get("properties", {}).items() if not tags else ()):
-                held = _tag_value(text, f"value{at}_{index}", kind, close, schema)
-                tag = text.rule(f"tag{at}_{index}", f"{text.literals(key + name + value)} {held}")
-                tags.append(tag if name in required else f"{tag}?")
-            parts = (text.literals(f"{before}{function['name']}{named}"), *tags, text.literals(after))
-            calls.append(text.rule(f"call{at}", " ".join(parts)))
-        return text.rule("call", " | ".join(calls))
+    def call(text: GrammarText, at: int, function: Function) -> str:
+        schema, tags = _parameters(function), list[str]()
+        required = schema.get("required") or ()
+        if not _is_flat(schema):
+            held = _tag_value(text, f"value{at}", {}, close, schema)
+            name = text.rule(f"NAME{at}", "/[^<>\\n]{1,128}/")
+            tag = text.rule(f"tag{at}", f"{text.literals(key)} {name} {text.literals(value)} {held}")
+            tags.append(f"{tag}*")
+        for index, (name, kind) in enumerate(schema.get("properties", {}).items() if not tags else ()):
+            held = _tag_value(text, f"value{at}_{index}", kind, close, schema)
+            tag = text.rule(f"tag{at}_{index}", f"{text.literals(key + name + value)} {held}")
+            tags.append(tag if name in required else f"{tag}?")
+        return " ".join((text.literals(f"{before}{function['name']}{named}"), *tags, text.literals(after)))
 
-    return write
+    return call
 
 
 def _is_flat(schema: Mapping[str, Any]) -> bool:
@@ -198,7 +188,7 @@ class CallForm:
 
     Args:
         mark: Opens a region.
-        calls: Writes one call.
+        calls: Writes a call of one function.
         before: What the region begins with, after the mark.
         between: Between two calls; None: a region has one.
         after: After the last.
@@ -217,14 +207,12 @@ class CallForm:
     def grammar(self, functions: Sequence[Function], special: Mapping[str, int], mark: str = "") -> str:
         """The grammar after the mark, in Lark. mark: comes before it."""
         text = GrammarText(special)
-        call = self.calls(text, functions)
+        calls = [text.rule(f"call{at}", self.calls(text, at, of)) for at, of in enumerate(functions)]
+        call = text.rule("call", " | ".join(calls))
         more = "" if self.between is None else f"({text.literals(self.between)} {call})*"
         begins = " | ".join((f"{text.literals(self.before)} {call} {more}", *map(text.literals, self.others)))
-        return text.grammar(f"{text.literals(mark)} ({begins}) {text.literals(self.after)}")
-
-    def region(self, functions: Sequence[Function], special: Mapping[str, int]) -> Region:
-        """The region of a family's calls."""
-        return Region(self.mark, self.grammar(functions, special), self.at_start)
+        start = f"{text.literals(mark)} ({begins}) {text.literals(self.after)}"
+        return "\n".join((f"start: {start}", *text.rules))
 
 
 _OBJECT = _json_calls('{"name": "', '", "arguments": ', "}")
@@ -310,7 +298,7 @@ def answer_regions(
     forms = call_forms(template)
     if not forms or not functions:
         return None
-    regions = tuple(form.region(functions, special) for form in forms)
+    regions = tuple(Region(form.mark, form.grammar(functions, special), form.at_start) for form in forms)
     return Regions(regions, thought=thought_marks(template), thinking=thinking)
 
 

@@ -76,21 +76,21 @@ class Contention:
             self._idle_team, self._spent = None, 0
 
 
-class _IdleTeam:
+class _IdleTeam(threading.Thread):
     """A thread with an OpenMP team of its own, both asleep: it makes the threads more than the processors."""
 
     def __init__(self) -> None:
+        super().__init__(name="offspec-idle-team", daemon=True)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._hold, name="offspec-idle-team", daemon=True)
-        self._thread.start()
+        self.start()
 
-    def _hold(self) -> None:
+    def run(self) -> None:
         torch.zeros(_ELEMENTS).add_(1)  # forms the team
         self._over.wait()
 
     def end(self) -> None:
         self._over.set()
-        self._thread.join()
+        self.join()
 
 
 def _now() -> tuple[int, int]:

@@ -8,7 +8,6 @@ rounding: Falcon's is in bfloat16.
 Letters: T rows that go through a layer together, S keys up to theirs, P positions of what a family made.
 """
 
-import inspect
 from typing import Any
 
 import torch
@@ -19,31 +18,17 @@ from offspec.model.attention import TreeContext
 _BIASES = {"alibi": False, "position_bias": True}
 
 
-class DenseMasks:
-    """The arguments of a layer with a tree's mask in the place of its family's.
-
-    Args:
-        layer: Whose `forward` names its arguments.
-    """
-
-    def __init__(self, layer: Any) -> None:
-        parameters = list(inspect.signature(layer.forward).parameters)
-        self._positional = parameters[1:]  # behind the hidden states
-
-    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """All arguments by name."""
-        return dict(zip(self._positional, args, strict=False)) | kwargs
-
-    @staticmethod
-    def over_tree(given: dict[str, Any], tree: TreeContext, rows: int, end: int) -> dict[str, Any]:
-        """What is to replace some of the arguments `given`, for the `rows` that end at `end`."""
-        seen, position = _seen(tree, rows, end), _key_positions(tree, end)
-        found = {"attention_mask": _mask_over(given.get("attention_mask"), seen, position)}
-        for name, ends_with_keys in _BIASES.items():
-            if isinstance(bias := given.get(name), torch.Tensor):
-                first = bias.shape[-1] - 1 - int(position.max()) if ends_with_keys else 0
-                found[name] = bias[..., position + first]
-        return found
+def over_tree(given: dict[str, Any], tree: TreeContext, rows: int) -> dict[str, Any]:
+    """What is to replace some of the arguments `given` of a layer, by name, for the `rows` that run now."""
+    assert tree.end is not None
+    position = torch.cat([torch.arange(tree.prefix, device=tree.position.device), tree.position[: tree.end]])
+    seen = _seen(tree, rows, tree.end)
+    found = {"attention_mask": _mask_over(given.get("attention_mask"), seen, position)}
+    for name, ends_with_keys in _BIASES.items():
+        if isinstance(bias := given.get(name), torch.Tensor):
+            first = bias.shape[-1] - 1 - int(position.max()) if ends_with_keys else 0
+            found[name] = bias[..., position + first]
+    return found
 
 
 def _seen(tree: TreeContext, rows: int, end: int) -> torch.Tensor:
@@ -55,11 +40,6 @@ def _seen(tree: TreeContext, rows: int, end: int) -> torch.Tensor:
         tree_mask.kept[name] = tree_mask.visible(0, (0, kept), (0, tree.prefix + end))
     seen: torch.Tensor = tree_mask.kept[name]
     return torch.cat([seen, seen[-1:].expand(tree.padding, -1)]) if tree.padding else seen
-
-
-def _key_positions(tree: TreeContext, end: int) -> torch.Tensor:
-    """[S] int64."""
-    return torch.cat([torch.arange(tree.prefix, device=tree.position.device), tree.position[:end]])
 
 
 def _mask_over(made: torch.Tensor | None, seen: torch.Tensor, position: torch.Tensor) -> torch.Tensor:

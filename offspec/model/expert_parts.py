@@ -132,7 +132,7 @@ def attach(experts: RoutedExperts, store: AnyExpertStore | None, beside: Experts
     """
     first = 0
     for found in experts.modules:
-        found.module.source = ExpertFetch(store, found, first) if store is not None else None
+        found.module.source = ExpertFetch(store, found, first).fetch if store is not None else None
         found.module.beside = beside
         first += found.module.num_experts
 

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from transformers.core_model_loading import Concatenate, MergeModulelist
 
-from offspec.checkpoint.tensors import TensorInfo, Weight, on_disk, torch_dtype
+from offspec.checkpoint.tensors import TensorInfo, Weight, torch_dtype
+from offspec.model.binding import layout_of
 from offspec.model.unpacking import weight_in
 from offspec.model.weights import WeightRecipe
-from offspec.stream.layout import UnitLayout, lay_out
+from offspec.stream.layout import UnitLayout
 
 
 class OneExpert:
@@ -44,8 +45,7 @@ class ExpertUnit:
 
     def __init__(self, model: OneExpert, name: str, recipes: Sequence[WeightRecipe]) -> None:
         self._model, self._recipes, self._known = model, recipes, set[Weight]()
-        stored = [info for recipe in recipes for weight, _ in recipe.sources for info in on_disk(weight)]
-        self.layout: UnitLayout = lay_out(name, {info.name: info for info in stored}.values())
+        self.layout = layout_of(name, recipes)
         self._turn = next(filter(None, (_turn(recipe, self.layout) for recipe in recipes)), None)
         self.arranged = self.layout if self._turn is None else self._turn.applied(self.layout)
 
@@ -79,7 +79,8 @@ class ExpertUnit:
         for recipe in self._recipes:
             sizes = [self._model.get_parameter(name) for name in recipe.names]
             made = sum(meta.numel() * meta.dtype.itemsize for meta in sizes)
-            steps = _copies(recipe.converter.operations) if recipe.converter is not None else 0
+            operations: list[Any] = recipe.converter.operations if recipe.converter is not None else []
+            steps = sum(not _is_view(operation) for operation in operations)
             converted = any(
                 not isinstance(weight, TensorInfo) or torch_dtype(weight.dtype) != sizes[0].dtype
                 for weight, _ in recipe.sources
@@ -129,10 +130,6 @@ def _turn(recipe: WeightRecipe, layout: UnitLayout) -> _Turn | None:
     else:
         found = _Turn(second, first, first + one.nbytes)
     return found if found.begin < found.middle else None
-
-
-def _copies(operations: Sequence[Any]) -> int:
-    return sum(not _is_view(operation) for operation in operations)
 
 
 def _is_view(operation: Any) -> bool:

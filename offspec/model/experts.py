@@ -7,34 +7,28 @@ and what a row's experts say is summed up in the order in which its router named
 Letters: T rows of a pass, k experts of a row, E experts of a layer, n rows of an expert, H hidden size.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 from offspec.model.row_counts import STEPS, RowCounts
-from offspec.model.torch_functions import never_watched, watched
+from offspec.model.torch_functions import never_watched
 from offspec_kernels.backend import choose_backend
 from offspec_kernels.row_linear import grouped_linear, row_linear
 
 NAME = "offspec_rows"
 
 
-class ExpertSource(Protocol):
-    """What has the weights of a module's experts where the module itself does not."""
-
-    def fetch(
-        self, experts: Sequence[int], counts: Sequence[int], rows: int
-    ) -> Iterator[tuple[int, Mapping[str, torch.Tensor]]]:
-        """Each of the experts in some order with its weights, which are there until the next.
-
-        counts: how many of the `rows` go to each.
-        """
+# What has the weights of a module's experts where the module itself does not. It is given the experts asked
+# for, how many rows go to each, and how many rows there are in all; it yields each expert in some order with
+# its weights, which are there until the next.
+ExpertSource = Callable[[Sequence[int], Sequence[int], int], Iterator[tuple[int, Mapping[str, torch.Tensor]]]]
 
 
 @dataclass(frozen=True)
@@ -46,15 +40,11 @@ class ExpertsBeside:
 
     Args:
         device: Of the weights; rows go there, and the sums of what the experts say come back.
-        mode: Entered meanwhile, in the place of that of the layer's device. None: nothing.
+        mode: Entered meanwhile, in the place of that of the layer's device.
     """
 
     device: torch.device
-    mode: TorchFunctionMode | None
-
-    def entered(self) -> AbstractContextManager[Any]:
-        """The mode, or nothing."""
-        return self.mode or nullcontext()
+    mode: AbstractContextManager[Any]
 
 
 def is_experts(module: Any) -> bool:
@@ -91,7 +81,7 @@ def run_experts(
     beside: ExpertsBeside | None = getattr(experts, "beside", None)
     if beside is None:
         return _run_all(experts, hidden, chosen, weights)
-    with beside.entered():
+    with beside.mode:
         said = _run_all(experts, *(tensor.to(beside.device) for tensor in (hidden, chosen, weights)))
     return said.to(hidden.device)
 
@@ -118,13 +108,12 @@ def _said_one_by_one(
 ) -> torch.Tensor:
     """[T k, H], what each pair's expert says. The host learns who is asked, to fetch them: one wait."""
     counts: RowCounts = getattr(experts, "row_counts", None) or RowCounts()
-    source: ExpertSource = getattr(experts, "source", None) or _OwnWeights(experts)
+    source: ExpertSource = getattr(experts, "source", None) or partial(_own_weights, experts)
     said = hidden.new_zeros(len(order), hidden.shape[1])
     starts = [0, *ends.tolist()]
     routed = [end - start for start, end in pairwise(starts)]
     asked = [expert for expert, count in enumerate(routed) if count]
-    rows = len(hidden)
-    for expert, own in source.fetch(asked, [routed[expert] for expert in asked], rows):
+    for expert, own in source(asked, [routed[expert] for expert in asked], len(hidden)):
         start, count = starts[expert], routed[expert]
         pairs = order[start : start + count]
         places = torch.arange(counts.padded(count), device=hidden.device).clamp_(max=count - 1)
@@ -204,34 +193,27 @@ def _inner(hidden: int, weights: int) -> int:
     return 2 * weights // hidden
 
 
-class _OwnWeights:
-    """Experts whose module has their weights."""
-
-    def __init__(self, experts: Any) -> None:
-        self._weights = {name: getattr(experts, name) for name in parameter_names(experts)}
-
-    def fetch(
-        self, experts: Sequence[int], counts: Sequence[int], rows: int
-    ) -> Iterator[tuple[int, Mapping[str, torch.Tensor]]]:
-        for expert in experts:
-            yield expert, {name: weight[expert] for name, weight in self._weights.items()}
+def _own_weights(
+    module: Any, experts: Sequence[int], counts: Sequence[int], rows: int
+) -> Iterator[tuple[int, Mapping[str, torch.Tensor]]]:
+    """The `ExpertSource` of a module that has the weights of its experts."""
+    weights = {name: getattr(module, name) for name in parameter_names(module)}
+    for expert in experts:
+        yield expert, {name: weight[expert] for name, weight in weights.items()}
 
 
 def _run(experts: Any, own: Mapping[str, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
     """What one expert says of rows [n, H]."""
-    with watched():
+    with torch._C._EnableTorchFunction():  # modes are asked again, for what families call themselves
         inner = _linear(experts, "gate_up_proj" if experts.has_gate else "up_proj", own, rows)
         inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
         out = _linear(experts, "down_proj", own, inner)
         norm = getattr(experts, "post_expert_norm", None)
-        return out if norm is None else _normed(norm, out)
-
-
-def _normed(norm: Any, out: torch.Tensor) -> torch.Tensor:
-    """The norm is a part of the layer, and where that is."""
-    weight = next(norm.parameters(), out)
-    normed: torch.Tensor = norm(out.to(weight.device))
-    return normed.to(out.device)
+        if norm is None:
+            return out
+        weight = next(norm.parameters(), out)  # the norm is a part of the layer, and where that is
+        normed: torch.Tensor = norm(out.to(weight.device))
+        return normed.to(out.device)
 
 
 def _linear(experts: Any, name: str, own: Mapping[str, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:

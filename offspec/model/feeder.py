@@ -9,7 +9,7 @@ from offspec.core.trace import OFF, Span, Timeline
 from offspec.model.binding import Binder
 from offspec.model.expert_parts import AnyExpertStore
 from offspec.model.unpacking import Scratch
-from offspec.stream.direct_reader import DirectReader, ReadShape
+from offspec.stream.direct_reader import DirectReader
 from offspec.stream.disk_stream import read_unit
 from offspec.stream.layout import UnitLayout
 from offspec.stream.unit_stream import UnitStream
@@ -66,6 +66,7 @@ class LayerFeeder:
             )
             for place, found in layouts.items()
         }
+        self._sources = [*([] if store is None else [store]), *self._streams.values()]
         self._span: Span | None = None
 
     @property
@@ -78,33 +79,23 @@ class LayerFeeder:
         )
 
     @property
-    def shape(self) -> ReadShape:
-        """How files are read."""
-        return next((stream.shape for stream in self._streams.values()), ReadShape())
-
-    @property
-    def read_stats(self) -> RingStats:
-        """Of what reads, on all devices."""
-        experts = [self._store.read_stats] if self._store is not None else []
-        return _sum([*(stream.read_stats for stream in self._streams.values()), *experts])
-
-    @property
     def bytes_moved(self) -> BytesMoved:
         """Bytes streamed and bytes read, on all devices."""
-        moved = [stream.bytes_moved for stream in self._streams.values()]
-        moved += [] if self._store is None else [self._store.bytes_moved]
+        moved = [source.bytes_moved for source in self._sources]
         return BytesMoved(sum(each.streamed for each in moved), sum(each.read for each in moved))
 
     @property
     def ring_stats(self) -> RingStats:
-        """Of what the layers wait for, on all devices."""
-        return _sum([stream.ring_stats for stream in self._streams.values()])
+        """Of what the layers wait for: that of one device itself, of several the sums until now."""
+        every = [stream.ring_stats for stream in self._streams.values()]
+        if len(every) == 1:
+            return every[0]
+        return RingStats(sum(each.bytes_moved for each in every), sum(each.wait_seconds for each in every))
 
     @property
     def unpinned_bytes(self) -> int:
         """Bytes of RAM that are copied to a device from, and could not be pinned."""
-        experts = self._store.unpinned_bytes if self._store is not None else 0
-        return experts + sum(stream.unpinned_bytes for stream in self._streams.values())
+        return sum(source.unpinned_bytes for source in self._sources)
 
     def load(self, progress: Callable[[int, int], None]) -> None:
         """Read what stays, and start streaming the rest; progress(bytes done, bytes in all) as it goes.
@@ -134,10 +125,8 @@ class LayerFeeder:
                 else:
                     binder.bind(binder.realise(memory))
             tell(binder.layout.nbytes)
-        if self._store is not None:
-            self._store.load(tell)
-        for stream in self._streams.values():
-            stream.load(tell)
+        for source in self._sources:
+            source.load(tell)
 
     def enter(self, layer: int) -> None:
         """Have layer's weights in place. Raises StreamError, ClosedError."""
@@ -189,22 +178,11 @@ class LayerFeeder:
         self._span = None
         for scratch in self._scratches.values():
             scratch.taken = 0
-        for stream in self._streams.values():
-            stream.abandon()
-        if self._store is not None:
-            self._store.abandon()
+        for source in self._sources:
+            source.abandon()
 
     def close(self) -> None:
-        for stream in self._streams.values():
-            stream.close()
-        if self._store is not None:
-            self._store.close()
+        for source in self._sources:
+            source.close()
         for binder in self._binders:
             binder.close()
-
-
-def _sum(every: Sequence[RingStats]) -> RingStats:
-    """Those of one stream as they are, and of several what they come to now."""
-    if len(every) == 1:
-        return every[0]
-    return RingStats(sum(each.bytes_moved for each in every), sum(each.wait_seconds for each in every))

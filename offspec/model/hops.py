@@ -30,7 +30,7 @@ class Hops:
         self, places: Sequence[torch.device], home: torch.device, cpu_mode: TorchFunctionMode | None = None
     ) -> None:
         self.home = home
-        self._places, self._cpu_mode = tuple(places), cpu_mode
+        self.places, self._cpu_mode = tuple(places), cpu_mode
         self._pass: TreeContext | None = None  # that everything below belongs to
         self._brought: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -38,7 +38,7 @@ class Hops:
         self, index: int, layer: Layer, hidden: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """What `layer` makes of hidden states [..., T, H], with these where the layer behind it will be."""
-        place, context = self._places[index], running_context()
+        place, context = self.places[index], running_context()
         if context is None or context is not self._pass:
             self.forget()
             assert not isinstance(context, MergedContext), "a layer hops with all parts of a pass"
@@ -46,16 +46,8 @@ class Hops:
         args, kwargs = self.bring(args, place), self.bring(dict(kwargs), place)
         with self._on(place):
             out = layer(hidden.to(place), args, kwargs)
-        after = self._places[index + 1] if index + 1 < len(self._places) else self.home
+        after = self.places[index + 1] if index + 1 < len(self.places) else self.home
         return (out[0].to(after), *out[1:]) if isinstance(out, tuple) else out.to(after)
-
-    def place_of(self, index: int) -> torch.device:
-        """Return the device that computes a layer."""
-        return self._places[index]
-
-    def is_beside(self, index: int) -> bool:
-        """Whether the CPU computes a layer beside a device."""
-        return self._places[index].type == "cpu" != self.home.type
 
     def forget(self) -> None:
         """Let go of what was brought."""

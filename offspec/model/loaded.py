@@ -8,7 +8,6 @@ import torch
 from offspec.core.events import Event, unheard
 from offspec.model.cache import TreeCache
 from offspec.model.expert_parts import attach
-from offspec.model.feeder import LayerFeeder
 from offspec.model.fused.forward import LeanModel, lean_model
 from offspec.model.loading import LoadableModel
 from offspec.model.quantize.resident_layers import RoundedLayers
@@ -29,21 +28,11 @@ class LoadedModel(LoadableModel):
         return self._feeder.resident if self._feeder else ()
 
     @property
-    def bytes_streamed(self) -> int:
-        """Bytes of weights streamed so far, read-ahead included.
-
-        Those copied to GPUs, and those read from disk for weights that the CPU computes with.
-        """
-        return self.bytes_moved.streamed
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of weights read from disk so far, read-ahead included."""
-        return self.bytes_moved.read
-
-    @property
     def bytes_moved(self) -> BytesMoved:
-        """`bytes_streamed` and `bytes_read` at one moment: threads that read ahead do not stop in between."""
+        """Bytes of weights streamed and read from disk so far, at one moment, read-ahead included.
+
+        Streamed are those copied to GPUs, and those read from disk for weights that the CPU computes with.
+        """
         return self._feeder.bytes_moved if self._feeder else BytesMoved()
 
     @property
@@ -55,7 +44,7 @@ class LoadedModel(LoadableModel):
     def unpinned_bytes(self) -> int:
         """Bytes of RAM that are copied to a device from, and could not be pinned."""
         block = self.tree_model.cache.block
-        weights = self._feeder.unpinned_bytes if isinstance(self._feeder, LayerFeeder) else 0
+        weights = self._feeder.unpinned_bytes if self._feeder else 0
         return weights + (0 if block.pinned else block.nbytes)
 
     @property

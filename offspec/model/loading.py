@@ -1,6 +1,7 @@
 """Loading a model to where a placement says: in memory, or streamed through a ring for each pass."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +10,21 @@ import torch
 from offspec.checkpoint.quantised.packs import checksums
 from offspec.checkpoint.tensors import Weight, on_disk
 from offspec.core.trace import OFF, Timeline
-from offspec.model.activations import make_even
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
-from offspec.model.cache_block import CacheBlock, CacheBlocks
-from offspec.model.cache_windows import CacheWindows, HostBlock
+from offspec.model.cache_block import CacheBlock, HostBlock
+from offspec.model.cache_windows import CacheWindows
 from offspec.model.embedding import RowGather
 from offspec.model.expert_parts import AnyExpertStore, attach
 from offspec.model.experts import ExpertsBeside, set_row_counts
 from offspec.model.feeder import LayerFeeder
 from offspec.model.head import HeadBlock, StreamedHead
 from offspec.model.hops import Hops, move_buffers
-from offspec.model.longrope import fix_frequencies
+from offspec.model.positions import fix_frequencies
 from offspec.model.quantize.kept import KeptRounding
 from offspec.model.quantize.resident_layers import RoundedLayers
 from offspec.model.row_counts import RowCounts
-from offspec.model.row_products import has_row_blocks, use_row_products
+from offspec.model.row_independence import has_row_blocks, make_even, use_row_products
 from offspec.model.runner import TreeModel
 from offspec.model.sized import SizedModel
 from offspec.model.unpacking import Scratch
@@ -107,7 +107,10 @@ class LoadableModel(SizedModel):
         """
         self._reader.check_files(except_for=self.weight_files)
         blocks = self._head_blocks() if placement.head is not Tier.DEVICE else []
-        places = {self.device, *self._settle_places(placement)}
+        for layer, (binder, dense) in enumerate(zip(self.layers, self.dense, strict=True)):
+            on_cpu = placement.tiers[layer] is Tier.CPU
+            binder.device = dense.device = _CPU if on_cpu else self.devices[placement.gpu_of(layer)]
+        places = {self.device, *(binder.device for binder in self.layers)}
         if row_counts is None and has_row_blocks(_CPU, self.dtype):
             for part in (self.skeleton.layers, self.skeleton.model.get_output_embeddings()):
                 use_row_products(part)
@@ -133,7 +136,7 @@ class LoadableModel(SizedModel):
             for device in places | ({_CPU} if placement.cpu_experts else set()):
                 row_counts = row_counts.common(self.find_row_counts(device))
         if store is not None:
-            mode = self.function_mode(row_counts, _CPU)
+            mode = self.function_mode(row_counts, _CPU) or nullcontext()
             attach(self.experts, store, ExpertsBeside(_CPU, mode) if placement.cpu_experts else None)
         set_row_counts(self.skeleton.layers, row_counts)
         make_even(self.skeleton.layers)
@@ -164,14 +167,6 @@ class LoadableModel(SizedModel):
             self.store = DeviceExpertStore(store, arranged, slots, self.device, self.timeline)
         return self.store
 
-    def _settle_places(self, placement: Placement) -> list[torch.device]:
-        """Where each layer is computed."""
-        layers = zip(self.layers, self.dense, placement.tiers, strict=True)
-        for layer, (binder, dense, tier) in enumerate(layers):
-            binder.device = _CPU if tier is Tier.CPU else self.devices[placement.gpu_of(layer)]
-            dense.device = binder.device
-        return [binder.device for binder in self.layers]
-
     def load_rounded(
         self,
         bits: int,
@@ -182,10 +177,9 @@ class LoadableModel(SizedModel):
         rest: dict[str, torch.Tensor] | None = None,
         chunk: int | None = None,
         context: int | None = None,
-        holds_rows: bool = False,
         kept: KeptRounding | None = None,
     ) -> None:
-        """Read all layers and round their matrices; see `RoundedLayers`.
+        """Read all layers and round their matrices; see `RoundedLayers`. The embedding is kept in RAM.
 
         Args:
             bits: 2, 3 or 4.
@@ -196,12 +190,11 @@ class LoadableModel(SizedModel):
             rest: The rest of the same model, already loaded by another, to be shared; None: read it.
             chunk: Rows that go through a layer together; None: all.
             context: Most positions of prompt and answer; None: the capacity.
-            holds_rows: Keep the embedding in RAM instead of reading its rows. Default False.
             kept: Where what was rounded is read, or else kept; None: nowhere.
         """
         layers = list(self.skeleton.layers)
         rounded = RoundedLayers(self.layers, layers, self._reader, bits, expand, progress, kept)
-        self._assemble(rounded, capacity, rest, [], chunk, context, holds_rows=holds_rows)
+        self._assemble(rounded, capacity, rest, [], chunk, context, holds_rows=True)
 
         def round_all() -> None:
             chain = TreeContext.chain(len(calibration), self.device)
@@ -228,10 +221,11 @@ class LoadableModel(SizedModel):
         places = dict[torch.device, list[int]]()
         for layer, binder in enumerate(self.layers):
             places.setdefault(binder.device, []).append(layer)
-        if len(places) == 1:
-            return CacheBlock(self.cache_bytes(capacity), 5 * len(self.skeleton.rows.kept), *places)
-        return CacheBlocks(
-            [CacheBlock(self.cache_bytes(capacity, of), 5 * len(of), place) for place, of in places.items()]
+        if len(places) == 1:  # of a cache that has more layers than the model, too
+            every = self.cache_bytes(capacity), 5 * len(self.skeleton.rows.kept)
+            return CacheBlock(dict.fromkeys(places, every))
+        return CacheBlock(
+            {place: (self.cache_bytes(capacity, of), 5 * len(of)) for place, of in places.items()}
         )
 
     def _assemble(
@@ -248,9 +242,13 @@ class LoadableModel(SizedModel):
         self._feeder = feeder
         model: Any = self.skeleton.model
         self.long_factors = fix_frequencies(model, context or capacity)
-        self.rest_tensors = self._read_rest(without_head=bool(blocks)) if rest is None else rest
+        if rest is None:
+            rest = {}
+            for binder in self._rest[:1] if blocks else self._rest:
+                rest |= binder.realise(read_unit(binder.layout, self._reader).tensor)
+        self.rest_tensors = rest
         for binder in self._rest:
-            binder.bind({name: tensor for name, tensor in self.rest_tensors.items() if binder.has(name)})
+            binder.bind({name: tensor for name, tensor in rest.items() if name in binder.parameters})
         head, rows = None, self._rows
         if blocks:
             assert self._head is not None and isinstance(feeder, LayerFeeder)
@@ -291,10 +289,3 @@ class LoadableModel(SizedModel):
         if scratch is None:
             return torch.empty(values, dtype=self.dtype, device=self.device)
         return scratch.lend(values)
-
-    def _read_rest(self, *, without_head: bool) -> dict[str, torch.Tensor]:
-        """Everything that is no layer and stays, by parameter name."""
-        tensors: dict[str, torch.Tensor] = {}
-        for binder in self._rest[:1] if without_head else self._rest:
-            tensors |= binder.realise(read_unit(binder.layout, self._reader).tensor)
-        return tensors

@@ -1,6 +1,6 @@
 """A model whose headers were read: its parts, and how their products are computed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -10,13 +10,12 @@ from torch.overrides import TorchFunctionMode
 
 from offspec.checkpoint.tensors import PackedInfo, Weight, can_slice, main_format
 from offspec.core.errors import UnsupportedModelError
-from offspec.model.activations import EvenFunctions
 from offspec.model.binding import Binder
 from offspec.model.expert_parts import RoutedExperts, split_experts
 from offspec.model.experts import is_experts
 from offspec.model.probe.build import build_skeleton
 from offspec.model.row_counts import ProductShape, RowCounts, find_row_counts, panels_agree
-from offspec.model.row_products import RowProducts, has_row_blocks, is_linear
+from offspec.model.row_independence import EvenFunctions, RowProducts, has_row_blocks, is_linear
 from offspec.model.unpacking import warm_up
 from offspec.model.weights import WeightRecipe, map_weights, shared_by_layers
 from offspec_kernels.backend import choose_backend
@@ -54,15 +53,22 @@ class OpenedModel:
         self._rows: Weight | None = None
         self._head: WeightRecipe | None = None
         recipes = map_weights(model, tensors)
+        # What the head is called in a checkpoint that stores it although it is tied.
+        names = {id(module): name for name, module in model.named_modules()}
+        head_alias = names[id(model.get_output_embeddings())] + ".weight"
         for recipe in recipes + shared_by_layers(model, recipes, self.skeleton.layer_of):
             index = self.skeleton.layer_of(recipe.names[0])
             if index is not None:
                 layers[index].append(recipe)
             elif recipe.converter is None and recipe.names == (self.skeleton.head,):
                 self._head = recipe
-            elif self._stays_on_disk(recipe):
-                self._rows = recipe.sources[0][0]
-            elif not (self.skeleton.tied and recipe.names[0] == self._head_alias()):
+            elif (
+                recipe.converter is None
+                and recipe.names == (self.skeleton.embedding,)
+                and can_slice(recipe.sources[0][0])
+            ):
+                self._rows = recipe.sources[0][0]  # they are read alone, from disk
+            elif not (self.skeleton.tied and recipe.names[0] == head_alias):
                 rest.append(recipe)
             elif recipe.is_packed:
                 raise UnsupportedModelError(
@@ -85,17 +91,6 @@ class OpenedModel:
         if self._head is not None:
             self._rest.append(Binder(model, "the head", [self._head], device))
 
-    def _stays_on_disk(self, recipe: WeightRecipe) -> bool:
-        """Whether it is an embedding whose rows can be read alone."""
-        if recipe.converter is not None or recipe.names != (self.skeleton.embedding,):
-            return False
-        return can_slice(recipe.sources[0][0])
-
-    def _head_alias(self) -> str:
-        """What the head is called in a checkpoint that stores it although it is tied."""
-        names: dict[int, str] = {id(module): name for name, module in self.skeleton.model.named_modules()}
-        return names[id(self.skeleton.model.get_output_embeddings())] + ".weight"
-
     @property
     def is_packed(self) -> bool:
         """Whether layers hold weights that are unpacked as they run."""
@@ -114,8 +109,7 @@ class OpenedModel:
         device = device or self.device
         if device.type == "cpu":
             warm_up_attention(self.dtype)
-        recipes = [recipe for binder in (*self.layers, *self._rest) for recipe in binder.recipes]
-        weights = [weight for recipe in recipes for weight, _ in recipe.sources]
+        weights = _weights((*self.layers, *self._rest))
         warm_up(weights if self._rows is None else [*weights, self._rows], self.dtype, device)
 
     @staticmethod
@@ -128,8 +122,7 @@ class OpenedModel:
         """Whether a CPU may multiply packed weights panel by panel, and make what all values would."""
         if not self.is_packed or has_row_blocks(torch.device("cpu"), self.dtype):
             return self.is_packed
-        binders = (*self.layers, *self._rest)
-        weights = [weight for binder in binders for recipe in binder.recipes for weight, _ in recipe.sources]
+        weights = _weights((*self.layers, *self._rest))
         packed = [weight for weight in weights if isinstance(weight, PackedInfo) and len(weight.shape) == 2]
         shapes = {ProductShape(each.shape[0], each.shape[1], each.format.transposed) for each in packed}
         return panels_agree(shapes, self.dtype)
@@ -137,8 +130,6 @@ class OpenedModel:
     def find_row_counts(self, device: torch.device) -> RowCounts:
         """Row counts of passes at which no row's bits depend on the others on a device; tried once."""
         shapes, sums = set[ProductShape](), {int(self.skeleton.config.hidden_size)}
-        recipes = [recipe for binder in self.layers for recipe in binder.recipes]
-        transposed = any(self._unpacks_transposed(recipe) for recipe in recipes)
         blocks = has_row_blocks(device, self.dtype)
         for module in [*self.skeleton.layers.modules(), self.skeleton.model.get_output_embeddings()]:
             plain = isinstance(module, torch.nn.Linear)
@@ -152,17 +143,12 @@ class OpenedModel:
                     shapes.add(ProductShape(rows, columns))
                     if not plain:  # multiplied from the other side, perhaps
                         shapes.add(ProductShape(columns, rows, transposed=True))
-        if transposed:
+        weights = _weights(self.layers)
+        if any(isinstance(weight, PackedInfo) and weight.format.transposed for weight in weights):
             shapes |= {replace(shape, transposed=True) for shape in shapes}
         if self.has_row_products(device):  # whose row count does not matter
             shapes.clear()
         return find_row_counts(shapes, sums, self.dtype, device)
-
-    @staticmethod
-    def _unpacks_transposed(recipe: WeightRecipe) -> bool:
-        return any(
-            isinstance(weight, PackedInfo) and weight.format.transposed for weight, _ in recipe.sources
-        )
 
     def function_mode(self, row_counts: RowCounts | None, device: torch.device) -> TorchFunctionMode | None:
         """Replacement of torch functions in a pass on a device, where a row's bits would depend on others."""
@@ -174,3 +160,7 @@ class OpenedModel:
         rows = self.skeleton.rows
         needs_it = device.type == "cpu" and (has_experts or rows.expanded or rows.tail_numbers)
         return EvenFunctions(row_counts, has_row_blocks(device, self.dtype)) if needs_it else None
+
+
+def _weights(binders: Sequence[Binder]) -> list[Weight]:
+    return [weight for binder in binders for recipe in binder.recipes for weight, _ in recipe.sources]

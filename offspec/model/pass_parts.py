@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from offspec.model.attention import MergedContext, TreeContext
-from offspec.model.merged_cache import MergedCache
+from offspec.model.cache import MergedCache
 from offspec.model.row_counts import RowCounts
 from offspec_kernels.chunks import split_evenly
 
@@ -139,8 +139,11 @@ def parts_of(
         pieces.sort(key=lambda piece: not piece.is_text)
     groups = list[list[Piece]]()
     for piece in pieces:
-        if merges and groups and _fits(piece, groups[-1], chunk):
-            groups[-1].append(piece)
+        group = groups[-1] if merges and groups else []
+        fits = sum(other.rows for other in group) + piece.rows <= chunk
+        others = all(piece.sequence is not other.sequence for other in group)
+        if group and fits and others and piece.is_text == group[0].is_text:
+            group.append(piece)
         else:
             groups.append([piece])
     parts, start = list[Part](), 0
@@ -162,14 +165,6 @@ def _pieces(sequences: Sequence[SequenceRows], chunk: int, mixes: bool) -> Itera
             count = cut.stop - cut.start
             yield Piece(sequence, before + cut.start, count, earlier + cut.stop, cut.start < prompt)
         before += rows
-
-
-def _fits(piece: Piece, group: list[Piece], chunk: int) -> bool:
-    return (
-        piece.is_text == group[0].is_text
-        and all(piece.sequence is not other.sequence for other in group)
-        and sum(other.rows for other in group) + piece.rows <= chunk
-    )
 
 
 def order_of(parts: Sequence[Part]) -> torch.Tensor:

@@ -5,7 +5,8 @@ Modules of offspec's own models get another forward by `wrap`. Functions that tr
 registered under names of offspec's own, which no other model uses.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -57,16 +58,10 @@ PATCHES = (
         "parameters go to the meta device as they are made; those of other threads stay where they are",
     ),
     Patch(
-        "torch function mode EvenFunctions",
-        ("model.activations",),
+        "torch function modes EvenFunctions and RowProducts",
+        ("model.row_independence",),
         "the pass ends",
-        "bits of a row must not depend on its place; a mode holds for one thread",
-    ),
-    Patch(
-        "torch function mode RowProducts",
-        ("model.row_products",),
-        "the pass ends",
-        "bits of a row must not depend on the number of rows; a mode holds for one thread",
+        "bits of a row must not depend on its place, nor on the number of rows; a mode holds for one thread",
     ),
     Patch(
         "torch function mode _WithoutWeights",
@@ -82,7 +77,7 @@ PATCHES = (
     ),
     Patch(
         "transformers.AttentionInterface and ALL_EXPERTS_FUNCTIONS, entries whose names begin with offspec_",
-        ("model.patches",),
+        ("model.skeleton", "model.probe.cache_rows", "distill.batched_forward"),
         "the process ends",
         "only models whose configuration names an entry call it",
     ),
@@ -165,25 +160,26 @@ def unwrapped(module: Any) -> Any:
     return twin
 
 
-def register_attention(name: str, function: Callable[..., Any]) -> None:
-    """Register an attention function with transformers; the same one several times is harmless.
+_FIELDS = {"attention": "_attn_implementation_internal", "experts": "_experts_implementation_internal"}
+
+
+@contextmanager
+def implementation(model: Any, **names: str) -> Iterator[None]:
+    """While the block runs, every part of a transformers model uses the functions of these names.
 
     Args:
-        name: Name that begins with "offspec_".
-        function: Called as transformers calls its attention functions.
+        model: Its configurations are set directly: transformers' own way reads the source of each module.
+        names: Of `attention` and `experts`, as registered with transformers.
     """
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(name, function)
-
-
-def register_experts(name: str, function: Callable[..., Any]) -> None:
-    """Register a function of experts with transformers; the same one several times is harmless.
-
-    Args:
-        name: Name that begins with "offspec_".
-        function: Called as transformers calls its experts functions.
-    """
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-    ALL_EXPERTS_FUNCTIONS.register(name, function)
+    configs = {id(found): found for module in model.modules() if (found := getattr(module, "config", None))}
+    before = list[tuple[Any, str, Any]]()
+    for config in configs.values():
+        for kind, name in names.items():
+            if hasattr(config, _FIELDS[kind]):
+                before.append((config, _FIELDS[kind], getattr(config, _FIELDS[kind])))
+                setattr(config, _FIELDS[kind], name)
+    try:
+        yield
+    finally:
+        for config, field, value in before:
+            setattr(config, field, value)

@@ -5,6 +5,7 @@ from operator import index
 from typing import Any
 
 from offspec.core.errors import RequestError
+from offspec.core.values import is_unicode
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages | Sequence[int]  # ids also as an array or a tensor
@@ -42,10 +43,8 @@ def token_ids(prompt: Prompt) -> list[int] | None:
 
 def checked_text(text: str) -> str:
     """Text as it was given. Raises RequestError where it is not valid Unicode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise RequestError("the prompt is not valid Unicode text") from None
+    if not is_unicode(text):
+        raise RequestError("the prompt is not valid Unicode text")
     return text
 
 

@@ -6,8 +6,8 @@ Letters: T rows of a pass, H hidden size, V vocabulary.
 import time
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -15,18 +15,17 @@ from torch.overrides import TorchFunctionMode
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from offspec.core.replaced import replaced
+from offspec.model import dense_mask
 from offspec.model.apart import take_apart
 from offspec.model.attention import MergedContext, TreeContext, running, running_context
 from offspec.model.cache import TreeCache
-from offspec.model.dense_mask import DenseMasks
-from offspec.model.device_time import DeviceTime, mark
 from offspec.model.head import StreamedHead
 from offspec.model.hops import Hops
 from offspec.model.pass_parts import Part, SequenceRows, as_asked, joined, order_of, parts_of
+from offspec.model.pass_time import DeviceTime, Spent, mark
 from offspec.model.patches import wrap
 from offspec.model.row_counts import RowCounts
-from offspec.model.skeleton import Skeleton
-from offspec.model.text_part import way_to
+from offspec.model.skeleton import Skeleton, way_to
 from offspec.sampling.row_logprobs import RowLogprobs
 from offspec_kernels.transfer import upload
 from offspec_planners.cost import PROMPT_ROWS
@@ -44,45 +43,6 @@ PASS_ROWS = 16384
 SHARED_PROMPT_ROWS = PROMPT_ROWS
 
 
-@dataclass(slots=True)
-class Spent:
-    """Where a pass's time went: layers that are done, seconds computed in them, seconds waited for them.
-
-    cpu_layers, cpu_computed: those of them that the CPU computed beside a device, and their seconds. timed:
-    layers on a GPU, whose seconds `read` adds when they have been computed.
-    """
-
-    layers: int = 0
-    computed: float = 0.0
-    waited: float = 0.0
-    cpu_layers: int = 0
-    cpu_computed: float = 0.0
-    timed: list[DeviceTime] = field(default_factory=list)
-
-    def add(self, computed: float, waited: float, *, beside: bool) -> None:
-        """Count one layer more. beside: whether the CPU computed it beside a device."""
-        self.layers += 1
-        self.computed += computed
-        self.waited += waited
-        if beside:
-            self.cpu_layers += 1
-            self.cpu_computed += computed
-
-    def add_timed(self, layer: DeviceTime) -> None:
-        """Count one layer more, on a GPU."""
-        self.layers += 1
-        self.timed.append(layer)
-
-    def read(self) -> None:
-        """Add the seconds of layers on GPUs; waits until they have been computed."""
-        before: DeviceTime | None = None
-        for layer in self.timed:
-            self.computed += layer.computed()
-            self.waited += layer.waited(before)
-            before = layer
-        self.timed.clear()
-
-
 class _Given(BaseModelOutputWithPast):
     """States, and nothing of what else the parts of one family or another return."""
 
@@ -98,8 +58,8 @@ class TreeModel:
     row counts its products run at; rows that fill up to them are seen neither by attention nor by the cache,
     nor by a caller. None: whatever comes, as is good enough for a draft. mode: entered for a pass, where some
     of torch's own functions would not do. hops: given where layers are computed on several devices. spent: of
-    the latest pass, on GPUs after its `read`; settle: called before a clock is read, instead; stalled: given
-    where layers wait for their experts, seconds of it so far. on_layer: told how many layers are done;
+    the latest pass, on GPUs after its `read`; settle: called before a clock is read, instead. stalled: gives
+    the seconds that layers have waited for their experts so far. on_layer: told how many layers are done;
     between: called before each layer and each chunk, and may raise to break the pass off. taps: layers whose
     inputs are kept aside, the number of layers for what leaves the last;
     tapped: those of the latest pass, [T, H] each.
@@ -128,14 +88,14 @@ class TreeModel:
         self.on_layer: Callable[[int], None] | None = None
         self.between: Callable[[], None] | None = None
         self.settle: Callable[[], None] | None = None
-        self.stalled: Callable[[], float] | None = None
+        self.stalled: Callable[[], float] = lambda: 0.0
         self.spent = Spent()
         self.taps: tuple[int, ...] = ()
         self.tapped: dict[int, torch.Tensor] = {}
         self._given: torch.Tensor | None = None
         self._parts: list[Part] = []  # of the pass that runs
         self._shown: SequenceRows  # whose cache and context the decoder is given
-        self._masks = DenseMasks(skeleton.layers[0]) if skeleton.masked else None
+        self._arguments = [*signature(skeleton.layers[0].forward).parameters][1:]  # behind the states
         for part in (*way_to(skeleton.model, skeleton.decoder)[1:], skeleton.decoder):
             wrap(part, self._or_given)
         for index, layer in enumerate(skeleton.layers):
@@ -147,9 +107,6 @@ class TreeModel:
     def streams_head(self) -> bool:
         """Whether the head comes as the last units of a pass, which must then ask for logits."""
         return self._head is not None
-
-    def _stalled_seconds(self) -> float:
-        return self.stalled() if self.stalled is not None else 0.0
 
     def _or_given(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """A part of the model that hands on the states that are there for the head, and makes none then."""
@@ -163,9 +120,9 @@ class TreeModel:
         asked = time.perf_counter()
         if self._enter is not None:
             self._enter(index)
-        began, stalled = time.perf_counter(), self._stalled_seconds()
-        beside = self._hops is not None and self._hops.is_beside(index)
-        place = hidden.device if self._hops is None else self._hops.place_of(index)
+        began, stalled = time.perf_counter(), self.stalled()
+        place = hidden.device if self._hops is None else self._hops.places[index]
+        beside = self._hops is not None and place.type == "cpu" != self._hops.home.type
         first = mark(place) if self.settle is None and not beside else None
         try:
             if index in self.taps:
@@ -176,7 +133,7 @@ class TreeModel:
                 out = self._hops.run(index, partial(self._in_parts, forward), hidden, args, kwargs)
             if self.settle is not None:
                 self.settle()
-            inside = self._stalled_seconds() - stalled
+            inside = self.stalled() - stalled
             if first is None:
                 computed = time.perf_counter() - began - inside
                 self.spent.add(computed, began - asked + inside, beside=beside)
@@ -220,7 +177,7 @@ class TreeModel:
             sequences, key=lambda rows: rows.cache.length
         )  # a mask spans every position
         for rows in sequences:
-            rows.context.masked = self._masks is not None
+            rows.context.masked = self.skeleton.masked
         try:
             with self.mode, replaced(self.skeleton.functions), running(shown.context):
                 out = self.skeleton.decoder(
@@ -241,7 +198,8 @@ class TreeModel:
 
     def _tapped(self, hidden: torch.Tensor) -> torch.Tensor:
         """A copy, since the states may be written over, where the model's other parts are."""
-        kept = as_asked(_first(hidden), self._parts)
+        # Families with several streams of states have the main one first: [..., T, H].
+        kept = as_asked(hidden.flatten(0, -3)[0], self._parts)
         return kept.clone() if self._hops is None else kept.to(self._hops.home, copy=True)
 
     def _in_parts(
@@ -254,17 +212,17 @@ class TreeModel:
         """
         if running_context() is None:  # not a pass of this model's, but one of whole sequences
             return forward(hidden, *args, **kwargs)
-        if self._masks is not None:
-            args, kwargs = (), self._masks.named(args, kwargs)
+        if self.skeleton.masked:
+            args, kwargs = (), dict(zip(self._arguments, args, strict=False)) | kwargs
         beside, states = list[tuple[Any, ...]](), hidden
         for part in self._parts:
             if self.between is not None and len(self._parts) > 1:
                 self.between()
             tree = part.begin(hidden.device)
             own = dict[str, Any]()
-            if self._masks is not None:
-                assert isinstance(tree, TreeContext) and tree.end is not None
-                own = self._masks.over_tree(kwargs, tree, part.rows, tree.end)
+            if self.skeleton.masked:
+                assert isinstance(tree, TreeContext)
+                own = dense_mask.over_tree(kwargs, tree, part.rows)
             if len(self._parts) == len(part.pieces) == 1:
                 return forward(hidden, *args, **kwargs | own)
             place, take = part.place, partial(self._taken, part, tree, hidden)
@@ -347,11 +305,6 @@ def rows_at(states: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Some rows [n, H] of states [T, H]; nobody waits for a device."""
     (index,) = upload([rows], states.device)
     return states.index_select(0, index)
-
-
-def _first(states: torch.Tensor) -> torch.Tensor:
-    """[..., T, H] to [T, H]: families with several streams of states have the main one first."""
-    return states.flatten(0, -3)[0]
 
 
 def _joined(values: Sequence[Any], counts: Sequence[int]) -> Any:

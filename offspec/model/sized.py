@@ -11,7 +11,7 @@ from offspec.checkpoint.tensors import can_slice, on_disk
 from offspec.model.binding import Binder
 from offspec.model.head import HeadBlock, head_blocks
 from offspec.model.opened import OpenedModel
-from offspec.model.row_products import has_row_blocks
+from offspec.model.row_independence import has_row_blocks
 from offspec.stream.layout import lay_out
 from offspec_kernels.row_linear.blocks import panel_bytes
 from offspec_kernels.tree_attention import gpu_scratch_bytes, list_bytes
@@ -69,12 +69,6 @@ class SizedModel(OpenedModel):
         return [binder.layout.nbytes + binder.fused_elements * self.dtype.itemsize for binder in self.layers]
 
     @property
-    def unpacked(self) -> tuple[int, int]:
-        """Values of all layers that every pass unpacks, and the bytes that those are stored in."""
-        values = sum(binder.unpacked_elements for binder in self.layers)
-        return values, sum(binder.unpacked_bytes for binder in self.layers)
-
-    @property
     def rest_bytes(self) -> int:
         """Bytes of everything that is no layer and stays: head, final norm, positions."""
         return sum(binder.kept_bytes for binder in self._rest)
@@ -107,27 +101,15 @@ class SizedModel(OpenedModel):
     def _head_blocks(self) -> list[HeadBlock]:
         if self._head is None or not self.head_bytes:
             return []
-        return head_blocks(self._head.sources[0][0], max(self.layer_bytes), self._unpacked_values)
-
-    @property
-    def _unpacked_values(self) -> int:
-        """Most values of packed weights that are there at once while layers run, or a head's blocks."""
-        return self._unpacked_in(self.layers)
-
-    def _whole_in(self, layers: Sequence[Binder]) -> int:
-        """Most values of a module of layers that are made before it runs."""
-        by_panels = self.device.type == "cpu" and self.uses_panels
-        return max(binder.scratch_elements(by_panels) for binder in layers)
+        return head_blocks(self._head.sources[0][0], max(self.layer_bytes), self._unpacked_in(self.layers))
 
     def _unpacked_in(self, layers: Sequence[Binder]) -> int:
-        most = self._whole_in(layers)
+        """Most values of packed weights that are there at once while layers run, or a head's blocks."""
+        by_panels = self.device.type == "cpu" and self.uses_panels
+        most = max(binder.scratch_elements(by_panels) for binder in layers)
         if self._head is not None and self._head.is_packed:
             most = max(most, min(_HEAD_VALUES, math.prod(self._head.sources[0][0].shape)))
         return most
-
-    @property
-    def _fused_values(self) -> int:
-        return max(binder.fused_elements for binder in self.layers)
 
     def with_int8_cache(self) -> Self:
         """The same with keys and values in 8 bits, to see what it would take; not to be loaded."""
@@ -181,13 +163,16 @@ class SizedModel(OpenedModel):
     @property
     def unpacking_bytes(self) -> int:
         """Bytes for values of packed weights, which stay, and for what some are fused of."""
-        return (self._unpacked_values + self._fused_values) * self.dtype.itemsize
+        return self._unpacking_bytes(self.layers)
 
     @property
     def dense_unpacking_bytes(self) -> int:
         """The same where routed experts are made one by one, without what those take."""
-        fused = max(binder.fused_elements for binder in self.dense)
-        return (self._unpacked_in(self.dense) + fused) * self.dtype.itemsize
+        return self._unpacking_bytes(self.dense)
+
+    def _unpacking_bytes(self, layers: Sequence[Binder]) -> int:
+        fused = max(binder.fused_elements for binder in layers)
+        return (self._unpacked_in(layers) + fused) * self.dtype.itemsize
 
     def activation_bytes(self, rows: int, length: int, chunk: int, device: torch.device | None = None) -> int:
         """The same without what packed weights take."""
@@ -196,10 +181,13 @@ class SizedModel(OpenedModel):
         inner = max((max(shape) for shape in self._matrix_shapes()), default=hidden)
         states, chunk, keys = rows * hidden * item, min(rows, chunk), length + rows
         gated = chunk * 3 * inner * item
+        # Keys in 8 bits may become values before a layer looks at them.
+        as_values = self.int8_cache and (kept.expanded or self.skeleton.closed)
+        values = max(kept.kept) * (4 + item) if as_values else 0
         part = (
             chunk * 4 * hidden * 4
             + self._dense_scratch(rows, keys, chunk)
-            + max(rows, length) * (kept.expanded * item + self._read_as_values)
+            + max(rows, length) * (kept.expanded * item + values)
             + chunk * item * kept.row_numbers // len(self.layers) * _WIDENED
         )
         if (device or self.device).type == "cpu":
@@ -220,14 +208,6 @@ class SizedModel(OpenedModel):
             return beside
         whole = self.layer_elements[0] - (self.layers[0].panel_elements if self.uses_panels else 0)
         return beside + min(whole, max((a * b for a, b in self._matrix_shapes()), default=0)) * item
-
-    @property
-    def _read_as_values(self) -> int:
-        """Bytes of a position of keys in 8 bits that become values before a layer looks at them."""
-        kept = self.skeleton.rows
-        if not self.int8_cache or not (kept.expanded or self.skeleton.closed):
-            return 0
-        return max(kept.kept) * (4 + self.dtype.itemsize)
 
     def _dense_scratch(self, rows: int, keys: int, chunk: int) -> int:
         """Bytes of dense masks, of scores that layers make of them, and of an index's scores and choices."""

@@ -2,22 +2,20 @@
 
 import warnings
 from dataclasses import dataclass, replace
-from functools import cache
 from inspect import signature
 from typing import Any
 
 import torch
 from transformers import cache_utils
 
-from offspec.checkpoint.meta_model import meta_model
+from offspec.checkpoint.meta_model import Unmade, meta_model
+from offspec.checkpoint.ranges import one_line
 from offspec.core.errors import CheckpointError, UnsupportedModelError
 from offspec.core.replaced import Replacement
 from offspec.model import attention, experts
-from offspec.model.patches import register_attention, register_experts
-from offspec.model.position_scale import scale_in_attention
+from offspec.model.positions import scale_in_attention
 from offspec.model.probe.cache_rows import NOTHING_KEPT, CacheRows
 from offspec.model.recurrence.functions import tree_functions
-from offspec.model.text_part import text_part
 
 _LONGEST_REASON = 300  # characters
 
@@ -34,6 +32,7 @@ class Skeleton:
     merges: whether rows of several sequences may go through a layer together, each attending to its own keys;
     apart: and attention takes one sequence after the other. wraps: of how many values the tuples are that
     layers return; 0: they return no tuples. functions: of transformers, replaced during a pass.
+    cache_keyword: what the decoder calls its cache.
     """
 
     model: Any
@@ -50,6 +49,7 @@ class Skeleton:
     apart: bool = False
     wraps: int = 0
     functions: tuple[Replacement, ...] = ()
+    cache_keyword: str = "past_key_values"
 
     @property
     def config(self) -> Any:
@@ -74,12 +74,6 @@ class Skeleton:
         return 2048
 
     @property
-    def cache_keyword(self) -> str:
-        """What the decoder calls its cache."""
-        decoder: Any = type(self.decoder)
-        return _cache_keyword(decoder)
-
-    @property
     def tied(self) -> bool:
         return self.embedding == self.head
 
@@ -91,23 +85,21 @@ class Skeleton:
         return int(parameter[len(prefix) :].split(".", 1)[0])
 
 
-@cache
-def _cache_keyword(decoder: Any) -> str:
-    """What a class of decoders calls its cache; asked for in every pass."""
-    known = signature(decoder.forward).parameters
-    return "cache_params" if "cache_params" in known else "past_key_values"
-
-
 def skeleton_of(config: Any, dtype: torch.dtype) -> Skeleton:
     """The model of a configuration as transformers reads it, its parameters on meta, its buffers real.
 
     The configuration loses what it says of quantised weights. Raises UnsupportedModelError, by the family's
     name, for what cannot be streamed; whether it can be run over a token tree is not tried here.
     """
+    from transformers import AttentionInterface
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
     _refuse(config)
-    _forget_quantisation(config)
-    register_attention(attention.NAME, attention.attend_tree)
-    register_experts(experts.NAME, experts.run_experts)
+    for part in (config, config.get_text_config()):  # packed weights are values before a module sees them
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
+    AttentionInterface.register(attention.NAME, attention.attend_tree)
+    ALL_EXPERTS_FUNCTIONS.register(experts.NAME, experts.run_experts)
     model = _model(config, attention.NAME, dtype)
     skeleton = _find_parts(model, config) if model is not None else None
     if skeleton is None:
@@ -152,15 +144,12 @@ def _refuse(config: Any) -> None:
         raise UnsupportedModelError(f"{family} is an encoder-decoder model; offspec runs decoder-only ones")
     if not getattr(text, "num_hidden_layers", 0):
         raise CheckpointError("config.json describes a model without layers")
-    _refuse_more(text, family)
-
-
-def _refuse_more(text: Any, family: str) -> None:
-    """Go by what transformers' own cache keeps for each layer."""
+    # By what transformers' own cache keeps for each layer.
     more = {kind for kind, layer in _cache_layers(text) if type(layer).__module__ != cache_utils.__name__}
     if more:
+        kinds = " and ".join(sorted(more))
         raise UnsupportedModelError(
-            f"{family} has {_listed(more)} layers, which keep more of a token than its keys and values"
+            f"{family} has {kinds} layers, which keep more of a token than its keys and values"
         )
 
 
@@ -176,17 +165,6 @@ def _cache_layers(text: Any) -> list[tuple[str, Any]]:
         return []
     kinds = getattr(text, "layer_types", None) or ["recurrent"] * len(layers)
     return list(zip(kinds, layers, strict=False))
-
-
-def _listed(names: set[str]) -> str:
-    return " and ".join(sorted(names))
-
-
-def _forget_quantisation(config: Any) -> None:
-    """Ask for plain modules: packed weights are made into values before a module sees them."""
-    for part in (config, config.get_text_config()):
-        if hasattr(part, "quantization_config"):
-            del part.quantization_config
 
 
 def _find_parts(model: Any, config: Any, closed: bool = False) -> Skeleton | None:
@@ -210,6 +188,7 @@ def _find_parts(model: Any, config: Any, closed: bool = False) -> Skeleton | Non
     decoder, layers = found[0]
     embedding = names[id(model.get_input_embeddings())] + ".weight"
     head = names[id(output)] + ".weight"
+    takes_parameters = "cache_params" in signature(type(decoder).forward).parameters
     tied = head in (getattr(model, "all_tied_weights_keys", None) or {})
     return Skeleton(
         model=model,
@@ -219,6 +198,7 @@ def _find_parts(model: Any, config: Any, closed: bool = False) -> Skeleton | Non
         embedding=embedding,
         head=embedding if tied else head,
         functions=functions,
+        cache_keyword="cache_params" if takes_parameters else "past_key_values",
     )
 
 
@@ -245,6 +225,43 @@ def _stacks(model: Any, decoder: Any) -> list[tuple[Any, torch.nn.ModuleList]]:
     return []
 
 
+def text_part(model: Any, decoder: torch.nn.Module) -> Any:
+    """The innermost model around `decoder` that has a head, with what lies beside these two replaced.
+
+    Text that needs such a part fails loudly, and a trial of the architecture then tells.
+
+    Args:
+        model: As transformers makes it, changed in place.
+        decoder: A part of it: its stack of layers with embedding and final norm.
+    """
+    outer: Any
+    for outer in reversed(way_to(model, decoder)):
+        if outer.get_output_embeddings() is not None:
+            model = outer
+            break
+    way = way_to(model, decoder)
+    kept = {id(part) for part in way} | {id(decoder), id(model.get_output_embeddings())}
+    kept.add(id(model.get_input_embeddings()))
+    for part in way:
+        for name, child in part.named_children():
+            if not any(id(inner) in kept for inner in child.modules()):
+                setattr(part, name, Unmade())
+    for part in way[1:]:  # as what stands between two pictures
+        for name in part._parameters:
+            setattr(part, name, None)
+    return model
+
+
+def way_to(model: torch.nn.Module, inner: torch.nn.Module) -> list[torch.nn.Module]:
+    """`model` and the parts that lie around `inner` in it, from the outside to the inside."""
+    if model is inner:
+        return []
+    for child in model.children():
+        if any(part is inner for part in child.modules()):
+            return [model, *way_to(child, inner)]
+    return [model]
+
+
 def _impossible(error: Exception) -> CheckpointError:
     return CheckpointError(f"config.json describes a model that cannot be: {of_config(error)}")
 
@@ -253,7 +270,7 @@ def of_config(error: Exception) -> str:
     """In one line, why a library cannot make anything of a configuration."""
     if isinstance(error, ZeroDivisionError):
         return "one of its sizes is 0; fetch the file again"
-    return " ".join(str(error).split())[:_LONGEST_REASON]
+    return one_line(error, _LONGEST_REASON)
 
 
 def _first_line(text: str) -> str:

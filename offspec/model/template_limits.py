@@ -206,11 +206,8 @@ def _look(name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
     elif name == "replace" and len(texts) > 2:
         _allow(len(texts[0]) + (texts[0].count(texts[1]) + 1) * len(texts[2]))
     elif name == "join":
-        _allow(max(map(len, texts), default=0) * max((_length(value) for value in args), default=0))
-
-
-def _length(value: Any) -> int:
-    return len(value) if isinstance(value, list | tuple | dict) else 0
+        lengths = [len(value) for value in args if isinstance(value, list | tuple | dict)]
+        _allow(max(map(len, texts), default=0) * max(lengths, default=0))
 
 
 def _allow(size: int) -> None:

@@ -1,7 +1,6 @@
 """Token ids of prompts: a model's tokenizer, its chat template, and what its folder says about endings."""
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
@@ -10,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from offspec.checkpoint.json_file import read_json
+from offspec.checkpoint.ranges import one_line
 from offspec.core.config import SamplingParams
 from offspec.core.errors import CheckpointError, ModelNotFoundError, RequestError
 from offspec.core.panics import panics_as_errors
 from offspec.core.sampling_defaults import model_defaults
 from offspec.core.values import shown
-from offspec.model.infill import InfillMarks, infill_marks
-from offspec.model.message_forms import forms
-from offspec.model.prompt import Messages, Prompt, checked_messages, checked_text, token_ids
-from offspec.model.tool_prompt import CALL_MARK, with_tool_prompt
+from offspec.model.chat_template import CALL_MARK, render, takes_tools
+from offspec.model.prompt import Messages, Prompt, checked_text, token_ids
+from offspec.model.vocabulary import InfillMarks, infill_marks
 from offspec.sampling.grammar import Grammars
 
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ _BEGINNING = 2**16  # characters that are tokenised at once, whatever comes behi
 _ROOMY = 8  # characters that hardly any text has for a token, on average
 # Arguments of transformers' function that are settled here, and so are no variables of a template.
 _SETTLED = {"conversation", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict"}
-# Tokens that only fill the vocabulary up to the size of the embedding, as GGUF files have them.
-_PADDING = re.compile(r"[<\[|]*(pad|unused|extra|reserved|dummy)[a-z_]*?[ _-]*\d+[>\]|]*", re.IGNORECASE)
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
@@ -51,7 +48,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     except Exception as error:  # the parsers of a dozen formats, each with errors of its own
         if not any(file.name.startswith(_VOCABULARIES) for file in folder.iterdir()):
             raise CheckpointError(f"{folder} {_NO_TOKENIZER}") from error
-        raise CheckpointError(f"{folder} holds no tokenizer that can be read: {_one_line(error)}") from error
+        raise CheckpointError(f"{folder} holds no tokenizer that can be read: {one_line(error)}") from error
     # Without its files a tokenizer is not refused: it is made, and knows its special tokens alone.
     if set(vocabulary.values()) <= added.keys():
         raise CheckpointError(f"{folder} {_NO_TOKENIZER}")
@@ -68,25 +65,6 @@ def _refuse_other_files(folder: Path) -> None:
             f"{file} names other files to be read in the place of tokenizer.json: "
             "remove fast_tokenizer_files from it"
         )
-
-
-def same_vocabulary(a: "PreTrainedTokenizerBase", b: "PreTrainedTokenizerBase") -> str | None:
-    """None when both give the same ids to the same tokens, else one line that says where they differ.
-
-    Numbered filler at the end of one of them (`[PAD151700]`, `<unused7>`) is no difference.
-    """
-    first, second = ({i: token for token, i in x.get_vocab().items()} for x in (a, b))
-    different = [i for i in first.keys() | second.keys() if first.get(i) != second.get(i)]
-    shared = min(max(first, default=-1), max(second, default=-1))
-    different = [
-        i for i in different if i <= shared or not _PADDING.fullmatch(first.get(i) or second.get(i) or "")
-    ]
-    if not different:
-        return None
-    where = min(different)
-    tokens = [repr(x[where]) if where in x else "nothing" for x in (first, second)]
-    sizes = f"{len(first)} and {len(second)} tokens" if len(first) != len(second) else f"{len(first)} tokens"
-    return f"token {where} is {tokens[0]} in one and {tokens[1]} in the other ({sizes})"
 
 
 class TextCodec:
@@ -106,7 +84,12 @@ class TextCodec:
         self.hidden_ids = frozenset(tokenizer.all_special_ids) | {i for i, t in added.items() if t.special}
         file = folder / "generation_config.json"
         generation = read_json(file) if file.exists() else {}
-        self.sampling_defaults, self.sampling_complaint = _sampling_defaults(generation, file)
+        self.sampling_defaults, self.sampling_complaint = SamplingParams(), None
+        try:
+            self.sampling_defaults = model_defaults(generation)
+        except RequestError as error:
+            ignored = f"sampling defaults of {file} are ignored, so temperature 0 is the default: {error}"
+            self.sampling_complaint = ignored
         nested = config.get("text_config")
         sources = (generation, config, nested if isinstance(nested, Mapping) else {})
         self.eos_ids = frozenset(
@@ -121,15 +104,10 @@ class TextCodec:
         return bool(self.tokenizer.chat_template)
 
     @property
-    def takes_tools(self) -> bool:
-        """Whether the chat template writes tools; else a prompt of offspec's own does."""
-        return "tools" in str(self.tokenizer.chat_template)
-
-    @property
     def answer_marks(self) -> str:
         """Text with the marks that answers may have: the chat template, and those of offspec's own prompt."""
         template = str(self.tokenizer.chat_template or "")
-        return template if self.takes_tools else template + CALL_MARK
+        return template if takes_tools(self.tokenizer) else template + CALL_MARK
 
     @cached_property
     def grammar_tokens(self) -> "LLTokenizer":
@@ -146,8 +124,8 @@ class TextCodec:
         try:
             return from_tokenizer(cast("PreTrainedTokenizerFast", self.tokenizer), eos_token=ends)
         except ValueError as error:
-            reason = _one_line(error)
-            raise RequestError(f"this model's tokenizer cannot follow a format: {reason}") from error
+            reason = f"this model's tokenizer cannot follow a format: {one_line(error)}"
+            raise RequestError(reason) from error
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:
@@ -236,58 +214,7 @@ class TextCodec:
         Raises:
             RequestError: There is no template, or it refuses the messages.
         """
-        if not self.has_chat_template:
-            raise RequestError(
-                "this model has no chat template; pass the prompt as plain text with `raw=True`"
-            )
-        from offspec.model.template_limits import TemplateLimitError
-
-        checked = self._known_roles(checked_messages(messages))
-        if not self.takes_tools:
-            checked = with_tool_prompt(checked, self._variables.get("tools") or ())
-        if continues and checked[-1]["role"] == "assistant" and not checked[-1]["content"].strip():
-            checked.pop()  # nothing of the answer is there yet
-        continues = continues and checked[-1]["role"] == "assistant"
-        text, failure = None, None
-        for form in _written_forms(checked):
-            try:
-                written = self._written(form, continues)
-            except Exception as error:  # a template is a program: it may raise anything
-                failure = failure or error
-                if isinstance(error, TemplateLimitError):
-                    break
-                continue
-            if _says_all(checked, written):
-                return written
-            if text is None and isinstance(form[0]["content"], str):
-                text = written
-        if text is not None:
-            return text
-        assert failure is not None
-        reason = f"the model's chat template refuses the prompt: {_one_line(failure)}"
-        raise RequestError(reason) from failure
-
-    def _known_roles(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A developer's messages as the system's, where the template was written before there were any."""
-        if "developer" in str(self.tokenizer.chat_template):
-            return messages
-        other = {"developer": "system"}
-        return [message | {"role": other.get(message["role"], message["role"])} for message in messages]
-
-    def _written(self, messages: Sequence[Mapping[str, Any]], continues: bool) -> str:
-        """Messages as the chat template writes them. Raises whatever it raises."""
-        from offspec.model.template_limits import limits
-
-        with limits(_size(messages) + _size(self._variables)):
-            text = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=not continues,
-                continue_final_message=continues,
-                **self._variables,
-            )
-        assert isinstance(text, str)
-        return text
+        return render(self.tokenizer, messages, self._variables, continues)
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of text; special: with those that the tokenizer itself puts around it."""
@@ -312,12 +239,7 @@ class TextCodec:
 
     def spell(self, ids: Iterable[int]) -> str:
         """The text of token ids with the special tokens in it, as a chat template would write it."""
-        with self._damage("tokens"):
-            text = self.tokenizer.decode(
-                self._mended(list(ids)), skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        assert isinstance(text, str)
-        return text
+        return self._text(list(ids), special=True)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids, special tokens left out, spaces as the tokens have them.
@@ -327,11 +249,13 @@ class TextCodec:
         vocabulary has tokens for single bytes ("<0xFF>"): one wrong byte makes U+FFFD of every byte of its
         run, also of characters that have been shown.
         """
-        shown = [i for i in ids if i not in self.hidden_ids]
+        return self._text([i for i in ids if i not in self.hidden_ids], special=False)
+
+    def _text(self, ids: list[int], *, special: bool) -> str:
         # Tidying spaces up ("Hello ." to "Hello.") would change text that was already shown.
         with self._damage("tokens"):
             text = self.tokenizer.decode(
-                self._mended(shown), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                self._mended(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
             )
         assert isinstance(text, str)
         return text
@@ -365,50 +289,5 @@ class TextCodec:
                 yield
         except Exception as error:  # of Rust, of Python, of whatever its class calls
             raise CheckpointError(
-                f"the tokenizer in {self.folder} fails at {at} ({_one_line(error)}); download it again"
+                f"the tokenizer in {self.folder} fails at {at} ({one_line(error)}); download it again"
             ) from error
-
-
-def _sampling_defaults(generation: Mapping[str, Any], file: Path) -> tuple[SamplingParams, str | None]:
-    """Sampling defaults of a model, and why those of its file are ignored, if they are."""
-    try:
-        return model_defaults(generation), None
-    except RequestError as error:
-        ignored = f"sampling defaults of {file} are ignored, so temperature 0 is the default: {error}"
-        return SamplingParams(), ignored
-
-
-def _size(value: object) -> int:
-    """Characters of all texts in a value of lists and mappings."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(_size, value)) + sum(map(_size, value.values()))
-    return sum(map(_size, value)) if isinstance(value, list | tuple) else 1
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-def _written_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield forms of messages in which to try a chat template, each with texts and with lists of parts.
-
-    Templates of multimodal models expect parts, and some of them leave out a string.
-    """
-    for form in forms(messages):
-        yield form
-        yield [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in form]
-
-
-def _says_all(messages: Messages, text: str) -> bool:
-    """Return whether the output of a template has all text of the user and of the system."""
-    at = 0  # of the message before: they are written in their order, and may be many
-    for message in messages:
-        if message["role"] in ("user", "system", "developer"):
-            said = message["content"].strip()
-            found = text.find(said, at)
-            at = found if found >= 0 else text.find(said)
-            if at < 0:
-                return False
-    return True

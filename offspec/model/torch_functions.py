@@ -6,7 +6,6 @@ a layer, of which they change two or three. What is known to need neither runs w
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -15,24 +14,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def unwatched() -> AbstractContextManager[object]:
-    """While entered, modes of torch's functions are asked nothing."""
-    guard: AbstractContextManager[object] = torch._C.DisableTorchFunction()
-    return guard
-
-
-def watched() -> AbstractContextManager[object]:
-    """The same undone, for what families call themselves."""
-    guard: AbstractContextManager[object] = torch._C._EnableTorchFunction()
-    return guard
-
-
 def never_watched(function: Callable[P, R]) -> Callable[P, R]:
     """A function in which no mode has anything to change."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        with unwatched():
+        with torch._C.DisableTorchFunction():
             return function(*args, **kwargs)
 
     return run

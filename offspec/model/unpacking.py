@@ -1,7 +1,7 @@
 """Packed weights made into values just before their module runs, in memory that all modules share.
 
-A packed weight stays as it lies in the file, in its slot or where it was loaded to. Hooks make its values
-when its module is about to run, and take them away after: the largest module's are all that is ever there.
+A packed weight stays as it lies in the file, in its slot or where it was loaded to. Its values are made when
+its module is about to run, and taken away after: the largest module's are all that is ever there.
 """
 
 import math
@@ -141,46 +141,26 @@ class ModuleUnpacker:
         self.elements = elements
         self._product = product
         self._module, self._make, self._put, self._drop = module, make, put, drop
-        self._undo: list[Callable[[], None]] = []
-        self._scratch: Scratch | None = None
-        self._mark = 0
+        self._undo: Callable[[], None] | None = None
 
     def install(self, scratch: Scratch) -> None:
-        self._scratch = scratch
-        if self._product is not None:
-            self._undo = [wrap(self._module, self._forward)]
-            return
-        self._undo = [
-            self._module.register_forward_pre_hook(self._before).remove,
-            self._module.register_forward_hook(self._after, always_call=True).remove,
-        ]
+        self._undo = wrap(self._module, self._run, scratch)
 
-    def _forward(self, own: Callable[[torch.Tensor], torch.Tensor], input: torch.Tensor) -> torch.Tensor:
-        assert self._product is not None
-        out = self._product(input)
-        if out is None:
-            self._before(self._module, (input,))
-            try:
-                out = own(input)
-            finally:
-                self._after(self._module, (input,), out)
-        assert out is not None
-        return out
-
-    def _before(self, module: Any, args: Any) -> None:
-        assert self._scratch is not None
-        self._mark = self._scratch.taken
-        self._put(self._make(self._scratch.take))
-
-    def _after(self, module: Any, args: Any, output: Any) -> None:
-        assert self._scratch is not None
-        self._drop()
-        self._scratch.taken = self._mark
+    def _run(self, own: Callable[..., Any], scratch: Scratch, /, *args: Any, **kwargs: Any) -> Any:
+        if self._product is not None and (out := self._product(*args)) is not None:
+            return out
+        mark = scratch.taken
+        self._put(self._make(scratch.take))
+        try:
+            return own(*args, **kwargs)
+        finally:
+            self._drop()
+            scratch.taken = mark
 
     def remove(self) -> None:
-        for undo in self._undo:
-            undo()
-        self._undo.clear()
+        if self._undo is not None:
+            self._undo()
+        self._undo = None
 
 
 def warm_up(weights: Iterable[Weight], dtype: torch.dtype, device: torch.device) -> None:

@@ -145,8 +145,12 @@ def _check(model: Any, wanted: dict[str, torch.Tensor], recipes: list[WeightReci
             + f" that {type(model).__name__} needs; is the download whole?"
         )
     for recipe in recipes:
-        if wanted[recipe.names[0]].is_floating_point():
-            _refuse_codes(recipe)
+        for info, _ in recipe.sources if wanted[recipe.names[0]].is_floating_point() else ():
+            if isinstance(info, TensorInfo) and info.dtype not in FLOATS:
+                raise HeaderError(
+                    f"{info.name} is stored as {info.dtype} in {info.file.name}, and the checkpoint does not "
+                    f"say what its numbers stand for; {INSTEAD}"
+                )
         info, shape = recipe.sources[0][0], tuple(wanted[recipe.names[0]].shape)
         found = info.shape
         if recipe.sources[0][1] == _STACK:
@@ -197,12 +201,3 @@ def _merges(recipe: WeightRecipe) -> bool:
     assert recipe.converter is not None
     operations: list[Any] = recipe.converter.operations
     return all(type(operation) in (MergeModulelist, Concatenate) for operation in operations)
-
-
-def _refuse_codes(recipe: WeightRecipe) -> None:
-    for info, _ in recipe.sources:
-        if isinstance(info, TensorInfo) and info.dtype not in FLOATS:
-            raise HeaderError(
-                f"{info.name} is stored as {info.dtype} in {info.file.name}, and the checkpoint does not say "
-                f"what its numbers stand for; {INSTEAD}"
-            )

@@ -96,7 +96,6 @@ def _load_model(
         target.rest_tensors if shared else None,
         fit.chunk,
         fit.context,
-        holds_rows=True,
         kept=kept if kept.nbytes >= LEAST else None,
     )
     cache = target.tree_model.cache if shared else None

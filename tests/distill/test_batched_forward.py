@@ -102,7 +102,7 @@ def test_a_seed_decides_what_is_sampled_and_streaming_changes_nothing(
     )
     assert first == again and first != other
     assert first[0] == other[0], "greedy"
-    assert streamed.bytes_streamed
+    assert streamed.bytes_moved.streamed
     streamed.close()
 
 

@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from offspec.core.errors import CheckpointError, ModelNotFoundError, RequestError
 from offspec.engine.detokenizer import IncrementalText, StopStrings, TextStream
-from offspec.model.tokenizer import TextCodec, load_tokenizer, same_vocabulary
+from offspec.model.tokenizer import TextCodec, load_tokenizer
+from offspec.model.vocabulary import same_vocabulary
 from tests.support.tokenizers import byte_fallback, byte_level, pieces, saved
 
 TEMPLATE = (

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from offspec.model.activations import evenly, make_even
+from offspec.model.row_independence import evenly, make_even
 from tests.support.pairs import all_pairs
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -11,6 +11,7 @@ from offspec.model.cache_block import CacheBlock
 from offspec.model.fused.forward import LeanModel
 from tests.support.tiny_models import HYBRIDS, load_all, open_model, write_hybrid, write_model
 
+CPU = torch.device("cpu")
 PROMPT = torch.tensor([5, 9, 17, 33, 64, 20, 21, 22, 9])
 
 
@@ -36,7 +37,7 @@ def test_all_layers_share_one_block(family: str, tmp_path: Path) -> None:
 def test_rows_of_a_block_stay_apart() -> None:
     """Layers of other shapes, one of them with an index, that fill up and then grow out of the block."""
     sizes = [(2, 3, 5), (1, 4, 2)]
-    cache = TreeCache(2, 4, CacheBlock(4 * 4 * (2 * 3 + 2 * 5 + 4 + 2 + 7), 5))
+    cache = TreeCache(2, 4, CacheBlock({CPU: (4 * 4 * (2 * 3 + 2 * 5 + 4 + 2 + 7), 5)}))
     kept: list[list[torch.Tensor]] = []
     for count in (3, 1, 5):
         kept.append([])
@@ -55,7 +56,7 @@ def test_rows_of_a_block_stay_apart() -> None:
 
 
 def test_without_room_in_the_block_rows_have_their_own() -> None:
-    cache = TreeCache(1, 4, CacheBlock(100, 0))
+    cache = TreeCache(1, 4, CacheBlock({CPU: (100, 0)}))
     rows = torch.randn(1, 2, 3, 8)
     keys, values = cache.rows[0].update(rows, -rows)
     assert torch.equal(keys, rows) and torch.equal(values, -rows)

@@ -7,8 +7,9 @@ import torch
 
 from offspec.core.errors import CheckpointError
 from offspec.model.cache import TreeCache
+from offspec.model.cache_block import HostBlock
 from offspec.model.cache_file import look_at, read_cache, size_of, write_cache
-from offspec.model.cache_windows import CacheWindows, HostBlock
+from offspec.model.cache_windows import CacheWindows
 from offspec.model.recurrence.snapshots import Snapshot
 from offspec.model.recurrence.state import Committed
 

@@ -11,8 +11,9 @@ import torch
 
 from offspec import SamplingParams
 from offspec.model.cache import TreeCache
-from offspec.model.cache_windows import CacheWindows, HostBlock
-from offspec.model.quantised_tensor import QuantisedTensor
+from offspec.model.cache_block import HostBlock
+from offspec.model.cache_windows import CacheWindows
+from offspec.model.key_tensors import QuantisedTensor
 from offspec_planners.placement import Placement, Tier
 from tests.support.poison import poisoned
 from tests.support.tiny_models import HYBRIDS, open_model, reference, tiny_engine, write_hybrid, write_model

@@ -10,8 +10,8 @@ import torch
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
+from offspec.model.key_tensors import PartedTensor, parts_in
 from offspec.model.loaded import LoadedModel
-from offspec.model.parted_tensor import PartedTensor, parts_in
 from offspec.model.pass_parts import SequenceRows, as_asked, order_of, parts_of
 from offspec.model.probe.small_config import small_config
 from offspec.model.row_counts import RowCounts

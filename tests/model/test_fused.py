@@ -18,6 +18,7 @@ from offspec.model.pass_parts import SequenceRows
 from offspec.model.runner import TreeModel
 from offspec.sampling.token_tree import TokenTree
 from tests.support.products import some
+from tests.support.tensor_bytes import tensor_bytes
 from tests.support.tiny_models import CALIBRATION, load_all, open_model, write_model
 
 _CPU = torch.device("cpu")
@@ -262,7 +263,7 @@ def test_weights_are_held_once(tmp_path: Path) -> None:
     assert all(count <= 3 - index for index, count in enumerate(alive))
     assert all(parameter.is_meta for layer in layers for parameter in layer.parameters())
     fused = [x for layer in lean_._layers for x in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    kept = sum(product.nbytes for product in fused if isinstance(product, products.DenseProduct))
+    kept = sum(tensor_bytes(product) for product in fused if isinstance(product, products.DenseProduct))
     assert kept == matrices
 
 

@@ -26,6 +26,7 @@ from offspec.model.unpacking import Scratch
 from offspec_kernels.dequant.grouped import tiles
 from offspec_kernels.row_linear import blocks
 from tests.support.poison import poisoned
+from tests.support.tensor_bytes import tensor_bytes
 from tests.support.tiny_models import CALIBRATION, nothing, open_model, write_model
 
 _CPU = torch.device("cpu")
@@ -98,7 +99,7 @@ def test_rounded_weights_are_held_once(tmp_path: Path) -> None:
     assert lean is not None and not any(ref() is not None for ref in parts)
     assert feeder._scratch is None
     norms = sum(w.nbytes for layer in model.skeleton.layers for w in layer.parameters() if w.dim() == 1)
-    assert sum(product.nbytes for product in _products(lean)) + norms == stored
+    assert sum(map(tensor_bytes, _products(lean))) + norms == stored
     model.close()
 
 
@@ -142,7 +143,7 @@ def test_panels_give_the_product_with_their_values(bits: int, count: int) -> Non
     x, bias = torch.randn(count, 192).bfloat16(), torch.randn(2196).bfloat16()
     product = product_of(weights, bias, None)
     assert isinstance(product, PanelProduct)
-    assert product.nbytes == sum(weight.nbytes for weight in weights)
+    assert tensor_bytes(product) == sum(weight.nbytes for weight in weights) + bias.nbytes
     expected = blocks.row_linear(x, torch.cat([unpack(weight) for weight in weights])) + bias
     with poisoned():
         assert torch.equal(product(x), expected)

@@ -12,7 +12,7 @@ from offspec import SamplingParams
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.cache_layer import TreeCacheLayer
-from offspec.model.quantised_tensor import QuantisedTensor, stored_rows
+from offspec.model.key_tensors import QuantisedTensor, stored_rows
 from offspec_kernels.quantised_rows import QuantisedRows
 from tests.support.products import some
 from tests.support.tiny_models import HYBRIDS, load_all, open_model, tiny_engine, write_hybrid, write_model

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from offspec.core.errors import RequestError
-from offspec.model.message_forms import forms
+from offspec.model.chat_template import forms
 from offspec.model.tokenizer import TextCodec, load_tokenizer
 from tests.support.tokenizers import byte_level, saved
 

@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from transformers.pytorch_utils import Conv1D
 
-from offspec.model import row_products
-from offspec.model.activations import EvenFunctions
+from offspec.model import row_independence
 from offspec.model.attention import TreeContext
 from offspec.model.experts import run_experts
 from offspec.model.row_counts import RowCounts
-from offspec.model.row_products import RowProducts, has_row_blocks, use_row_products
+from offspec.model.row_independence import EvenFunctions, RowProducts, has_row_blocks, use_row_products
 from offspec_kernels.row_linear import row_linear
 from tests.support.tiny_models import load_all, open_model, write_model
 
@@ -50,7 +49,7 @@ def test_which_products(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(tuple(weight.shape))
         return row_linear(rows, weight, *rest, **more)
 
-    monkeypatch.setattr(row_products, "row_linear", noted)
+    monkeypatch.setattr(row_independence, "row_linear", noted)
     for name, product in products.items():
         with torch.no_grad():
             expected = product()

@@ -11,8 +11,8 @@ import tokenizers
 from offspec.core.errors import CheckpointError, RequestError
 from offspec.core.panics import panics_as_errors
 from offspec.model import template_limits
-from offspec.model.token_bytes import token_bytes
 from offspec.model.tokenizer import TextCodec, load_tokenizer
+from offspec.model.vocabulary import token_bytes
 from tests.support.tokenizers import byte_fallback, byte_level, saved
 
 TEXTS = ["the cat sat on the mat", "日本語の文字", "🎉 👩‍🚀 naïve\ncafé", "\ufffd!", " two  spaces "]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from offspec.model.tool_prompt import with_tool_prompt
+from offspec.model.chat_template import with_tool_prompt
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 CALL = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}

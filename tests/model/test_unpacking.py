@@ -134,7 +134,7 @@ def test_what_it_takes(pair: Pair) -> None:
     largest = 64 * 128
     assert packed.scratch_bytes(8, 32, 8) - whole.scratch_bytes(8, 32, 8) == 4 * largest
     _logits(packed, _STREAMED, passes=3)
-    assert packed.bytes_streamed >= 2.9 * sum(packed.layer_bytes)
+    assert packed.bytes_moved.streamed >= 2.9 * sum(packed.layer_bytes)
 
 
 def _strike(model: LoadedModel) -> None:

@@ -18,7 +18,7 @@ from offspec.core.config import Constraint
 from offspec.core.constraint import Regions
 from offspec.core.errors import RequestError
 from offspec.model.call_grammars import FORMS, after_thought, answer_regions
-from offspec.model.token_bytes import token_bytes
+from offspec.model.vocabulary import token_bytes
 from offspec.sampling.constraint import FormatRule
 from offspec.sampling.grammar import Grammars, tokens_beyond
 from offspec.sampling.regions import RegionRule

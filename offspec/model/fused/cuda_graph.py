@@ -89,15 +89,12 @@ class GraphedSteps:
         for kept, new in zip(step.turn, turn, strict=True):
             kept[:count].copy_(new)
         _show(tree_mask, step)
-        return self._through(step, cache)[:count].clone()
-
-    def _through(self, step: _Step, cache: LeanCache) -> torch.Tensor:
         if self._graphs and step.graph is None and not step.refused:
             self._capture(step, cache)
         if step.graph is not None and step.out is not None:
             step.graph.replay()
-            return step.out
-        return self._work(step, cache)
+            return step.out[:count].clone()
+        return self._work(step, cache)[:count].clone()
 
     def _work(self, step: _Step, cache: LeanCache) -> torch.Tensor:
         mask = step.tree_mask
@@ -133,15 +130,12 @@ class GraphedSteps:
         except Exception as error:  # torch's: no memory, an operation that cannot be captured; or Triton's
             step.graph = step.out = None
             step.refused = True
-            self._tell(len(step.rows), error)
+            if not self._told:
+                why = f"no CUDA graph of them could be made ({first_line(error)})"
+                self._notify(Notice(f"draft steps of {len(step.rows)} rows take longer: {why}"))
+            self._told = True
         finally:
             torch.cuda.set_stream(before)  # a capture that fails does not give it back
-
-    def _tell(self, rows: int, error: Exception) -> None:
-        if not self._told:
-            told = f"no CUDA graph of them could be made ({first_line(error)})"
-            self._notify(Notice(f"draft steps of {rows} rows take longer: {told}"))
-        self._told = True
 
 
 def _make(padded: int, hidden: torch.Tensor, turn: Turn, capacity: int) -> _Step:

@@ -19,13 +19,13 @@ from offspec.model.fused.cache import LeanCache, LeanRows
 from offspec.model.fused.cuda_graph import PADDING, GraphedSteps
 from offspec.model.fused.joined_attention import JoinedAttention
 from offspec.model.fused.shape import PlainShape, plain_shape
-from offspec.model.fused.weights import FusedLayer, Packed, fuse_layers, layer_weights, norm_gain
-from offspec.model.longrope import original_length
+from offspec.model.fused.weights import FusedLayer, fuse_layers, layer_weights, norm_gain
 from offspec.model.pass_parts import SequenceRows, chunks_of, joined
+from offspec.model.positions import original_length
+from offspec.model.quantize.resident_layers import RoundedLayers
 from offspec.model.skeleton import Skeleton
 from offspec_kernels.backend import choose_backend
 from offspec_kernels.tree_attention import tree_attention
-from offspec_kernels.tree_mask import TreeMask
 
 _CHUNK = 256  # rows of long prompts that go through the layers together
 
@@ -35,7 +35,7 @@ def lean_model(
     capacity: int,
     device: torch.device,
     release: Callable[[int], None],
-    packed: Packed | None = None,
+    packed: RoundedLayers | None = None,
     notify: Callable[[Event], None] = unheard,
 ) -> "LeanModel | None":
     """A lean model of a skeleton's weights; None if its shape is not plain or some are missing.
@@ -185,9 +185,10 @@ class LeanModel:
             heads = layer.qkv(self._normed(hidden, layer.before)).view(count, -1, shape.size)
             turned = heads[:, :turning]  # [T, Q + KV, D]; the values behind them do not turn
             if layer.q_norm is not None and layer.k_norm is not None:
-                turned[:, :queries] = _head_norm(turned[:, :queries], layer.q_norm, shape.eps)
-                turned[:, queries:] = _head_norm(turned[:, queries:], layer.k_norm, shape.eps)
-            _rotate(turned[..., : shape.rotated], *turns[shape.rotations[index]])
+                for part, norm in ((turned[:, :queries], layer.q_norm), (turned[:, queries:], layer.k_norm)):
+                    part.copy_(F.rms_norm(part, norm.shape, norm, shape.eps))
+            part, (cos, sin) = turned[..., : shape.rotated], turns[shape.rotations[index]]
+            torch.addcmul(part * cos, part.roll(shape.rotated // 2, -1), sin, out=part)
             out = layer.out(self._attended(index, heads, rows, together))
             hidden += out if layer.after is None else self._scaled(out.float(), layer.after)
             gate, up = layer.gate_up(self._normed(hidden, layer.between)).chunk(2, dim=1)
@@ -212,7 +213,7 @@ class LeanModel:
         together: JoinedAttention | None,
     ) -> torch.Tensor:
         """Heads [T, Q + 2 KV, D] of a layer to [T, Q D]; keys and values join the caches."""
-        queries, window = self._shape.heads, self._shape.windows[index]
+        shape, queries, pairs = self._shape, self._shape.heads, self._shape.kv_heads
         owns = [heads if len(rows) == 1 else heads[some.which] for some in rows]
         for own, some in zip(owns, rows, strict=True):
             some.cache.layers[index][:, some.to] = own[:, queries:].transpose(0, 1)
@@ -221,27 +222,21 @@ class LeanModel:
         found = list[torch.Tensor]()
         for own, some in zip(owns, rows, strict=True):
             seen = some.cache.layers[index][:, : some.end]
-            found.append(self._attend(own[:, :queries], seen, some.tree_mask, window))
+            query = own[:, :queries]
+            out = torch.empty_like(query)
+            tree_attention(
+                query.transpose(0, 1)[None],
+                seen[None, :pairs],
+                seen[None, pairs:],
+                some.tree_mask,
+                scale=shape.scale,
+                window=shape.windows[index],
+                softcap=shape.score_cap,
+                out=out.transpose(0, 1)[None],
+                exact=False,
+            )
+            found.append(out.flatten(1))
         return joined(found)
-
-    def _attend(
-        self, query: torch.Tensor, seen: torch.Tensor, tree_mask: TreeMask, window: int | None
-    ) -> torch.Tensor:
-        """query [T, Q, D], keys and values [2 KV, S, D] to [T, Q D]."""
-        pairs = self._shape.kv_heads
-        out = torch.empty_like(query)
-        tree_attention(
-            query.transpose(0, 1)[None],
-            seen[None, :pairs],
-            seen[None, pairs:],
-            tree_mask,
-            scale=self._shape.scale,
-            window=window,
-            softcap=self._shape.score_cap,
-            out=out.transpose(0, 1)[None],
-            exact=False,
-        )
-        return out.flatten(1)
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -256,13 +251,3 @@ class LeanModel:
         if self._steps is not None:
             self._steps.forget(self.cache)
         self.cache = LeanCache(0, 0, 0, 0, self._dtype, self._device)
-
-
-def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Turn heads [T, Q + KV, R] in place, by cos and sin [T, 1, R] as `LeanModel` has them."""
-    rolled = heads.roll(heads.shape[-1] // 2, -1)
-    torch.addcmul(heads * cos, rolled, sin, out=heads)
-
-
-def _head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return F.rms_norm(x, weight.shape, weight, eps)

@@ -34,19 +34,12 @@ _AT_ONCE = 1 << 22  # codes that are rearranged together, four bytes each meanwh
 class DenseProduct:
     """With weights [N, K] at 16 or 32 bits, in oneDNN's own layout where it has one."""
 
-    __slots__ = ("_bias", "_packed", "_weight")
-
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._bias = bias
         self._packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and can_pack()
         if self._packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
         self._weight = weight
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights."""
-        return self._weight.numel() * self._weight.dtype.itemsize
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed:
@@ -64,8 +57,6 @@ class FourBitProduct:
     product is 40 times slower in float32, and draft tokens are hints.
     """
 
-    __slots__ = ("_bias", "_codes", "_scales", "_tiled")
-
     def __init__(self, weights: Sequence[RoundedMatrix], bias: torch.Tensor | None) -> None:
         first = weights[0].parts["codes"]
         self._bias = bias
@@ -75,11 +66,6 @@ class FourBitProduct:
         self._codes = _arranged(torch.cat([w.parts["codes"] for w in weights]))
         whole = first.device.type == "cpu" and self._scales.shape[1] % TILE == 0
         self._tiled = whole and has_tiles()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights."""
-        return self._codes.nbytes + self._scales.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor
@@ -113,17 +99,10 @@ def _arranged(codes: torch.Tensor) -> torch.Tensor:
 class PanelProduct:
     """With rounded weights [N, K] of which a panel of values at a time is made and multiplied."""
 
-    __slots__ = ("_bias", "_format", "_parts", "_shape")
-
     def __init__(self, weights: Sequence[RoundedMatrix], bias: torch.Tensor | None) -> None:
         self._bias, self._format = bias, Grouped(weights[0].bits)
         self._parts = {name: torch.cat([w.parts[name] for w in weights]) for name in weights[0].parts}
         self._shape = sum(w.shape[0] for w in weights), weights[0].shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights."""
-        return sum(part.nbytes for part in self._parts.values())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = packed_linear(x, self._format, self._parts, self._shape, self._bias)
@@ -134,15 +113,8 @@ class PanelProduct:
 class UnpackingProduct:
     """With rounded weights whose values are made for each call, matrix by matrix in shared scratch."""
 
-    __slots__ = ("_bias", "_scratch", "_weights")
-
     def __init__(self, weights: Sequence[RoundedMatrix], bias: torch.Tensor | None, scratch: Scratch) -> None:
         self._weights, self._bias, self._scratch = weights, bias, scratch
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights."""
-        return sum(weight.nbytes for weight in self._weights)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         outs = []

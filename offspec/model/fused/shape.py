@@ -6,7 +6,7 @@ product behind SiLU or GELU. Families differ in what `_Family` lists.
 Letters: Q query heads, KV key heads, D head size, R numbers of a head that are rotated.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -133,8 +133,7 @@ def plain_shape(skeleton: Skeleton) -> PlainShape | None:
     activation = _ACTIVATIONS.get(getattr(config, family.activation))
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kinds = _rotation_kinds(config)
-    rotated = _rotated(decoder, config, kinds)
+    kinds, rotated = _rotations(decoder, config)
     if activation is None or rotated is None or not (rotated == size or family.qkv != _LLAMA.qkv):
         return None
     if _children(decoder) != _DECODER or _children(skeleton.model) != _MODEL:
@@ -142,6 +141,8 @@ def plain_shape(skeleton: Skeleton) -> PlainShape | None:
     if not all(_is_plain(layer, family, size) for layer in skeleton.layers):
         return None
     named = getattr(config, "layer_types", None) or ("full_attention",) * config.num_hidden_layers
+    # As transformers has it: some families' window is every layer's, others name those that have one.
+    window: int | None = getattr(config, "sliding_window", None) or None
     caps = {name: getattr(config, name, None) or None for name in family.caps}
     return PlainShape(
         heads=heads,
@@ -150,7 +151,7 @@ def plain_shape(skeleton: Skeleton) -> PlainShape | None:
         rotated=rotated,
         eps=float(config.rms_norm_eps),
         scale=(getattr(config, "query_pre_attn_scalar", None) or size) ** -0.5,
-        windows=_windows(config, family, named),
+        windows=tuple(window if family.all_slide or of == "sliding_attention" else None for of in named),
         rotations=tuple(kinds.index(kind) if kind in kinds else 0 for kind in named),
         rotation_kinds=kinds,
         activation=activation,
@@ -164,23 +165,21 @@ def _children(module: torch.nn.Module) -> set[str]:
     return {name for name, _ in module.named_children()}
 
 
-def _rotation_kinds(config: Any) -> tuple[str | None, ...]:
-    """Kinds of layers that have rotations of their own; (None,) where all layers share one."""
+def _rotations(decoder: Any, config: Any) -> tuple[tuple[str | None, ...], int | None]:
+    """Kinds of layers that have rotations of their own, (None,) where all layers share one; and R.
+
+    R is the same of all kinds; None for frequencies that change with the length of a text.
+    """
     ropes: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
-    return tuple(kind for kind, rope in sorted(ropes.items()) if isinstance(rope, dict)) or (None,)
-
-
-def _rotated(decoder: Any, config: Any, kinds: Iterable[str | None]) -> int | None:
-    """R, the same of all kinds; None for frequencies that change with the length of a text."""
+    kinds = tuple(kind for kind, rope in sorted(ropes.items()) if isinstance(rope, dict)) or (None,)
     found: set[int | None] = set()
     for kind in kinds:
-        ropes = getattr(config, "rope_parameters", None) or {}
         rope = ropes if kind is None else ropes[kind]
         name = "inv_freq" if kind is None else f"{kind}_inv_freq"
         frequencies = getattr(getattr(decoder, "rotary_emb", None), name, None)
         fixed = rope.get("rope_type", "default") in _ROPES
         found.add(2 * len(frequencies) if fixed and frequencies is not None else None)
-    return found.pop() if len(found) == 1 else None
+    return kinds, found.pop() if len(found) == 1 else None
 
 
 def _is_plain(layer: torch.nn.Module, family: _Family, size: int) -> bool:
@@ -196,9 +195,3 @@ def _is_plain(layer: torch.nn.Module, family: _Family, size: int) -> bool:
         and (not head_norms or head_norms == _HEAD_NORMS)
         and all(shapes[name] == (size,) for name in head_norms)
     )
-
-
-def _windows(config: Any, family: _Family, named: Iterable[str]) -> tuple[int | None, ...]:
-    """As transformers has it: some families' window is every layer's, others name those that have one."""
-    window: int | None = getattr(config, "sliding_window", None) or None
-    return tuple(window if family.all_slide or kind == "sliding_attention" else None for kind in named)

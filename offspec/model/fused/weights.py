@@ -6,34 +6,18 @@ Letters: T rows, H hidden size, Q query heads, KV key heads, D head size, I inne
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from offspec.core.memory import trim
-from offspec.model.fused.products import (
-    Product,
-    UnpackingProduct,
-    product_of,
-    rounded_kind,
-)
+from offspec.model.fused.products import Product, UnpackingProduct, product_of, rounded_kind
 from offspec.model.fused.shape import PlainShape, plain_shape
-from offspec.model.quantize.resident_layers import rounded_bytes, unpacked_values
+from offspec.model.quantize.resident_layers import RoundedLayers, rounded_bytes, unpacked_values
 from offspec.model.quantize.rounding import RoundedMatrix
 from offspec.model.skeleton import Skeleton
 from offspec.model.unpacking import Scratch
 
 Weights = Mapping[str, torch.Tensor | RoundedMatrix]
-
-
-class Packed(Protocol):
-    """Rounded weights that modules of a skeleton do without; `RoundedLayers` has them."""
-
-    def packed(self, layer: int) -> Mapping[str, RoundedMatrix]:
-        """Those of a layer, by their names inside it."""
-
-    def room(self) -> Scratch:
-        """For the values of any one module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +40,14 @@ class FusedLayer:
     last: torch.Tensor | None
 
 
-def layer_weights(skeleton: Skeleton, index: int, packed: Packed | None) -> Weights:
+def layer_weights(skeleton: Skeleton, index: int, packed: RoundedLayers | None) -> Weights:
     """The weights of a layer by their names inside it: on meta where there are none."""
     bound = dict(skeleton.layers[index].named_parameters())
     return bound if packed is None else {**bound, **packed.packed(index)}
 
 
 def fuse_layers(
-    skeleton: Skeleton, shape: PlainShape, release: Callable[[int], None], packed: Packed | None = None
+    skeleton: Skeleton, shape: PlainShape, release: Callable[[int], None], packed: RoundedLayers | None = None
 ) -> list[FusedLayer]:
     """Every layer's weights in their new form, layer by layer, so that one at most is held twice.
 

@@ -5,6 +5,7 @@ A trial's findings are kept in the user's cache for the next load of the same co
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ class Findings:
     """
 
     refusal: str
-    chains: bool
-    rows: CacheRows
+    chains: bool = False
+    rows: CacheRows = NOTHING_KEPT
     merges: bool = False
     apart: bool = False
     wraps: int = 0
@@ -113,12 +114,14 @@ def _refusal(folder: Path, error: Exception) -> str:
 
 def find(config: Any, skeleton: Skeleton) -> Findings:
     """What is known of a configuration, else what a trial of it finds."""
-    key = _key_of(config)
-    found = _load(key)
-    if found is None:
-        with quiet():  # of a configuration that is made small, which no user wrote
-            found = _tried(config, skeleton)
-        _save(key, found)
+    file = cache_root() / "architectures" / f"{_key_of(config)}.json"
+    with suppress(OSError, ValueError):
+        return read(parse(file.read_text("utf-8")), Findings)
+    with quiet():  # of a configuration that is made small, which no user wrote
+        found = _tried(config, skeleton)
+    with suppress(OSError, OffspecError):  # else later runs find the same again
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_file(file, json.dumps(asdict(found), separators=(",", ":")).encode())
     return found
 
 
@@ -131,19 +134,15 @@ def _tried(config: Any, skeleton: Skeleton) -> Findings:
         raise
     except Exception as error:  # a configuration's own checks, which know of no small model
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return _refused(f"no small model of its architecture can be made to try it ({reason})")
+        return Findings(f"no small model of its architecture can be made to try it ({reason})")
     if not behaviour.chains:
         kinds = " and ".join(sorted(set(getattr(config.get_text_config(), "layer_types", None) or ())))
-        return _refused(f"{behaviour.reason} (its layers: {kinds})" if kinds else behaviour.reason)
+        return Findings(f"{behaviour.reason} (its layers: {kinds})" if kinds else behaviour.reason)
     try:
         rows = measure_rows(skeleton, behaviour.wraps)
     except OffspecError as error:
-        return _refused(str(error))
+        return Findings(str(error))
     return Findings("", not behaviour.trees, rows, behaviour.merges, behaviour.apart, behaviour.wraps)
-
-
-def _refused(reason: str) -> Findings:
-    return Findings(reason, False, NOTHING_KEPT)
 
 
 def _key_of(config: Any) -> str:
@@ -155,25 +154,3 @@ def _key_of(config: Any) -> str:
     said = {name: value for name, value in config.to_dict().items() if name not in _BESIDE}
     parts = [_VERSION, __version__, transformers.__version__, said]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _load(key: str) -> Findings | None:
-    """What an earlier run found; None where there is nothing that can be read."""
-    try:
-        return read(parse(_file(key).read_text("utf-8")), Findings)
-    except (OSError, ValueError):
-        return None
-
-
-def _save(key: str, findings: Findings) -> None:
-    """Leave findings for later runs; where nothing can be written, they find the same again."""
-    file = _file(key)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, json.dumps(asdict(findings), separators=(",", ":")).encode())
-    except (OSError, OffspecError):
-        return
-
-
-def _file(key: str) -> Path:
-    return cache_root() / "architectures" / f"{key}.json"

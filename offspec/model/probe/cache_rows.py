@@ -18,8 +18,7 @@ from offspec.core.errors import UnsupportedModelError
 from offspec.core.replaced import replaced
 from offspec.model.attention import TreeContext, running
 from offspec.model.cache import TreeCache
-from offspec.model.patches import register_attention, wrap
-from offspec.model.probe.implementation import implementation
+from offspec.model.patches import implementation, wrap
 from offspec_kernels.tree_attention import MOST_NUMBERS
 
 _NAME = "offspec_shapes"
@@ -85,18 +84,18 @@ class _Seen:
         made = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in (key, value)}
         numbers = sum(size for storage, size in made.items() if storage not in kept) // key.dtype.itemsize
         self.expanded = max(self.expanded, numbers // key.shape[2])
-        self.heads = max(self.heads, query.shape[1])
-        self.groups = max(self.groups, query.shape[1] // key.shape[1])
+        self._note(query.shape[1], key, value)
+
+    def _note(self, heads: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        self.heads, self.groups = max(self.heads, heads), max(self.groups, heads // key.shape[1])
         self.head_size = max(self.head_size, key.shape[3], value.shape[3])
-        self.products.append(query.shape[1] * (key.shape[3] + value.shape[3]))
+        self.products.append(heads * (key.shape[3] + value.shape[3]))
 
     def look_at_cache(self, heads: int) -> None:
         """The same of layers whose attention is not seen, from what they keep."""
         for row in self.cache.rows:
             if row.keys is not None and row.values is not None:
-                self.heads, self.groups = heads, max(self.groups, heads // row.keys.shape[1])
-                self.head_size = max(self.head_size, row.keys.shape[3], row.values.shape[3])
-                self.products.append(heads * (row.keys.shape[3] + row.values.shape[3]))
+                self._note(heads, row.keys, row.values)
 
 
 def measure_rows(skeleton: Any, wraps: int = 0) -> CacheRows:
@@ -109,7 +108,9 @@ def measure_rows(skeleton: Any, wraps: int = 0) -> CacheRows:
     Raises:
         UnsupportedModelError: It cannot be run so.
     """
-    register_attention(_NAME, _attend)
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(_NAME, _attend)
     cache = TreeCache(_SLOTS * len(skeleton.layers), _ROWS)
     seen = _Seen(cache)
     siblings = torch.eye(_ROWS, dtype=torch.bool)

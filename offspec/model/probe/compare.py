@@ -20,8 +20,8 @@ from offspec.model.apart import take_apart
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.pass_parts import SequenceRows
+from offspec.model.patches import implementation
 from offspec.model.probe.cache_rows import measure_rows
-from offspec.model.probe.implementation import implementation
 from offspec.model.probe.small_config import special_tokens
 from offspec.model.row_counts import RowCounts
 from offspec.model.runner import CHUNK, TreeModel
@@ -93,6 +93,15 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+_Turn = tuple[
+    list[int], TokenTree, list[int]
+]  # a text, the tree at its last token, and the path that is kept
+
+
+class _UnrunnableError(Exception):
+    """A model is no language model by transformers' own forward."""
+
+
 class _Trial:
     """One model with random weights."""
 
@@ -117,45 +126,57 @@ class _Trial:
 
         Of each tree the path to its deepest node is kept, but for its last node, and another token follows.
         """
-        ids, trees, kept = self._tokens(_PROMPT), list[TokenTree](), list[list[int]]()
-        starts = list[list[int]]()
+        ids, turns = self._tokens(_PROMPT), list[_Turn]()
         for parents in shapes:
             tree = TokenTree.build([ids[-1], *self._tokens(len(parents) - 1)], parents, [0.0] * len(parents))
             path = tree.path(int(tree.depth.argmax()))[:-1]
-            trees.append(tree)
-            starts.append(ids)
-            kept.append(path)
+            turns.append((ids, tree, path))
             ids = ids + [int(tree.token[node]) for node in path] + self._tokens(1)
-        wanted = [self._alone(start, tree) for start, tree in zip(starts, trees, strict=True)]
-        for ahead in wanted:
-            if isinstance(ahead, str):
-                self.runs = False
-                return ahead
         try:
-            found = self._together(starts, trees, kept)
+            wanted = [self._alone(start, tree) for start, tree, _ in turns]
+        except _UnrunnableError as error:
+            self.runs = False
+            return str(error)
+        try:
+            found = self._together(turns)
         except OffspecError as error:
             return str(error)
         except Exception as error:  # code of any family, which was made for other caches and masks
             return f"it fails over a token tree ({_first_line(error)})"
-        for alone, together in zip(wanted, found, strict=True):
-            assert isinstance(alone, torch.Tensor)
-            if not _equal(alone, together):
-                return "nodes of a token tree get other logits than their paths by themselves"
+        if not all(map(_equal, wanted, found)):
+            return "nodes of a token tree get other logits than their paths by themselves"
         return ""
 
+    @torch.no_grad()
     def merges(self) -> tuple[bool, bool]:
-        """Whether rows of several sequences can go through the layers together, and whether attention has to
-        take them apart; after `differs`."""
+        """Whether rows of two sequences have the states that they have in a pass by themselves, and whether
+        attention has to take them apart for it. Asked for last, after `differs`."""
         assert self._model is not None
-        return _merges(self._model, self._tokens(_PROMPT + 1))
+        model, tokens = self._model, self._tokens(_PROMPT + 1)
+        if model.skeleton.masked:
+            return False, False
+        model.skeleton, model.chunk = replace(model.skeleton, merges=True), CHUNK
+        texts = [tokens[3:], tokens[:-1]]  # the positions and the number of tokens are others
+        alone = [model.hidden_of([_rows(text, model)]) for text in texts]
+        for apart in (False, True):
+            if apart:
+                for layer in model.skeleton.layers:
+                    take_apart(layer, model.row_counts)
+            try:
+                together = model.hidden_of([_rows(text, model) for text in texts])
+            except Exception:  # code of any family, which was made for the keys of one sequence
+                continue
+            if _equal(torch.cat(alone), together):
+                return True, apart
+        return False, False
 
     def _tokens(self, count: int) -> list[int]:
         """Different ones, of those that are only text."""
         found: list[int] = torch.randperm(self._skeleton.vocab_size, generator=self._random).tolist()
         return [token for token in found if token not in self._special][:count]
 
-    def _alone(self, ids: list[int], tree: TokenTree) -> torch.Tensor | str:
-        """Logits [N, V] of each node by transformers' own forward over its path; or why there are none."""
+    def _alone(self, ids: list[int], tree: TokenTree) -> torch.Tensor:
+        """Logits [N, V] of each node by transformers' own forward over its path. Raises _UnrunnableError."""
         rows: dict[int, torch.Tensor] = {}
         leaves = [node for node in range(len(tree)) if node not in tree.parent]
         before = None
@@ -165,28 +186,27 @@ class _Trial:
                 with quiet(), implementation(self._skeleton.model, attention="eager"):
                     logits = self._skeleton.model(input_ids=tokens, use_cache=False).logits[0]
             except Exception as error:
-                return f"it does not run as a language model ({_first_line(error)})"
+                reason = f"it does not run as a language model ({_first_line(error)})"
+                raise _UnrunnableError(reason) from error
             if not logits.isfinite().all():
-                return "random weights give no numbers"
+                raise _UnrunnableError("random weights give no numbers")
             common = logits[: len(ids)]
             if before is not None and not _equal(before, common):
-                return "what it says of a token depends on those that follow"
+                raise _UnrunnableError("what it says of a token depends on those that follow")
             before = common
             rows[0] = common[-1]
             for depth, node in enumerate(tree.path(leaf)):
                 rows[node] = logits[len(ids) + depth]
         return torch.stack([rows[node] for node in range(len(tree))])
 
-    def _together(
-        self, starts: list[list[int]], trees: list[TokenTree], kept: list[list[int]]
-    ) -> list[torch.Tensor]:
+    def _together(self, turns: Sequence[_Turn]) -> list[torch.Tensor]:
         """Logits [N, V] of each tree, all of its nodes at once, behind what is in the cache."""
         layer = self._skeleton.layers[0]
         hook = layer.register_forward_hook(self._note_output)
         cache = TreeCache(len(self._skeleton.layers), 4)
         model = self._model = TreeModel(self._skeleton, cache, chunk=_CHUNK, row_counts=_COUNTS)
         found = list[torch.Tensor]()
-        for ids, tree, path in zip(starts, trees, kept, strict=True):
+        for ids, tree, path in turns:
             root, cached = len(ids) - 1, model.cache.length
             positions = torch.cat([torch.arange(cached, root), root + torch.from_numpy(tree.depth)])
             context = TreeContext(cached, positions, root - cached, torch.from_numpy(tree.ancestors()))
@@ -229,33 +249,6 @@ def _first_line(error: Exception) -> str:
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two results are the same but for rounding."""
     return bool((one - other).abs().max() <= _TOLERANCE * one.std())
-
-
-@torch.no_grad()
-def _merges(model: TreeModel, tokens: Sequence[int]) -> tuple[bool, bool]:
-    """Whether rows of two sequences have the states that they have in a pass by themselves, and whether
-    attention has to take them apart for it.
-
-    Args:
-        model: A small one, with random weights; it is not to be used any more.
-        tokens: Different ones, at least a dozen.
-    """
-    if model.skeleton.masked:
-        return False, False
-    model.skeleton, model.chunk = replace(model.skeleton, merges=True), CHUNK
-    texts = [tokens[3:], tokens[:-1]]  # the positions and the number of tokens are others
-    alone = [model.hidden_of([_rows(text, model)]) for text in texts]
-    for apart in (False, True):
-        if apart:
-            for layer in model.skeleton.layers:
-                take_apart(layer, model.row_counts)
-        try:
-            together = model.hidden_of([_rows(text, model) for text in texts])
-        except Exception:  # code of any family, which was made for the keys of one sequence
-            continue
-        if _equal(torch.cat(alone), together):
-            return True, apart
-    return False, False
 
 
 def _rows(tokens: Sequence[int], model: TreeModel) -> SequenceRows:

@@ -35,18 +35,9 @@ _REACHES = re.compile(
 )
 _ROUTES = re.compile(r"moe_topk|chunk_size_feed|max_window|router|expert")
 _EXPERTS = re.compile(r"^(moe_)?num_(local_)?experts$|^n_routed_experts$")
-_CHOSEN = (
-    "num_experts_per_tok",
-    "num_experts_per_token",
-    "moe_topk",
-    "moe_top_k",
-    "moe_k",
-    "top_k",
-    "top_k_experts",
-    "num_selected_experts",
-)
+_CHOSEN = re.compile(r"^(num_experts_per_tok(en)?|num_selected_experts|moe_top_?k|moe_k|top_k(_experts)?)$")
 _SHARED = re.compile(r"(^|mamba_)n_groups$")  # groups that heads of a state share keys in
-_GROUPS = ("n_group", "num_expert_group")
+_GROUPS = re.compile(r"^(n_group|num_expert_group)$")
 _BOUNDARY = re.compile(r"layers$|first_k_dense|layer_(start|end)_index")
 _PLACES = re.compile(r"layers$|layer_ids$|idxs$|indices$")
 _POSITION = re.compile(r"max_position|n_positions|n_ctx|max_seq_len|model_max_length|_positions$|seq_length")
@@ -124,9 +115,9 @@ def _divisors(given: dict[str, Any], levels: Iterable[dict[str, Any]], few: int)
                     heads.append(number)
                 elif _PER_HEAD.search(name):
                     sizes.append(number)
-    size = next((given[name] for name in ("hidden_size", "n_embd", "d_model") if given.get(name)), None)
-    count = next(
-        (given[name] for name in ("num_attention_heads", "n_head", "n_heads") if given.get(name)), None
+    size, count = (
+        next((given[name] for name in names if given.get(name)), None)
+        for names in (("hidden_size", "n_embd", "d_model"), ("num_attention_heads", "n_head", "n_heads"))
     )
     follows = not given.get("head_dim")  # the size of a head, from the width
     if follows and isinstance(size, int) and isinstance(count, int) and size % count == 0:
@@ -169,8 +160,10 @@ def _rotary_parts(given: dict[str, Any]) -> list[float]:
 
 def _fewer_experts(given: dict[str, Any]) -> None:
     """As many as leave a choice, in the same groups."""
-    chosen = max((given.get(name) or 1 for name in _CHOSEN if type(given.get(name)) is int), default=1)
-    groups = max((given.get(name) or 1 for name in _GROUPS if type(given.get(name)) is int), default=1)
+    chosen, groups = (
+        max([1, *(value for name, value in given.items() if names.search(name) and type(value) is int)])
+        for names in (_CHOSEN, _GROUPS)
+    )
     for name, value in given.items():
         if not _EXPERTS.search(name) or type(value) is not int:
             continue

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,12 +28,9 @@ _VERSION = 1  # raise it where the same weights would be rounded to other values
 Parameters = Mapping[str, torch.Tensor]  # without values
 
 
-@dataclass(frozen=True, slots=True)
-class RoundedLayer:
-    """The weights of a layer by name: matrices that were rounded, and the others as they are."""
-
-    matrices: dict[str, RoundedMatrix]
-    others: dict[str, torch.Tensor]
+RoundedLayer = dict[
+    str, torch.Tensor | RoundedMatrix
+]  # weights by name: rounded matrices, others as they are
 
 
 class KeptRounding:
@@ -76,7 +72,10 @@ class KeptRounding:
             return False
         try:
             whole = all(
-                {(info.name, info.dtype, info.shape) for info in read_header(self._file(layer))[0].values()}
+                {
+                    (info.name, info.dtype, info.shape)
+                    for info in read_header(self.folder / _name(layer))[0].values()
+                }
                 == set(self._entries(parameters))
                 for layer, parameters in enumerate(self._layers)
             )
@@ -132,11 +131,12 @@ class KeptRounding:
         """Write a layer while `make` runs; where that fails, the layers after it are not written."""
         if self._partial is None or self._failure is not None:
             return
-        tensors = found.others | {
-            f"{name}.{part}": tensor
-            for name, matrix in found.matrices.items()
-            for part, tensor in matrix.parts.items()
-        }
+        tensors = dict[str, torch.Tensor]()
+        for name, weight in found.items():
+            if isinstance(weight, RoundedMatrix):
+                tensors |= {f"{name}.{part}": tensor for part, tensor in weight.parts.items()}
+            else:
+                tensors[name] = weight
         try:
             with SafetensorsWriter(self._partial / _name(layer), self._entries(self._layers[layer])) as out:
                 for name, _, _ in self._entries(self._layers[layer]):
@@ -146,7 +146,7 @@ class KeptRounding:
 
     def read(self, layer: int, device: torch.device) -> RoundedLayer:
         """A layer that is there. Raises StreamError."""
-        infos, _ = read_header(self._file(layer))
+        infos, _ = read_header(self.folder / _name(layer))
         layout, reader = lay_out(_name(layer), infos.values()), DirectReader()
         try:
             memory = layout.put_on(read_unit(layout, reader).tensor, device)
@@ -154,13 +154,13 @@ class KeptRounding:
             reader.close()
         # Copies: a view of a norm would keep all else in memory.
         tensors = {name: view_in(memory, layout, infos[name]).clone() for name in infos}
-        found = RoundedLayer({}, {})
+        found = RoundedLayer()
         for name, parameter in self._layers[layer].items():
-            if not packs(name, parameter.shape):
-                found.others[name] = tensors[name]
-                continue
-            parts = {part: tensors[f"{name}.{part}"] for part in packed_parts(parameter.shape, self._bits)}
-            found.matrices[name] = RoundedMatrix(self._bits, parts, parameter.shape, parameter.dtype)
+            if packs(name, shape := parameter.shape):
+                parts = {part: tensors[f"{name}.{part}"] for part in packed_parts(shape, self._bits)}
+                found[name] = RoundedMatrix(self._bits, parts, shape, parameter.dtype)
+            else:
+                found[name] = tensors[name]
         return found
 
     def _entries(self, layer: Parameters) -> list[Entry]:
@@ -175,9 +175,6 @@ class KeptRounding:
             else:
                 entries.append((name, dtype_name(parameter.dtype), tuple(parameter.shape)))
         return entries
-
-    def _file(self, layer: int) -> Path:
-        return self.folder / _name(layer)
 
 
 def _name(layer: int) -> str:

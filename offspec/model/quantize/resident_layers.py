@@ -42,8 +42,8 @@ class RoundedLayers:
     takes what was rounded, for the next start.
     """
 
-    read_stats = ring_stats = RingStats()  # nothing streams
-    bytes_moved = BytesMoved()
+    ring_stats = RingStats()  # nothing streams
+    bytes_moved, unpinned_bytes = BytesMoved(), 0
 
     def __init__(
         self,
@@ -71,7 +71,11 @@ class RoundedLayers:
 
     def enter(self, layer: int) -> None:
         if layer == 0 and self._packed:
-            self._prepare()
+            if self._scratch is not None:
+                self._scratch.taken = 0  # Ctrl-C may have broken the pass before off
+            for unpacker in self._waiting:
+                unpacker.install(self.room())
+            self._waiting.clear()
         if layer == len(self._packed):
             binder = self._binders[layer]
             tensors = binder.realise(read_unit(binder.layout, self._reader).tensor)
@@ -85,13 +89,13 @@ class RoundedLayers:
 
     def _round(self, layer: int, tensors: dict[str, torch.Tensor], moments: InputMoments) -> None:
         moments.close()
-        binder, found = self._binders[layer], RoundedLayer({}, {})
+        binder, found = self._binders[layer], RoundedLayer()
         for name, tensor in tensors.items():
             if packs(name, tensor.shape):
                 importance = moments.importance(name.removeprefix(binder.prefix), tensor)
-                found.matrices[name] = round_matrix(tensor, self._bits, importance)
+                found[name] = round_matrix(tensor, self._bits, importance)
             else:
-                found.others[name] = tensor.clone()  # what it is a view of is freed
+                found[name] = tensor.clone()  # what it is a view of is freed
         binder.unbind()
         tensors.clear()
         if self._kept is not None:
@@ -107,14 +111,13 @@ class RoundedLayers:
         """Have a layer of rounded weights at its place."""
         binder = self._binders[layer]
         packed, by_module = dict[str, RoundedMatrix](), dict[str, dict[str, RoundedMatrix]]()
-        binder.bind(found.others)
-        for name, matrix in found.matrices.items():
-            if self._expand:
-                binder.bind({name: unpack(matrix)})
+        for name, weight in found.items():
+            if isinstance(weight, torch.Tensor) or self._expand:
+                binder.bind({name: weight if isinstance(weight, torch.Tensor) else unpack(weight)})
                 continue
             inner = name.removeprefix(binder.prefix)
-            packed[inner] = matrix
-            by_module.setdefault(inner.rpartition(".")[0], {})[name] = matrix
+            packed[inner] = weight
+            by_module.setdefault(inner.rpartition(".")[0], {})[name] = weight
         self._packed.append(packed)
         self._unpackers.append([self._unpacker(layer, *of) for of in by_module.items()])
         self._waiting += self._unpackers[-1]
@@ -123,12 +126,12 @@ class RoundedLayers:
 
     def _unpacker(self, layer: int, module: str, weights: dict[str, RoundedMatrix]) -> ModuleUnpacker:
         """Has the weights of one module unpacked whenever it runs."""
-        binder = self._binders[layer]
+        binder, sizes = self._binders[layer], {name: of.shape.numel() for name, of in weights.items()}
         binder.unbind(weights)
         return ModuleUnpacker(
             self._layers[layer].get_submodule(module),
-            sum(packed.shape.numel() for packed in weights.values()),
-            lambda out: {name: unpack(packed, out(packed.shape.numel())) for name, packed in weights.items()},
+            sum(sizes.values()),
+            lambda out: {name: unpack(packed, out(sizes[name])) for name, packed in weights.items()},
             binder.bind,
             lambda: binder.unbind(weights),
         )
@@ -140,14 +143,6 @@ class RoundedLayers:
             most, device = max(map(unpacked_values, self._layers)), first.parts["codes"].device
             self._scratch = Scratch(most, first.dtype, device)
         return self._scratch
-
-    def _prepare(self) -> None:
-        """Before a pass over layers that are packed."""
-        if self._scratch is not None:
-            self._scratch.taken = 0  # Ctrl-C may have broken the pass before off
-        for unpacker in self._waiting:
-            unpacker.install(self.room())
-        self._waiting.clear()
 
     def packed(self, layer: int) -> Mapping[str, RoundedMatrix]:
         """Weights of a layer that are kept packed, by their names inside it."""

@@ -45,11 +45,7 @@ def packs(name: str, shape: Sequence[int]) -> bool:
     Weights of convolutions and Mamba's `dt_proj` are not. They are small, and layers read them without
     running their module, which is when packed weights are unpacked.
     """
-    return len(shape) >= 2 and shape[-2] != 1 and not is_read_directly(name) and _has_groups(shape)
-
-
-def _has_groups(shape: Sequence[int]) -> bool:
-    return math.prod(shape) % GROUP == 0
+    return len(shape) >= 2 and shape[-2] != 1 and not is_read_directly(name) and math.prod(shape) % GROUP == 0
 
 
 def _in_groups(shape: Sequence[int]) -> tuple[int, ...]:
@@ -89,20 +85,11 @@ def round_matrix(
     return RoundedMatrix(bits, parts, weight.shape, weight.dtype)
 
 
-def rounded(weight: torch.Tensor, bits: int = 4, importance: torch.Tensor | None = None) -> torch.Tensor:
-    """The values that `unpack` would give of what `round_matrix` gives, without the detour."""
-    out = torch.empty_like(weight, memory_format=torch.contiguous_format)
-    rows = out.view(-1, _in_groups(weight.shape)[-1])
-    for slab, code, step, offset in _slabs(weight, bits, importance):
-        rows[slab] = (code * step.float() + offset.float()).view(rows[slab].shape).to(weight.dtype)
-    return out
-
-
 def _slabs(
     weight: torch.Tensor, bits: int, importance: torch.Tensor | None
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Slices of the rows, with their codes [B, 64] uint8, steps and offsets [B, 1] float16."""
-    assert _has_groups(weight.shape), "it has no whole groups"
+    assert weight.numel() % GROUP == 0, "it has no whole groups"
     if importance is None or not float(importance.sum()) > 0:
         importance = torch.ones(1, device=weight.device)
     columns = _in_groups(weight.shape)[-1]

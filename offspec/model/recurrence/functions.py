@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from offspec.core.replaced import Replacement
-from offspec.model.activations import evenly
 from offspec.model.attention import running_context
 from offspec.model.recurrence.state import Rows, Update
 from offspec.model.recurrence.walks import Walks
+from offspec.model.row_independence import evenly
 
 _NO_STATE = torch.empty(0)  # in the place of a state that a family hands to its cache
 
@@ -44,9 +44,11 @@ def _either(over_tree: Callable[..., Any], original: Callable[..., Any]) -> Call
     return call
 
 
-def _padded(out: torch.Tensor, rows: int) -> torch.Tensor:
-    """[n, ...] to [rows, ...]: the last of them again and again."""
-    return out if len(out) == rows else torch.cat([out, out[-1:].expand(rows - len(out), *out.shape[1:])])
+def _step(dt: torch.Tensor, bias: torch.Tensor | None, softplus: bool) -> torch.Tensor:
+    """The steps dt [T, ...] of rows, with what a family adds to them."""
+    if bias is not None:
+        dt = dt + bias.to(dt.dtype)
+    return evenly(F.softplus, dt) if softplus else dt
 
 
 def _causal_conv(
@@ -59,13 +61,12 @@ def _causal_conv(
     """hidden_states [1, C, T], weight [C, K] to [1, C, T]."""
     from transformers.activations import ACT2FN
 
-    padded = hidden_states.shape[2]
-    walks = Walks.of(padded)
+    walks = Walks.of(hidden_states.shape[2])
     rows = walks.rows
     out = walks.convolve(hidden_states[0, :, :rows].T, weight, bias)
     if activation is not None:
         out = evenly(ACT2FN[activation], out)
-    return _padded(out.to(hidden_states.dtype), padded).T[None]
+    return walks.with_copies(out.to(hidden_states.dtype)).T[None]
 
 
 def _delta_rule(
@@ -78,17 +79,14 @@ def _delta_rule(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """query and key [1, T, G, D], value [1, T, H, E], g [1, T, H] or [1, T, H, D], beta [1, T, H]."""
-    padded = value.shape[1]
-    walks = Walks.of(padded)
+    walks = Walks.of(value.shape[1])
     rows = walks.rows
 
     def unit(vectors: torch.Tensor) -> torch.Tensor:
         wide = vectors.float()
-        return (
-            wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + 1e-6)
-            if use_qk_l2norm_in_kernel
-            else wide
-        )
+        if use_qk_l2norm_in_kernel:
+            wide = wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + 1e-6)
+        return wide
 
     def update(kept: Rows) -> Update:
         return Update(unit(kept["key"]), kept["value"], kept["decay"], kept["beta"])
@@ -96,7 +94,7 @@ def _delta_rule(
     given = {"key": key, "value": value, "decay": g, "beta": beta}
     asked = unit(query[0, :rows]) * query.shape[-1] ** -0.5
     out = walks.scan({name: rest[0, :rows] for name, rest in given.items()}, asked, update)
-    return _padded(out.to(query.dtype), padded)[None], _NO_STATE
+    return walks.with_copies(out.to(query.dtype))[None], _NO_STATE
 
 
 def _mamba2(
@@ -114,26 +112,20 @@ def _mamba2(
     **kwargs: Any,
 ) -> Any:
     """hidden_states [1, T, H, E], dt [1, T, H], A [H], B and C [1, T, G, D] to [1, T, H, E] float32."""
-    padded = hidden_states.shape[1]
-    walks = Walks.of(padded)
+    walks = Walks.of(hidden_states.shape[1])
     rows = walks.rows
-    step = dt[0, :rows]
-    if dt_bias is not None:
-        step = step + dt_bias.to(dt.dtype)
-    if dt_softplus:
-        step = evenly(F.softplus, step)
-    step = step.clamp(*dt_limit).float()
+    step = _step(dt[0, :rows], dt_bias, dt_softplus).clamp(*dt_limit).float()
     inputs = hidden_states[0, :rows]
+
+    def update(kept: Rows) -> Update:
+        return Update(kept["key"], kept["inputs"].float() * kept["step"][..., None], kept["decay"])
+
     kept = {"key": B[0, :rows], "inputs": inputs, "step": step, "decay": A.float() * step}
-    out = walks.scan(kept, C[0, :rows], _mamba2_update)
+    out = walks.scan(kept, C[0, :rows], update)
     if D is not None:
         out = out + D[:, None] * inputs.float()
-    out = _padded(out, padded)[None]
+    out = walks.with_copies(out)[None]
     return (out, _NO_STATE) if return_final_states else out
-
-
-def _mamba2_update(kept: Rows) -> Update:
-    return Update(kept["key"], kept["inputs"].float() * kept["step"][..., None], kept["decay"])
 
 
 def _mamba1(
@@ -150,14 +142,9 @@ def _mamba1(
     **kwargs: Any,
 ) -> Any:
     """hidden_states, dt and z [1, E, T], A [E, D], B and C [1, D, T] to [1, E, T] float32."""
-    padded = hidden_states.shape[2]
-    walks = Walks.of(padded)
+    walks = Walks.of(hidden_states.shape[2])
     rows = walks.rows
-    step, inputs = dt[0, :, :rows].T, hidden_states[0, :, :rows].T
-    if delta_bias is not None:
-        step = step + delta_bias.to(dt.dtype)
-    if delta_softplus:
-        step = evenly(F.softplus, step)
+    step, inputs = _step(dt[0, :, :rows].T, delta_bias, delta_softplus), hidden_states[0, :, :rows].T
     rates = A.float().T.contiguous()[None]
 
     def update(kept: Rows) -> Update:
@@ -170,7 +157,7 @@ def _mamba1(
         out = out + D * inputs.float()
     if z is not None:
         out = out * evenly(F.silu, z[0, :, :rows].T.float())
-    out = _padded(out, padded).T[None]
+    out = walks.with_copies(out).T[None]
     return (out, _NO_STATE) if return_last_state else out
 
 

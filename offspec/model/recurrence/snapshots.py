@@ -23,39 +23,34 @@ class Snapshot:
 
 
 class Snapshots:
-    """Snapshots of one text, in the order of their lengths. most: are kept."""
+    """Snapshots of one text, `kept` in the order of their lengths. most: are kept at most."""
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        self._kept: list[Snapshot] = []
-
-    @property
-    def kept(self) -> tuple[Snapshot, ...]:
-        """All of them, the shortest first."""
-        return tuple(self._kept)
+        self.kept: list[Snapshot] = []
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Of all of them, ascending."""
-        return tuple(kept.length for kept in self._kept)
+        return tuple(kept.length for kept in self.kept)
 
     @property
     def newest(self) -> int:
         """Positions of the longest; 0 where there is none."""
-        return self._kept[-1].length if self._kept else 0
+        return self.kept[-1].length if self.kept else 0
 
     def add(self, snapshot: Snapshot) -> None:
         """Keep one more, at the expense of the one that leaves the smallest gap; the newest stays."""
         if snapshot.length <= self.newest:
             return
-        self._kept.append(snapshot)
-        if len(self._kept) > self.most:
-            lengths = [0, *(kept.length for kept in self._kept)]
-            gaps = [lengths[i + 2] - lengths[i] for i in range(len(self._kept) - 1)]
-            del self._kept[gaps.index(min(gaps))]
+        self.kept.append(snapshot)
+        if len(self.kept) > self.most:
+            lengths = [0, *(kept.length for kept in self.kept)]
+            gaps = [lengths[i + 2] - lengths[i] for i in range(len(self.kept) - 1)]
+            del self.kept[gaps.index(min(gaps))]
 
     def nearest(self, length: int) -> Snapshot | None:
         """The longest of at most `length` positions; longer ones are dropped."""
-        while self._kept and self._kept[-1].length > length:
-            self._kept.pop()
-        return self._kept[-1] if self._kept else None
+        while self.kept and self.kept[-1].length > length:
+            self.kept.pop()
+        return self.kept[-1] if self.kept else None

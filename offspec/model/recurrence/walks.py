@@ -3,8 +3,8 @@
 Letters: T rows of a part, C channels, K taps, G heads of keys, H of values, D numbers of a key, E of a value.
 """
 
-import threading
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,7 @@ from offspec.model.attention import running_context
 from offspec.model.recurrence.paths import PartPaths, part_paths
 from offspec.model.recurrence.state import Recurrence, Rows, Update
 
-
-class _Reached(threading.local):
-    recurrences: tuple[Recurrence, ...] = ()
-
-
-_REACHED = _Reached()
+_REACHED: ContextVar[tuple[Recurrence, ...]] = ContextVar("reached", default=())
 
 
 class HoldsStates:
@@ -30,7 +25,7 @@ class HoldsStates:
         raise NotImplementedError
 
     def _reach(self, layer: int, place: int) -> None:
-        _REACHED.recurrences = self.reached(layer, place)
+        _REACHED.set(self.reached(layer, place))
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         self._reach(layer_idx, state_idx)
@@ -60,10 +55,12 @@ class Walks:
 
     Args:
         rows: How many rows are no copies.
+        copies: How many copies of the last come behind them.
         walks: Of each sequence which rows are its own, its recurrence, and how its rows follow each other.
     """
 
     rows: int
+    copies: int
     walks: Sequence[tuple[slice, Recurrence, PartPaths]]
 
     @classmethod
@@ -72,10 +69,14 @@ class Walks:
         context = running_context()
         assert context is not None
         walks = list[tuple[slice, Recurrence, PartPaths]]()
-        for (own, place), reached in zip(context.pieces(padded), _REACHED.recurrences, strict=True):
+        for (own, place), reached in zip(context.pieces(padded), _REACHED.get(), strict=True):
             assert own.end is not None
             walks.append((place, reached, part_paths(own, own.end - place.stop + place.start, own.end)))
-        return cls(padded - context.padding, walks)
+        return cls(padded - context.padding, context.padding, walks)
+
+    def with_copies(self, out: torch.Tensor) -> torch.Tensor:
+        """What rows get, [rows, ...], with copies of the last behind them."""
+        return torch.cat([out, out[-1:].expand(self.copies, *out.shape[1:])]) if self.copies else out
 
     def convolve(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """rows [T, C], weight [C, K] to [T, C] float32."""

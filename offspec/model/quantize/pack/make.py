@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
-from offspec.checkpoint.checksum import damage
 from offspec.checkpoint.folder import open_folder
 from offspec.checkpoint.open import local_path
 from offspec.checkpoint.pack_manifest import Manifest, Origin, check_pack, read_manifest
@@ -24,8 +23,7 @@ from offspec.model.quantize.pack.contents import (
     refuse_rounded,
 )
 from offspec.model.quantize.pack.files import make_file, slab_weights
-from offspec.model.quantize.pack.place import PackLocation
-from offspec.model.quantize.pack.unfinished import Unfinished
+from offspec.model.quantize.pack.place import PackLocation, Unfinished, damaged
 from offspec_planners.units import format_bytes
 
 _TEXT_BYTES = 64 * 2**20  # tokenizer files, headers, rounding to blocks
@@ -87,7 +85,8 @@ def pack_model(
         refuse_rounded(model, notify)
     source = open_checkpoint(model, unpack=True, notify=notify, cache_dir=cache_dir)
     refuse_packed(source)
-    origin = Origin(_lasting(model), source.fingerprint, to)
+    path, is_local = local_path(model)  # a path that means the same in any folder
+    origin = Origin(str(real_path(path)) if is_local else model, source.fingerprint, to)
     place = PackLocation.of(out, origin, cache_dir)
     with place.claimed(notify):
         there = place.there(origin, again, notify)
@@ -121,12 +120,8 @@ def verify_pack(folder: Path, notify: Notify) -> Manifest:
     check_pack(folder)
     manifest = read_manifest(folder)
     files = manifest.sums
-    progress = ByteProgress(f"verifying {folder.name}", sum(s.size for s in files.values()), notify)
-    wrong = []
-    for number, (name, expected) in enumerate(files.items(), 1):
-        progress.detail = f"file {number} of {len(files)}"
-        if found := damage(folder / name, expected, thorough=True, add=progress.add):
-            wrong.append(f"{folder / name} {found}")
+    found = damaged(folder, files, f"verifying {folder.name}", notify, thorough=True)
+    wrong = [f"{folder / name} {how}" for name, how in found]
     if wrong:
         more = f", and {len(wrong) - 1} more of its {len(files)} files" if len(wrong) > 1 else ""
         raise CheckpointError(f"{wrong[0]}{more}: {manifest.origin.again(folder)}")
@@ -186,9 +181,3 @@ def _make_files(
         layer = contents.index(file)  # the first file is what is no layer
         progress.detail = f"layer {layer} of {len(contents) - 1}" if layer else "embedding and head"
         unfinished.add(file.name, make_file(file, unfinished.folder, to, most, progress.add))
-
-
-def _lasting(model: str) -> str:
-    """A model's name that means the same in any folder."""
-    path, kind = local_path(model)
-    return str(real_path(path)) if kind else model

@@ -1,21 +1,42 @@
-"""The folder that a pack is to be made in, and what is there before."""
+"""The folder that a pack is to be made in, and what is there before: another pack, or one that is unfinished.
+
+An unfinished pack outlives the process that makes it. Its folder holds the files that are finished, each
+whole, and the manifest of these. What makes it a model, config.json and the index, comes last; then it is
+renamed.
+"""
 
 import hashlib
+import json
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from offspec.checkpoint.checksum import damage
-from offspec.checkpoint.folder import open_folder
-from offspec.checkpoint.pack_manifest import MANIFEST, VERSION, Manifest, Origin, quoted, read_manifest
+from offspec.checkpoint import Checkpoint
+from offspec.checkpoint.checksum import FileSum, damage, sum_of
+from offspec.checkpoint.folder import CONFIG, INDEX, TEXT_FILES, open_folder
+from offspec.checkpoint.pack_manifest import (
+    MANIFEST,
+    METHOD,
+    VERSION,
+    Manifest,
+    Origin,
+    PackedFile,
+    quoted,
+    read_manifest,
+)
+from offspec.checkpoint.safetensors import read_header
 from offspec.core.cache_dir import PACKED, cache_root, claim_folder, folder_of
 from offspec.core.errors import CheckpointError, RequestError
 from offspec.core.events import Event, Notice
-from offspec.core.files import real_path, writing
+from offspec.core.files import disk_full, reading, real_path, sync_folder, write_file, writing
 from offspec.core.progress import ByteProgress
+from offspec.model.quantize.pack.contents import FileContents
+
+_MOST_TEXT = 256 * 2**20
 
 Notify = Callable[[Event], None]
 
@@ -68,9 +89,17 @@ class PackLocation:
         manifest = self._manifest()
         if manifest is not None:
             if not manifest.origin.matches(origin):
-                raise RequestError(_other(self.folder, manifest.origin))
-            if self._opens() and (not again or _is_whole(self.folder, manifest, notify)):
-                return manifest
+                other = f"{quoted(manifest.origin.model)} in {manifest.origin.format}"
+                raise RequestError(
+                    f"{self.folder} holds a pack of {other}, or of that model as it was before: name another "
+                    "folder by `out`, or remove this one"
+                )
+            with suppress(CheckpointError):
+                open_folder(self.folder)
+                # Of weights alone: the other files are checked on opening.
+                sums = {name: file.sum for name, file in manifest.files.items()}
+                if not again or not any(damaged(self.folder, sums, f"checking {self.folder.name}", notify)):
+                    return manifest
         notify(Notice(f"{self.folder} was damaged: what is wrong in it is made again"))
         with self.writing():
             shutil.rmtree(self.partial, ignore_errors=True)
@@ -103,23 +132,114 @@ class PackLocation:
                 return None
             raise RequestError(str(error)) from error
 
-    def _opens(self) -> bool:
+
+class Unfinished:
+    """Takes up what an earlier run has finished of the same pack; `files` are those, by name.
+
+    Of another pack nothing is kept. A file whose checksum is wrong is not kept either.
+    """
+
+    def __init__(
+        self, folder: Path, origin: Origin, contents: Sequence[FileContents], notify: Notify
+    ) -> None:
+        self.folder, self.origin = folder, origin
+        self.files: dict[str, PackedFile] = {}
+        with disk_full(folder):
+            folder.mkdir(exist_ok=True)
+        for left in folder.glob(".*.partial"):
+            left.unlink(missing_ok=True)
+        wanted = {file.name for file in contents}
+        found = {name: file for name, file in self._before(notify).items() if name in wanted}
+        if found:
+            sums = {name: file.sum for name, file in found.items()}
+            wrong = dict(damaged(folder, sums, "checking what is finished", notify))
+            self.files = {name: file for name, file in found.items() if name not in wrong}
+
+    def _before(self, notify: Notify) -> dict[str, PackedFile]:
+        """What the manifest of an earlier run lists, if that was of this pack."""
+        if not (self.folder / MANIFEST).exists():
+            return {}
         try:
-            open_folder(self.folder)
+            manifest = read_manifest(self.folder)
         except CheckpointError:
-            return False
-        return True
+            notify(Notice(f"what was begun in {self.folder} cannot be read: the pack is begun anew"))
+            self._clear()
+            return {}
+        if manifest.origin.matches(self.origin):
+            return dict(manifest.files)
+        before = f"{quoted(manifest.origin.model)} in {manifest.origin.format}"
+        notify(Notice(f"an unfinished pack of {before}, of another state of the files, is dropped"))
+        self._clear()
+        return {}
+
+    def _clear(self) -> None:
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
+
+    def add(self, name: str, file: PackedFile) -> None:
+        """A file is finished. Raises DiskFullError."""
+        files = {**self.files, name: file}
+        write_file(self.folder / MANIFEST, Manifest(self.origin, files).to_text().encode())
+        self.files = files
+
+    def finish(self, source: Checkpoint, folder: Path) -> Manifest:
+        """Write what else a model folder has, and rename it. Raises DiskFullError, CheckpointError."""
+        texts = dict[str, FileSum]()
+
+        def write(name: str, data: bytes) -> None:
+            write_file(self.folder / name, data)
+            texts[name] = sum_of(data)
+
+        for file in _texts(source.folder):
+            with reading(file):
+                data = file.read_bytes()
+            write(file.name, data)
+        tensors = {name: list(read_header(self.folder / name)[0]) for name in self.files}
+        index = {
+            "metadata": {"total_size": sum(file.sum.size for file in self.files.values())},
+            "weight_map": {tensor: name for name, of in tensors.items() for tensor in of},
+        }
+        write(INDEX, _json(index))
+        # The model's configuration, which says that these weights are not ordinary ones.
+        kept = {key: value for key, value in source.config.items() if key not in ("dtype", "torch_dtype")}
+        method = {"quant_method": METHOD, "format": self.origin.format}
+        config = _json({**kept, "dtype": "bfloat16", "quantization_config": method})
+        manifest = Manifest(self.origin, self.files, {**texts, CONFIG: sum_of(config)})
+        write_file(self.folder / MANIFEST, manifest.to_text().encode())
+        write_file(self.folder / CONFIG, config)
+        sync_folder(self.folder)
+        os.rename(self.folder, folder)
+        return manifest
+
+    def remove(self) -> None:
+        """Keep nothing."""
+        self.files = {}
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _is_whole(folder: Path, manifest: Manifest, notify: Notify) -> bool:
-    """Whether all weights of a pack have their checksums; those of its other files are seen on opening."""
-    files = manifest.files
-    progress = ByteProgress(f"checking {folder.name}", sum(f.sum.size for f in files.values()), notify)
-    return all(damage(folder / name, file.sum, add=progress.add) is None for name, file in files.items())
+def _texts(folder: Path) -> list[Path]:
+    """What a model has beside its weights and what is written for a pack."""
+    with reading(f"the folder {folder}"):
+        return sorted(
+            file
+            for file in folder.iterdir()
+            if file.name.endswith(TEXT_FILES)
+            and file.name not in (CONFIG, INDEX, MANIFEST)
+            and file.is_file()
+            and file.stat().st_size <= _MOST_TEXT
+        )
 
 
-def _other(folder: Path, origin: Origin) -> str:
-    return (
-        f"{folder} holds a pack of {quoted(origin.model)} in {origin.format}, or of that model as it was "
-        "before: name another folder by `out`, or remove this one"
-    )
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def damaged(
+    folder: Path, files: Mapping[str, FileSum], stage: str, notify: Notify, *, thorough: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Names of files that have not the checksums they should have, and how they differ; `damage` for each."""
+    progress = ByteProgress(stage, sum(expected.size for expected in files.values()), notify)
+    for number, (name, expected) in enumerate(files.items(), 1):
+        progress.detail = f"file {number} of {len(files)}" if thorough else ""
+        if found := damage(folder / name, expected, thorough=thorough, add=progress.add):
+            yield name, found

@@ -9,7 +9,7 @@ import torch
 
 from offspec import SamplingParams
 from offspec.model import runner
-from offspec.model.device_time import DeviceTime
+from offspec.model.pass_time import DeviceTime
 from offspec_planners.placement import Placement, Tier
 from tests.support.simulated_cuda.late import late as late
 from tests.support.tiny_models import tiny_engine, write_model

@@ -1,9 +1,13 @@
-"""Activation functions whose values do not depend on where in a tensor a number stands.
+"""Functions and products of a pass whose rows' bits depend neither on their place nor on the number of rows.
 
 torch computes SiLU, GELU and the sigmoid with vectors of several numbers, and what is left over at the end of
 each thread's share one by one, by another formula: in float32 one value in 25 differs in its last bit, of the
 exact GELU one in three. Shares end where the number of rows and of threads have it. So a call gets sizes at
 which every share is a whole number of vectors.
+
+Products are `row_linear`'s: on a GPU all of them, in tiles of one size; on a CPU those of linear modules and
+of experts in bfloat16, where torch's own sum up a row in another order beside other numbers of rows, with a
+matrix unit (AMX).
 """
 
 import math
@@ -14,10 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from offspec.model.experts import is_experts
 from offspec.model.patches import wrap
 from offspec.model.row_counts import RowCounts
 from offspec.model.torch_functions import never_watched
+from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.row_linear import row_linear
+from offspec_kernels.row_linear.blocks import replaces_torch
 
 VECTOR = 64  # numbers that torch takes at once, at most: two vectors of 32 bfloat16
 _SHARE = 1 << 15  # numbers up to which one thread takes them all (at::internal::GRAIN_SIZE)
@@ -26,20 +33,66 @@ _MODULES = ("torch.nn.modules.activation", "transformers.activations")
 
 _BARE = (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid, F.softplus)
 _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+_MATRIX_PRODUCTS = (*_PRODUCTS, torch.mm)
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 def make_even(model: torch.nn.Module) -> None:
-    """Have the activations of `model` computed so, on a CPU."""
+    """Have the activations of `model` computed by `evenly`."""
     for module in model.modules():
         leaf = not [*module.children(), *module.parameters()]
         if leaf and type(module).__module__ in _MODULES:
             wrap(module, evenly)
 
 
+def has_row_blocks(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether linear modules and experts in this dtype are multiplied in blocks on a CPU."""
+    return (
+        device.type == "cpu"
+        and dtype == torch.bfloat16
+        and choose_backend(device) == "eager"
+        and replaces_torch()
+    )
+
+
+def use_row_products(model: torch.nn.Module) -> None:
+    """Have the linear modules and experts of `model` multiply by `row_linear`, wherever they run on a CPU."""
+    for module in model.modules():
+        if is_experts(module):
+            module.row_products = True  # type: ignore[assignment]
+        elif is_linear(module):
+            wrap(module, _linear, module)
+
+
+def is_linear(module: torch.nn.Module) -> bool:
+    """Whether a module is torch's linear one, or GPT-2's, whose weight lies as [K, N]."""
+    from transformers.pytorch_utils import Conv1D
+
+    return type(module) in (torch.nn.Linear, Conv1D)
+
+
+def _linear(own: Callable[[torch.Tensor], torch.Tensor], module: Any, input: torch.Tensor) -> torch.Tensor:
+    weight = module.weight
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+        return own(input)
+    return _product(input, weight if type(module) is torch.nn.Linear else weight.mT, module.bias)
+
+
+def _product(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    path: Backend | None = None,
+) -> torch.Tensor:
+    """Rows [..., K] and a matrix [N, K] to [..., N], by `row_linear`."""
+    rows = input.reshape(-1, input.shape[-1])
+    return row_linear(rows, weight, bias, path=path).view(*input.shape[:-1], len(weight))
+
+
 class EvenFunctions(TorchFunctionMode):
-    """While entered, what families call outside of modules, or at row counts of their own, is computed so.
+    """While entered, what families call outside of modules, or at their own row counts, is independent, too.
 
     These are the sigmoid and softplus of routers, products of latents, of which a cache has any number, and
     those of a matrix with rows that stand as columns.
@@ -57,7 +110,7 @@ class EvenFunctions(TorchFunctionMode):
             return evenly(function, args[0])
         if function is F.linear and not kwargs:
             return self._linear(*args)
-        if turned := rows_as_columns(function, args):
+        if turned := _rows_as_columns(function, args):
             return self._linear(*turned).mT
         return function(*args, **kwargs)
 
@@ -65,8 +118,7 @@ class EvenFunctions(TorchFunctionMode):
         self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         if self._row_blocks and weight.dtype == torch.bfloat16 and weight.dim() == 2:
-            out = row_linear(rows.reshape(-1, rows.shape[-1]), weight, bias)
-            return out.view(*rows.shape[:-1], len(weight))
+            return _product(rows, weight, bias)
         count = rows.numel() // max(rows.shape[-1], 1)
         missing = self._row_counts.padded(count) - count
         if not missing:
@@ -75,7 +127,30 @@ class EvenFunctions(TorchFunctionMode):
         return F.linear(padded, weight, bias)[:count].view(*rows.shape[:-1], -1)
 
 
-def rows_as_columns(function: Any, args: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+class RowProducts(TorchFunctionMode):
+    """While entered, products of rows [..., K] and one matrix are `row_linear`'s.
+
+    path: Backend to use; None: what suits the device.
+    """
+
+    def __init__(self, path: Backend | None = None) -> None:
+        super().__init__()
+        self._path = path
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is F.linear:
+            return _product(*args, **kwargs, path=self._path)
+        if function is torch.addmm and not kwargs:  # of GPT-2's layers
+            return _product(args[1], args[2].mT, args[0], path=self._path)
+        if function in _MATRIX_PRODUCTS and not kwargs and args[1].dim() == 2:
+            return _product(args[0], args[1].mT, path=self._path)
+        if turned := _rows_as_columns(function, args):
+            return _product(*turned, path=self._path).mT
+        return function(*args, **kwargs)
+
+
+def _rows_as_columns(function: Any, args: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     """rows [1, T, K] and weight [N, K] of a product that is written weight @ rows.mT; None of any other."""
     if function not in _PRODUCTS or len(args) != 2 or (args[0].dim(), args[1].dim()) != (2, 3):
         return None

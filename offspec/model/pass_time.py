@@ -1,6 +1,6 @@
-"""Seconds of layers on a GPU, which computes after the calls that launch its work have returned."""
+"""Seconds of a pass; those of layers on a GPU are known when it has computed what was launched."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -52,3 +52,42 @@ class DeviceTime:
 def _seconds(first: torch.cuda.Event, last: torch.cuda.Event) -> float:
     milliseconds: float = first.elapsed_time(last)
     return milliseconds / 1000
+
+
+@dataclass(slots=True)
+class Spent:
+    """Where a pass's time went: layers that are done, seconds computed in them, seconds waited for them.
+
+    cpu_layers, cpu_computed: those of them that the CPU computed beside a device, and their seconds. timed:
+    layers on a GPU, whose seconds `read` adds when they have been computed.
+    """
+
+    layers: int = 0
+    computed: float = 0.0
+    waited: float = 0.0
+    cpu_layers: int = 0
+    cpu_computed: float = 0.0
+    timed: list[DeviceTime] = field(default_factory=list)
+
+    def add(self, computed: float, waited: float, *, beside: bool) -> None:
+        """Count one layer more. beside: whether the CPU computed it beside a device."""
+        self.layers += 1
+        self.computed += computed
+        self.waited += waited
+        if beside:
+            self.cpu_layers += 1
+            self.cpu_computed += computed
+
+    def add_timed(self, layer: DeviceTime) -> None:
+        """Count one layer more, on a GPU."""
+        self.layers += 1
+        self.timed.append(layer)
+
+    def read(self) -> None:
+        """Add the seconds of layers on GPUs; waits until they have been computed."""
+        before: DeviceTime | None = None
+        for layer in self.timed:
+            self.computed += layer.computed()
+            self.waited += layer.waited(before)
+            before = layer
+        self.timed.clear()
