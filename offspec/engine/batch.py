@@ -18,11 +18,10 @@ from offspec.draft.grow.result import GrownTree
 from offspec.draft.mix.payoff import OneRow
 from offspec.engine.ahead import DraftAhead
 from offspec.engine.decode import DecodeState, Decoding, PassStates
-from offspec.engine.prompt_scorer import PromptScorer
 from offspec.model import runner
 from offspec.model.loaded import LoadedModel
 from offspec.model.runner import rows_at
-from offspec.sampling.row_logprobs import RowLogprobs
+from offspec.sampling.row_logprobs import PromptScorer, RowLogprobs
 from offspec.sampling.verify import Logits, Walk
 
 _FLOOR = 4  # nodes that each tree keeps, however likely those of others are

@@ -11,8 +11,7 @@ from offspec.core.events import Event
 from offspec.core.trace import Timeline
 from offspec.engine.batch import Batch, PassResult
 from offspec.engine.drafting import Drafting
-from offspec.engine.sequence import PassSpent, RunningSequence
-from offspec.engine.stopping import Halted
+from offspec.engine.sequence import Halted, PassSpent, RunningSequence
 from offspec.model import device as devices
 from offspec.model.contention import Contention
 from offspec.plan.load import Assembly

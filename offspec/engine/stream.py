@@ -2,9 +2,10 @@
 
 import queue
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Self
 
-from offspec.core.events import Event
+from offspec.core.events import Event, Finished, Mismatch, Result
 from offspec.engine.request import Request
 from offspec.engine.scheduler import Scheduler
 
@@ -88,3 +89,33 @@ class StreamedAnswer:
         if not events and self._error is not None:
             raise self._error
         return events
+
+    def checked(self, result: Result) -> Result:
+        """The result with its differences from the answer with one token a pass, which is computed now."""
+        request = replace(self.request, sources=(), trees=False, fresh=True)
+        with StreamedAnswer(request, self._scheduler, self.progressed) as alone:
+            while events := alone.next_events():
+                last = events[-1]
+        assert isinstance(last, Finished)
+        return replace(result, mismatches=compared(result, self.gaps, last.result))
+
+
+def compared(result: Result, gaps: Sequence[float], alone: Result) -> tuple[Mismatch, ...] | None:
+    """The first place where an answer differs from that of one token a pass; what follows it is another text.
+
+    Args:
+        result: The answer.
+        gaps: Of each of its tokens, see `Walk`.
+        alone: The other; where it was halted and all is alike so far, nothing is known: None.
+    """
+    tokens, others = result.token_ids, alone.token_ids
+    for place, (token, other) in enumerate(zip(tokens, others, strict=False)):
+        if token != other:
+            return (Mismatch(place, token, other, gaps[place]),)
+    if alone.finish_reason == "halted":
+        return None
+    if (len(tokens), result.finish_reason) == (len(others), alone.finish_reason):
+        return ()
+    place = min(len(tokens), len(others))  # one of them ended there, or they ended for other reasons
+    said, unspeculated = (ids[place] if place < len(ids) else None for ids in (tokens, others))
+    return (Mismatch(place, said, unspeculated, 0.0),)

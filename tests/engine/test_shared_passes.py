@@ -63,7 +63,7 @@ def _together(engine: Engine, prompts: list[list[int]], params: SamplingParams) 
 
 def _anew(engine: Engine, prompt: Sequence[int], params: SamplingParams = PARAMS) -> Result:
     """What is said alone, without speculation, after a prompt of which nothing is kept."""
-    engine._state.forget()
+    engine._states.first.forget()
     return engine.generate(prompt, params, speculate=False)
 
 
