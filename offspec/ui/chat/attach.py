@@ -4,8 +4,7 @@ from pathlib import Path
 
 from offspec.chat.conversation import clean_title
 from offspec.core.errors import RequestError
-from offspec.ui.chat.attachment import Attachment
-from offspec.ui.chat.controller import ChatController
+from offspec.ui.chat.controller import Attachment, ChatController
 from offspec.ui.chat.outcomes import Outcome, ShowText
 from offspec.ui.chat.save_load import as_request_error
 from offspec_planners.units import format_bytes, format_count

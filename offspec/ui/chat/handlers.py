@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from offspec.checkpoint.hub_name import hub_name
 from offspec.checkpoint.open import DEMO, DEMO_WIDE, local_path
@@ -9,10 +10,8 @@ from offspec.core.config import AUTO, NONE, SOURCES, SamplingParams, read_drafts
 from offspec.core.errors import DiskFullError, RequestError, SessionError
 from offspec.ui.chat import settings, versions
 from offspec.ui.chat.attach import attach
-from offspec.ui.chat.code_blocks import copy_code
 from offspec.ui.chat.commands import find, help_of, parse
 from offspec.ui.chat.controller import ChatController
-from offspec.ui.chat.export import export
 from offspec.ui.chat.outcomes import (
     Copy,
     OpenView,
@@ -23,8 +22,9 @@ from offspec.ui.chat.outcomes import (
     ShowSources,
     ShowText,
 )
-from offspec.ui.chat.save_load import load, others_titled, save
+from offspec.ui.chat.save_load import export, load, others_titled, save
 from offspec.ui.chat.thinking import without_thinking
+from offspec_planners.units import format_count
 
 _SWITCH = {"on": True, "off": False}
 
@@ -129,7 +129,7 @@ def _sources(chat: ChatController, argument: str) -> Outcome:
 
 def _copy(chat: ChatController, argument: str) -> Outcome:
     if argument.split()[:1] == ["code"]:
-        return copy_code(chat, argument.removeprefix("code").strip())
+        return _copy_code(chat, argument.removeprefix("code").strip())
     back = versions.count(argument, "/copy 2 copies the last answer but one")
     answers = [m for m in chat.session.messages if m.role == "assistant" and m.content.strip()]
     if not answers:
@@ -139,6 +139,41 @@ def _copy(chat: ChatController, argument: str) -> Outcome:
     answer = answers[-back]
     what = "the last answer" if back == 1 else f"answer {len(answers) - back + 1} of {len(answers)}"
     return Copy(without_thinking(answer.content, answer.opened).strip("\n"), what)
+
+
+class CodeBlock(NamedTuple):
+    """language: as the model named it, or ""."""
+
+    language: str
+    code: str
+
+
+def _copy_code(chat: ChatController, argument: str) -> Copy:
+    """Return the last block of code of the conversation, or the one that many from the end.
+
+    Raises RequestError if there are fewer.
+    """
+    back = versions.count(argument, "/copy code 2 copies the last block but one")
+    answers = [m for m in chat.session.messages if m.role == "assistant"]
+    blocks = [block for m in answers for block in code_blocks(without_thinking(m.content, m.opened))]
+    if not blocks:
+        raise RequestError("there is no block of code in the answers yet")
+    if back > len(blocks):
+        raise RequestError(
+            f"there are only {len(blocks)} blocks of code; /copy code {len(blocks)} copies the first"
+        )
+    language, code = blocks[-back]
+    lines = format_count(code.count("\n") + 1, "line")
+    return Copy(code, f"block {len(blocks) - back + 1} of {len(blocks)}, {lines} of {language or 'code'}")
+
+
+def code_blocks(markdown: str) -> list[CodeBlock]:
+    """Blocks of code in their order, each without the end of its last line: pasted, it does not run yet."""
+    from markdown_it import MarkdownIt
+
+    tokens = MarkdownIt("commonmark").parse(markdown)
+    found = (token for token in tokens if token.type in ("fence", "code_block") and token.content.strip())
+    return [CodeBlock(token.info.strip().partition(" ")[0], token.content.rstrip("\n")) for token in found]
 
 
 def _clear(chat: ChatController, argument: str) -> Outcome:
