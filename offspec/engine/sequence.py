@@ -25,11 +25,11 @@ from offspec.core.events import (
     total_guessed,
 )
 from offspec.core.sampling_defaults import sampling_values
-from offspec.engine.batch import PassResult, Share
 from offspec.engine.decode import DecodeState, Decoding
 from offspec.engine.detokenizer import TextStream
 from offspec.engine.drafting import Drafting
 from offspec.engine.request import Submitted
+from offspec.engine.sequence_pass import PassResult, SequencePass
 from offspec.model import device as devices
 from offspec.model.runner import Spent
 from offspec.model.token_bytes import token_text
@@ -149,9 +149,9 @@ class RunningSequence:
         """Why it has ended; None while there are passes to come."""
         return self._ending.reason
 
-    def share(self) -> Share:
-        """Its share of the next pass."""
-        return Share(self.state, self._decoding, self._ending.left - 1, self._prompt_scorer)
+    def next_pass(self) -> SequencePass:
+        """It in the pass to come."""
+        return SequencePass(self.state, self._decoding, self._ending.left - 1, self._prompt_scorer)
 
     @property
     def halted(self) -> bool:

@@ -96,7 +96,7 @@ def test_some_roots_are_foreseen_and_begin_with_what_was_grown(
 ) -> None:
     steps[0] = 8
     with drafting_ahead(trio.target, trio.near, budget=8) as engine:
-        engine._states.first._timeline = timeline = Timeline(on=True)
+        engine._states.first.timeline = timeline = Timeline(on=True)
         events = list(engine.stream(PROMPT, sampling(0.0, 24)))
     passes = [event for event in events if isinstance(event, PassStats)]
     assert max(carried) > 1
