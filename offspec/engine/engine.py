@@ -17,7 +17,7 @@ from offspec.core.events import Event, Finished, Notice, Result
 from offspec.core.threads import in_thread
 from offspec.core.trace import OFF, Timeline
 from offspec.engine.answer import Answer
-from offspec.engine.decode import DecodeState
+from offspec.engine.decode import DecodeState, StatePool
 from offspec.engine.drafting import Drafting
 from offspec.engine.passes import Passes
 from offspec.engine.prefixes import open_prefixes
@@ -32,7 +32,6 @@ from offspec.engine.request import (
 )
 from offspec.engine.scheduler import Scheduler, closed
 from offspec.engine.sequence import RunningSequence
-from offspec.engine.state_pool import StatePool
 from offspec.engine.stream import StreamedAnswer
 from offspec.engine.texts import Texts
 from offspec.model import answer_formats

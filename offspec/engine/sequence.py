@@ -25,11 +25,11 @@ from offspec.core.events import (
     total_guessed,
 )
 from offspec.core.sampling_defaults import sampling_values
-from offspec.engine.decode import DecodeState, Decoding
+from offspec.engine.decode import DecodeState
 from offspec.engine.detokenizer import TextStream
 from offspec.engine.drafting import Drafting
 from offspec.engine.request import Submitted
-from offspec.engine.sequence_pass import PassResult, SequencePass
+from offspec.engine.sequence_pass import Decoding, PassResult, SequencePass
 from offspec.model import device as devices
 from offspec.model.runner import Spent
 from offspec.model.token_bytes import token_text

@@ -8,18 +8,56 @@ import numpy as np
 import torch
 
 from offspec.draft.base import Features
-from offspec.draft.grow.growing import Growing
+from offspec.draft.grow.growing import Growing, GrowthPolicy
 from offspec.draft.grow.result import GrownTree, root_alone
 from offspec.draft.grow.static import grow_static
 from offspec.draft.mix.advisory import AdvisoryDrafter
+from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.payoff import OneRow
-from offspec.engine.decode import DecodeState, Decoding
+from offspec.engine.decode import DecodeState
 from offspec.model.attention import TreeContext
 from offspec.model.pass_parts import SequenceRows
 from offspec.model.runner import rows_at
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.row_logprobs import PromptScorer, RowLogprobs
 from offspec.sampling.verify import LikelyRows, Logits, Walk, walk
 from offspec.sampling.verify_sequoia import walk_without_replacement
+from offspec_planners.sequoia import TreeShape
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What stays the same from pass to pass of one request.
+
+    Args:
+        processor: Penalties, temperature and filters.
+        noise: Of the request; None at temperature 0.
+        mixture: The draft sources; None without speculation.
+        growth: How trees grow.
+        stop: Called with each emitted token; True ends the answer.
+        shape: Of all trees, where they are not grown best first; it has no more nodes than the budget of
+            `growth`.
+        record: How the next tree grows, if for the record as well; None where none ever does.
+        rests: Whether drafters may rest while passes without any are faster.
+        numbers: By Sequoia's rule, where the one drafter of the mixture samples: random numbers for the
+            choice of the token at a position; trees then have a shape, or one node.
+    """
+
+    processor: LogitsProcessor
+    noise: GumbelNoise | None
+    mixture: Mixture | None
+    growth: GrowthPolicy
+    stop: Callable[[int], bool]
+    shape: TreeShape | None = None
+    record: Callable[[], GrowthPolicy | None] | None = None
+    rests: bool = False
+    numbers: Callable[[int], Iterator[float]] | None = None
+
+    @property
+    def next_growth(self) -> GrowthPolicy:
+        """How the next tree grows."""
+        return (self.record and self.record()) or self.growth
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from offspec.draft.lm import LMDrafter
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources
 from offspec.engine.batch import Batch
-from offspec.engine.decode import DecodeState, Decoding
-from offspec.engine.sequence_pass import SequencePass
+from offspec.engine.decode import DecodeState
+from offspec.engine.sequence_pass import Decoding, SequencePass
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import load_tokenizer
 from offspec.sampling.logits_processor import LogitsProcessor
