@@ -16,7 +16,7 @@ from offspec.core.errors import RequestError
 from offspec.core.events import Event, Finished, Notice, Result
 from offspec.core.threads import in_thread
 from offspec.core.trace import OFF, Timeline
-from offspec.engine.answer import Answer
+from offspec.engine.answer import Answer, StreamedAnswer
 from offspec.engine.decode import DecodeState, StatePool
 from offspec.engine.drafting import Drafting
 from offspec.engine.passes import Passes
@@ -32,7 +32,6 @@ from offspec.engine.request import (
 )
 from offspec.engine.scheduler import Scheduler, closed
 from offspec.engine.sequence import RunningSequence
-from offspec.engine.stream import StreamedAnswer
 from offspec.engine.texts import Texts
 from offspec.model import answer_formats
 from offspec.model.contention import Contention
@@ -108,14 +107,6 @@ class Engine(Texts):
             RequestError: A source that was not loaded.
         """
         self.drafting.use(draft)
-
-    @property
-    def sampling_defaults(self) -> SamplingParams:
-        """Sampling parameters that the model sets in its generation_config.json; greedy if it sets none.
-
-        The commands use them. In Python pass them, or a copy by `dataclasses.replace`, as `params`.
-        """
-        return self._assembly.codec.sampling_defaults
 
     @property
     def width(self) -> int:

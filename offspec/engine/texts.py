@@ -45,6 +45,14 @@ class Texts:
         """Tokens that a prompt and its answer may have together."""
         return self._assembly.context
 
+    @property
+    def sampling_defaults(self) -> SamplingParams:
+        """Sampling parameters that the model sets in its generation_config.json; greedy if it sets none.
+
+        The commands use them. In Python pass them, or a copy by `dataclasses.replace`, as `params`.
+        """
+        return self._assembly.codec.sampling_defaults
+
     def count_tokens(
         self,
         prompt: Prompt,

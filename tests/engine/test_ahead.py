@@ -15,7 +15,7 @@ from offspec.core.events import Event, Finished, Notice, PassProgress, PassStats
 from offspec.core.trace import Timeline
 from offspec.draft.grow.growing import Growing
 from offspec.draft.lm import LMDrafter
-from offspec.engine.ahead import DraftAhead
+from offspec.engine.batch import DraftAhead
 from offspec.engine.engine import Engine
 from tests.support.answers import PROMPT, Trio, sampling, says
 from tests.support.products import some
