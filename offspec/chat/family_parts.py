@@ -45,8 +45,9 @@ class FamilyParts:
             shown: Special tokens that the text has to have.
         """
         self.shown = shown
-        self._family, self._tools, self._thought = family, Tools(tools), thought
+        self._tools = Tools(tools)
         self._readers = family.readers if family else {}
+        self._at_start = family is not None and family.at_start
         self._marks = regex.compile("|".join(map(regex.escape, self._readers)) or r"(?!)")
         self._begins, self._ends = thought or ("", "")
         self._stage = _Stage.THOUGHT if thinking and thought else _Stage.BEGINNING
@@ -112,10 +113,8 @@ class FamilyParts:
     def _take_text(self, parts: list[Part], final: bool) -> bool:
         """Whether a call has begun."""
         found = self._marks.search(self._text)
-        late = self._family is not None and self._family.at_start and Text in self._any
-        if found and (
-            late or (self._family and self._family.at_start and self._text[: found.start()].strip())
-        ):
+        late = self._at_start and Text in self._any
+        if found and self._at_start and (late or self._text[: found.start()].strip()):
             found = None
         if found is None:
             marks = () if late else tuple(self._readers)

@@ -19,8 +19,6 @@ from offspec.ui.chat.setup import ChatEngine, Opener, Setup
 from offspec.ui.chat.stats import ChatStats
 from offspec.ui.told import told
 
-__all__ = ["ChatController", "Completion"]
-
 NO_MODEL = "No model is loaded now: /draft NAME, such as /draft auto, loads it again. What was said is saved."
 _FENCES = re.compile(r"^[ \t]*(`{3,})", re.MULTILINE)
 _TREES = 200  # of the latest passes, to look back through

@@ -21,7 +21,7 @@ def save(chat: ChatController, argument: str) -> Outcome:
     """A name for the conversation, a copy in a file, or only where it is. Raises OffspecError."""
     if not chat.session.conversation.turns:
         raise RequestError("nothing has been asked yet, so there is nothing to save")
-    if _names_file(argument):
+    if "/" in argument or argument.endswith(".json"):
         with as_request_error(f"{clean_title(argument)} cannot be written"):
             return _copy_to(chat, Path(argument).expanduser())
     save_as(chat, clean_title(argument))
@@ -34,16 +34,14 @@ def save_as(chat: ChatController, title: str) -> None:
     conversation = chat.session.conversation
     before = conversation.title
     if title:
-        conversation.title = _free_title(chat, title)
+        if others := others_titled(chat, title):
+            raise RequestError(f"another conversation is called {others[0].title!r}; choose another name")
+        conversation.title = title
     try:
         chat.session.save(chat.file)
     except OffspecError:
         conversation.title = before
         raise
-
-
-def _names_file(argument: str) -> bool:
-    return "/" in argument or argument.endswith(".json")
 
 
 def _copy_to(chat: ChatController, file: Path) -> Outcome:
@@ -64,14 +62,6 @@ def _check_same(chat: ChatController, file: Path) -> None:
     name = chat.session.conversation.id
     if there.id not in (name, copy_id(name, file)):
         raise RequestError(f"{file} holds another conversation, {there.title!r}; name another file")
-
-
-def _free_title(chat: ChatController, title: str) -> str:
-    """The title. Raises RequestError where another conversation has it."""
-    others = others_titled(chat, title)
-    if others:
-        raise RequestError(f"another conversation is called {others[0].title!r}; choose another name")
-    return title
 
 
 def others_titled(chat: ChatController, title: str) -> list[Entry]:
