@@ -6,7 +6,7 @@ from typing import Any
 
 import regex
 
-from offspec.chat.answer_parts import Part, Text, Thinking, Trimmed
+from offspec.chat.answer_parts import Part, Parts, Text, Thinking, Trimmed
 from offspec.chat.call_readers import Read, Reader, Tools
 from offspec.chat.families import Family
 
@@ -20,8 +20,8 @@ class _Stage(Enum):
     CALL = auto()
 
 
-class FamilyParts:
-    """Takes the text of an answer apart; see `Parts`.
+class FamilyParts(Parts):
+    """Takes the text of an answer apart.
 
     What opens like a call and is not a valid one is text; what follows its mark is read as ever. Space around
     reasoning and calls belongs to their marks.
@@ -59,12 +59,10 @@ class FamilyParts:
         self._any = set[type]()  # kinds of parts so far
 
     def feed(self, text: str) -> list[Part]:
-        """See `Parts`."""
         self._text += text
         return self._take(final=False)
 
     def finish(self) -> list[Part]:
-        """See `Parts`."""
         return [*self._take(final=True), *self._said.rest()]
 
     def _take(self, final: bool) -> list[Part]:
