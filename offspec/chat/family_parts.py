@@ -89,7 +89,6 @@ class FamilyParts(Parts):
         return True
 
     def _think(self, parts: list[Part], ends: str) -> None:
-        """Reasoning begins."""
         self._stage, self._ends = _Stage.THOUGHT, ends
         self._said.interrupt()
         self._thinking.interrupt()

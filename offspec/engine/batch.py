@@ -231,7 +231,6 @@ class Batch:
             sources.watch(self._look)
 
     def _walk(self) -> None:
-        """Walk all trees."""
         going = [sequence for sequence in self._sequences if sequence.last is not None]
         for sequence, logits in zip(going, self._logits(going), strict=True):
             if sequence.grown is not None:

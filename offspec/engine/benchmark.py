@@ -266,7 +266,6 @@ def _machine(hardware: Hardware) -> dict[str, str]:
 
 
 def _settings(engine: Engine, config: EngineConfig, params: SamplingParams) -> dict[str, str]:
-    """Model, formats and placement, for display."""
     limits = {"memory": config.memory, "VRAM": config.vram}
     return {
         "model": str(config.model),

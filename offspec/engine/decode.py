@@ -145,7 +145,6 @@ class StatePool:
         return [*self._idle, *self._busy]
 
     def _make(self) -> DecodeState:
-        """One more state, with a cache and draft sources of its own."""
         cache = self.first.cache.another()
         sources = self._assembly.sources.fork(cache)
         return DecodeState(self._assembly.target, sources, self._timeline, self._prefixes, cache)

@@ -205,7 +205,6 @@ class Scheduler:
         sequence.answer.put(events, ended=True, error=error)
 
     def _fail(self, error: BaseException) -> None:
-        """End all that runs or waits with an error."""
         for sequence in [*self._running]:
             self._finish(sequence, (), error)
         while self._waiting:

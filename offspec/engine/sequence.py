@@ -206,7 +206,6 @@ class RunningSequence:
         return TextDelta("".join(texts), done.walk.tokens, tuple(pieces), logprobs)
 
     def _scored(self) -> tuple[TokenLogprobs | None, ...] | None:
-        """Log-probabilities of the prompt, where they are asked for."""
         if self._prompt_scorer is None:
             return None
         return tuple(token and token.with_text(self._token_text) for token in self._prompt_scorer.tokens)

@@ -124,7 +124,6 @@ class RegionRule(Format):
         return found
 
     def _opens(self, node: _Node, token: int) -> bool:
-        """Whether a token may follow an answer so far."""
         if node.stage is _Stage.REGION:
             rule, state = _place(node)
             return rule.allows(state, token)
@@ -143,7 +142,6 @@ class RegionRule(Format):
         return found
 
     def _after(self, node: _Node, token: int) -> _Node:
-        """The answer with one more token."""
         depth = node.depth + 1
         if token in self._ends or not self._opens(node, token):
             return _Node(depth, _Stage.DEAD)
@@ -179,7 +177,6 @@ class RegionRule(Format):
         return _Node(depth, stage, tail if stage is _Stage.BEGINNING else tail[-self._longest - 1 :])
 
     def _region(self, depth: int, grammar: str) -> _Node:
-        """The answer at the beginning of a region."""
         rule = self._rules(grammar)
         return _Node(depth, _Stage.REGION, b"", rule, rule.root)
 

@@ -199,7 +199,6 @@ class BadWords(Rule):
 
 
 def _close(scores: Tensor, tokens: Sequence[tuple[int, int]]) -> None:
-    """Close (node, token) pairs in scores [W, V]."""
     if tokens:
         (found,) = upload([tokens], scores.device)
         scores[found[:, 0], found[:, 1]] = -math.inf

@@ -181,7 +181,6 @@ class DeviceExpertStore:
         return None if unit is None else self._kept.pop(unit)
 
     def _copy(self, unit: int, memory: torch.Tensor, slot: int) -> _Copy:
-        """Send a unit on its way."""
         start, layout = slot * self.slot_bytes, self.layouts[unit]
         try:
             with torch.cuda.stream(self._copies):
