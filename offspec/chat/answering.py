@@ -50,17 +50,13 @@ class _Turn:
         again = count < len(self.before.messages) and self.before.messages[:count] == self.asked.messages
         return again and self.answer.empty
 
-    def so_far(self) -> MessageTree:
-        """The conversation with what came of the answer."""
+    def tree(self, finish: str | None) -> MessageTree:
+        """The conversation with what came of the answer. finish: why it ended; None while it comes."""
         if self.says_nothing_new:
             return self.before
-        return self.asked if self.answer.empty else self.asked.extended(self.answer.message(None))
-
-    def ended(self) -> MessageTree:
-        """The conversation with the answer, which is over."""
-        if self.says_nothing_new:
-            return self.before
-        return self.asked.extended(self.answer.message(self.answer.finish))
+        if finish is None and self.answer.empty:
+            return self.asked
+        return self.asked.extended(self.answer.message(finish))
 
 
 Ask = Callable[[SamplingParams], tuple[MessageTree, SamplingParams]]  # called when its turn has come
@@ -152,7 +148,7 @@ class Answering:
         turn = self._turn
         if turn is None:
             return self.conversation
-        tree = turn.so_far()
+        tree = turn.tree(None)
         return replace(self.conversation, messages=list(tree.messages), branches=tree.branches)
 
     def _write(self) -> None:
@@ -240,7 +236,7 @@ class Answering:
         turn = _Turn(self.conversation.tree, asked, coming)
         updated, used, refused = self.conversation.updated, (self._used, self._counted), False
         self._turn, self._used, self._counted = turn, tokens, True
-        self._keep(turn.so_far())
+        self._keep(turn.tree(None))
         try:
             with self._autosave.meanwhile(self._snapshot):
                 yield
@@ -255,7 +251,7 @@ class Answering:
             unchanged = refused or turn.says_nothing_new
             self._turn, self._last = None, coming.result or self._last
             self._used, self._counted = used if unchanged else (tokens + len(coming.ids), True)
-            self._keep(turn.before if unchanged else turn.ended(), updated if unchanged else None)
+            self._keep(turn.before if unchanged else turn.tree(coming.finish), updated if unchanged else None)
 
     def _keep(self, tree: MessageTree, updated: str | None = None) -> None:
         """Write this. updated: when it last changed, where that is not now."""
