@@ -45,7 +45,7 @@ def build_argmax(spec: Spec, setting: Setting) -> Case:
 
     ways: dict[str, Call] = {OURS: lambda: pick(setting.path)}
     if setting.rivals:
-        noise = kept.rows(positions)
+        noise = torch.stack([kept.row(position) for position in positions])
         ways[TORCH] = lambda: logits.float().div_(_TEMPERATURE).add_(noise).argmax(dim=1)
     return Case(
         flops=0.0,

@@ -57,7 +57,7 @@ def answer(engine: Engine, case: dict[str, Any], tokens: tuple[int, int]) -> dic
         if turn == len(turns):
             turns.append([*turns[0], *results[0].token_ids, *codec.tokenize(_ON)])
         if turn == 0 or not case["kept"]:
-            engine._state.forget()
+            engine._states.first.forget()
         params = SamplingParams(case["temperature"], seed=case["seed"], max_tokens=most)
         results.append(engine.generate(turns[turn], params, speculate=not reference))
     told = {

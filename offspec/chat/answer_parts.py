@@ -42,21 +42,19 @@ class Parts(Protocol):
         """What is left, now that no text will follow."""
 
 
-class PlainText:
+class PlainText(Parts):
     """An answer in which nothing is marked: all of it was said."""
 
     shown = frozenset[int]()
 
     def feed(self, text: str) -> list[Part]:
-        """See `Parts`."""
         return [Text(text)] if text else []
 
     def finish(self) -> list[Part]:
-        """See `Parts`."""
         return []
 
 
-class OneCall:
+class OneCall(Parts):
     """An answer that was made to be a call, after its reasoning: {"name": …, "arguments": {…}}.
 
     One that was cut short is text. parts: tells reasoning from the call.
@@ -68,7 +66,6 @@ class OneCall:
         self._text = ""
 
     def feed(self, text: str) -> list[Part]:
-        """See `Parts`."""
         return self._taken(self._parts.feed(text))
 
     def _taken(self, parts: list[Part]) -> list[Part]:
@@ -76,7 +73,6 @@ class OneCall:
         return [part for part in parts if not isinstance(part, Text)]
 
     def finish(self) -> list[Part]:
-        """See `Parts`."""
         thought = self._taken(self._parts.finish())
         return [*thought, *self._call()]
 

@@ -145,7 +145,6 @@ def _begin(file: Path) -> tuple[Conversation, int]:
 
 
 def _existing(name: str) -> Path | None:
-    """The file of that name, if there is one."""
     try:
         path = Path(name).expanduser()
         return path if path.is_file() else None

@@ -146,7 +146,7 @@ class JsonEnd:
                 return self._at if self._depth == 0 and sign in "}]" else False
 
 
-class JsonCall:
+class JsonCall(Reader):
     """A call whose arguments are JSON: a head, which may have the name, the value, and a tail.
 
     Args:
@@ -163,7 +163,6 @@ class JsonCall:
         self._value: tuple[tuple[Call, ...], int] | None = None
 
     def read(self, text: str, final: bool) -> Read | bool:
-        """See `Reader`."""
         if self._begun is None:
             head = self._head.match(text, partial=not final)
             if head is None or head.partial:
@@ -201,7 +200,7 @@ class JsonCall:
         return value.get("name"), value.get(self._arguments)
 
 
-class TaggedCall:
+class TaggedCall(Reader):
     """A call with tags: a head with its name, then for each argument a tag, its value, and a closing tag.
 
     A closing tag ends a value only if the next tag follows it; a value that lacks one ends at the next tag.
@@ -236,7 +235,6 @@ class TaggedCall:
         self._arguments = dict[str, Any]()
 
     def read(self, text: str, final: bool) -> Read | bool:
-        """See `Reader`."""
         if self._name is None:
             head = self._head.match(text, partial=not final)
             if head is None or head.partial:

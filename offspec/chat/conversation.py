@@ -112,7 +112,6 @@ class Conversation:
         return said
 
     def _about(self) -> dict[str, Any]:
-        """The object of a session file without its messages."""
         names = ("id", "title", "model", "created", "updated", "turns", "system")
         about = {name: getattr(self, name) for name in names}
         params = {**asdict(self.params), "stop": list(self.params.stop)}

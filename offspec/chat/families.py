@@ -40,17 +40,16 @@ class Family:
 
 
 @dataclass(slots=True)
-class Dropped:
+class Dropped(Reader):
     """A mark that belongs to no call."""
 
     mark: str
 
     def read(self, text: str, final: bool) -> Read | bool:
-        """See `Reader`."""
         return Read((), len(self.mark))
 
 
-class HarmonyMessage:
+class HarmonyMessage(Reader):
     """The header of a message of gpt-oss: of reasoning, of text, or of a call with its arguments.
 
     A header that cannot be read is left out, and its message is text.
@@ -68,7 +67,6 @@ class HarmonyMessage:
         self._call: tuple[JsonCall, int] | None = None
 
     def read(self, text: str, final: bool) -> Read | bool:
-        """See `Reader`."""
         if self._call is None:
             header = self._HEADER.match(text, partial=not final)
             if header is None:

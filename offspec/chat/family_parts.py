@@ -6,7 +6,7 @@ from typing import Any
 
 import regex
 
-from offspec.chat.answer_parts import Part, Text, Thinking, Trimmed
+from offspec.chat.answer_parts import Part, Parts, Text, Thinking, Trimmed
 from offspec.chat.call_readers import Read, Reader, Tools
 from offspec.chat.families import Family
 
@@ -20,8 +20,8 @@ class _Stage(Enum):
     CALL = auto()
 
 
-class FamilyParts:
-    """Takes the text of an answer apart; see `Parts`.
+class FamilyParts(Parts):
+    """Takes the text of an answer apart.
 
     What opens like a call and is not a valid one is text; what follows its mark is read as ever. Space around
     reasoning and calls belongs to their marks.
@@ -45,8 +45,9 @@ class FamilyParts:
             shown: Special tokens that the text has to have.
         """
         self.shown = shown
-        self._family, self._tools, self._thought = family, Tools(tools), thought
+        self._tools = Tools(tools)
         self._readers = family.readers if family else {}
+        self._at_start = family is not None and family.at_start
         self._marks = regex.compile("|".join(map(regex.escape, self._readers)) or r"(?!)")
         self._begins, self._ends = thought or ("", "")
         self._stage = _Stage.THOUGHT if thinking and thought else _Stage.BEGINNING
@@ -58,12 +59,10 @@ class FamilyParts:
         self._any = set[type]()  # kinds of parts so far
 
     def feed(self, text: str) -> list[Part]:
-        """See `Parts`."""
         self._text += text
         return self._take(final=False)
 
     def finish(self) -> list[Part]:
-        """See `Parts`."""
         return [*self._take(final=True), *self._said.rest()]
 
     def _take(self, final: bool) -> list[Part]:
@@ -90,7 +89,6 @@ class FamilyParts:
         return True
 
     def _think(self, parts: list[Part], ends: str) -> None:
-        """Reasoning begins."""
         self._stage, self._ends = _Stage.THOUGHT, ends
         self._said.interrupt()
         self._thinking.interrupt()
@@ -112,10 +110,8 @@ class FamilyParts:
     def _take_text(self, parts: list[Part], final: bool) -> bool:
         """Whether a call has begun."""
         found = self._marks.search(self._text)
-        late = self._family is not None and self._family.at_start and Text in self._any
-        if found and (
-            late or (self._family and self._family.at_start and self._text[: found.start()].strip())
-        ):
+        late = self._at_start and Text in self._any
+        if found and self._at_start and (late or self._text[: found.start()].strip()):
             found = None
         if found is None:
             marks = () if late else tuple(self._readers)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from copy import copy
 from typing import Any, Literal, Protocol
 
-from offspec.chat.answer_parts import Part, Text, Thinking, Trimmed, as_call
+from offspec.chat.answer_parts import Part, Parts, Text, Thinking, Trimmed, as_call
 
 Kind = Literal["text", "thought", "call"]
 
@@ -39,7 +39,7 @@ class AnswerFormat(Protocol):
         """Where the mark at this place of a text, which closed a field, ends."""
 
 
-class MarkedParts:
+class MarkedParts(Parts):
     """An answer in a format. A call that is none, or of a tool that is unknown, was said.
 
     Space around thoughts and calls belongs to their marks, and is no part of the text.
@@ -65,7 +65,6 @@ class MarkedParts:
         self._begin(prompt)
 
     def feed(self, text: str) -> list[Part]:
-        """See `Parts`."""
         parts = list[Part]()
         while text:
             before = copy(self._parser)
@@ -80,7 +79,6 @@ class MarkedParts:
         return parts
 
     def finish(self) -> list[Part]:
-        """See `Parts`."""
         parts = list[Part]()
         try:
             _, events = self._parser.finalize()

@@ -1,20 +1,19 @@
 """A conversation with an engine: questions in, events out, and what was said kept in a file as it comes."""
 
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from offspec.chat.answering import Answering, AnsweringEngine, Ask
+from offspec.chat.answering import Answering, Ask
 from offspec.chat.branches import Fork, MessageTree
 from offspec.chat.conversation import Conversation, copy_id
 from offspec.chat.message import Message, checked_text
-from offspec.chat.prompt_reuse import Wording
 from offspec.chat.turns import seeded_anew, to_answer_again, turns_back, with_other_question, with_question
 from offspec.core.config import SamplingParams, checked_params
 from offspec.core.errors import RequestError
-from offspec.core.events import Event, Result
-from offspec.core.threads import Halts, in_thread
+from offspec.core.events import Event
+from offspec.core.threads import in_thread
 from offspec_planners.units import format_count
 
 
@@ -24,7 +23,7 @@ class ChattingEngine(Protocol):
     def chat(self, *, chat_template_kwargs: Mapping[str, Any] | None = None) -> "Session": ...
 
 
-class Session:
+class Session(Answering):
     """One conversation. Several threads may use it; their questions wait for each other.
 
     A question that is refused, with a RequestError before its first pass, leaves the conversation as it was.
@@ -35,22 +34,6 @@ class Session:
         wording: The tokenizer and chat template of that engine.
         conversation: What has been said.
     """
-
-    def __init__(self, engine: AnsweringEngine, wording: Wording, conversation: Conversation) -> None:
-        self._answering = Answering(engine, wording, conversation)
-        self._autosave = self._answering.autosave
-        self._turns = self._answering.turns
-        self._halts = Halts()
-
-    @property
-    def conversation(self) -> Conversation:
-        """What was said, and how it goes on."""
-        return self._answering.conversation
-
-    @property
-    def last(self) -> Result | None:
-        """The result of the last answer that came to its end."""
-        return self._answering.last
 
     def __repr__(self) -> str:
         questions = format_count(self.conversation.turns, "question")
@@ -75,7 +58,7 @@ class Session:
     def params(self, params: SamplingParams) -> None:
         self.conversation.params = checked_params(params)
         if not self.busy:  # else the answer under way will be written with it
-            self._answering.write()
+            self._write()
 
     @property
     def system(self) -> str | None:
@@ -89,56 +72,8 @@ class Session:
     def system(self, text: str | None) -> None:
         with self._turns.take(wait=False):
             self.conversation.system = checked_text(text) if text else None
-            self._answering.counted = False
-            self._answering.write()
-
-    @property
-    def context(self) -> int:
-        """Tokens that a conversation and its next answer may have together."""
-        return self._answering.engine.context
-
-    @property
-    def used(self) -> int:
-        """Tokens of the conversation that go into the prompt, with those of the answer under way.
-
-        An estimate where the conversation was resumed or its system message changed, until `recount` or the
-        next question: counting a long one takes a while.
-        """
-        return self._answering.used
-
-    @property
-    def left_out(self) -> int:
-        """Questions at the beginning that the last prompt left out, as the context had no room for them."""
-        return self._answering.left_out
-
-    def listen(self, listener: Callable[[Event | None], None]) -> None:
-        """Have a function take each event of the answers before their reader does, and None at their end."""
-        self._answering.listener = listener
-
-    @property
-    def opened(self) -> str:
-        """What the template began the answer under way with, such as "<think>"; "" where there is none."""
-        coming = self._answering.coming
-        return coming.opened if coming else ""
-
-    @property
-    def busy(self) -> bool:
-        """Whether an answer is under way."""
-        return self._turns.taken
-
-    def recount(self) -> None:
-        """Make `used` a count where it is an estimate. Takes about half a second for 100,000 tokens.
-
-        Raises RequestError while an answer is under way, which counts as well.
-        """
-        with self._turns.take(wait=False):
-            if not self._answering.counted:
-                self._answering.recount()
-
-    def count(self, text: str) -> int:
-        """Tokens of a text by itself. Raises RequestError while an answer is under way."""
-        with self._turns.take(wait=False):
-            return self._answering.count(text)
+            self._counted = False
+            self._write()
 
     def send(
         self, text: str, *, params: SamplingParams | None = None, trees: bool = False
@@ -157,7 +92,7 @@ class Session:
         Raises:
             OffspecError: See `offspec.core.errors`.
         """
-        return self._answering.run(self._question(text), params, self._halts.new(), trees=trees)
+        return self._run(self._question(text), params, self._halts.new(), trees=trees)
 
     def retry(
         self, *, params: SamplingParams | None = None, trees: bool = False
@@ -166,13 +101,13 @@ class Session:
 
         It stays where nothing comes of the other. A fixed seed increases by one each time.
         """
-        return self._answering.run(self._again, params, self._halts.new(), trees=trees)
+        return self._run(self._again, params, self._halts.new(), trees=trees)
 
     def edit(
         self, text: str, *, params: SamplingParams | None = None, trees: bool = False
     ) -> Generator[Event, None, None]:
         """As `send`, in place of the last question and its answer, which are kept as a branch."""
-        return self._answering.run(self._other_question(text), params, self._halts.new(), trees=trees)
+        return self._run(self._other_question(text), params, self._halts.new(), trees=trees)
 
     def asend(
         self, text: str, *, params: SamplingParams | None = None, trees: bool = False
@@ -192,10 +127,6 @@ class Session:
         """`edit` for `async` callers; see `asend`."""
         return self._answer_in_thread(self._other_question(text), params, trees)
 
-    def stop(self) -> None:
-        """Halt the answer under way, and those that wait for it, from any thread. The text so far is kept."""
-        self._halts.set()
-
     def rewind(self, turns: int = 1) -> tuple[Message, ...]:
         """Remove the last questions with their answers, and return them. Their other versions go as well.
 
@@ -208,7 +139,7 @@ class Session:
         with self._turns.take(wait=False):
             tree = self.conversation.tree
             at = turns_back(tree, turns)
-            self._answering.change(tree.cut(at))
+            self._change(tree.cut(at))
             return tree.messages[at:]
 
     def switch(self, number: int, at: int | None = None) -> None:
@@ -227,7 +158,7 @@ class Session:
             if not 0 <= number < len(fork.versions):
                 raise RequestError(f"there is no version {number}; there are 0 to {len(fork.versions) - 1}")
             if number != fork.active:
-                self._answering.change(tree.switched(fork.at, number))
+                self._change(tree.switched(fork.at, number))
 
     def clear(self) -> None:
         """Begin a new conversation with the same system message and parameters; it is not saved yet.
@@ -239,8 +170,8 @@ class Session:
         """
         with self._turns.take(wait=False):
             old = self.conversation
-            self._autosave.move(None, self._answering.snapshot)
-            self._answering.take_up(Conversation(model=old.model, system=old.system, params=old.params))
+            self._autosave.move(None, self._snapshot)
+            self._take_up(Conversation(model=old.model, system=old.system, params=old.params))
 
     def keep(self, file: Path | None) -> None:
         """From now on write the conversation to a file, after each question and while its answer comes.
@@ -256,8 +187,8 @@ class Session:
             SessionError: Another session uses the file, or the file before cannot be written.
             DiskFullError: The file before cannot be written.
         """
-        self._autosave.move(file, self._answering.snapshot)
-        self._answering.write()
+        self._autosave.move(file, self._snapshot)
+        self._write()
 
     def close(self) -> None:
         """Release the file in which the conversation is kept, after the answer under way.
@@ -267,7 +198,7 @@ class Session:
             DiskFullError: Likewise.
         """
         with self._turns.take():
-            self._autosave.close(self._answering.snapshot)
+            self._autosave.close(self._snapshot)
 
     def save(self, file: Path | str) -> None:
         """Write the conversation to a file, completely or not at all.
@@ -283,9 +214,9 @@ class Session:
         """
         file = Path(file).expanduser()
         if self._autosave.keeps(file):
-            self._autosave.save(self._answering.snapshot)
+            self._autosave.save(self._snapshot)
         else:
-            replace(self._answering.snapshot(), id=copy_id(self.conversation.id, file)).write(file)
+            replace(self._snapshot(), id=copy_id(self.conversation.id, file)).write(file)
 
     @classmethod
     def load(
@@ -320,8 +251,8 @@ class Session:
             if file is not None and self._autosave.keeps(file):
                 # What was read from it may lack what could not be written lately.
                 raise RequestError(f"the conversation in {file} is the one that goes on here already")
-            self._autosave.move(file, self._answering.snapshot)
-            self._answering.take_up(conversation)
+            self._autosave.move(file, self._snapshot)
+            self._take_up(conversation)
 
     def _question(self, text: str) -> Ask:
         return lambda params: (with_question(self.conversation.tree, text), params)
@@ -337,4 +268,4 @@ class Session:
         self, ask: Ask, given: SamplingParams | None, trees: bool
     ) -> AsyncGenerator[Event, None]:
         halt = self._halts.new()
-        return in_thread(lambda: self._answering.run(ask, given, halt, trees=trees), halt.set)
+        return in_thread(lambda: self._run(ask, given, halt, trees=trees), halt.set)

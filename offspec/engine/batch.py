@@ -3,10 +3,11 @@
 A row's bits depend on its own path alone, so what shares a pass changes no token of another sequence.
 """
 
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import torch
@@ -14,118 +15,88 @@ import torch
 from offspec.core.trace import OFF, Timeline
 from offspec.draft.grow.best_first import grow_forest
 from offspec.draft.grow.growing import Growing
-from offspec.draft.grow.result import GrownTree
-from offspec.draft.mix.payoff import OneRow
-from offspec.engine.ahead import DraftAhead
-from offspec.engine.decode import DecodeState, Decoding, PassStates
-from offspec.engine.prompt_scorer import PromptScorer
+from offspec.engine.sequence_pass import PassResult, SequencePass
 from offspec.model import runner
 from offspec.model.loaded import LoadedModel
-from offspec.model.runner import rows_at
-from offspec.sampling.row_logprobs import RowLogprobs
-from offspec.sampling.verify import Logits, Walk
+from offspec.model.runner import TreeModel, rows_at
+from offspec.sampling.verify import Logits
 
+_LOW_PRIORITY = 19  # nice's
 _FLOOR = 4  # nodes that each tree keeps, however likely those of others are
 
 
-@dataclass(frozen=True, slots=True)
-class PassResult:
-    """What a pass emitted for a sequence, the tree it checked, and where the seconds of the pass went.
+class DraftAhead:
+    """Grows one tree on below its likeliest leaves while the target's pass is on its way, in a thread.
 
-    hidden_seconds: of drafting beside the target. paused: as in `PassStats`.
-    """
-
-    walk: Walk
-    grown: GrownTree
-    draft_seconds: float
-    target_seconds: float
-    hidden_seconds: float = 0.0
-    paused: bool = False
-
-
-@dataclass(slots=True)
-class Share:
-    """A sequence's share of a pass.
+    When the walk has ended, what was grown below the next root is where the next tree begins. It pays where
+    the processor waits for weights: the draft takes what of it is idle, with half of the threads at a low
+    priority.
 
     Args:
-        state: Its token ids and caches.
-        decoding: Its rules.
-        max_depth: Most levels of its tree below the root.
-        prompt_scorer: Gathers the log-probabilities of its prompt, where they are asked for.
-        rows: Of its prompt, that go without a tree; None: all that is left, and a tree.
-        grown, growing: Its tree, and the growth that goes on during the pass.
-        states: Final hidden states of its rows.
-        walk: Its accepted path.
-        error: Why nothing came of it.
+        growing: The tree, of which nobody else asks anything meanwhile.
+        target: Whose pass is on its way: no step begins that would end behind it.
     """
 
-    state: DecodeState
-    decoding: Decoding
-    max_depth: int
-    prompt_scorer: PromptScorer | None = None
-    rows: int | None = None
-    grown: GrownTree | None = None
-    growing: Growing | None = None
-    states: PassStates | None = None
-    walk: Walk | None = None
-    error: Exception | None = None
+    def __init__(self, growing: Growing, target: TreeModel) -> None:
+        self.seconds = 0.0  # that it went on for
+        self._growing, self._target = growing, target
+        self._before, self._layers = target.spent, len(target.skeleton.layers)
+        self._over = threading.Event()
+        self._set_up = threading.Event()
+        self._error: Exception | None = None
+        self._began = self._step = time.perf_counter()
+        self._thread = threading.Thread(target=self._work, name="offspec draft", daemon=True)
 
-    @contextmanager
-    def own(self) -> Iterator[None]:
-        """What fails in this block fails this sequence alone."""
+    def __enter__(self) -> "DraftAhead":
+        threads = torch.get_num_threads()
         try:
-            yield
-        except Exception as error:
-            self.error = error
+            self._thread.start()
+            self._set_up.wait()
+        except BaseException:
+            self._end()
+            raise
+        finally:
+            torch.set_num_threads(threads)  # the other thread's number is that of all threads to come as well
+        return self
 
-    @property
-    def nodes(self) -> int:
-        return 0 if self.grown is None else len(self.grown.tree)
+    def _end(self) -> None:
+        """Wait until the thread has ended, also where Ctrl-C strikes meanwhile."""
+        self._over.set()
+        try:
+            if self._thread.ident is not None:
+                self._thread.join()
+        finally:
+            if self._thread.ident is not None:
+                self._thread.join()
 
-    @property
-    def scored(self) -> RowLogprobs | None:
-        """Rows of the pass before tokens of a prompt whose log-probabilities are asked for."""
-        wanted, states = self.prompt_scorer, self.states
-        if wanted is None or states is None:
-            return None
-        return wanted.rows(self.state.cached, states.last)
+    def __exit__(self, *raised: object) -> None:
+        self._end()
+        if self._error is not None:
+            self._growing.failed(self._error)
 
-    def commit(self) -> None:
-        """Commit what came of it."""
-        state, states = self.state, self.states
-        if self.error is not None:
-            return
-        if states is not None and self.grown is not None and self.walk is not None:
-            state.commit(self.grown, self.walk, self.decoding, states, self.growing)
-        elif states is not None:
-            state.commit_text(states)
+    def _work(self) -> None:
+        try:
+            torch.set_num_threads(max(torch.get_num_threads() // 2, 1))
+        finally:
+            self._set_up.set()
+        with suppress(OSError, AttributeError):  # where threads have no priority of their own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
+        try:
+            with torch.no_grad():
+                self._growing.foresee(self._goes_on)
+        except Exception as error:  # it costs no answer: what was grown so far holds
+            self._error = error
+        self.seconds = time.perf_counter() - self._began
 
-    def result(
-        self, drafted: float, computed: float, waited: float, members: int, hidden: float
-    ) -> "PassResult | Exception | None":
-        """Of a pass of so many seconds and members, by whose equal share sources are judged.
-
-        waited: of the seconds computed, those for weights that any pass needs.
-        """
-        if self.error is not None or self.grown is None or self.walk is None:
-            return self.error
-        decoding, grown, seconds = self.decoding, self.grown, drafted + computed
-        mixture, costs = decoding.mixture, decoding.growth.costs
-        paused = mixture is not None and mixture.paused and self.max_depth > 0
-        if mixture is not None:
-            nodes, tokens = self.walk.nodes, len(self.walk.tokens)
-            one_row: OneRow | None = None
-            if members == 1 and decoding.rests and not grown.recording:
-                one_row = (
-                    OneRow.predicted(float(costs.iteration(0.0, 1))) if costs else OneRow(waited, computed)
-                )
-            mixture.compare(grown.asked, tokens, seconds, one_row)
-            if costs is None:
-                mixture.compare_lookups(grown.asked, len(grown.tree), tokens, seconds, one_row)
-            # Who sets a budget wants what was named, and all of it.
-            link = None if costs is None else costs.link / members
-            grown.settle(mixture, nodes, tokens, seconds / members, link)
-        return PassResult(self.walk, grown, drafted, computed, hidden, paused)
+    def _goes_on(self) -> bool:
+        """Whether the pass is likely to take longer than another step."""
+        now = time.perf_counter()
+        step, self._step = now - self._step, now
+        if self._over.is_set():
+            return False
+        spent = self._target.spent
+        done = 0 if spent is self._before else spent.layers
+        return done == 0 or (now - self._began) * (self._layers - done) > step * done
 
 
 class Batch:
@@ -133,7 +104,7 @@ class Batch:
 
     Args:
         target: The model.
-        shares: The sequences.
+        sequences: Those that share the pass.
         most: Nodes of the trees of several together; each has its root whatever this is.
         timeline: Records what happens.
         look: Called between draft steps; what it raises cancels the pass.
@@ -145,14 +116,14 @@ class Batch:
     def __init__(
         self,
         target: LoadedModel,
-        shares: Sequence[Share],
+        sequences: Sequence[SequencePass],
         most: int,
         timeline: Timeline = OFF,
         look: Callable[[], None] | None = None,
         on_grown: Callable[[Sequence[int]], None] = lambda nodes: None,
         on_ahead: Callable[[bool], None] = lambda begins: None,
     ) -> None:
-        self._target, self._shares, self._most = target, shares, most
+        self._target, self._sequences, self._most = target, sequences, most
         self._timeline, self._look, self._on_grown, self._on_ahead = timeline, look, on_grown, on_ahead
 
     @torch.no_grad()
@@ -166,88 +137,87 @@ class Batch:
         Returns:
             The result of each sequence, or why there is none; None where its prompt needs another pass.
         """
-        target, shares, timeline = self._target, self._shares, self._timeline
-        began, fresh = time.perf_counter(), shares[0].state.pending
-        while len(shares) == 1 and shares[0].state.pending > runner.PASS_ROWS:
-            self._read_ahead(shares[0])
+        target, sequences, timeline = self._target, self._sequences, self._timeline
+        began, fresh = time.perf_counter(), sequences[0].state.pending
+        while len(sequences) == 1 and sequences[0].state.pending > runner.PASS_ROWS:
+            self._read_ahead(sequences[0])
         self._divide_rows()
         with timeline.span("draft", "grow") as span:
             self._grow()
             span.note(
-                nodes=sum(share.nodes for share in shares),
-                steps=sum(share.grown.steps for share in shares if share.grown is not None),
+                nodes=sum(sequence.nodes for sequence in sequences),
+                steps=sum(sequence.grown.steps for sequence in sequences if sequence.grown is not None),
             )
-        self._on_grown([share.nodes for share in shares])
+        self._on_grown([sequence.nodes for sequence in sequences])
         drafted = time.perf_counter()
-        nodes = sum(share.nodes for share in shares)
+        nodes = sum(sequence.nodes for sequence in sequences)
         with timeline.span("engine", "target", nodes=nodes), self._foreseeing() as ahead:
             self._trip()
         self._walk()
         with timeline.span("engine", "commit"):
-            for share in shares:
-                with share.own():
-                    share.commit()
+            for sequence in sequences:
+                with sequence.own():
+                    sequence.commit()
         target.tree_model.spent.read()
         ended = time.perf_counter()
-        if len(shares) == 1:
-            shares[0].state.note_prefill(fresh, ended - began)
+        if len(sequences) == 1:
+            sequences[0].state.note_prefill(fresh, ended - began)
         hidden = 0.0 if ahead is None else ahead.seconds
         # Each row may wait for experts of its own.
         waited = target.tree_model.spent.waited if target.store is None else 0.0
-        return [
-            share.result(drafted - began, ended - drafted, waited, len(shares), hidden) for share in shares
-        ]
+        drafting, computing, members = drafted - began, ended - drafted, len(sequences)
+        return [sequence.result(drafting, computing, waited, members, hidden) for sequence in sequences]
 
     def _divide_rows(self) -> None:
         """Who reads how much of a prompt: who has least left goes first, and waits for no long one.
 
         A sequence by itself takes all that a pass may have.
         """
-        left = runner.SHARED_PROMPT_ROWS if len(self._shares) > 1 else runner.PASS_ROWS
-        for share in sorted(self._shares, key=lambda share: share.state.pending):
-            pending = share.state.pending
-            share.rows = None if pending <= left else left
+        left = runner.SHARED_PROMPT_ROWS if len(self._sequences) > 1 else runner.PASS_ROWS
+        for sequence in sorted(self._sequences, key=lambda sequence: sequence.state.pending):
+            pending = sequence.state.pending
+            sequence.prompt_rows = None if pending <= left else left
             left -= min(pending, left)
 
     def _grow(self) -> None:
         """Grow the trees of all sequences that have one, the nodes going where tokens are likeliest."""
-        shares, branches = self._shares, self._target.skeleton.branches
-        growing = list[tuple[Share, Growing]]()
-        for share in shares:
-            if share.rows is None:
-                alone = len(shares) == 1
-                tree = share.state.begin_tree(share.decoding, share.max_depth, self._look, alone=alone)
+        sequences, branches = self._sequences, self._target.skeleton.branches
+        growing = list[tuple[SequencePass, Growing]]()
+        for sequence in sequences:
+            if sequence.prompt_rows is None:
+                tree = sequence.begin_tree(self._look, alone=len(sequences) == 1)
                 if isinstance(tree, Growing):
-                    growing.append((share, tree))
+                    growing.append((sequence, tree))
                 else:
-                    share.grown = tree
-        trees, bare = [tree for _, tree in growing], len(shares) - len(growing)
+                    sequence.grown = tree
+        trees, bare = [tree for _, tree in growing], len(sequences) - len(growing)
         found = grow_forest(trees, self._most, _FLOOR, bare, self._timeline)
-        for (share, _), grown in zip(growing, found, strict=True):
-            share.grown = grown
-        if len(growing) == len(shares) == 1 and branches:
-            shares[0].growing = growing[0][1]
+        for (sequence, _), grown in zip(growing, found, strict=True):
+            sequence.grown = grown
+        if len(growing) == len(sequences) == 1 and branches:
+            sequences[0].growing = growing[0][1]
         if not branches:
-            for share in shares:
-                if share.grown is not None:
-                    share.grown = share.grown.one_path(drawn=share.decoding.numbers is not None)
+            for sequence in sequences:
+                if sequence.grown is not None:
+                    sequence.grown = sequence.grown.one_path(drawn=sequence.decoding.numbers is not None)
 
     def _trip(self) -> None:
         """Take pending tokens and trees of all sequences that have some through the target."""
         model = self._target.tree_model
-        going = [share for share in self._shares if share.rows != 0]
-        rows = [share.state.rows(share.grown, share.rows) for share in going]
-        model.taps = self._shares[0].state.sources.wants.layers
+        going = [sequence for sequence in self._sequences if sequence.prompt_rows != 0]
+        rows = [sequence.rows() for sequence in going]
+        model.taps = self._sequences[0].state.sources.wants.layers
         counts = [len(part.tokens) for part in rows]
         last = model.hidden_of(rows).split(counts)
         tapped = {layer: inputs.split(counts) for layer, inputs in model.tapped.items()}
-        for index, share in enumerate(going):
-            share.states = PassStates(last[index], {layer: inputs[index] for layer, inputs in tapped.items()})
+        for index, sequence in enumerate(going):
+            sequence.last = last[index]
+            sequence.tapped = {layer: inputs[index] for layer, inputs in tapped.items()}
 
     @contextmanager
     def _foreseeing(self) -> Iterator[DraftAhead | None]:
         """Let the only tree of a pass grow on while the block runs, where its policy says so."""
-        growing, sources = self._shares[0].growing, self._shares[0].state.sources
+        growing, sources = self._sequences[0].growing, self._sequences[0].state.sources
         if growing is None or not growing.foresees:
             yield None
             return
@@ -261,37 +231,36 @@ class Batch:
             sources.watch(self._look)
 
     def _walk(self) -> None:
-        """Walk all trees."""
-        going = [share for share in self._shares if share.states is not None]
-        for share, logits in zip(going, self._logits(going), strict=True):
-            if share.grown is not None:
-                with share.own():
-                    share.walk = share.state.walk(share.grown, share.decoding, logits)
+        going = [sequence for sequence in self._sequences if sequence.last is not None]
+        for sequence, logits in zip(going, self._logits(going), strict=True):
+            if sequence.grown is not None:
+                with sequence.own():
+                    sequence.walk_tree(logits)
 
-    def _logits(self, shares: Sequence[Share]) -> list[Logits]:
+    def _logits(self, sequences: Sequence[SequencePass]) -> list[Logits]:
         """Logits of each tree's nodes: of all now where the head streams, whose blocks end every pass.
 
         Log-probabilities of prompts are computed with them.
         """
         model = self._target.tree_model
-        states = [share.states.last[-share.nodes or -1 :] for share in shares if share.states is not None]
-        scored = [rows for share in shares if (rows := share.scored) is not None]
+        states = [last[-one.nodes or -1 :] for one in sequences if (last := one.last) is not None]
+        scored = [rows for sequence in sequences if (rows := sequence.scored) is not None]
         if model.streams_head:
             every = model.logits(torch.cat(states), scored).split([len(nodes) for nodes in states])
             logits: list[Logits] = [partial(rows_at, rows) for rows in every]
         else:
             model.score(scored)
             logits = [model.logits_by_row(nodes) for nodes in states]
-        for share in shares:
-            if share.prompt_scorer is not None:
-                share.prompt_scorer.take()
+        for sequence in sequences:
+            if sequence.prompt_scorer is not None:
+                sequence.prompt_scorer.take()
         return logits
 
-    def _read_ahead(self, share: Share) -> None:
+    def _read_ahead(self, sequence: SequencePass) -> None:
         """Take pending tokens through the target and commit them, in a pass of their own."""
-        share.rows = runner.PASS_ROWS
+        sequence.prompt_rows = runner.PASS_ROWS
         with self._timeline.span("engine", "prompt", rows=runner.PASS_ROWS):
             self._trip()
-            self._logits([share])
-        share.commit()
-        share.states = None
+            self._logits([sequence])
+        sequence.commit()
+        sequence.last = None

@@ -18,7 +18,7 @@ from offspec import __version__
 from offspec.core.config import NONE, EngineConfig, SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, Finished, LoadProgress, PassStats, TextDelta
-from offspec.engine.engine import Engine
+from offspec.engine.engine import Engine, layers_by_tier
 from offspec.plan.hardware_profile import profile
 from offspec.plan.prompts import VALIDATION
 from offspec_planners.hardware_rates import Hardware
@@ -266,10 +266,6 @@ def _machine(hardware: Hardware) -> dict[str, str]:
 
 
 def _settings(engine: Engine, config: EngineConfig, params: SamplingParams) -> dict[str, str]:
-    """Model, formats and placement, for display."""
-    placement = engine.placement
-    tiers = {"resident": "resident", "cpu": "on the CPU", "host": "in RAM", "disk": "on disk"}
-    layers = [f"{count} {where}" for tier, where in tiers.items() if (count := placement[f"{tier}_layers"])]
     limits = {"memory": config.memory, "VRAM": config.vram}
     return {
         "model": str(config.model),
@@ -279,7 +275,7 @@ def _settings(engine: Engine, config: EngineConfig, params: SamplingParams) -> d
         "tree": "none"
         if engine.draft == NONE
         else f"up to {engine.budget} nodes, {engine.width} expanded per step",
-        "layers": ", ".join(layers),
+        "layers": layers_by_tier(engine.placement),
         "limits": ", ".join(f"{name} {format_bytes(size)}" for name, size in limits.items() if size)
         or "none",
         "temperature": f"{params.temperature:g}",

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offspec.core.config import AUTO, LOOKUPS, NONE, EngineConfig, SamplingParams, check_draws, read_drafts
@@ -17,8 +16,8 @@ from offspec.draft.grow.self_rollout import self_rollout
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources
 from offspec.draft.sampled_scorer import DrawingScorer
-from offspec.engine.decode import Decoding
-from offspec.engine.request import Request
+from offspec.engine.request import Draft, Request
+from offspec.engine.sequence_pass import Decoding
 from offspec.model.vocabulary import token_bytes
 from offspec.plan.load import Assembly
 from offspec.plan.make import acceptance_for
@@ -79,11 +78,11 @@ class Drafting:
         """Most nodes of a pass that there is memory for, those of all sequences together."""
         return self._config.budget or 1
 
-    def use(self, draft: str | Path | Sequence[str | Path]) -> None:
+    def use(self, draft: Draft) -> None:
         """Set the draft sources of requests that do not name any. Raises RequestError."""
         self.names = self._all if draft == AUTO else self.chosen(draft)
 
-    def chosen(self, draft: str | Path | Sequence[str | Path] | None) -> tuple[str, ...]:
+    def chosen(self, draft: Draft | None) -> tuple[str, ...]:
         """The sources that a request asks for, of those that there are. Raises RequestError."""
         names = (AUTO,) if draft is None else read_drafts(draft)
         if names == (AUTO,):
@@ -118,8 +117,8 @@ class Drafting:
         sources: Sources,
         *,
         stop: Callable[[int], bool],
-        ends: frozenset[int] = frozenset(),
-        notify: Callable[[Event], None] = unheard,
+        ends: frozenset[int],
+        notify: Callable[[Event], None],
     ) -> Decoding:
         """What stays the same for all passes of a request.
 

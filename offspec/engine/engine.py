@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Unpack
 
 from offspec.chat.conversation import Conversation
@@ -17,9 +16,8 @@ from offspec.core.errors import RequestError
 from offspec.core.events import Event, Finished, Notice, Result
 from offspec.core.threads import in_thread
 from offspec.core.trace import OFF, Timeline
-from offspec.engine.answer import Answer
-from offspec.engine.checking import compared
-from offspec.engine.decode import DecodeState
+from offspec.engine.answer import Answer, StreamedAnswer
+from offspec.engine.decode import DecodeState, StatePool
 from offspec.engine.drafting import Drafting
 from offspec.engine.passes import Passes
 from offspec.engine.prefixes import open_prefixes
@@ -34,8 +32,6 @@ from offspec.engine.request import (
 )
 from offspec.engine.scheduler import Scheduler, closed
 from offspec.engine.sequence import RunningSequence
-from offspec.engine.state_pool import StatePool
-from offspec.engine.stream import StreamedAnswer
 from offspec.engine.texts import Texts
 from offspec.model import answer_formats
 from offspec.model.contention import Contention
@@ -74,12 +70,9 @@ class Engine(Texts):
         for complaint in (answer_formats.complaint(assembly.codec), assembly.codec.sampling_complaint):
             if complaint:
                 notify(Notice(complaint))
-        prefixes = open_prefixes(config, assembly, notify)
-        self._prefixes = prefixes
         self._contention = Contention()
         self._passes = Passes(assembly, self.drafting, timeline, self._contention)
-        self._state = DecodeState(assembly.target, assembly.sources, timeline, prefixes)
-        self._states = StatePool(self._state, self._new_state, assembly.sequences)
+        self._states = StatePool(assembly, timeline, open_prefixes(config, assembly, notify))
         self._scheduler = Scheduler(self._begin, self._passes, self._states)
         self._streams: weakref.WeakSet[Generator[Event, None, None]] = weakref.WeakSet()
         self._readers = dict[StreamedAnswer, int]()  # the thread that read last of each open stream
@@ -88,11 +81,8 @@ class Engine(Texts):
     def __repr__(self) -> str:
         if self._closed:
             return f"<Engine {self.config.model}, closed>"
-        layers = self.placement
-        tiers = {"resident": "resident", "cpu": "on the CPU", "host": "in RAM", "disk": "on disk"}
-        held = [f"{count} {where}" for tier, where in tiers.items() if (count := layers[f"{tier}_layers"])]
         return (
-            f"<Engine {self.config.model} on {self.config.device}: layers {', '.join(held)}; "
+            f"<Engine {self.config.model} on {self.config.device}: layers {layers_by_tier(self.placement)}; "
             f"draft {self.draft}; budget {self.budget}; context {self.context}>"
         )
 
@@ -116,14 +106,6 @@ class Engine(Texts):
             RequestError: A source that was not loaded.
         """
         self.drafting.use(draft)
-
-    @property
-    def sampling_defaults(self) -> SamplingParams:
-        """Sampling parameters that the model sets in its generation_config.json; greedy if it sets none.
-
-        The commands use them. In Python pass them, or a copy by `dataclasses.replace`, as `params`.
-        """
-        return self._assembly.codec.sampling_defaults
 
     @property
     def width(self) -> int:
@@ -232,7 +214,7 @@ class Engine(Texts):
         check_options(options)
         request = Request(
             ids=(),
-            params=_seeded(params),
+            params=params if params.seed is not None else replace(params, seed=secrets.randbits(63)),
             sources=self.drafting.chosen(options.get("draft")) if options.get("speculate", True) else (),
             halt=options.get("halt") or threading.Event(),
             trees=options.get("trees", False),
@@ -251,20 +233,11 @@ class Engine(Texts):
                 while events := answer.next_events():
                     for event in events:
                         if check and isinstance(event, Finished) and event.result.finish_reason != "halted":
-                            event = Finished(self._checked(event.result, answer))
+                            event = Finished(answer.checked(event.result))
                         self._readers[answer] = threading.get_ident()
                         yield event
         finally:
             self._readers.pop(answer, None)
-
-    def _checked(self, result: Result, answer: StreamedAnswer) -> Result:
-        """A result with its differences from the answer with one token a pass."""
-        request = replace(answer.request, sources=(), trees=False, fresh=True)
-        with StreamedAnswer(request, self._scheduler, self._notify) as alone:
-            while events := alone.next_events():
-                last = events[-1]
-        assert isinstance(last, Finished)
-        return replace(result, mismatches=compared(result, answer.gaps, last.result))
 
     def _check_wait(self) -> None:
         if self._scheduler.is_here:
@@ -382,12 +355,6 @@ class Engine(Texts):
         self._contention.begin()
         return sequence
 
-    def _new_state(self) -> DecodeState:
-        """One more sequence."""
-        assembly, cache = self._assembly, self._state.cache.another()
-        sources = assembly.sources.fork(cache)
-        return DecodeState(assembly.target, sources, self.timeline, self._prefixes, cache)
-
     def preview(
         self, prompt: Prompt, params: SamplingParams, *, trees: int = 3, raw: bool = False
     ) -> list[Grown]:
@@ -430,13 +397,11 @@ class Engine(Texts):
         learnt, self._closed = not self._closed, True
         try:
             if learnt:
-                for state in self._states.all:
-                    state.keep()
+                self._states.keep()
                 if self.config.learn:
                     save_experts(self._assembly.target, self._assembly.target_print)
         finally:
-            for state in self._states.all:
-                state.close()
+            self._states.close()
             self._assembly.sources.close()
             self._assembly.target.close()
             self._contention.close()
@@ -446,11 +411,12 @@ class Engine(Texts):
     def __enter__(self) -> "Engine":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 
-def _seeded(params: SamplingParams) -> SamplingParams:
-    return params if params.seed is not None else replace(params, seed=secrets.randbits(63))
+def layers_by_tier(placement: Mapping[str, Any]) -> str:
+    """Counts of layers by where their weights are, for display; see `Engine.placement`."""
+    tiers = {"resident": "resident", "cpu": "on the CPU", "host": "in RAM", "disk": "on disk"}
+    counts = {where: placement[f"{tier}_layers"] for tier, where in tiers.items()}
+    return ", ".join(f"{count} {where}" for where, count in counts.items() if count)

@@ -9,10 +9,10 @@ import torch
 from offspec.core.errors import CapacityError, CheckpointError, StreamError
 from offspec.core.events import Event
 from offspec.core.trace import Timeline
-from offspec.engine.batch import Batch, PassResult
+from offspec.engine.batch import Batch
 from offspec.engine.drafting import Drafting
-from offspec.engine.sequence import PassSpent, RunningSequence
-from offspec.engine.stopping import Halted
+from offspec.engine.sequence import Halted, PassSpent, RunningSequence
+from offspec.engine.sequence_pass import PassResult
 from offspec.model import device as devices
 from offspec.model.contention import Contention
 from offspec.plan.load import Assembly
@@ -112,14 +112,14 @@ class Passes:
     def _run(
         self, sequences: Sequence[RunningSequence], streamed: int, look: Callable[[], None]
     ) -> list[PassResult | Exception | None]:
-        target, shares = self._assembly.target, [sequence.share() for sequence in sequences]
+        target, members = self._assembly.target, [sequence.next_pass() for sequence in sequences]
         try:
             with (
                 self._watched(sequences, streamed, look) as on_grown,
                 self._timeline.span("engine", "pass") as span,
             ):
                 room = self._drafting.room
-                done = Batch(target, shares, room, self._timeline, look, on_grown, self._note_ahead).run()
+                done = Batch(target, members, room, self._timeline, look, on_grown, self._note_ahead).run()
                 found = [one for one in done if isinstance(one, PassResult)]
                 span.note(
                     nodes=sum(len(one.grown.tree) for one in found),
@@ -129,8 +129,8 @@ class Passes:
             return done
         except BaseException as error:
             target.recover()
-            for share in shares:
-                share.state.recover()
+            for sequence in sequences:
+                sequence.state.recover()
             if (shown := self.user_error(error)) is not error:
                 raise shown from error
             raise

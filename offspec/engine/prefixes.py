@@ -7,6 +7,7 @@ files, of at most so many bytes together, of which those that were not used for 
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,6 @@ from offspec.core.config import EngineConfig
 from offspec.core.errors import CheckpointError, OffspecError
 from offspec.core.events import Event, Notice
 from offspec.core.files import private_folder, require_space, writing
-from offspec.engine.prefill_rate import PrefillRate
 from offspec.model.arithmetic import arithmetic
 from offspec.model.cache import TreeCache
 from offspec.model.cache_file import CacheFile, look_at, read_cache, size_of, write_cache
@@ -33,6 +33,7 @@ from offspec_planners.units import format_bytes
 LEAST = 256  # positions that are worth a file, and reading one
 _ENDING, _PARTIAL = ".safetensors", ".partial"
 _TELLING = 32 << 20  # bytes of a file whose seconds are those of its bytes
+_LONG = 64  # rows of a prompt from which a pass tells what they take
 _ABANDONED_S = 3600.0  # a file that was begun longer ago than this is not being written
 
 
@@ -41,6 +42,28 @@ def common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
     size = min(len(one), len(other))
     differ = one[:size] != other[:size]
     return int(differ.argmax()) if differ.any() else size
+
+
+class PrefillRate:
+    """Seconds that rows of a prompt take beyond those of a pass, which comes in any case."""
+
+    def __init__(self) -> None:
+        self._pass = math.inf  # seconds of the shortest pass with few rows
+        self._rows, self._seconds = 0, 0.0  # of the latest with many
+
+    def note(self, rows: int, seconds: float) -> None:
+        """A prompt of so many rows, or a tree alone, took so long, all its passes together."""
+        if rows < _LONG:
+            self._pass = min(self._pass, seconds)
+        else:
+            self._rows, self._seconds = rows, seconds
+
+    def seconds(self, rows: int) -> float | None:
+        """What so many rows more would take; None where no long prompt was seen."""
+        if not self._rows:
+            return None
+        alone = self._pass if math.isfinite(self._pass) else 0.0
+        return max(self._seconds - alone, 0.0) / self._rows * rows
 
 
 class Prefixes:

@@ -75,7 +75,6 @@ def make_plan(
 
 
 def _plan_without_weights(config: EngineConfig, notify: Notify) -> Plan:
-    """Plan for this machine from its profile and a configuration, without weights."""
     notify(Notice("there are no weights to measure: this is planned from the machine's profile alone"))
     hardware = profile(config.device, notify).hardware
     limit = config.memory or min(memory.usable_bytes(), hardware.ram)

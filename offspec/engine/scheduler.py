@@ -10,11 +10,10 @@ from contextlib import contextmanager, suppress
 from offspec.core.errors import ClosedError, RequestError
 from offspec.core.events import Event, Finished
 from offspec.core.threads import STOPPED
-from offspec.engine.decode import DecodeState
+from offspec.engine.decode import DecodeState, StatePool
 from offspec.engine.passes import Passes, belongs_to_one
 from offspec.engine.request import Submitted
 from offspec.engine.sequence import RunningSequence
-from offspec.engine.state_pool import StatePool
 
 _LOOK_S = 0.05  # how often requests that wait are looked at, while no pass runs
 _IDLE_S = 1.0  # after which the thread ends, so that an engine that is dropped unclosed can be collected
@@ -206,7 +205,6 @@ class Scheduler:
         sequence.answer.put(events, ended=True, error=error)
 
     def _fail(self, error: BaseException) -> None:
-        """End all that runs or waits with an error."""
         for sequence in [*self._running]:
             self._finish(sequence, (), error)
         while self._waiting:

@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from offspec.core import memory as process_memory
+from offspec.core.config import SamplingParams
 from offspec.core.events import (
     Event,
     FinishReason,
@@ -24,17 +25,16 @@ from offspec.core.events import (
     total_guessed,
 )
 from offspec.core.sampling_defaults import sampling_values
-from offspec.engine.batch import PassResult, Share
-from offspec.engine.decode import DecodeState, Decoding
+from offspec.engine.decode import DecodeState
 from offspec.engine.detokenizer import TextStream
 from offspec.engine.drafting import Drafting
-from offspec.engine.prompt_scorer import PromptScorer
 from offspec.engine.request import Submitted
-from offspec.engine.stopping import Ending, Halted
+from offspec.engine.sequence_pass import Decoding, PassResult, SequencePass
 from offspec.model import device as devices
 from offspec.model.pass_time import Spent
 from offspec.model.vocabulary import token_text
 from offspec.plan.load import Assembly
+from offspec.sampling.row_logprobs import PromptScorer
 from offspec_planners.placement import Tier
 
 
@@ -51,6 +51,39 @@ class PassSpent:
     layers: Spent
     experts_asked: int = 0
     experts_read: int = 0
+
+
+class Halted(BaseException):
+    """The answer was asked to end; raised where a pass can be cancelled, and caught above it.
+
+    No `Exception`, as `asyncio.CancelledError` is none: what deals with failures below lets it pass.
+    """
+
+
+class Ending:
+    """Decides after each token whether the answer is over, and why."""
+
+    def __init__(self, params: SamplingParams, eos: frozenset[int], text: TextStream, room: int) -> None:
+        """room: tokens until the context is full."""
+        self._eos, self._text, self._max, self._room = eos, text, params.max_tokens, room
+        self._stops = frozenset(params.stop_token_ids)
+        self._count = 0
+        self.reason: FinishReason | None = None
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still come."""
+        return min(self._max, self._room) - self._count
+
+    def after(self, token: int) -> bool:
+        self._count += 1
+        if token in self._eos:
+            self.reason = "eos"
+        elif token in self._stops or self._text.push(token):
+            self.reason = "stop"
+        elif self.left <= 0:
+            self.reason = "length" if self._count >= self._max else "context"
+        return self.reason is not None
 
 
 class RunningSequence:
@@ -74,7 +107,6 @@ class RunningSequence:
         drafting: Drafting,
         notify: Callable[[Event], None],
     ) -> None:
-        self.reason: FinishReason | None = None
         self.error: BaseException | None = None  # where a pass that it shared failed it alone
         self.answer, self.state = answer, state
         request = self._request = answer.request
@@ -82,8 +114,7 @@ class RunningSequence:
         codec, params = assembly.codec, request.params
         self._text = TextStream(codec, params.stop, request.shown)
         ends = frozenset[int]() if params.ignore_eos else codec.eos_ids
-        self._ending = Ending(params, ends, self._text)
-        self._ending.room = assembly.context - len(request.ids)
+        self._ending = Ending(params, ends, self._text, assembly.context - len(request.ids))
         self._decoding = drafting.decoding(
             request,
             state.sources,
@@ -110,12 +141,17 @@ class RunningSequence:
         try:
             reused = state.begin(request.ids, self._check_halt)
         except Halted:
-            self.reason = "halted"
+            self._ending.reason = "halted"
         self.prefill = Prefill(len(request.ids) - reused, reused, 0, len(assembly.target.layers))
 
-    def share(self) -> Share:
-        """Its share of the next pass."""
-        return Share(self.state, self._decoding, self._ending.left - 1, self._prompt_scorer)
+    @property
+    def reason(self) -> FinishReason | None:
+        """Why it has ended; None while there are passes to come."""
+        return self._ending.reason
+
+    def next_pass(self) -> SequencePass:
+        """It in the pass to come."""
+        return SequencePass(self.state, self._decoding, self._ending.left - 1, self._prompt_scorer)
 
     @property
     def halted(self) -> bool:
@@ -124,7 +160,7 @@ class RunningSequence:
 
     def halt(self) -> list[Event]:
         """End it with what there is."""
-        self.reason = "halted"
+        self._ending.reason = "halted"
         return self.held_back()
 
     def progressed(self, layer: int, nodes: int, nbytes: int, seconds: float) -> None:
@@ -136,7 +172,6 @@ class RunningSequence:
 
     def take(self, done: PassResult, spent: PassSpent) -> list[Event]:
         """Events of a pass."""
-        self.reason = self._ending.reason
         self._first = self._first or time.perf_counter() - self._began
         self._tokens += done.walk.tokens
         self.answer.gaps += done.walk.gaps
@@ -164,14 +199,13 @@ class RunningSequence:
 
     def _delta(self, done: PassResult) -> TextDelta:
         """The text of a pass, token by token; what only the end sets free belongs to the last of them."""
-        texts = self._text.finish() if self._ending.reason else self._text.take()
+        texts = self._text.finish() if self.reason else self._text.take()
         guessed = len(accepted(done)) - 1
         pieces = [Piece(text, "draft" if i < guessed else "bonus") for i, text in enumerate(texts) if text]
         logprobs = tuple(token.with_text(self._token_text) for token in done.walk.logprobs)
         return TextDelta("".join(texts), done.walk.tokens, tuple(pieces), logprobs)
 
     def _scored(self) -> tuple[TokenLogprobs | None, ...] | None:
-        """Log-probabilities of the prompt, where they are asked for."""
         if self._prompt_scorer is None:
             return None
         return tuple(token and token.with_text(self._token_text) for token in self._prompt_scorer.tokens)

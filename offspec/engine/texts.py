@@ -45,6 +45,14 @@ class Texts:
         """Tokens that a prompt and its answer may have together."""
         return self._assembly.context
 
+    @property
+    def sampling_defaults(self) -> SamplingParams:
+        """Sampling parameters that the model sets in its generation_config.json; greedy if it sets none.
+
+        The commands use them. In Python pass them, or a copy by `dataclasses.replace`, as `params`.
+        """
+        return self._assembly.codec.sampling_defaults
+
     def count_tokens(
         self,
         prompt: Prompt,
@@ -84,7 +92,10 @@ class Texts:
             ContextLengthError: The context has no room for it.
             RequestError: It is no prompt, or the chat template refuses it.
         """
-        ids = self._ids(prompt, raw, chat_template_kwargs, self.context, continues)
+        return self._fitting(self._ids(prompt, raw, chat_template_kwargs, self.context, continues))
+
+    def _fitting(self, ids: list[int]) -> list[int]:
+        """The ids of a prompt. Raises ContextLengthError if they leave no room for an answer."""
         if len(ids) >= self.context:
             raise ContextLengthError(too_long(len(ids), self.context))
         return ids
@@ -125,10 +136,7 @@ class Texts:
             ContextLengthError: The context has no room for it.
             RequestError: The model's tokenizer has no marks for it.
         """
-        ids = self._assembly.codec.encode_infill(prefix, suffix, self.context)
-        if len(ids) >= self.context:
-            raise ContextLengthError(too_long(len(ids), self.context))
-        return ids
+        return self._fitting(self._assembly.codec.encode_infill(prefix, suffix, self.context))
 
     @cached_property
     def model_info(self) -> ModelInfo:

@@ -107,7 +107,7 @@ PATCHES = (
     ),
     Patch(
         "number of torch's threads",
-        ("engine.ahead", "model.probe.compare"),
+        ("engine.batch", "model.probe.compare"),
         "the draft is made ahead, the trial ends",
         "two threads share the processors; a trial computes next to nothing",
     ),

@@ -7,7 +7,7 @@ Letters: V vocabulary, B its bytes as bits, W nodes.
 """
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Optional, Protocol
+from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 import torch
@@ -44,27 +44,29 @@ class State:
         self.only: int | None = None
 
 
-class Format(Rule, Protocol):
+class Format(Rule):
     """A rule that gives an answer its format, and that growing trees asks ahead."""
+
+    needs_paths = True
+    closes = True
 
     def fits(self, path: Sequence[int]) -> bool:
         """Whether the tokens of a path may all come, the last of them as the last of an answer, too."""
+        raise NotImplementedError
 
     def forced(self, path: Sequence[int], most: int) -> list[int]:
         """The tokens behind a path of which each is the only one that may come there: so many at most.
 
         The target can choose no others.
         """
+        raise NotImplementedError
 
 
-class FormatRule:
-    """Closes the tokens with which an answer could no longer have its format; a `Rule`.
+class FormatRule(Format):
+    """Closes the tokens with which an answer could no longer have its format.
 
     Tokens that end an answer are open exactly where it may end.
     """
-
-    needs_paths = True
-    closes = True
 
     def __init__(
         self,
@@ -90,7 +92,6 @@ class FormatRule:
         self._root = State(None, -1, True, matcher)
 
     def apply(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> None:
-        """See `Rule`."""
         masks = np.stack([self.mask(self._state(path)) for path in paths])  # [W, B]
         scores.masked_fill_(self.closed(masks, scores.device), -torch.inf)
 
@@ -104,16 +105,13 @@ class FormatRule:
         return closed.view(len(masks), -1)[:, : self._size]
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """See `Rule`."""
         self.move(self._state(tokens))
 
     def fits(self, path: Sequence[int]) -> bool:
-        """See `Format`."""
         state = self._state(path)
         return state.live or (state.token in self._ends and self._may_follow(state))
 
     def forced(self, path: Sequence[int], most: int) -> list[int]:
-        """See `Format`."""
         return self.forced_from(self._state(path), most)
 
     @property

@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offspec_kernels.backend import choose_backend
-from offspec_kernels.noise import LOW, MULTIPLIERS, PURPOSE, ROUNDS, WEYL, gumbel_row, uniform_bits
+from offspec_kernels.noise import LOW, MULTIPLIERS, PURPOSE, ROUNDS, WEYL, gumbel_row
 
 Purpose = Literal["draw", "test"]
 
 CACHED_ROWS = 64
-NOWHERE = -1  # no position
+_NOWHERE = -1  # no position
 
 _KEYS: dict[Purpose, int] = {"draw": 0x44726177, "test": 0x54657374}
 _UNUSED = 12  # low bits of a word: 52 are left, and a half on top of them still fits a float64
@@ -52,10 +52,7 @@ def request_key(seed: int, ids: Sequence[int]) -> int:
 
 
 class GumbelNoise:
-    """Rows of Gumbel noise for one key, the latest of them kept.
-
-    Not for use by two threads at once. `cache_bytes` is the most that the kept rows can take.
-    """
+    """Rows of Gumbel noise for one key, the latest CACHED_ROWS of them kept; not for two threads at once."""
 
     def __init__(self, key: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
         assert 0 <= key < 2**64 and vocab_size > 0
@@ -64,11 +61,7 @@ class GumbelNoise:
         self.device = torch.device(device)
         self._rows: OrderedDict[int, Tensor] = OrderedDict()
         self._table: Tensor | None = None
-        self._held = [NOWHERE] * CACHED_ROWS  # by row of the table, its position
-
-    @property
-    def cache_bytes(self) -> int:
-        return CACHED_ROWS * 4 * self.vocab_size
+        self._held = [_NOWHERE] * CACHED_ROWS  # by row of the table, its position
 
     def row(self, position: int) -> Tensor:
         """Noise of an absolute position, [V] float32. Shared: do not write to it."""
@@ -82,12 +75,6 @@ class GumbelNoise:
             self._rows.move_to_end(position)
         return row
 
-    def rows(self, positions: Sequence[int]) -> Tensor:
-        """Noise of several absolute positions, [n, V] float32, the caller's own."""
-        if not positions:
-            return torch.empty(0, self.vocab_size, device=self.device)
-        return torch.stack([self.row(position) for position in positions])
-
     def table(self, positions: Sequence[int]) -> Tensor | None:
         """[S, V] float32 on a device with kernels that read it: row p mod S is that of p, one of `positions`.
 
@@ -100,7 +87,7 @@ class GumbelNoise:
         if self._table is None or max(positions) - min(positions) >= len(self._held):
             while max(positions) - min(positions) >= len(self._held):
                 self._held *= 2
-            self._held = [NOWHERE] * len(self._held)
+            self._held = [_NOWHERE] * len(self._held)
             self._table = torch.empty(len(self._held), self.vocab_size, device=self.device)
         slots = len(self._held)
         fresh = sorted(position for position in {*positions} if self._held[position % slots] != position)
@@ -111,14 +98,6 @@ class GumbelNoise:
             fill_rows(self._table, self.key, fresh[0], count)
             fresh = fresh[count:]
         return self._table
-
-    def bits(self, position: int) -> Tensor:
-        """The uniform bits behind `row(position)`, [V] int64 in [0, 2^32), for checking kernels.
-
-        `offspec_kernels.noise` says which word is a token's.
-        """
-        blocks = torch.arange((self.vocab_size + 3) // 4, device=self.device)  # [B]
-        return uniform_bits(self.key, position, blocks)[: self.vocab_size]
 
 
 def uniforms(key: int, purpose: Purpose, place: int, count: int) -> torch.Tensor:

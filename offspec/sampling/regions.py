@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from offspec.core.constraint import Region, Regions
-from offspec.sampling.constraint import FormatRule, State
+from offspec.sampling.constraint import Format, FormatRule, State
 from offspec_kernels.transfer import upload
 
 Rules = Callable[[str], FormatRule]  # a rule at the beginning of a grammar in Lark
@@ -47,11 +47,8 @@ class _Node:
     below: dict[int, "_Node"] = field(default_factory=dict)
 
 
-class RegionRule:
-    """Gives some parts of an answer a format; a `Format`."""
-
-    needs_paths = True
-    closes = True
+class RegionRule(Format):
+    """Gives some parts of an answer a format."""
 
     def __init__(
         self,
@@ -85,7 +82,6 @@ class RegionRule:
             self._root = _Node(0, _Stage.BEGINNING)
 
     def apply(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> None:
-        """See `Rule`."""
         nodes = [self._node(path) for path in paths]
         rows = [at for at, node in enumerate(nodes) if node.stage is _Stage.REGION]
         if rows:
@@ -102,14 +98,12 @@ class RegionRule:
             scores[found[:, 0], found[:, 1]] = -torch.inf
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """See `Rule`."""
         self._root = self._node(tokens)
         if self._root.stage is _Stage.REGION:
             rule, state = _place(self._root)
             rule.move(state)
 
     def fits(self, path: Sequence[int]) -> bool:
-        """See `Format`."""
         node = self._root
         for at, token in enumerate(path):
             if not self._opens(node, token):
@@ -120,7 +114,6 @@ class RegionRule:
         return True
 
     def forced(self, path: Sequence[int], most: int) -> list[int]:
-        """See `Format`."""
         node, found = self._node(path), list[int]()
         while len(found) < most and node.stage is _Stage.REGION:
             rule, state = _place(node)
@@ -131,7 +124,6 @@ class RegionRule:
         return found
 
     def _opens(self, node: _Node, token: int) -> bool:
-        """Whether a token may follow an answer so far."""
         if node.stage is _Stage.REGION:
             rule, state = _place(node)
             return rule.allows(state, token)
@@ -150,7 +142,6 @@ class RegionRule:
         return found
 
     def _after(self, node: _Node, token: int) -> _Node:
-        """The answer with one more token."""
         depth = node.depth + 1
         if token in self._ends or not self._opens(node, token):
             return _Node(depth, _Stage.DEAD)
@@ -186,7 +177,6 @@ class RegionRule:
         return _Node(depth, stage, tail if stage is _Stage.BEGINNING else tail[-self._longest - 1 :])
 
     def _region(self, depth: int, grammar: str) -> _Node:
-        """The answer at the beginning of a region."""
         rule = self._rules(grammar)
         return _Node(depth, _Stage.REGION, b"", rule, rule.root)
 

@@ -10,7 +10,6 @@ Letters: V vocabulary, W nodes.
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,21 +20,22 @@ from offspec.core.errors import RequestError
 from offspec_kernels.transfer import upload
 
 
-class Rule(Protocol):
+class Rule:
     """One rule of a request.
 
     needs_paths: whether `apply` looks at the paths it is given; they may be empty otherwise. closes: whether
     it makes tokens impossible.
     """
 
-    needs_paths: bool
-    closes: bool
+    needs_paths = False
+    closes = False
 
     def apply(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> None:
         """Change the scores [W, V] float32 of nodes, in place; paths: behind the committed tokens."""
+        raise NotImplementedError
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """These tokens are output now, for every node."""
+        """These tokens are output now, for every node; a rule that does not look at them leaves it so."""
 
 
 def check_tokens(params: SamplingParams, vocab_size: int) -> None:
@@ -90,11 +90,8 @@ def rules_of(
     return found
 
 
-class LogitBias:
+class LogitBias(Rule):
     """Adds a number to the logits of some tokens."""
-
-    needs_paths = False
-    closes = False
 
     def __init__(self, bias: Mapping[int, float], device: torch.device) -> None:
         self._tokens = torch.tensor(list(bias), dtype=torch.int64, device=device)
@@ -103,15 +100,11 @@ class LogitBias:
     def apply(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> None:
         scores[:, self._tokens] += self._bias
 
-    def commit(self, tokens: Sequence[int]) -> None:
-        pass
 
-
-class Penalties:
+class Penalties(Rule):
     """Repetition penalty (of prompt and output), presence and frequency penalties (of the output)."""
 
     needs_paths = True
-    closes = False
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int], device: torch.device) -> None:
         self._params, self._device = params, device
@@ -150,10 +143,9 @@ class Penalties:
         return scores - counts * params.frequency_penalty - (counts > 0) * params.presence_penalty
 
 
-class AllowedTokens:
+class AllowedTokens(Rule):
     """Closes every token but some."""
 
-    needs_paths = False
     closes = True
 
     def __init__(self, tokens: Collection[int], vocab_size: int, device: torch.device) -> None:
@@ -163,11 +155,8 @@ class AllowedTokens:
     def apply(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> None:
         scores.masked_fill_(self._closed, -math.inf)
 
-    def commit(self, tokens: Sequence[int]) -> None:
-        pass
 
-
-class MinTokens:
+class MinTokens(Rule):
     """Closes the tokens that end an answer until so many were put out."""
 
     needs_paths = True
@@ -186,7 +175,7 @@ class MinTokens:
         self._left -= len(tokens)
 
 
-class BadWords:
+class BadWords(Rule):
     """Closes the last token of a sequence where the others came just before it."""
 
     needs_paths = True
@@ -210,7 +199,6 @@ class BadWords:
 
 
 def _close(scores: Tensor, tokens: Sequence[tuple[int, int]]) -> None:
-    """Close (node, token) pairs in scores [W, V]."""
     if tokens:
         (found,) = upload([tokens], scores.device)
         scores[found[:, 0], found[:, 1]] = -math.inf
@@ -220,7 +208,7 @@ def _ends_with(tokens: Sequence[int], last: Sequence[int]) -> bool:
     return not last or tuple(tokens[-len(last) :]) == tuple(last)
 
 
-class NoRepeatNgram:
+class NoRepeatNgram(Rule):
     """Closes tokens that would complete a sequence of n tokens that was there before, prompt included."""
 
     needs_paths = True

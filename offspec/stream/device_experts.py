@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 
-from offspec.core.errors import StreamError
 from offspec.core.trace import OFF, Timeline
 from offspec.stream.arena import round_up
 from offspec.stream.expert_store import ExpertStore, StoreStats
@@ -132,7 +131,7 @@ class DeviceExpertStore:
         self.stats.hits += len(ready)
         asking = dict(zip(units, counts or [1] * len(units), strict=True))
         self.usage.note(units, list(asking.values()), rows)
-        leaving = self._leaving(len(missing), asking)
+        leaving = self.usage.leaving(self._kept, asking, len(missing) - (self.slots - len(self._kept)))
         coming = self.below.fetch(missing, [asking[unit] for unit in missing], rows)
         held = [self.below.holds(unit) for unit in missing]
         if not any(held):  # what is there is computed while the first is read
@@ -169,12 +168,6 @@ class DeviceExpertStore:
             finally:
                 self._used[slot] = torch.cuda.current_stream(self.device).record_event()
 
-    def _leaving(self, due: int, asked: Collection[int]) -> Iterator[int]:
-        """Units that may leave for those that are due, in this order."""
-        more = due - (self.slots - len(self._kept))
-        others = [unit for unit in self._kept if unit not in asked] if more > 0 else []
-        return iter(self.usage.latest(others, more) if others else [])
-
     def _take_slot(
         self, pinned: Collection[int], leaving: Iterator[int], under_way: Collection[_Copy]
     ) -> int | None:
@@ -188,7 +181,6 @@ class DeviceExpertStore:
         return None if unit is None else self._kept.pop(unit)
 
     def _copy(self, unit: int, memory: torch.Tensor, slot: int) -> _Copy:
-        """Send a unit on its way."""
         start, layout = slot * self.slot_bytes, self.layouts[unit]
         try:
             with torch.cuda.stream(self._copies):
@@ -203,22 +195,17 @@ class DeviceExpertStore:
                 self._copied[0].record(self._copies)
                 return _Copy(unit, slot, self._copied[0])
         except Exception as error:
-            raise self._error(unit, error) from error
+            raise layout.error(f"copying {layout.name} failed: {error}") from error
 
     def _wait(self, copy: _Copy) -> None:
-        asked = time.perf_counter()
+        asked, layout = time.perf_counter(), self.layouts[copy.unit]
         try:
-            with self._timeline.span("compute", "wait", unit=self.layouts[copy.unit].name):
+            with self._timeline.span("compute", "wait", unit=layout.name):
                 copy.whole.synchronize()
         except Exception as error:
-            raise self._error(copy.unit, error) from error
+            raise layout.error(f"copying {layout.name} failed: {error}") from error
         finally:
             self.copy_stats.wait_seconds += time.perf_counter() - asked
-
-    def _error(self, unit: int, error: Exception) -> StreamError:
-        layout = self.layouts[unit]
-        message = " ".join(f"copying {layout.name} failed: {error}".split())
-        return StreamError(message, file=layout.extents[0].file, offset=layout.extents[0].offset)
 
     def abandon(self) -> None:
         """After an error or an interrupt: forget what was on its way; what is in slots stays."""

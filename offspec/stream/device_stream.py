@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from offspec.core.errors import OffspecError, StreamError
+from offspec.core.errors import OffspecError
 from offspec.core.trace import OFF, Timeline
 from offspec.stream.arena import Arena
 from offspec.stream.disk_stream import DiskStream
@@ -89,7 +89,7 @@ class DeviceStream:
         except OffspecError:
             raise
         except Exception as error:
-            raise self._error(unit, f"copying {self.layouts[unit].name} failed: {error}") from error
+            raise self.layouts[unit].error(f"copying {self.layouts[unit].name} failed: {error}") from error
 
     def _move(self, unit: int, memory: torch.Tensor, slot: int) -> None:
         number = 0
@@ -110,16 +110,12 @@ class DeviceStream:
         into.copy_(piece, non_blocking=True)
         event.record(self._copies)
 
-    def _error(self, unit: int, message: str) -> StreamError:
-        first = self.layouts[unit].extents[0]
-        return StreamError(" ".join(message.split()), file=first.file, offset=first.offset)
-
     def acquire(self, unit: int) -> torch.Tensor:
         """The slot that holds `unit`, uint8 [slot bytes]. Raises StreamError, ClosedError."""
         try:
             self._slot = self.ring.acquire(unit)
         except WorkerDiedError as error:
-            raise self._error(unit, f"copying stopped: {error}") from error
+            raise self.layouts[unit].error(f"copying stopped: {error}") from error
         return self.memory[self._slot]
 
     def release(self) -> None:

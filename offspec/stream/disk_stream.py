@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from offspec.core.errors import StreamError
 from offspec.core.trace import OFF, Timeline
 from offspec.stream.arena import Arena
 from offspec.stream.direct_reader import DirectReader, ReadShape
@@ -63,11 +62,10 @@ class DiskStream:
 
         Raises StreamError, ClosedError, CheckpointError where its checksum is wrong.
         """
-        first = self.layouts[unit].extents[0]
         try:
             arena = self.memory[self.ring.acquire(unit)]
         except WorkerDiedError as error:
-            raise StreamError(f"reading stopped: {error}", file=first.file, offset=first.offset) from error
+            raise self.layouts[unit].error(f"reading stopped: {error}") from error
         self._reader.check_unit(self.layouts[unit], arena.buffer)
         return arena.tensor
 

@@ -6,13 +6,13 @@ what is likely to be asked for soon is kept. One thread consumes; what an interr
 other slot is free or being filled.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 
-from offspec.core.errors import ClosedError, StreamError
+from offspec.core.errors import ClosedError
 from offspec.core.trace import OFF, Timeline
 from offspec.stream.arena import Arena
 from offspec.stream.direct_reader import DirectReader, ReadShape
@@ -164,10 +164,11 @@ class ExpertStore:
         self._keep_whole()
         here = [unit for unit in units if unit in self._kept]
         due = dict.fromkeys(unit for unit in units if unit not in self._kept)
-        self._count(units, len(here))
+        self.stats.asked += len(units)
+        self.stats.hits += len(here)
         self.usage.note(units, counts or [1] * len(units), rows)
         waiting, pinned = list(due)[::-1], set(units)
-        leaving = self._leaving(len(due), pinned)
+        leaving = self.usage.leaving(self._kept, pinned, len(due) - len(self._pool.round.free))
         self._begin(waiting, pinned, leaving)
         return self._hand_out(here, due, waiting, pinned, leaving)
 
@@ -188,16 +189,6 @@ class ExpertStore:
                 yield unit, self._memory(self._kept[unit])
                 pinned.discard(unit)
             self._begin(waiting, pinned, leaving)
-
-    def _count(self, units: Sequence[int], hits: int) -> None:
-        self.stats.asked += len(units)
-        self.stats.hits += hits
-
-    def _leaving(self, due: int, pinned: Collection[int]) -> Iterator[int]:
-        """Units that may leave for those that are due, in this order."""
-        more = due - len(self._pool.round.free)
-        others = [unit for unit in self._kept if unit not in pinned] if more > 0 else []
-        return iter(self.usage.latest(others, more) if others else [])
 
     def _begin(self, waiting: list[int], pinned: set[int], leaving: Iterator[int]) -> None:
         """Have as many of the units read as there are slots for; the last of the list is the next."""
@@ -263,8 +254,7 @@ class ExpertStore:
         try:
             self._pool.wait_for(lambda: list(fillings.values()), fillings[unit].name)
         except WorkerDiedError as error:
-            first = self.layouts[unit].extents[0]
-            raise StreamError(f"reading stopped: {error}", file=first.file, offset=first.offset) from error
+            raise self.layouts[unit].error(f"reading stopped: {error}") from error
         self._keep_whole()
 
     def _keep_whole(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from offspec.checkpoint.tensors import TensorInfo
+from offspec.core.errors import StreamError
 from offspec.stream.arena import PAGE, round_up
 
 GAP = 256 << 10  # reading across a gap this small is cheaper than a second read
@@ -74,6 +75,11 @@ class UnitLayout:
     def moves_to(self, device: torch.device) -> tuple[Move, ...]:
         """What to copy where."""
         return (Move(0, 0, self.nbytes),) if device.type == "cpu" else self.moves
+
+    def error(self, message: str) -> StreamError:
+        """What went wrong with the unit, in one line, with its first place on disk."""
+        first = self.extents[0]
+        return StreamError(" ".join(message.split()), file=first.file, offset=first.offset)
 
     def moved(self, places: Places) -> "UnitLayout":
         """The same with tensors elsewhere in the slot, between reading and a copy to a device."""

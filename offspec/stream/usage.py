@@ -6,7 +6,7 @@ unit leaves just before its group's turn comes again. So what leaves is expected
 its group's turn, and by how many passes it will be until it is asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,11 @@ class Usage:
     def likeliest(self, count: int) -> list[int]:
         """`count` of all units that the most rows ask for; they first."""
         return [int(unit) for unit in np.argsort(-self.shares, kind="stable")[:count]]
+
+    def leaving(self, kept: Collection[int], asked: Collection[int], count: int) -> Iterator[int]:
+        """Units to give up for `count` others, in this order; none that are asked for now."""
+        others = [unit for unit in kept if unit not in asked] if count > 0 else []
+        return iter(self.latest(others, count) if others else [])
 
     def latest(self, kept: Sequence[int], count: int) -> list[int]:
         """`count` of the units that are kept, or all, that are expected to be needed the latest; they first.

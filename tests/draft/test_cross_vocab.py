@@ -21,8 +21,9 @@ from offspec.draft.grow.growing import GrowthPolicy
 from offspec.draft.lm import LMDrafter
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources
-from offspec.engine.batch import Batch, Share
-from offspec.engine.decode import DecodeState, Decoding
+from offspec.engine.batch import Batch
+from offspec.engine.decode import DecodeState
+from offspec.engine.sequence_pass import Decoding, SequencePass
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import load_tokenizer
 from offspec.sampling.logits_processor import LogitsProcessor
@@ -210,7 +211,7 @@ def answer(target: LoadedModel, drafter: Drafter | None, params: SamplingParams,
     decoding = Decoding(processor, noise, mixture, GrowthPolicy(24, 4), stop=lambda token: False)
     passes = 0
     while len(sequence.ids) < len(IDS) + most:
-        Batch(target, [Share(sequence, decoding, max_depth=8)], most=1).run()
+        Batch(target, [SequencePass(sequence, decoding, max_depth=8)], most=1).run()
         passes += 1
     assert drafter is None or passes < most / 2, "it guesses well, being the same model"
     return sequence.ids[len(IDS) : len(IDS) + most]

@@ -15,7 +15,7 @@ from offspec.core.events import Event, Finished, Notice, PassProgress, PassStats
 from offspec.core.trace import Timeline
 from offspec.draft.grow.growing import Growing
 from offspec.draft.lm import LMDrafter
-from offspec.engine.ahead import DraftAhead
+from offspec.engine.batch import DraftAhead
 from offspec.engine.engine import Engine
 from tests.support.answers import PROMPT, Trio, sampling, says
 from tests.support.products import some
@@ -96,7 +96,7 @@ def test_some_roots_are_foreseen_and_begin_with_what_was_grown(
 ) -> None:
     steps[0] = 8
     with drafting_ahead(trio.target, trio.near, budget=8) as engine:
-        engine._state._timeline = timeline = Timeline(on=True)
+        engine._states.first.timeline = timeline = Timeline(on=True)
         events = list(engine.stream(PROMPT, sampling(0.0, 24)))
     passes = [event for event in events if isinstance(event, PassStats)]
     assert max(carried) > 1

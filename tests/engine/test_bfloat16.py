@@ -45,7 +45,7 @@ def test_trees_drafts_chunks_and_what_is_kept_change_nothing(
 ) -> None:  # fmt: skip
     """Keys that are all met one by one, and keys in blocks; the longer prompt begins with the shorter."""
     params = PARAMS[temperature]
-    alone._state.forget()
+    alone._states.first.forget()
     long, short = (alone.generate(_prompt(length), params).token_ids for length in (420, 70))
     monkeypatch.setattr(runner, "CHUNK", chunk)
     given = {"budget": budget, "context": 512, "dtype": torch.bfloat16}

@@ -9,7 +9,7 @@ import pytest
 from offspec.draft.grow.result import GrownTree
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.mixture import Asked
-from offspec.engine.decode import DecodeState
+from offspec.engine.sequence_pass import SequencePass
 from offspec.model.probe import build
 from offspec.model.probe.compare import Behaviour
 from tests.support.answers import PROMPT, sampling, says
@@ -26,13 +26,14 @@ def test_guesses_are_single_paths(
     expected = says(model, *params, prompt=PROMPT * 2)
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "try_out", lambda config: Behaviour(False, True, "branches differ"))
-    sent, rows = list[GrownTree](), DecodeState.rows
+    sent, rows = list[GrownTree](), SequencePass.rows
 
-    def watched(state: DecodeState, grown: GrownTree, *given: Any) -> Any:
-        sent.append(grown)
-        return rows(state, grown, *given)
+    def watched(sequence: SequencePass) -> Any:
+        if sequence.grown is not None:
+            sent.append(sequence.grown)
+        return rows(sequence)
 
-    monkeypatch.setattr(DecodeState, "rows", watched)
+    monkeypatch.setattr(SequencePass, "rows", watched)
     guesses = model if draft == "itself" else draft
     assert says(model, *params, draft=guesses, prompt=PROMPT * 2, verify=verify) == expected
     assert all(len(grown.tree) == grown.tree.depth.max() + 1 for grown in sent)

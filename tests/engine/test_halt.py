@@ -13,10 +13,10 @@ import pytest
 
 from offspec import ClosedError, RequestError, StreamError
 from offspec.core.events import Event, Finished, PassProgress, PassStats, Result, TextDelta, TreeSeen
-from offspec.engine.decode import DecodeState
 from offspec.engine.engine import Engine
 from offspec.engine.passes import Passes
 from offspec.engine.sequence import RunningSequence
+from offspec.engine.sequence_pass import SequencePass
 from offspec_planners.placement import Placement, Tier
 from tests.support.answers import PROMPT, Trio, sampling, says
 from tests.support.tiny_models import tiny_engine
@@ -105,13 +105,13 @@ def test_halting_breaks_a_pass_off_between_layers(model: Path, monkeypatch: pyte
         runner.chunk = 2
         halt.clear()
         layers.clear()
-        real = DecodeState.rows
+        real = SequencePass.rows
 
         def watched(*args: Any) -> Any:
             runner.between = between
             return real(*args)
 
-        monkeypatch.setattr(DecodeState, "rows", watched)
+        monkeypatch.setattr(SequencePass, "rows", watched)
         list(engine.stream([*PROMPT, 7, 8, 9], PARAMS, halt=halt))
         assert len(chunks) > 4 * 4, "no look between the chunks of a layer"
 

@@ -71,7 +71,7 @@ def with_hybrid(*names: str) -> pytest.MarkDecorator:
 
 def anew(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[int, ...]:
     """What is said after a prompt of which nothing is kept, without speculation."""
-    engine._state.forget()
+    engine._states.first.forget()
     result = engine.generate(list(prompt), params, speculate=False)
     assert not result.reused_tokens
     return result.token_ids

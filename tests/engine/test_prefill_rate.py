@@ -1,6 +1,6 @@
 """What more tokens of a prompt are said to take."""
 
-from offspec.engine.prefill_rate import PrefillRate
+from offspec.engine.prefixes import PrefillRate
 
 
 def test_rows_cost_what_they_add_to_a_pass() -> None:

@@ -16,7 +16,7 @@ from offspec.core import files
 from offspec.core.events import Event, Finished, Notice, Result
 from offspec.engine import prefixes
 from offspec.engine.engine import Engine
-from offspec.engine.prefill_rate import PrefillRate
+from offspec.engine.prefixes import PrefillRate
 from offspec.model import cache_file
 from offspec_planners.placement import Placement, Tier
 from tests.support.products import some
@@ -373,8 +373,8 @@ def test_check_computes_anew(written: Callable[[str], Path]) -> None:
     with tiny_engine(written("llama"), "suffix", budget=24, cache_size=ROOM) as engine:
         for text in (A, B):
             engine.generate(text, _params())
-        begin, reused = engine._state.begin, list[int]()
-        engine._state.begin = lambda *given: reused.append(begin(*given)) or reused[-1]  # type: ignore
+        begin, reused = engine._states.first.begin, list[int]()
+        engine._states.first.begin = lambda *given: reused.append(begin(*given)) or reused[-1]  # type: ignore
         assert engine.generate(A, _params(), check=True).mismatches == ()
     assert reused == [len(A) - 1, 0]
 
@@ -383,7 +383,7 @@ def test_a_file_is_read_where_that_is_quicker(
     written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tiny_engine(written("llama"), "none", budget=1, cache_size=ROOM) as engine:
-        store = engine._state._prefixes
+        store = engine._states.first._prefixes
         assert store is not None
         turns(engine, [A, B])
         for seconds, reused in ((1e-9, 6), (1e9, len(A) - 1)):

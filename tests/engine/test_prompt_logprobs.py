@@ -9,9 +9,8 @@ import torch
 
 from offspec import RequestError, SamplingParams
 from offspec.core.events import PromptLogprobs, Result, TextDelta
-from offspec.engine.prompt_scorer import PromptScorer
 from offspec.model import runner
-from offspec.sampling.row_logprobs import RowLogprobs
+from offspec.sampling.row_logprobs import PromptScorer, RowLogprobs
 from offspec_planners.placement import Placement, Tier
 from tests.support.answers import PROMPT
 from tests.support.tiny_models import tiny_engine, write_hybrid, write_model

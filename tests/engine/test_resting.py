@@ -8,7 +8,7 @@ import pytest
 
 import offspec
 from offspec import Engine, Finished, PassStats, SamplingParams
-from offspec.engine.batch import Share
+from offspec.engine.sequence_pass import SequencePass
 from offspec.ui.cli.render import statistics
 from tests.support.answers import PROMPT, Trio, sampling
 from tests.support.products import some
@@ -20,13 +20,13 @@ FIRST, SECOND = sampling(1.0, 120), replace(sampling(1.0, 120), seed=8)
 @pytest.fixture
 def take(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float], float], None]:
     """Has passes take so many seconds by their rows, of which they wait so many for weights."""
-    result: Any = Share.result
+    result: Any = SequencePass.result
 
     def take(seconds: Callable[[int], float], waited: float) -> None:
-        def made_up(share: Any, *real: Any) -> Any:
-            return result(share, 0.0, seconds(share.nodes), waited, 1, 0.0)
+        def made_up(sequence: Any, *real: Any) -> Any:
+            return result(sequence, 0.0, seconds(sequence.nodes), waited, 1, 0.0)
 
-        monkeypatch.setattr(Share, "result", made_up)
+        monkeypatch.setattr(SequencePass, "result", made_up)
 
     return take
 

@@ -18,10 +18,10 @@ from offspec import ClosedError, RequestError, SamplingParams, StreamError
 from offspec.core.events import Event, Finished, PassProgress, PassStats, Result, TextDelta
 from offspec.core.memory import resident_bytes
 from offspec.engine.answer import Answer
-from offspec.engine.decode import DecodeState
 from offspec.engine.engine import Engine
 from offspec.engine.passes import Passes
 from offspec.engine.sequence import RunningSequence
+from offspec.engine.sequence_pass import SequencePass
 from offspec.model import runner
 from offspec.model.cache import TreeCache
 from offspec_planners.placement import Placement
@@ -63,7 +63,7 @@ def _together(engine: Engine, prompts: list[list[int]], params: SamplingParams) 
 
 def _anew(engine: Engine, prompt: Sequence[int], params: SamplingParams = PARAMS) -> Result:
     """What is said alone, without speculation, after a prompt of which nothing is kept."""
-    engine._state.forget()
+    engine._states.first.forget()
     return engine.generate(prompt, params, speculate=False)
 
 
@@ -74,8 +74,8 @@ def _begun(answer: Answer) -> Event:
 @pytest.mark.parametrize(
     ("owner", "step"),
     some(
-        [(DecodeState, "begin_tree"), (DecodeState, "commit"), (RunningSequence, "take")],
-        (DecodeState, "commit"),
+        [(SequencePass, "begin_tree"), (SequencePass, "commit"), (RunningSequence, "take")],
+        (SequencePass, "commit"),
     ),
 )
 def test_what_fails_of_one_fails_no_other(
@@ -85,7 +85,7 @@ def test_what_fails_of_one_fails_no_other(
     whole = getattr(owner, step)
 
     def broken(own: Any, *args: Any, **options: Any) -> Any:
-        if (own if owner is DecodeState else own.state).ids[0] == 5:
+        if own.state.ids[0] == 5:
             raise ZeroDivisionError(step)
         return whole(own, *args, **options)
 

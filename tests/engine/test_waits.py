@@ -17,9 +17,8 @@ import torch
 from offspec import SamplingParams
 from offspec.draft.forward import Expansion
 from offspec.draft.lm import LMDrafter
-from offspec.engine import decode
 from offspec.engine.batch import Batch
-from offspec.engine.decode import DecodeState
+from offspec.engine.sequence_pass import SequencePass
 from offspec_planners.placement import Placement, Tier
 from tests.support.answers import PROMPT
 from tests.support.expert_models import by_need
@@ -86,9 +85,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[Call]]]:
             return (yield from expanding(*args))
 
     monkeypatch.setattr(LMDrafter, "expanding", stepping)
-    monkeypatch.setattr(decode, "_walk", counted("walk", decode._walk))
+    monkeypatch.setattr(SequencePass, "walk_tree", counted("walk", SequencePass.walk_tree))
     monkeypatch.setattr(Batch, "_trip", counted("pass", Batch._trip))
-    monkeypatch.setattr(DecodeState, "commit", counted("commit", DecodeState.commit))
+    monkeypatch.setattr(SequencePass, "commit", counted("commit", SequencePass.commit))
     yield found
 
 

@@ -121,7 +121,7 @@ def test_tokens_are_those_of_rounded_rows(
         expected = []
         for params in asked:
             expected.append(engine.generate(PROMPT, params).token_ids)
-            engine._state.forget()
+            engine._states.first.forget()
             expected.append(engine.generate([*PROMPT, *expected[-1][:7], 40, 41], params).token_ids)
-            engine._state.forget()
+            engine._states.first.forget()
     assert found == expected * 3

@@ -61,7 +61,7 @@ def expect(tiny_folder: Path) -> Iterator[Callable[[list[int], float], str]]:
 
         def text(prompt: list[int], temperature: float) -> str:
             params = SamplingParams(temperature=temperature, seed=7, max_tokens=TOKENS, ignore_eos=True)
-            engine._state.forget()
+            engine._states.first.forget()
             return engine.generate(prompt, params).text
 
         yield text

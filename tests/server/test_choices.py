@@ -12,10 +12,10 @@ import pytest
 from offspec.core.config import SamplingParams
 from offspec.core.errors import StreamError
 from offspec.core.events import Event, Result
-from offspec.engine.batch import PassResult
 from offspec.engine.engine import Engine
 from offspec.engine.passes import Passes
 from offspec.engine.sequence import PassSpent, RunningSequence
+from offspec.engine.sequence_pass import PassResult
 from offspec.server.metrics import Metrics
 from tests.support.live_server import NAME, LiveServer
 from tests.support.tiny_models import tiny_engine

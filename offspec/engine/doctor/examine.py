@@ -25,22 +25,21 @@ class Check:
     place: str
 
 
-def _here(key: str, title: str) -> Check:
-    return Check(key, title, f"offspec.engine.doctor.{key}:check")
-
-
-CHECKS = (
-    _here("software", "software"),
-    _here("driver", "NVIDIA driver"),
-    _here("torch_build", "torch"),
-    _here("device", "device"),
-    _here("memory", "memory"),
-    _here("disk", "disks"),
-    _here("numba_loops", "numba"),
-    _here("small_products", "small products"),
-    _here("triton_kernels", "Triton"),
-    _here("pinning", "pinned memory"),
-    _here("sample_run", "sample run"),
+CHECKS = tuple(
+    Check(key, title, f"offspec.engine.doctor.{key}:check")
+    for key, title in {
+        "software": "software",
+        "driver": "NVIDIA driver",
+        "torch_build": "torch",
+        "device": "device",
+        "memory": "memory",
+        "disk": "disks",
+        "numba_loops": "numba",
+        "small_products": "small products",
+        "triton_kernels": "Triton",
+        "pinning": "pinned memory",
+        "sample_run": "sample run",
+    }.items()
 )
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from offspec.core.errors import CapacityError, ModelNotFoundError, OffspecError
@@ -11,7 +11,6 @@ from offspec.engine.doctor.finding import Asked, Figure, Finding
 from offspec.engine.doctor.worker import REPORT, cause_of
 
 if TYPE_CHECKING:
-    from offspec.core.config import EngineConfig
     from offspec.engine.engine import Engine
 
 # The two best tokens are never closer than 0.2 nats, so no rounding of float32 decides between them.
@@ -78,26 +77,24 @@ def _loaded(device: str, hear: Callable[[Event], None]) -> "Engine":
     from offspec.core.config import EngineConfig
     from offspec.engine.load import load
 
-    settings = EngineConfig(
-        DEMO,
-        draft="lookup",
-        budget=8,
-        width=4,
-        context=128,
-        dtype="float32",
-        device=device,
-        learn=False,
-    )
+    def within(nbytes: int) -> EngineConfig:
+        return EngineConfig(
+            DEMO,
+            draft="lookup",
+            budget=8,
+            width=4,
+            context=128,
+            dtype="float32",
+            device=device,
+            learn=False,
+            memory=nbytes if device == "cpu" else None,
+            vram=None if device == "cpu" else nbytes,
+        )
+
     try:
-        return load(_within(settings, 1), notify=hear)
+        return load(within(1), notify=hear)
     except CapacityError as error:
-        return load(_within(settings, int(_ROOM * error.needed)), notify=hear)
-
-
-def _within(settings: "EngineConfig", nbytes: int) -> "EngineConfig":
-    if settings.device == "cpu":
-        return replace(settings, memory=nbytes)
-    return replace(settings, vram=nbytes)
+        return load(within(int(_ROOM * error.needed)), notify=hear)
 
 
 def _judged(part: str, answer: _Answer, first: _Answer | None) -> Finding:

@@ -85,7 +85,6 @@ def remedy_for(error: BaseException) -> str:
 
 @contextmanager
 def _fresh_cache() -> Iterator[None]:
-    """Compiled code goes to an empty folder for the time being."""
     before = os.environ.get(_CACHE)
     with tempfile.TemporaryDirectory() as folder:
         os.environ[_CACHE] = folder

@@ -82,19 +82,6 @@ def _sessions(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
     yield from complete_explicit_path(begun, (".json",))
 
 
-def _copies(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
-    yield from complete_explicit_path(begun, (".json",))
-
-
-def _attachable(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
-    """Files of the present folder too: nothing else could be meant."""
-    return complete_path(begun)
-
-
-def _drafts(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
-    return complete_drafts(begun)
-
-
 def complete_drafts(begun: str) -> Iterator[tuple[str, str]]:
     """What names of draft sources may become, with commas between them: each with what it means."""
     before, comma, last = begun.rpartition(",")
@@ -117,11 +104,12 @@ _ARGUMENTS: Mapping[str, _Offer] = {
     "set": _settings,
     "seed": _words(("random", "a new seed for every answer")),
     "system": _words(("none", "no system message")),
-    "save": _copies,
-    "attach": _attachable,
+    "save": lambda begun, saved: complete_explicit_path(begun, (".json",)),
+    # Files of the present folder too: nothing else could be meant.
+    "attach": lambda begun, saved: complete_path(begun),
     "export": lambda begun, saved: complete_explicit_path(begun, (".md",)),
     "load": _sessions,
-    "draft": _drafts,
+    "draft": lambda begun, saved: complete_drafts(begun),
     "copy": _words(("code", "the last block of code")),
     "sources": _words(("on", "mark them"), ("off", "plain text")),
 }

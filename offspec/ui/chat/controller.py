@@ -1,9 +1,11 @@
 """The controller of a chat: one engine, the conversation on it, and what a user interface can ask of them."""
 
+import re
+import shlex
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from offspec.chat.archive import Archive
@@ -12,16 +14,31 @@ from offspec.checkpoint.open import local_path
 from offspec.core.config import AUTO, EngineConfig, SamplingParams
 from offspec.core.errors import OffspecError, RequestError
 from offspec.core.events import Event, Finished, Notice, TreeSeen
-from offspec.ui.chat.attachment import Attachment
 from offspec.ui.chat.completion import Completer, Completion
 from offspec.ui.chat.setup import ChatEngine, Opener, Setup
 from offspec.ui.chat.stats import ChatStats
 from offspec.ui.told import told
 
-__all__ = ["ChatController", "Completion"]
-
 NO_MODEL = "No model is loaded now: /draft NAME, such as /draft auto, loads it again. What was said is saved."
+_FENCES = re.compile(r"^[ \t]*(`{3,})", re.MULTILINE)
 _TREES = 200  # of the latest passes, to look back through
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file, its name as it is shown, and its text. tokens: of the text."""
+
+    file: Path
+    name: str
+    text: str
+    tokens: int
+
+    @property
+    def block(self) -> str:
+        """In a question. No line of the text closes the block."""
+        longest = max((len(fence) for fence in _FENCES.findall(self.text)), default=2)
+        fence = "`" * (longest + 1)
+        return f"{self.name}:\n\n{fence}\n{self.text}\n{fence}"
 
 
 class ChatController:
@@ -222,6 +239,15 @@ class ChatController:
         if before != self.config.model:
             note += f" It was held with {before}; {self.config.model} goes on."
         return note
+
+    def resume_line(self) -> str:
+        """What to type to go on; "" where nothing was said, or it could not be saved."""
+        conversation = self.session.conversation
+        if not conversation.turns or not self.file.exists():
+            return ""
+        kept_here = self.file == self.archive.file_for(conversation)
+        name = conversation.id if kept_here else str(self.file.resolve())
+        return f"to continue: {shlex.join((*self.setup.command, '--session', name))}"
 
     def close(self) -> None:
         """Stop what runs, and close the engine."""

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
+from offspec.chat.conversation import clean_title
 from offspec.checkpoint.hub_name import hub_name
 from offspec.checkpoint.open import DEMO, DEMO_WIDE, local_path
 from offspec.core.config import AUTO, NONE, SOURCES, SamplingParams, read_drafts
 from offspec.core.errors import DiskFullError, RequestError, SessionError
 from offspec.ui.chat import settings, versions
-from offspec.ui.chat.attach import attach
-from offspec.ui.chat.code_blocks import copy_code
 from offspec.ui.chat.commands import find, help_of, parse
-from offspec.ui.chat.controller import ChatController
-from offspec.ui.chat.export import export
+from offspec.ui.chat.controller import Attachment, ChatController
 from offspec.ui.chat.outcomes import (
     Copy,
     OpenView,
@@ -23,9 +23,11 @@ from offspec.ui.chat.outcomes import (
     ShowSources,
     ShowText,
 )
-from offspec.ui.chat.save_load import load, others_titled, save
+from offspec.ui.chat.save_load import as_request_error, export, load, others_titled, save
 from offspec.ui.chat.thinking import without_thinking
+from offspec_planners.units import format_bytes, format_count
 
+_LONGEST = 64  # bytes that a token may have; a file of more for each token of the context is not attached
 _SWITCH = {"on": True, "off": False}
 
 
@@ -127,9 +129,69 @@ def _sources(chat: ChatController, argument: str) -> Outcome:
     return ShowSources(chat.sources)
 
 
+def _attach(chat: ChatController, argument: str) -> Outcome:
+    """One more file for the next question, what there is already, or none. Raises RequestError."""
+    if not argument:
+        return ShowText(_attached(chat) or "Nothing is attached; `/attach notes.txt` attaches a file.")
+    if argument.lower() == "none":
+        chat.attached.clear()
+        return ShowText("The next question goes without files.")
+    with as_request_error(f"{clean_title(argument)} cannot be read"):
+        file = Path(argument).expanduser()
+        added = _attachment(file, chat)
+    others = [other for other in chat.attached if other.file != added.file]
+    together, room = sum(other.tokens for other in others) + added.tokens, chat.session.context
+    if together >= room:
+        raise RequestError(
+            f"{added.name} has {format_count(added.tokens, 'token')}, {together:,} with what is attached, "
+            f"and the context has room for {room:,} with question and answer; attach a part of it, or "
+            "load with a larger --context"
+        )
+    chat.attached[:] = [*others, added]
+    return ShowText(_attached(chat))
+
+
+def _attachment(file: Path, chat: ChatController) -> Attachment:
+    """Raises RequestError for what is no text, or plainly too long; OSError."""
+    if file.is_dir():
+        raise RequestError(f"{file} is a folder; attach the files in it one by one")
+    if not file.exists():
+        raise RequestError(f"there is no file {file}")
+    if not file.is_file():
+        raise RequestError(f"{file} is no file that could be read to its end")
+    size = file.stat().st_size
+    if size > _LONGEST * chat.session.context:
+        raise RequestError(
+            f"{file} has {format_bytes(size)}, too much for a context of {chat.session.context:,} tokens; "
+            "attach a part of it"
+        )
+    data = file.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{file} is not text in UTF-8 (byte {error.start:,}): attach a text file, or save it as UTF-8"
+        ) from None
+    if "\0" in text:
+        raise RequestError(f"{file} is no text: it has zero bytes in it")
+    if not text.strip():
+        raise RequestError(f"{file} is empty")
+    text = text.replace("\r\n", "\n").rstrip()
+    return Attachment(file.resolve(), clean_title(file.name), text, chat.session.count(text))
+
+
+def _attached(chat: ChatController) -> str:
+    lines = [
+        f"- `{attachment.name}`, {format_count(attachment.tokens, 'token')}" for attachment in chat.attached
+    ]
+    goes = "This goes" if len(lines) == 1 else "These go"
+    head = f"{goes} with the next question; `/attach none` removes what is attached:"
+    return "\n".join([head, "", *lines]) if lines else ""
+
+
 def _copy(chat: ChatController, argument: str) -> Outcome:
     if argument.split()[:1] == ["code"]:
-        return copy_code(chat, argument.removeprefix("code").strip())
+        return _copy_code(chat, argument.removeprefix("code").strip())
     back = versions.count(argument, "/copy 2 copies the last answer but one")
     answers = [m for m in chat.session.messages if m.role == "assistant" and m.content.strip()]
     if not answers:
@@ -139,6 +201,41 @@ def _copy(chat: ChatController, argument: str) -> Outcome:
     answer = answers[-back]
     what = "the last answer" if back == 1 else f"answer {len(answers) - back + 1} of {len(answers)}"
     return Copy(without_thinking(answer.content, answer.opened).strip("\n"), what)
+
+
+class CodeBlock(NamedTuple):
+    """language: as the model named it, or ""."""
+
+    language: str
+    code: str
+
+
+def _copy_code(chat: ChatController, argument: str) -> Copy:
+    """Return the last block of code of the conversation, or the one that many from the end.
+
+    Raises RequestError if there are fewer.
+    """
+    back = versions.count(argument, "/copy code 2 copies the last block but one")
+    answers = [m for m in chat.session.messages if m.role == "assistant"]
+    blocks = [block for m in answers for block in code_blocks(without_thinking(m.content, m.opened))]
+    if not blocks:
+        raise RequestError("there is no block of code in the answers yet")
+    if back > len(blocks):
+        raise RequestError(
+            f"there are only {len(blocks)} blocks of code; /copy code {len(blocks)} copies the first"
+        )
+    language, code = blocks[-back]
+    lines = format_count(code.count("\n") + 1, "line")
+    return Copy(code, f"block {len(blocks) - back + 1} of {len(blocks)}, {lines} of {language or 'code'}")
+
+
+def code_blocks(markdown: str) -> list[CodeBlock]:
+    """Blocks of code in their order, each without the end of its last line: pasted, it does not run yet."""
+    from markdown_it import MarkdownIt
+
+    tokens = MarkdownIt("commonmark").parse(markdown)
+    found = (token for token in tokens if token.type in ("fence", "code_block") and token.content.strip())
+    return [CodeBlock(token.info.strip().partition(" ")[0], token.content.rstrip("\n")) for token in found]
 
 
 def _clear(chat: ChatController, argument: str) -> Outcome:
@@ -159,7 +256,7 @@ ACTIONS: Mapping[str, Callable[[ChatController, str], Outcome]] = {
     "edit": versions.edit,
     "undo": versions.undo,
     "branch": versions.branch,
-    "attach": attach,
+    "attach": _attach,
     "system": _system,
     "set": _set,
     "seed": _seed,

@@ -1,4 +1,7 @@
-"""What `/save` and `/load` do. Conversations are kept as they go; these name, copy and find them."""
+"""`/save`, `/load` and `/export`, and saved conversations renamed and deleted.
+
+Conversations are kept as they go; these name, copy and find them.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,15 +10,18 @@ from pathlib import Path
 from offspec.chat.archive import Entry
 from offspec.chat.conversation import Conversation, clean_title, copy_id
 from offspec.core.errors import OffspecError, RequestError, SessionError
+from offspec.core.file_lock import Claim
+from offspec.core.files import real_path, write_file
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.outcomes import OpenView, Outcome, Reset, ShowText
+from offspec.ui.chat.thinking import without_thinking
 
 
 def save(chat: ChatController, argument: str) -> Outcome:
     """A name for the conversation, a copy in a file, or only where it is. Raises OffspecError."""
     if not chat.session.conversation.turns:
         raise RequestError("nothing has been asked yet, so there is nothing to save")
-    if _names_file(argument):
+    if "/" in argument or argument.endswith(".json"):
         with as_request_error(f"{clean_title(argument)} cannot be written"):
             return _copy_to(chat, Path(argument).expanduser())
     save_as(chat, clean_title(argument))
@@ -28,16 +34,14 @@ def save_as(chat: ChatController, title: str) -> None:
     conversation = chat.session.conversation
     before = conversation.title
     if title:
-        conversation.title = _free_title(chat, title)
+        if others := others_titled(chat, title):
+            raise RequestError(f"another conversation is called {others[0].title!r}; choose another name")
+        conversation.title = title
     try:
         chat.session.save(chat.file)
     except OffspecError:
         conversation.title = before
         raise
-
-
-def _names_file(argument: str) -> bool:
-    return "/" in argument or argument.endswith(".json")
 
 
 def _copy_to(chat: ChatController, file: Path) -> Outcome:
@@ -58,14 +62,6 @@ def _check_same(chat: ChatController, file: Path) -> None:
     name = chat.session.conversation.id
     if there.id not in (name, copy_id(name, file)):
         raise RequestError(f"{file} holds another conversation, {there.title!r}; name another file")
-
-
-def _free_title(chat: ChatController, title: str) -> str:
-    """The title. Raises RequestError where another conversation has it."""
-    others = others_titled(chat, title)
-    if others:
-        raise RequestError(f"another conversation is called {others[0].title!r}; choose another name")
-    return title
 
 
 def others_titled(chat: ChatController, title: str) -> list[Entry]:
@@ -95,3 +91,87 @@ def as_request_error(what: str) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RequestError(f"{what}: {reason}") from None
+
+
+def export(chat: ChatController, argument: str) -> Outcome:
+    """Raises RequestError, and DiskFullError."""
+    conversation = chat.session.conversation
+    if not argument:
+        raise RequestError("name a file, as in /export holiday.md")
+    if not conversation.turns:
+        raise RequestError("nothing has been asked yet, so there is nothing to export")
+    if not argument.lower().endswith(".md"):
+        raise RequestError(f"what is exported is Markdown: name a file that ends in .md, not {argument!r}")
+    with as_request_error(f"{clean_title(argument)} cannot be written"):
+        file = Path(argument).expanduser()
+        if file.is_dir():
+            raise RequestError(f"{file} is a folder; name a file in it")
+        if file.exists() and not _is_ours(file, conversation):
+            raise RequestError(f"{file} is there already and is not this conversation; name another file")
+        write_file(file, as_markdown(conversation).encode())
+    return ShowText(f"The conversation as of now is in `{file}`.")
+
+
+def as_markdown(conversation: Conversation) -> str:
+    """Questions and answers as they are shown, without what was thought and without other versions."""
+    parts = [_mark(conversation), f"# {conversation.title}", f"{conversation.model}, {conversation.updated}"]
+    if conversation.system:
+        parts += ["## System message", conversation.system]
+    for message in conversation.messages:
+        if message.role == "user":
+            parts += ["## Question", message.content.strip()]
+        elif message.content.strip():
+            parts += ["## Answer", without_thinking(message.content, message.opened).strip()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _mark(conversation: Conversation) -> str:
+    """The first line, by which a file is known to be written again."""
+    return f"<!-- offspec conversation {conversation.id} -->"
+
+
+def _is_ours(file: Path, conversation: Conversation) -> bool:
+    with file.open("rb") as stream:
+        return stream.readline(200).strip() == _mark(conversation).encode()
+
+
+def rename(chat: ChatController, file: Path, title: str) -> None:
+    """Give the conversation in a file another title. Raises OffspecError; nothing has changed then."""
+    title = clean_title(title)
+    if not title:
+        raise RequestError("a conversation needs a name")
+    if _is_present(chat, file):
+        save_as(chat, title)
+        return
+    same = (entry for entry in chat.archive.list() if entry.title.casefold() == title.casefold())
+    if any(entry.file != file for entry in same):
+        raise RequestError(f"another conversation is called {title!r}; choose another name")
+    with _claimed(file):
+        talk = Conversation.read(file)
+        talk.title = title
+        talk.write(file)
+
+
+def delete(chat: ChatController, file: Path) -> None:
+    """Delete the file of a conversation. Raises OffspecError for one that is open, here or elsewhere."""
+    if _is_present(chat, file):
+        raise RequestError("this conversation is open here; begin a new one with /clear, then delete it")
+    with _claimed(file):
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            raise SessionError(f"cannot delete {file}: {error.strerror or error}") from error
+
+
+def _is_present(chat: ChatController, file: Path) -> bool:
+    return real_path(file) == real_path(chat.file)
+
+
+@contextmanager
+def _claimed(file: Path) -> Iterator[None]:
+    """In the block no other process writes the file. Raises SessionError if one has it open."""
+    claim = Claim(file)
+    try:
+        yield
+    finally:
+        claim.release()

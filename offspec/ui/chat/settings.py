@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
 
 from offspec.core.config import PARAMS, SamplingParams
 from offspec.core.errors import RequestError
@@ -61,7 +61,7 @@ def changed(params: SamplingParams, text: str, defaults: SamplingParams) -> Samp
     """
     values: dict[str, Any] = {}
     for name, written in _pairs(text):
-        value = getattr(defaults, name) if written == "default" else _READERS[name](name, written)
+        value = getattr(defaults, name) if written == "default" else _read(name, written)
         if name in _TEXTS and written not in ("default", "none"):
             value = (*values.get(name, ()), value)
         values[name] = value
@@ -70,7 +70,7 @@ def changed(params: SamplingParams, text: str, defaults: SamplingParams) -> Samp
 
 def read_seed(text: str) -> int | None:
     """A seed, or None for `random`. Raises RequestError."""
-    return _seed("seed", text)
+    return cast("int | None", _read("seed", text))
 
 
 def shown(params: SamplingParams, name: str) -> str:
@@ -137,46 +137,27 @@ def _words(text: str) -> shlex.shlex:
     return lexer
 
 
-def _number(name: str, text: str) -> float:
+def _read(name: str, text: str) -> Any:
+    wanted, read = _READERS[_SETTINGS[name].kind]
     try:
-        return float(text)
-    except ValueError:
-        raise RequestError(f"{name} is a number, not {text!r}") from None
+        return read(text)
+    except (ValueError, KeyError):
+        raise RequestError(f"{name} is {wanted}, not {text!r}") from None
 
 
-def _whole(name: str, text: str) -> int:
-    try:
-        return int(text.replace(",", ""))
-    except ValueError:
-        raise RequestError(f"{name} is a whole number, not {text!r}") from None
+def _seed(text: str) -> int | None:
+    return None if text.lower() in ("random", "none") else int(text)
 
 
-def _seed(name: str, text: str) -> int | None:
-    if text.lower() in ("random", "none"):
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise RequestError(f"{name} is a whole number or random, not {text!r}") from None
-
-
-def _switch(name: str, text: str) -> bool:
-    words = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False}
-    words["0"] = False
-    if text.lower() not in words:
-        raise RequestError(f"{name} is on or off, not {text!r}")
-    return words[text.lower()]
-
-
-def _text(name: str, text: str) -> str | tuple[str, ...]:
+def _text(text: str) -> str | tuple[str, ...]:
     return () if text == "none" else text.replace("\\n", "\n").replace("\\t", "\t")
 
 
-_BY_TYPE: Mapping[Any, Callable[[str, str], Any]] = {
-    float: _number,
-    int: _whole,
-    bool: _switch,
-    tuple[str, ...]: _text,
-    int | None: _seed,
+_SWITCH = dict.fromkeys(("on", "true", "yes", "1"), True) | dict.fromkeys(("off", "false", "no", "0"), False)
+_READERS: Mapping[Any, tuple[str, Callable[[str], Any]]] = {
+    float: ("a number", float),
+    int: ("a whole number", lambda text: int(text.replace(",", ""))),
+    bool: ("on or off", lambda text: _SWITCH[text.lower()]),
+    tuple[str, ...]: ("a text", _text),
+    int | None: ("a whole number or random", _seed),
 }
-_READERS = {name: _BY_TYPE[setting.kind] for name, setting in _SETTINGS.items()}

@@ -4,7 +4,7 @@ import atexit
 import ctypes
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from offspec.chat.session import Session
     from offspec.engine.engine import Engine
     from offspec_planners.plan import Plan
+
+_WITH_VALUE = ("--session", "--system")  # the conversation has its own system message by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +158,20 @@ def preload_torch() -> None:
         open_library = ctypes.CDLL(None).dlopen
         open_library.restype, open_library.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
         open_library(os.fsencode(file), os.RTLD_NOW | os.RTLD_GLOBAL)
+
+
+def command_words(argv: Sequence[str]) -> tuple[str, ...]:
+    """The command that began this chat, without options that name a conversation.
+
+    Args:
+        argv: As in `sys.argv`: the program and its words, the first of which is "chat".
+    """
+    words, rest = ["offspec"], iter(argv[1:])
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name in _WITH_VALUE:
+            if not equals:
+                next(rest, None)
+        elif word != "--resume":
+            words.append(word)
+    return tuple(words)

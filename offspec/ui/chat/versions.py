@@ -95,7 +95,6 @@ def count(argument: str, example: str) -> int:
 
 
 def _listed(fork: Fork) -> str:
-    """The versions of one turn in Markdown."""
     question = fork.at // 2 + 1
     lines = [f"Question {question} has {len(fork.versions)}; `/branch 1 {question}` shows the first:", ""]
     for number, version in enumerate(fork.versions):

@@ -8,8 +8,7 @@ import typer
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError, SessionError
-from offspec.ui.chat.leaving import command_words
-from offspec.ui.chat.setup import Setup, open_engine
+from offspec.ui.chat.setup import Setup, command_words, open_engine
 from offspec.ui.cli import checks, completion
 from offspec.ui.cli import options as opt
 

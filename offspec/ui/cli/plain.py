@@ -17,7 +17,6 @@ from offspec.ui import interrupt
 from offspec.ui.chat import outcomes
 from offspec.ui.chat.controller import NO_MODEL, ChatController
 from offspec.ui.chat.handlers import run_command
-from offspec.ui.chat.leaving import resume_line
 from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.chat.welcome import HINTS, opening
 from offspec.ui.cli.plain_input import PlainInput
@@ -122,7 +121,7 @@ class _LineMode:
         self._renderer.still()
         if self._controller is not None:
             self._controller.close()
-            if self._input.is_terminal and (line := resume_line(self._controller)):
+            if self._input.is_terminal and (line := self._controller.resume_line()):
                 self._renderer.note(line)
 
     def _do(self, outcome: outcomes.Outcome) -> None:

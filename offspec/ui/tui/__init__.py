@@ -34,8 +34,6 @@ def leave(app: "ChatApp") -> int:
 
     A load cannot be broken off, and a process that ends under it would wait: it is left without ceremony.
     """
-    from offspec.ui.chat.leaving import resume_line
-
     closed = app.engine is None or app.engine.close(_AT_ONCE)
     if not closed and not app.is_loading:
         print("closing the model ...", file=sys.stderr)
@@ -43,7 +41,7 @@ def leave(app: "ChatApp") -> int:
     for text in (*(entry.text for entry in app.user_input.waiting), app.composer.text.strip()):
         if text:
             print(f"not sent: {printable(text)}", file=sys.stderr)
-    if app.controller is not None and (line := resume_line(app.controller)):
+    if app.controller is not None and (line := app.controller.resume_line()):
         print(printable(line), file=sys.stderr)
     code = app.return_code or 0
     if not closed:

@@ -26,8 +26,8 @@ from offspec.core.errors import OffspecError
 from offspec.core.events import LoadProgress
 from offspec.ui import interrupt
 from offspec.ui.chat.commands import COMMANDS, is_command, unescaped
-from offspec.ui.chat.completion import Completer
-from offspec.ui.chat.controller import NO_MODEL, ChatController, Completion
+from offspec.ui.chat.completion import Completer, Completion
+from offspec.ui.chat.controller import NO_MODEL, ChatController
 from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.chat.welcome import HINTS, opening
 from offspec.ui.printable import printable, without_controls

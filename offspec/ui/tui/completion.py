@@ -9,7 +9,7 @@ from textual.message import Message
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from offspec.ui.chat.controller import Completion
+from offspec.ui.chat.completion import Completion
 from offspec.ui.printable import printable
 
 _MOST = 50

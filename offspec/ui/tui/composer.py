@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import TextArea
 
-from offspec.ui.chat.controller import Completion
+from offspec.ui.chat.completion import Completion
 from offspec.ui.tui.completion import CompletionList
 
 _LINE_END = re.compile("\r\n|[\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")  # those of `str.splitlines`

@@ -16,7 +16,7 @@ from offspec.ui.chat.commands import escaped, parse
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import help_page, run_command
 from offspec.ui.chat.report import report
-from offspec.ui.chat.saved import delete, rename
+from offspec.ui.chat.save_load import delete, rename
 from offspec.ui.printable import printable
 from offspec.ui.told import told
 from offspec.ui.tui.answer import LEGEND, Answer, ending_of

@@ -4,9 +4,8 @@ import pytest
 
 from offspec.chat.archive import Archive
 from offspec.core.errors import RequestError
-from offspec.ui.chat.code_blocks import CodeBlock, code_blocks
 from offspec.ui.chat.controller import ChatController
-from offspec.ui.chat.handlers import run_command
+from offspec.ui.chat.handlers import CodeBlock, code_blocks, run_command
 from offspec.ui.chat.outcomes import Copy
 from tests.support.fake_engine import ScriptedEngine
 from tests.ui.chat.talk import SETUP, say

@@ -8,7 +8,7 @@ import pytest
 
 from offspec.chat.archive import Archive
 from offspec.ui.chat.controller import ChatController
-from offspec.ui.chat.leaving import command_words, resume_line
+from offspec.ui.chat.setup import command_words
 from tests.support.fake_engine import ScriptedEngine
 from tests.ui.chat.talk import SETUP, say
 
@@ -29,14 +29,14 @@ def test_the_words_of_a_chat_without_its_conversation(argv: str, words: str) -> 
 def test_the_line_names_the_conversation_once_there_is_one(archive: Archive, tmp_path: Path) -> None:
     setup = replace(SETUP, command=("offspec", "chat", "./a model"))
     chat = ChatController(ScriptedEngine(), setup, archive)
-    assert resume_line(chat) == ""
+    assert chat.resume_line() == ""
     say(chat, "Why?")
-    line = resume_line(chat).removeprefix("to continue: ")
+    line = chat.resume_line().removeprefix("to continue: ")
     name = chat.session.conversation.id
     assert shlex.split(line) == ["offspec", "chat", "./a model", "--session", name]
     assert archive.find(name) == chat.file
     other = tmp_path / "elsewhere.json"
     chat.session.save(other)
     chat.load_conversation(other)
-    assert resume_line(chat).endswith(f"--session {other}")
+    assert chat.resume_line().endswith(f"--session {other}")
     chat.close()

@@ -11,7 +11,7 @@ from offspec.core.file_lock import Claim
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import StreamAnswer
-from offspec.ui.chat.saved import delete, rename
+from offspec.ui.chat.save_load import delete, rename
 from tests.ui.chat.talk import said, say
 
 

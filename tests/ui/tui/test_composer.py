@@ -7,7 +7,7 @@ from textual.keys import _character_to_key as character_to_key
 from textual.pilot import Pilot
 from textual.widgets.text_area import Edit, EditResult
 
-from offspec.ui.chat.controller import Completion
+from offspec.ui.chat.completion import Completion
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.completion import CompletionList
 from tests.ui.tui.stage import PlannedEngine, ask, hold, loaded, plays, said, seen, send, until
