@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ray.data import Dataset
 
     from offspec.server.batch.lines import Line
-    from offspec.server.served_engine import Loader
+    from offspec.server.service import Loader
 
 _ASKED = ("id", "messages", "prompt", "sampling_params")
 _TOLD = {  # new columns, and their types in Arrow

@@ -17,12 +17,11 @@ from offspec.core.events import Event, LoadProgress, Notice
 from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.ray.answerer import Answerer, loader
 from offspec.ray.predict import on_cluster
-from offspec.server.batch.answering import result
+from offspec.server.batch.answering import result, usage_of
 from offspec.server.batch.lines import Line
 from offspec.server.batch.results import ResultFile
-from offspec.server.batch.usage import usage_of
-from offspec.server.openai_common import error_body
-from offspec.server.served_engine import Loader
+from offspec.server.faults import openai_error
+from offspec.server.service import Loader
 
 _MOST_ROWS = 16  # that an actor is given at a time, and has to answer again where it dies
 _PATIENCE_S = 10.0  # until a cluster must answer
@@ -109,7 +108,7 @@ class RayBatchRun:
         self._done, self._total = len(lines) - len(waiting), len(lines)
         for line in waiting:
             if (fault := line.fault) is not None:
-                self._keep(line.id, 0, result(line, fault.status, error_body(fault)))
+                self._keep(line.id, 0, result(line, fault.status, openai_error(fault)))
         if sound := [line for line in waiting if line.fault is None]:
             with connected(self._address):
                 self._answer(sound)

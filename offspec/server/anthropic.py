@@ -1,16 +1,15 @@
 """Anthropic's Messages: POST /v1/messages and /v1/messages/count_tokens."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
-from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec.server.anthropic_messages import Block, InputMessage, Tool, ToolChoice, as_messages, tools_of
 from offspec.server.anthropic_reply import MessageReply
+from offspec.server.endpoint import ApiRequest
 from offspec.server.exchange import Ask
 from offspec.server.formats import checked
 from offspec.server.openai_common import (
@@ -21,9 +20,7 @@ from offspec.server.openai_common import (
     answer_limit,
     template_variables,
 )
-from offspec.server.reading import read_request, report_ignored
-from offspec.server.responses import json_response, respond
-from offspec.server.service import Service
+from offspec.server.reply import json_response, respond
 
 
 class Thinking(msgspec.Struct):
@@ -68,34 +65,32 @@ class Body(Counted, kw_only=True):
     stream: bool | None = None
 
 
-async def create(request: Request) -> Response:
+async def create(request: ApiRequest[Body]) -> Response:
     """Answer a conversation."""
-    service, body = await read_request(request, Body)
+    body = request.body
     stop = {} if body.stop_sequences is None else {"stop": body.stop_sequences}
     most = 1 if body.max_tokens == 0 else answer_limit(body.max_tokens)
-    ask = replace(_ask(request, body, max_tokens=most, **stop), silent=body.max_tokens == 0)
-    answer = await service.answer(ask)
-    return respond(answer, MessageReply(body.stream, body.model, answer.prompt_tokens))
+    ask = replace(_ask(request, max_tokens=most, **stop), silent=body.max_tokens == 0)
+    answer = await request.service.answer(ask)
+    return respond(answer, MessageReply(body.stream, body.model, len(answer.ids)))
 
 
-async def count_tokens(request: Request) -> Response:
+async def count_tokens(request: ApiRequest[Counted]) -> Response:
     """Count the tokens of a prompt, of any length."""
-    service, body = await read_request(request, Counted)
-    return json_response({"input_tokens": await service.count(_ask(request, body))})
+    return json_response({"input_tokens": await request.service.count(_ask(request))})
 
 
-def _ask(request: Request, body: Counted, **more: Any) -> Ask:
+def _ask(request: ApiRequest[Body] | ApiRequest[Counted], **more: Any) -> Ask:
     """The request of a body. Raises Fault for what is not supported."""
-    service: Service = request.app.state.service
+    body = request.body
     output = body.output_config or OutputConfig()
     if (format := output.format or body.output_format) is not None:
         more["format"] = checked("output_config.format.schema", "json_schema", format.schema)
     thinking = None if body.thinking is None or body.thinking.type == "adaptive" else body.thinking.type
-    ignore = partial(report_ignored, request)
     return Ask(
-        prompt=as_messages(body.system, body.messages, ignore),
-        params=body.sampling(service.defaults, **more),
-        tools=tools_of(body.tools or (), body.tool_choice, ignore),
+        prompt=as_messages(body.system, body.messages, request.ignore),
+        params=body.sampling(request.service.defaults, **more),
+        tools=tools_of(body.tools or (), body.tool_choice, request.ignore),
         parallel_calls=body.tool_choice is None or not body.tool_choice.disable_parallel_tool_use,
         template=template_variables(
             body.chat_template_kwargs, output.effort, None if thinking is None else thinking == "enabled"

@@ -6,27 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from offspec.server.exchange import Called, Delta, Ended, Said, Thought, Usage
-from offspec.server.faults import Fault, Kind
+from offspec.server.faults import Fault, anthropic_error
 from offspec.server.reply import Event, Reply, server_sent
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _UNSIGNED = "unsigned"  # clients keep no thought without a signature; what they send back is not checked
-_TYPES: dict[Kind, str] = {
-    "invalid_request": "invalid_request_error",
-    "authentication": "authentication_error",
-    "permission": "permission_error",
-    "not_found": "not_found_error",
-    "timeout": "timeout_error",
-    "too_large": "request_too_large",
-    "rate_limit": "rate_limit_error",
-    "unavailable": "overloaded_error",
-    "server": "api_error",
-}
-
-
-def error_body(fault: Fault) -> dict[str, Any]:
-    """A fault in Anthropic's shape."""
-    return {"type": "error", "error": {"type": _TYPES[fault.kind], "message": fault.message}}
 
 
 class MessageReply(Reply):
@@ -84,7 +68,7 @@ class MessageReply(Reply):
         return self._message
 
     def fault(self, fault: Fault) -> Event:
-        return error_body(fault)
+        return anthropic_error(fault)
 
     def encode(self, event: Event) -> bytes:
         return server_sent(event, event["type"])

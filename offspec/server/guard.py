@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
@@ -15,18 +15,22 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from offspec.server.bodies import Limits, closing, limited, read_whole, replayed
+from offspec.server import web_page
+from offspec.server.bodies import closing, limited, read_whole, replayed
+from offspec.server.connections import REFUSED
 from offspec.server.cors import ANY
+from offspec.server.endpoint import ignored_header
 from offspec.server.faults import CLIENT_GONE, Fault, internal
-from offspec.server.reading import ignored_header
+from offspec.server.settings import Settings
 
 log = logging.getLogger("offspec.server")
 access_log = logging.getLogger("offspec.server.access")
 
-REFUSED = "offspec.refused"  # in the state of requests on a connection beyond the limit
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Names of this machine inside containers of Docker and Podman. Public DNS has no names below .internal.
 _CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
+_UPLOADS = frozenset({"/v1/files"})  # paths whose bodies are forms with a file, passed on as they come
+_OPEN = frozenset({"/health", *(route.path for route in web_page.ROUTES)})  # paths that need no key
 _Fail = Callable[[str, Fault, Headers], Response]  # a fault in the shape of the API that is asked
 
 
@@ -36,13 +40,9 @@ class Guard:
     Args:
         app: What answers.
         fail: Writes a fault.
-        key: What clients must send, as a bearer token or as x-api-key; None: nothing.
-        is_open: Whether a path needs no key.
-        is_upload: Whether what is posted to a path is a form with a file, which is passed on as it comes.
+        settings: Its `key`, `limits` and `origins` hold for all requests.
         local: Only names of this machine are taken for the host in a request without a key: a page of another
             site that has its name resolve to this machine is refused.
-        limits: What a request may take.
-        origins: Origins of other web pages that may use the server; "*" for all.
         ended: Told path, status and seconds of each request.
     """
 
@@ -50,19 +50,13 @@ class Guard:
         self,
         app: ASGIApp,
         fail: _Fail,
-        *,
-        key: str | None = None,
-        is_open: Callable[[str], bool] = lambda path: False,
-        is_upload: Callable[[str], bool] = lambda path: False,
-        local: bool = False,
-        limits: Limits | None = None,
-        origins: Collection[str] = (),
-        ended: Callable[[str, int, float], None] = lambda path, status, seconds: None,
+        settings: Settings,
+        local: bool,
+        ended: Callable[[str, int, float], None],
     ) -> None:
-        self._app, self._fail, self._local, self._origins = app, fail, local, origins
-        self._is_open, self._is_upload = is_open, is_upload
-        self._key = None if key is None else _digest(key)
-        self._limits, self._ended = limits or Limits(), ended
+        self._app, self._fail, self._local, self._ended = app, fail, local, ended
+        self._limits, self._origins = settings.limits, settings.origins
+        self._key = None if settings.key is None else _digest(settings.key)
         self._taken = 0  # bytes of all bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,7 +94,7 @@ class Guard:
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         with self._room() as take:
             try:
-                upload = scope["method"] == "POST" and self._is_upload(scope["path"])
+                upload = scope["method"] == "POST" and scope["path"] in _UPLOADS
                 self._admit(scope, headers, upload)
                 coming = limited(self._limits, headers, receive, upload)
                 has_body = scope["method"] not in ("GET", "HEAD")
@@ -138,7 +132,7 @@ class Guard:
         if REFUSED in scope.get("state", ()):
             message = "too many connections are open: close some, or try again later"
             raise Fault("unavailable", message, code="too_many_connections", retry_after=5)
-        if self._key is not None and not self._is_open(scope["path"]) and not self._knows_key(headers):
+        if self._key is not None and scope["path"] not in _OPEN and not self._knows_key(headers):
             raise Fault("authentication", "the API key is missing or wrong", code="invalid_api_key")
         if self._key is None and self._local and not _is_local(headers.get("host", "")):
             raise Fault(

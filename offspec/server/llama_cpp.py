@@ -12,26 +12,16 @@ from offspec import __version__
 from offspec.core.config import SamplingParams
 from offspec.core.constraint import Constraint
 from offspec.core.sampling_defaults import sampling_values
-from offspec.server.answer_times import AnswerTimes
 from offspec.server.delta_stream import DeltaStream
+from offspec.server.endpoint import ApiRequest
 from offspec.server.exchange import Ask, Delta, Ended, Said, Usage
-from offspec.server.faults import Fault, Kind
+from offspec.server.faults import Fault, llama_cpp_error
 from offspec.server.formats import checked
-from offspec.server.infill import with_suffix
 from offspec.server.openai_common import ChoosingTokens, Count, LogitBias, answer_limit
-from offspec.server.reading import read_request
-from offspec.server.reply import Event, Reply
-from offspec.server.responses import json_response, respond
+from offspec.server.reply import AnswerTimes, Event, Reply, json_response, respond
 from offspec.server.service import Service
 
 _NEVER = -1e9  # added to the logit of a token that is not to come
-_TYPES: dict[Kind, str] = {
-    "authentication": "authentication_error",
-    "permission": "permission_error",
-    "not_found": "not_found_error",
-    "unavailable": "unavailable_error",
-    "server": "server_error",
-}
 
 
 class Body(ChoosingTokens, kw_only=True):
@@ -71,17 +61,18 @@ class InfillBody(Body, kw_only=True):
     prompt: str = ""
 
 
-async def completion(request: Request) -> Response:
+async def completion(request: ApiRequest[CompletionBody]) -> Response:
     """Continue a prompt."""
-    service, body = await read_request(request, CompletionBody)
+    service, body = request.service, request.body
     return await _answer(service, Ask(prompt=body.prompt, raw=True, params=_params(body, service)), body)
 
 
-async def infill(request: Request) -> Response:
+async def infill(request: ApiRequest[InfillBody]) -> Response:
     """Write the text between a prefix and a suffix."""
-    service, body = await read_request(request, InfillBody)
+    service, body = request.service, request.body
     ask = Ask(prompt=body.input_prefix + body.prompt, params=_params(body, service))
-    return await _answer(service, with_suffix(ask, body.input_suffix, service, "input_suffix"), body)
+    ask = ask.with_suffix(body.input_suffix, service.engine.model_info, "input_suffix")
+    return await _answer(service, ask, body)
 
 
 async def props(request: Request) -> Response:
@@ -115,12 +106,6 @@ async def slots(request: Request) -> Response:
         {"id": at, "n_ctx": service.context, "is_processing": at < busy} for at in range(service.sequences)
     )
     return json_response([*every])
-
-
-def error_body(fault: Fault) -> dict[str, Any]:
-    """A fault in llama.cpp's shape."""
-    kind = _TYPES.get(fault.kind, "invalid_request_error")
-    return {"error": {"code": fault.status, "message": fault.message, "type": kind}}
 
 
 def _params(body: Body, service: Service) -> SamplingParams:
@@ -160,7 +145,7 @@ class LlamaReply(Reply):
         self._model, self._ask = model, answer.ask
         self._times, self._end = AnswerTimes(), Ended(0, "stop")
         self._text, self._tokens = list[str](), list[int]()
-        self._usage = Usage(answer.prompt_tokens, 0, 0, 0, 0)
+        self._usage = Usage(len(answer.ids))
 
     def feed(self, delta: Delta) -> Iterator[Event]:
         match delta:
@@ -183,7 +168,7 @@ class LlamaReply(Reply):
         return self._last("".join(self._text), self._tokens)
 
     def fault(self, fault: Fault) -> Event:
-        return error_body(fault)
+        return llama_cpp_error(fault)
 
     def _last(self, text: str, tokens: list[int]) -> dict[str, Any]:
         """The last object, which has all that is known of the answer."""

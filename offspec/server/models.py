@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec.core.sampling_defaults import sampling_values
-from offspec.server.responses import json_response
+from offspec.server.reply import json_response
 from offspec.server.service import Service
 
 # Names of the context's size that clients read: LM Studio and OpenRouter, vLLM, llama.cpp, LiteLLM.

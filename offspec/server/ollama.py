@@ -1,7 +1,6 @@
 """Ollama's API: POST /api/chat and /api/generate, streamed as lines of JSON unless `stream` is false."""
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -10,15 +9,14 @@ from starlette.responses import Response
 
 from offspec.core.config import SamplingParams
 from offspec.core.constraint import Constraint
+from offspec.server.endpoint import read_request
 from offspec.server.exchange import Ask
 from offspec.server.faults import invalid, refuse, unsupported
 from offspec.server.formats import checked
-from offspec.server.infill import with_suffix
 from offspec.server.ollama_reply import OllamaReply, Shape, chat_shape, generate_shape
 from offspec.server.openai_common import MOST_MESSAGES, ChoosingTokens, answer_limit, template_variables
 from offspec.server.openai_messages import Tool, ToolCall, as_call, tools_of
-from offspec.server.reading import read_body, report_ignored
-from offspec.server.responses import json_response, respond
+from offspec.server.reply import json_response, respond
 from offspec.server.service import Service
 
 
@@ -80,12 +78,12 @@ class GenerateBody(_Body, kw_only=True):
 
 async def chat(request: Request) -> Response:
     """Answer a conversation. Without messages the model is only to be loaded, as it is."""
-    service: Service = request.app.state.service
-    body = await read_body(request, ChatBody)
+    given = await read_request(request, ChatBody)
+    service, body = given.service, given.body
     check_name(service, body.model)
     if not body.messages:
         return _loaded(service, body, chat_shape)
-    tools = tools_of(body.tools or (), (), None, partial(report_ignored, request))
+    tools = tools_of(body.tools or (), (), None, given.ignore)
     ask = Ask(
         prompt=_messages(body.messages), params=_params(body, service), tools=tools, template=_template(body)
     )
@@ -94,8 +92,8 @@ async def chat(request: Request) -> Response:
 
 async def generate(request: Request) -> Response:
     """Answer one prompt. Without a prompt the model is only to be loaded, as it is."""
-    service: Service = request.app.state.service
-    body = await read_body(request, GenerateBody)
+    given = await read_request(request, GenerateBody)
+    service, body = given.service, given.body
     check_name(service, body.model)
     refuse({"template": body.template, "images": body.images}, {"template": ""})
     if not body.prompt and not body.suffix:
@@ -108,7 +106,8 @@ async def generate(request: Request) -> Response:
         template=_template(body),
     )
     if body.suffix:
-        ask = with_suffix(Ask(prompt=body.prompt, params=ask.params), body.suffix, service)
+        ask = Ask(prompt=body.prompt, params=ask.params)
+        ask = ask.with_suffix(body.suffix, service.engine.model_info)
     return await _answer(service, ask, body, generate_shape)
 
 

@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from offspec.core.model_info import ModelInfo
 from offspec.core.sampling_defaults import sampling_values
+from offspec.server.endpoint import read_request
 from offspec.server.ollama import check_name
 from offspec.server.ollama_reply import written_time
-from offspec.server.reading import read_body
-from offspec.server.responses import json_response
+from offspec.server.reply import json_response
 from offspec.server.service import Service
 
 _VERSION = "0.12.11"  # of Ollama, whose API this is: clients require some version or a later one
@@ -51,7 +51,7 @@ async def running(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """Return facts about the model. Raises Fault while it is loading."""
     service: Service = request.app.state.service
-    body = await read_body(request, ShowBody)
+    body = (await read_request(request, ShowBody)).body
     check_name(service, body.model or body.name)
     info, defaults = service.engine.model_info, sampling_values(service.defaults)
     able = {"tools": info.tools, "thinking": info.thinking, "insert": info.infill_ends is not None}

@@ -6,18 +6,12 @@ from typing import Any
 
 import msgspec
 
-from offspec.server.answer_times import AnswerTimes
 from offspec.server.exchange import Called, Delta, Ended, Said, Thought, Usage
-from offspec.server.faults import Fault
+from offspec.server.faults import Fault, ollama_error
 from offspec.server.openai_common import logprob_body
-from offspec.server.reply import Event, Reply, json_line
+from offspec.server.reply import AnswerTimes, Event, Reply, json_line
 
 Shape = Callable[[str, str, Sequence[dict[str, Any]]], dict[str, Any]]  # text, reasoning, and calls
-
-
-def error_body(fault: Fault) -> dict[str, Any]:
-    """A fault in Ollama's shape."""
-    return {"error": fault.message}
 
 
 def written_time(seconds: float | None = None) -> str:
@@ -56,7 +50,7 @@ class OllamaReply(Reply):
         super().__init__(streamed)
         self._model, self._shape = model, shape
         self._times = AnswerTimes()
-        self._reason, self._usage = "stop", Usage(0, 0, 0, 0, 0)
+        self._reason, self._usage = "stop", Usage()
         self._gathered: dict[str, Any] = {"text": "", "thought": "", "calls": [], "logprobs": []}
 
     def part(
@@ -87,7 +81,7 @@ class OllamaReply(Reply):
         return {**self.part(**self._gathered), **self._end()}
 
     def fault(self, fault: Fault) -> Event:
-        return error_body(fault)
+        return ollama_error(fault)
 
     def encode(self, event: Event) -> bytes:
         return json_line(event)

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
-from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec.core.events import PassProgress, PassStats, Prefill, TreeSeen
-from offspec.server.exchange import Ask, Called, Delta, Ended, EngineEvent, Said, Thought, Usage
+from offspec.server.endpoint import ApiRequest
+from offspec.server.exchange import Ask, Called, Delta, Ended, Said, Thought, Usage
 from offspec.server.faults import invalid, refuse
 from offspec.server.formats import ResponseFormat, StructuredOutputs, format_of
 from offspec.server.openai_chunks import ChunkedBody, ChunkedReply
@@ -21,11 +20,8 @@ from offspec.server.openai_common import (
     logprob_body,
     template_variables,
 )
-from offspec.server.openai_messages import ChatMessage, Function, Ignore, Tool, as_message, tools_of
-from offspec.server.reading import read_request, report_ignored
-from offspec.server.reply import Event
-from offspec.server.responses import respond
-from offspec.server.service import Service
+from offspec.server.openai_messages import ChatMessage, Function, Tool, as_message, tools_of
+from offspec.server.reply import Event, respond
 from offspec.server.tools import NamedTool, ToolChoice, custom_input
 
 
@@ -95,15 +91,15 @@ _HARMLESS = {"store": False, "modalities": ["text"], "audio": None}
 _NAMES = {Prefill: "prefill", PassProgress: "progress", TreeSeen: "tree", PassStats: "pass"}
 
 
-async def create(request: Request) -> Response:
+async def create(request: ApiRequest[Body]) -> Response:
     """Answer a conversation."""
-    service, body = await read_request(request, Body)
-    answer = await service.answer(_ask(body, service, partial(report_ignored, request)))
-    return respond(answer, ChatReply(body, answer.ask))
+    answer = await request.service.answer(_ask(request))
+    return respond(answer, ChatReply(request.body, answer.ask))
 
 
-def _ask(body: Body, service: Service, ignore: Ignore) -> Ask:
+def _ask(request: ApiRequest[Body]) -> Ask:
     """The request of a body. Raises Fault for what is not supported."""
+    body, ignore = request.body, request.ignore
     refuse({name: getattr(body, name) for name in _HARMLESS}, _HARMLESS)
     trees = body.offspec is not None and body.offspec.trees
     if trees and not body.stream:
@@ -114,7 +110,7 @@ def _ask(body: Body, service: Service, ignore: Ignore) -> Ask:
     return Ask(
         prompt=[as_message(message, at, ignore) for at, message in enumerate(body.messages)],
         params=body.sampling(
-            service.defaults,
+            request.service.defaults,
             max_tokens=answer_limit(body.max_completion_tokens, body.max_tokens),
             logprobs=(body.top_logprobs or 0) if with_logprobs else None,
             format=format_of(body.response_format, body.structured_outputs),
@@ -189,10 +185,10 @@ class ChatReply(ChunkedReply):
                 shown = "function_call" if self._legacy and reason == "tool_calls" else reason
                 self._choices[choice].reason = shown
                 yield self._more(choice, {}, finish_reason=shown)
-            case EngineEvent():
-                yield self.chunk(offspec={_NAMES[type(delta.event)]: delta.event})
             case Usage():
-                self.usages.append(delta)
+                self.usage += delta
+            case Prefill() | PassProgress() | TreeSeen() | PassStats():
+                yield self.chunk(offspec={_NAMES[type(delta)]: delta})
 
     def choice_bodies(self) -> Iterator[dict[str, Any]]:
         for index, choice in enumerate(self._choices):

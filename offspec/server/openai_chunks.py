@@ -3,15 +3,15 @@
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from offspec.server.exchange import Usage
-from offspec.server.faults import Fault
-from offspec.server.openai_common import ChoosingTokens, StreamOptions, error_body
+from offspec.server.faults import Fault, openai_error
+from offspec.server.openai_common import ChoosingTokens, StreamOptions
 from offspec.server.reply import Event, Reply
 
 _DONE = msgspec.Raw(b"[DONE]")  # the last event of a stream
@@ -43,7 +43,7 @@ class ChunkedReply(Reply):
         self._model = body.model
         self._head = self._header(self.chunk_kind)
         self._with_usage = body.stream_options is not None and body.stream_options.include_usage
-        self.usages = list[Usage]()
+        self.usage = Usage()
 
     @abstractmethod
     def choice_bodies(self) -> Iterable[dict[str, Any]]:
@@ -55,28 +55,26 @@ class ChunkedReply(Reply):
         return {**self._head, "choices": choices, **usage, **more}
 
     async def end(self) -> Iterable[Event]:
-        return (self.chunk(usage=_usage_body(self.usages)), _DONE) if self._with_usage else (_DONE,)
+        return (self.chunk(usage=_usage_body(self.usage)), _DONE) if self._with_usage else (_DONE,)
 
     def whole(self) -> dict[str, Any]:
-        choices, usage = [*self.choice_bodies()], _usage_body(self.usages)
+        choices, usage = [*self.choice_bodies()], _usage_body(self.usage)
         return {**self._header(self.kind), "choices": choices, "usage": usage}
 
     def fault(self, fault: Fault) -> Event:
-        return error_body(fault)
+        return openai_error(fault)
 
     def _header(self, kind: str) -> dict[str, Any]:
         id = f"{self.id_prefix}-{secrets.token_hex(16)}"
         return {"id": id, "object": kind, "created": int(time.time()), "model": self._model}
 
 
-def _usage_body(usages: Sequence[Usage]) -> dict[str, Any]:
-    """Counts of tokens, of several answers together."""
-    prompt = sum(usage.prompt_tokens for usage in usages)
-    answer = sum(usage.answer_tokens for usage in usages)
+def _usage_body(usage: Usage) -> dict[str, Any]:
+    """Counts of tokens."""
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": answer,
-        "total_tokens": prompt + answer,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
-        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)},
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.answer_tokens,
+        "total_tokens": usage.prompt_tokens + usage.answer_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }

@@ -1,4 +1,4 @@
-"""What OpenAI's APIs share: the fields that choose tokens, the shape of an error, counts of tokens."""
+"""Fields that choose tokens in bodies of OpenAI's and other APIs, and log-probabilities in answers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
-from offspec.server.exchange import LikelyToken, TokenChoice
-from offspec.server.faults import Fault, Kind, of_error
+from offspec.server.exchange import TokenChoice, Usage
+from offspec.server.faults import of_error
 
 UNLIMITED = 2**31 - 1  # tokens of an answer: as many as the context has room for
 Count = Annotated[int, Meta(ge=0, le=UNLIMITED)]
@@ -21,18 +21,6 @@ TokenIds = Annotated[list[Count], Meta(max_length=2**18)]
 LogitBias = Annotated[dict[Annotated[str, Meta(pattern=r"^\d{1,10}$")], float], Meta(max_length=2**16)]
 Text = Annotated[str, Meta(min_length=1)]
 Texts = Annotated[list[Text], Meta(max_length=256)]  # each is looked for at every token
-
-_TYPES: dict[Kind, str] = {
-    "invalid_request": "invalid_request_error",
-    "authentication": "authentication_error",
-    "permission": "permission_error",
-    "not_found": "invalid_request_error",
-    "timeout": "timeout_error",
-    "too_large": "invalid_request_error",
-    "rate_limit": "rate_limit_error",
-    "unavailable": "service_unavailable_error",
-    "server": "server_error",
-}
 
 
 class StreamOptions(msgspec.Struct):
@@ -103,22 +91,21 @@ def template_variables(
     return variables
 
 
-def error_body(fault: Fault) -> dict[str, Any]:
-    """A fault in OpenAI's shape."""
+def logprob_body(token: TokenChoice) -> dict[str, Any]:
+    """A token of an answer with its log-probability, and the likeliest ones there."""
+    return {**_likely(token), "top_logprobs": [_likely(each) for each in token.top]}
+
+
+def usage_body(usage: Usage, **input_details: int) -> dict[str, Any]:
+    """Counts of tokens, as Responses and Batches have them."""
     return {
-        "error": {
-            "message": fault.message,
-            "type": _TYPES[fault.kind],
-            "param": fault.field,
-            "code": fault.code,
-        }
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, **input_details},
+        "output_tokens": usage.answer_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.answer_tokens,
     }
 
 
-def logprob_body(token: TokenChoice) -> dict[str, Any]:
-    """A token of an answer with its log-probability, and the likeliest ones there."""
-    return {**_likely(token.chosen), "top_logprobs": [_likely(each) for each in token.top]}
-
-
-def _likely(token: LikelyToken) -> dict[str, Any]:
+def _likely(token: TokenChoice) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}

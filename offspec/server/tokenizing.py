@@ -6,10 +6,10 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from offspec.server.endpoint import ApiRequest
 from offspec.server.faults import Fault
 from offspec.server.openai_common import TokenIds
-from offspec.server.reading import read_request
-from offspec.server.responses import json_response
+from offspec.server.reply import json_response
 from offspec.server.service import Service
 
 
@@ -31,9 +31,9 @@ class DetokenizeBody(Struct):
     model: str = ""
 
 
-async def tokenize(request: Request) -> Response:
+async def tokenize(request: ApiRequest[TokenizeBody]) -> Response:
     """Token ids of a text of any length."""
-    service, body = await read_request(request, TokenizeBody)
+    service, body = request.service, request.body
     text, special = body.content, body.add_special
     if text is None:
         text, special = body.prompt, body.add_special_tokens
@@ -44,10 +44,9 @@ async def tokenize(request: Request) -> Response:
     return json_response({"tokens": tokens, "count": len(ids), "max_model_len": service.context})
 
 
-async def detokenize(request: Request) -> Response:
+async def detokenize(request: ApiRequest[DetokenizeBody]) -> Response:
     """The text of token ids."""
-    service, body = await read_request(request, DetokenizeBody)
-    text = await service.detokenize(body.tokens)
+    text = await request.service.detokenize(request.body.tokens)
     return json_response({"content": text, "prompt": text})
 
 

@@ -160,7 +160,7 @@ def test_answers_are_those_of_requests_alone(tiny_folder: Path) -> None:
         path = tiny_folder.parent / "asked.jsonl"
         path.write_bytes(text_of(lines))
         for each in read_lines(path):
-            alone = client.chat.completions.create(**json.loads(each.request(NAME)))
+            alone = client.chat.completions.create(**each.request(NAME))
             assert answers[each.id]["body"]["choices"] == [choice.to_dict() for choice in alone.choices]
 
 

@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Send
 
 from offspec.core.errors import StreamError
-from offspec.server import openai_chunks, responses
+from offspec.server import openai_chunks, reply
 from tests.server.bodies import CHAT, LEAST, MESSAGES, RESPONSES, TEXT
 from tests.support.fake_engine import Script, ScriptedEngine
 from tests.support.live_server import NAME, LiveServer
@@ -45,14 +45,14 @@ def _messages(server: LiveServer) -> str:
 @pytest.fixture
 def spaces(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Sent so far, many of them in a second."""
-    found, send = list[bytes](), responses._send
+    found, send = list[bytes](), reply._send
 
     async def noted(to: Send, data: bytes) -> None:
         found.append(data)
         await send(to, data)
 
-    monkeypatch.setattr(responses, "_KEEP_ALIVE_S", 0.01)
-    monkeypatch.setattr(responses, "_send", noted)
+    monkeypatch.setattr(reply, "_KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(reply, "_send", noted)
     return found
 
 

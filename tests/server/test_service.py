@@ -19,7 +19,7 @@ from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, StreamError
 from offspec.core.events import PassStats
 from offspec.server import delta_stream as answers
-from offspec.server import responses
+from offspec.server import reply
 from offspec.server.metrics import Metrics
 from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, Turnstile, reading
 from tests.support.live_server import NAME, LiveServer
@@ -333,7 +333,7 @@ def _read(connection: socket.socket) -> bytes:
 def test_a_stream_that_waits_says_so(
     path: str, sign: str, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responses, "_KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr(reply, "_KEEP_ALIVE_S", 0.02)
     engine = ScriptedEngine()
     asked = {**ASKED, "stream": True, "max_tokens": 9}
     with held(engine) as server, server.http() as http, http.stream("POST", path, json=asked) as answer:

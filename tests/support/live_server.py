@@ -15,8 +15,10 @@ import anthropic
 import httpx2
 import openai
 
-from offspec.server.run import Server, Settings
-from offspec.server.served_engine import Loader, ServedEngine
+from offspec.engine.engine import Engine
+from offspec.server.run import Server
+from offspec.server.settings import Settings
+from tests.support.fake_engine import ScriptedEngine
 from tests.support.waiting import PATIENCE
 
 NAME = "tiny"
@@ -33,7 +35,9 @@ class LiveServer:
         settings: Fields of `Settings` beside the address.
     """
 
-    def __init__(self, served: ServedEngine | Loader, *, ready: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, served: Engine | ScriptedEngine | Callable[..., Any], *, ready: bool = True, **settings: Any
+    ) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         # So that an answer of half a megabyte finds no room in the buffers between server and client.
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
@@ -41,7 +45,7 @@ class LiveServer:
         self.url = f"http://127.0.0.1:{self.port}"
         given: dict[str, Any] = {"names": (NAME,), **settings}
         self._key, self._ready = given.get("key"), ready
-        load: Loader = served if callable(served) else lambda notify: served
+        load: Any = served if callable(served) else lambda notify: served
         self.server = Server(load, Settings("127.0.0.1", self.port, **given), self._listener)
         self.service = self.server.service
         self._thread = threading.Thread(target=self.server.run, name="server under test", daemon=True)

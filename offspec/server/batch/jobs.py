@@ -12,8 +12,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from starlette.types import ASGIApp
-
 from offspec.core.file_lock import lock_beside, release
 from offspec.core.files import private_folder
 from offspec.core.private import data_root
@@ -69,14 +67,12 @@ class BatchJobs:
             service, self.files, self.batches, in_flight=in_flight, most_lines=most_lines
         )
         self._held: BaseFileLock | None = None
-        self._app: ASGIApp | None = None
         self._starting: asyncio.Task[None] | None = None
         self._tasks = dict[str, asyncio.Task[None]]()
         self._changes = asyncio.Lock()  # held while files and batches are added or removed
 
-    def start(self, app: ASGIApp) -> None:
-        """Begin to resume what is not finished. app: answers requests."""
-        self._app = app
+    def start(self) -> None:
+        """Begin to resume what is not finished."""
         self._starting = asyncio.create_task(self._resume())
 
     async def _resume(self) -> None:
@@ -194,8 +190,7 @@ class BatchJobs:
         return {id for batch in unfinished for id in (batch.input, batch.output, batch.errors)}
 
     def _begin(self, batch: StoredBatch) -> None:
-        assert self._app is not None, "started"
-        task = self._tasks[batch.id] = asyncio.create_task(self.runner.run(self._app, batch))
+        task = self._tasks[batch.id] = asyncio.create_task(self.runner.run(batch))
 
         def ended(task: asyncio.Task[None]) -> None:
             del self._tasks[batch.id]

@@ -11,7 +11,7 @@ import msgspec
 
 from offspec.core.files import write_file
 from offspec.server.faults import Fault
-from offspec.server.responses import list_page
+from offspec.server.reply import list_page
 
 log = logging.getLogger("offspec.server")
 

@@ -6,13 +6,10 @@ from functools import partial
 from typing import Any
 
 from offspec.core.events import Event, LoadProgress, Notice
-from offspec.server.app import make_app
-from offspec.server.batch.answering import LONGEST, Answering, result
+from offspec.server.batch.answering import Answering, result, usage_of
 from offspec.server.batch.lines import Line
 from offspec.server.batch.results import ResultFile
-from offspec.server.batch.usage import usage_of
-from offspec.server.bodies import Limits
-from offspec.server.openai_common import error_body
+from offspec.server.faults import openai_error
 from offspec.server.service import Service
 from offspec.server.threads import in_thread
 
@@ -32,7 +29,6 @@ class BatchRun:
 
     def __init__(self, service: Service, results: ResultFile, notify: Callable[[Event], None]) -> None:
         self._service, self._results, self._notify = service, results, notify
-        self._app = make_app(service, limits=Limits(body_bytes=LONGEST))
         self._done, self._total = 0, 0  # lines
         self._stopped, self._cancel = False, _nothing
         self.tokens = 0  # of the answers of this run
@@ -50,7 +46,7 @@ class BatchRun:
         if all(line.fault for line in waiting):  # no model is needed
             for line in waiting:
                 assert line.fault is not None
-                value = error_body(line.fault)
+                value = openai_error(line.fault)
                 self._results.add(line.id, result(line, line.fault.status, value))
                 self._count(value)
             return
@@ -79,7 +75,8 @@ class BatchRun:
             self._notify(Notice(self._service.sampling_summary))
             self._tell()
             count = self._service.sequences + 1  # one more is ready
-            await Answering(self._app, self._service.names[0], self._take, in_flight=count).run(iter(waiting))
+            answering = Answering(self._service, self._service.names[0], self._take, in_flight=count)
+            await answering.run(iter(waiting))
         finally:
             self._cancel = _nothing
             await self._service.stop(0)

@@ -7,8 +7,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from starlette.types import ASGIApp
-
 from offspec.core.errors import ClosedError, OffspecError, RequestError
 from offspec.server.batch.answering import Answering, result
 from offspec.server.batch.lines import Line, read_lines
@@ -51,14 +49,14 @@ class BatchRunner:
         self._in_flight, self.most_lines = in_flight, most_lines
         self._turns = asyncio.Lock()
 
-    async def run(self, app: ASGIApp, batch: StoredBatch) -> None:
-        """Take a batch from its status to its end. app: answers requests.
+    async def run(self, batch: StoredBatch) -> None:
+        """Take a batch from its status to its end.
 
         Cancelled, it stops there; if the batch is cancelling, what is answered becomes its results.
         """
         with _unless_cancelling(batch):
             try:
-                await self._validate_and_answer(app, batch)
+                await self._validate_and_answer(batch)
             except Exception as error:
                 if self._service.state != "ready":
                     return  # it was broken off, and goes on when there is a server again
@@ -73,7 +71,7 @@ class BatchRunner:
         batch.become(status)
         await in_thread(self._batches.save, batch)
 
-    async def _validate_and_answer(self, app: ASGIApp, batch: StoredBatch) -> None:
+    async def _validate_and_answer(self, batch: StoredBatch) -> None:
         if batch.status == "validating":
             given = self._files.path(batch.input), batch.endpoint, self.most_lines
             batch.total, batch.troubles = await asyncio.to_thread(_validate, *given)
@@ -82,10 +80,10 @@ class BatchRunner:
             await self.become(batch, "in_progress")
         if batch.status == "in_progress":
             async with self._turns:
-                await self._answer(app, batch)
+                await self._answer(batch)
             await self.become(batch, "finalizing")
 
-    async def _answer(self, app: ASGIApp, batch: StoredBatch) -> None:
+    async def _answer(self, batch: StoredBatch) -> None:
         """Answer what is not answered yet. Raises what it fails with."""
         opened = ExitStack()
         paths = self._files.path(batch.output), self._files.path(batch.errors)
@@ -94,13 +92,11 @@ class BatchRunner:
             return [opened.enter_context(ResultFile(path, PRIVATE)) for path in paths]
 
         try:
-            await self._answer_into(app, batch, *await in_thread(open_files))
+            await self._answer_into(batch, *await in_thread(open_files))
         finally:
             await in_thread(opened.close)
 
-    async def _answer_into(
-        self, app: ASGIApp, batch: StoredBatch, answers: ResultFile, errors: ResultFile
-    ) -> None:
+    async def _answer_into(self, batch: StoredBatch, answers: ResultFile, errors: ResultFile) -> None:
         done = answers.done | errors.done
 
         def count() -> None:
@@ -115,7 +111,8 @@ class BatchRunner:
         lines = (line for line in read_lines(self._files.path(batch.input)) if line.id not in done)
         model = batch.model if batch.model in self._service.names else self._service.names[0]
         await self._ready()
-        await Answering(app, model, take, in_flight=self._most, turn=self._turn).run(lines)
+        answering = Answering(self._service, model, take, in_flight=self._most, turn=self._turn)
+        await answering.run(lines)
 
     @property
     def _most(self) -> int:

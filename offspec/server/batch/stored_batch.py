@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from offspec.server.batch.usage import usage_of
+from offspec.server.batch.answering import usage_of
 from offspec.server.exchange import Usage
+from offspec.server.openai_common import usage_body
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "cancelling", "cancelled"]
 UNFINISHED = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
@@ -115,14 +116,4 @@ def count_results(path: Path) -> tuple[int, dict[str, Any]]:
     if path.exists():
         with path.open("rb") as file:
             usages = [usage_of(json.loads(text)["response"]["body"]) for text in file]
-    prompt = sum(usage.prompt_tokens for usage in usages)
-    answer = sum(usage.answer_tokens for usage in usages)
-    cached = sum(usage.cached_tokens for usage in usages)
-    reasoning = sum(usage.reasoning_tokens for usage in usages)
-    return len(usages), {
-        "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": cached},
-        "output_tokens": answer,
-        "output_tokens_details": {"reasoning_tokens": reasoning},
-        "total_tokens": prompt + answer,
-    }
+    return len(usages), usage_body(sum(usages, Usage()))

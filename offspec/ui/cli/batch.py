@@ -132,11 +132,11 @@ def batch(
     if ray is None:
         checks.check_files(config, options.plan)
 
-    from offspec.server.batch import parquet
+    from offspec.server.batch.results import check_parquet_installed, write_parquet
 
     kept = results
     if results.suffix == ".parquet":
-        parquet.check_installed()
+        check_parquet_installed()
         kept = results.with_name(f"{results.name}.jsonl")
     names = tuple(dict.fromkeys([*(alias or ()), own_name(model)]))
     make = _here if ray is None else partial(_on_ray, ray, ray_actors)
@@ -144,7 +144,7 @@ def batch(
         _report_lines(wrong, _MOST_REPORTED)
     answered = _answer(lines, kept, partial(make, config, options.plan, names, sampling), quiet)
     if kept is not results:
-        parquet.write_parquet(kept, results)
+        write_parquet(kept, results)
     if not answered:
         raise OffspecError(f"none of the lines could be answered; {results} has the error of each")
 
@@ -212,9 +212,11 @@ def _here(
     """A run on this machine."""
     from offspec.server.batch.run import BatchRun
     from offspec.server.service import Service
+    from offspec.server.settings import Settings
     from offspec.ui.chat.setup import open_engine
 
-    service = Service(lambda notify: open_engine(config, plan, notify), names=names, sampling=sampling)
+    settings = Settings(names=names, sampling=sampling)
+    service = Service(lambda notify: open_engine(config, plan, notify), settings)
     return BatchRun(service, file, renderer.show)
 
 

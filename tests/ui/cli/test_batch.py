@@ -185,7 +185,7 @@ def test_a_table(
     """Made of the lines in the end; run once more, it is the same."""
     out = requests.with_name("out.parquet")
     if not installed:
-        monkeypatch.setattr("offspec.server.batch.parquet.find_spec", lambda name: None)
+        monkeypatch.setattr("offspec.server.batch.results.find_spec", lambda name: None)
         result = offspec("batch", str(requests), str(out), "demo")
         assert result.exit_code == 2 and "pyarrow is not installed" in error_line(result)
         return
