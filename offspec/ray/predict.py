@@ -61,9 +61,7 @@ class Predictor:
     ) -> None:
         from offspec.ray.answerer import Answerer, loader
 
-        config = (
-            model if isinstance(model, EngineConfig) else EngineConfig.of(model, cast(Settings, settings))
-        )
+        config = _config(model, settings)
         name = str(config.model)
         sampling = SamplingOverrides.all_of(sampling_params or SamplingParams())
         self._answerer: Answerer = Answerer(load or loader(config, plan), (name,), sampling, in_flight)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from offspec.server.exchange import Called, Delta, Ended, Said, Thought, Usage
-from offspec.server.faults import Fault, anthropic_error
+from offspec.server.faults import anthropic_error
 from offspec.server.reply import Event, Reply, server_sent
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -21,6 +21,8 @@ class MessageReply(Reply):
         model: Name of the model.
         prompt_tokens: Length of the prompt.
     """
+
+    error_body = staticmethod(anthropic_error)
 
     def __init__(self, streamed: bool | None, model: str, prompt_tokens: int) -> None:
         super().__init__(streamed)
@@ -66,9 +68,6 @@ class MessageReply(Reply):
 
     def whole(self) -> dict[str, Any]:
         return self._message
-
-    def fault(self, fault: Fault) -> Event:
-        return anthropic_error(fault)
 
     def encode(self, event: Event) -> bytes:
         return server_sent(event, event["type"])

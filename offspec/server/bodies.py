@@ -29,10 +29,12 @@ class Limits:
     upload_seconds: float = 600.0
 
 
-def limited(limits: Limits, headers: Headers, receive: Receive, upload: bool) -> Receive:
+def limited(
+    limits: Limits, headers: Headers, receive: Receive, upload: bool, take: Callable[[int], None]
+) -> Receive:
     """What gives a body as it comes. It raises Fault where that is too long or comes too slowly.
 
-    upload: it is a form with a file.
+    upload: it is a form with a file. take: told of the bytes of other bodies.
     """
     size, whole = 0, False
     most = limits.upload_bytes if upload else limits.body_bytes
@@ -57,21 +59,12 @@ def limited(limits: Limits, headers: Headers, receive: Receive, upload: bool) ->
         size += len(message.get("body", b""))
         if size > most:
             raise too_large
+        if not upload:
+            take(len(message.get("body", b"")))
         whole = not message.get("more_body", False)
         return message
 
     return give
-
-
-async def read_whole(coming: Receive, take: Callable[[int], None]) -> bytes:
-    """The whole of a body. take: told of its bytes. Raises Fault."""
-    parts, more = list[bytes](), True
-    while more:
-        message = await coming()
-        parts.append(message.get("body", b""))
-        take(len(parts[-1]))
-        more = message.get("more_body", False)
-    return b"".join(parts)
 
 
 def closing(send: Send) -> Send:

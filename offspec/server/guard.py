@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from offspec.server import web_page
-from offspec.server.bodies import closing, limited, read_whole, replayed
+from offspec.server.bodies import closing, limited, replayed
 from offspec.server.connections import REFUSED
 from offspec.server.cors import ANY
 from offspec.server.endpoint import ignored_header
@@ -96,9 +97,9 @@ class Guard:
             try:
                 upload = scope["method"] == "POST" and scope["path"] in _UPLOADS
                 self._admit(scope, headers, upload)
-                coming = limited(self._limits, headers, receive, upload)
+                coming = limited(self._limits, headers, receive, upload, take)
                 has_body = scope["method"] not in ("GET", "HEAD")
-                body = await read_whole(coming, take) if has_body and not upload else b""
+                body = await Request(scope, coming).body() if has_body and not upload else b""
             except Fault as fault:
                 response = self._fail(scope["path"], fault, headers)
                 response.headers["connection"] = "close"  # what is left of the body is not read

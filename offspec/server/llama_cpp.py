@@ -11,25 +11,23 @@ from starlette.responses import Response
 from offspec import __version__
 from offspec.core.config import SamplingParams
 from offspec.core.constraint import Constraint
-from offspec.core.sampling_defaults import sampling_values
 from offspec.server.delta_stream import DeltaStream
 from offspec.server.endpoint import ApiRequest
 from offspec.server.exchange import Ask, Delta, Ended, Said, Usage
-from offspec.server.faults import Fault, llama_cpp_error
+from offspec.server.faults import llama_cpp_error
 from offspec.server.formats import checked
-from offspec.server.openai_common import ChoosingTokens, Count, LogitBias, answer_limit
+from offspec.server.openai_common import Count, LlamaFields, LogitBias, answer_limit, llama_settings
 from offspec.server.reply import AnswerTimes, Event, Reply, json_response, respond
 from offspec.server.service import Service
 
 _NEVER = -1e9  # added to the logit of a token that is not to come
 
 
-class Body(ChoosingTokens, kw_only=True):
+class Body(LlamaFields, kw_only=True):
     """Fields of both paths. n_predict: below 0 there is no limit, and 0 only reads the prompt."""
 
     model: str = ""
     n_predict: int | None = None
-    repeat_penalty: float | None = None
     # By token id, or pairs of an id and a number; false: the token never comes.
     logit_bias: LogitBias | list[tuple[Count, float | bool]] | None = None  # type: ignore[assignment]
     grammar: str | None = None
@@ -41,10 +39,7 @@ class Body(ChoosingTokens, kw_only=True):
         if isinstance(self.logit_bias, list):
             pairs = ((token, _NEVER if bias is False else float(bias)) for token, bias in self.logit_bias)
             self.logit_bias = {str(token): bias for token, bias in pairs}
-        if self.repetition_penalty is None:
-            self.repetition_penalty = self.repeat_penalty
-        if self.seed == -1:  # a new seed for each answer
-            self.seed = None
+        super().__post_init__()
 
 
 class CompletionBody(Body, kw_only=True):
@@ -83,7 +78,7 @@ async def props(request: Request) -> Response:
         {
             "default_generation_settings": {
                 "n_ctx": service.context,
-                "params": {"n_predict": -1, **_settings(service.defaults)},
+                "params": {"n_predict": -1, **llama_settings(service.defaults)},
             },
             "total_slots": service.sequences,
             "model_alias": name,
@@ -121,11 +116,6 @@ def _format(body: Body) -> Constraint | None:
     return checked("grammar", "grammar", body.grammar) if body.grammar else None
 
 
-def _settings(params: SamplingParams) -> dict[str, float]:
-    names = {"repetition_penalty": "repeat_penalty"}
-    return {names.get(name, name): value for name, value in sampling_values(params).items()}
-
-
 async def _answer(service: Service, ask: Ask, body: Body) -> Response:
     answer = await service.answer(replace(ask, silent=body.n_predict == 0))
     return respond(answer, LlamaReply(body.stream, service.names[0], answer))
@@ -139,6 +129,8 @@ class LlamaReply(Reply):
         model: Name of the model.
         answer: The answer.
     """
+
+    error_body = staticmethod(llama_cpp_error)
 
     def __init__(self, streamed: bool | None, model: str, answer: DeltaStream) -> None:
         super().__init__(streamed)
@@ -167,9 +159,6 @@ class LlamaReply(Reply):
     def whole(self) -> dict[str, Any]:
         return self._last("".join(self._text), self._tokens)
 
-    def fault(self, fault: Fault) -> Event:
-        return llama_cpp_error(fault)
-
     def _last(self, text: str, tokens: list[int]) -> dict[str, Any]:
         """The last object, which has all that is known of the answer."""
         ask, usage, end = self._ask, self._usage, self._end
@@ -183,7 +172,7 @@ class LlamaReply(Reply):
             "model": self._model,
             "tokens_predicted": usage.answer_tokens,
             "tokens_evaluated": usage.prompt_tokens,
-            "generation_settings": {"seed": ask.params.seed, **_settings(ask.params)},
+            "generation_settings": {"seed": ask.params.seed, **llama_settings(ask.params)},
             "prompt": ask.prompt,
             "has_new_line": any("\n" in part for part in self._text),
             "truncated": False,

@@ -14,23 +14,16 @@ from offspec.server.exchange import Ask
 from offspec.server.faults import invalid, refuse, unsupported
 from offspec.server.formats import checked
 from offspec.server.ollama_reply import OllamaReply, Shape, chat_shape, generate_shape
-from offspec.server.openai_common import MOST_MESSAGES, ChoosingTokens, answer_limit, template_variables
+from offspec.server.openai_common import MOST_MESSAGES, LlamaFields, answer_limit, template_variables
 from offspec.server.openai_messages import Tool, ToolCall, as_call, tools_of
 from offspec.server.reply import json_response, respond
 from offspec.server.service import Service
 
 
-class Options(ChoosingTokens, kw_only=True):
-    """Fields that choose tokens, with Ollama's own names. num_predict: below 1 there is no limit."""
+class Options(LlamaFields, kw_only=True):
+    """Fields that choose tokens. num_predict: below 1 there is no limit."""
 
     num_predict: int | None = None
-    repeat_penalty: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.repetition_penalty is None:
-            self.repetition_penalty = self.repeat_penalty
-        if self.seed == -1:  # a new seed for each answer
-            self.seed = None
 
 
 class Message(Struct):

@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec.core.model_info import ModelInfo
-from offspec.core.sampling_defaults import sampling_values
 from offspec.server.endpoint import read_request
 from offspec.server.ollama import check_name
 from offspec.server.ollama_reply import written_time
+from offspec.server.openai_common import llama_settings
 from offspec.server.reply import json_response
 from offspec.server.service import Service
 
@@ -53,14 +53,12 @@ async def show(request: Request) -> Response:
     service: Service = request.app.state.service
     body = (await read_request(request, ShowBody)).body
     check_name(service, body.model or body.name)
-    info, defaults = service.engine.model_info, sampling_values(service.defaults)
+    info, defaults = service.engine.model_info, llama_settings(service.defaults)
     able = {"tools": info.tools, "thinking": info.thinking, "insert": info.infill_ends is not None}
     return json_response(
         {
             "modelfile": "",
-            "parameters": "\n".join(
-                f"{_NAMES.get(name, name)} {value:g}" for name, value in defaults.items()
-            ),
+            "parameters": "\n".join(f"{name} {value:g}" for name, value in defaults.items()),
             "template": info.chat_template,
             "details": _details(info),
             "model_info": {
@@ -72,9 +70,6 @@ async def show(request: Request) -> Response:
             "modified_at": written_time(service.created),
         }
     )
-
-
-_NAMES = {"repetition_penalty": "repeat_penalty"}
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from offspec.server.exchange import Called, Delta, Ended, Said, Thought, Usage
-from offspec.server.faults import Fault, ollama_error
+from offspec.server.faults import ollama_error
 from offspec.server.openai_common import logprob_body
 from offspec.server.reply import AnswerTimes, Event, Reply, json_line
 
@@ -45,6 +45,7 @@ class OllamaReply(Reply):
     """
 
     media_type = "application/x-ndjson"
+    error_body = staticmethod(ollama_error)
 
     def __init__(self, streamed: bool, model: str, shape: Shape) -> None:
         super().__init__(streamed)
@@ -79,9 +80,6 @@ class OllamaReply(Reply):
 
     def whole(self) -> dict[str, Any]:
         return {**self.part(**self._gathered), **self._end()}
-
-    def fault(self, fault: Fault) -> Event:
-        return ollama_error(fault)
 
     def encode(self, event: Event) -> bytes:
         return json_line(event)

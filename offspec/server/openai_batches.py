@@ -80,7 +80,6 @@ async def list_files(request: Request) -> Response:
     jobs = await jobs_of(request)
     query = convert(dict(request.query_params), _FilesQuery, ignored=[], text=True)
     page = jobs.files.records.page(
-        lambda file: file.shown(),
         after=query.after,
         limit=query.limit,
         ascending=query.order == "asc",
@@ -145,7 +144,7 @@ async def listing(request: Request) -> Response:
     """The batches that are known, the newest first."""
     jobs = await jobs_of(request)
     query = convert(dict(request.query_params), _BatchesQuery, ignored=[], text=True)
-    page = jobs.batches.page(lambda batch: batch.shown(), after=query.after, limit=query.limit)
+    page = jobs.batches.page(after=query.after, limit=query.limit)
     return json_response(page)
 
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from offspec.server.exchange import Usage
-from offspec.server.faults import Fault, openai_error
+from offspec.server.faults import openai_error
 from offspec.server.openai_common import ChoosingTokens, StreamOptions
 from offspec.server.reply import Event, Reply
 
@@ -37,6 +37,7 @@ class ChunkedReply(Reply):
     kind: ClassVar[str]  # of the object
     chunk_kind: ClassVar[str]  # of an object in a stream
     id_prefix: ClassVar[str]
+    error_body = staticmethod(openai_error)
 
     def __init__(self, body: ChunkedBody) -> None:
         super().__init__(body.stream)
@@ -60,9 +61,6 @@ class ChunkedReply(Reply):
     def whole(self) -> dict[str, Any]:
         choices, usage = [*self.choice_bodies()], _usage_body(self.usage)
         return {**self._header(self.kind), "choices": choices, "usage": usage}
-
-    def fault(self, fault: Fault) -> Event:
-        return openai_error(fault)
 
     def _header(self, kind: str) -> dict[str, Any]:
         id = f"{self.id_prefix}-{secrets.token_hex(16)}"

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
+from offspec.core.sampling_defaults import sampling_values
 from offspec.server.exchange import TokenChoice, Usage
 from offspec.server.faults import of_error
 
@@ -66,6 +67,24 @@ class ChoosingTokens(msgspec.Struct, kw_only=True):
             return replace(defaults, **given, **others)
         except RequestError as error:
             raise of_error(error) from None
+
+
+class LlamaFields(ChoosingTokens, kw_only=True):
+    """The same fields with names and values that llama.cpp and Ollama have in addition."""
+
+    repeat_penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.repetition_penalty is None:
+            self.repetition_penalty = self.repeat_penalty
+        if self.seed == -1:  # a new seed for each answer
+            self.seed = None
+
+
+def llama_settings(params: SamplingParams) -> dict[str, float]:
+    """Sampling values under the names that llama.cpp and Ollama have for them."""
+    names = {"repetition_penalty": "repeat_penalty"}
+    return {names.get(name, name): value for name, value in sampling_values(params).items()}
 
 
 def answer_limit(*given: int | None) -> int:

@@ -36,6 +36,7 @@ class Reply(ABC):
     """
 
     media_type = "text/event-stream"  # of a stream
+    error_body: Callable[[Fault], Event]  # a fault in the shape of the API
 
     def __init__(self, streamed: bool | None) -> None:
         self.streamed = bool(streamed)
@@ -56,9 +57,9 @@ class Reply(ABC):
     def whole(self) -> Any:
         """Return the whole answer, after its last event."""
 
-    @abstractmethod
     def fault(self, fault: Fault) -> Event:
         """Return the last event, or the value, of an answer that fails."""
+        return self.error_body(fault)
 
     def encode(self, event: Event) -> bytes:
         """Return the bytes of an event in a stream."""

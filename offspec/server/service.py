@@ -103,11 +103,6 @@ class Service:
         return len(self._waiting) + len(self._running)
 
     @property
-    def idle(self) -> bool:
-        """Nothing is being answered, and nothing waits."""
-        return not self.in_flight
-
-    @property
     def engine(self) -> "Engine":
         """The engine. Raises Fault while there is none."""
         if self.state == "loading":

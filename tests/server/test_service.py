@@ -138,7 +138,7 @@ def test_a_client_that_leaves_stops_its_answer(stream: bool) -> None:
         leaving[1].close()
         until(lambda: server.service.queue_length == 0)
         leaving[0].close()
-        until(lambda: server.service.idle)  # though the gate is closed
+        until(lambda: not server.service.in_flight)  # though the gate is closed
         assert len(engine.asked) == 1 and engine.steps[-1] == "stream closed"
         engine.gate.set()
         with server.http() as http:
@@ -153,7 +153,7 @@ def test_an_abandoned_answer_takes_no_place_in_the_queue() -> None:
         assert engine.held.wait(PATIENCE)
         leaving.close()
         until(lambda: not server.server.server_state.tasks)
-        assert not server.service.idle
+        assert server.service.in_flight
         other = pool.submit(http.post, CHAT, json={**ASKED, "messages": [{"role": "user", "content": "No"}]})
         until(lambda: len(engine.asked) == 2)
         engine.gate.set()

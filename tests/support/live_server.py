@@ -91,7 +91,7 @@ class LiveServer:
 
     def wait_until_idle(self) -> None:
         """Until the engine's thread has nothing to do."""
-        self._until(lambda: self.service.idle, "the engine is not idle")
+        self._until(lambda: not self.service.in_flight, "the engine is not idle")
 
     def _until(self, condition: Callable[[], bool], trouble: str) -> None:
         """Wait for what the server's threads do; fail where it does not come, or the server has ended."""
@@ -103,5 +103,5 @@ class LiveServer:
 
     def _seen(self) -> str:
         service = self.service
-        waiting = f"{service.queue_length} requests wait, idle: {service.idle}"
+        waiting = f"{service.queue_length} of {service.in_flight} requests wait"
         return f"state {service.state}, stage {service.progress.stage!r}, error {service.error!r}, {waiting}"

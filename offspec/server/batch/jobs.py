@@ -16,7 +16,7 @@ from offspec.core.file_lock import lock_beside, release
 from offspec.core.files import private_folder
 from offspec.core.private import data_root
 from offspec.server.batch.records import Records
-from offspec.server.batch.runner import MOST_LINES, BatchRunner
+from offspec.server.batch.runner import BatchRunner
 from offspec.server.batch.stored_batch import StoredBatch
 from offspec.server.batch.stored_files import KEPT_S, StoredFiles
 from offspec.server.faults import Fault, invalid
@@ -43,29 +43,14 @@ class BatchJobs:
     Methods are called on the event loop, and use the disk in threads. What clients ask for most often, a
     description or a list, is read from memory.
 
-    Args:
-        service: Answers.
-        folder: Where they are, by default one for the model's own name. One server at a time has it.
-        in_flight, most_lines: see `BatchRunner`.
-        most_bytes: Of all files.
+    They are in a folder for the model's own name, which one server at a time has. service: answers.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        folder: Path | None = None,
-        *,
-        in_flight: int | None = None,
-        most_lines: int = MOST_LINES,
-        most_bytes: int = 2**30,
-    ) -> None:
-        self._service = service
-        self._folder = folder or batches_folder(service.names[-1])
-        self.files = StoredFiles(self._folder, most_bytes)
+    def __init__(self, service: Service) -> None:
+        self._service, self._folder = service, batches_folder(service.names[-1])
+        self.files = StoredFiles(self._folder)
         self.batches = Records(self._folder, StoredBatch, "batch_", "batch")
-        self.runner = BatchRunner(
-            service, self.files, self.batches, in_flight=in_flight, most_lines=most_lines
-        )
+        self.runner = BatchRunner(service, self.files, self.batches)
         self._held: BaseFileLock | None = None
         self._starting: asyncio.Task[None] | None = None
         self._tasks = dict[str, asyncio.Task[None]]()

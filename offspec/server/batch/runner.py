@@ -20,7 +20,6 @@ from offspec.server.threads import in_thread
 
 log = logging.getLogger("offspec.server")
 
-MOST_LINES = 10_000
 _MOST_TROUBLES = 100
 _LAST: dict[Status, Status] = {"finalizing": "completed", "cancelling": "cancelled"}
 
@@ -32,21 +31,12 @@ class BatchRunner:
         service: Answers.
         files: Files of lines and results.
         batches: Descriptions of batches, in which every change of a status is saved.
-        in_flight: Lines that the service has at a time. None: as many as it answers at the same time.
-        most_lines: Most lines of a batch.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        files: StoredFiles,
-        batches: Records[StoredBatch],
-        *,
-        in_flight: int | None = None,
-        most_lines: int = MOST_LINES,
-    ) -> None:
+    most_lines = 10_000  # of a batch
+
+    def __init__(self, service: Service, files: StoredFiles, batches: Records[StoredBatch]) -> None:
         self._service, self._files, self._batches = service, files, batches
-        self._in_flight, self.most_lines = in_flight, most_lines
         self._turns = asyncio.Lock()
 
     async def run(self, batch: StoredBatch) -> None:
@@ -111,12 +101,8 @@ class BatchRunner:
         lines = (line for line in read_lines(self._files.path(batch.input)) if line.id not in done)
         model = batch.model if batch.model in self._service.names else self._service.names[0]
         await self._ready()
-        answering = Answering(self._service, model, take, in_flight=self._most, turn=self._turn)
+        answering = Answering(self._service, model, take, in_flight=self._service.sequences, turn=self._turn)
         await answering.run(lines)
-
-    @property
-    def _most(self) -> int:
-        return self._in_flight or self._service.sequences
 
     async def _ready(self) -> None:
         """Wait until the model is loaded."""
@@ -126,7 +112,7 @@ class BatchRunner:
     async def _turn(self) -> None:
         """Wait until a request would be answered at once: those of clients go first."""
         pause = 0.001
-        while self._service.state != "ready" or self._service.in_flight >= self._most:
+        while self._service.state != "ready" or self._service.in_flight >= self._service.sequences:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.05)
 

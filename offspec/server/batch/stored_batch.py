@@ -85,16 +85,13 @@ class StoredBatch(Struct):
 
     def shown(self) -> dict[str, Any]:
         """What a client sees of it: OpenAI's object."""
-        data = [
-            {"code": each.code, "message": each.message, "line": each.line, "param": each.param}
-            for each in self.troubles
-        ]
+        errors = {"object": "list", "data": self.troubles} if self.troubles else None
         return {
             "id": self.id,
             "object": "batch",
             "endpoint": self.endpoint,
             "model": self.model,
-            "errors": {"object": "list", "data": data} if data else None,
+            "errors": errors,
             "input_file_id": self.input,
             "completion_window": "24h",
             "status": self.status,

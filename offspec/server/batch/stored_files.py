@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from offspec.core.config import format_bytes
 from offspec.core.files import new_file
@@ -33,29 +34,21 @@ class StoredFile(Struct):
 
     def shown(self) -> dict[str, Any]:
         """What a client sees of it: OpenAI's object."""
-        return {
-            "id": self.id,
-            "object": "file",
-            "bytes": self.bytes,
-            "created_at": self.created_at,
-            "expires_at": self.expires_at,
-            "filename": self.filename,
-            "purpose": self.purpose,
-            "status": "processed",
-            "status_details": None,
-        }
+        fields = asdict(self)
+        del fields["order"]
+        return {"id": self.id, "object": "file", **fields, "status": "processed", "status_details": None}
 
 
 class StoredFiles:
     """Files of one folder, each with its description.
 
-    Args:
-        folder: Where they are.
-        most_bytes: That all of them may take for another to be taken.
+    folder: where they are.
     """
 
-    def __init__(self, folder: Path, most_bytes: int = 2**30) -> None:
-        self._folder, self.most_bytes = folder, most_bytes
+    most_bytes = 2**30  # that all of them may take for another to be taken
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.records = Records(folder, StoredFile, "file-", "file")
         self._adding = threading.Lock()  # one file after the other, so that each counts for the next
 
