@@ -76,7 +76,7 @@ class Answerer:
         async def take(line: Line, status: int, value: dict[str, Any]) -> None:
             found[line.number] = status, value
 
-        count = self._in_flight or self._service.sequences + 1
+        count = self._in_flight or self._service.engine.sequences + 1
         answering = Answering(self._service, self._service.names[0], take, in_flight=count)
         self._loop.run_until_complete(answering.run(iter(lines)))
         return found

@@ -16,10 +16,8 @@ from offspec.server import (
     llama_cpp,
     models,
     ollama,
-    ollama_models,
     openai_batches,
     stored_responses,
-    tokenizing,
     web_page,
 )
 from offspec.server.batch import lines
@@ -44,8 +42,8 @@ ENDPOINTS: Mapping[str, Endpoint[Any]] = {
     "/v1/messages/count_tokens": Endpoint(anthropic.Counted, anthropic.count_tokens),
     "/completion": Endpoint(llama_cpp.CompletionBody, llama_cpp.completion),
     "/infill": Endpoint(llama_cpp.InfillBody, llama_cpp.infill),
-    "/tokenize": Endpoint(tokenizing.TokenizeBody, tokenizing.tokenize),
-    "/detokenize": Endpoint(tokenizing.DetokenizeBody, tokenizing.detokenize),
+    "/tokenize": Endpoint(llama_cpp.TokenizeBody, llama_cpp.tokenize),
+    "/detokenize": Endpoint(llama_cpp.DetokenizeBody, llama_cpp.detokenize),
 }
 ROUTES = (
     *(Route(path, endpoint.respond, methods=["POST"]) for path, endpoint in ENDPOINTS.items()),
@@ -61,17 +59,17 @@ ROUTES = (
     Route("/v1/batches", openai_batches.listing, methods=["GET"]),
     Route("/v1/batches/{id}", openai_batches.retrieve, methods=["GET"]),
     Route("/v1/batches/{id}/cancel", openai_batches.cancel, methods=["POST"]),
-    Route("/v1/models", models.listing, methods=["GET"]),
-    Route("/v1/models/{model:path}", models.one, methods=["GET"]),
+    Route("/v1/models", models.list_models, methods=["GET"]),
+    Route("/v1/models/{model:path}", models.retrieve, methods=["GET"]),
     Route("/api/chat", ollama.chat, methods=["POST"]),
     Route("/api/generate", ollama.generate, methods=["POST"]),
-    Route("/api/show", ollama_models.show, methods=["POST"]),
-    Route("/api/tags", ollama_models.tags, methods=["GET"]),
-    Route("/api/ps", ollama_models.running, methods=["GET"]),
-    Route("/api/version", ollama_models.version, methods=["GET"]),
+    Route("/api/show", models.show, methods=["POST"]),
+    Route("/api/tags", models.tags, methods=["GET"]),
+    Route("/api/ps", models.running, methods=["GET"]),
+    Route("/api/version", models.version, methods=["GET"]),
     Route("/props", llama_cpp.props, methods=["GET"]),
     Route("/slots", llama_cpp.slots, methods=["GET"]),
-    Route("/tokenizer_info", tokenizing.tokenizer_info, methods=["GET"]),
+    Route("/tokenizer_info", llama_cpp.tokenizer_info, methods=["GET"]),
     *web_page.ROUTES,
 )
 # Faults have the shape of the API whose path a request's begins with, and else that of OpenAI.

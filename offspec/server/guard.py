@@ -1,5 +1,6 @@
 """What every request passes first: who may ask, how much, how slowly; and the one line that tells of it."""
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -17,12 +18,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from offspec.server import web_page
-from offspec.server.bodies import closing, limited, replayed
 from offspec.server.connections import REFUSED
 from offspec.server.cors import ANY
 from offspec.server.endpoint import ignored_header
 from offspec.server.faults import CLIENT_GONE, Fault, internal
-from offspec.server.settings import Settings
+from offspec.server.settings import Limits, Settings
 
 log = logging.getLogger("offspec.server")
 access_log = logging.getLogger("offspec.server.access")
@@ -97,7 +97,7 @@ class Guard:
             try:
                 upload = scope["method"] == "POST" and scope["path"] in _UPLOADS
                 self._admit(scope, headers, upload)
-                coming = limited(self._limits, headers, receive, upload, take)
+                coming = _limited(self._limits, headers, receive, upload, take)
                 has_body = scope["method"] not in ("GET", "HEAD")
                 body = await Request(scope, coming).body() if has_body and not upload else b""
             except Fault as fault:
@@ -106,9 +106,9 @@ class Guard:
                 await response(scope, receive, send)
                 return
             if upload:
-                await self._app(scope, coming, closing(send))
+                await self._app(scope, coming, _closing(send))
             else:
-                await self._app(scope, replayed(body, receive), send)
+                await self._app(scope, _replayed(body, receive), send)
 
     @contextmanager
     def _room(self) -> Iterator[Callable[[int], None]]:
@@ -180,3 +180,66 @@ def _is_local(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _limited(
+    limits: Limits, headers: Headers, receive: Receive, upload: bool, take: Callable[[int], None]
+) -> Receive:
+    """What gives a body as it comes. It raises Fault where that is too long or comes too slowly.
+
+    upload: it is a form with a file. take: told of the bytes of other bodies.
+    """
+    size, whole = 0, False
+    most = limits.upload_bytes if upload else limits.body_bytes
+    seconds = limits.upload_seconds if upload else limits.body_seconds
+    deadline = asyncio.get_running_loop().time() + seconds
+    too_large = Fault("too_large", f"the body is larger than {most} bytes")
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > most:
+        raise too_large
+
+    async def give() -> Message:
+        nonlocal size, whole
+        if whole:
+            return await receive()
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
+        except TimeoutError:
+            raise Fault("timeout", "the body did not come in time") from None
+        if message["type"] == "http.disconnect":
+            raise Fault("invalid_request", "the client left before its body had come")
+        size += len(message.get("body", b""))
+        if size > most:
+            raise too_large
+        if not upload:
+            take(len(message.get("body", b"")))
+        whole = not message.get("more_body", False)
+        return message
+
+    return give
+
+
+def _closing(send: Send) -> Send:
+    """What sends an answer, and ends the connection after an error: what is left of the body is not read."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] >= 400:
+            MutableHeaders(raw=message.setdefault("headers", []))["connection"] = "close"
+        await send(message)
+
+    return sending
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """What gives the body once more, and then whatever comes."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again

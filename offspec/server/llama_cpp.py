@@ -1,10 +1,13 @@
-"""API of llama.cpp's server: POST /completion and /infill, GET /props and /slots."""
+"""API of llama.cpp's server: POST /completion, /infill, /tokenize, /detokenize, GET /props and /slots.
+
+The tokenizer is also as vLLM has it, with /tokenizer_info.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,9 +17,9 @@ from offspec.core.constraint import Constraint
 from offspec.server.delta_stream import DeltaStream
 from offspec.server.endpoint import ApiRequest
 from offspec.server.exchange import Ask, Delta, Ended, Said, Usage
-from offspec.server.faults import llama_cpp_error
+from offspec.server.faults import Fault, llama_cpp_error
 from offspec.server.formats import checked
-from offspec.server.openai_common import Count, LlamaFields, LogitBias, answer_limit, llama_settings
+from offspec.server.openai_common import Count, LlamaFields, LogitBias, TokenIds, answer_limit, llama_settings
 from offspec.server.reply import AnswerTimes, Event, Reply, json_response, respond
 from offspec.server.service import Service
 
@@ -80,7 +83,7 @@ async def props(request: Request) -> Response:
                 "n_ctx": service.context,
                 "params": {"n_predict": -1, **llama_settings(service.defaults)},
             },
-            "total_slots": service.sequences,
+            "total_slots": service.engine.sequences,
             "model_alias": name,
             "model_path": name,
             "chat_template": info.chat_template,
@@ -98,7 +101,8 @@ async def slots(request: Request) -> Response:
     service: Service = request.app.state.service
     busy = service.in_flight - service.queue_length
     every = (
-        {"id": at, "n_ctx": service.context, "is_processing": at < busy} for at in range(service.sequences)
+        {"id": at, "n_ctx": service.context, "is_processing": at < busy}
+        for at in range(service.engine.sequences)
     )
     return json_response([*every])
 
@@ -193,3 +197,63 @@ class LlamaReply(Reply):
             "predicted_ms": answer / 1e6,
             "predicted_per_second": usage.answer_tokens / answer * 1e9,
         }
+
+
+class TokenizeBody(Struct):
+    """A request of /tokenize: `content` as llama.cpp has it, or `prompt` as vLLM has it."""
+
+    content: str | None = None
+    add_special: bool = False
+    with_pieces: bool = False
+    prompt: str | None = None
+    add_special_tokens: bool = True
+    model: str = ""
+
+
+class DetokenizeBody(Struct):
+    """A request of /detokenize."""
+
+    tokens: TokenIds = []
+    model: str = ""
+
+
+async def tokenize(request: ApiRequest[TokenizeBody]) -> Response:
+    """Token ids of a text of any length."""
+    service, body = request.service, request.body
+    text, special = body.content, body.add_special
+    if text is None:
+        text, special = body.prompt, body.add_special_tokens
+    if text is None:
+        raise Fault("invalid_request", "content is missing", field="content")
+    ids = await service.tokenize(text, special)
+    tokens: list[Any] = [_piece(service, token) for token in ids] if body.with_pieces else ids
+    return json_response({"tokens": tokens, "count": len(ids), "max_model_len": service.context})
+
+
+async def detokenize(request: ApiRequest[DetokenizeBody]) -> Response:
+    """The text of token ids."""
+    text = await request.service.detokenize(request.body.tokens)
+    return json_response({"content": text, "prompt": text})
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """Return the tokenizer's configuration. Raises Fault while the model is loading."""
+    service: Service = request.app.state.service
+    info = service.engine.model_info
+    return json_response(
+        {
+            "bos_token": info.bos_token or None,
+            "eos_token": info.eos_token or None,
+            "chat_template": info.chat_template or None,
+            "model_max_length": service.context,
+        }
+    )
+
+
+def _piece(service: Service, token: int) -> dict[str, Any]:
+    """A token and its text; its bytes if they are a part of a character."""
+    utf8 = service.engine.token_bytes(token)
+    try:
+        return {"id": token, "piece": utf8.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(utf8)}

@@ -12,9 +12,10 @@ from offspec.server.endpoint import ApiRequest
 from offspec.server.exchange import Ask, Called, Delta, Ended, Said, Thought, Usage
 from offspec.server.faults import invalid, refuse
 from offspec.server.formats import ResponseFormat, StructuredOutputs, format_of
-from offspec.server.openai_chunks import ChunkedBody, ChunkedReply
 from offspec.server.openai_common import (
     MOST_MESSAGES,
+    ChunkedBody,
+    ChunkedReply,
     Limit,
     answer_limit,
     logprob_body,

@@ -1,8 +1,11 @@
-"""Fields that choose tokens in bodies of OpenAI's and other APIs, and log-probabilities in answers."""
+"""What OpenAI's APIs share, and others with them: fields that choose tokens, log-probabilities, chunks."""
 
-from collections.abc import Mapping
+import secrets
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -11,8 +14,10 @@ from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.sampling_defaults import sampling_values
 from offspec.server.exchange import TokenChoice, Usage
-from offspec.server.faults import of_error
+from offspec.server.faults import of_error, openai_error
+from offspec.server.reply import Event, Reply
 
+_DONE = msgspec.Raw(b"[DONE]")  # the last event of a stream
 UNLIMITED = 2**31 - 1  # tokens of an answer: as many as the context has room for
 Count = Annotated[int, Meta(ge=0, le=UNLIMITED)]
 Limit = Annotated[int, Meta(ge=-2, le=UNLIMITED)]  # of an answer; see `answer_limit`
@@ -128,3 +133,64 @@ def usage_body(usage: Usage, **input_details: int) -> dict[str, Any]:
 
 def _likely(token: TokenChoice) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}
+
+
+class ChunkedBody(ChoosingTokens, kw_only=True):
+    """Fields of both APIs."""
+
+    model: str = ""
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def choices(self) -> int:
+        """Number of choices of each prompt."""
+        return self.n or 1
+
+
+class ChunkedReply(Reply):
+    """An answer of one of the APIs: chunks of its choices, or all choices. body: the request."""
+
+    kind: ClassVar[str]  # of the object
+    chunk_kind: ClassVar[str]  # of an object in a stream
+    id_prefix: ClassVar[str]
+    error_body = staticmethod(openai_error)
+
+    def __init__(self, body: ChunkedBody) -> None:
+        super().__init__(body.stream)
+        self._model = body.model
+        self._head = self._header(self.chunk_kind)
+        self._with_usage = body.stream_options is not None and body.stream_options.include_usage
+        self.usage = Usage()
+
+    @abstractmethod
+    def choice_bodies(self) -> Iterable[dict[str, Any]]:
+        """Return all choices, whole."""
+
+    def chunk(self, *choices: dict[str, Any], **more: Any) -> Event:
+        """Return a chunk with parts of choices."""
+        usage = {"usage": None} if self._with_usage else {}
+        return {**self._head, "choices": choices, **usage, **more}
+
+    async def end(self) -> Iterable[Event]:
+        return (self.chunk(usage=_chunked_usage(self.usage)), _DONE) if self._with_usage else (_DONE,)
+
+    def whole(self) -> dict[str, Any]:
+        choices, usage = [*self.choice_bodies()], _chunked_usage(self.usage)
+        return {**self._header(self.kind), "choices": choices, "usage": usage}
+
+    def _header(self, kind: str) -> dict[str, Any]:
+        id = f"{self.id_prefix}-{secrets.token_hex(16)}"
+        return {"id": id, "object": kind, "created": int(time.time()), "model": self._model}
+
+
+def _chunked_usage(usage: Usage) -> dict[str, Any]:
+    """Counts of tokens."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.answer_tokens,
+        "total_tokens": usage.prompt_tokens + usage.answer_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }

@@ -15,8 +15,7 @@ from offspec.server.endpoint import ApiRequest
 from offspec.server.exchange import Ask, Delta, Ended, Said, TokenChoice, Usage
 from offspec.server.faults import invalid, refuse
 from offspec.server.formats import StructuredOutputs, format_of
-from offspec.server.openai_chunks import ChunkedBody, ChunkedReply
-from offspec.server.openai_common import Count, Limit, answer_limit
+from offspec.server.openai_common import ChunkedBody, ChunkedReply, Count, Limit, answer_limit
 from offspec.server.reply import Event, respond
 from offspec.server.service import Service
 

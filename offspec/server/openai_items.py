@@ -14,7 +14,7 @@ from offspec.server.openai_messages import (
     ToolCall,
     ToolName,
     as_call,
-    omitted,
+    part_text,
 )
 from offspec.server.tools import (
     GrammarFormat,
@@ -157,11 +157,5 @@ def _text(given: str | Sequence[Part], where: str, omit: Ignore | None = None) -
     """The text of an item. omit: parts without text are omitted instead of refused."""
     if isinstance(given, str):
         return given
-    texts = list[str]()
-    for at, part in enumerate(given):
-        text = part.text if part.text is not None else part.refusal
-        if text is None and omit is None:
-            kind = part.type[:40]
-            raise unsupported(f"{where}[{at}]", f"a part of type {kind!r} is not supported, only text")
-        texts.append(omitted(part.type[:40], omit) if text is None and omit is not None else text or "")
-    return "".join(texts)
+    texts = ((part.type, part.refusal if part.text is None else part.text) for part in given)
+    return "".join(part_text(*part, f"{where}[{at}]", omit) for at, part in enumerate(texts))

@@ -128,11 +128,6 @@ class Service:
         summary = self.settings.sampling.summary(self._engine.sampling_defaults, "`greedy` for temperature 0")
         return f"sampling defaults: {summary}"
 
-    @property
-    def sequences(self) -> int:
-        """Requests that are answered side by side. Raises Fault while there is no engine."""
-        return self.engine.sequences
-
     def check_name(self, name: str) -> str:
         """The name of a request's model; "" stands for the one that is served. Raises Fault for another."""
         if name and name not in self.names:
@@ -186,7 +181,7 @@ class Service:
         answer = DeltaStream(ask, ids, self.engine, self.metrics, self._leave)
         if not admitted:
             self._check_room()
-        self._slots = self._slots or asyncio.Semaphore(self.sequences)
+        self._slots = self._slots or asyncio.Semaphore(self.engine.sequences)
         task = self._tasks[answer] = asyncio.create_task(answer.run(self._slots))
         task.add_done_callback(lambda task: self._tasks.pop(answer))
         self._make_way()

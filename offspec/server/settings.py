@@ -3,8 +3,26 @@
 from dataclasses import dataclass, field
 
 from offspec.core.sampling_defaults import SamplingOverrides
-from offspec.server.bodies import Limits
 from offspec.server.connections import LimitedConnection
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request may take.
+
+    Args:
+        body_bytes: Of its body.
+        body_seconds: Until the whole of it has come.
+        bodies_bytes: Of its body and those of all requests beside it.
+        upload_bytes: Of a body with a file, which does not stay in memory.
+        upload_seconds: Until the whole of that has come.
+    """
+
+    body_bytes: int = 32 * 2**20
+    body_seconds: float = 30.0
+    bodies_bytes: int = 256 * 2**20
+    upload_bytes: int = 64 * 2**20
+    upload_seconds: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from openai.types import Batch
 from offspec.core.errors import StreamError
 from offspec.server.batch.jobs import batches_folder
 from offspec.server.batch.lines import read_lines
-from offspec.server.bodies import Limits
+from offspec.server.settings import Limits
 from tests.support.fake_engine import Script, ScriptedEngine, Turnstile
 from tests.support.live_server import NAME, LiveServer
 from tests.support.waiting import PATIENCE, until

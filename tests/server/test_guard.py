@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from offspec.server import guard
-from offspec.server.bodies import Limits
 from offspec.server.connections import LimitedConnection
+from offspec.server.settings import Limits
 from tests.support.fake_engine import Script, ScriptedEngine
 from tests.support.live_server import NAME, LiveServer
 from tests.support.waiting import PATIENCE, until

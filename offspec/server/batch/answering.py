@@ -25,10 +25,6 @@ _MOST_FAILURES = 3  # in a row of the engine itself: then it is not the lines th
 Take = Callable[[Line, int, dict[str, Any]], Awaitable[None]]  # a line, its status, the body of its answer
 
 
-async def _at_once() -> None:
-    """Wait for nothing."""
-
-
 class Answering:
     """Answers lines.
 
@@ -37,7 +33,7 @@ class Answering:
         model: What lines ask that name no model.
         take: Keeps what comes of each line.
         in_flight: Requests that the service has at a time.
-        turn: Waits until the next may be sent.
+        turn: Waits until the next may be sent. None: it may at once.
     """
 
     def __init__(
@@ -47,7 +43,7 @@ class Answering:
         take: Take,
         *,
         in_flight: int,
-        turn: Callable[[], Awaitable[None]] = _at_once,
+        turn: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._service, self._model, self._take, self._turn = service, model, take, turn
         self._in_flight = in_flight
@@ -84,7 +80,8 @@ class Answering:
         if line.fault is not None:
             return line.fault.status, openai_error(line.fault)
         while True:
-            await self._turn()
+            if self._turn is not None:
+                await self._turn()
             began = time.perf_counter()
             status, value = await self._ask(line)
             seconds = time.perf_counter() - began

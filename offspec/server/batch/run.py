@@ -15,10 +15,6 @@ from offspec.server.service import Service
 from offspec.server.threads import in_thread
 
 
-def _nothing() -> object:
-    """Nothing runs that could be cancelled."""
-
-
 class LineRun(ABC):
     """Lines of a file on their way to results.
 
@@ -82,7 +78,8 @@ class BatchRun(LineRun):
     def __init__(self, service: Service, results: ResultFile, notify: Callable[[Event], None]) -> None:
         super().__init__(results, notify)
         self._service = service
-        self._stopped, self._cancel = False, _nothing
+        self._stopped = False
+        self._cancel: Callable[[], object] = lambda: None  # nothing runs yet
 
     def _answer(self, waiting: Sequence[Line]) -> None:
         try:
@@ -109,11 +106,11 @@ class BatchRun(LineRun):
             await self._loaded()
             self._notify(Notice(self._service.sampling_summary))
             self._tell()
-            count = self._service.sequences + 1  # one more is ready
+            count = self._service.engine.sequences + 1  # one more is ready
             answering = Answering(self._service, self._service.names[0], self._take, in_flight=count)
             await answering.run(iter(waiting))
         finally:
-            self._cancel = _nothing
+            self._cancel = lambda: None
             await self._service.stop(0)
             await asyncio.to_thread(self._service.join, 60.0)
 

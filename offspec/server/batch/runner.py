@@ -101,7 +101,9 @@ class BatchRunner:
         lines = (line for line in read_lines(self._files.path(batch.input)) if line.id not in done)
         model = batch.model if batch.model in self._service.names else self._service.names[0]
         await self._ready()
-        answering = Answering(self._service, model, take, in_flight=self._service.sequences, turn=self._turn)
+        answering = Answering(
+            self._service, model, take, in_flight=self._service.engine.sequences, turn=self._turn
+        )
         await answering.run(lines)
 
     async def _ready(self) -> None:
@@ -112,7 +114,7 @@ class BatchRunner:
     async def _turn(self) -> None:
         """Wait until a request would be answered at once: those of clients go first."""
         pause = 0.001
-        while self._service.state != "ready" or self._service.in_flight >= self._service.sequences:
+        while self._service.state != "ready" or self._service.in_flight >= self._service.engine.sequences:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.05)
 
