@@ -176,7 +176,6 @@ class MessageReply(Reply):
         yield {"type": "content_block_start", "index": self._index, "content_block": {**self._block}}
 
     def _close(self) -> Iterator[Event]:
-        """Close the block that is open, if one is."""
         if self._block is None:
             return
         if self._block["type"] == "thinking":

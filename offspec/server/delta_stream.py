@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from copy import deepcopy
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from offspec.chat.answer_parts import OneCall, Parts, PlainText
@@ -219,8 +218,6 @@ class DeltaStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self.abandoned = True
         self._on_leave(self)

@@ -12,8 +12,7 @@ from starlette.responses import Response
 from offspec.core.model_info import ModelInfo
 from offspec.core.sampling_defaults import sampling_values
 from offspec.server.endpoint import read_request
-from offspec.server.ollama import check_name
-from offspec.server.ollama_reply import written_time
+from offspec.server.ollama import check_name, written_time
 from offspec.server.openai_common import llama_settings
 from offspec.server.reply import json_response
 from offspec.server.service import Service

@@ -203,7 +203,6 @@ class ChatReply(ChunkedReply):
             yield {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.reason}
 
     def _more(self, choice: int, delta: dict[str, Any], **more: Any) -> Event:
-        """A chunk with more of a choice."""
         return self.chunk({"index": choice, "delta": delta, "logprobs": None, "finish_reason": None, **more})
 
     def _calls(self, calls: list[dict[str, Any]]) -> dict[str, Any]:
@@ -211,7 +210,6 @@ class ChatReply(ChunkedReply):
         return {"function_call": calls[0]["function"]} if self._legacy else {"tool_calls": calls}
 
     def _call(self, call: Called) -> dict[str, Any]:
-        """A whole call."""
         if call.name in self._custom:
             made = {"name": call.name, "input": custom_input(call.arguments)}
             return {"id": call.id, "type": "custom", "custom": made}

@@ -186,7 +186,6 @@ class ChunkedReply(Reply):
 
 
 def _chunked_usage(usage: Usage) -> dict[str, Any]:
-    """Counts of tokens."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.answer_tokens,

@@ -137,7 +137,6 @@ def _given(item: Item, where: str, ignore: Ignore) -> dict[str, Any] | None:
 
 
 def _call(item: Item, where: str) -> dict[str, Any]:
-    """A message with an earlier call."""
     name = flat_name(_wanted(item.name, f"{where}.name"), item.namespace)
     id = _wanted(item.call_id, f"{where}.call_id")
     if item.type == "custom_tool_call":

@@ -200,7 +200,6 @@ class Service:
 
     @property
     def _wanted(self) -> list[DeltaStream]:
-        """Answers whose clients are there."""
         return [each for each in [*self._waiting, *self._running] if not each.abandoned]
 
     @property
@@ -254,7 +253,6 @@ class Service:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
-        """The engine's thread."""
         try:
             engine = self._load(self._hear)
         except BaseException as error:  # it is for whoever started the server to say

@@ -170,7 +170,7 @@ class BatchJobs:
         return batch
 
     def _needed(self) -> set[str]:
-        """Ids of files that batches need which are not finished."""
+        """Ids of files of unfinished batches."""
         unfinished = [batch for batch in self.batches.all() if batch.is_unfinished]
         return {id for batch in unfinished for id in (batch.input, batch.output, batch.errors)}
 

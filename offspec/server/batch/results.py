@@ -6,7 +6,6 @@ import os
 import threading
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from offspec.core.errors import RequestError, missing_package
@@ -64,7 +63,6 @@ class ResultFile:
         os.ftruncate(self._fd, whole)
 
     def _read(self, number: int, text: bytes) -> tuple[str, dict[str, Any]]:
-        """Id and fields of a result."""
         try:
             fields = json.loads(text)
             return str(fields["custom_id"] if "custom_id" in fields else fields["id"]), fields
@@ -97,9 +95,7 @@ class ResultFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._turns:
             os.close(self._fd)
             self._fd = -1  # what comes too late must not reach another file that has its number

@@ -107,7 +107,6 @@ class BatchRunner:
         await answering.run(lines)
 
     async def _ready(self) -> None:
-        """Wait until the model is loaded."""
         while self._service.state != "ready":
             await asyncio.sleep(0.05)
 
