@@ -16,7 +16,7 @@ from offspec.server.service import Service
 
 log = logging.getLogger("offspec.server")
 
-_IGNORED = "offspec.ignored"  # in the scope of a request: what takes the parts without effect
+_IGNORED = "offspec.ignored"  # in the scope of a request: names of what has no effect in it
 _MOST_LOGGED = 1000  # names, so that no client can fill the memory with them
 _MOST_SHOWN = 20  # names in a response header
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\-() ]")
@@ -30,67 +30,58 @@ class _NamesModel(Protocol):
 _M = TypeVar("_M", bound=_NamesModel)
 
 
-class Ignored:
-    """Takes parts of a request without effect: for the log, once for each name, and for the client.
-
-    Args:
-        service: Knows the names that were logged.
-        path: Path of the request.
-        strict: Refuse such parts.
-    """
-
-    def __init__(self, service: Service, path: str, strict: bool = False) -> None:
-        self._seen, self._path, self.strict = service.ignored_names, path, strict
-        self.names = list[str]()
-
-    def __call__(self, *parts: str) -> None:
-        """Report parts, such as "messages[0].mood". Raises Fault if they are refused."""
-        for part in parts:
-            if self.strict:
-                raise unsupported(part)
-            name = _UNSAFE.sub("?", field_name(part))[:80].strip() or "?"
-            if name not in self.names:
-                self.names.append(name)
-            if name not in self._seen and len(self._seen) < _MOST_LOGGED:
-                self._seen.add(name)
-                log.info("ignored, without effect here: %s (%s)", name, self._path)
-
-
-@dataclass(frozen=True, slots=True)
 class ApiRequest(Generic[_T]):
     """A request to an API.
 
+    body: as a struct. ignored: names of parts that have no effect.
+
     Args:
         service: Answers it.
+        path: Path of the endpoint.
         given: Its body as it came.
-        body: The same as a struct of the API.
-        ignore: Takes parts without effect.
+        wanted: Struct of the body.
+        strict: Refuse parts without effect.
+
+    Raises:
+        Fault: A wrong body.
     """
 
-    service: Service
-    given: Any
-    body: _T
-    ignore: Ignored
+    def __init__(
+        self, service: Service, path: str, given: Any, wanted: type[_T], strict: bool = False
+    ) -> None:
+        self.service, self.given = service, given
+        self.ignored = list[str]()
+        self._path, self._strict = path, strict
+        unknown = list[str]()
+        self.body = convert(given, wanted, ignored=None if strict else unknown)
+        self.ignore(*unknown)
 
-
-def read_given(service: Service, given: Any, wanted: type[_T], ignore: Ignored) -> ApiRequest[_T]:
-    """The request with a body that was parsed. Raises Fault, if strict also for an unknown field."""
-    unknown = list[str]()
-    body = convert(given, wanted, ignored=None if ignore.strict else unknown)
-    ignore(*unknown)
-    return ApiRequest(service, given, body, ignore)
+    def ignore(self, *parts: str) -> None:
+        """Report parts without effect, such as "messages[0].mood": for the log, once, and for the client."""
+        seen = self.service.ignored_names
+        for part in parts:
+            if self._strict:
+                raise unsupported(part)
+            name = _UNSAFE.sub("?", field_name(part))[:80].strip() or "?"
+            if name not in self.ignored:
+                self.ignored.append(name)
+            if name not in seen and len(seen) < _MOST_LOGGED:
+                seen.add(name)
+                log.info("ignored, without effect here: %s (%s)", name, self._path)
 
 
 async def read_request(request: Request, wanted: type[_T]) -> ApiRequest[_T]:
     """The request with the body of an HTTP request. Raises Fault."""
     service: Service = request.app.state.service
-    ignore = request.scope[_IGNORED] = Ignored(service, request.url.path, service.settings.strict)
-    return read_given(service, parse(await request.body()), wanted, ignore)
+    given, strict = parse(await request.body()), service.settings.strict
+    found = ApiRequest(service, request.url.path, given, wanted, strict)
+    request.scope[_IGNORED] = found.ignored
+    return found
 
 
 def ignored_header(scope: Scope) -> str:
     """Return the names of what had no effect in a request, for the header of its response."""
-    names = scope[_IGNORED].names if _IGNORED in scope else []
+    names: list[str] = scope.get(_IGNORED, [])
     more = ["..."] if len(names) > _MOST_SHOWN else []
     return ", ".join([*names[:_MOST_SHOWN], *more])
 
@@ -109,12 +100,9 @@ class Endpoint(Generic[_M]):
 
     async def respond(self, request: Request) -> Response:
         """Answer an HTTP request. Raises Fault."""
-        return await self._named(await read_request(request, self.body))
+        return await self.answer(await read_request(request, self.body))
 
-    async def answer(self, service: Service, path: str, given: Any) -> Response:
-        """Answer a body without HTTP. path: of the endpoint. Raises Fault."""
-        return await self._named(read_given(service, given, self.body, Ignored(service, path)))
-
-    async def _named(self, request: ApiRequest[_M]) -> Response:
+    async def answer(self, request: ApiRequest[_M]) -> Response:
+        """Answer a request. Raises Fault."""
         request.body.model = request.service.check_name(request.body.model)
         return await self.create(request)

@@ -22,7 +22,7 @@ from offspec.server.connections import REFUSED
 from offspec.server.cors import ANY
 from offspec.server.endpoint import ignored_header
 from offspec.server.faults import CLIENT_GONE, Fault, internal
-from offspec.server.settings import Limits, Settings
+from offspec.server.settings import Settings
 
 log = logging.getLogger("offspec.server")
 access_log = logging.getLogger("offspec.server.access")
@@ -41,7 +41,7 @@ class Guard:
     Args:
         app: What answers.
         fail: Writes a fault.
-        settings: Its `key`, `limits` and `origins` hold for all requests.
+        settings: Its `key`, `origins` and limits hold for all requests.
         local: Only names of this machine are taken for the host in a request without a key: a page of another
             site that has its name resolve to this machine is refused.
         ended: Told path, status and seconds of each request.
@@ -56,7 +56,7 @@ class Guard:
         ended: Callable[[str, int, float], None],
     ) -> None:
         self._app, self._fail, self._local, self._ended = app, fail, local, ended
-        self._limits, self._origins = settings.limits, settings.origins
+        self._settings = settings
         self._key = None if settings.key is None else _digest(settings.key)
         self._taken = 0  # bytes of all bodies
 
@@ -97,7 +97,7 @@ class Guard:
             try:
                 upload = scope["method"] == "POST" and scope["path"] in _UPLOADS
                 self._admit(scope, headers, upload)
-                coming = _limited(self._limits, headers, receive, upload, take)
+                coming = _limited(self._settings, headers, receive, upload, take)
                 has_body = scope["method"] not in ("GET", "HEAD")
                 body = await Request(scope, coming).body() if has_body and not upload else b""
             except Fault as fault:
@@ -119,7 +119,7 @@ class Guard:
             nonlocal taken
             taken += count
             self._taken += count
-            if self._taken > self._limits.bodies_bytes:
+            if self._taken > self._settings.bodies_bytes:
                 message = "the bodies of other requests leave no room for this one: try again later"
                 raise Fault("rate_limit", message, retry_after=5)
 
@@ -155,7 +155,7 @@ class Guard:
     def _is_allowed_page(self, headers: Headers) -> bool:
         """Whether a request comes from the server's own page, an allowed origin, or no page at all."""
         origin = headers.get("origin")
-        if origin is None or origin in self._origins or ANY in self._origins:
+        if origin is None or origin in self._settings.origins or ANY in self._settings.origins:
             return True
         return urlsplit(origin).netloc == headers.get("host")
 
@@ -183,15 +183,15 @@ def _is_local(host: str) -> bool:
 
 
 def _limited(
-    limits: Limits, headers: Headers, receive: Receive, upload: bool, take: Callable[[int], None]
+    settings: Settings, headers: Headers, receive: Receive, upload: bool, take: Callable[[int], None]
 ) -> Receive:
     """What gives a body as it comes. It raises Fault where that is too long or comes too slowly.
 
     upload: it is a form with a file. take: told of the bytes of other bodies.
     """
     size, whole = 0, False
-    most = limits.upload_bytes if upload else limits.body_bytes
-    seconds = limits.upload_seconds if upload else limits.body_seconds
+    most = settings.upload_bytes if upload else settings.body_bytes
+    seconds = settings.upload_seconds if upload else settings.body_seconds
     deadline = asyncio.get_running_loop().time() + seconds
     too_large = Fault("too_large", f"the body is larger than {most} bytes")
     length = headers.get("content-length", "0")

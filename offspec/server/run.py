@@ -15,7 +15,7 @@ from offspec.core.errors import RequestError
 from offspec.core.files import remove_unfinished
 from offspec.server.app import make_app
 from offspec.server.batch.jobs import BatchJobs
-from offspec.server.connections import MOST
+from offspec.server.connections import MOST, LimitedConnection
 from offspec.server.cors import ANY
 from offspec.server.service import Loader, Service
 from offspec.server.settings import Settings
@@ -102,7 +102,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 make_app(self.service, self.batches, local=local),
-                http=settings.connection,
+                http=LimitedConnection,
                 loop="asyncio",
                 ws="none",
                 lifespan="off",

@@ -10,6 +10,7 @@ from typing import Any
 
 from offspec.core.errors import ClosedError
 from offspec.server.batch.lines import ENDPOINTS, Line
+from offspec.server.endpoint import ApiRequest
 from offspec.server.exchange import Usage
 from offspec.server.faults import Fault, internal, openai_error
 from offspec.server.reply import WholeAnswer
@@ -94,8 +95,9 @@ class Answering:
 
     async def _ask(self, line: Line) -> tuple[int, dict[str, Any]]:
         """Status and body of an answer."""
+        endpoint, given = ENDPOINTS[line.url], line.request(self._model)
         try:
-            response = await ENDPOINTS[line.url].answer(self._service, line.url, line.request(self._model))
+            response = await endpoint.answer(ApiRequest(self._service, line.url, given, endpoint.body))
             assert isinstance(response, WholeAnswer), "lines do not stream"
             return 200, await response.value()
         except Fault as fault:
