@@ -186,7 +186,6 @@ class DeltaStream:
             cached_tokens=found[0][0].reused_tokens,
             answer_tokens=sum(result.tokens for result, _ in found),
             reasoning_tokens=sum(thought for _, thought in found),
-            passes=sum(result.passes for result, _ in found),
         )
 
     def put(self, *items: Delta | Fault | None) -> None:

@@ -139,14 +139,12 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens and passes of the whole answer: its last event. cached_tokens: of the prompt, read from a
-    cache."""
+    """Tokens of the whole answer: its last event. cached_tokens: of the prompt, read from a cache."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     answer_tokens: int = 0
     reasoning_tokens: int = 0
-    passes: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(*map(add, astuple(self), astuple(other)))

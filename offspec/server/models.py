@@ -19,6 +19,8 @@ from offspec.server.service import Service
 
 # Names of the context's size that clients read: LM Studio and OpenRouter, vLLM, llama.cpp, LiteLLM.
 _CONTEXT = ("context_length", "max_model_len", "max_context_length", "max_input_tokens")
+_VERSION = "0.12.11"  # of Ollama, whose API this is: clients require some version or a later one
+_CENTURY = 100 * 365 * 86400  # seconds that the model stays loaded
 
 
 def is_anthropic(headers: Headers) -> bool:
@@ -59,10 +61,6 @@ def _entry(request: Request, name: str) -> dict[str, Any]:
     if context is not None:
         more |= dict.fromkeys(_CONTEXT, context)
     return {"id": name, "object": "model", "created": created, "owned_by": "offspec", **more}
-
-
-_VERSION = "0.12.11"  # of Ollama, whose API this is: clients require some version or a later one
-_CENTURY = 100 * 365 * 86400  # seconds that the model stays loaded
 
 
 class ShowBody(Struct):
