@@ -37,7 +37,8 @@ class DeltaStream:
     """The deltas of one answer, to be iterated; a context manager, after which it is abandoned.
 
     An abandoned answer is halted once its prompt is computed, so that a retry finds it in the cache, or
-    earlier by `on_leave`. Iteration raises Fault if the answer fails. begun: it waits no longer.
+    earlier by `on_leave`. Iteration raises Fault if the answer fails. begun: it waits no longer. Made in a
+    thread: to look for marks in a long prompt takes a while.
 
     Args:
         ask: The request, with a seed. Each of its choices has the next.
@@ -61,7 +62,12 @@ class DeltaStream:
         self.abandoned = self.prompt_computed = False
         self._tokens = TokenTexts(engine.token_bytes)
         self._parts: Parts = PlainText()  # of a choice that has not begun
+        if not ask.raw:
+            parts = engine.parts(ids, () if ask.one_call else ask.tools.callable)
+            self._parts = OneCall(parts) if ask.one_call else parts
         self._prompt = ""  # its text, if the answer echoes it
+        if ask.echo:
+            self._prompt = ask.prompt if isinstance(ask.prompt, str) else engine.spell(ids)
         self._choices, self._failed = 0, False  # choices so far
         self._helper: asyncio.Task[None] | None = None  # that waits for a slot
         self._results = dict[int, tuple[Result, int]]()  # and tokens of thoughts
@@ -102,23 +108,12 @@ class DeltaStream:
         """Compute one choice, from its first delta to its last. If it fails, the others are halted."""
         choice = self._choices
         self._choices += 1
+        if self._left and self._helper is None:
+            self._helper = tasks.create_task(self._help(slots, tasks))
         try:
-            if choice == 0:  # marks and the text of a long prompt take a while
-                await asyncio.to_thread(self._prepare)
-            if self._left and self._helper is None:
-                self._helper = tasks.create_task(self._help(slots, tasks))
             await self._compute(choice)
         except Exception as error:
             self._fail(error)
-
-    def _prepare(self) -> None:
-        """Make the parser of the answer's text, and the text of its prompt. Raises OffspecError."""
-        ask, engine = self.ask, self._engine
-        if not ask.raw:
-            parts = engine.parts(self.ids, () if ask.one_call else ask.tools.callable)
-            self._parts = OneCall(parts) if ask.one_call else parts
-        if ask.echo:
-            self._prompt = ask.prompt if isinstance(ask.prompt, str) else engine.spell(self.ids)
 
     async def _compute(self, choice: int) -> None:
         ask, params = self.ask, self.ask.params

@@ -177,15 +177,23 @@ class Service:
         """
         if not admitted:
             self._check_room()
-        ids, ask = await self._encode(partial(_prepared, self.engine, ask, self.settings))
-        answer = DeltaStream(ask, ids, self.engine, self.metrics, self._leave)
+        answer = await self._encode(partial(self._prepared, self.engine, ask))
+        engine = self.engine  # unless the server stops meanwhile
         if not admitted:
             self._check_room()
-        self._slots = self._slots or asyncio.Semaphore(self.engine.sequences)
+        self._slots = self._slots or asyncio.Semaphore(engine.sequences)
         task = self._tasks[answer] = asyncio.create_task(answer.run(self._slots))
         task.add_done_callback(lambda task: self._tasks.pop(answer))
         self._make_way()
         return answer
+
+    def _prepared(self, engine: "Engine", ask: Ask) -> DeltaStream:
+        """The answer to a request, with a seed and a format. Raises Fault, OffspecError."""
+        ids = _ids(engine, ask)
+        seed = secrets.randbits(63) if ask.params.seed is None else ask.params.seed
+        ask = replace(ask, params=replace(ask.params, seed=seed))
+        ask = with_format(ask, ids, engine, self.settings)
+        return DeltaStream(ask, ids, engine, self.metrics, self._leave)
 
     def _check_room(self) -> None:
         """Raises Fault where no more requests may wait, or none are taken."""
@@ -288,13 +296,6 @@ def _ids(engine: "Engine", ask: Ask) -> list[int]:
         assert isinstance(ask.prompt, str)
         return engine.encode_infill(ask.prompt, ask.suffix)
     return engine.encode(ask.prompt, ask.raw, variables, ask.continues)
-
-
-def _prepared(engine: "Engine", ask: Ask, settings: Settings) -> tuple[list[int], Ask]:
-    """The prompt of a request, and the request with a seed and the format of its answer."""
-    ids = _ids(engine, ask)
-    seed = secrets.randbits(63) if ask.params.seed is None else ask.params.seed
-    return ids, with_format(replace(ask, params=replace(ask.params, seed=seed)), ids, engine, settings)
 
 
 def _broken_off() -> Fault:
