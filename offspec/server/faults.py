@@ -83,10 +83,10 @@ def unsupported(field: str, why: str = "it is not supported here; leave it out")
     return invalid(field, why, "unsupported_parameter")
 
 
-def refuse(given: Mapping[str, Any], harmless: Mapping[str, Any]) -> None:
-    """Raises Fault for a field that was given another value than None and the harmless one."""
-    for name, value in given.items():
-        if value is not None and value != harmless.get(name):
+def refuse(body: Any, harmless: Mapping[str, Any]) -> None:
+    """Raises Fault for a field of a body with another value than None and the harmless one."""
+    for name, value in harmless.items():
+        if getattr(body, name) not in (None, value):
             raise unsupported(name)
 
 

@@ -97,7 +97,7 @@ async def generate(request: Request) -> Response:
     given = await read_request(request, GenerateBody)
     service, body = given.service, given.body
     check_name(service, body.model)
-    refuse({"template": body.template, "images": body.images}, {"template": ""})
+    refuse(body, {"template": "", "images": None})
     if not body.prompt and not body.suffix:
         return _loaded(service, body, generate_shape)
     system = [{"role": "system", "content": body.system}] if body.system else []

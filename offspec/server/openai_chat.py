@@ -101,7 +101,7 @@ async def create(request: ApiRequest[Body]) -> Response:
 def _ask(request: ApiRequest[Body]) -> Ask:
     """The request of a body. Raises Fault for what is not supported."""
     body, ignore = request.body, request.ignore
-    refuse({name: getattr(body, name) for name in _HARMLESS}, _HARMLESS)
+    refuse(body, _HARMLESS)
     trees = body.offspec is not None and body.offspec.trees
     if trees and not body.stream:
         raise invalid("offspec.trees", "they need stream")

@@ -48,7 +48,7 @@ async def create(request: ApiRequest[Body]) -> Response:
 
 def _asks(body: Body, service: Service) -> Iterator[Ask]:
     """What a body asks for, a request for each prompt. Raises Fault."""
-    refuse({"best_of": body.best_of}, {"best_of": body.choices})
+    refuse(body, {"best_of": body.choices})
     params = body.sampling(
         service.defaults,
         max_tokens=_LONGEST if body.max_tokens is None else answer_limit(body.max_tokens or 1),

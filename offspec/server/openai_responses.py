@@ -32,8 +32,7 @@ from offspec.server.stored_responses import StoredResponses, fresh_id
 from offspec.server.tools import ToolChoice
 
 _LOGPROBS = "message.output_text.logprobs"
-_HARMLESS: dict[str, Any] = {"background": False}
-_REFUSED = ("background", "conversation", "prompt")
+_HARMLESS: dict[str, Any] = {"background": False, "conversation": None, "prompt": None}
 _ANSWER = 4  # an answer that may be long has at least this part of the context
 
 
@@ -120,7 +119,7 @@ def _items(given: Sequence[Object]) -> list[Item]:
 def _ask(request: ApiRequest[Body], items: Sequence[Object]) -> Ask:
     """The request of a body. Raises Fault for what is not supported."""
     body = request.body
-    refuse({name: getattr(body, name) for name in _REFUSED}, _HARMLESS)
+    refuse(body, _HARMLESS)
     text = body.text or TextConfig()
     effort = body.reasoning.effort if body.reasoning else None
     with_logprobs = _LOGPROBS in (body.include or ())
