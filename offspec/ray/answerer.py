@@ -1,4 +1,4 @@
-"""What an actor does: an engine of its own answers lines, as `offspec batch` has them answered."""
+"""The work of an actor: an engine of its own answers lines, as in `offspec batch`."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ _CLOSING_S = 60.0
 
 
 def loader(config: EngineConfig, plan: Path | None = None) -> Loader:
-    """What loads an engine on the machine where it is called. It can be pickled."""
+    """A loader of an engine on the machine where it is called. It can be pickled."""
     return partial(_load, config, plan)
 
 

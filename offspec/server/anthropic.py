@@ -36,14 +36,14 @@ class Thinking(msgspec.Struct):
 
 
 class OutputFormat(msgspec.Struct):
-    """What the answer must look like."""
+    """Format of the answer."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(msgspec.Struct):
-    """How to answer."""
+    """Effort and format of the answer."""
 
     effort: str | None = None
     format: OutputFormat | None = None

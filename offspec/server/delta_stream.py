@@ -155,7 +155,7 @@ class DeltaStream:
                 self.halt.set()
 
     def _stop_text(self, result: Result) -> str | None:
-        """Which stop text has ended an answer, whose tokens still have it: the first to be complete."""
+        """The stop text that ended an answer, whose tokens still have it: the first to be complete."""
         text, stops = self._engine.spell(result.token_ids), self.ask.params.stop
         found = [(at + len(stop), -len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]
         return min(found)[2] if found else None

@@ -1,4 +1,4 @@
-"""What every API asks and is told: a request and the events of its answer, in no API's own terms."""
+"""A request and the deltas of its answer, as all APIs share them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, in no API's own shape."""
+"""Faults of requests, and the shape of an error in each API."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

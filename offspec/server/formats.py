@@ -47,7 +47,7 @@ class StructuredOutputs(msgspec.Struct, omit_defaults=True):
 
 
 def format_of(response: ResponseFormat | None, structured: StructuredOutputs | None) -> Constraint | None:
-    """What a body asks for; None for text. Raises Fault for both, or for what cannot be followed."""
+    """The format that a body sets; None for text. Raises Fault for two formats, or an impossible one."""
     given = msgspec.structs.asdict(structured) if structured is not None else {}
     given = {name: value for name, value in given.items() if value is not None}
     if structured is not None and len(given) != 1:

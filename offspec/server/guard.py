@@ -1,4 +1,4 @@
-"""What every request passes first: who may ask, how much, how slowly; and the one line that tells of it."""
+"""Admission of requests: key, host, length and time limits; and the line that each has in the log."""
 
 import asyncio
 import hashlib
@@ -112,7 +112,7 @@ class Guard:
 
     @contextmanager
     def _room(self) -> Iterator[Callable[[int], None]]:
-        """What takes bytes for a body, until the block ends. It raises Fault where there are no more."""
+        """A function that reserves bytes of a body until the block ends. It raises Fault if none are left."""
         taken = 0
 
         def take(count: int) -> None:
@@ -166,7 +166,7 @@ class Guard:
 
 
 def _digest(text: str) -> bytes:
-    """Of one length, whatever the text's, so that a comparison tells nothing of it."""
+    """A digest has one length, so that comparing it reveals nothing of the text's."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -185,7 +185,7 @@ def _is_local(host: str) -> bool:
 def _limited(
     settings: Settings, headers: Headers, receive: Receive, upload: bool, take: Callable[[int], None]
 ) -> Receive:
-    """What gives a body as it comes. It raises Fault where that is too long or comes too slowly.
+    """A body as it comes. Receiving raises Fault if it is too long or too slow.
 
     upload: it is a form with a file. take: told of the bytes of other bodies.
     """
@@ -221,7 +221,7 @@ def _limited(
 
 
 def _closing(send: Send) -> Send:
-    """What sends an answer, and ends the connection after an error: what is left of the body is not read."""
+    """`send` that ends the connection after an error: the rest of the body is not read."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start" and message["status"] >= 400:
@@ -232,7 +232,7 @@ def _closing(send: Send) -> Send:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """What gives the body once more, and then whatever comes."""
+    """`receive` that gives the body once more, and then whatever comes."""
     given = False
 
     async def again() -> Message:

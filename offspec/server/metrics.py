@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus."""
+"""Counters of the server, for Prometheus."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -79,7 +79,7 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def watch_queue(self, length: Callable[[], int]) -> None:
-        """How to find out how many requests wait."""
+        """Set the function that counts requests that wait."""
         self._queue.set_function(length)
 
     def passed(self, stats: PassStats) -> None:

@@ -89,7 +89,7 @@ async def list_files(request: Request) -> Response:
 
 
 async def retrieve_file(request: Request) -> Response:
-    """What is known of a file."""
+    """Describe a file."""
     jobs = await jobs_of(request)
     return json_response(jobs.files.records.get(request.path_params["id"]).shown())
 
@@ -149,7 +149,7 @@ async def listing(request: Request) -> Response:
 
 
 async def retrieve(request: Request) -> Response:
-    """How far a batch is."""
+    """Describe a batch."""
     jobs = await jobs_of(request)
     return json_response(jobs.batches.get(request.path_params["id"]).shown())
 

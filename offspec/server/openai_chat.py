@@ -33,7 +33,7 @@ class Watched(Struct):
 
 
 class Reasoning(Struct):
-    """How to reason, as OpenRouter has it."""
+    """Options of reasoning, as OpenRouter has them."""
 
     effort: str | None = None
     enabled: bool | None = None

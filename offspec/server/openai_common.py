@@ -1,4 +1,4 @@
-"""What OpenAI's APIs share, and others with them: fields that choose tokens, log-probabilities, chunks."""
+"""Shared by OpenAI's and other APIs: fields that choose tokens, log-probabilities, chunks."""
 
 import secrets
 import time

@@ -47,7 +47,7 @@ async def create(request: ApiRequest[Body]) -> Response:
 
 
 def _asks(body: Body, service: Service) -> Iterator[Ask]:
-    """What a body asks for, a request for each prompt. Raises Fault."""
+    """The requests of a body, one for each prompt. Raises Fault."""
     refuse(body, {"best_of": body.choices})
     params = body.sampling(
         service.defaults,

@@ -52,7 +52,7 @@ class TextConfig(Struct):
 
 
 class Reasoning(Struct):
-    """How much to reason."""
+    """Options of reasoning."""
 
     effort: str | None = None
 

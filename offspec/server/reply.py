@@ -103,7 +103,7 @@ def list_page(data: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T | None:
-    """What a coroutine returns; None, and it is cancelled, where the client leaves first."""
+    """Return the result of a coroutine; cancel it and return None if the client leaves first."""
     doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
     try:
         await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -7,7 +7,7 @@ from offspec.core.sampling_defaults import SamplingOverrides
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to serve.
+    """Settings of a server.
 
     Args:
         host: Address or name to listen at.

@@ -32,7 +32,7 @@ _MOST_UNFINISHED = 64
 
 
 def batches_folder(name: str) -> Path:
-    """Where a server that answers by a name keeps files and batches: in the user's data folder."""
+    """The folder in which a server that answers by a name keeps files and batches."""
     readable = re.sub(r"[^\w.-]+", "-", name)[-80:].lstrip(".")
     return data_root() / "batches" / f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 

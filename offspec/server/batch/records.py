@@ -25,7 +25,7 @@ class Record(Protocol):
     order: int
 
     def shown(self) -> dict[str, Any]:
-        """What a client sees of it."""
+        """The record as OpenAI's object."""
 
 
 R = TypeVar("R", bound=Record)

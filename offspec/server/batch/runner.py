@@ -140,7 +140,7 @@ def _unless_cancelling(batch: StoredBatch) -> Iterator[None]:
 
 
 def _validate(path: Path, endpoint: str, most_lines: int) -> tuple[int, list[Trouble]]:
-    """How many lines a file has, and what is wrong with them that no result of theirs could tell.
+    """The number of lines of a file, and faults of them that no result could report.
 
     What is wrong with a request alone is an error of its line, once it is its turn.
     """

@@ -1,4 +1,4 @@
-"""What is known of a batch that clients have asked for, and what they see of it."""
+"""A batch of a client, as it is kept and as the client sees it."""
 
 import json
 import time
@@ -84,7 +84,7 @@ class StoredBatch(Struct):
         self.times[status] = int(time.time())
 
     def shown(self) -> dict[str, Any]:
-        """What a client sees of it: OpenAI's object."""
+        """The batch as OpenAI's object."""
         errors = {"object": "list", "data": self.troubles} if self.troubles else None
         return {
             "id": self.id,

@@ -22,7 +22,7 @@ Purpose = Literal["batch", "batch_output"]
 
 
 class StoredFile(Struct):
-    """What is known of a file. bytes: its size; created_at, expires_at: in seconds since 1970."""
+    """Description of a file. bytes: its size; created_at, expires_at: in seconds since 1970."""
 
     id: str
     order: int
@@ -33,7 +33,7 @@ class StoredFile(Struct):
     purpose: Purpose
 
     def shown(self) -> dict[str, Any]:
-        """What a client sees of it: OpenAI's object."""
+        """The file as OpenAI's object."""
         fields = asdict(self)
         del fields["order"]
         return {"id": self.id, "object": "file", **fields, "status": "processed", "status_details": None}
@@ -64,7 +64,7 @@ class StoredFiles:
                 path.unlink(missing_ok=True)
 
     def path(self, id: str) -> Path:
-        """Where the file of an id is, or is to be."""
+        """The path of the file with an id, whether it exists or not."""
         return self._folder / f"{id}.jsonl"
 
     def add(self, source: BinaryIO, filename: str, seconds: int | None) -> StoredFile:
