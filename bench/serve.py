@@ -52,7 +52,8 @@ def client() -> None:
 @contextmanager
 def served(engine: Engine, tokens: int) -> Iterator[Ask]:
     """A server of this engine, and a client that asks it for answers of so many tokens."""
-    from offspec.server.run import Server, Settings
+    from offspec.server.run import Server
+    from offspec.server.settings import Settings
 
     argv = [sys.executable, "-c", "from bench.serve import client; client()"]
     with (

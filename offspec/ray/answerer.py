@@ -1,4 +1,4 @@
-"""What an actor does: an engine of its own answers lines, as `offspec batch` has them answered."""
+"""The work of an actor: an engine of its own answers lines, as in `offspec batch`."""
 
 import asyncio
 import time
@@ -6,25 +6,29 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError
 from offspec.core.events import Event
 from offspec.core.sampling_defaults import SamplingOverrides
+from offspec.server.batch.answering import Answering
 from offspec.server.batch.lines import Line
-from offspec.server.served_engine import Loader, ServedEngine
-from offspec.server.service import Service
+from offspec.server.service import Loader, Service
+from offspec.server.settings import Settings
+
+if TYPE_CHECKING:
+    from offspec.engine.engine import Engine
 
 _CLOSING_S = 60.0
 
 
 def loader(config: EngineConfig, plan: Path | None = None) -> Loader:
-    """What loads an engine on the machine where it is called. It can be pickled."""
+    """A loader of an engine on the machine where it is called. It can be pickled."""
     return partial(_load, config, plan)
 
 
-def _load(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> ServedEngine:
+def _load(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> "Engine":
     from offspec.engine.load import load  # only where it is called: it imports torch
 
     return load(config, plan=plan, notify=notify)
@@ -49,12 +53,8 @@ class Answerer:
         sampling: SamplingOverrides | None = None,
         in_flight: int | None = None,
     ) -> None:
-        from offspec.server.app import make_app
-        from offspec.server.batch.answering import LONGEST
-        from offspec.server.bodies import Limits
-
-        self._service = Service(load, names=names, sampling=sampling)
-        self._app = make_app(self._service, limits=Limits(body_bytes=LONGEST))
+        settings = Settings(names=tuple(names), sampling=sampling or SamplingOverrides())
+        self._service = Service(load, settings)
         self._in_flight = in_flight
         self._service.start()
         while self._service.state == "loading":
@@ -71,15 +71,13 @@ class Answerer:
         if (error := self._service.error) is not None:
             # Of the base class, which can be pickled without the fields that some of the others have.
             raise OffspecError(str(error)) if isinstance(error, OffspecError) else error
-        from offspec.server.batch.answering import Answering
-
         found = dict[int, tuple[int, dict[str, Any]]]()
 
         async def take(line: Line, status: int, value: dict[str, Any]) -> None:
             found[line.number] = status, value
 
-        count = self._in_flight or self._service.sequences + 1
-        answering = Answering(self._app, self._service.names[0], take, in_flight=count)
+        count = self._in_flight or self._service.engine.sequences + 1
+        answering = Answering(self._service, self._service.names[0], take, in_flight=count)
         self._loop.run_until_complete(answering.run(iter(lines)))
         return found
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ray.data import Dataset
 
     from offspec.server.batch.lines import Line
-    from offspec.server.served_engine import Loader
+    from offspec.server.service import Loader
 
 _ASKED = ("id", "messages", "prompt", "sampling_params")
 _TOLD = {  # new columns, and their types in Arrow
@@ -61,9 +61,7 @@ class Predictor:
     ) -> None:
         from offspec.ray.answerer import Answerer, loader
 
-        config = (
-            model if isinstance(model, EngineConfig) else EngineConfig.of(model, cast(Settings, settings))
-        )
+        config = _config(model, settings)
         name = str(config.model)
         sampling = SamplingOverrides.all_of(sampling_params or SamplingParams())
         self._answerer: Answerer = Answerer(load or loader(config, plan), (name,), sampling, in_flight)

@@ -13,43 +13,33 @@ import msgspec
 
 from offspec.core.config import EngineConfig
 from offspec.core.errors import ClosedError, OffspecError, RequestError, missing_package
-from offspec.core.events import Event, LoadProgress, Notice
+from offspec.core.events import Event, Notice
 from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.ray.answerer import Answerer, loader
 from offspec.ray.predict import on_cluster
-from offspec.server.batch.answering import result
+from offspec.server.batch.answering import result, usage_of
 from offspec.server.batch.lines import Line
 from offspec.server.batch.results import ResultFile
-from offspec.server.batch.usage import usage_of
-from offspec.server.openai_common import error_body
-from offspec.server.served_engine import Loader
+from offspec.server.batch.run import LineRun
+from offspec.server.service import Loader
 
 _MOST_ROWS = 16  # that an actor is given at a time, and has to answer again where it dies
 _PATIENCE_S = 10.0  # until a cluster must answer
 _STORE_BYTES = 2**28  # of shared memory that a cluster of our own takes: questions and answers are small
 
 
-class LinePredictor:
+class LinePredictor(Answerer):
     """A callable class for `map_batches`: lines as JSON in a column `line` become results.
 
     Columns: `line` and `id`, then `id`, `status`, `tokens` of the answer, and `result` as JSON. Where the
     engine fails there is one row with a status of 0, whose `result` is the error: Ray would wrap one that is
-    raised. Args: those of `Answerer`.
+    raised.
     """
-
-    def __init__(
-        self,
-        load: Loader,
-        names: Sequence[str],
-        sampling: SamplingOverrides | None = None,
-        in_flight: int | None = None,
-    ) -> None:
-        self._answerer = Answerer(load, names, sampling, in_flight)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         lines = [msgspec.json.decode(text, type=Line) for text in batch["line"]]
         try:
-            found = self._answerer.answer(lines)
+            found = self.answer(lines)
         except OffspecError as error:
             return {"id": [""], "status": [0], "tokens": [0], "result": [msgspec.json.encode(str(error))]}
         answered = [(line, *found[line.number]) for line in lines]
@@ -61,7 +51,7 @@ class LinePredictor:
         }
 
 
-class RayBatchRun:
+class RayBatchRun(LineRun):
     """Lines on their way through the actors of a cluster, one on each machine or for each GPU.
 
     Args:
@@ -91,30 +81,18 @@ class RayBatchRun:
         in_flight: int | None = None,
         load: Loader | None = None,
     ) -> None:
-        self._results, self._notify, self._address = results, notify, address
+        super().__init__(results, notify)
+        self._address = address
         self._config, self._plan, self._load = config, plan, load
         self._actors, self._in_flight = actors, in_flight
         self._given = {"names": names, "sampling": sampling}
-        self._done, self._total = 0, 0  # lines
-        self.tokens = 0  # of the answers of this run
 
-    def run(self, lines: Sequence[Line]) -> None:
-        """Answer all that are not done.
+    def _answer(self, waiting: Sequence[Line]) -> None:
+        self._keep_faults(waiting)
+        with connected(self._address):
+            self._answer_on_cluster([line for line in waiting if line.fault is None])
 
-        Raises:
-            RequestError: There is no such cluster, or no room in it.
-            OffspecError: The model cannot be loaded, or a result cannot be written. What is finished is kept.
-        """
-        waiting = [line for line in lines if line.id not in self._results.done]
-        self._done, self._total = len(lines) - len(waiting), len(lines)
-        for line in waiting:
-            if (fault := line.fault) is not None:
-                self._keep(line.id, 0, result(line, fault.status, error_body(fault)))
-        if sound := [line for line in waiting if line.fault is None]:
-            with connected(self._address):
-                self._answer(sound)
-
-    def _answer(self, lines: Sequence[Line]) -> None:
+    def _answer_on_cluster(self, lines: Sequence[Line]) -> None:
         import ray
         from ray.exceptions import RayError
 
@@ -145,15 +123,6 @@ class RayBatchRun:
             raise ClosedError(f"the Ray cluster has failed, and its logs say more: {reason}") from None
         if missing := [line.id for line in lines if line.id not in self._results.done]:
             raise ClosedError(f"{len(missing)} lines have got no answer: the same command asks them again")
-
-    def _keep(self, name: str, tokens: int, value: dict[str, Any]) -> None:
-        self._results.add(name, value)
-        self.tokens += tokens
-        self._done += 1
-        self._tell()
-
-    def _tell(self) -> None:
-        self._notify(LoadProgress("answering", self._done, self._total, "answers"))
 
 
 @contextmanager

@@ -1,17 +1,19 @@
 """Anthropic's Messages: POST /v1/messages and /v1/messages/count_tokens."""
 
+import json
+import secrets
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
-from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec.server.anthropic_messages import Block, InputMessage, Tool, ToolChoice, as_messages, tools_of
-from offspec.server.anthropic_reply import MessageReply
-from offspec.server.exchange import Ask
+from offspec.server.endpoint import ApiRequest
+from offspec.server.exchange import Ask, Called, Delta, Ended, Said, Thought, Usage
+from offspec.server.faults import anthropic_error
 from offspec.server.formats import checked
 from offspec.server.openai_common import (
     MOST_MESSAGES,
@@ -21,9 +23,10 @@ from offspec.server.openai_common import (
     answer_limit,
     template_variables,
 )
-from offspec.server.reading import read_request, report_ignored
-from offspec.server.responses import json_response, respond
-from offspec.server.service import Service
+from offspec.server.reply import Event, Reply, json_response, respond, server_sent
+
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_UNSIGNED = "unsigned"  # clients keep no thought without a signature; what they send back is not checked
 
 
 class Thinking(msgspec.Struct):
@@ -33,14 +36,14 @@ class Thinking(msgspec.Struct):
 
 
 class OutputFormat(msgspec.Struct):
-    """What the answer must look like."""
+    """Format of the answer."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(msgspec.Struct):
-    """How to answer."""
+    """Effort and format of the answer."""
 
     effort: str | None = None
     format: OutputFormat | None = None
@@ -68,36 +71,137 @@ class Body(Counted, kw_only=True):
     stream: bool | None = None
 
 
-async def create(request: Request) -> Response:
+async def create(request: ApiRequest[Body]) -> Response:
     """Answer a conversation."""
-    service, body = await read_request(request, Body)
+    body = request.body
     stop = {} if body.stop_sequences is None else {"stop": body.stop_sequences}
     most = 1 if body.max_tokens == 0 else answer_limit(body.max_tokens)
-    ask = replace(_ask(request, body, max_tokens=most, **stop), silent=body.max_tokens == 0)
-    answer = await service.answer(ask)
-    return respond(answer, MessageReply(body.stream, body.model, answer.prompt_tokens))
+    ask = replace(_ask(request, max_tokens=most, **stop), silent=body.max_tokens == 0)
+    answer = await request.service.answer(ask)
+    return respond(answer, MessageReply(body.stream, body.model, len(answer.ids)))
 
 
-async def count_tokens(request: Request) -> Response:
+async def count_tokens(request: ApiRequest[Counted]) -> Response:
     """Count the tokens of a prompt, of any length."""
-    service, body = await read_request(request, Counted)
-    return json_response({"input_tokens": await service.count(_ask(request, body))})
+    return json_response({"input_tokens": await request.service.count(_ask(request))})
 
 
-def _ask(request: Request, body: Counted, **more: Any) -> Ask:
+def _ask(request: ApiRequest[Body] | ApiRequest[Counted], **more: Any) -> Ask:
     """The request of a body. Raises Fault for what is not supported."""
-    service: Service = request.app.state.service
+    body = request.body
     output = body.output_config or OutputConfig()
     if (format := output.format or body.output_format) is not None:
         more["format"] = checked("output_config.format.schema", "json_schema", format.schema)
     thinking = None if body.thinking is None or body.thinking.type == "adaptive" else body.thinking.type
-    ignore = partial(report_ignored, request)
     return Ask(
-        prompt=as_messages(body.system, body.messages, ignore),
-        params=body.sampling(service.defaults, **more),
-        tools=tools_of(body.tools or (), body.tool_choice, ignore),
+        prompt=as_messages(body.system, body.messages, request.ignore),
+        params=body.sampling(request.service.defaults, **more),
+        tools=tools_of(body.tools or (), body.tool_choice, request.ignore),
         parallel_calls=body.tool_choice is None or not body.tool_choice.disable_parallel_tool_use,
         template=template_variables(
             body.chat_template_kwargs, output.effort, None if thinking is None else thinking == "enabled"
         ),
     )
+
+
+class MessageReply(Reply):
+    """An answer of Messages: events of its blocks, or the message.
+
+    Args:
+        streamed: See `Reply`.
+        model: Name of the model.
+        prompt_tokens: Length of the prompt.
+    """
+
+    error_body = staticmethod(anthropic_error)
+
+    def __init__(self, streamed: bool | None, model: str, prompt_tokens: int) -> None:
+        super().__init__(streamed)
+        self._message: dict[str, Any] = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": prompt_tokens, "output_tokens": 0},
+        }
+        self._block: dict[str, Any] | None = None  # the block that is under way
+
+    def begin(self) -> Iterable[Event]:
+        return ({"type": "message_start", "message": {**self._message, "content": []}},)
+
+    def feed(self, delta: Delta) -> Iterator[Event]:
+        match delta:
+            case Said(text=text) if text:
+                yield from self._open("text", text="")
+                yield self._add("text_delta", "text", text)
+            case Thought(text=text):
+                yield from self._open("thinking", thinking="", signature="")
+                yield self._add("thinking_delta", "thinking", text)
+            case Called():
+                yield from self._close()
+                yield from self._open("tool_use", id=delta.id, name=delta.name, input={})
+                assert self._block is not None
+                self._block["input"] = json.loads(delta.arguments)
+                yield self._delta("input_json_delta", partial_json=delta.arguments)
+            case Ended():
+                reason = "stop_sequence" if delta.stop is not None else _REASONS[delta.reason]
+                self._message |= {"stop_reason": reason, "stop_sequence": delta.stop}
+            case Usage():
+                self._message["usage"] = _usage(delta)
+
+    async def end(self) -> Iterable[Event]:
+        ending = {name: self._message[name] for name in ("stop_reason", "stop_sequence")}
+        last = {"type": "message_delta", "delta": ending, "usage": self._message["usage"]}
+        return (*self._close(), last, {"type": "message_stop"})
+
+    def whole(self) -> dict[str, Any]:
+        return self._message
+
+    def encode(self, event: Event) -> bytes:
+        return server_sent(event, event["type"])
+
+    def keep_alive(self) -> bytes:
+        return self.encode({"type": "ping"})
+
+    def _open(self, kind: str, **fields: Any) -> Iterator[Event]:
+        """Open a block, unless one of its kind is open."""
+        if self._block is not None and self._block["type"] == kind:
+            return
+        yield from self._close()
+        self._block = {"type": kind, **fields}
+        self._message["content"].append(self._block)
+        yield {"type": "content_block_start", "index": self._index, "content_block": {**self._block}}
+
+    def _close(self) -> Iterator[Event]:
+        if self._block is None:
+            return
+        if self._block["type"] == "thinking":
+            yield self._add("signature_delta", "signature", _UNSIGNED)
+        yield {"type": "content_block_stop", "index": self._index}
+        self._block = None
+
+    @property
+    def _index(self) -> int:
+        return len(self._message["content"]) - 1
+
+    def _add(self, kind: str, field: str, text: str) -> Event:
+        assert self._block is not None
+        self._block[field] += text
+        return self._delta(kind, **{field: text})
+
+    def _delta(self, kind: str, **value: str) -> Event:
+        return {"type": "content_block_delta", "index": self._index, "delta": {"type": kind, **value}}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    """Counts of tokens; those that a cache held are counted apart."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.answer_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+    }

@@ -97,7 +97,6 @@ def as_messages(
 
 
 def _answer(blocks: Sequence[Block], where: str, ignore: Ignore) -> dict[str, Any]:
-    """A message of the assistant."""
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     for at, block in enumerate(blocks):
         match block.type:

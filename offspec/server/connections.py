@@ -6,8 +6,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from offspec.server.guard import REFUSED
-
+REFUSED = "offspec.refused"  # in the state of requests on a connection beyond the limit
 HEADER_S = 20.0  # from the first byte of a request to the end of its headers
 WRITE_S = 60.0  # that a client may take nothing of what is sent to it
 MOST = 512  # open connections whose requests are answered

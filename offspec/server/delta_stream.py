@@ -1,62 +1,201 @@
-"""The answer of one request on its way to its client."""
+"""The answer of one request: the engine computes its choices, and its client reads their deltas."""
 
 import asyncio
+import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
-from types import TracebackType
-from typing import Self
+from collections.abc import AsyncIterator, Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 
-from offspec.core.events import Event, PassProgress, PassStats, Prefill, TreeSeen
-from offspec.server.exchange import Ask, Delta, EngineEvent
-from offspec.server.faults import Fault
+from offspec.chat.answer_parts import OneCall, Parts, PlainText
+from offspec.core.errors import OffspecError
+from offspec.core.events import (
+    Event,
+    Finished,
+    PassStats,
+    PromptLogprobs,
+    Result,
+    TextDelta,
+)
+from offspec.server.exchange import Ask, Delta, Ended, EngineEvent, Said, Usage
+from offspec.server.faults import Fault, internal, of_error
+from offspec.server.metrics import Metrics
+from offspec.server.output_parser import OutputParser, TokenTexts
+
+if TYPE_CHECKING:
+    from offspec.engine.engine import Engine
+
+log = logging.getLogger("offspec.server")
 
 _MOST_UNREAD = 4096  # deltas that a client may be behind before its answer is broken off
+_SEEDS = 2**64
 
 
 class DeltaStream:
     """The deltas of one answer, to be iterated; a context manager, after which it is abandoned.
 
     An abandoned answer is halted once its prompt is computed, so that a retry finds it in the cache, or
-    earlier by `on_leave`. prompt_tokens: of the prompt. Iteration raises Fault if the answer fails.
+    earlier by `on_leave`. Iteration raises Fault if the answer fails. begun: it waits no longer. Made in a
+    thread: to look for marks in a long prompt takes a while.
+
+    Args:
+        ask: The request, with a seed. Each of its choices has the next.
+        ids: Its prompt.
+        engine: Computes the choices.
+        metrics: Counts passes and answers.
+        on_leave: Called when the client has read the answer or left.
     """
 
-    def __init__(self, ask: Ask, ids: list[int], on_leave: Callable[["DeltaStream"], None]) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        ids: list[int],
+        engine: "Engine",
+        metrics: Metrics,
+        on_leave: Callable[["DeltaStream"], None],
+    ) -> None:
         self.ask, self.ids = ask, ids
-        self._on_leave = on_leave
-        self.prompt_tokens = len(ids)
-        self.halt = threading.Event()
+        self._engine, self._metrics, self._on_leave = engine, metrics, on_leave
+        self.halt, self.begun = threading.Event(), asyncio.Event()
         self.abandoned = self.prompt_computed = False
-        self.begun = asyncio.Event()  # whether it waits no longer
+        self._tokens = TokenTexts(engine.token_bytes)
+        self._parts: Parts = PlainText()  # of a choice that has not begun
+        if not ask.raw:
+            parts = engine.parts(ids, () if ask.one_call else ask.tools.callable)
+            self._parts = OneCall(parts) if ask.one_call else parts
+        self._prompt = ""  # its text, if the answer echoes it
+        if ask.echo:
+            self._prompt = ask.prompt if isinstance(ask.prompt, str) else engine.spell(ids)
+        self._choices, self._failed = 0, False  # choices so far
+        self._helper: asyncio.Task[None] | None = None  # that waits for a slot
+        self._results = dict[int, tuple[Result, int]]()  # and tokens of thoughts
         self._arrived = asyncio.Event()
         self._unread = deque[Delta | Fault | None]()  # None: the end
 
+    async def run(self, slots: asyncio.Semaphore) -> None:
+        """Compute all choices as soon as a slot is free, one after the other in that slot.
+
+        While choices are left, one task waits behind other requests for a further slot, for one of them.
+
+        slots: one for each sequence of the engine.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            async with slots:
+                self.begun.set()
+                while self._left:
+                    await self._compute_next(slots, tasks)
+            if self._helper is not None:
+                self._helper.cancel()
+        if not self._failed:
+            if not self.halt.is_set():
+                self.put(self._usage())
+            self.put(None)
+
     @property
-    def with_logprobs(self) -> bool:
-        """Whether log-probabilities are asked for."""
-        return self.ask.params.logprobs is not None
+    def _left(self) -> bool:
+        """Whether there is a choice to begin."""
+        return self._choices < self.ask.choices and not self.halt.is_set()
 
-    def put(self, item: Delta | Fault | None) -> None:
-        """Add a delta, the fault that ends the answer, or its end."""
-        if len(self._unread) >= _MOST_UNREAD and not self.halt.is_set():
-            self.halt.set()
-            item = Fault("timeout", "the answer was broken off: it was read too slowly")
-        self._unread.append(item)
-        self._arrived.set()
+    async def _help(self, slots: asyncio.Semaphore, tasks: asyncio.TaskGroup) -> None:
+        async with slots:
+            self._helper = None
+            if self._left:
+                await self._compute_next(slots, tasks)
 
-    def put_all(self, items: Iterable[Delta]) -> None:
-        """Add several deltas."""
-        for item in items:
-            self.put(item)
+    async def _compute_next(self, slots: asyncio.Semaphore, tasks: asyncio.TaskGroup) -> None:
+        """Compute one choice, from its first delta to its last. If it fails, the others are halted."""
+        choice = self._choices
+        self._choices += 1
+        if self._left and self._helper is None:
+            self._helper = tasks.create_task(self._help(slots, tasks))
+        try:
+            await self._compute(choice)
+        except Exception as error:
+            self._fail(error)
 
-    def note(self, event: Event) -> None:
+    async def _compute(self, choice: int) -> None:
+        ask, params = self.ask, self.ask.params
+        parts = self._parts if ask.choices == 1 else deepcopy(self._parts)
+        parser = OutputParser(choice, parts, self._tokens, not ask.parallel_calls)
+        assert params.seed is not None
+        params = replace(params, seed=(params.seed + choice) % _SEEDS)
+        if ask.echo and params.prompt_logprobs is None:
+            self.put(Said(choice, self._prompt))
+        result: Result | None = None
+        given: Any = {"halt": self.halt, "trees": ask.trees, "shown": parser.shown, "progress": ask.trees}
+        async for event in self._engine.submit(self.ids, params, **given):
+            self._note(event)
+            match event:
+                case PromptLogprobs(logprobs=scored) if ask.echo:
+                    self.put(Said(choice, self._prompt, (), self._tokens.describe_prompt(self.ids, scored)))
+                case TextDelta() if not ask.silent:
+                    self.put(*parser.feed(event))
+                case PassStats():
+                    self._metrics.passed(event)
+                case Finished(result=result):
+                    self._metrics.answered(result)
+        assert result is not None
+        if ask.silent:
+            self.put(Ended(choice, "length"))
+            result = replace(result, token_ids=())
+        elif result.finish_reason != "halted":
+            stop = self._stop_text(result) if result.finish_reason == "stop" else None
+            self.put(*parser.finish(result, stop))
+        self._results[choice] = result, parser.reasoning_tokens
+
+    def _note(self, event: Event) -> None:
         """Take an event of the engine: for display, where the request wants it; and the end of a pass."""
-        if self.ask.trees and isinstance(event, Prefill | PassProgress | TreeSeen | PassStats):
-            self.put(EngineEvent(event))
+        if self.ask.trees and isinstance(event, EngineEvent):
+            self.put(event)
         if isinstance(event, PassStats):
             self.prompt_computed = True
             if self.abandoned:
                 self.halt.set()
+
+    def _stop_text(self, result: Result) -> str | None:
+        """The stop text that ended an answer, whose tokens still have it: the first to be complete."""
+        text, stops = self._engine.spell(result.token_ids), self.ask.params.stop
+        found = [(at + len(stop), -len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]
+        return min(found)[2] if found else None
+
+    def _fail(self, error: Exception) -> None:
+        """Say once why there is no answer: that halts the other choices, which have no error of their own."""
+        if self._failed:
+            return
+        self._failed = True
+        fault = of_error(error) if isinstance(error, OffspecError) else internal()
+        if not isinstance(error, OffspecError):  # a bug: the server lives on, and its log has the whole of it
+            log.error("a request failed", exc_info=error)
+        elif fault.status >= 500:
+            log.error("%s", error)
+        if fault.status >= 500:
+            self._metrics.failed(type(error).__name__)
+        self.break_off(fault)
+
+    def _usage(self) -> Usage:
+        found = [self._results[choice] for choice in sorted(self._results)]
+        return Usage(
+            prompt_tokens=len(self.ids),
+            cached_tokens=found[0][0].reused_tokens,
+            answer_tokens=sum(result.tokens for result, _ in found),
+            reasoning_tokens=sum(thought for _, thought in found),
+        )
+
+    def put(self, *items: Delta | Fault | None) -> None:
+        """Add deltas, the fault that ends the answer, or its end."""
+        for item in items:
+            if len(self._unread) >= _MOST_UNREAD and not self.halt.is_set():
+                self.halt.set()
+                item = Fault("timeout", "the answer was broken off: it was read too slowly")
+            self._unread.append(item)
+        self._arrived.set()
+
+    def break_off(self, fault: Fault) -> None:
+        """End the answer with a fault."""
+        self.put(fault)
+        self.halt.set()
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         while True:
@@ -73,8 +212,6 @@ class DeltaStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self.abandoned = True
         self._on_leave(self)

@@ -1,15 +1,24 @@
-"""What every API asks and is told: a request and the events of its answer, in no API's own terms."""
+"""A request and the deltas of its answer, as all APIs share them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
+from operator import add
 from typing import Any, Literal
 
 from offspec.core.config import SamplingParams
 from offspec.core.events import PassProgress, PassStats, Prefill, TreeSeen
+from offspec.core.model_info import ModelInfo
+from offspec.server.faults import invalid, unsupported
 from offspec.server.tools import Tools
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 EndReason = Literal["stop", "length", "tool_calls"]
+# Arguments of transformers' function, with which a client could do other things than set a variable.
+_NO_VARIABLES = {
+    *("chat_template", "conversation", "tools", "documents", "tokenize", "add_generation_prompt"),
+    *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,25 +57,46 @@ class Ask:
     choices: int = 1
     trees: bool = False
 
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Variables of the chat template, tools included. Raises Fault for names that are not variables."""
+        if wrong := sorted(_NO_VARIABLES & self.template.keys()):
+            raise unsupported(
+                "chat_template_kwargs", f"{wrong[0]} is no variable of a chat template; leave it out"
+            )
+        tools = [] if self.tools.choice == "none" else [dict(tool) for tool in self.tools.functions]
+        return {**self.template, "tools": tools} if tools else dict(self.template)
+
+    def with_suffix(self, suffix: str, model: ModelInfo, field: str = "suffix") -> "Ask":
+        """The request with text after the answer, and tokens that end the answer before it.
+
+        Args:
+            suffix: The text.
+            model: The model that answers.
+            field: Field of the body.
+
+        Raises:
+            Fault: The model's tokenizer has no marks for it, or the prompt is not text.
+        """
+        if (ends := model.infill_ends) is None:
+            raise unsupported(field, "this model's tokenizer has no marks for it; leave it out")
+        if not isinstance(self.prompt, str):
+            raise invalid(field, "the prompt must be text")
+        params = replace(self.params, stop_token_ids=(*self.params.stop_token_ids, *ends))
+        return replace(self, raw=True, suffix=suffix, params=params)
+
 
 @dataclass(frozen=True, slots=True)
-class LikelyToken:
+class TokenChoice:
     """A token with its log-probability, in nats; None for the first token of a prompt.
 
-    utf8: its bytes, which may be no whole character.
+    utf8: its bytes, which may be no whole character. top: the likeliest tokens there, best first.
     """
 
     text: str
     utf8: bytes
     logprob: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class TokenChoice:
-    """What the model says of a token of the answer. top: the likeliest ones there, best first."""
-
-    chosen: LikelyToken
-    top: tuple[LikelyToken, ...] = ()
+    top: tuple["TokenChoice", ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +139,16 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens and passes of the whole answer: its last event. cached_tokens: of the prompt, read from a
-    cache."""
+    """Tokens of the whole answer: its last event. cached_tokens: of the prompt, read from a cache."""
 
-    prompt_tokens: int
-    cached_tokens: int
-    answer_tokens: int
-    reasoning_tokens: int
-    passes: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    answer_tokens: int = 0
+    reasoning_tokens: int = 0
 
-
-@dataclass(frozen=True, slots=True)
-class EngineEvent:
-    """What the engine does meanwhile, for display: where an `Ask` wants `trees`."""
-
-    event: Prefill | PassProgress | TreeSeen | PassStats
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(*map(add, astuple(self), astuple(other)))
 
 
+EngineEvent = Prefill | PassProgress | TreeSeen | PassStats  # for display: where an `Ask` wants `trees`
 Delta = Said | Thought | Called | Ended | Usage | EngineEvent

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, in no API's own shape."""
+"""Faults of requests, and the shape of an error in each API."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -17,16 +17,17 @@ Kind = Literal[
     "server",
 ]
 
-_STATUS: dict[Kind, int] = {
-    "invalid_request": 400,
-    "authentication": 401,
-    "permission": 403,
-    "not_found": 404,
-    "timeout": 408,
-    "too_large": 413,
-    "rate_limit": 429,
-    "unavailable": 503,
-    "server": 500,
+# HTTP status, and the type of the error in OpenAI's API, in Anthropic's, and in llama.cpp's.
+_KINDS: dict[Kind, tuple[int, str, str, str]] = {
+    "invalid_request": (400, "invalid_request_error", "invalid_request_error", "invalid_request_error"),
+    "authentication": (401, "authentication_error", "authentication_error", "authentication_error"),
+    "permission": (403, "permission_error", "permission_error", "permission_error"),
+    "not_found": (404, "invalid_request_error", "not_found_error", "not_found_error"),
+    "timeout": (408, "timeout_error", "timeout_error", "invalid_request_error"),
+    "too_large": (413, "invalid_request_error", "request_too_large", "invalid_request_error"),
+    "rate_limit": (429, "rate_limit_error", "rate_limit_error", "invalid_request_error"),
+    "unavailable": (503, "service_unavailable_error", "overloaded_error", "unavailable_error"),
+    "server": (500, "server_error", "api_error", "server_error"),
 }
 CLIENT_GONE = 499  # as nginx logs it; no client sees it
 
@@ -58,7 +59,7 @@ class Fault(Exception):
     @property
     def status(self) -> int:
         """The HTTP status."""
-        return _STATUS[self.kind]
+        return _KINDS[self.kind][0]
 
 
 def internal() -> Fault:
@@ -82,10 +83,10 @@ def unsupported(field: str, why: str = "it is not supported here; leave it out")
     return invalid(field, why, "unsupported_parameter")
 
 
-def refuse(given: Mapping[str, Any], harmless: Mapping[str, Any]) -> None:
-    """Raises Fault for a field that was given another value than None and the harmless one."""
-    for name, value in given.items():
-        if value is not None and value != harmless.get(name):
+def refuse(body: Any, harmless: Mapping[str, Any]) -> None:
+    """Raises Fault for a field of a body with another value than None and the harmless one."""
+    for name, value in harmless.items():
+        if getattr(body, name) not in (None, value):
             raise unsupported(name)
 
 
@@ -99,3 +100,24 @@ def of_error(error: OffspecError) -> Fault:
         case CapacityError():
             return Fault("server", f"the answer was broken off: {error}")
     return Fault("server", "the answer was broken off by an error, which the server's log names")
+
+
+def openai_error(fault: Fault) -> dict[str, Any]:
+    """A fault in OpenAI's shape."""
+    kind = _KINDS[fault.kind][1]
+    return {"error": {"message": fault.message, "type": kind, "param": fault.field, "code": fault.code}}
+
+
+def anthropic_error(fault: Fault) -> dict[str, Any]:
+    """A fault in Anthropic's shape."""
+    return {"type": "error", "error": {"type": _KINDS[fault.kind][2], "message": fault.message}}
+
+
+def llama_cpp_error(fault: Fault) -> dict[str, Any]:
+    """A fault in llama.cpp's shape."""
+    return {"error": {"code": fault.status, "message": fault.message, "type": _KINDS[fault.kind][3]}}
+
+
+def ollama_error(fault: Fault) -> dict[str, Any]:
+    """A fault in Ollama's shape."""
+    return {"error": fault.message}

@@ -3,9 +3,9 @@
 A required call is an object with a schema if the form of the model's own calls is unknown.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -13,7 +13,11 @@ from offspec.core.constraint import Constraint
 from offspec.core.errors import RequestError
 from offspec.sampling.grammar import check_format
 from offspec.server.exchange import Ask
-from offspec.server.faults import invalid, of_error
+from offspec.server.faults import invalid
+from offspec.server.settings import Settings
+
+if TYPE_CHECKING:
+    from offspec.engine.engine import Engine
 
 _KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 
@@ -43,7 +47,7 @@ class StructuredOutputs(msgspec.Struct, omit_defaults=True):
 
 
 def format_of(response: ResponseFormat | None, structured: StructuredOutputs | None) -> Constraint | None:
-    """What a body asks for; None for text. Raises Fault for both, or for what cannot be followed."""
+    """The format that a body sets; None for text. Raises Fault for two formats, or an impossible one."""
     given = msgspec.structs.asdict(structured) if structured is not None else {}
     given = {name: value for name, value in given.items() if value is not None}
     if structured is not None and len(given) != 1:
@@ -74,23 +78,33 @@ def checked(field: str, kind: str, value: Any) -> Constraint:
     return format
 
 
-def forces_call(ask: Ask) -> bool:
-    """Whether the answer must be a call."""
-    return ask.tools.choice not in ("none", "auto")
+def with_format(ask: Ask, ids: Sequence[int], engine: "Engine", settings: Settings) -> Ask:
+    """The request with the format of its answer: of calls that it may make, and after reasoning.
+
+    ids: its prompt. Raises Fault, OffspecError.
+    """
+    if ask.params.format is not None and not settings.open_schemas:
+        ask = replace(ask, params=replace(ask.params, format=ask.params.format.closed))
+    params, forced = ask.params, ask.tools.choice not in ("none", "auto")
+    tools = ask.tools.callable if forced or settings.tool_grammar else ()
+    if ask.raw or not (tools or params.format) or (params.ignore_eos and not forced):
+        return ask
+    thought = min(params.max_tokens, engine.context - len(ids)) // 2
+    format = engine.answer_format(ids, tools, params.format, thought, required=forced)
+    if forced and (format is None or params.format is not None):
+        ask = replace(ask, params=replace(params, format=_forced_call(ask)), one_call=True)
+        format = engine.answer_format(ids, (), ask.params.format, thought)
+    return replace(ask, params=replace(ask.params, format=format))
 
 
-def with_forced_call(ask: Ask) -> Ask:
-    """The request with the format {"name": …, "arguments": …} of its tools. Raises Fault."""
+def _forced_call(ask: Ask) -> Constraint:
+    """The format {"name": …, "arguments": …} of a request's tools. Raises Fault."""
     if ask.params.format is not None:
         raise invalid("tool_choice", "the answer cannot have another format as well")
     tools = [tool["function"] for tool in ask.tools.callable]
     definitions = dict[str, Any]()
     schema: dict[str, Any] = {"anyOf": [_call_schema(tool, definitions) for tool in tools]}
-    format = checked("tools", "json_schema", {**schema, "$defs": definitions})
-    try:
-        return replace(ask, params=replace(ask.params, format=format), one_call=True)
-    except RequestError as error:
-        raise of_error(error) from None
+    return checked("tools", "json_schema", {**schema, "$defs": definitions})
 
 
 def _call_schema(tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:

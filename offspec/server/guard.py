@@ -1,5 +1,6 @@
-"""What every request passes first: who may ask, how much, how slowly; and the one line that tells of it."""
+"""Admission of requests: key, host, length and time limits; and the line that each has in the log."""
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -7,26 +8,30 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from offspec.server.bodies import Limits, closing, limited, read_whole, replayed
+from offspec.server import web_page
+from offspec.server.connections import REFUSED
 from offspec.server.cors import ANY
+from offspec.server.endpoint import ignored_header
 from offspec.server.faults import CLIENT_GONE, Fault, internal
-from offspec.server.reading import ignored_header
+from offspec.server.settings import Settings
 
 log = logging.getLogger("offspec.server")
 access_log = logging.getLogger("offspec.server.access")
 
-REFUSED = "offspec.refused"  # in the state of requests on a connection beyond the limit
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Names of this machine inside containers of Docker and Podman. Public DNS has no names below .internal.
 _CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
+_UPLOADS = frozenset({"/v1/files"})  # paths whose bodies are forms with a file, passed on as they come
+_OPEN = frozenset({"/health", *(route.path for route in web_page.ROUTES)})  # paths that need no key
 _Fail = Callable[[str, Fault, Headers], Response]  # a fault in the shape of the API that is asked
 
 
@@ -36,13 +41,9 @@ class Guard:
     Args:
         app: What answers.
         fail: Writes a fault.
-        key: What clients must send, as a bearer token or as x-api-key; None: nothing.
-        is_open: Whether a path needs no key.
-        is_upload: Whether what is posted to a path is a form with a file, which is passed on as it comes.
+        settings: Its `key`, `origins` and limits hold for all requests.
         local: Only names of this machine are taken for the host in a request without a key: a page of another
             site that has its name resolve to this machine is refused.
-        limits: What a request may take.
-        origins: Origins of other web pages that may use the server; "*" for all.
         ended: Told path, status and seconds of each request.
     """
 
@@ -50,19 +51,13 @@ class Guard:
         self,
         app: ASGIApp,
         fail: _Fail,
-        *,
-        key: str | None = None,
-        is_open: Callable[[str], bool] = lambda path: False,
-        is_upload: Callable[[str], bool] = lambda path: False,
-        local: bool = False,
-        limits: Limits | None = None,
-        origins: Collection[str] = (),
-        ended: Callable[[str, int, float], None] = lambda path, status, seconds: None,
+        settings: Settings,
+        local: bool,
+        ended: Callable[[str, int, float], None],
     ) -> None:
-        self._app, self._fail, self._local, self._origins = app, fail, local, origins
-        self._is_open, self._is_upload = is_open, is_upload
-        self._key = None if key is None else _digest(key)
-        self._limits, self._ended = limits or Limits(), ended
+        self._app, self._fail, self._local, self._ended = app, fail, local, ended
+        self._settings = settings
+        self._key = None if settings.key is None else _digest(settings.key)
         self._taken = 0  # bytes of all bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,31 +95,31 @@ class Guard:
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         with self._room() as take:
             try:
-                upload = scope["method"] == "POST" and self._is_upload(scope["path"])
+                upload = scope["method"] == "POST" and scope["path"] in _UPLOADS
                 self._admit(scope, headers, upload)
-                coming = limited(self._limits, headers, receive, upload)
+                coming = _limited(self._settings, headers, receive, upload, take)
                 has_body = scope["method"] not in ("GET", "HEAD")
-                body = await read_whole(coming, take) if has_body and not upload else b""
+                body = await Request(scope, coming).body() if has_body and not upload else b""
             except Fault as fault:
                 response = self._fail(scope["path"], fault, headers)
                 response.headers["connection"] = "close"  # what is left of the body is not read
                 await response(scope, receive, send)
                 return
             if upload:
-                await self._app(scope, coming, closing(send))
+                await self._app(scope, coming, _closing(send))
             else:
-                await self._app(scope, replayed(body, receive), send)
+                await self._app(scope, _replayed(body, receive), send)
 
     @contextmanager
     def _room(self) -> Iterator[Callable[[int], None]]:
-        """What takes bytes for a body, until the block ends. It raises Fault where there are no more."""
+        """A function that reserves bytes of a body until the block ends. It raises Fault if none are left."""
         taken = 0
 
         def take(count: int) -> None:
             nonlocal taken
             taken += count
             self._taken += count
-            if self._taken > self._limits.bodies_bytes:
+            if self._taken > self._settings.bodies_bytes:
                 message = "the bodies of other requests leave no room for this one: try again later"
                 raise Fault("rate_limit", message, retry_after=5)
 
@@ -138,7 +133,7 @@ class Guard:
         if REFUSED in scope.get("state", ()):
             message = "too many connections are open: close some, or try again later"
             raise Fault("unavailable", message, code="too_many_connections", retry_after=5)
-        if self._key is not None and not self._is_open(scope["path"]) and not self._knows_key(headers):
+        if self._key is not None and scope["path"] not in _OPEN and not self._knows_key(headers):
             raise Fault("authentication", "the API key is missing or wrong", code="invalid_api_key")
         if self._key is None and self._local and not _is_local(headers.get("host", "")):
             raise Fault(
@@ -160,7 +155,7 @@ class Guard:
     def _is_allowed_page(self, headers: Headers) -> bool:
         """Whether a request comes from the server's own page, an allowed origin, or no page at all."""
         origin = headers.get("origin")
-        if origin is None or origin in self._origins or ANY in self._origins:
+        if origin is None or origin in self._settings.origins or ANY in self._settings.origins:
             return True
         return urlsplit(origin).netloc == headers.get("host")
 
@@ -171,7 +166,7 @@ class Guard:
 
 
 def _digest(text: str) -> bytes:
-    """Of one length, whatever the text's, so that a comparison tells nothing of it."""
+    """A digest has one length, so that comparing it reveals nothing of the text's."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -185,3 +180,66 @@ def _is_local(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _limited(
+    settings: Settings, headers: Headers, receive: Receive, upload: bool, take: Callable[[int], None]
+) -> Receive:
+    """A body as it comes. Receiving raises Fault if it is too long or too slow.
+
+    upload: it is a form with a file. take: told of the bytes of other bodies.
+    """
+    size, whole = 0, False
+    most = settings.upload_bytes if upload else settings.body_bytes
+    seconds = settings.upload_seconds if upload else settings.body_seconds
+    deadline = asyncio.get_running_loop().time() + seconds
+    too_large = Fault("too_large", f"the body is larger than {most} bytes")
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > most:
+        raise too_large
+
+    async def give() -> Message:
+        nonlocal size, whole
+        if whole:
+            return await receive()
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
+        except TimeoutError:
+            raise Fault("timeout", "the body did not come in time") from None
+        if message["type"] == "http.disconnect":
+            raise Fault("invalid_request", "the client left before its body had come")
+        size += len(message.get("body", b""))
+        if size > most:
+            raise too_large
+        if not upload:
+            take(len(message.get("body", b"")))
+        whole = not message.get("more_body", False)
+        return message
+
+    return give
+
+
+def _closing(send: Send) -> Send:
+    """`send` that ends the connection after an error: the rest of the body is not read."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] >= 400:
+            MutableHeaders(raw=message.setdefault("headers", []))["connection"] = "close"
+        await send(message)
+
+    return sending
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """`receive` that gives the body once more, and then whatever comes."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again

@@ -1,45 +1,36 @@
-"""API of llama.cpp's server: POST /completion and /infill, GET /props and /slots."""
+"""API of llama.cpp's server: POST /completion, /infill, /tokenize, /detokenize, GET /props and /slots.
+
+The tokenizer is also as vLLM has it, with /tokenizer_info.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec import __version__
 from offspec.core.config import SamplingParams
 from offspec.core.constraint import Constraint
-from offspec.core.sampling_defaults import sampling_values
-from offspec.server.answer_times import AnswerTimes
 from offspec.server.delta_stream import DeltaStream
+from offspec.server.endpoint import ApiRequest
 from offspec.server.exchange import Ask, Delta, Ended, Said, Usage
-from offspec.server.faults import Fault, Kind
+from offspec.server.faults import Fault, llama_cpp_error
 from offspec.server.formats import checked
-from offspec.server.infill import with_suffix
-from offspec.server.openai_common import ChoosingTokens, Count, LogitBias, answer_limit
-from offspec.server.reading import read_request
-from offspec.server.reply import Event, Reply
-from offspec.server.responses import json_response, respond
+from offspec.server.openai_common import Count, LlamaFields, LogitBias, TokenIds, answer_limit, llama_settings
+from offspec.server.reply import AnswerTimes, Event, Reply, json_response, respond
 from offspec.server.service import Service
 
 _NEVER = -1e9  # added to the logit of a token that is not to come
-_TYPES: dict[Kind, str] = {
-    "authentication": "authentication_error",
-    "permission": "permission_error",
-    "not_found": "not_found_error",
-    "unavailable": "unavailable_error",
-    "server": "server_error",
-}
 
 
-class Body(ChoosingTokens, kw_only=True):
+class Body(LlamaFields, kw_only=True):
     """Fields of both paths. n_predict: below 0 there is no limit, and 0 only reads the prompt."""
 
     model: str = ""
     n_predict: int | None = None
-    repeat_penalty: float | None = None
     # By token id, or pairs of an id and a number; false: the token never comes.
     logit_bias: LogitBias | list[tuple[Count, float | bool]] | None = None  # type: ignore[assignment]
     grammar: str | None = None
@@ -51,10 +42,7 @@ class Body(ChoosingTokens, kw_only=True):
         if isinstance(self.logit_bias, list):
             pairs = ((token, _NEVER if bias is False else float(bias)) for token, bias in self.logit_bias)
             self.logit_bias = {str(token): bias for token, bias in pairs}
-        if self.repetition_penalty is None:
-            self.repetition_penalty = self.repeat_penalty
-        if self.seed == -1:  # a new seed for each answer
-            self.seed = None
+        super().__post_init__()
 
 
 class CompletionBody(Body, kw_only=True):
@@ -71,17 +59,18 @@ class InfillBody(Body, kw_only=True):
     prompt: str = ""
 
 
-async def completion(request: Request) -> Response:
+async def completion(request: ApiRequest[CompletionBody]) -> Response:
     """Continue a prompt."""
-    service, body = await read_request(request, CompletionBody)
+    service, body = request.service, request.body
     return await _answer(service, Ask(prompt=body.prompt, raw=True, params=_params(body, service)), body)
 
 
-async def infill(request: Request) -> Response:
+async def infill(request: ApiRequest[InfillBody]) -> Response:
     """Write the text between a prefix and a suffix."""
-    service, body = await read_request(request, InfillBody)
+    service, body = request.service, request.body
     ask = Ask(prompt=body.input_prefix + body.prompt, params=_params(body, service))
-    return await _answer(service, with_suffix(ask, body.input_suffix, service, "input_suffix"), body)
+    ask = ask.with_suffix(body.input_suffix, service.engine.model_info, "input_suffix")
+    return await _answer(service, ask, body)
 
 
 async def props(request: Request) -> Response:
@@ -92,9 +81,9 @@ async def props(request: Request) -> Response:
         {
             "default_generation_settings": {
                 "n_ctx": service.context,
-                "params": {"n_predict": -1, **_settings(service.defaults)},
+                "params": {"n_predict": -1, **llama_settings(service.defaults)},
             },
-            "total_slots": service.sequences,
+            "total_slots": service.engine.sequences,
             "model_alias": name,
             "model_path": name,
             "chat_template": info.chat_template,
@@ -112,15 +101,10 @@ async def slots(request: Request) -> Response:
     service: Service = request.app.state.service
     busy = service.in_flight - service.queue_length
     every = (
-        {"id": at, "n_ctx": service.context, "is_processing": at < busy} for at in range(service.sequences)
+        {"id": at, "n_ctx": service.context, "is_processing": at < busy}
+        for at in range(service.engine.sequences)
     )
     return json_response([*every])
-
-
-def error_body(fault: Fault) -> dict[str, Any]:
-    """A fault in llama.cpp's shape."""
-    kind = _TYPES.get(fault.kind, "invalid_request_error")
-    return {"error": {"code": fault.status, "message": fault.message, "type": kind}}
 
 
 def _params(body: Body, service: Service) -> SamplingParams:
@@ -134,11 +118,6 @@ def _format(body: Body) -> Constraint | None:
     if body.json_schema is not None:
         return checked("json_schema", "json_schema", body.json_schema)
     return checked("grammar", "grammar", body.grammar) if body.grammar else None
-
-
-def _settings(params: SamplingParams) -> dict[str, float]:
-    names = {"repetition_penalty": "repeat_penalty"}
-    return {names.get(name, name): value for name, value in sampling_values(params).items()}
 
 
 async def _answer(service: Service, ask: Ask, body: Body) -> Response:
@@ -155,12 +134,14 @@ class LlamaReply(Reply):
         answer: The answer.
     """
 
+    error_body = staticmethod(llama_cpp_error)
+
     def __init__(self, streamed: bool | None, model: str, answer: DeltaStream) -> None:
         super().__init__(streamed)
         self._model, self._ask = model, answer.ask
         self._times, self._end = AnswerTimes(), Ended(0, "stop")
         self._text, self._tokens = list[str](), list[int]()
-        self._usage = Usage(answer.prompt_tokens, 0, 0, 0, 0)
+        self._usage = Usage(len(answer.ids))
 
     def feed(self, delta: Delta) -> Iterator[Event]:
         match delta:
@@ -182,9 +163,6 @@ class LlamaReply(Reply):
     def whole(self) -> dict[str, Any]:
         return self._last("".join(self._text), self._tokens)
 
-    def fault(self, fault: Fault) -> Event:
-        return error_body(fault)
-
     def _last(self, text: str, tokens: list[int]) -> dict[str, Any]:
         """The last object, which has all that is known of the answer."""
         ask, usage, end = self._ask, self._usage, self._end
@@ -198,7 +176,7 @@ class LlamaReply(Reply):
             "model": self._model,
             "tokens_predicted": usage.answer_tokens,
             "tokens_evaluated": usage.prompt_tokens,
-            "generation_settings": {"seed": ask.params.seed, **_settings(ask.params)},
+            "generation_settings": {"seed": ask.params.seed, **llama_settings(ask.params)},
             "prompt": ask.prompt,
             "has_new_line": any("\n" in part for part in self._text),
             "truncated": False,
@@ -219,3 +197,63 @@ class LlamaReply(Reply):
             "predicted_ms": answer / 1e6,
             "predicted_per_second": usage.answer_tokens / answer * 1e9,
         }
+
+
+class TokenizeBody(Struct):
+    """A request of /tokenize: `content` as llama.cpp has it, or `prompt` as vLLM has it."""
+
+    content: str | None = None
+    add_special: bool = False
+    with_pieces: bool = False
+    prompt: str | None = None
+    add_special_tokens: bool = True
+    model: str = ""
+
+
+class DetokenizeBody(Struct):
+    """A request of /detokenize."""
+
+    tokens: TokenIds = []
+    model: str = ""
+
+
+async def tokenize(request: ApiRequest[TokenizeBody]) -> Response:
+    """Token ids of a text of any length."""
+    service, body = request.service, request.body
+    text, special = body.content, body.add_special
+    if text is None:
+        text, special = body.prompt, body.add_special_tokens
+    if text is None:
+        raise Fault("invalid_request", "content is missing", field="content")
+    ids = await service.tokenize(text, special)
+    tokens: list[Any] = [_piece(service, token) for token in ids] if body.with_pieces else ids
+    return json_response({"tokens": tokens, "count": len(ids), "max_model_len": service.context})
+
+
+async def detokenize(request: ApiRequest[DetokenizeBody]) -> Response:
+    """The text of token ids."""
+    text = await request.service.detokenize(request.body.tokens)
+    return json_response({"content": text, "prompt": text})
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """Return the tokenizer's configuration. Raises Fault while the model is loading."""
+    service: Service = request.app.state.service
+    info = service.engine.model_info
+    return json_response(
+        {
+            "bos_token": info.bos_token or None,
+            "eos_token": info.eos_token or None,
+            "chat_template": info.chat_template or None,
+            "model_max_length": service.context,
+        }
+    )
+
+
+def _piece(service: Service, token: int) -> dict[str, Any]:
+    """A token and its text; its bytes if they are a part of a character."""
+    utf8 = service.engine.token_bytes(token)
+    try:
+        return {"id": token, "piece": utf8.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(utf8)}

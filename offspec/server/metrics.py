@@ -1,6 +1,7 @@
-"""What the server counts, for Prometheus."""
+"""Counters of the server, for Prometheus."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -8,6 +9,20 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from offspec.core.events import PassStats, Result
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+# Counters that add up fields of `PassStats`.
+_OF_PASSES = {
+    "bytes_streamed": (
+        "offspec_streamed_bytes",
+        "Weights copied to GPUs, or read from disk where the CPU computes with them.",
+    ),
+    "bytes_read": ("offspec_disk_bytes", "Weights read from disk."),
+    "experts_asked": (
+        "offspec_experts_asked",
+        "Experts asked for, of targets whose experts are read when they are.",
+    ),
+    "experts_read": ("offspec_experts_read", "Of those, not found in memory."),
+}
 
 
 class _WithoutCreated:
@@ -33,61 +48,29 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry, buckets=_SECONDS)
         self.link_seconds = 0.0
         ProcessCollector(registry=registry)
-        self._requests = Counter("offspec_requests", "HTTP requests.", ("route", "status"), registry=registry)
-        self._seconds = Histogram(
-            "offspec_request_seconds",
-            "From a request to its end.",
-            ("route",),
-            buckets=_SECONDS,
-            registry=registry,
+        self._requests = counter("offspec_requests", "HTTP requests.", ("route", "status"))
+        self._seconds = histogram("offspec_request_seconds", "From a request to its end.", ("route",))
+        self._queue = gauge("offspec_queue_length", "Requests that wait for their turn.")
+        self._first = histogram(
+            "offspec_first_token_seconds", "From the turn of a request to its first token."
         )
-        self._queue = Gauge("offspec_queue_length", "Requests that wait for their turn.", registry=registry)
-        self._first = Histogram(
-            "offspec_first_token_seconds",
-            "From the turn of a request to its first token.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._prompt = Counter("offspec_prompt_tokens", "Tokens of prompts.", registry=registry)
-        self._cached = Counter(
-            "offspec_cached_prompt_tokens", "Tokens of prompts that caches held.", registry=registry
-        )
-        self._tokens = Counter("offspec_answer_tokens", "Tokens of answers.", registry=registry)
-        self._passes = Counter("offspec_passes", "Trips of the target's weights.", registry=registry)
-        self._per_pass = Histogram(
-            "offspec_tokens_per_pass",
-            "Tokens that a pass brings.",
-            buckets=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32),
-            registry=registry,
-        )
-        self._bytes = Counter(
-            "offspec_streamed_bytes",
-            "Weights copied to GPUs, or read from disk where the CPU computes with them.",
-            registry=registry,
-        )
-        self._disk_bytes = Counter("offspec_disk_bytes", "Weights read from disk.", registry=registry)
-        self._asked = Counter(
-            "offspec_experts_asked",
-            "Experts asked for, of targets whose experts are read when they are.",
-            registry=registry,
-        )
-        self._read = Counter("offspec_experts_read", "Of those, not found in memory.", registry=registry)
-        self._pass_seconds = Counter(
-            "offspec_pass_seconds", "Time of passes, growing their trees included.", registry=registry
-        )
-        self._waited = Counter(
-            "offspec_link_bound_seconds", "Of that, waiting for weights to come.", registry=registry
-        )
-        self._link = Gauge(
+        self._prompt = counter("offspec_prompt_tokens", "Tokens of prompts.")
+        self._cached = counter("offspec_cached_prompt_tokens", "Tokens of prompts that caches held.")
+        self._tokens = counter("offspec_answer_tokens", "Tokens of answers.")
+        self._passes = counter("offspec_passes", "Trips of the target's weights.")
+        self._per_pass = histogram("offspec_tokens_per_pass", "Tokens that a pass brings.", buckets=_TOKENS)
+        self._of_passes = {name: counter(*about) for name, about in _OF_PASSES.items()}
+        self._pass_seconds = counter("offspec_pass_seconds", "Time of passes, growing their trees included.")
+        self._waited = counter("offspec_link_bound_seconds", "Of that, waiting for weights to come.")
+        self._link = gauge(
             "offspec_link_utilisation",
             "Share of the last pass in which the link was needed, 1 where nothing else held the pass up.",
-            registry=registry,
         )
-        self._errors = Counter(
-            "offspec_errors", "Answers that an error broke off.", ("kind",), registry=registry
-        )
+        self._errors = counter("offspec_errors", "Answers that an error broke off.", ("kind",))
         self._fastest = 0.0  # bytes per second of a pass
 
     def requested(self, route: str, status: int, seconds: float) -> None:
@@ -96,7 +79,7 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def watch_queue(self, length: Callable[[], int]) -> None:
-        """How to find out how many requests wait."""
+        """Set the function that counts requests that wait."""
         self._queue.set_function(length)
 
     def passed(self, stats: PassStats) -> None:
@@ -105,10 +88,8 @@ class Metrics:
         self._passes.inc(share)
         self._tokens.inc(stats.emitted)
         self._per_pass.observe(stats.emitted)
-        self._bytes.inc(stats.bytes_streamed * share)
-        self._disk_bytes.inc(stats.bytes_read * share)
-        self._asked.inc(stats.experts_asked * share)
-        self._read.inc(stats.experts_read * share)
+        for name, counter in self._of_passes.items():
+            counter.inc(getattr(stats, name) * share)
         self._pass_seconds.inc(seconds * share)
         self._waited.inc(stats.wait_seconds * share)
         self._fastest = max(self._fastest, stats.bytes_streamed / seconds if seconds else 0.0)

@@ -1,18 +1,26 @@
-"""The list of models: GET /v1/models and /v1/models/{model}, in OpenAI's shape or in Anthropic's."""
+"""The model that is served, as OpenAI, Anthropic and Ollama describe it: /v1/models, /api/tags and others."""
 
+import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec import Struct
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
+from offspec.core.model_info import ModelInfo
 from offspec.core.sampling_defaults import sampling_values
-from offspec.server.responses import json_response
+from offspec.server.endpoint import read_request
+from offspec.server.ollama import check_name, written_time
+from offspec.server.openai_common import llama_settings
+from offspec.server.reply import json_response
 from offspec.server.service import Service
 
 # Names of the context's size that clients read: LM Studio and OpenRouter, vLLM, llama.cpp, LiteLLM.
 _CONTEXT = ("context_length", "max_model_len", "max_context_length", "max_input_tokens")
+_VERSION = "0.12.11"  # of Ollama, whose API this is: clients require some version or a later one
+_CENTURY = 100 * 365 * 86400  # seconds that the model stays loaded
 
 
 def is_anthropic(headers: Headers) -> bool:
@@ -20,25 +28,25 @@ def is_anthropic(headers: Headers) -> bool:
     return "anthropic-version" in headers
 
 
-async def listing(request: Request) -> Response:
+async def list_models(request: Request) -> Response:
     """All names of the one model that is served."""
     service: Service = request.app.state.service
-    data = [_model(request, name) for name in service.names]
+    data = [_entry(request, name) for name in service.names]
     if is_anthropic(request.headers):
         ends = {"first_id": service.names[0], "last_id": service.names[-1]}
         return json_response({"data": data, "has_more": False, **ends})
     return json_response({"object": "list", "data": data})
 
 
-async def one(request: Request) -> Response:
+async def retrieve(request: Request) -> Response:
     """The model of this name. Raises Fault for another."""
     service: Service = request.app.state.service
     name = request.path_params["model"]
     service.check_name(name)
-    return json_response(_model(request, name))
+    return json_response(_entry(request, name))
 
 
-def _model(request: Request, name: str) -> dict[str, Any]:
+def _entry(request: Request, name: str) -> dict[str, Any]:
     service: Service = request.app.state.service
     created, context = service.created, service.context
     more: dict[str, Any] = {}
@@ -53,3 +61,81 @@ def _model(request: Request, name: str) -> dict[str, Any]:
     if context is not None:
         more |= dict.fromkeys(_CONTEXT, context)
     return {"id": name, "object": "model", "created": created, "owned_by": "offspec", **more}
+
+
+class ShowBody(Struct):
+    """A request of /api/show. name: an older name of `model`."""
+
+    model: str = ""
+    name: str = ""
+    verbose: Any = None  # without effect
+
+
+async def version(request: Request) -> Response:
+    """The version of Ollama whose API this is."""
+    return json_response({"version": _VERSION})
+
+
+async def tags(request: Request) -> Response:
+    """All names of the one model that is served."""
+    service: Service = request.app.state.service
+    return json_response({"models": [_ollama_entry(service, name) for name in service.names]})
+
+
+async def running(request: Request) -> Response:
+    """The model, once it is loaded."""
+    service: Service = request.app.state.service
+    if service.state != "ready":
+        return json_response({"models": []})
+    until = written_time(service.created + _CENTURY)
+    more = {"expires_at": until, "size_vram": 0, "context_length": service.context}
+    return json_response({"models": [_ollama_entry(service, service.names[0]) | more]})
+
+
+async def show(request: Request) -> Response:
+    """Return facts about the model. Raises Fault while it is loading."""
+    service: Service = request.app.state.service
+    body = (await read_request(request, ShowBody)).body
+    check_name(service, body.model or body.name)
+    info, defaults = service.engine.model_info, llama_settings(service.defaults)
+    able = {"tools": info.tools, "thinking": info.thinking, "insert": info.infill_ends is not None}
+    return json_response(
+        {
+            "modelfile": "",
+            "parameters": "\n".join(f"{name} {value:g}" for name, value in defaults.items()),
+            "template": info.chat_template,
+            "details": _ollama_details(info),
+            "model_info": {
+                "general.architecture": info.architecture,
+                "general.parameter_count": info.parameters,
+                f"{info.architecture}.context_length": service.context,
+            },
+            "capabilities": ["completion", *(name for name, has in able.items() if has)],
+            "modified_at": written_time(service.created),
+        }
+    )
+
+
+def _ollama_entry(service: Service, name: str) -> dict[str, Any]:
+    info = service.engine.model_info if service.state == "ready" else ModelInfo("")
+    name = name if ":" in name else f"{name}:latest"
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": written_time(service.created),
+        "size": info.nbytes,
+        "digest": hashlib.sha256(f"{name} {info}".encode("utf-8", "replace")).hexdigest(),
+        "details": _ollama_details(info),
+    }
+
+
+def _ollama_details(info: ModelInfo) -> dict[str, Any]:
+    millions = info.parameters / 1e6
+    return {
+        "parent_model": "",
+        "format": info.file_format,
+        "family": info.architecture,
+        "families": [info.architecture],
+        "parameter_size": f"{millions / 1000:.1f}B" if millions >= 1000 else f"{millions:.2f}M",
+        "quantization_level": info.weights,
+    }

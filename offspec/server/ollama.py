@@ -1,38 +1,38 @@
 """Ollama's API: POST /api/chat and /api/generate, streamed as lines of JSON unless `stream` is false."""
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec.core.config import SamplingParams
 from offspec.core.constraint import Constraint
-from offspec.server.exchange import Ask
-from offspec.server.faults import invalid, refuse, unsupported
+from offspec.server.endpoint import read_request
+from offspec.server.exchange import Ask, Called, Delta, Ended, Said, Thought, Usage
+from offspec.server.faults import invalid, ollama_error, refuse, unsupported
 from offspec.server.formats import checked
-from offspec.server.infill import with_suffix
-from offspec.server.ollama_reply import OllamaReply, Shape, chat_shape, generate_shape
-from offspec.server.openai_common import MOST_MESSAGES, ChoosingTokens, answer_limit, template_variables
+from offspec.server.openai_common import (
+    MOST_MESSAGES,
+    LlamaFields,
+    answer_limit,
+    logprob_body,
+    template_variables,
+)
 from offspec.server.openai_messages import Tool, ToolCall, as_call, tools_of
-from offspec.server.reading import read_body, report_ignored
-from offspec.server.responses import json_response, respond
+from offspec.server.reply import AnswerTimes, Event, Reply, json_line, json_response, respond
 from offspec.server.service import Service
 
+Shape = Callable[[str, str, Sequence[dict[str, Any]]], dict[str, Any]]  # text, reasoning, and calls
 
-class Options(ChoosingTokens, kw_only=True):
-    """Fields that choose tokens, with Ollama's own names. num_predict: below 1 there is no limit."""
+
+class Options(LlamaFields, kw_only=True):
+    """Fields that choose tokens. num_predict: below 1 there is no limit."""
 
     num_predict: int | None = None
-    repeat_penalty: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.repetition_penalty is None:
-            self.repetition_penalty = self.repeat_penalty
-        if self.seed == -1:  # a new seed for each answer
-            self.seed = None
 
 
 class Message(Struct):
@@ -80,12 +80,12 @@ class GenerateBody(_Body, kw_only=True):
 
 async def chat(request: Request) -> Response:
     """Answer a conversation. Without messages the model is only to be loaded, as it is."""
-    service: Service = request.app.state.service
-    body = await read_body(request, ChatBody)
+    given = await read_request(request, ChatBody)
+    service, body = given.service, given.body
     check_name(service, body.model)
     if not body.messages:
         return _loaded(service, body, chat_shape)
-    tools = tools_of(body.tools or (), (), None, partial(report_ignored, request))
+    tools = tools_of(body.tools or (), (), None, given.ignore)
     ask = Ask(
         prompt=_messages(body.messages), params=_params(body, service), tools=tools, template=_template(body)
     )
@@ -94,10 +94,10 @@ async def chat(request: Request) -> Response:
 
 async def generate(request: Request) -> Response:
     """Answer one prompt. Without a prompt the model is only to be loaded, as it is."""
-    service: Service = request.app.state.service
-    body = await read_body(request, GenerateBody)
+    given = await read_request(request, GenerateBody)
+    service, body = given.service, given.body
     check_name(service, body.model)
-    refuse({"template": body.template, "images": body.images}, {"template": ""})
+    refuse(body, {"template": "", "images": None})
     if not body.prompt and not body.suffix:
         return _loaded(service, body, generate_shape)
     system = [{"role": "system", "content": body.system}] if body.system else []
@@ -108,7 +108,8 @@ async def generate(request: Request) -> Response:
         template=_template(body),
     )
     if body.suffix:
-        ask = with_suffix(Ask(prompt=body.prompt, params=ask.params), body.suffix, service)
+        ask = Ask(prompt=body.prompt, params=ask.params)
+        ask = ask.with_suffix(body.suffix, service.engine.model_info)
     return await _answer(service, ask, body, generate_shape)
 
 
@@ -182,3 +183,107 @@ def _loaded(service: Service, body: _Body, shape: Shape) -> Response:
     assert service.engine
     reply = OllamaReply(False, body.model or service.names[0], shape)
     return json_response({**reply.part(), "done": True, "done_reason": "load"})
+
+
+def written_time(seconds: float | None = None) -> str:
+    """A time as Ollama writes it, by default now."""
+    at = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return at.isoformat().replace("+00:00", "Z")
+
+
+def chat_shape(text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A part of an answer of /api/chat."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if thought:
+        message["thinking"] = thought
+    if calls:
+        message["tool_calls"] = calls
+    return {"message": message}
+
+
+def generate_shape(text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A part of an answer of /api/generate."""
+    return {"response": text, "thinking": thought} if thought else {"response": text}
+
+
+class OllamaReply(Reply):
+    """An answer in Ollama's API: parts as lines of JSON, or one part.
+
+    Args:
+        streamed: See `Reply`.
+        model: Name of the model.
+        shape: Makes a part from text, reasoning and calls.
+    """
+
+    media_type = "application/x-ndjson"
+    error_body = staticmethod(ollama_error)
+
+    def __init__(self, streamed: bool, model: str, shape: Shape) -> None:
+        super().__init__(streamed)
+        self._model, self._shape = model, shape
+        self._times = AnswerTimes()
+        self._reason, self._usage = "stop", Usage()
+        self._gathered: dict[str, Any] = {"text": "", "thought": "", "calls": [], "logprobs": []}
+
+    def part(
+        self,
+        text: str = "",
+        thought: str = "",
+        calls: Sequence[dict[str, Any]] = (),
+        logprobs: Sequence[dict[str, Any]] = (),
+    ) -> dict[str, Any]:
+        """A part of the answer."""
+        more = {"logprobs": logprobs} if logprobs else {}
+        head = {"model": self._model, "created_at": written_time()}
+        return {**head, **self._shape(text, thought, calls), "done": False, **more}
+
+    def feed(self, delta: Delta) -> Iterator[Event]:
+        if not (given := self._given(delta)):
+            return
+        self._times.note()
+        if not self.streamed:
+            for name, value in given.items():
+                self._gathered[name] += value
+        yield self.part(**given)
+
+    async def end(self) -> Iterable[Event]:
+        return ({**self.part(), **self._end()},)
+
+    def whole(self) -> dict[str, Any]:
+        return {**self.part(**self._gathered), **self._end()}
+
+    def encode(self, event: Event) -> bytes:
+        return json_line(event)
+
+    def keep_alive(self) -> bytes:
+        return json_line(self.part())
+
+    def _given(self, delta: Delta) -> dict[str, Any]:
+        """Arguments of `part` for a delta."""
+        match delta:
+            case Said() if delta.text or delta.logprobs:
+                return {"text": delta.text, "logprobs": [logprob_body(token) for token in delta.logprobs]}
+            case Thought():
+                return {"thought": delta.text}
+            case Called():
+                made = {"name": delta.name, "arguments": msgspec.json.decode(delta.arguments)}
+                return {"calls": [{"id": delta.id, "function": {"index": delta.index, **made}}]}
+            case Ended():
+                self._reason = "length" if delta.reason == "length" else "stop"
+            case Usage():
+                self._usage = delta
+        return {}
+
+    def _end(self) -> dict[str, Any]:
+        """Further fields of the last object. Durations are in nanoseconds."""
+        times = self._times
+        return {
+            "done": True,
+            "done_reason": self._reason,
+            "total_duration": times.total,
+            "load_duration": 0,
+            "prompt_eval_count": self._usage.prompt_tokens,
+            "prompt_eval_duration": times.prompt,
+            "eval_count": self._usage.answer_tokens,
+            "eval_duration": times.answer,
+        }

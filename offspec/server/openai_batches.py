@@ -1,20 +1,117 @@
-"""OpenAI's Batches: /v1/batches."""
+"""OpenAI's Files and Batches: /v1/files and /v1/batches."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 
-from offspec.server.batch.lines import BODIES
-from offspec.server.faults import invalid
-from offspec.server.openai_files import ExpiresAfter, jobs_of
+from offspec.server.batch.jobs import BatchJobs
+from offspec.server.batch.lines import ENDPOINTS
+from offspec.server.endpoint import read_request
+from offspec.server.faults import Fault, invalid, unsupported
 from offspec.server.parsing import convert
-from offspec.server.reading import read_body
-from offspec.server.responses import json_response
+from offspec.server.reply import json_response
+from offspec.server.threads import in_thread
 
+_FORM = {"max_files": 1, "max_fields": 3, "max_part_size": 1024}
 _Key = Annotated[str, Meta(max_length=64)]
 _Value = Annotated[str, Meta(max_length=512)]
+
+
+class ExpiresAfter(Struct):
+    """For how long a file is kept."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Meta(ge=3600, le=30 * 86400)]
+
+
+class _FilesQuery(Struct):
+    purpose: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 10_000
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None
+
+
+async def jobs_of(request: Request) -> BatchJobs:
+    """The server's files and batches. Raises Fault where it cannot have them."""
+    jobs: BatchJobs = request.app.state.batches
+    await jobs.open()
+    await jobs.expire()
+    return jobs
+
+
+async def create_file(request: Request) -> Response:
+    """Keep a file with the lines of a batch."""
+    jobs = await jobs_of(request)
+    try:
+        async with request.form(**_FORM) as form:
+            fields: dict[str, Any] = dict(form)
+            file = fields.pop("file", None)
+            if not isinstance(file, UploadFile):
+                raise invalid("file", "it is missing")
+            seconds = _seconds(fields)
+            stored = await in_thread(jobs.files.add, file.file, file.filename or "file", seconds)
+    except HTTPException as error:
+        raise Fault("invalid_request", f"the form cannot be read: {error.detail}") from None
+    return json_response(stored.shown())
+
+
+def _seconds(fields: dict[str, Any]) -> int | None:
+    """For how long a file is to be kept, by the other fields of its form. Raises Fault for wrong ones."""
+    if (purpose := fields.pop("purpose", None)) != "batch":
+        raise invalid("purpose", "it is missing" if purpose is None else "it must be batch")
+    given = {name: fields.pop(f"expires_after[{name}]", None) for name in ("anchor", "seconds")}
+    if fields:
+        raise unsupported(next(iter(fields)))
+    if given == {"anchor": None, "seconds": None}:
+        return None
+    try:
+        return convert(given, ExpiresAfter, ignored=[], text=True).seconds
+    except Fault as fault:
+        message = f"expires_after.{fault.message}"
+        raise Fault("invalid_request", message, field="expires_after") from None
+
+
+async def list_files(request: Request) -> Response:
+    """The files that are kept."""
+    jobs = await jobs_of(request)
+    query = convert(dict(request.query_params), _FilesQuery, ignored=[], text=True)
+    page = jobs.files.records.page(
+        after=query.after,
+        limit=query.limit,
+        ascending=query.order == "asc",
+        wanted=lambda file: query.purpose in (None, file.purpose),
+    )
+    return json_response(page)
+
+
+async def retrieve_file(request: Request) -> Response:
+    """Describe a file."""
+    jobs = await jobs_of(request)
+    return json_response(jobs.files.records.get(request.path_params["id"]).shown())
+
+
+async def content(request: Request) -> Response:
+    """The file itself."""
+    jobs = await jobs_of(request)
+    file = jobs.files.records.get(request.path_params["id"])
+    headers = {"x-content-type-options": "nosniff"}
+    return FileResponse(
+        jobs.files.path(file.id),
+        headers=headers,
+        media_type="application/octet-stream",
+        filename=file.filename,
+    )
+
+
+async def delete_file(request: Request) -> Response:
+    """Remove a file."""
+    id = request.path_params["id"]
+    await (await jobs_of(request)).remove_file(id)
+    return json_response({"id": id, "object": "file", "deleted": True})
 
 
 class Body(Struct):
@@ -27,7 +124,7 @@ class Body(Struct):
     output_expires_after: ExpiresAfter | None = None
 
 
-class _Query(Struct):
+class _BatchesQuery(Struct):
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     after: str | None = None
 
@@ -35,9 +132,9 @@ class _Query(Struct):
 async def create(request: Request) -> Response:
     """Begin a batch."""
     jobs = await jobs_of(request)
-    body = await read_body(request, Body)
-    if body.endpoint not in BODIES:
-        raise invalid("endpoint", f"it must be {' or '.join(BODIES)}")
+    body = (await read_request(request, Body)).body
+    if body.endpoint not in ENDPOINTS:
+        raise invalid("endpoint", f"it must be {' or '.join(ENDPOINTS)}")
     seconds = body.output_expires_after.seconds if body.output_expires_after else None
     batch = await jobs.create(body.input_file_id, body.endpoint, body.metadata, seconds)
     return json_response(batch.shown())
@@ -46,13 +143,13 @@ async def create(request: Request) -> Response:
 async def listing(request: Request) -> Response:
     """The batches that are known, the newest first."""
     jobs = await jobs_of(request)
-    query = convert(dict(request.query_params), _Query, ignored=[], text=True)
-    page = jobs.batches.page(lambda batch: batch.shown(), after=query.after, limit=query.limit)
+    query = convert(dict(request.query_params), _BatchesQuery, ignored=[], text=True)
+    page = jobs.batches.page(after=query.after, limit=query.limit)
     return json_response(page)
 
 
 async def retrieve(request: Request) -> Response:
-    """How far a batch is."""
+    """Describe a batch."""
     jobs = await jobs_of(request)
     return json_response(jobs.batches.get(request.path_params["id"]).shown())
 

@@ -2,30 +2,27 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
-from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec.core.events import PassProgress, PassStats, Prefill, TreeSeen
-from offspec.server.exchange import Ask, Called, Delta, Ended, EngineEvent, Said, Thought, Usage
+from offspec.server.endpoint import ApiRequest
+from offspec.server.exchange import Ask, Called, Delta, Ended, Said, Thought, Usage
 from offspec.server.faults import invalid, refuse
 from offspec.server.formats import ResponseFormat, StructuredOutputs, format_of
-from offspec.server.openai_chunks import ChunkedBody, ChunkedReply
 from offspec.server.openai_common import (
     MOST_MESSAGES,
+    ChunkedBody,
+    ChunkedReply,
     Limit,
     answer_limit,
     logprob_body,
     template_variables,
 )
-from offspec.server.openai_messages import ChatMessage, Function, Ignore, Tool, as_message, tools_of
-from offspec.server.reading import read_request, report_ignored
-from offspec.server.reply import Event
-from offspec.server.responses import respond
-from offspec.server.service import Service
+from offspec.server.openai_messages import ChatMessage, Function, Tool, as_message, tools_of
+from offspec.server.reply import Event, respond
 from offspec.server.tools import NamedTool, ToolChoice, custom_input
 
 
@@ -36,7 +33,7 @@ class Watched(Struct):
 
 
 class Reasoning(Struct):
-    """How to reason, as OpenRouter has it."""
+    """Options of reasoning, as OpenRouter has them."""
 
     effort: str | None = None
     enabled: bool | None = None
@@ -95,16 +92,16 @@ _HARMLESS = {"store": False, "modalities": ["text"], "audio": None}
 _NAMES = {Prefill: "prefill", PassProgress: "progress", TreeSeen: "tree", PassStats: "pass"}
 
 
-async def create(request: Request) -> Response:
+async def create(request: ApiRequest[Body]) -> Response:
     """Answer a conversation."""
-    service, body = await read_request(request, Body)
-    answer = await service.answer(_ask(body, service, partial(report_ignored, request)))
-    return respond(answer, ChatReply(body, answer.ask))
+    answer = await request.service.answer(_ask(request))
+    return respond(answer, ChatReply(request.body, answer.ask))
 
 
-def _ask(body: Body, service: Service, ignore: Ignore) -> Ask:
+def _ask(request: ApiRequest[Body]) -> Ask:
     """The request of a body. Raises Fault for what is not supported."""
-    refuse({name: getattr(body, name) for name in _HARMLESS}, _HARMLESS)
+    body, ignore = request.body, request.ignore
+    refuse(body, _HARMLESS)
     trees = body.offspec is not None and body.offspec.trees
     if trees and not body.stream:
         raise invalid("offspec.trees", "they need stream")
@@ -114,7 +111,7 @@ def _ask(body: Body, service: Service, ignore: Ignore) -> Ask:
     return Ask(
         prompt=[as_message(message, at, ignore) for at, message in enumerate(body.messages)],
         params=body.sampling(
-            service.defaults,
+            request.service.defaults,
             max_tokens=answer_limit(body.max_completion_tokens, body.max_tokens),
             logprobs=(body.top_logprobs or 0) if with_logprobs else None,
             format=format_of(body.response_format, body.structured_outputs),
@@ -189,10 +186,10 @@ class ChatReply(ChunkedReply):
                 shown = "function_call" if self._legacy and reason == "tool_calls" else reason
                 self._choices[choice].reason = shown
                 yield self._more(choice, {}, finish_reason=shown)
-            case EngineEvent():
-                yield self.chunk(offspec={_NAMES[type(delta.event)]: delta.event})
             case Usage():
-                self.usages.append(delta)
+                self.usage += delta
+            case Prefill() | PassProgress() | TreeSeen() | PassStats():
+                yield self.chunk(offspec={_NAMES[type(delta)]: delta})
 
     def choice_bodies(self) -> Iterator[dict[str, Any]]:
         for index, choice in enumerate(self._choices):
@@ -206,7 +203,6 @@ class ChatReply(ChunkedReply):
             yield {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.reason}
 
     def _more(self, choice: int, delta: dict[str, Any], **more: Any) -> Event:
-        """A chunk with more of a choice."""
         return self.chunk({"index": choice, "delta": delta, "logprobs": None, "finish_reason": None, **more})
 
     def _calls(self, calls: list[dict[str, Any]]) -> dict[str, Any]:
@@ -214,7 +210,6 @@ class ChatReply(ChunkedReply):
         return {"function_call": calls[0]["function"]} if self._legacy else {"tool_calls": calls}
 
     def _call(self, call: Called) -> dict[str, Any]:
-        """A whole call."""
         if call.name in self._custom:
             made = {"name": call.name, "input": custom_input(call.arguments)}
             return {"id": call.id, "type": "custom", "custom": made}

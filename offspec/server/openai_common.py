@@ -1,17 +1,23 @@
-"""What OpenAI's APIs share: the fields that choose tokens, the shape of an error, counts of tokens."""
+"""Shared by OpenAI's and other APIs: fields that choose tokens, log-probabilities, chunks."""
 
-from collections.abc import Mapping
+import secrets
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
-from offspec.server.exchange import LikelyToken, TokenChoice
-from offspec.server.faults import Fault, Kind, of_error
+from offspec.core.sampling_defaults import sampling_values
+from offspec.server.exchange import TokenChoice, Usage
+from offspec.server.faults import of_error, openai_error
+from offspec.server.reply import Event, Reply
 
+_DONE = msgspec.Raw(b"[DONE]")  # the last event of a stream
 UNLIMITED = 2**31 - 1  # tokens of an answer: as many as the context has room for
 Count = Annotated[int, Meta(ge=0, le=UNLIMITED)]
 Limit = Annotated[int, Meta(ge=-2, le=UNLIMITED)]  # of an answer; see `answer_limit`
@@ -21,18 +27,6 @@ TokenIds = Annotated[list[Count], Meta(max_length=2**18)]
 LogitBias = Annotated[dict[Annotated[str, Meta(pattern=r"^\d{1,10}$")], float], Meta(max_length=2**16)]
 Text = Annotated[str, Meta(min_length=1)]
 Texts = Annotated[list[Text], Meta(max_length=256)]  # each is looked for at every token
-
-_TYPES: dict[Kind, str] = {
-    "invalid_request": "invalid_request_error",
-    "authentication": "authentication_error",
-    "permission": "permission_error",
-    "not_found": "invalid_request_error",
-    "timeout": "timeout_error",
-    "too_large": "invalid_request_error",
-    "rate_limit": "rate_limit_error",
-    "unavailable": "service_unavailable_error",
-    "server": "server_error",
-}
 
 
 class StreamOptions(msgspec.Struct):
@@ -80,6 +74,24 @@ class ChoosingTokens(msgspec.Struct, kw_only=True):
             raise of_error(error) from None
 
 
+class LlamaFields(ChoosingTokens, kw_only=True):
+    """The same fields with names and values that llama.cpp and Ollama have in addition."""
+
+    repeat_penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.repetition_penalty is None:
+            self.repetition_penalty = self.repeat_penalty
+        if self.seed == -1:  # a new seed for each answer
+            self.seed = None
+
+
+def llama_settings(params: SamplingParams) -> dict[str, float]:
+    """Sampling values under the names that llama.cpp and Ollama have for them."""
+    names = {"repetition_penalty": "repeat_penalty"}
+    return {names.get(name, name): value for name, value in sampling_values(params).items()}
+
+
 def answer_limit(*given: int | None) -> int:
     """The most tokens of an answer: the first limit that is given. 0 and -1 mean "no limit" to clients."""
     return next((limit for limit in given if limit is not None and limit > 0), UNLIMITED)
@@ -103,22 +115,81 @@ def template_variables(
     return variables
 
 
-def error_body(fault: Fault) -> dict[str, Any]:
-    """A fault in OpenAI's shape."""
+def logprob_body(token: TokenChoice) -> dict[str, Any]:
+    """A token of an answer with its log-probability, and the likeliest ones there."""
+    return {**_likely(token), "top_logprobs": [_likely(each) for each in token.top]}
+
+
+def usage_body(usage: Usage, **input_details: int) -> dict[str, Any]:
+    """Counts of tokens, as Responses and Batches have them."""
     return {
-        "error": {
-            "message": fault.message,
-            "type": _TYPES[fault.kind],
-            "param": fault.field,
-            "code": fault.code,
-        }
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, **input_details},
+        "output_tokens": usage.answer_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.answer_tokens,
     }
 
 
-def logprob_body(token: TokenChoice) -> dict[str, Any]:
-    """A token of an answer with its log-probability, and the likeliest ones there."""
-    return {**_likely(token.chosen), "top_logprobs": [_likely(each) for each in token.top]}
-
-
-def _likely(token: LikelyToken) -> dict[str, Any]:
+def _likely(token: TokenChoice) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}
+
+
+class ChunkedBody(ChoosingTokens, kw_only=True):
+    """Fields of both APIs."""
+
+    model: str = ""
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def choices(self) -> int:
+        """Number of choices of each prompt."""
+        return self.n or 1
+
+
+class ChunkedReply(Reply):
+    """An answer of one of the APIs: chunks of its choices, or all choices. body: the request."""
+
+    kind: ClassVar[str]  # of the object
+    chunk_kind: ClassVar[str]  # of an object in a stream
+    id_prefix: ClassVar[str]
+    error_body = staticmethod(openai_error)
+
+    def __init__(self, body: ChunkedBody) -> None:
+        super().__init__(body.stream)
+        self._model = body.model
+        self._head = self._header(self.chunk_kind)
+        self._with_usage = body.stream_options is not None and body.stream_options.include_usage
+        self.usage = Usage()
+
+    @abstractmethod
+    def choice_bodies(self) -> Iterable[dict[str, Any]]:
+        """Return all choices, whole."""
+
+    def chunk(self, *choices: dict[str, Any], **more: Any) -> Event:
+        """Return a chunk with parts of choices."""
+        usage = {"usage": None} if self._with_usage else {}
+        return {**self._head, "choices": choices, **usage, **more}
+
+    async def end(self) -> Iterable[Event]:
+        return (self.chunk(usage=_chunked_usage(self.usage)), _DONE) if self._with_usage else (_DONE,)
+
+    def whole(self) -> dict[str, Any]:
+        choices, usage = [*self.choice_bodies()], _chunked_usage(self.usage)
+        return {**self._header(self.kind), "choices": choices, "usage": usage}
+
+    def _header(self, kind: str) -> dict[str, Any]:
+        id = f"{self.id_prefix}-{secrets.token_hex(16)}"
+        return {"id": id, "object": kind, "created": int(time.time()), "model": self._model}
+
+
+def _chunked_usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.answer_tokens,
+        "total_tokens": usage.prompt_tokens + usage.answer_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }

@@ -8,19 +8,15 @@ from itertools import accumulate
 from typing import Annotated, Any
 
 from msgspec import Meta
-from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec.server.delta_stream import DeltaStream
+from offspec.server.endpoint import ApiRequest
 from offspec.server.exchange import Ask, Delta, Ended, Said, TokenChoice, Usage
 from offspec.server.faults import invalid, refuse
 from offspec.server.formats import StructuredOutputs, format_of
-from offspec.server.infill import with_suffix
-from offspec.server.openai_chunks import ChunkedBody, ChunkedReply
-from offspec.server.openai_common import Count, Limit, answer_limit
-from offspec.server.reading import read_request
-from offspec.server.reply import Event
-from offspec.server.responses import respond
+from offspec.server.openai_common import ChunkedBody, ChunkedReply, Count, Limit, answer_limit
+from offspec.server.reply import Event, respond
 from offspec.server.service import Service
 
 _LONGEST = 16  # tokens of an answer that gives no number, as OpenAI has it
@@ -39,9 +35,9 @@ class Body(ChunkedBody, kw_only=True):
     best_of: int | None = None  # accepted only with the value that changes nothing
 
 
-async def create(request: Request) -> Response:
+async def create(request: ApiRequest[Body]) -> Response:
     """A continuation of one or several prompts."""
-    service, body = await read_request(request, Body)
+    service, body = request.service, request.body
     asks = list(_asks(body, service))
     if len(asks) > 1:  # what is wrong with the last of them is told before the first is answered
         for ask in asks:
@@ -51,8 +47,8 @@ async def create(request: Request) -> Response:
 
 
 def _asks(body: Body, service: Service) -> Iterator[Ask]:
-    """What a body asks for, a request for each prompt. Raises Fault."""
-    refuse({"best_of": body.best_of}, {"best_of": body.choices})
+    """The requests of a body, one for each prompt. Raises Fault."""
+    refuse(body, {"best_of": body.choices})
     params = body.sampling(
         service.defaults,
         max_tokens=_LONGEST if body.max_tokens is None else answer_limit(body.max_tokens or 1),
@@ -69,7 +65,7 @@ def _asks(body: Body, service: Service) -> Iterator[Ask]:
             choices=body.choices,
             silent=body.max_tokens == 0,
         )
-        yield with_suffix(ask, body.suffix, service) if body.suffix else ask
+        yield ask.with_suffix(body.suffix, service.engine.model_info) if body.suffix else ask
 
 
 def _prompts(given: str | list[Any]) -> Sequence[str | list[int]]:
@@ -160,7 +156,7 @@ class CompletionReply(ChunkedReply):
                 self._choices[delta.choice].reason = delta.reason
                 yield self.chunk(_body(delta.choice, "", delta.reason, None))
             case Usage():
-                self.usages.append(delta)
+                self.usage += delta
 
     def choice_bodies(self) -> Iterator[dict[str, Any]]:
         for index, choice in enumerate(self._choices):
@@ -178,12 +174,12 @@ class _Choice:
 
     def logprobs(self, tokens: Sequence[TokenChoice]) -> dict[str, Any]:
         """The next tokens with their log-probabilities, and the number of characters before each."""
-        lengths = accumulate((len(token.chosen.text) for token in tokens), initial=self._length)
+        lengths = accumulate((len(token.text) for token in tokens), initial=self._length)
         *offsets, self._length = lengths
         return {
-            "tokens": [token.chosen.text for token in tokens],
-            "token_logprobs": [token.chosen.logprob for token in tokens],
-            "top_logprobs": [None if token.chosen.logprob is None else _top(token) for token in tokens],
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [None if token.logprob is None else _top(token) for token in tokens],
             "text_offset": offsets,
         }
 
@@ -195,6 +191,6 @@ def _body(index: int, text: str, reason: str | None, logprobs: dict[str, Any] | 
 def _top(token: TokenChoice) -> dict[str, float | None]:
     """The likeliest texts; of two tokens that are spelt alike, the likelier."""
     found = dict[str, float | None]()
-    for each in (*token.top, token.chosen):
+    for each in (*token.top, token):
         found.setdefault(each.text, each.logprob)
     return found

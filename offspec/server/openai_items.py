@@ -14,7 +14,7 @@ from offspec.server.openai_messages import (
     ToolCall,
     ToolName,
     as_call,
-    omitted,
+    part_text,
 )
 from offspec.server.tools import (
     GrammarFormat,
@@ -137,7 +137,6 @@ def _given(item: Item, where: str, ignore: Ignore) -> dict[str, Any] | None:
 
 
 def _call(item: Item, where: str) -> dict[str, Any]:
-    """A message with an earlier call."""
     name = flat_name(_wanted(item.name, f"{where}.name"), item.namespace)
     id = _wanted(item.call_id, f"{where}.call_id")
     if item.type == "custom_tool_call":
@@ -157,11 +156,5 @@ def _text(given: str | Sequence[Part], where: str, omit: Ignore | None = None) -
     """The text of an item. omit: parts without text are omitted instead of refused."""
     if isinstance(given, str):
         return given
-    texts = list[str]()
-    for at, part in enumerate(given):
-        text = part.text if part.text is not None else part.refusal
-        if text is None and omit is None:
-            kind = part.type[:40]
-            raise unsupported(f"{where}[{at}]", f"a part of type {kind!r} is not supported, only text")
-        texts.append(omitted(part.type[:40], omit) if text is None and omit is not None else text or "")
-    return "".join(texts)
+    texts = ((part.type, part.refusal if part.text is None else part.text) for part in given)
+    return "".join(part_text(*part, f"{where}[{at}]", omit) for at, part in enumerate(texts))

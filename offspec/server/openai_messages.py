@@ -126,6 +126,13 @@ def omitted(kind: str, ignore: Ignore) -> str:
     return f"[{kind} omitted: this model reads text only]"
 
 
+def part_text(kind: str, text: str | None, where: str, omit: Ignore | None) -> str:
+    """The text of a part of this kind. Raises Fault if it has none, unless such parts are omitted."""
+    if text is None and omit is None:
+        raise unsupported(where, f"a part of type {kind[:40]!r} is not supported, only text")
+    return omitted(kind[:40], omit) if text is None and omit is not None else text or ""
+
+
 def as_message(message: ChatMessage, at: int, ignore: Ignore) -> dict[str, Any]:
     """A message as chat templates take it. Raises Fault for parts that are not text."""
     where = f"messages[{at}]"
@@ -162,13 +169,8 @@ def _content(message: ChatMessage, where: str, omit: Ignore | None) -> tuple[str
         text = part.text if part.text is not None else part.refusal
         if text is None and part.thinking is not None:
             thoughts.append(_thought(part.thinking))
-        elif text is None and omit is not None:
-            texts.append(omitted(part.type[:40], omit))
-        elif text is None:
-            field = f"{where}.content[{at}]"
-            raise unsupported(field, f"a part of type {part.type[:40]!r} is not supported, only text")
         else:
-            texts.append(text)
+            texts.append(part_text(part.type, text, f"{where}.content[{at}]", omit))
     return "".join(texts), "".join(thoughts)
 
 

@@ -5,14 +5,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
-from starlette.requests import Request
 from starlette.responses import Response
 
 from offspec.core.constraint import Constraint
+from offspec.server.endpoint import ApiRequest
 from offspec.server.exchange import Ask
 from offspec.server.faults import Fault, invalid, refuse
 from offspec.server.formats import checked
@@ -25,18 +24,15 @@ from offspec.server.openai_common import (
     template_variables,
 )
 from offspec.server.openai_items import Item, Tool, as_messages, tools_of
-from offspec.server.openai_messages import Ignore
 from offspec.server.openai_responses_reply import Object, ResponseReply
-from offspec.server.parsing import convert, parse
-from offspec.server.reading import read_request, report_ignored
-from offspec.server.responses import respond
+from offspec.server.parsing import convert
+from offspec.server.reply import respond
 from offspec.server.service import Service
 from offspec.server.stored_responses import StoredResponses, fresh_id
 from offspec.server.tools import ToolChoice
 
 _LOGPROBS = "message.output_text.logprobs"
-_HARMLESS: dict[str, Any] = {"background": False}
-_REFUSED = ("background", "conversation", "prompt")
+_HARMLESS: dict[str, Any] = {"background": False, "conversation": None, "prompt": None}
 _ANSWER = 4  # an answer that may be long has at least this part of the context
 
 
@@ -56,7 +52,7 @@ class TextConfig(Struct):
 
 
 class Reasoning(Struct):
-    """How much to reason."""
+    """Options of reasoning."""
 
     effort: str | None = None
 
@@ -87,17 +83,14 @@ class Body(ChoosingTokens, kw_only=True):
     prompt: Any = None
 
 
-async def create(request: Request) -> Response:
+async def create(request: ApiRequest[Body]) -> Response:
     """Answer items, after those of the response that the request continues."""
-    service, body = await read_request(request, Body)
-    store: StoredResponses = request.app.state.responses
-    earlier = await _earlier(store, body)
-    given: Object = parse(await request.body())
-    items: list[Object] = given["input"]
+    service, body, given = request.service, request.body, request.given
+    store, items = service.responses, given["input"]
     if isinstance(body.input, str):
         items = [{"role": "user", "content": body.input}]
-    items = [*earlier, *items]
-    ask = _ask(body, service, items, partial(report_ignored, request))
+    items = [*await _earlier(store, body), *items]
+    ask = _ask(request, items)
     if body.truncation == "auto":
         ask = await _truncated(service, ask)
     kept = store if body.store is not False else None
@@ -123,21 +116,22 @@ def _items(given: Sequence[Object]) -> list[Item]:
     return convert(list(given), list[Item], ignored=[])
 
 
-def _ask(body: Body, service: Service, items: Sequence[Object], ignore: Ignore) -> Ask:
+def _ask(request: ApiRequest[Body], items: Sequence[Object]) -> Ask:
     """The request of a body. Raises Fault for what is not supported."""
-    refuse({name: getattr(body, name) for name in _REFUSED}, _HARMLESS)
+    body = request.body
+    refuse(body, _HARMLESS)
     text = body.text or TextConfig()
     effort = body.reasoning.effort if body.reasoning else None
     with_logprobs = _LOGPROBS in (body.include or ())
     return Ask(
-        prompt=as_messages(body.instructions, _items(items), ignore),
+        prompt=as_messages(body.instructions, _items(items), request.ignore),
         params=body.sampling(
-            service.defaults,
+            request.service.defaults,
             max_tokens=answer_limit(body.max_output_tokens),
             logprobs=(body.top_logprobs or 0) if with_logprobs else None,
             format=_format(text.format or TextFormat()),
         ),
-        tools=tools_of(body.tools or (), body.tool_choice, ignore),
+        tools=tools_of(body.tools or (), body.tool_choice, request.ignore),
         parallel_calls=body.parallel_tool_calls is not False,
         template=template_variables(body.chat_template_kwargs, effort),
     )

@@ -10,7 +10,7 @@ from typing import Any
 from offspec.core.errors import OffspecError
 from offspec.server.exchange import Ask, Called, Delta, Ended, Said, Thought, Usage
 from offspec.server.faults import Fault
-from offspec.server.openai_common import logprob_body
+from offspec.server.openai_common import logprob_body, usage_body
 from offspec.server.reply import Event, Reply, server_sent
 from offspec.server.stored_responses import Stored, StoredResponses
 from offspec.server.tools import custom_input
@@ -67,7 +67,7 @@ class ResponseReply(Reply):
                 self._cut = delta.reason == "length"
                 yield from self._close("incomplete" if self._cut else "completed")
             case Usage():
-                self._response["usage"] = _usage(delta)
+                self._response["usage"] = usage_body(delta, cache_write_tokens=0)
 
     async def end(self) -> Iterable[Event]:
         """Return the last event, once the response is stored. Events of a client that waits precede it."""
@@ -186,13 +186,3 @@ class ResponseReply(Reply):
 def _copied(value: Object) -> Object:
     """As it is now: lists in it grow later."""
     return {name: list(item) if isinstance(item, list) else item for name, item in value.items()}
-
-
-def _usage(usage: Usage) -> Object:
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.answer_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "total_tokens": usage.prompt_tokens + usage.answer_tokens,
-    }

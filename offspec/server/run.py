@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
 
@@ -14,15 +13,12 @@ import uvicorn
 
 from offspec.core.errors import RequestError
 from offspec.core.files import remove_unfinished
-from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.server.app import make_app
-from offspec.server.batch.answering import LONGEST
 from offspec.server.batch.jobs import BatchJobs
-from offspec.server.bodies import Limits
 from offspec.server.connections import MOST, LimitedConnection
 from offspec.server.cors import ANY
-from offspec.server.served_engine import Loader
-from offspec.server.service import Service
+from offspec.server.service import Loader, Service
+from offspec.server.settings import Settings
 
 log = logging.getLogger("offspec.server")
 
@@ -30,41 +26,6 @@ _CLOSING_S = 60.0  # that the engine may take to close, writing the latest conve
 _LOADING_S = 0.5  # that loading may take to fail, or to be done
 _HEADER_BYTES = 64 * 2**10
 _KEEP_ALIVE_S = 30  # that a connection may wait for its next request
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How to serve.
-
-    Args:
-        host: Address or name to listen at.
-        port: Port to listen at; 0 for any that is free.
-        key: What clients must send; None: nothing.
-        names: What requests may call the model.
-        sampling: Parameters of requests that do not set them, over the model's defaults.
-        max_queue: Requests that may wait.
-        patience: Seconds that an answer under way may still take when the server is told to stop.
-        limits: What a request may take.
-        tool_grammar: Calls of tools follow a grammar, from their opening mark on.
-        open_schemas: Objects of a schema may have properties that it does not name.
-        strict: Refuse requests with fields that are unknown or have no effect.
-        origins: Origins of web pages that may use the server, in addition to its own; "*" for all.
-        connection: The protocol of a connection, with limits of its own.
-    """
-
-    host: str
-    port: int
-    names: tuple[str, ...]
-    key: str | None = None
-    sampling: SamplingOverrides = field(default_factory=SamplingOverrides)
-    max_queue: int = 32
-    patience: float = 5.0
-    limits: Limits = field(default_factory=Limits)
-    strict: bool = False
-    tool_grammar: bool = True
-    open_schemas: bool = False
-    origins: tuple[str, ...] = ()
-    connection: type[LimitedConnection] = LimitedConnection
 
 
 def serve(load: Loader, settings: Settings) -> None:
@@ -135,30 +96,13 @@ class Server(uvicorn.Server):
     def __init__(self, load: Loader, settings: Settings, listener: socket.socket) -> None:
         self._listener, self._patience = listener, settings.patience
         self.signal: int | None = None
-        self.service = Service(
-            load,
-            names=settings.names,
-            sampling=settings.sampling,
-            max_queue=settings.max_queue,
-            tool_grammar=settings.tool_grammar,
-            open_schemas=settings.open_schemas,
-            on_failure=self._fail,
-        )
-        local = _is_loopback(listener.getsockname()[0])
+        self.service = Service(load, settings, self._fail)
         self.batches = BatchJobs(self.service)
-        app = make_app(
-            self.service,
-            key=settings.key,
-            local=local,
-            limits=settings.limits,
-            origins=settings.origins,
-            batches=self.batches,
-            strict=settings.strict,
-        )
+        local = _is_loopback(listener.getsockname()[0])
         super().__init__(
             uvicorn.Config(
-                app,
-                http=settings.connection,
+                make_app(self.service, self.batches, local=local),
+                http=LimitedConnection,
                 loop="asyncio",
                 ws="none",
                 lifespan="off",
@@ -182,7 +126,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.service.start()
-        self.batches.start(make_app(self.service, limits=Limits(body_bytes=LONGEST)))
+        self.batches.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         stopping = asyncio.ensure_future(self.service.stop(self._patience))

@@ -8,14 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-_MODULES = """
-page api chat clipboard conversation_list conversations dom engine_panel markdown messages server settings
-speed storage tree tree_drawing
-"""
-_NAMES = (
-    *("index.html", "page.css", "icon.svg", "markdown-it.min.mjs", "markdown-it.LICENSE.txt"),
-    *(f"{name}.js" for name in _MODULES.split()),
-)
+_FOLDER = files("offspec.server").joinpath("page")
 _TYPES = {
     ".html": "text/html",
     ".css": "text/css",
@@ -48,10 +41,14 @@ async def _file(request: Request) -> Response:
 
 @cache
 def _content(name: str) -> bytes:
-    return files("offspec.server").joinpath("page", name).read_bytes()
+    return _FOLDER.joinpath(name).read_bytes()
 
 
 ROUTES = (
     Route("/", _file, methods=["GET"]),
-    *(Route(f"/page/{name}", _file, methods=["GET"]) for name in _NAMES if name != "index.html"),
+    *(
+        Route(f"/page/{file.name}", _file, methods=["GET"])
+        for file in _FOLDER.iterdir()
+        if PurePath(file.name).suffix in _TYPES and file.name != "index.html"
+    ),
 )

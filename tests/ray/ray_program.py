@@ -19,7 +19,6 @@ from offspec.ray.predict import on_cluster, predict
 from offspec.ray.run import RayBatchRun, connected
 from offspec.server.batch.lines import read_lines
 from offspec.server.batch.results import ResultFile
-from offspec.server.served_engine import ServedEngine
 
 CONFIG = EngineConfig("tiny")
 
@@ -38,7 +37,7 @@ class Load:
     def __init__(self, pids: str) -> None:
         self._pids = pids
 
-    def __call__(self, notify: Callable[[Event], None]) -> ServedEngine:
+    def __call__(self, notify: Callable[[Event], None]) -> Any:
         from tests.server.batch_program import RandomAnswers
 
         (Path(self._pids) / str(os.getpid())).touch()

@@ -36,7 +36,7 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture(scope="module")
 def predictor(engine: ScriptedEngine) -> Iterator[Predictor]:
-    predictor = Predictor("tiny", load=lambda notify: engine)
+    predictor = Predictor("tiny", load=engine.opened)
     yield predictor
     predictor.close()
 
@@ -60,7 +60,7 @@ def test_rows(predictor: Predictor, engine: ScriptedEngine, tmp_path: Path) -> N
     ]
     path = tmp_path / "in"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    seeds = [json.loads(line.request("tiny"))["seed"] for line in read_lines(path)]
+    seeds = [line.request("tiny")["seed"] for line in read_lines(path)]
     assert [asked.params.seed for asked in engine.asked] == seeds
     assert [asked.params.temperature for asked in engine.asked] == [0.5, 0.0]
 

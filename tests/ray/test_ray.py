@@ -17,6 +17,7 @@ from offspec.server.batch.lines import read_lines
 from offspec.server.batch.results import ResultFile
 from offspec.server.batch.run import BatchRun
 from offspec.server.service import Service
+from offspec.server.settings import Settings
 from tests.server.batch_program import RandomAnswers
 from tests.support.waiting import PATIENCE, until
 
@@ -56,7 +57,7 @@ def test_a_cluster_says_what_one_machine_says(tmp_path: Path) -> None:
     told = json.loads(done.stdout.splitlines()[-1])
     assert (told["killed"], told["workers"], told["torch"]) == (1, 3, False)
     with ResultFile(tmp_path / "single") as results:
-        service = Service(lambda notify: RandomAnswers(), names=("tiny",))
+        service = Service(RandomAnswers().opened, Settings(names=("tiny",)))
         BatchRun(service, results, unheard).run(read_lines(requests))
     expected = said(tmp_path / "single")
     assert said(out) == expected

@@ -17,6 +17,7 @@ from offspec.server.batch.lines import read_lines
 from offspec.server.batch.results import ResultFile
 from offspec.server.batch.run import BatchRun
 from offspec.server.service import Service
+from offspec.server.settings import Settings
 from tests.support.fake_engine import ScriptedEngine
 
 
@@ -47,7 +48,7 @@ def main() -> None:
     requests, out, *most = sys.argv[1:]
     with BoundedResults(Path(out)) as results:
         results.most = int(most[0]) if most else sys.maxsize
-        service = Service(lambda notify: RandomAnswers(delay=0.004), names=("tiny",))
+        service = Service(RandomAnswers(delay=0.004).opened, Settings(names=("tiny",)))
         BatchRun(service, results, unheard).run(read_lines(Path(requests)))
 
 

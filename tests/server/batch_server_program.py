@@ -4,7 +4,8 @@ import socket
 import sys
 import threading
 
-from offspec.server.run import Server, Settings
+from offspec.server.run import Server
+from offspec.server.settings import Settings
 from tests.server.batch_program import RandomAnswers
 from tests.support.waiting import until
 
@@ -13,7 +14,7 @@ def main() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     settings = Settings("127.0.0.1", port, names=("tiny",))
-    server = Server(lambda notify: RandomAnswers(delay=0.004), settings, listener)
+    server = Server(RandomAnswers(delay=0.004).opened, settings, listener)
     threading.Thread(target=server.run, daemon=True).start()
     until(lambda: server.service.state == "ready")
     print(port, flush=True)

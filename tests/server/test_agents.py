@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from offspec.server import responses
+from offspec.server import reply
 from tests.server.bodies import CHAT, LEAST, MESSAGES, RESPONSES
 from tests.support.fake_engine import ScriptedEngine
 from tests.support.live_server import NAME, LiveServer
@@ -113,7 +113,7 @@ def test_a_prompt_that_is_too_long_is_logged(
 
 def test_a_stream_of_responses_that_waits_has_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codex ends a stream in which no event comes for some minutes; a comment is not an event."""
-    monkeypatch.setattr(responses, "_KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr(reply, "_KEEP_ALIVE_S", 0.02)
     engine, told = ScriptedEngine(), Events()
     engine.gate.clear()
     body = {"model": NAME, "input": "Why?", "stream": True}

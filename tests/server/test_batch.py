@@ -14,12 +14,13 @@ import pytest
 
 from offspec.core.errors import ClosedError, DiskFullError, RequestError, StreamError
 from offspec.core.events import Event, LoadProgress
-from offspec.server import responses
+from offspec.server import reply
 from offspec.server.batch import results
 from offspec.server.batch.lines import Line, read_lines
 from offspec.server.batch.results import ResultFile
 from offspec.server.batch.run import BatchRun
 from offspec.server.service import Service
+from offspec.server.settings import Settings
 from tests.support.fake_engine import Script, ScriptedEngine
 from tests.support.tiny_models import tiny_engine, write_model
 from tests.support.waiting import PATIENCE, until
@@ -60,7 +61,7 @@ def written(path: Path, lines: Sequence[Any]) -> Path:
 def run(requests: Path, out: Path, engine: ScriptedEngine, told: list[Event] | None = None) -> BatchRun:
     told = [] if told is None else told
     with ResultFile(out) as file:
-        batch = BatchRun(Service(lambda notify: engine, names=("mine",)), file, told.append)
+        batch = BatchRun(Service(engine.opened, Settings(names=("mine",))), file, told.append)
         batch.run(read_lines(requests))
     return batch
 
@@ -102,7 +103,7 @@ def test_responses_are_not_kept(tmp_path: Path) -> None:
     assert body["output"][0]["content"][0]["text"] == "Because it is so." and body["store"] is False
     assert batch.tokens == 4
     (read,) = read_lines(requests)
-    assert engine.asked[0].params.seed == json.loads(read.request("m"))["seed"]
+    assert engine.asked[0].params.seed == read.request("m")["seed"]
 
 
 def test_a_wrong_line_has_its_error_and_the_others_answers(tmp_path: Path) -> None:
@@ -159,9 +160,9 @@ def test_a_run_that_was_broken_off_goes_on(tmp_path: Path) -> None:
 def test_seeds_come_from_lines(tmp_path: Path) -> None:
     """So that a second run, or another order, says the same."""
     one, two = (list(read_lines(written(tmp_path / "in", lines))) for lines in (PLAIN, PLAIN[::-1]))
-    seeds = [{line.id: json.loads(line.request("m"))["seed"] for line in lines} for lines in (one, two)]
+    seeds = [{line.id: line.request("m")["seed"] for line in lines} for lines in (one, two)]
     assert seeds[0]["a"] == seeds[1]["a"] != seeds[0]["b"] == 3
-    assert json.loads(Line(1, "z", "", PLAIN[0], True).request("m"))["seed"] != seeds[0]["a"]
+    assert Line(1, "z", "", PLAIN[0], True).request("m")["seed"] != seeds[0]["a"]
 
 
 def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +197,7 @@ def test_an_engine_that_fails(tmp_path: Path) -> None:
 
 def test_a_line_that_fails_late_has_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No status is sent before the answer, as it is to a client that waits."""
-    monkeypatch.setattr(responses, "_KEEP_ALIVE_S", 0)
+    monkeypatch.setattr(reply, "_KEEP_ALIVE_S", 0)
     engine = ScriptedEngine([Script("one two", fail_after=0), "fine"], delay=0.01)
     run(written(tmp_path / "in", [WRAPPED, PLAIN[0]]), tmp_path / "out", engine)
     found = said(tmp_path / "out")
@@ -253,7 +254,7 @@ def test_lines_share_passes(tmp_path: Path) -> None:
     for sequences in (1, 4):
         out = tmp_path / f"out{sequences}"
         engine = tiny_engine(model, "suffix", budget=8, sequences=sequences)
-        service = Service(lambda notify, engine=engine: engine, names=("mine",))  # type: ignore[misc]
+        service = Service(lambda notify, engine=engine: engine, Settings(names=("mine",)))  # type: ignore[misc]
         with ResultFile(out) as file:
             BatchRun(service, file, lambda event: None).run(read_lines(requests))
         found.append({"said": said(out), "passes": service.metrics.page()})

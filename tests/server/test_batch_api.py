@@ -24,7 +24,6 @@ from openai.types import Batch
 from offspec.core.errors import StreamError
 from offspec.server.batch.jobs import batches_folder
 from offspec.server.batch.lines import read_lines
-from offspec.server.bodies import Limits
 from tests.support.fake_engine import Script, ScriptedEngine, Turnstile
 from tests.support.live_server import NAME, LiveServer
 from tests.support.waiting import PATIENCE, until
@@ -55,7 +54,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server for tests that leave it as it was."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OFFSPEC_DATA", str(tmp_path_factory.mktemp("shared")))
-        with LiveServer(ScriptedEngine(), limits=Limits(upload_bytes=40_000)) as server:
+        with LiveServer(ScriptedEngine(), upload_bytes=40_000) as server:
             yield server
 
 
@@ -160,7 +159,7 @@ def test_answers_are_those_of_requests_alone(tiny_folder: Path) -> None:
         path = tiny_folder.parent / "asked.jsonl"
         path.write_bytes(text_of(lines))
         for each in read_lines(path):
-            alone = client.chat.completions.create(**json.loads(each.request(NAME)))
+            alone = client.chat.completions.create(**each.request(NAME))
             assert answers[each.id]["body"]["choices"] == [choice.to_dict() for choice in alone.choices]
 
 

@@ -116,6 +116,19 @@ def test_a_client_that_leaves_ends_all(wide: LiveServer, prompts: bool, gate: Ga
         assert all(choice.finish_reason == "length" for choice in ask(**given).choices)
 
 
+def test_the_prompt_is_searched_for_marks_once(wide: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, asked = Engine.parts, list[Any]()
+
+    def noted(own: Engine, *given: Any) -> Any:
+        asked.append(given)
+        return parts(own, *given)
+
+    monkeypatch.setattr(Engine, "parts", noted)
+    with wide.client() as client:
+        assert len(client.chat.completions.create(**ASKED, n=3).choices) == 3
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("failing", [0, 2])
 def test_one_that_fails_ends_all(wide: LiveServer, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
     submit, told = Engine.submit, list[str]()

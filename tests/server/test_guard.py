@@ -11,7 +11,6 @@ import openai
 import pytest
 
 from offspec.server import guard
-from offspec.server.bodies import Limits
 from offspec.server.connections import LimitedConnection
 from tests.support.fake_engine import Script, ScriptedEngine
 from tests.support.live_server import NAME, LiveServer
@@ -28,8 +27,8 @@ SHORT = 0.1  # seconds: a limit that a test waits to run out
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[LiveServer]:
-    limits = Limits(body_bytes=20_000, body_seconds=PATIENCE, bodies_bytes=30_000)
-    with LiveServer(ScriptedEngine(), key=KEY, limits=limits) as server:
+    limits = {"body_bytes": 20_000, "body_seconds": PATIENCE, "bodies_bytes": 30_000}
+    with LiveServer(ScriptedEngine(), key=KEY, **limits) as server:
         yield server
 
 
@@ -106,22 +105,17 @@ def _connect(server: LiveServer) -> socket.socket:
 
 
 def test_a_body_that_does_not_come() -> None:
-    limits = Limits(body_seconds=SHORT)
-    with LiveServer(ScriptedEngine(), limits=limits) as server, _connect(server) as connection:
+    with LiveServer(ScriptedEngine(), body_seconds=SHORT) as server, _connect(server) as connection:
         head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{JSON}content-length: 100\r\n\r\n{{"
         connection.sendall(head.encode())
         answer = connection.makefile("rb").read()
     assert answer.startswith(b"HTTP/1.1 408 ") and b"did not come in time" in answer
 
 
-class Limited(LimitedConnection):
-    """Its limits are set by tests."""
-
-
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nx-slow: "])
 def test_headers_that_do_not_come(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Limited, "header_seconds", SHORT)
-    with LiveServer(ScriptedEngine(), connection=Limited) as server, _connect(server) as connection:
+    monkeypatch.setattr(LimitedConnection, "header_seconds", SHORT)
+    with LiveServer(ScriptedEngine()) as server, _connect(server) as connection:
         with suppress(OSError):  # it was closed already
             connection.sendall(sent)
         with connection.makefile("rb") as answer:
@@ -129,7 +123,7 @@ def test_headers_that_do_not_come(sent: bytes, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_headers_of_a_second_request_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    with LiveServer(ScriptedEngine(), connection=Limited) as server, _connect(server) as connection:
+    with LiveServer(ScriptedEngine()) as server, _connect(server) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         answer, read = connection.makefile("rb"), b""
         while not read.endswith(b"}"):
@@ -137,7 +131,7 @@ def test_headers_of_a_second_request_that_do_not_come(monkeypatch: pytest.Monkey
             assert more, f"closed before the first was answered: {read!r}"
             read += more
         assert read.startswith(b"HTTP/1.1 200 ")
-        monkeypatch.setattr(Limited, "header_seconds", SHORT)
+        monkeypatch.setattr(LimitedConnection, "header_seconds", SHORT)
         connection.sendall(b"GET /health HTTP/1.1\r\n")
         assert _end(answer) == b""
 
@@ -160,9 +154,9 @@ def test_headers_without_end(locked: LiveServer) -> None:
 
 
 def test_an_answer_that_nobody_reads_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Limited, "write_seconds", SHORT)
+    monkeypatch.setattr(LimitedConnection, "write_seconds", SHORT)
     engine = ScriptedEngine([Script("x" * 10**6), "fine"])
-    with LiveServer(engine, connection=Limited) as server, server.http() as http:
+    with LiveServer(engine) as server, server.http() as http:
         with _connect(server) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**14)
             body = b'{"model": "tiny", "stream": true, "messages": [{"role": "user", "content": "hi"}]}'
@@ -177,8 +171,8 @@ def test_an_answer_that_nobody_reads_loses_its_connection(monkeypatch: pytest.Mo
 )
 def test_too_many_connections(path: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest is refused in the shape of its API, and closed; those before it are served."""
-    monkeypatch.setattr(Limited, "most", 2)
-    with LiveServer(ScriptedEngine(), connection=Limited) as server, server.http() as first:
+    monkeypatch.setattr(LimitedConnection, "most", 2)
+    with LiveServer(ScriptedEngine()) as server, server.http() as first:
         assert first.get("/health").status_code == 200
         with server.http() as second, server.http() as third:
             assert second.get("/health").status_code == 200

@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Send
 
 from offspec.core.errors import StreamError
-from offspec.server import openai_chunks, responses
+from offspec.server import openai_common, reply
 from tests.server.bodies import CHAT, LEAST, MESSAGES, RESPONSES, TEXT
 from tests.support.fake_engine import Script, ScriptedEngine
 from tests.support.live_server import NAME, LiveServer
@@ -45,14 +45,14 @@ def _messages(server: LiveServer) -> str:
 @pytest.fixture
 def spaces(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Sent so far, many of them in a second."""
-    found, send = list[bytes](), responses._send
+    found, send = list[bytes](), reply._send
 
     async def noted(to: Send, data: bytes) -> None:
         found.append(data)
         await send(to, data)
 
-    monkeypatch.setattr(responses, "_KEEP_ALIVE_S", 0.01)
-    monkeypatch.setattr(responses, "_send", noted)
+    monkeypatch.setattr(reply, "_KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(reply, "_send", noted)
     return found
 
 
@@ -105,7 +105,7 @@ def test_a_bug_after_the_first_space(
     def broken(*usages: Any) -> Any:
         raise TypeError("a bug in /secret/place")
 
-    monkeypatch.setattr(openai_chunks, "_usage_body", broken)
+    monkeypatch.setattr(openai_common, "_chunked_usage", broken)
     with LiveServer(engine) as server, server.http() as http, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(http.post, CHAT, json={"model": NAME, **LEAST[CHAT]})
         until(lambda: spaces)

@@ -19,7 +19,7 @@ from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, StreamError
 from offspec.core.events import PassStats
 from offspec.server import delta_stream as answers
-from offspec.server import responses
+from offspec.server import reply
 from offspec.server.metrics import Metrics
 from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, Turnstile, reading
 from tests.support.live_server import NAME, LiveServer
@@ -138,7 +138,7 @@ def test_a_client_that_leaves_stops_its_answer(stream: bool) -> None:
         leaving[1].close()
         until(lambda: server.service.queue_length == 0)
         leaving[0].close()
-        until(lambda: server.service.idle)  # though the gate is closed
+        until(lambda: not server.service.in_flight)  # though the gate is closed
         assert len(engine.asked) == 1 and engine.steps[-1] == "stream closed"
         engine.gate.set()
         with server.http() as http:
@@ -153,7 +153,7 @@ def test_an_abandoned_answer_takes_no_place_in_the_queue() -> None:
         assert engine.held.wait(PATIENCE)
         leaving.close()
         until(lambda: not server.server.server_state.tasks)
-        assert not server.service.idle
+        assert server.service.in_flight
         other = pool.submit(http.post, CHAT, json={**ASKED, "messages": [{"role": "user", "content": "No"}]})
         until(lambda: len(engine.asked) == 2)
         engine.gate.set()
@@ -333,7 +333,7 @@ def _read(connection: socket.socket) -> bytes:
 def test_a_stream_that_waits_says_so(
     path: str, sign: str, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responses, "_KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr(reply, "_KEEP_ALIVE_S", 0.02)
     engine = ScriptedEngine()
     asked = {**ASKED, "stream": True, "max_tokens": 9}
     with held(engine) as server, server.http() as http, http.stream("POST", path, json=asked) as answer:

@@ -180,6 +180,10 @@ class ScriptedEngine:
         self._answering: threading.Thread | None = None  # of the latest `submit`
         self._turns = ExclusiveUse("another answer of this engine is under way")
 
+    def opened(self, notify: Callable[[Event], None]) -> Any:
+        """Is what loads it."""
+        return self
+
     sources: tuple[str, ...] = ()
     sampling_defaults = SamplingParams()
 

@@ -15,8 +15,10 @@ import anthropic
 import httpx2
 import openai
 
-from offspec.server.run import Server, Settings
-from offspec.server.served_engine import Loader, ServedEngine
+from offspec.engine.engine import Engine
+from offspec.server.run import Server
+from offspec.server.settings import Settings
+from tests.support.fake_engine import ScriptedEngine
 from tests.support.waiting import PATIENCE
 
 NAME = "tiny"
@@ -33,7 +35,9 @@ class LiveServer:
         settings: Fields of `Settings` beside the address.
     """
 
-    def __init__(self, served: ServedEngine | Loader, *, ready: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, served: Engine | ScriptedEngine | Callable[..., Any], *, ready: bool = True, **settings: Any
+    ) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         # So that an answer of half a megabyte finds no room in the buffers between server and client.
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
@@ -41,7 +45,7 @@ class LiveServer:
         self.url = f"http://127.0.0.1:{self.port}"
         given: dict[str, Any] = {"names": (NAME,), **settings}
         self._key, self._ready = given.get("key"), ready
-        load: Loader = served if callable(served) else lambda notify: served
+        load: Any = served if callable(served) else lambda notify: served
         self.server = Server(load, Settings("127.0.0.1", self.port, **given), self._listener)
         self.service = self.server.service
         self._thread = threading.Thread(target=self.server.run, name="server under test", daemon=True)
@@ -87,7 +91,7 @@ class LiveServer:
 
     def wait_until_idle(self) -> None:
         """Until the engine's thread has nothing to do."""
-        self._until(lambda: self.service.idle, "the engine is not idle")
+        self._until(lambda: not self.service.in_flight, "the engine is not idle")
 
     def _until(self, condition: Callable[[], bool], trouble: str) -> None:
         """Wait for what the server's threads do; fail where it does not come, or the server has ended."""
@@ -99,5 +103,5 @@ class LiveServer:
 
     def _seen(self) -> str:
         service = self.service
-        waiting = f"{service.queue_length} requests wait, idle: {service.idle}"
+        waiting = f"{service.queue_length} of {service.in_flight} requests wait"
         return f"state {service.state}, stage {service.progress.stage!r}, error {service.error!r}, {waiting}"

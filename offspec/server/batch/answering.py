@@ -1,19 +1,24 @@
-"""Lines become requests to the server's own application, without a socket between; answers become results."""
+"""Lines are answered by the endpoints of the server, without HTTP; answers become results."""
 
 import asyncio
 import hashlib
-import json
+import logging
+import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from starlette.types import ASGIApp, Message
-
 from offspec.core.errors import ClosedError
-from offspec.server.batch.lines import Line
-from offspec.server.openai_common import error_body
-from offspec.server.responses import QUIET
+from offspec.server.batch.lines import ENDPOINTS, Line
+from offspec.server.endpoint import ApiRequest
+from offspec.server.exchange import Usage
+from offspec.server.faults import Fault, internal, openai_error
+from offspec.server.reply import WholeAnswer
+from offspec.server.service import Service
 
-LONGEST = 1 << 30  # bytes of a body: what a file has is the user's own
+log = logging.getLogger("offspec.server")
+access_log = logging.getLogger("offspec.server.access")
+
 _STOPPING = 503  # the status of an answer that was broken off because the run ends
 _REFUSED = 429  # there was no room for it: it is asked again
 _MOST_FAILURES = 3  # in a row of the engine itself: then it is not the lines that are wrong
@@ -21,31 +26,28 @@ _MOST_FAILURES = 3  # in a row of the engine itself: then it is not the lines th
 Take = Callable[[Line, int, dict[str, Any]], Awaitable[None]]  # a line, its status, the body of its answer
 
 
-async def _at_once() -> None:
-    """Wait for nothing."""
-
-
 class Answering:
     """Answers lines.
 
     Args:
-        app: Answers requests.
+        service: Answers requests.
         model: What lines ask that name no model.
         take: Keeps what comes of each line.
-        in_flight: Requests that the application has at a time.
-        turn: Waits until the next may be sent.
+        in_flight: Requests that the service has at a time.
+        turn: Waits until the next may be sent. None: it may at once.
     """
 
     def __init__(
         self,
-        app: ASGIApp,
+        service: Service,
         model: str,
         take: Take,
         *,
-        in_flight: int = 2,
-        turn: Callable[[], Awaitable[None]] = _at_once,
+        in_flight: int,
+        turn: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._app, self._model, self._take, self._in_flight, self._turn = app, model, take, in_flight, turn
+        self._service, self._model, self._take, self._turn = service, model, take, turn
+        self._in_flight = in_flight
         self._failures = 0  # in a row of the engine itself
         self._reading = asyncio.Lock()
 
@@ -77,48 +79,32 @@ class Answering:
 
     async def _answer(self, line: Line) -> tuple[int, dict[str, Any]]:
         if line.fault is not None:
-            return line.fault.status, error_body(line.fault)
+            return line.fault.status, openai_error(line.fault)
         while True:
-            await self._turn()
-            status, body = await ask(self._app, line.url, line.request(self._model))
+            if self._turn is not None:
+                await self._turn()
+            began = time.perf_counter()
+            status, value = await self._ask(line)
+            seconds = time.perf_counter() - began
+            self._service.metrics.requested(line.url, status, seconds)
+            name = f"req_{secrets.token_hex(12)}"
+            access_log.info("- POST %s %d %.3fs %s", line.url, status, seconds, name)
             if status != _REFUSED:
-                return status, json.loads(body)
+                return status, value
             await asyncio.sleep(0.1)
 
-
-async def ask(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
-    """Status and body of what an application answers to JSON posted to a path."""
-    length = str(len(body)).encode()
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        QUIET: True,
-        "headers": [
-            (b"content-type", b"application/json"),
-            (b"content-length", length),
-            (b"host", b"localhost"),
-        ],
-    }
-    sent, status, parts = False, 0, list[bytes]()
-
-    async def receive() -> Message:
-        nonlocal sent
-        if sent:
-            await asyncio.Event().wait()  # no client that could leave
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: Message) -> None:
-        nonlocal status
-        status = message.get("status", status)
-        parts.append(message.get("body", b""))
-
-    await app(scope, receive, send)
-    return status, b"".join(parts)
+    async def _ask(self, line: Line) -> tuple[int, dict[str, Any]]:
+        """Status and body of an answer."""
+        endpoint, given = ENDPOINTS[line.url], line.request(self._model)
+        try:
+            response = await endpoint.answer(ApiRequest(self._service, line.url, given, endpoint.body))
+            assert isinstance(response, WholeAnswer), "lines do not stream"
+            return 200, await response.value()
+        except Fault as fault:
+            return fault.status, openai_error(fault)
+        except Exception:
+            log.exception("line %d of a batch failed", line.number)
+            return 500, openai_error(internal())
 
 
 def result(line: Line, status: int, value: dict[str, Any]) -> dict[str, Any]:
@@ -134,3 +120,16 @@ def result(line: Line, status: int, value: dict[str, Any]) -> dict[str, Any]:
     texts = [choice["message"]["content"] for choice in choices]
     answer = {"text": texts[0]} if len(texts) == 1 else {"texts": texts}
     return {"id": line.id, **answer, "finish_reason": choices[0]["finish_reason"], **usage}
+
+
+def usage_of(body: dict[str, Any]) -> Usage:
+    """Token counts in the body of an answer, under the names of its API; 0 for those that it lacks."""
+    usage = body.get("usage") or {}
+    prompt = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    answer = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
+    return Usage(
+        prompt_tokens=usage.get("prompt_tokens") or usage.get("input_tokens") or 0,
+        cached_tokens=prompt.get("cached_tokens") or 0,
+        answer_tokens=usage.get("completion_tokens") or usage.get("output_tokens") or 0,
+        reasoning_tokens=answer.get("reasoning_tokens") or 0,
+    )

@@ -12,13 +12,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from starlette.types import ASGIApp
-
 from offspec.core.file_lock import lock_beside, release
 from offspec.core.files import private_folder
 from offspec.core.private import data_root
 from offspec.server.batch.records import Records
-from offspec.server.batch.runner import MOST_LINES, BatchRunner
+from offspec.server.batch.runner import BatchRunner
 from offspec.server.batch.stored_batch import StoredBatch
 from offspec.server.batch.stored_files import KEPT_S, StoredFiles
 from offspec.server.faults import Fault, invalid
@@ -34,7 +32,7 @@ _MOST_UNFINISHED = 64
 
 
 def batches_folder(name: str) -> Path:
-    """Where a server that answers by a name keeps files and batches: in the user's data folder."""
+    """The folder in which a server that answers by a name keeps files and batches."""
     readable = re.sub(r"[^\w.-]+", "-", name)[-80:].lstrip(".")
     return data_root() / "batches" / f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
@@ -45,38 +43,21 @@ class BatchJobs:
     Methods are called on the event loop, and use the disk in threads. What clients ask for most often, a
     description or a list, is read from memory.
 
-    Args:
-        service: Answers.
-        folder: Where they are, by default one for the model's own name. One server at a time has it.
-        in_flight, most_lines: see `BatchRunner`.
-        most_bytes: Of all files.
+    They are in a folder for the model's own name, which one server at a time has. service: answers.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        folder: Path | None = None,
-        *,
-        in_flight: int | None = None,
-        most_lines: int = MOST_LINES,
-        most_bytes: int = 2**30,
-    ) -> None:
-        self._service = service
-        self._folder = folder or batches_folder(service.names[-1])
-        self.files = StoredFiles(self._folder, most_bytes)
+    def __init__(self, service: Service) -> None:
+        self._service, self._folder = service, batches_folder(service.names[-1])
+        self.files = StoredFiles(self._folder)
         self.batches = Records(self._folder, StoredBatch, "batch_", "batch")
-        self.runner = BatchRunner(
-            service, self.files, self.batches, in_flight=in_flight, most_lines=most_lines
-        )
+        self.runner = BatchRunner(service, self.files, self.batches)
         self._held: BaseFileLock | None = None
-        self._app: ASGIApp | None = None
         self._starting: asyncio.Task[None] | None = None
         self._tasks = dict[str, asyncio.Task[None]]()
         self._changes = asyncio.Lock()  # held while files and batches are added or removed
 
-    def start(self, app: ASGIApp) -> None:
-        """Begin to resume what is not finished. app: answers requests."""
-        self._app = app
+    def start(self) -> None:
+        """Begin to resume what is not finished."""
         self._starting = asyncio.create_task(self._resume())
 
     async def _resume(self) -> None:
@@ -189,13 +170,12 @@ class BatchJobs:
         return batch
 
     def _needed(self) -> set[str]:
-        """Ids of files that batches need which are not finished."""
+        """Ids of files of unfinished batches."""
         unfinished = [batch for batch in self.batches.all() if batch.is_unfinished]
         return {id for batch in unfinished for id in (batch.input, batch.output, batch.errors)}
 
     def _begin(self, batch: StoredBatch) -> None:
-        assert self._app is not None, "started"
-        task = self._tasks[batch.id] = asyncio.create_task(self.runner.run(self._app, batch))
+        task = self._tasks[batch.id] = asyncio.create_task(self.runner.run(batch))
 
         def ended(task: asyncio.Task[None]) -> None:
             del self._tasks[batch.id]

@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from offspec.core.errors import RequestError
 from offspec.core.files import reading
 from offspec.server import openai_chat, openai_completions, openai_responses
+from offspec.server.endpoint import Endpoint
 from offspec.server.faults import Fault, invalid
 from offspec.server.parsing import convert, parse
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
-BODIES: dict[str, type[Struct]] = {
-    CHAT: openai_chat.Body,
-    "/v1/completions": openai_completions.Body,
-    RESPONSES: openai_responses.Body,
+ENDPOINTS: dict[str, Endpoint[Any]] = {
+    CHAT: Endpoint(openai_chat.Body, openai_chat.create),
+    "/v1/completions": Endpoint(openai_completions.Body, openai_completions.create),
+    RESPONSES: Endpoint(openai_responses.Body, openai_responses.create),
 }
 _LONGEST = 32 * 2**20  # bytes of a line
 
@@ -64,10 +64,11 @@ class Line:
     plain: bool
     fault: Fault | None = None
 
-    def request(self, model: str) -> bytes:
-        """The body that is sent. A seed that it lacks comes from its id and itself: another run has the same.
+    def request(self, model: str) -> dict[str, Any]:
+        """The body that is asked for.
 
-        Responses are not kept for `previous_response_id`: a batch would displace those of clients.
+        A seed that it lacks comes from its id and itself: another run has the same. Responses are
+        not kept for `previous_response_id`: a batch would displace those of clients.
 
         model: the name of the model, where the line gives none.
         """
@@ -77,7 +78,7 @@ class Line:
             body["seed"] = int.from_bytes(hashlib.sha256(text.encode("utf-8", "replace")).digest()[:7], "big")
         if self.url == RESPONSES:
             body["store"] = False
-        return msgspec.json.encode(body)
+        return body
 
 
 def read_lines(path: Path, name: str = "") -> Iterator[Line]:
@@ -115,7 +116,7 @@ def read_line(number: int, text: bytes) -> Line:
         name = str(fields.get("id" if plain and "id" in fields else "custom_id", name))
         url, body = (CHAT, _plain_body(fields)) if plain else _wrapped_body(fields)
         # A plain line is written for offspec: a field that it does not know is a mistake.
-        asked: Any = convert(body, BODIES[url], ignored=None if plain else [])
+        asked = convert(body, ENDPOINTS[url].body, ignored=None if plain else [])
         if asked.stream:
             raise invalid("stream", "the answers of a batch come whole; leave it out")
         return Line(number, name, url, body, plain)
@@ -125,8 +126,8 @@ def read_line(number: int, text: bytes) -> Line:
 
 def _wrapped_body(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     wrapped = convert(fields, _Wrapped, ignored=[])
-    if wrapped.url not in BODIES:
-        raise invalid("url", f"it must be {' or '.join(BODIES)}, not {wrapped.url[:100]!r}")
+    if wrapped.url not in ENDPOINTS:
+        raise invalid("url", f"it must be {' or '.join(ENDPOINTS)}, not {wrapped.url[:100]!r}")
     return wrapped.url, wrapped.body
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from offspec.core.files import write_file
 from offspec.server.faults import Fault
-from offspec.server.responses import list_page
+from offspec.server.reply import list_page
 
 log = logging.getLogger("offspec.server")
 
@@ -23,6 +23,9 @@ class Record(Protocol):
 
     id: str
     order: int
+
+    def shown(self) -> dict[str, Any]:
+        """The record as OpenAI's object."""
 
 
 R = TypeVar("R", bound=Record)
@@ -82,7 +85,6 @@ class Records(Generic[R]):
 
     def page(
         self,
-        shown: Callable[[R], dict[str, Any]],
         *,
         after: str | None,
         limit: int,
@@ -92,7 +94,6 @@ class Records(Generic[R]):
         """A list in OpenAI's shape, the newest first unless `ascending`. Raises Fault for a wrong `after`.
 
         Args:
-            shown: What a client sees of a record.
             after: The id before the first; None: from the beginning.
             limit: How many at most.
             ascending: The oldest first.
@@ -104,7 +105,7 @@ class Records(Generic[R]):
         if after is not None:
             order = self.get(after, "after").order
             found = [record for record in found if (record.order > order) == ascending and record.id != after]
-        return list_page([shown(record) for record in found[:limit]], len(found) > limit)
+        return list_page([record.shown() for record in found[:limit]], len(found) > limit)
 
     def _path(self, id: str) -> Path:
         return self._folder / f"{id}.json"

@@ -1,15 +1,15 @@
-"""The file that answers are added to, each line whole and on the disk before the next begins."""
+"""The file that answers are added to, each line whole and on disk before the next; later a Parquet file."""
 
 import fcntl
 import json
 import os
 import threading
+from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-from offspec.core.errors import RequestError
-from offspec.core.files import disk_full, write_all
+from offspec.core.errors import RequestError, missing_package
+from offspec.core.files import disk_full, new_file, reading, write_all
 
 
 class ResultFile:
@@ -63,7 +63,6 @@ class ResultFile:
         os.ftruncate(self._fd, whole)
 
     def _read(self, number: int, text: bytes) -> tuple[str, dict[str, Any]]:
-        """Id and fields of a result."""
         try:
             fields = json.loads(text)
             return str(fields["custom_id"] if "custom_id" in fields else fields["id"]), fields
@@ -96,9 +95,37 @@ class ResultFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._turns:
             os.close(self._fd)
             self._fd = -1  # what comes too late must not reach another file that has its number
+
+
+def check_parquet_installed() -> None:
+    """Raises RequestError where no Parquet file could be written."""
+    if find_spec("pyarrow") is None:
+        raise RequestError(f"{missing_package('pyarrow', 'ray')}; or name a .jsonl file")
+
+
+def write_parquet(results: Path, out: Path) -> None:
+    """Write what a file of results has, a column for each field. Objects and lists become JSON as text.
+
+    results: of `ResultFile`. out: replaced whole where there is one.
+
+    Raises:
+        CheckpointError: The results cannot be read.
+        DiskFullError: There is no room.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    with reading(results), results.open("rb") as lines:
+        rows = [json.loads(line) for line in lines]
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [_cell(row.get(name)) for row in rows] for name in names}
+    with new_file(out) as fd, open(fd, "wb", closefd=False) as file:
+        parquet.write_table(pyarrow.table(columns), file)
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value

@@ -1,59 +1,87 @@
 """Answers a batch, and ends: `offspec batch`."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from offspec.core.events import Event, LoadProgress, Notice
-from offspec.server.app import make_app
-from offspec.server.batch.answering import LONGEST, Answering, result
+from offspec.server.batch.answering import Answering, result, usage_of
 from offspec.server.batch.lines import Line
 from offspec.server.batch.results import ResultFile
-from offspec.server.batch.usage import usage_of
-from offspec.server.bodies import Limits
-from offspec.server.openai_common import error_body
+from offspec.server.faults import openai_error
 from offspec.server.service import Service
 from offspec.server.threads import in_thread
 
 
-def _nothing() -> object:
-    """Nothing runs that could be cancelled."""
+class LineRun(ABC):
+    """Lines of a file on their way to results.
 
-
-class BatchRun:
-    """Lines on their way through a service.
+    tokens: of the answers of this run.
 
     Args:
-        service: Started by `run`, and stopped by it.
         results: Takes what is finished. Lines that are in it are not asked again.
         notify: Takes LoadProgress events, of loading and then of the answers, and Notice events.
     """
 
-    def __init__(self, service: Service, results: ResultFile, notify: Callable[[Event], None]) -> None:
-        self._service, self._results, self._notify = service, results, notify
-        self._app = make_app(service, limits=Limits(body_bytes=LONGEST))
-        self._done, self._total = 0, 0  # lines
-        self._stopped, self._cancel = False, _nothing
-        self.tokens = 0  # of the answers of this run
+    def __init__(self, results: ResultFile, notify: Callable[[Event], None]) -> None:
+        self._results, self._notify = results, notify
+        self._done = self._total = self.tokens = 0
 
     def run(self, lines: Iterable[Line]) -> None:
         """Answer all that are not done.
 
         Raises:
             OffspecError: The model cannot be loaded, or a result cannot be written. What is finished is kept.
-            KeyboardInterrupt: `stop` was called; the same.
+            KeyboardInterrupt: The run was stopped; the same.
         """
         lines = list(lines)
         waiting = [line for line in lines if line.id not in self._results.done]
         self._done, self._total = len(lines) - len(waiting), len(lines)
         if all(line.fault for line in waiting):  # no model is needed
-            for line in waiting:
-                assert line.fault is not None
-                value = error_body(line.fault)
-                self._results.add(line.id, result(line, line.fault.status, value))
-                self._count(value)
-            return
+            self._keep_faults(waiting)
+        else:
+            self._answer(waiting)
+
+    @abstractmethod
+    def _answer(self, waiting: Sequence[Line]) -> None: ...
+
+    def _keep_faults(self, lines: Iterable[Line]) -> None:
+        """Keep the errors of those lines that have one."""
+        for line in lines:
+            if line.fault is not None:
+                self._keep(line.id, 0, result(line, line.fault.status, openai_error(line.fault)))
+
+    def _keep(self, name: str, tokens: int, value: dict[str, Any]) -> None:
+        self._results.add(name, value)
+        self._count(tokens)
+
+    def _count(self, tokens: int) -> None:
+        self.tokens += tokens
+        self._done += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        self._notify(LoadProgress("answering", self._done, self._total, "answers"))
+
+
+class BatchRun(LineRun):
+    """Lines on their way through a service.
+
+    Args:
+        service: Started by `run`, and stopped by it.
+        results: See `LineRun`.
+        notify: See `LineRun`.
+    """
+
+    def __init__(self, service: Service, results: ResultFile, notify: Callable[[Event], None]) -> None:
+        super().__init__(results, notify)
+        self._service = service
+        self._stopped = False
+        self._cancel: Callable[[], object] = lambda: None  # nothing runs yet
+
+    def _answer(self, waiting: Sequence[Line]) -> None:
         try:
             asyncio.run(self._run(waiting))
         except asyncio.CancelledError:
@@ -67,7 +95,7 @@ class BatchRun:
         self._stopped = True
         self._cancel()
 
-    async def _run(self, waiting: list[Line]) -> None:
+    async def _run(self, waiting: Sequence[Line]) -> None:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
         self._cancel = partial(loop.call_soon_threadsafe, task.cancel)
@@ -78,10 +106,11 @@ class BatchRun:
             await self._loaded()
             self._notify(Notice(self._service.sampling_summary))
             self._tell()
-            count = self._service.sequences + 1  # one more is ready
-            await Answering(self._app, self._service.names[0], self._take, in_flight=count).run(iter(waiting))
+            count = self._service.engine.sequences + 1  # one more is ready
+            answering = Answering(self._service, self._service.names[0], self._take, in_flight=count)
+            await answering.run(iter(waiting))
         finally:
-            self._cancel = _nothing
+            self._cancel = lambda: None
             await self._service.stop(0)
             await asyncio.to_thread(self._service.join, 60.0)
 
@@ -97,12 +126,7 @@ class BatchRun:
 
     async def _take(self, line: Line, status: int, value: dict[str, Any]) -> None:
         await in_thread(self._results.add, line.id, result(line, status, value))
-        self._count(value)
-
-    def _count(self, value: dict[str, Any]) -> None:
-        self.tokens += usage_of(value).answer_tokens
-        self._done += 1
-        self._tell()
+        self._count(usage_of(value).answer_tokens)
 
     def _tell_notices(self) -> None:
         while self._service.notices:
@@ -110,4 +134,4 @@ class BatchRun:
 
     def _tell(self) -> None:
         self._tell_notices()
-        self._notify(LoadProgress("answering", self._done, self._total, "answers"))
+        super()._tell()

@@ -7,8 +7,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from starlette.types import ASGIApp
-
 from offspec.core.errors import ClosedError, OffspecError, RequestError
 from offspec.server.batch.answering import Answering, result
 from offspec.server.batch.lines import Line, read_lines
@@ -22,7 +20,6 @@ from offspec.server.threads import in_thread
 
 log = logging.getLogger("offspec.server")
 
-MOST_LINES = 10_000
 _MOST_TROUBLES = 100
 _LAST: dict[Status, Status] = {"finalizing": "completed", "cancelling": "cancelled"}
 
@@ -34,31 +31,22 @@ class BatchRunner:
         service: Answers.
         files: Files of lines and results.
         batches: Descriptions of batches, in which every change of a status is saved.
-        in_flight: Lines that the service has at a time. None: as many as it answers at the same time.
-        most_lines: Most lines of a batch.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        files: StoredFiles,
-        batches: Records[StoredBatch],
-        *,
-        in_flight: int | None = None,
-        most_lines: int = MOST_LINES,
-    ) -> None:
+    most_lines = 10_000  # of a batch
+
+    def __init__(self, service: Service, files: StoredFiles, batches: Records[StoredBatch]) -> None:
         self._service, self._files, self._batches = service, files, batches
-        self._in_flight, self.most_lines = in_flight, most_lines
         self._turns = asyncio.Lock()
 
-    async def run(self, app: ASGIApp, batch: StoredBatch) -> None:
-        """Take a batch from its status to its end. app: answers requests.
+    async def run(self, batch: StoredBatch) -> None:
+        """Take a batch from its status to its end.
 
         Cancelled, it stops there; if the batch is cancelling, what is answered becomes its results.
         """
         with _unless_cancelling(batch):
             try:
-                await self._validate_and_answer(app, batch)
+                await self._validate_and_answer(batch)
             except Exception as error:
                 if self._service.state != "ready":
                     return  # it was broken off, and goes on when there is a server again
@@ -73,7 +61,7 @@ class BatchRunner:
         batch.become(status)
         await in_thread(self._batches.save, batch)
 
-    async def _validate_and_answer(self, app: ASGIApp, batch: StoredBatch) -> None:
+    async def _validate_and_answer(self, batch: StoredBatch) -> None:
         if batch.status == "validating":
             given = self._files.path(batch.input), batch.endpoint, self.most_lines
             batch.total, batch.troubles = await asyncio.to_thread(_validate, *given)
@@ -82,10 +70,10 @@ class BatchRunner:
             await self.become(batch, "in_progress")
         if batch.status == "in_progress":
             async with self._turns:
-                await self._answer(app, batch)
+                await self._answer(batch)
             await self.become(batch, "finalizing")
 
-    async def _answer(self, app: ASGIApp, batch: StoredBatch) -> None:
+    async def _answer(self, batch: StoredBatch) -> None:
         """Answer what is not answered yet. Raises what it fails with."""
         opened = ExitStack()
         paths = self._files.path(batch.output), self._files.path(batch.errors)
@@ -94,13 +82,11 @@ class BatchRunner:
             return [opened.enter_context(ResultFile(path, PRIVATE)) for path in paths]
 
         try:
-            await self._answer_into(app, batch, *await in_thread(open_files))
+            await self._answer_into(batch, *await in_thread(open_files))
         finally:
             await in_thread(opened.close)
 
-    async def _answer_into(
-        self, app: ASGIApp, batch: StoredBatch, answers: ResultFile, errors: ResultFile
-    ) -> None:
+    async def _answer_into(self, batch: StoredBatch, answers: ResultFile, errors: ResultFile) -> None:
         done = answers.done | errors.done
 
         def count() -> None:
@@ -115,21 +101,19 @@ class BatchRunner:
         lines = (line for line in read_lines(self._files.path(batch.input)) if line.id not in done)
         model = batch.model if batch.model in self._service.names else self._service.names[0]
         await self._ready()
-        await Answering(app, model, take, in_flight=self._most, turn=self._turn).run(lines)
-
-    @property
-    def _most(self) -> int:
-        return self._in_flight or self._service.sequences
+        answering = Answering(
+            self._service, model, take, in_flight=self._service.engine.sequences, turn=self._turn
+        )
+        await answering.run(lines)
 
     async def _ready(self) -> None:
-        """Wait until the model is loaded."""
         while self._service.state != "ready":
             await asyncio.sleep(0.05)
 
     async def _turn(self) -> None:
         """Wait until a request would be answered at once: those of clients go first."""
         pause = 0.001
-        while self._service.state != "ready" or self._service.in_flight >= self._most:
+        while self._service.state != "ready" or self._service.in_flight >= self._service.engine.sequences:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.05)
 
@@ -156,7 +140,7 @@ def _unless_cancelling(batch: StoredBatch) -> Iterator[None]:
 
 
 def _validate(path: Path, endpoint: str, most_lines: int) -> tuple[int, list[Trouble]]:
-    """How many lines a file has, and what is wrong with them that no result of theirs could tell.
+    """The number of lines of a file, and faults of them that no result could report.
 
     What is wrong with a request alone is an error of its line, once it is its turn.
     """

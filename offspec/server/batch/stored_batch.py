@@ -1,4 +1,4 @@
-"""What is known of a batch that clients have asked for, and what they see of it."""
+"""A batch of a client, as it is kept and as the client sees it."""
 
 import json
 import time
@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from offspec.server.batch.usage import usage_of
+from offspec.server.batch.answering import usage_of
 from offspec.server.exchange import Usage
+from offspec.server.openai_common import usage_body
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "cancelling", "cancelled"]
 UNFINISHED = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
@@ -83,17 +84,14 @@ class StoredBatch(Struct):
         self.times[status] = int(time.time())
 
     def shown(self) -> dict[str, Any]:
-        """What a client sees of it: OpenAI's object."""
-        data = [
-            {"code": each.code, "message": each.message, "line": each.line, "param": each.param}
-            for each in self.troubles
-        ]
+        """The batch as OpenAI's object."""
+        errors = {"object": "list", "data": self.troubles} if self.troubles else None
         return {
             "id": self.id,
             "object": "batch",
             "endpoint": self.endpoint,
             "model": self.model,
-            "errors": {"object": "list", "data": data} if data else None,
+            "errors": errors,
             "input_file_id": self.input,
             "completion_window": "24h",
             "status": self.status,
@@ -115,14 +113,4 @@ def count_results(path: Path) -> tuple[int, dict[str, Any]]:
     if path.exists():
         with path.open("rb") as file:
             usages = [usage_of(json.loads(text)["response"]["body"]) for text in file]
-    prompt = sum(usage.prompt_tokens for usage in usages)
-    answer = sum(usage.answer_tokens for usage in usages)
-    cached = sum(usage.cached_tokens for usage in usages)
-    reasoning = sum(usage.reasoning_tokens for usage in usages)
-    return len(usages), {
-        "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": cached},
-        "output_tokens": answer,
-        "output_tokens_details": {"reasoning_tokens": reasoning},
-        "total_tokens": prompt + answer,
-    }
+    return len(usages), usage_body(sum(usages, Usage()))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from offspec.core.files import new_file
 from offspec.server.batch.records import PRIVATE, Records
@@ -21,7 +22,7 @@ Purpose = Literal["batch", "batch_output"]
 
 
 class StoredFile(Struct):
-    """What is known of a file. bytes: its size; created_at, expires_at: in seconds since 1970."""
+    """Description of a file. bytes: its size; created_at, expires_at: in seconds since 1970."""
 
     id: str
     order: int
@@ -32,30 +33,22 @@ class StoredFile(Struct):
     purpose: Purpose
 
     def shown(self) -> dict[str, Any]:
-        """What a client sees of it: OpenAI's object."""
-        return {
-            "id": self.id,
-            "object": "file",
-            "bytes": self.bytes,
-            "created_at": self.created_at,
-            "expires_at": self.expires_at,
-            "filename": self.filename,
-            "purpose": self.purpose,
-            "status": "processed",
-            "status_details": None,
-        }
+        """The file as OpenAI's object."""
+        fields = asdict(self)
+        del fields["order"]
+        return {"id": self.id, "object": "file", **fields, "status": "processed", "status_details": None}
 
 
 class StoredFiles:
     """Files of one folder, each with its description.
 
-    Args:
-        folder: Where they are.
-        most_bytes: That all of them may take for another to be taken.
+    folder: where they are.
     """
 
-    def __init__(self, folder: Path, most_bytes: int = 2**30) -> None:
-        self._folder, self.most_bytes = folder, most_bytes
+    most_bytes = 2**30  # that all of them may take for another to be taken
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.records = Records(folder, StoredFile, "file-", "file")
         self._adding = threading.Lock()  # one file after the other, so that each counts for the next
 
@@ -71,7 +64,7 @@ class StoredFiles:
                 path.unlink(missing_ok=True)
 
     def path(self, id: str) -> Path:
-        """Where the file of an id is, or is to be."""
+        """The path of the file with an id, whether it exists or not."""
         return self._folder / f"{id}.jsonl"
 
     def add(self, source: BinaryIO, filename: str, seconds: int | None) -> StoredFile:

@@ -1,16 +1,15 @@
 """`offspec batch`: many requests from a file."""
 
 import sys
-from contextlib import contextmanager
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offspec.core.config import AUTO, EngineConfig
+from offspec.core.config import AUTO
 from offspec.core.errors import OffspecError, RequestError
-from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.ui import interrupt
 from offspec.ui.cli import checks, completion
 from offspec.ui.cli import options as opt
@@ -20,12 +19,11 @@ from offspec.ui.cli.serve import check_installed, own_name
 from offspec.ui.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from offspec.ray.run import RayBatchRun
     from offspec.server.batch.lines import Line
     from offspec.server.batch.results import ResultFile
-    from offspec.server.batch.run import BatchRun
+    from offspec.server.batch.run import LineRun
 
 EPILOG = """[bold]Examples[/]
 
@@ -132,19 +130,35 @@ def batch(
     if ray is None:
         checks.check_files(config, options.plan)
 
-    from offspec.server.batch import parquet
+    from offspec.server.batch.results import check_parquet_installed, write_parquet
 
     kept = results
     if results.suffix == ".parquet":
-        parquet.check_installed()
+        check_parquet_installed()
         kept = results.with_name(f"{results.name}.jsonl")
     names = tuple(dict.fromkeys([*(alias or ()), own_name(model)]))
-    make = _here if ray is None else partial(_on_ray, ray, ray_actors)
     if not quiet:
         _report_lines(wrong, _MOST_REPORTED)
-    answered = _answer(lines, kept, partial(make, config, options.plan, names, sampling), quiet)
+
+    def make(file: "ResultFile", renderer: Renderer) -> "LineRun":
+        if ray is not None:
+            from offspec.ray.run import RayBatchRun
+
+            given: Any = {"names": names, "sampling": sampling, "address": ray, "actors": ray_actors}
+            return RayBatchRun(config, file, renderer.show, plan=options.plan, **given)
+
+        from offspec.server.batch.run import BatchRun
+        from offspec.server.service import Service
+        from offspec.server.settings import Settings
+        from offspec.ui.chat.setup import open_engine
+
+        load = partial(open_engine, config, options.plan)
+        service = Service(load, Settings(names=names, sampling=sampling))
+        return BatchRun(service, file, renderer.show)
+
+    answered = _answer(lines, kept, make, quiet)
     if kept is not results:
-        parquet.write_parquet(kept, results)
+        write_parquet(kept, results)
     if not answered:
         raise OffspecError(f"none of the lines could be answered; {results} has the error of each")
 
@@ -152,7 +166,7 @@ def batch(
 def _answer(
     lines: "list[Line]",
     results: Path,
-    make: "Callable[[ResultFile, Renderer], BatchRun | RayBatchRun]",
+    make: "Callable[[ResultFile, Renderer], LineRun]",
     quiet: bool,
 ) -> bool:
     """Answer what is not answered yet, and show progress.
@@ -167,8 +181,14 @@ def _answer(
         if done:
             renderer.note(f"{done} of {len(lines)} results are in {results} already")
         run = make(file, renderer)
+        stop: Any = getattr(run, "stop", None)  # a run without it is ended by an exception
+
+        def struck() -> None:
+            interrupt.ending()
+            stop()
+
         try:
-            with _stoppable(run):
+            with nullcontext() if stop is None else interrupt.instead(struck):
                 run.run(lines)
         except KeyboardInterrupt:
             done = len(ids & file.done)
@@ -183,56 +203,6 @@ def _answer(
         said = "1 result is" if len(lines) == 1 else f"{len(lines)} results are"
         renderer.note(f"{said} in {results}{errors}; {run.tokens} tokens in this run")
         return failed == earlier or failed - earlier < len(lines) - done
-
-
-@contextmanager
-def _stoppable(run: "BatchRun | RayBatchRun") -> "Iterator[None]":
-    """Ctrl-C stops a run that can be told to, and ends the others by an exception."""
-    stop = getattr(run, "stop", None)
-    if stop is None:
-        yield
-        return
-
-    def struck() -> None:
-        interrupt.ending()
-        stop()
-
-    with interrupt.instead(struck):
-        yield
-
-
-def _here(
-    config: EngineConfig,
-    plan: Path | None,
-    names: tuple[str, ...],
-    sampling: SamplingOverrides,
-    file: "ResultFile",
-    renderer: Renderer,
-) -> "BatchRun":
-    """A run on this machine."""
-    from offspec.server.batch.run import BatchRun
-    from offspec.server.service import Service
-    from offspec.ui.chat.setup import open_engine
-
-    service = Service(lambda notify: open_engine(config, plan, notify), names=names, sampling=sampling)
-    return BatchRun(service, file, renderer.show)
-
-
-def _on_ray(
-    address: str,
-    actors: int | None,
-    config: EngineConfig,
-    plan: Path | None,
-    names: tuple[str, ...],
-    sampling: SamplingOverrides,
-    file: "ResultFile",
-    renderer: Renderer,
-) -> "RayBatchRun":
-    """A run on the machines of a cluster."""
-    from offspec.ray.run import RayBatchRun
-
-    given: Any = {"names": names, "sampling": sampling, "plan": plan, "address": address, "actors": actors}
-    return RayBatchRun(config, file, renderer.show, **given)
 
 
 def _report_lines(wrong: "list[Line]", most: int) -> None:

@@ -127,7 +127,8 @@ def serve(
     checks.check_files(config, options.plan)
 
     from offspec.server.cors import checked_origin
-    from offspec.server.run import Settings, serve
+    from offspec.server.run import serve
+    from offspec.server.settings import Settings
     from offspec.ui.chat.setup import open_engine
 
     names = tuple(dict.fromkeys([*(alias or ()), own_name(options.model)]))

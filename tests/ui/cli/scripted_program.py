@@ -33,9 +33,9 @@ def main() -> None:
     from offspec.ui.cli.main import main as program
 
     if "patience" in given:
-        from offspec.server import run
+        from offspec.server import settings
 
-        vars(run)["Settings"] = partial(run.Settings, patience=given["patience"])
+        vars(settings)["Settings"] = partial(settings.Settings, patience=given["patience"])
     vars(chat)["open_engine"] = vars(setup)["open_engine"] = load
     vars(checks)["check_files"] = lambda config, plan=None: None  # what is named is not there
     program()

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import Result
@@ -162,7 +163,7 @@ def test_ctrl_c_in_the_middle_of_a_task(
 ) -> None:
     """An exception there would be one that asyncio prints."""
 
-    def struck(line: Line, model: str) -> bytes:
+    def struck(line: Line, model: str) -> dict[str, Any]:
         signal.raise_signal(signal.SIGINT)
         return make(line, model)
 
@@ -185,7 +186,7 @@ def test_a_table(
     """Made of the lines in the end; run once more, it is the same."""
     out = requests.with_name("out.parquet")
     if not installed:
-        monkeypatch.setattr("offspec.server.batch.parquet.find_spec", lambda name: None)
+        monkeypatch.setattr("offspec.server.batch.results.find_spec", lambda name: None)
         result = offspec("batch", str(requests), str(out), "demo")
         assert result.exit_code == 2 and "pyarrow is not installed" in error_line(result)
         return

@@ -1,0 +1,101 @@
+"""Text of a choice, as the engine makes it, becomes what was said, what was thought, and calls of tools."""
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+
+from offspec.chat.answer_parts import Call, Part, Parts, Text, Thinking
+from offspec.core.events import Result, TextDelta, TokenLogprobs
+from offspec.server.exchange import Called, Delta, Ended, Said, Thought, TokenChoice
+
+_LEAST = -9999.0  # JSON knows no infinity
+
+
+class OutputParser:
+    """Parses the text of one choice.
+
+    shown: see `Parts`. reasoning_tokens: of what was thought, marks included; where a pass brings thought and
+    text, by their lengths.
+
+    Args:
+        choice: Number of the choice.
+        parts: Takes the text apart.
+        tokens: Describes tokens.
+        one_call: Leave out what follows the first call.
+    """
+
+    def __init__(self, choice: int, parts: Parts, tokens: "TokenTexts", one_call: bool = False) -> None:
+        self._choice, self._parts, self._tokens, self._one_call = choice, parts, tokens, one_call
+        self.shown = parts.shown
+        self._called = self.reasoning_tokens = 0
+
+    @property
+    def _complete(self) -> bool:
+        """There was the one call, and nothing more is taken."""
+        return self._one_call and self._called > 0
+
+    def feed(self, delta: TextDelta) -> Iterator[Said | Thought | Called]:
+        """The events of a piece of text, whose tokens come with the first text that is said."""
+        parts, token_ids = self._parts.feed(delta.text), delta.token_ids
+        logprobs = tuple(map(self._tokens.describe, delta.logprobs))
+        thought = sum(len(part.text) for part in parts if isinstance(part, Thinking))
+        if thought:
+            every = thought + sum(len(part.text) for part in parts if isinstance(part, Text))
+            self.reasoning_tokens += round(len(token_ids) * thought / every)
+        if logprobs and not any(isinstance(part, Text) for part in parts):
+            parts = [Text(""), *parts]
+        for part in parts:
+            if self._complete:
+                return
+            event = self._event(part)
+            if isinstance(event, Said) and token_ids:
+                event = Said(self._choice, event.text, token_ids, logprobs)
+                token_ids = ()
+            yield event
+
+    def finish(self, result: Result, stop: str | None) -> Iterator[Delta]:
+        """The events of what is left, now that no text will follow, and the end. stop: see `Ended`."""
+        for part in self._parts.finish():
+            if not self._complete:
+                yield self._event(part)
+        cut = result.finish_reason in ("length", "context") and not self._complete
+        yield Ended(self._choice, "length" if cut else "tool_calls" if self._called else "stop", stop)
+
+    def _event(self, part: Part) -> Said | Thought | Called:
+        match part:
+            case Text(text=text):
+                return Said(self._choice, text)
+            case Thinking(text=text):
+                return Thought(self._choice, text)
+            case Call():
+                self._called += 1
+                # Nine letters and digits: the templates of Mistral take no other ids.
+                id = secrets.token_hex(5)[:9]
+                return Called(self._choice, self._called - 1, id, part.name, part.arguments)
+
+
+class TokenTexts:
+    """Tokens as clients see them: their text, and the bytes behind it, which may be a part of a character.
+
+    token_bytes: what a token stands for, in UTF-8.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._bytes = lru_cache(maxsize=4096)(token_bytes)
+
+    def describe(self, token: TokenLogprobs) -> TokenChoice:
+        """A token and the likeliest ones there."""
+        top = tuple(self._choice(*pair) for pair in token.top)
+        return self._choice(token.token, token.logprob, top)
+
+    def describe_prompt(
+        self, ids: Sequence[int], tokens: Sequence[TokenLogprobs | None]
+    ) -> tuple[TokenChoice, ...]:
+        """The tokens of a prompt, of which the first has no log-probability."""
+        pairs = zip(ids, tokens, strict=True)
+        return tuple(self._choice(i, None) if token is None else self.describe(token) for i, token in pairs)
+
+    def _choice(self, token: int, logprob: float | None, top: tuple[TokenChoice, ...] = ()) -> TokenChoice:
+        utf8 = self._bytes(token)
+        known = None if logprob is None else max(logprob, _LEAST)
+        return TokenChoice(utf8.decode("utf-8", "replace"), utf8, known, top)
