@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,40 +38,31 @@ Keep a run, and compare a later one with it:
 """
 
 _SEED = 1
-_bench_option = partial(typer.Option, rich_help_panel="Benchmark")
-
-Seconds = Annotated[
-    float,
-    _bench_option(
-        metavar="SECONDS", min=1, help="Time limit of the answers; loading and planning come before it."
-    ),
-]
-Markdown = Annotated[bool, _bench_option("--markdown", metavar="", help="Print a Markdown table.")]
-Json = Annotated[bool, _bench_option("--json", metavar="", help="Print one JSON object.")]
-Check = Annotated[
-    Path | None,
-    _bench_option(
-        "--check",
-        metavar="FILE",
-        help="Compare with an earlier run, the output of [bold]--json[/]. Exit code 1 if tokens differ or a "
-        "speed differs by more than 15 %.",
-    ),
-]
 
 
 @opt.takes_options
 def bench(
     options: opt.Options,
-    seconds: Seconds = 90.0,
-    markdown: Markdown = False,
-    as_json: Json = False,
-    check: Check = None,
-    quiet: opt.Quiet = False,
+    seconds: Annotated[float, typer.Option(min=1)] = 90.0,
+    markdown: bool = False,
+    as_json: bool = False,
+    check: Path | None = None,
+    quiet: bool = False,
 ) -> None:
     """Measure a model's speed here: prompt, generation, and the gain from speculation.
 
     Answers four fixed prompts, with and without a draft, and prints machine,
     model, placement, speeds, and the speeds that the plan predicted.
+
+    Benchmark:
+        seconds (SECONDS): Time limit of the answers; loading and planning come before it.
+        markdown: Print a Markdown table.
+        as_json: Print one JSON object.
+        check (FILE): Compare with an earlier run, the output of `--json`. Exit code 1 if tokens differ or a
+            speed differs by more than 15 %.
+
+    Prompt and output:
+        quiet: No progress, notices or statistics on stderr.
     """
     if markdown and as_json:
         raise RequestError("--markdown and --json are two formats: leave out one")

@@ -34,52 +34,31 @@ Conversations are saved as they go, each in a file under ~/.local/share/offspec,
 """
 
 
-Resume = Annotated[
-    bool,
-    opt.output_option("--resume", metavar="", help="Continue the latest conversation with this model."),
-]
-SessionName = Annotated[
-    str | None,
-    opt.output_option(
-        "--session",
-        metavar="NAME",
-        help="Continue this conversation: its name, the beginning of its id, or its file.",
-        autocompletion=completion.sessions,
-    ),
-]
-Plain = Annotated[
-    bool,
-    opt.output_option(
-        "--plain",
-        metavar="",
-        help="Line mode: questions from standard input, answers on standard output. The default where one "
-        "of the two is a pipe or a file.",
-    ),
-]
-Notify = Annotated[
-    Literal["on", "off"],
-    opt.output_option(
-        "--notify",
-        help="Ring the terminal's bell when an answer took over ten seconds, and show a desktop notice "
-        "(OSC 9) if another window has the focus. Not in line mode.",
-    ),
-]
-
-
 @opt.takes_options
 def chat(
     ctx: typer.Context,
     options: opt.Options,
-    system: opt.System = None,
-    resume: Resume = False,
-    session: SessionName = None,
+    system: str | None = None,
+    resume: bool = False,
+    session: Annotated[str | None, typer.Option(autocompletion=completion.sessions)] = None,
     max_tokens: int = 2048,
     stop: list[str] | None = None,
-    plain: Plain = False,
-    notify: Notify = "on",
-    quiet: opt.Quiet = False,
+    plain: bool = False,
+    notify: Literal["on", "off"] = "on",
+    quiet: bool = False,
 ) -> None:
-    """Chat with a model. Its caches keep the conversation, so each question computes only its own tokens."""
+    """Chat with a model. Its caches keep the conversation, so each question computes only its own tokens.
+
+    Prompt and output:
+        system (TEXT): A system message before the prompt.
+        resume: Continue the latest conversation with this model.
+        session (NAME): Continue this conversation: its name, the beginning of its id, or its file.
+        plain: Line mode: questions from standard input, answers on standard output. The default where one of
+            the two is a pipe or a file.
+        notify: Ring the terminal's bell when an answer took over ten seconds, and show a desktop notice
+            (OSC 9) if another window has the focus. Not in line mode.
+        quiet: No progress, notices or statistics on stderr.
+    """
     if session is not None:
         _check_name(session, resume)
     setup = Setup(

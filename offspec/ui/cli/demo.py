@@ -5,7 +5,6 @@ import threading
 import time
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -24,8 +23,8 @@ from offspec.core.events import (
     TreeSeen,
     unheard,
 )
-from offspec.core.sizes import parse_bytes
 from offspec.ui import interrupt
+from offspec.ui.cli import options as opt
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.demo_summary import Processors, larger, summary, wrapped
 from offspec.ui.cli.demo_view import Run, View, Work, open_view
@@ -55,30 +54,6 @@ _BEFORE = (
     "in each pass. This takes about a minute."
 )
 
-_option = partial(typer.Option, rich_help_panel="Demo")
-
-Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The question, asked both times.")]
-Model = Annotated[
-    str,
-    _option(
-        metavar="MODEL",
-        help="The target, as [bold]offspec generate[/] takes it. [bold]demo-wide[/] is the small demo model "
-        "widened to 1.9 B parameters (3.9 GB, written to the cache on first use), with the small one in "
-        "4 bits as its draft.",
-    ),
-]
-Memory = Annotated[
-    int | None,
-    _option(
-        parser=parse_bytes,
-        metavar="SIZE",
-        help="Memory limit of the whole process. Without it: 1.5 GB for [bold]demo-wide[/], else "
-        "1.1 GB or the least that works.",
-        show_default=False,
-    ),
-]
-MaxTokens = Annotated[int, _option(metavar="N", help="Maximum number of tokens of each answer.")]
-
 
 @dataclass(frozen=True, slots=True)
 class _Case:
@@ -99,11 +74,12 @@ class _Case:
     noted: set[str] = field(default_factory=set)
 
 
+@opt.takes_options
 def demo(
-    prompt: Prompt = "Explain in a few sentences why the sky is blue.",
-    model: Model = DEMO_WIDE,
-    memory: Memory = None,
-    max_tokens: MaxTokens = 96,
+    prompt: Annotated[str, typer.Argument()] = "Explain in a few sentences why the sky is blue.",
+    model: Annotated[str, typer.Option()] = DEMO_WIDE,
+    memory: int | None = None,
+    max_tokens: int = 96,
 ) -> None:
     """Answer a prompt without speculation and with it, and compare; then look at a larger model.
 
@@ -111,6 +87,17 @@ def demo(
     if it does not fit. Without speculation only the first tokens are
     generated, ten or more, to measure the rate. For the larger model
     the speed is predicted.
+
+    Args:
+        prompt (PROMPT): The question, asked both times.
+
+    Demo:
+        model (MODEL): The target, as `offspec generate` takes it. `demo-wide` is the small demo model widened
+            to 1.9 B parameters (3.9 GB, written to the cache on first use), with the small one in 4 bits as
+            its draft.
+        memory: Memory limit of the whole process. Without it: 1.5 GB for `demo-wide`, else 1.1 GB or the
+            least that works.
+        max_tokens: Maximum number of tokens of each answer.
     """
     case = _Case(prompt, SamplingParams(max_tokens=max_tokens), _is_terminal(), memory is None)
     config = _config(model, memory)

@@ -44,26 +44,11 @@ _STYLES: "dict[State, str]" = {"ok": "green", "limited": "yellow", "failed": "bo
 _STATE, _LEFT = 9, 32  # columns: of the state; of state and part together
 _NARROWEST, _WIDEST = 32, 110
 
-Folders = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="[DIR]...",
-        help="Folders with models, whose disks are looked at beside those of the caches.",
-        show_default=False,
-    ),
-]
-AsJson = Annotated[
-    bool,
-    opt.output_option(
-        "--json",
-        metavar="",
-        help="Print one JSON object: offspec, ok, complete, and findings, each with part, state (ok, limited,"
-        " failed or absent), found, remedy and figures.",
-    ),
-]
 
-
-def doctor(folders: Folders = None, as_json: AsJson = False, quiet: opt.Quiet = False) -> None:
+@opt.takes_options
+def doctor(
+    folders: Annotated[list[Path] | None, typer.Argument()] = None, as_json: bool = False, quiet: bool = False
+) -> None:
     """Check that driver, torch, kernels, memory and disks of this machine work.
 
     Each part is tried, not just looked up: a kernel is compiled, memory is
@@ -71,6 +56,14 @@ def doctor(folders: Folders = None, as_json: AsJson = False, quiet: opt.Quiet = 
     on the processor and on every GPU, with the same tokens. Every line that
     is not well says what to do, and one says whether models are computed
     on the GPU. Takes half a minute.
+
+    Args:
+        folders ([DIR]...): Folders with models, whose disks are looked at beside those of the caches.
+
+    Prompt and output:
+        as_json: Print one JSON object: offspec, ok, complete, and findings, each with part, state (ok,
+            limited, failed or absent), found, remedy and figures.
+        quiet: No progress, notices or statistics on stderr.
     """
     for folder in folders or ():
         if not folder.is_dir():

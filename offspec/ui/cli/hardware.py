@@ -32,46 +32,31 @@ A preset as a file to edit, for `offspec plan --hardware mine.json`:
 
 _PRESETS = "list"
 
-Name = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME",
-        help="A machine to show instead of this one: a preset, such as [bold]rtx-4090[/], or a JSON file; "
-        "[bold]list[/] lists the presets.",
-        show_default=False,
-        autocompletion=completion.machines_or_list,
-    ),
-]
-AsJson = Annotated[
-    bool,
-    opt.output_option("--json", metavar="", help="Print the profile as JSON, which can be edited."),
-]
-Disk = Annotated[
-    Path | None,
-    opt.model_option(
-        "--path",
-        metavar="DIR",
-        help="Measure the disk of this folder. Without it: the disk with the models in the caches.",
-    ),
-]
-Again = Annotated[
-    bool,
-    opt.model_option("--again", metavar="", help="Measure even if there is a saved profile."),
-]
-
 
 @opt.takes_options
 def hardware(
-    name: Name = None,
-    as_json: AsJson = False,
-    path: Disk = None,
-    again: Again = False,
+    name: Annotated[str | None, typer.Argument(autocompletion=completion.machines_or_list)] = None,
+    as_json: bool = False,
+    path: Path | None = None,
+    again: bool = False,
     device: str = "auto",
-    quiet: opt.Quiet = False,
+    quiet: bool = False,
 ) -> None:
     """Measure this machine, or show a preset: disk, link, memory, arithmetic.
 
     Takes some seconds the first time; the profile is kept for later runs.
+
+    Args:
+        name (NAME): A machine to show instead of this one: a preset, such as `rtx-4090`, or a JSON file;
+            `list` lists the presets.
+
+    Model and machine:
+        path (DIR): Measure the disk of this folder. Without it: the disk with the models in the caches.
+        again: Measure even if there is a saved profile.
+
+    Prompt and output:
+        as_json: Print the profile as JSON, which can be edited.
+        quiet: No progress, notices or statistics on stderr.
     """
     out = Output()
     if name is None:

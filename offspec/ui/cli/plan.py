@@ -1,7 +1,6 @@
 """`offspec plan`: measure, decide, predict, and on request validate."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from offspec_planners.hardware_rates import Hardware
     from offspec_planners.plan import Plan, Validation
 
-_plan_option = partial(typer.Option, rich_help_panel="Plan")
 _ALL = len(VALIDATION)
 MOST_SEQUENCES = 1024
 _LIST = "list"
@@ -53,83 +51,18 @@ With another disk in that machine: save its profile, edit it, and plan again:
   offspec plan meta-llama/Llama-3.1-70B-Instruct --hardware mine.json
 """
 
-Machine = Annotated[
-    str | None,
-    opt.model_option(
-        "--hardware",
-        metavar="NAME|FILE.json",
-        help="Plan for another machine: a preset such as rtx-4090, or a profile that "
-        "[bold]offspec hardware --json[/] printed. Nothing is measured, and only the config of the model is "
-        "needed. With [bold]--device cpu[/] its GPU is left out.",
-        autocompletion=completion.machines,
-    ),
-]
-Sequences = Annotated[
-    int,
-    opt.model_option(
-        metavar="N",
-        min=1,
-        max=MOST_SEQUENCES,
-        help="Plan for this many answers that share every pass: what they give in all and each, what their "
-        "caches take, and from which number on they take time from each other.",
-    ),
-]
-Validate = Annotated[
-    bool,
-    _plan_option(
-        "--validate",
-        metavar="",
-        help="Answer some prompts by the plan, and print predicted beside measured speed. Takes minutes.",
-    ),
-]
-Prompts = Annotated[
-    int,
-    _plan_option(
-        metavar="N",
-        min=1,
-        max=_ALL,
-        help="Prompts to validate with; errors are computed from medians over them.",
-    ),
-]
-Replan = Annotated[
-    bool,
-    _plan_option(
-        "--replan",
-        metavar="",
-        help="Measure and plan again, even if there is a plan for this machine, model, draft and memory.",
-    ),
-]
-Json = Annotated[
-    bool,
-    _plan_option(
-        "--json",
-        metavar="",
-        help="Print the plan as one JSON object instead of a page. With [bold]--validate[/] the object has "
-        "the keys plan, seconds_per_pass, tok_per_s and tokens_per_pass (each predicted, measured and "
-        "error), and rows, one for each prompt.",
-    ),
-]
-Save = Annotated[
-    Path | None,
-    _plan_option(metavar="FILE", help="Also write the plan to a file, as JSON that can be edited."),
-]
-Quiet = Annotated[
-    bool,
-    _plan_option("--quiet", "-q", metavar="", help="No progress or notices on stderr."),
-]
-
 
 @opt.takes_options
 def plan(
     options: opt.Options,
-    sequences: Sequences = 1,
-    hardware: Machine = None,
-    validate: Validate = False,
-    prompts: Prompts = _ALL,
-    replan: Replan = False,
-    as_json: Json = False,
-    save: Save = None,
-    quiet: Quiet = False,
+    sequences: Annotated[int, typer.Option(min=1, max=MOST_SEQUENCES)] = 1,
+    hardware: Annotated[str | None, typer.Option(autocompletion=completion.machines)] = None,
+    validate: bool = False,
+    prompts: Annotated[int, typer.Option(min=1, max=_ALL)] = _ALL,
+    replan: bool = False,
+    as_json: bool = False,
+    save: Path | None = None,
+    quiet: bool = False,
 ) -> None:
     """Measure this machine, choose placement, draft and tree, and predict the speed.
 
@@ -137,6 +70,23 @@ def plan(
     each layer goes, how large a tree to verify, how long a pass takes and
     what bounds it, and what would help most. `offspec plan list` lists
     models whose sizes are known without a network, and which run here.
+
+    Model and machine:
+        sequences (N): Plan for this many answers that share every pass: what they give in all and each, what
+            their caches take, and from which number on they take time from each other.
+        hardware (NAME|FILE.json): Plan for another machine: a preset such as rtx-4090, or a profile that
+            `offspec hardware --json` printed. Nothing is measured, and only the config of the model is
+            needed. With `--device cpu` its GPU is left out.
+
+    Plan:
+        validate: Answer some prompts by the plan, and print predicted beside measured speed. Takes minutes.
+        prompts (N): Prompts to validate with; errors are computed from medians over them.
+        replan: Measure and plan again, even if there is a plan for this machine, model, draft and memory.
+        as_json: Print the plan as one JSON object instead of a page. With `--validate` the object has the
+            keys plan, seconds_per_pass, tok_per_s and tokens_per_pass (each predicted, measured and error),
+            and rows, one for each prompt.
+        save (FILE): Also write the plan to a file, as JSON that can be edited.
+        quiet: No progress or notices on stderr.
     """
     if options.model == _LIST:
         _list(as_json)
