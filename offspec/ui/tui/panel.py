@@ -13,6 +13,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from offspec.core.events import LoadProgress
+from offspec.ui.tui.steady_text import SteadyText
 from offspec_planners.units import format_bytes, format_number, format_seconds
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def loading(config: "EngineConfig", event: LoadProgress | None, resumed: "Conver
 
 
 class SidePanel(VerticalScroll, can_focus=False):
-    """Statistics of the chat. A section is painted again only when its text has changed."""
+    """Statistics of the chat. Lines are cut where the panel ends, so that the height is their number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +201,7 @@ class SidePanel(VerticalScroll, can_focus=False):
     def compose(self) -> ComposeResult:
         for name, title in _SECTIONS.items():
             yield Static(title, classes="panel-title", markup=False)
-            yield _Section(id=f"panel-{name}")
+            yield SteadyText(id=f"panel-{name}")
 
     def update_while_loading(
         self, config: "EngineConfig", event: LoadProgress | None, resumed: "Conversation | None"
@@ -227,19 +228,4 @@ class SidePanel(VerticalScroll, can_focus=False):
 
     def _show(self, shown: Sections) -> None:
         for name, content in shown.items():
-            self.query_one(f"#panel-{name}", _Section).show(content)
-
-
-class _Section(Static):
-    """Lines that are cut where the panel ends, so that the height is their number."""
-
-    def __init__(self, *, id: str) -> None:
-        super().__init__(id=id)
-        self._shown = Content()
-
-    def show(self, content: Content) -> None:
-        if content.plain == self._shown.plain:
-            return
-        taller = content.plain.count("\n") != self._shown.plain.count("\n") or not self._shown
-        self._shown = content
-        self.update(content, layout=taller)
+            self.query_one(f"#panel-{name}", SteadyText).show(content)

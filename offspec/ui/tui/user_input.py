@@ -21,15 +21,13 @@ from offspec.ui.printable import printable
 from offspec.ui.told import told
 from offspec.ui.tui.answer import LEGEND, Answer, ending_of
 from offspec.ui.tui.composer import Composer
-from offspec.ui.tui.messages import AnswerDone
-from offspec.ui.tui.page_screen import HelpScreen, PageScreen
-from offspec.ui.tui.plan_screen import PlanScreen
+from offspec.ui.tui.page_screen import PageScreen, PlanPage, help_screen
 from offspec.ui.tui.sessions_screen import SessionsScreen
 from offspec.ui.tui.status import StatusLine
 from offspec.ui.tui.transcript_entries import Entry
 from offspec.ui.tui.transcript_view import TranscriptView
 from offspec.ui.tui.tree_screen import TreeScreen
-from offspec.ui.tui.worker import EngineThread
+from offspec.ui.tui.worker import AnswerDone, EngineThread
 
 
 class UserInput:
@@ -234,7 +232,7 @@ class UserInput:
         elif name == "help" and argument:
             await self._transcript.note(help_page(argument, self._params_to_be()))
         elif name == "help":
-            self._app.push_screen(HelpScreen())
+            self._app.push_screen(help_screen())
         else:
             raise RequestError(f"the model is still loading; /{name} works once it is there")
 
@@ -282,14 +280,14 @@ class UserInput:
     def _open(self, view: outcomes.View, controller: ChatController) -> None:
         match view:
             case "help":
-                self._app.push_screen(HelpScreen())
+                self._app.push_screen(help_screen())
             case "tree":
                 self._app.push_screen(TreeScreen(controller.trees))
             case "stats":
                 self._app.push_screen(PageScreen("Figures", report(controller)))
             case "plan":
                 assert controller.engine.plan is not None
-                self._app.push_screen(PlanScreen(controller.engine.plan))
+                self._app.push_screen(PageScreen("Plan", PlanPage(controller.engine.plan)))
             case "sessions":
 
                 async def chosen(file: Path | None) -> None:
