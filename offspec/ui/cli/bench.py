@@ -12,10 +12,9 @@ from rich.console import ConsoleRenderable
 from offspec.core.errors import OffspecError, RequestError
 from offspec.ui.cli import checks
 from offspec.ui.cli import options as opt
-from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
-from offspec.ui.cli.tables import PageLayout, facts, heading, page
+from offspec.ui.cli.tables import PageLayout, facts, heading, write_page
 from offspec_planners.units import format_number
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def bench(
     elif markdown:
         out.write(_markdown(found))
     else:
-        out.write_styled(page(Console(highlight=False), lambda layout: _sections(found, layout)))
+        write_page(out, lambda layout: _sections(found, layout))
     if not found.same:
         raise OffspecError(
             "speculation changed the answer, which is a bug in offspec: please report the model and options"

@@ -28,7 +28,7 @@ from offspec.ui.cli import options as opt
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.demo_summary import Processors, larger, summary, wrapped
 from offspec.ui.cli.demo_view import Run, View, Work, open_view
-from offspec.ui.cli.output import Output, open_live
+from offspec.ui.cli.output import Live, Output
 from offspec.ui.told import told
 
 EPILOG = """[bold]Examples[/]
@@ -119,7 +119,7 @@ def demo(
     out = Output()
     for line in summary(alone, drafted, config, processors):
         out.write(wrapped(line, out) + "\n")
-    live = open_live(Console(stderr=True), wanted=sys.stderr is not None and sys.stderr.isatty())
+    live = Live(Console(stderr=True), wanted=sys.stderr is not None and sys.stderr.isatty())
     live.status("planning for a larger model")
     try:
         line = larger(unheard)

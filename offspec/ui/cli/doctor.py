@@ -14,7 +14,7 @@ from offspec.core.errors import RequestError
 from offspec.ui import interrupt
 from offspec.ui.cli import options as opt
 from offspec.ui.cli.console import Console
-from offspec.ui.cli.output import Output, open_live
+from offspec.ui.cli.output import Live, Output
 from offspec.ui.cli.tables import plain, wrapped
 from offspec.ui.told import with_installer
 
@@ -72,7 +72,7 @@ def doctor(
     from offspec.engine.doctor.finding import Asked, Begun, Finding
 
     out, console, err = Output(), Console(highlight=False), Console(stderr=True, highlight=False)
-    live = open_live(err, wanted=not quiet and err.is_terminal)
+    live = Live(err, wanted=not quiet and err.is_terminal)
     found, now, complete = list[Finding](), "", False
     try:
         with closing(examine(Asked(tuple(folders or ())))) as news:

@@ -10,10 +10,9 @@ from rich.console import ConsoleRenderable
 from offspec.core.errors import RequestError
 from offspec.ui.cli import completion
 from offspec.ui.cli import options as opt
-from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
-from offspec.ui.cli.tables import PageLayout, facts, heading, indented, listing, page, plain, series
+from offspec.ui.cli.tables import PageLayout, facts, heading, indented, listing, plain, series, write_page
 from offspec_planners.units import format_bytes, format_number, format_rate
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def hardware(
     elif path is not None or again:
         raise RequestError(f"--path and --again measure this machine; leave out {name!r} for that")
     elif name == _PRESETS:
-        out.write_styled(page(Console(highlight=False), _presets))
+        write_page(out, _presets)
         return
     else:
         from offspec.plan.hardware_profile import known_machine
@@ -73,7 +72,7 @@ def hardware(
     if as_json:
         out.write(found.text())
     else:
-        out.write_styled(_page(found, when))
+        write_page(out, lambda layout: _sections(found, when, layout))
 
 
 def _measured(path: Path | None, again: bool, device: str, quiet: bool) -> "tuple[Hardware, str]":
@@ -105,11 +104,6 @@ def _presets(layout: PageLayout) -> Iterator[ConsoleRenderable]:
         return
     heads = ("preset", "VRAM", "RAM", "disk", "RAM to VRAM")
     yield listing(heads, (False, True, True, True, True), rows, layout)
-
-
-def _page(machine: "Hardware", when: str | None) -> str:
-    """The profile as text for this terminal."""
-    return page(Console(highlight=False), lambda layout: _sections(machine, when, layout))
 
 
 def _sections(machine: "Hardware", when: str | None, layout: PageLayout) -> Iterator[ConsoleRenderable]:

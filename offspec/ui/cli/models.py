@@ -12,11 +12,10 @@ from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
 from offspec.ui.cli import completion
 from offspec.ui.cli import options as opt
-from offspec.ui.cli.console import Console
 from offspec.ui.cli.other_names import Commands
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
-from offspec.ui.cli.tables import PageLayout, indented, listing, page, plain, prose
+from offspec.ui.cli.tables import PageLayout, indented, listing, plain, prose, write_page
 
 if TYPE_CHECKING:
     from offspec.checkpoint.cached_models import CachedModel
@@ -63,8 +62,7 @@ def models(ctx: typer.Context, as_json: bool = False) -> None:
         text = json.dumps([_described(model, plans.get(model.name)) for model in found], ensure_ascii=False)
         Output().write(text + "\n")
         return
-    console = Console(highlight=False)
-    Output().write_styled(page(console, lambda layout: _sections(found, plans, layout)))
+    write_page(Output(), lambda layout: _sections(found, plans, layout))
 
 
 @app.command()

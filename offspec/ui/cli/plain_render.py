@@ -16,7 +16,7 @@ from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.report import report
 from offspec.ui.chat.thinking import without_thinking
 from offspec.ui.cli.console import Console
-from offspec.ui.cli.output import Live, Output, open_live
+from offspec.ui.cli.output import Live, Output
 from offspec.ui.printable import printable
 from offspec.ui.told import told
 from offspec_planners.units import format_seconds
@@ -47,7 +47,7 @@ class PlainRenderer:
         self._out = Output()
         self._err = Console(stderr=True, highlight=False)
         self._quiet = quiet
-        self._live: Live = open_live(self._err, wanted=not quiet and sys.stderr.isatty())
+        self._live = Live(self._err, wanted=not quiet and sys.stderr.isatty())
         self._text_is_open = False
         self.sources = False
 

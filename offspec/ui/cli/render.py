@@ -26,7 +26,7 @@ from offspec.core.events import (
 from offspec.core.sampling_defaults import described
 from offspec.ui import interrupt
 from offspec.ui.cli.console import Console
-from offspec.ui.cli.output import Live, Output, StdoutClosed, open_live
+from offspec.ui.cli.output import Live, Output, StdoutClosed
 from offspec.ui.printable import printable
 from offspec.ui.told import told
 from offspec_planners.units import format_seconds
@@ -52,7 +52,7 @@ class Renderer:
         self._json = as_json
         self._quiet = quiet
         self._check = check
-        self._live: Live = open_live(self._err, wanted=not quiet and sys.stderr.isatty())
+        self._live = Live(self._err, wanted=not quiet and sys.stderr.isatty())
         self._started: float | None = None
         self._tokens = 0
         self._passes = 0
