@@ -105,6 +105,10 @@ def _earlier(file: Path) -> "Benchmark":
         raise RequestError(f"--check {file}: {error}") from None
 
 
+def _settings(found: "Benchmark") -> list[tuple[str, str, str]]:
+    return [(name, value, "") for name, value in {**found.machine, **found.settings}.items()]
+
+
 def _rows(found: "Benchmark") -> Iterator[tuple[str, str, str]]:
     """Name, figure and remark of each speed."""
     predicted = found.predicted
@@ -144,15 +148,13 @@ def _speed(found: "Generation") -> tuple[str, str]:
 
 def _sections(found: "Benchmark", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     yield heading("Machine and model")
-    yield facts([(name, value, "") for name, value in {**found.machine, **found.settings}.items()], layout)
+    yield facts(_settings(found), layout)
     yield heading("Speed")
     yield facts(list(_rows(found)), layout)
 
 
 def _markdown(found: "Benchmark") -> str:
-    """The same as a Markdown table."""
-    facts = [(name, value, "") for name, value in {**found.machine, **found.settings}.items()]
-    rows = [*facts, *_rows(found)]
+    rows = [*_settings(found), *_rows(found)]
     head = f"offspec {found.offspec}, torch {found.torch}, {found.date}, seed {found.seed}"
     cells = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     return "\n".join([f"{head}\n", "| | | |", "|---|---|---|", *cells]) + "\n"

@@ -91,8 +91,7 @@ def _given(ctx: typer.Context, options: opt.Options) -> frozenset[str]:
 
 
 def _has_screen() -> bool:
-    """Whether the terminal UI can be shown: a terminal at all ends (it draws on stderr) that can move its
-    cursor."""
+    """Whether there is a terminal that can move its cursor at all ends: the terminal UI draws on stderr."""
     ends = (sys.stdin, sys.stdout, sys.stderr)
     return all(end is not None and end.isatty() for end in ends) and os.environ.get("TERM", "dumb") != "dumb"
 

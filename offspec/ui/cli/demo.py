@@ -57,21 +57,13 @@ _BEFORE = (
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """How the two answers are made.
-
-    Args:
-        prompt: The question.
-        params: Of sampling.
-        trees: Whether to ask for trees to show.
-        grows: Whether a memory limit that is too small is raised.
-        noted: Notices shown so far; the second run repeats some of the first.
-    """
+    """How the two answers are made."""
 
     prompt: str
     params: SamplingParams
-    trees: bool
-    grows: bool
-    noted: set[str] = field(default_factory=set)
+    trees: bool  # to show
+    grows: bool  # the memory limit, if it is too small
+    noted: set[str] = field(default_factory=set)  # notices so far: the second run repeats some
 
 
 @opt.takes_options
@@ -133,7 +125,6 @@ def _is_terminal() -> bool:
 
 
 def _config(model: str, memory: int | None) -> EngineConfig:
-    """The configuration with speculation."""
     if model == DEMO_WIDE:
         return EngineConfig(
             model,
@@ -186,7 +177,6 @@ def _answer(run: Run, config: EngineConfig, case: _Case, view: View) -> EngineCo
 
 
 def _show(run: Run, event: Event, view: View) -> None:
-    """Take an event of an answer in."""
     match event:
         case TextDelta():
             run.text += event.text

@@ -89,7 +89,7 @@ def doctor(
     except KeyboardInterrupt:
         live.stop()
         at = f" while checking: {now}; {len(found)} findings before that" if now else ""
-        err.print(Text(f"stopped{at}"), soft_wrap=True)
+        err.print_line(f"stopped{at}")
         interrupt.was_said()
         raise
     finally:

@@ -59,7 +59,11 @@ def hardware(
     """
     out = Output()
     if name is None:
-        found, when = _measured(path, again, device, quiet)
+        with Renderer(as_json=False, quiet=quiet) as renderer:
+            from offspec.plan.hardware_profile import profile
+
+            here = profile(device, renderer.show, again=again, folder=path)
+        found, when = here.hardware, here.measured
     elif path is not None or again:
         raise RequestError(f"--path and --again measure this machine; leave out {name!r} for that")
     elif name == _PRESETS:
@@ -68,20 +72,11 @@ def hardware(
     else:
         from offspec.plan.hardware_profile import known_machine
 
-        found, when = known_machine(name), None
+        found, when = known_machine(name), ""
     if as_json:
         out.write(found.text())
     else:
         write_page(out, lambda layout: _sections(found, when, layout))
-
-
-def _measured(path: Path | None, again: bool, device: str, quiet: bool) -> "tuple[Hardware, str]":
-    """The profile of this machine, and when it was measured; progress and notices go to stderr."""
-    with Renderer(as_json=False, quiet=quiet) as renderer:
-        from offspec.plan.hardware_profile import profile
-
-        found = profile(device, renderer.show, again=again, folder=path)
-    return found.hardware, found.measured
 
 
 def _presets(layout: PageLayout) -> Iterator[ConsoleRenderable]:
@@ -106,9 +101,9 @@ def _presets(layout: PageLayout) -> Iterator[ConsoleRenderable]:
     yield listing(heads, (False, True, True, True, True), rows, layout)
 
 
-def _sections(machine: "Hardware", when: str | None, layout: PageLayout) -> Iterator[ConsoleRenderable]:
+def _sections(machine: "Hardware", when: str, layout: PageLayout) -> Iterator[ConsoleRenderable]:
     yield from machine_section(machine, layout)
-    if when is not None:
+    if when:
         yield indented(plain(f"measured {when}; --again measures it again", "dim"))
     if machine.sources:
         yield heading("Where the figures come from")

@@ -22,27 +22,6 @@ from offspec.ui.cli import completion
 _SAMPLED = ("generate", "chat", "serve", "batch")  # commands that use the model's sampling defaults
 _SHORT = {"quiet": ("-q",), "yes": ("-y",)}
 
-_Plan = Annotated[
-    Path | None,
-    typer.Option(
-        "--plan",
-        rich_help_panel=DRAFT,
-        metavar="FILE",
-        help="Follow a plan that [bold]offspec plan --save[/] wrote, with your changes in it.",
-    ),
-]
-_Greedy = Annotated[
-    bool,
-    typer.Option(
-        "--greedy",
-        rich_help_panel=SAMPLING,
-        metavar="",
-        help="Temperature 0, and no sampling defaults of the model. Without it, sampling options that you "
-        "omit have the values of the model's [bold]generation_config.json[/], or of "
-        "[bold]general.sampling[/] in a GGUF file.",
-    ),
-]
-
 
 @dataclass(frozen=True)
 class Options:
@@ -225,7 +204,6 @@ def _own(parameter: inspect.Parameter, documented: _Documented | None) -> inspec
 
 
 def _parameter(setting: Setting, command: str) -> inspect.Parameter:
-    """The parameter that Typer makes the option from."""
     kind, more = _reading(setting)
     more = {"metavar": setting.metavar, "help": _help(setting)} | more
     if setting.name == "model":
@@ -247,9 +225,22 @@ def _shared(command: str) -> Iterator[inspect.Parameter]:
         if command in setting.commands:
             yield _parameter(setting, command)
         if name == "tree" and command in RUNS:
-            yield _keyword("plan", _Plan, None)
+            yield _own(_keyword("plan", Path | None, None), _PLAN)
         if name == "seed" and command in _SAMPLED:
-            yield _keyword("greedy", _Greedy, False)
+            yield _own(_keyword("greedy", bool, False), _GREEDY)
+
+
+# Options that are no settings of their own.
+_PLAN = _Documented(
+    "Follow a plan that [bold]offspec plan --save[/] wrote, with your changes in it.", "FILE", DRAFT
+)
+_GREEDY = _Documented(
+    "Temperature 0, and no sampling defaults of the model. Without it, sampling options that you omit have "
+    "the values of the model's [bold]generation_config.json[/], or of [bold]general.sampling[/] in a GGUF "
+    "file.",
+    None,
+    SAMPLING,
+)
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -145,13 +145,7 @@ def _bars(console: Console) -> "Progress":
 
 
 def _amount(event: LoadProgress, speed: float | None, remaining: float | None) -> str:
-    """What is done of a stage, and how long the rest takes.
-
-    Args:
-        event: How far the stage is.
-        speed: Units per second; None if not known.
-        remaining: Seconds; None if not known.
-    """
+    """What is done of a stage; units per second and seconds for the rest, if known."""
     shown = escape(printable(event.detail))
     detail = f", {shown}" if shown else ""
     left = f", {format_seconds(remaining, 0)} left" if remaining else ""

@@ -9,7 +9,7 @@ import typer
 from rich.console import ConsoleRenderable
 
 from offspec.core.errors import RequestError
-from offspec.core.files import probe
+from offspec.core.files import probe, write_file
 from offspec.plan.prompts import VALIDATION
 from offspec.ui.cli import checks, completion
 from offspec.ui.cli import options as opt
@@ -218,8 +218,6 @@ def _check_place(path: Path) -> None:
 
 def _write(path: Path, plan: "Plan") -> None:
     """Write the plan's file, whole or not at all. Raises RequestError, DiskFullError."""
-    from offspec.core.files import write_file
-
     try:
         write_file(path, plan.to_text().encode())
     except OSError as error:

@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from rich.text import Text
-
 from offspec.core.config import format_bytes
 from offspec.core.errors import DiskFullError
 from offspec.core.events import (
@@ -27,7 +25,6 @@ from offspec.core.sampling_defaults import described
 from offspec.ui import interrupt
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Live, Output, StdoutClosed
-from offspec.ui.printable import printable
 from offspec.ui.told import told
 from offspec_planners.units import format_seconds
 
@@ -68,7 +65,7 @@ class Renderer:
             self._out.end_line()
         if kind is KeyboardInterrupt:
             after = f" after {_count(self._tokens, 'token')} in {_count(self._passes, 'pass')}"
-            self._line(f"stopped{after if self._passes else ''}")
+            self._err.print_line(f"stopped{after if self._passes else ''}")
             interrupt.was_said()
 
     @property
@@ -134,19 +131,15 @@ class Renderer:
         self._out.end_line()
         if not self._quiet:
             for line in statistics(result):
-                self._line(line, style="dim")
+                self._err.print_line(line, style="dim")
         if self._check:
             self.mismatched = bool(result.mismatches)
             for line in check_report(result):
-                self._line(line)
+                self._err.print_line(line)
 
     def _say(self, text: str) -> None:
         if not self._quiet:
-            self._line(text)
-
-    def _line(self, text: str, style: str = "") -> None:
-        # Text, not markup: a file name may hold brackets. soft_wrap: a line stays one line in a log.
-        self._err.print(Text(printable(text), style=style), soft_wrap=True)
+            self._err.print_line(text)
 
 
 def statistics(result: Result) -> list[str]:

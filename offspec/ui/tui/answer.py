@@ -18,6 +18,7 @@ from offspec.core.events import Piece
 from offspec.ui.chat.thinking import Part, split
 from offspec.ui.printable import printable
 from offspec.ui.tui.markdown import StreamedMarkdown
+from offspec_planners.units import format_count
 
 _BETWEEN = 1 / 30  # seconds between two paintings, at least
 _SHARE = 48  # and this many times what one costs, until it is on the screen: the machine is for the model
@@ -55,26 +56,6 @@ class ThinkingBlock(Vertical):
     whole screen out for each word that its title counts.
     """
 
-    DEFAULT_CSS = """
-    ThinkingBlock {
-        height: auto;
-    }
-    ThinkingBlock > .title {
-        height: 1;
-        padding: 0 1;
-        text-wrap: nowrap;
-        text-overflow: ellipsis;
-    }
-    ThinkingBlock > .title:hover {
-        color: $foreground;
-    }
-    ThinkingBlock > .thought {
-        height: auto;
-        padding: 0 0 0 3;
-        display: none;
-    }
-    """
-
     def __init__(self, part: Part) -> None:
         super().__init__()
         self.part = part
@@ -92,8 +73,7 @@ class ThinkingBlock(Vertical):
     @property
     def title(self) -> str:
         """What the line says that is always there."""
-        count = len(self.part.text.split())
-        words = f"{count:,} {'word' if count == 1 else 'words'}"
+        words = format_count(len(self.part.text.split()), "word")
         return f"thinking, {words}{'' if self.part.closed else ' …'}"
 
     def set_source(self, part: Part) -> bool:

@@ -33,7 +33,9 @@ class Notices:
     def begin(self) -> None:
         """Keep the title that the window has, and give it back while the chat is suspended."""
         self._app.app_suspend_signal.subscribe(self._app, lambda _: self.end(), immediate=True)
-        self._app.app_resume_signal.subscribe(self._app, lambda _: self._show_title())
+        self._app.app_resume_signal.subscribe(
+            self._app, lambda _: self._write(f"{SAVE_TITLE}\x1b]2;{self._title}\x07")
+        )
         self._write(SAVE_TITLE)
 
     def end(self) -> None:
@@ -58,9 +60,6 @@ class Notices:
         if not self._app.app_focus:
             said = "The answer was broken off by an error" if failed else "The answer is complete"
             self._write(f"\x1b]9;{said}: {_line(conversation)}\x07")
-
-    def _show_title(self) -> None:
-        self._write(f"{SAVE_TITLE}\x1b]2;{self._title}\x07")
 
     def _write(self, codes: str) -> None:
         if self._app._driver is not None:  # as `App.bell` does; Textual has no public way

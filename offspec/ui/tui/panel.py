@@ -14,7 +14,7 @@ from textual.widgets import Static
 
 from offspec.core.events import LoadProgress
 from offspec.ui.tui.steady_text import SteadyText
-from offspec_planners.units import format_bytes, format_number, format_seconds
+from offspec_planners.units import format_bytes, format_count, format_number, format_seconds
 
 if TYPE_CHECKING:
     from offspec.chat.conversation import Conversation
@@ -122,7 +122,7 @@ def _gpu(names: Sequence[str]) -> str:
 
 def _tier(name: str, layers: int, experts: int, limit: int | None, held: int | None) -> list[Content | str]:
     counts = [(layers, "layer"), (experts, "expert")] if layers or not experts else [(experts, "expert")]
-    count = ", ".join(f"{n:,} {of}{'' if n == 1 else 's'}" for n, of in counts if n or of == "layer")
+    count = ", ".join(format_count(n, of) for n, of in counts if n or of == "layer")
     if limit is None:
         size = "" if not held else f", {format_bytes(held)}"
         return [f"{name:<5}{count}{size}"]
@@ -153,7 +153,7 @@ def plan_line(engine: "ChatEngine") -> Content:
 def session(controller: "ChatController") -> Content:
     """The conversation, and how full the context is."""
     talk, used, room = controller.session.conversation, controller.session.used, controller.session.context
-    turns = f"{talk.turns:,} {'question' if talk.turns == 1 else 'questions'}"
+    turns = format_count(talk.turns, "question")
     return _lines(
         talk.title or "a new conversation", turns, f"{used:,} of {room:,} tokens", bar(used / max(room, 1))
     )
@@ -186,7 +186,7 @@ def loading(config: "EngineConfig", event: LoadProgress | None, resumed: "Conver
         **dict.fromkeys(("speed", "split", "spark"), _NOTHING),
         "memory": _lines(*limits, *stage),
         "plan": _lines(f"draft {config.draft}", trees),
-        "session": _lines(title, f"{turns:,} {'question' if turns == 1 else 'questions'}"),
+        "session": _lines(title, format_count(turns, "question")),
     }
 
 

@@ -150,11 +150,8 @@ def _leaves(widget: Widget) -> Sequence[Widget]:
     """The widgets that show the text of a question or an answer, in their order."""
     if not isinstance(widget, Answer):
         return [widget]
-    return [leaf for leaf in widget.children if leaf.display and _shows_text(leaf)]
-
-
-def _shows_text(leaf: Widget) -> bool:
-    return isinstance(leaf, StreamedMarkdown) or leaf.has_class("tokens")
+    shown = (leaf for leaf in widget.children if leaf.display)
+    return [leaf for leaf in shown if isinstance(leaf, StreamedMarkdown) or leaf.has_class("tokens")]
 
 
 def _text_of(leaf: Widget) -> str:

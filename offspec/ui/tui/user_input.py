@@ -34,7 +34,7 @@ class UserInput:
     """Runs commands, and sends questions; what is asked meanwhile waits in the transcript, to be seen.
 
     controller: None while a model is loaded. answer: the one under way. stopping: it was told to stop.
-    next_command: what the user wants done as soon as it has.
+    waiting: questions that were not sent. next_command: what the user wants done as soon as it has.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class UserInput:
         self._app, self._engine, self._transcript, self._composer = app, engine, transcript, composer
         self._load, self._busy, self._show_stats = load, busy, show_stats
         self._params, self._defaults = params, defaults
-        self._waiting: list[Entry] = []
+        self.waiting: list[Entry] = []
         self._settings: list[str] = []  # arguments of /set that wait for the model
         self._asked: Entry | None = None
         self._edits = False
@@ -67,14 +67,10 @@ class UserInput:
         self.stopping = False
         self.next_command = ""
 
-    @property
-    def waiting(self) -> tuple[Entry, ...]:
-        return tuple(self._waiting)
-
     async def ask(self, text: str) -> None:
         """Send a question, with what is attached, or keep it until it can be sent."""
         text = text if self.controller is None else self.controller.compose(text)
-        self._waiting.append(await self._transcript.ask(text, waiting=True))
+        self.waiting.append(await self._transcript.ask(text, waiting=True))
         await self.go_on()
 
     def apply_settings(self) -> None:
@@ -93,9 +89,9 @@ class UserInput:
 
     async def go_on(self) -> None:
         """Send the question that has waited longest, if there is one and it can be sent."""
-        if self.controller is None or self.answer is not None or not self._waiting:
+        if self.controller is None or self.answer is not None or not self.waiting:
             return
-        entry = self._waiting.pop(0)
+        entry = self.waiting.pop(0)
         self._transcript.send(entry)
         await self._begin(self.controller.ask(entry.text), entry)
 
@@ -121,7 +117,7 @@ class UserInput:
 
     async def return_waiting(self) -> None:
         """Return the questions that wait to the composer."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         for entry in waiting:
             await self._transcript.remove_entry(entry)
         if waiting:

@@ -147,19 +147,17 @@ class EngineThread:
         failure: BaseException | None = None
         try:
             for event in events:
-                if isinstance(event, Finished):
-                    result = event.result
-                self._tell(event)
+                match event:
+                    case Prefill():
+                        assert self._controller is not None
+                        self._post(AnswerStarted(self._controller.session.opened))
+                    case Notice() | TextDelta() | PassStats():
+                        self._post(EngineEvent(event))
+                    case Finished():
+                        result = event.result
         except BaseException as error:
             failure = error
         self._post(AnswerDone(result, failure))
-
-    def _tell(self, event: Event) -> None:
-        if isinstance(event, Prefill):
-            assert self._controller is not None
-            self._post(AnswerStarted(self._controller.session.opened))
-        elif isinstance(event, Notice | TextDelta | PassStats):
-            self._post(EngineEvent(event))
 
     def _on_event(self, event: Event) -> None:
         """What the engine tells aside, from this thread."""
