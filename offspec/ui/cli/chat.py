@@ -59,8 +59,10 @@ def chat(
             (OSC 9) if another window has the focus. Not in line mode.
         quiet: No progress, notices or statistics on stderr.
     """
-    if session is not None:
-        _check_name(session, resume)
+    if session is not None and resume:
+        raise RequestError("--session NAME continues that conversation already; leave out --resume")
+    if session is not None and not session.strip():
+        raise RequestError("--session needs a name; --resume continues the latest conversation")
     setup = Setup(
         config=options.config(converses=True),
         sampling=options.overrides(max_tokens=max_tokens, stop=stop or ()),
@@ -73,13 +75,6 @@ def chat(
     )
     checks.check_files(setup.config, setup.plan)
     _begin(setup, plain=plain or not _has_screen(), quiet=quiet)
-
-
-def _check_name(session: str, resume: bool) -> None:
-    if resume:
-        raise RequestError("--session NAME continues that conversation already; leave out --resume")
-    if not session.strip():
-        raise RequestError("--session needs a name; --resume continues the latest conversation")
 
 
 def _given(ctx: typer.Context, options: opt.Options) -> frozenset[str]:

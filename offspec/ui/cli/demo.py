@@ -91,7 +91,8 @@ def demo(
             least that works.
         max_tokens: Maximum number of tokens of each answer.
     """
-    case = _Case(prompt, SamplingParams(max_tokens=max_tokens), _is_terminal(), memory is None)
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    case = _Case(prompt, SamplingParams(max_tokens=max_tokens), is_terminal, memory is None)
     config = _config(model, memory)
     processors = Processors.now()
     alone, drafted = Run("one token per pass"), Run("with speculation")
@@ -118,10 +119,6 @@ def demo(
     finally:
         live.stop()
     out.write(wrapped(line, out) + "\n")
-
-
-def _is_terminal() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def _config(model: str, memory: int | None) -> EngineConfig:

@@ -68,7 +68,10 @@ def pack(
         as_json: Print one JSON object about the pack instead of its folder.
         quiet: No progress or notices on stderr.
     """
-    _check(to, out, verify, again)
+    if verify and (to is not None or out is not None or again):
+        raise RequestError("--verify reads the pack that is named first; leave out --to, --out and --again")
+    if not verify and to is None:
+        raise RequestError("say what to pack to: --to nf4, --to int8 or --to int4-g64")
     if verify:
         check_pack(Path(model))
     else:
@@ -85,14 +88,6 @@ def pack(
             renderer.note(_summary(made))
             found = _of_pack(made)
     Output().write((json.dumps(found, ensure_ascii=False) if as_json else found["folder"]) + "\n")
-
-
-def _check(to: PackFormat | None, out: Path | None, verify: bool, again: bool) -> None:
-    """Raise RequestError for options that do not go together."""
-    if verify and (to is not None or out is not None or again):
-        raise RequestError("--verify reads the pack that is named first; leave out --to, --out and --again")
-    if not verify and to is None:
-        raise RequestError("say what to pack to: --to nf4, --to int8 or --to int4-g64")
 
 
 def _summary(pack: "Pack") -> str:

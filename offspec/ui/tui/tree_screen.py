@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -17,7 +17,7 @@ from textual.widgets import Footer, Static
 
 from offspec.core.events import TreeSeen
 from offspec.ui.tui.steady_text import SteadyText
-from offspec.ui.tui.tree_drawing import HEADING, Line, caption, draw, visible
+from offspec.ui.tui.tree_drawing import HEADING, Line, SpanStyle, caption, draw, visible
 
 _LEGEND = "● accepted  ○ rejected  ★ bonus: the target's own  ▸ folded  · space  ⏎ line"
 _NONE = "No tree yet. Ask something; every pass leaves one here."
@@ -28,14 +28,7 @@ _LOOK = 0.25  # seconds between two looks for a later pass
 class TreeView(ScrollView, can_focus=False):
     """Lines that scroll both ways. The keys are the screen's, where the arrows mean passes too."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {
-        "tree--plain",
-        "tree--accepted",
-        "tree--rejected",
-        "tree--probability",
-        "tree--branch",
-        "tree--bonus",
-    }
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"tree--{style}" for style in get_args(SpanStyle)}
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
