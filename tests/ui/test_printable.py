@@ -11,7 +11,7 @@ from rich.table import Table
 from offspec.core.errors import CheckpointError
 from offspec.core.events import LoadProgress, Notice
 from offspec.ui.cli.console import Console
-from offspec.ui.cli.output import open_live
+from offspec.ui.cli.output import Live
 from offspec.ui.printable import printable, without_controls
 from offspec.ui.told import told
 from tests.support.waiting import PATIENCE
@@ -49,7 +49,7 @@ def test_what_a_console_draws() -> None:
 
 def test_bars_and_status_lines() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=300, color_system=None)
-    live = open_live(console, wanted=True)
+    live = Live(console, wanted=True)
     live.progress(LoadProgress(HOSTILE, 1, 2, "files", detail=HOSTILE))
     live.stop()
     live.status(HOSTILE)
@@ -66,7 +66,7 @@ def test_a_bar_says_how_long_the_rest_takes() -> None:
     console = Console(
         file=io.StringIO(), force_terminal=True, width=300, color_system=None, get_time=lambda: now
     )
-    live = open_live(console, wanted=True)
+    live = Live(console, wanted=True)
     for now, done in ((0.0, 0), (10.0, 16), (20.0, 32)):  # noqa: B007 - it is the console's clock
         live.progress(LoadProgress("training", done, 1000, "steps", detail="loss 3"))
     live.stop()

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,10 +12,9 @@ from rich.console import ConsoleRenderable
 from offspec.core.errors import OffspecError, RequestError
 from offspec.ui.cli import checks
 from offspec.ui.cli import options as opt
-from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
-from offspec.ui.cli.tables import PageLayout, facts, heading, page
+from offspec.ui.cli.tables import PageLayout, facts, heading, write_page
 from offspec_planners.units import format_number
 
 if TYPE_CHECKING:
@@ -39,40 +37,31 @@ Keep a run, and compare a later one with it:
 """
 
 _SEED = 1
-_bench_option = partial(typer.Option, rich_help_panel="Benchmark")
-
-Seconds = Annotated[
-    float,
-    _bench_option(
-        metavar="SECONDS", min=1, help="Time limit of the answers; loading and planning come before it."
-    ),
-]
-Markdown = Annotated[bool, _bench_option("--markdown", metavar="", help="Print a Markdown table.")]
-Json = Annotated[bool, _bench_option("--json", metavar="", help="Print one JSON object.")]
-Check = Annotated[
-    Path | None,
-    _bench_option(
-        "--check",
-        metavar="FILE",
-        help="Compare with an earlier run, the output of [bold]--json[/]. Exit code 1 if tokens differ or a "
-        "speed differs by more than 15 %.",
-    ),
-]
 
 
 @opt.takes_options
 def bench(
     options: opt.Options,
-    seconds: Seconds = 90.0,
-    markdown: Markdown = False,
-    as_json: Json = False,
-    check: Check = None,
-    quiet: opt.Quiet = False,
+    seconds: Annotated[float, typer.Option(min=1)] = 90.0,
+    markdown: bool = False,
+    as_json: bool = False,
+    check: Path | None = None,
+    quiet: bool = False,
 ) -> None:
     """Measure a model's speed here: prompt, generation, and the gain from speculation.
 
     Answers four fixed prompts, with and without a draft, and prints machine,
     model, placement, speeds, and the speeds that the plan predicted.
+
+    Benchmark:
+        seconds (SECONDS): Time limit of the answers; loading and planning come before it.
+        markdown: Print a Markdown table.
+        as_json: Print one JSON object.
+        check (FILE): Compare with an earlier run, the output of `--json`. Exit code 1 if tokens differ or a
+            speed differs by more than 15 %.
+
+    Prompt and output:
+        quiet: No progress, notices or statistics on stderr.
     """
     if markdown and as_json:
         raise RequestError("--markdown and --json are two formats: leave out one")
@@ -93,7 +82,7 @@ def bench(
     elif markdown:
         out.write(_markdown(found))
     else:
-        out.write_styled(page(Console(highlight=False), lambda layout: _sections(found, layout)))
+        write_page(out, lambda layout: _sections(found, layout))
     if not found.same:
         raise OffspecError(
             "speculation changed the answer, which is a bug in offspec: please report the model and options"
@@ -114,6 +103,10 @@ def _earlier(file: Path) -> "Benchmark":
         raise RequestError(f"--check {file} cannot be read: {error.strerror or error}") from None
     except RequestError as error:
         raise RequestError(f"--check {file}: {error}") from None
+
+
+def _settings(found: "Benchmark") -> list[tuple[str, str, str]]:
+    return [(name, value, "") for name, value in {**found.machine, **found.settings}.items()]
 
 
 def _rows(found: "Benchmark") -> Iterator[tuple[str, str, str]]:
@@ -155,15 +148,13 @@ def _speed(found: "Generation") -> tuple[str, str]:
 
 def _sections(found: "Benchmark", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     yield heading("Machine and model")
-    yield facts([(name, value, "") for name, value in {**found.machine, **found.settings}.items()], layout)
+    yield facts(_settings(found), layout)
     yield heading("Speed")
     yield facts(list(_rows(found)), layout)
 
 
 def _markdown(found: "Benchmark") -> str:
-    """The same as a Markdown table."""
-    facts = [(name, value, "") for name, value in {**found.machine, **found.settings}.items()]
-    rows = [*facts, *_rows(found)]
+    rows = [*_settings(found), *_rows(found)]
     head = f"offspec {found.offspec}, torch {found.torch}, {found.date}, seed {found.seed}"
     cells = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     return "\n".join([f"{head}\n", "| | | |", "|---|---|---|", *cells]) + "\n"

@@ -33,54 +33,35 @@ Conversations are saved as they go, each in a file under ~/.local/share/offspec,
 """
 
 
-Resume = Annotated[
-    bool,
-    opt.output_option("--resume", metavar="", help="Continue the latest conversation with this model."),
-]
-SessionName = Annotated[
-    str | None,
-    opt.output_option(
-        "--session",
-        metavar="NAME",
-        help="Continue this conversation: its name, the beginning of its id, or its file.",
-        autocompletion=completion.sessions,
-    ),
-]
-Plain = Annotated[
-    bool,
-    opt.output_option(
-        "--plain",
-        metavar="",
-        help="Line mode: questions from standard input, answers on standard output. The default where one "
-        "of the two is a pipe or a file.",
-    ),
-]
-Notify = Annotated[
-    Literal["on", "off"],
-    opt.output_option(
-        "--notify",
-        help="Ring the terminal's bell when an answer took over ten seconds, and show a desktop notice "
-        "(OSC 9) if another window has the focus. Not in line mode.",
-    ),
-]
-
-
 @opt.takes_options
 def chat(
     ctx: typer.Context,
     options: opt.Options,
-    system: opt.System = None,
-    resume: Resume = False,
-    session: SessionName = None,
+    system: str | None = None,
+    resume: bool = False,
+    session: Annotated[str | None, typer.Option(autocompletion=completion.sessions)] = None,
     max_tokens: int = 2048,
     stop: list[str] | None = None,
-    plain: Plain = False,
-    notify: Notify = "on",
-    quiet: opt.Quiet = False,
+    plain: bool = False,
+    notify: Literal["on", "off"] = "on",
+    quiet: bool = False,
 ) -> None:
-    """Chat with a model. Its caches keep the conversation, so each question computes only its own tokens."""
-    if session is not None:
-        _check_name(session, resume)
+    """Chat with a model. Its caches keep the conversation, so each question computes only its own tokens.
+
+    Prompt and output:
+        system (TEXT): A system message before the prompt.
+        resume: Continue the latest conversation with this model.
+        session (NAME): Continue this conversation: its name, the beginning of its id, or its file.
+        plain: Line mode: questions from standard input, answers on standard output. The default where one of
+            the two is a pipe or a file.
+        notify: Ring the terminal's bell when an answer took over ten seconds, and show a desktop notice
+            (OSC 9) if another window has the focus. Not in line mode.
+        quiet: No progress, notices or statistics on stderr.
+    """
+    if session is not None and resume:
+        raise RequestError("--session NAME continues that conversation already; leave out --resume")
+    if session is not None and not session.strip():
+        raise RequestError("--session needs a name; --resume continues the latest conversation")
     setup = Setup(
         config=options.config(converses=True),
         sampling=options.overrides(max_tokens=max_tokens, stop=stop or ()),
@@ -95,13 +76,6 @@ def chat(
     _begin(setup, plain=plain or not _has_screen(), quiet=quiet)
 
 
-def _check_name(session: str, resume: bool) -> None:
-    if resume:
-        raise RequestError("--session NAME continues that conversation already; leave out --resume")
-    if not session.strip():
-        raise RequestError("--session needs a name; --resume continues the latest conversation")
-
-
 def _given(ctx: typer.Context, options: opt.Options) -> frozenset[str]:
     """The sampling parameters that the user set, as a resumed conversation should take them over."""
     greedy = {"temperature"} if options.greedy else set[str]()
@@ -111,8 +85,7 @@ def _given(ctx: typer.Context, options: opt.Options) -> frozenset[str]:
 
 
 def _has_screen() -> bool:
-    """Whether the terminal UI can be shown: a terminal at all ends (it draws on stderr) that can move its
-    cursor."""
+    """Whether there is a terminal that can move its cursor at all ends: the terminal UI draws on stderr."""
     ends = (sys.stdin, sys.stdout, sys.stderr)
     return all(end is not None and end.isatty() for end in ends) and os.environ.get("TERM", "dumb") != "dumb"
 

@@ -5,7 +5,6 @@ import threading
 import time
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -24,12 +23,12 @@ from offspec.core.events import (
     TreeSeen,
     unheard,
 )
-from offspec.core.values import parse_bytes
 from offspec.ui import interrupt
+from offspec.ui.cli import options as opt
 from offspec.ui.cli.console import Console
 from offspec.ui.cli.demo_summary import Processors, larger, summary, wrapped
 from offspec.ui.cli.demo_view import Run, View, Work, open_view
-from offspec.ui.cli.output import Output, open_live
+from offspec.ui.cli.output import Live, Output
 from offspec.ui.told import told
 
 EPILOG = """[bold]Examples[/]
@@ -55,55 +54,24 @@ _BEFORE = (
     "in each pass. This takes about a minute."
 )
 
-_option = partial(typer.Option, rich_help_panel="Demo")
-
-Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The question, asked both times.")]
-Model = Annotated[
-    str,
-    _option(
-        metavar="MODEL",
-        help="The target, as [bold]offspec generate[/] takes it. [bold]demo-wide[/] is the small demo model "
-        "widened to 1.9 B parameters (3.9 GB, written to the cache on first use), with the small one in "
-        "4 bits as its draft.",
-    ),
-]
-Memory = Annotated[
-    int | None,
-    _option(
-        parser=parse_bytes,
-        metavar="SIZE",
-        help="Memory limit of the whole process. Without it: 1.5 GB for [bold]demo-wide[/], else "
-        "1.1 GB or the least that works.",
-        show_default=False,
-    ),
-]
-MaxTokens = Annotated[int, _option(metavar="N", help="Maximum number of tokens of each answer.")]
-
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """How the two answers are made.
-
-    Args:
-        prompt: The question.
-        params: Of sampling.
-        trees: Whether to ask for trees to show.
-        grows: Whether a memory limit that is too small is raised.
-        noted: Notices shown so far; the second run repeats some of the first.
-    """
+    """How the two answers are made."""
 
     prompt: str
     params: SamplingParams
-    trees: bool
-    grows: bool
-    noted: set[str] = field(default_factory=set)
+    trees: bool  # to show
+    grows: bool  # the memory limit, if it is too small
+    noted: set[str] = field(default_factory=set)  # notices so far: the second run repeats some
 
 
+@opt.takes_options
 def demo(
-    prompt: Prompt = "Explain in a few sentences why the sky is blue.",
-    model: Model = DEMO_WIDE,
-    memory: Memory = None,
-    max_tokens: MaxTokens = 96,
+    prompt: Annotated[str, typer.Argument()] = "Explain in a few sentences why the sky is blue.",
+    model: Annotated[str, typer.Option()] = DEMO_WIDE,
+    memory: int | None = None,
+    max_tokens: int = 96,
 ) -> None:
     """Answer a prompt without speculation and with it, and compare; then look at a larger model.
 
@@ -111,8 +79,20 @@ def demo(
     if it does not fit. Without speculation only the first tokens are
     generated, ten or more, to measure the rate. For the larger model
     the speed is predicted.
+
+    Args:
+        prompt (PROMPT): The question, asked both times.
+
+    Demo:
+        model (MODEL): The target, as `offspec generate` takes it. `demo-wide` is the small demo model widened
+            to 1.9 B parameters (3.9 GB, written to the cache on first use), with the small one in 4 bits as
+            its draft.
+        memory: Memory limit of the whole process. Without it: 1.5 GB for `demo-wide`, else 1.1 GB or the
+            least that works.
+        max_tokens: Maximum number of tokens of each answer.
     """
-    case = _Case(prompt, SamplingParams(max_tokens=max_tokens), _is_terminal(), memory is None)
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    case = _Case(prompt, SamplingParams(max_tokens=max_tokens), is_terminal, memory is None)
     config = _config(model, memory)
     processors = Processors.now()
     alone, drafted = Run("one token per pass"), Run("with speculation")
@@ -132,7 +112,7 @@ def demo(
     out = Output()
     for line in summary(alone, drafted, config, processors):
         out.write(wrapped(line, out) + "\n")
-    live = open_live(Console(stderr=True), wanted=sys.stderr is not None and sys.stderr.isatty())
+    live = Live(Console(stderr=True), wanted=sys.stderr is not None and sys.stderr.isatty())
     live.status("planning for a larger model")
     try:
         line = larger(unheard)
@@ -141,12 +121,7 @@ def demo(
     out.write(wrapped(line, out) + "\n")
 
 
-def _is_terminal() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty()
-
-
 def _config(model: str, memory: int | None) -> EngineConfig:
-    """The configuration with speculation."""
     if model == DEMO_WIDE:
         return EngineConfig(
             model,
@@ -199,7 +174,6 @@ def _answer(run: Run, config: EngineConfig, case: _Case, view: View) -> EngineCo
 
 
 def _show(run: Run, event: Event, view: View) -> None:
-    """Take an event of an answer in."""
     match event:
         case TextDelta():
             run.text += event.text

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Self
 
 import typer
 from rich.console import Group, RenderableType
@@ -96,24 +96,11 @@ class Run:
         return self.tokens / max(self.seconds, 1e-9) if self.tokens else 0.0
 
 
-class View(Protocol):
-    """Shows runs as they grow; as a context manager it leaves the terminal as it was."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
-    def changed(self, run: Run, text: str) -> None: ...
-    def note(self, text: str) -> None: ...
-
-
-def open_view(runs: Sequence[Run]) -> View:
-    """Columns in a terminal that is wide enough, else lines."""
-    console = Console(highlight=False)
-    moves = sys.stdout is not None and sys.stdout.isatty() and not console.is_dumb_terminal
-    return Columns(console, runs) if moves and console.width >= _NARROWEST else Lines()
-
-
 class Columns:
-    """Both texts in columns, and below them a bar and the tree of the answer that grows."""
+    """Both texts in columns, and below them a bar and the tree of the answer that grows.
+
+    As a context manager it leaves the terminal as it was.
+    """
 
     def __init__(self, console: Console, runs: Sequence[Run]) -> None:
         self._runs = runs
@@ -199,3 +186,13 @@ class Lines:
     def note(self, text: str) -> None:
         self._out.end_line()
         typer.echo(printable(text), err=True)
+
+
+View = Columns | Lines
+
+
+def open_view(runs: Sequence[Run]) -> View:
+    """Columns in a terminal that is wide enough, else lines."""
+    console = Console(highlight=False)
+    moves = sys.stdout is not None and sys.stdout.isatty() and not console.is_dumb_terminal
+    return Columns(console, runs) if moves and console.width >= _NARROWEST else Lines()

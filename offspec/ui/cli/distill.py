@@ -2,11 +2,8 @@
 
 import json
 import re
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal
 
 from offspec.checkpoint.open import check_model
 from offspec.core.config import Dtype
@@ -21,9 +18,6 @@ from offspec_planners.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from offspec.distill.make import Distilled
 
-_head_option = partial(typer.Option, rich_help_panel="Head")
-_text_option = partial(typer.Option, rich_help_panel="Text and training")
-_output_option = partial(typer.Option, rich_help_panel="Output")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 EPILOG = """[bold]Examples[/]
@@ -40,87 +34,50 @@ resumes, and one batch at most is lost:
   offspec distill ./Qwen3-8B --kind mlp --tokens 2M --memory 4GB --out ./Qwen3-8B-mlp
 """
 
-Kind = Annotated[
-    Literal["medusa", "mlp", "eagle3"],
-    _head_option(
-        help="[bold]medusa[/]: one block for each token ahead, small and quick to train. [bold]mlp[/]: an "
-        "MLPSpeculator, which reads the tokens of a branch. [bold]eagle3[/]: an autoregressive layer of any "
-        "depth; accepted more often, and slower to train."
-    ),
-]
-Out = Annotated[
-    Path,
-    _head_option(
-        metavar="DIR",
-        help="The folder to make, with config.json and weights in the published format.",
-        show_default=False,
-    ),
-]
-Depth = Annotated[
-    int,
-    _head_option(
-        metavar="N", help="Tokens that the head predicts in a row; for eagle3, the depth it is trained for."
-    ),
-]
-Tokens = Annotated[
-    str,
-    _text_option(
-        metavar="N",
-        help="Tokens of training text that the target generates, such as 200k or 2M. They are kept for other "
-        "heads.",
-    ),
-]
-Prompts = Annotated[
-    Path | None,
-    _text_option(
-        metavar="FILE",
-        help="Prompts, one a line, or with .jsonl a [bold]prompt[/] in each object. Without it: about a "
-        "thousand that come with offspec.",
-    ),
-]
-Length = Annotated[int, _text_option(metavar="TOKENS", help="Most tokens of one answer.")]
-Epochs = Annotated[int, _text_option(metavar="N", help="Most epochs over the text.")]
-Minutes = Annotated[
-    float | None,
-    _text_option(
-        metavar="M",
-        help="Longest time of the whole run in minutes: opening the model, generating text, training and "
-        "measuring. What there is no time for is left out; [bold]--tokens[/] and [bold]--epochs[/] are then "
-        "upper limits. Without it: as long as the text takes, and 8 minutes of training.",
-        show_default=False,
-    ),
-]
-Json = Annotated[
-    bool,
-    _output_option("--json", metavar="", help="Print one JSON object about the head instead of its folder."),
-]
-Quiet = Annotated[
-    bool,
-    _output_option("--quiet", "-q", metavar="", help="No progress or notices on stderr."),
-]
-
 
 @opt.takes_options
 def distill(
     model: str,
-    kind: Kind,
-    out: Out,
-    depth: Depth = 4,
-    tokens: Tokens = "200k",
-    prompts: Prompts = None,
-    length: Length = 160,
-    epochs: Epochs = 10,
-    minutes: Minutes = None,
+    kind: Literal["medusa", "mlp", "eagle3"],
+    out: Path,
+    depth: int = 4,
+    tokens: str = "200k",
+    prompts: Path | None = None,
+    length: int = 160,
+    epochs: int = 10,
+    minutes: float | None = None,
     memory: int | None = None,
     device: str = "auto",
     dtype: Dtype = "bfloat16",
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Train a draft head for a model, on text that the model generates.
 
     The head is written in the published format, and [bold]--draft[/] takes
     its folder. It is measured on text held out from training.
+
+    Head:
+        kind: `medusa`: one block for each token ahead, small and quick to train. `mlp`: an MLPSpeculator,
+            which reads the tokens of a branch. `eagle3`: an autoregressive layer of any depth; accepted more
+            often, and slower to train.
+        out (DIR): The folder to make, with config.json and weights in the published format.
+        depth (N): Tokens that the head predicts in a row; for eagle3, the depth it is trained for.
+
+    Text and training:
+        tokens (N): Tokens of training text that the target generates, such as 200k or 2M. They are kept for
+            other heads.
+        prompts (FILE): Prompts, one a line, or with .jsonl a `prompt` in each object. Without it: about a
+            thousand that come with offspec.
+        length (TOKENS): Most tokens of one answer.
+        epochs (N): Most epochs over the text.
+        minutes (M): Longest time of the whole run in minutes: opening the model, generating text, training
+            and measuring. What there is no time for is left out; `--tokens` and `--epochs` are then upper
+            limits. Without it: as long as the text takes, and 8 minutes of training.
+
+    Output:
+        as_json: Print one JSON object about the head instead of its folder.
+        quiet: No progress or notices on stderr.
     """
     limit = TimeLimit(minutes)  # what is imported below takes time, too
     count = parse_count(tokens)

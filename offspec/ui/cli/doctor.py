@@ -14,7 +14,7 @@ from offspec.core.errors import RequestError
 from offspec.ui import interrupt
 from offspec.ui.cli import options as opt
 from offspec.ui.cli.console import Console
-from offspec.ui.cli.output import Output, open_live
+from offspec.ui.cli.output import Live, Output
 from offspec.ui.cli.tables import plain, wrapped
 from offspec.ui.told import with_installer
 
@@ -44,26 +44,11 @@ _STYLES: "dict[State, str]" = {"ok": "green", "limited": "yellow", "failed": "bo
 _STATE, _LEFT = 9, 32  # columns: of the state; of state and part together
 _NARROWEST, _WIDEST = 32, 110
 
-Folders = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="[DIR]...",
-        help="Folders with models, whose disks are looked at beside those of the caches.",
-        show_default=False,
-    ),
-]
-AsJson = Annotated[
-    bool,
-    opt.output_option(
-        "--json",
-        metavar="",
-        help="Print one JSON object: offspec, ok, complete, and findings, each with part, state (ok, limited,"
-        " failed or absent), found, remedy and figures.",
-    ),
-]
 
-
-def doctor(folders: Folders = None, as_json: AsJson = False, quiet: opt.Quiet = False) -> None:
+@opt.takes_options
+def doctor(
+    folders: Annotated[list[Path] | None, typer.Argument()] = None, as_json: bool = False, quiet: bool = False
+) -> None:
     """Check that driver, torch, kernels, memory and disks of this machine work.
 
     Each part is tried, not just looked up: a kernel is compiled, memory is
@@ -71,6 +56,14 @@ def doctor(folders: Folders = None, as_json: AsJson = False, quiet: opt.Quiet = 
     on the processor and on every GPU, with the same tokens. Every line that
     is not well says what to do, and one says whether models are computed
     on the GPU. Takes half a minute.
+
+    Args:
+        folders ([DIR]...): Folders with models, whose disks are looked at beside those of the caches.
+
+    Prompt and output:
+        as_json: Print one JSON object: offspec, ok, complete, and findings, each with part, state (ok,
+            limited, failed or absent), found, remedy and figures.
+        quiet: No progress, notices or statistics on stderr.
     """
     for folder in folders or ():
         if not folder.is_dir():
@@ -79,7 +72,7 @@ def doctor(folders: Folders = None, as_json: AsJson = False, quiet: opt.Quiet = 
     from offspec.engine.doctor.finding import Asked, Begun, Finding
 
     out, console, err = Output(), Console(highlight=False), Console(stderr=True, highlight=False)
-    live = open_live(err, wanted=not quiet and err.is_terminal)
+    live = Live(err, wanted=not quiet and err.is_terminal)
     found, now, complete = list[Finding](), "", False
     try:
         with closing(examine(Asked(tuple(folders or ())))) as news:
@@ -96,7 +89,7 @@ def doctor(folders: Folders = None, as_json: AsJson = False, quiet: opt.Quiet = 
     except KeyboardInterrupt:
         live.stop()
         at = f" while checking: {now}; {len(found)} findings before that" if now else ""
-        err.print(Text(f"stopped{at}"), soft_wrap=True)
+        err.print_line(f"stopped{at}")
         interrupt.was_said()
         raise
     finally:

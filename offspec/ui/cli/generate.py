@@ -35,94 +35,54 @@ Two draft sources at once: a trained head, and passages copied from the text tha
 """
 
 
-Prompt = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="PROMPT",
-        help="The prompt. Left out, or [bold]-[/], it is read from standard input, without the newline at "
-        "its end.",
-        show_default=False,
-    ),
-]
-NoSpeculation = Annotated[
-    bool,
-    opt.draft_option("--no-speculation", metavar="", help="Decode one token per pass, without a draft."),
-]
-Check = Annotated[
-    bool,
-    opt.draft_option(
-        "--check",
-        metavar="",
-        help="Decode a second time without speculation and compare: every token must be the same. Where one "
-        "is not, that is a bug, and the exit code is 1. The model's sampling defaults do not apply.",
-    ),
-]
-Raw = Annotated[
-    bool,
-    opt.output_option(
-        "--raw", metavar="", help="Continue the prompt as it is, without the model's chat template."
-    ),
-]
-Json = Annotated[
-    bool,
-    opt.output_option(
-        "--json",
-        metavar="",
-        help="Print one JSON object with the text, the token ids and the statistics instead of the text.",
-    ),
-]
-Logprobs = Annotated[
-    int | None,
-    opt.output_option(
-        metavar="K",
-        help="With [bold]--json[/]: of each token its log-probability by the model itself, before rules and "
-        "temperature, and the K likeliest tokens with theirs.",
-    ),
-]
-JsonSchema = Annotated[
-    Path | None,
-    opt.rule_option(
-        "--json-schema",
-        metavar="FILE",
-        help="The answer is JSON that this schema allows. One that [bold]--max-tokens[/] cuts is not yet.",
-    ),
-]
-OpenSchemas = Annotated[bool, opt.rule_option("--open-schemas", metavar="", help=opt.OPEN_SCHEMAS)]
-Regex = Annotated[
-    str | None,
-    opt.rule_option("--regex", metavar="REGEX", help="The whole answer matches this regular expression."),
-]
-Trace = Annotated[
-    Path | None,
-    opt.output_option(
-        "--trace",
-        metavar="FILE",
-        help="Write a timeline of reads, copies, layers and draft steps. Open it at "
-        "https://ui.perfetto.dev to see what waits for what; with a name that ends in .gz it is compressed.",
-    ),
-]
-
-
 @opt.takes_options
 def generate(
     options: opt.Options,
-    prompt: Prompt = None,
-    no_speculation: NoSpeculation = False,
-    check: Check = False,
-    system: opt.System = None,
-    raw: Raw = False,
+    prompt: Annotated[str | None, typer.Argument()] = None,
+    no_speculation: bool = False,
+    check: bool = False,
+    system: str | None = None,
+    raw: bool = False,
     max_tokens: int = 256,
     stop: list[str] | None = None,
     ignore_eos: bool = False,
-    as_json: Json = False,
-    logprobs: Logprobs = None,
-    quiet: opt.Quiet = False,
-    trace: Trace = None,
-    json_schema: JsonSchema = None,
-    open_schemas: OpenSchemas = False,
-    regex: Regex = None,
+    as_json: bool = False,
+    logprobs: int | None = None,
+    quiet: bool = False,
+    trace: Path | None = None,
+    json_schema: Path | None = None,
+    open_schemas: bool = False,
+    regex: str | None = None,
 ) -> None:
-    """Answer one prompt. The text goes to stdout as it comes, everything else to stderr."""
+    """Answer one prompt. The text goes to stdout as it comes, everything else to stderr.
+
+    Args:
+        prompt (PROMPT): The prompt. Left out, or `-`, it is read from standard input, without the newline at
+            its end.
+
+    Speculation: how fast:
+        no_speculation: Decode one token per pass, without a draft.
+        check: Decode a second time without speculation and compare: every token must be the same. Where one
+            is not, that is a bug, and the exit code is 1. The model's sampling defaults do not apply.
+
+    Rules: what may come and what may not:
+        json_schema (FILE): The answer is JSON that this schema allows. One that `--max-tokens` cuts is not
+            yet.
+        open_schemas: Allow objects of a JSON schema properties that it does not name, as JSON Schema does. By
+            default they are closed unless the schema says otherwise, since small models add one after the
+            other.
+        regex (REGEX): The whole answer matches this regular expression.
+
+    Prompt and output:
+        system (TEXT): A system message before the prompt.
+        raw: Continue the prompt as it is, without the model's chat template.
+        as_json: Print one JSON object with the text, the token ids and the statistics instead of the text.
+        logprobs (K): With `--json`: of each token its log-probability by the model itself, before rules and
+            temperature, and the K likeliest tokens with theirs.
+        trace (FILE): Write a timeline of reads, copies, layers and draft steps. Open it at
+            https://ui.perfetto.dev to see what waits for what; with a name that ends in .gz it is compressed.
+        quiet: No progress, notices or statistics on stderr.
+    """
     if no_speculation:  # what would not be asked need not be loaded
         options = replace(options, values=options.values | {"draft": NONE})
     config = options.config()

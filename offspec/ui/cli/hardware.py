@@ -10,10 +10,9 @@ from rich.console import ConsoleRenderable
 from offspec.core.errors import RequestError
 from offspec.ui.cli import completion
 from offspec.ui.cli import options as opt
-from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
-from offspec.ui.cli.tables import PageLayout, facts, heading, indented, listing, page, plain, series
+from offspec.ui.cli.tables import PageLayout, facts, heading, indented, listing, plain, series, write_page
 from offspec_planners.units import format_bytes, format_number, format_rate
 
 if TYPE_CHECKING:
@@ -32,72 +31,52 @@ A preset as a file to edit, for `offspec plan --hardware mine.json`:
 
 _PRESETS = "list"
 
-Name = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME",
-        help="A machine to show instead of this one: a preset, such as [bold]rtx-4090[/], or a JSON file; "
-        "[bold]list[/] lists the presets.",
-        show_default=False,
-        autocompletion=completion.machines_or_list,
-    ),
-]
-AsJson = Annotated[
-    bool,
-    opt.output_option("--json", metavar="", help="Print the profile as JSON, which can be edited."),
-]
-Disk = Annotated[
-    Path | None,
-    opt.model_option(
-        "--path",
-        metavar="DIR",
-        help="Measure the disk of this folder. Without it: the disk with the models in the caches.",
-    ),
-]
-Again = Annotated[
-    bool,
-    opt.model_option("--again", metavar="", help="Measure even if there is a saved profile."),
-]
-
 
 @opt.takes_options
 def hardware(
-    name: Name = None,
-    as_json: AsJson = False,
-    path: Disk = None,
-    again: Again = False,
+    name: Annotated[str | None, typer.Argument(autocompletion=completion.machines_or_list)] = None,
+    as_json: bool = False,
+    path: Path | None = None,
+    again: bool = False,
     device: str = "auto",
-    quiet: opt.Quiet = False,
+    quiet: bool = False,
 ) -> None:
     """Measure this machine, or show a preset: disk, link, memory, arithmetic.
 
     Takes some seconds the first time; the profile is kept for later runs.
+
+    Args:
+        name (NAME): A machine to show instead of this one: a preset, such as `rtx-4090`, or a JSON file;
+            `list` lists the presets.
+
+    Model and machine:
+        path (DIR): Measure the disk of this folder. Without it: the disk with the models in the caches.
+        again: Measure even if there is a saved profile.
+
+    Prompt and output:
+        as_json: Print the profile as JSON, which can be edited.
+        quiet: No progress, notices or statistics on stderr.
     """
     out = Output()
     if name is None:
-        found, when = _measured(path, again, device, quiet)
+        with Renderer(as_json=False, quiet=quiet) as renderer:
+            from offspec.plan.hardware_profile import profile
+
+            here = profile(device, renderer.show, again=again, folder=path)
+        found, when = here.hardware, here.measured
     elif path is not None or again:
         raise RequestError(f"--path and --again measure this machine; leave out {name!r} for that")
     elif name == _PRESETS:
-        out.write_styled(page(Console(highlight=False), _presets))
+        write_page(out, _presets)
         return
     else:
         from offspec.plan.hardware_profile import known_machine
 
-        found, when = known_machine(name), None
+        found, when = known_machine(name), ""
     if as_json:
         out.write(found.text())
     else:
-        out.write_styled(_page(found, when))
-
-
-def _measured(path: Path | None, again: bool, device: str, quiet: bool) -> "tuple[Hardware, str]":
-    """The profile of this machine, and when it was measured; progress and notices go to stderr."""
-    with Renderer(as_json=False, quiet=quiet) as renderer:
-        from offspec.plan.hardware_profile import profile
-
-        found = profile(device, renderer.show, again=again, folder=path)
-    return found.hardware, found.measured
+        write_page(out, lambda layout: _sections(found, when, layout))
 
 
 def _presets(layout: PageLayout) -> Iterator[ConsoleRenderable]:
@@ -122,14 +101,9 @@ def _presets(layout: PageLayout) -> Iterator[ConsoleRenderable]:
     yield listing(heads, (False, True, True, True, True), rows, layout)
 
 
-def _page(machine: "Hardware", when: str | None) -> str:
-    """The profile as text for this terminal."""
-    return page(Console(highlight=False), lambda layout: _sections(machine, when, layout))
-
-
-def _sections(machine: "Hardware", when: str | None, layout: PageLayout) -> Iterator[ConsoleRenderable]:
+def _sections(machine: "Hardware", when: str, layout: PageLayout) -> Iterator[ConsoleRenderable]:
     yield from machine_section(machine, layout)
-    if when is not None:
+    if when:
         yield indented(plain(f"measured {when}; --again measures it again", "dim"))
     if machine.sources:
         yield heading("Where the figures come from")

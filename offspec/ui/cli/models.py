@@ -10,11 +10,11 @@ from rich.console import ConsoleRenderable
 
 from offspec.core.errors import RequestError
 from offspec.ui.cli import completion
-from offspec.ui.cli.console import Console
+from offspec.ui.cli import options as opt
 from offspec.ui.cli.other_names import Commands
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
-from offspec.ui.cli.tables import PageLayout, indented, listing, page, plain, prose
+from offspec.ui.cli.tables import PageLayout, indented, listing, plain, prose, write_page
 from offspec_planners.units import format_bytes
 
 if TYPE_CHECKING:
@@ -39,39 +39,19 @@ Make room on the disk:
 
 app = typer.Typer(cls=Commands, invoke_without_command=True, rich_markup_mode="rich", epilog=EPILOG)
 
-Id = Annotated[
-    str,
-    typer.Argument(
-        metavar="ID",
-        help="A hub id: [bold]organisation/name[/], with [bold]@revision[/], or with [bold]:Q4_K_M[/] for "
-        "one of its GGUF files; or the address of its page.",
-        show_default=False,
-    ),
-]
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="ID",
-        help="A name that [bold]offspec models[/] lists.",
-        show_default=False,
-        autocompletion=completion.cached_models,
-    ),
-]
-Json = Annotated[
-    bool, typer.Option("--json", metavar="", help="Print a list of JSON objects instead of a table.")
-]
-Yes = Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Remove it without asking.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="No progress or notices on stderr.")]
-
 
 @app.callback()
-def models(ctx: typer.Context, as_json: Json = False) -> None:
+@opt.takes_options
+def models(ctx: typer.Context, as_json: bool = False) -> None:
     """List the models in the caches: their size, what they need, and their speed here where it is known.
 
     Listed are models of the hub, packs, drafts that were rounded, GGUF files
     that were unpacked, widened models such as [bold]demo-wide[/], and the
     built-in demo. A speed is the prediction of an
     earlier plan; [bold]offspec plan ID[/] makes one.
+
+    Options:
+        as_json: Print a list of JSON objects instead of a table.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -82,13 +62,21 @@ def models(ctx: typer.Context, as_json: Json = False) -> None:
         text = json.dumps([_described(model, plans.get(model.name)) for model in found], ensure_ascii=False)
         Output().write(text + "\n")
         return
-    console = Console(highlight=False)
-    Output().write_styled(page(console, lambda layout: _sections(found, plans, layout)))
+    write_page(Output(), lambda layout: _sections(found, plans, layout))
 
 
 @app.command()
-def pull(model: Id, quiet: Quiet = False) -> None:
-    """Download a model into the hub's cache; after an interruption the same command resumes."""
+@opt.takes_options
+def pull(model: Annotated[str, typer.Argument()], quiet: bool = False) -> None:
+    """Download a model into the hub's cache; after an interruption the same command resumes.
+
+    Args:
+        model (ID): A hub id: `organisation/name`, with `@revision`, or with `:Q4_K_M` for one of its GGUF
+            files; or the address of its page.
+
+    Options:
+        quiet: No progress or notices on stderr.
+    """
     from offspec.checkpoint.hub import download
     from offspec.checkpoint.hub_name import hub_name
 
@@ -103,8 +91,18 @@ def pull(model: Id, quiet: Quiet = False) -> None:
 
 
 @app.command()
-def rm(model: Name, yes: Yes = False) -> None:
-    """Remove a model from its cache, after a question."""
+@opt.takes_options
+def rm(
+    model: Annotated[str, typer.Argument(autocompletion=completion.cached_models)], yes: bool = False
+) -> None:
+    """Remove a model from its cache, after a question.
+
+    Args:
+        model (ID): A name that `offspec models` lists.
+
+    Options:
+        yes: Remove it without asking.
+    """
     from offspec.checkpoint.cached_models import find_cached, remove_cached
 
     found = find_cached(model)

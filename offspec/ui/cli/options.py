@@ -1,58 +1,26 @@
-"""Options that commands share, made from the settings of `EngineConfig` and `SamplingParams`."""
+"""Options of commands, made from the settings of `EngineConfig` and `SamplingParams` and from docstrings."""
 
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import typer
+from typer.models import ArgumentInfo
 
 from offspec.core.config import OPTIONS, EngineConfig, SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.sampling_defaults import FROM_MODEL, SamplingOverrides
-from offspec.core.setting import GROUPS, RUNS, Setting, settings_of
+from offspec.core.setting import DRAFT, RUNS, SAMPLING, Setting, settings_of
 from offspec.core.values import parse_bytes
 from offspec.ui.cli import completion
 
 _SAMPLED = ("generate", "chat", "serve", "batch")  # commands that use the model's sampling defaults
-
-# Options of a command's own. A flag has metavar="", or the help would show a type for it.
-model_option, draft_option, _sampling_option, rule_option, output_option = (
-    partial(typer.Option, rich_help_panel=panel) for panel in GROUPS
-)
-OPEN_SCHEMAS = (
-    "Allow objects of a JSON schema properties that it does not name, as JSON Schema does. By default "
-    "they are closed unless the schema says otherwise, since small models add one after the other."
-)
-Quiet = Annotated[
-    bool,
-    output_option("--quiet", "-q", metavar="", help="No progress, notices or statistics on stderr."),
-]
-System = Annotated[
-    str | None,
-    output_option(metavar="TEXT", help="A system message before the prompt."),
-]
-_Plan = Annotated[
-    Path | None,
-    draft_option(
-        "--plan",
-        metavar="FILE",
-        help="Follow a plan that [bold]offspec plan --save[/] wrote, with your changes in it.",
-    ),
-]
-_Greedy = Annotated[
-    bool,
-    _sampling_option(
-        "--greedy",
-        metavar="",
-        help="Temperature 0, and no sampling defaults of the model. Without it, sampling options that you "
-        "omit have the values of the model's [bold]generation_config.json[/], or of "
-        "[bold]general.sampling[/] in a GGUF file.",
-    ),
-]
+_SHORT = {"quiet": ("-q",), "yes": ("-y",)}
 
 
 @dataclass(frozen=True)
@@ -179,6 +147,11 @@ def _help(setting: Setting) -> str:
         text = text.replace("None", "`auto`") if setting.auto else text
     if setting.type in (tuple[str, ...], tuple[Path, ...]):
         text += " May be given several times."
+    return _bold(text)
+
+
+def _bold(text: str) -> str:
+    """The text with bold type in place of backticks, and options in place of settings."""
 
     def bold(found: re.Match[str]) -> str:
         name, _, value = found[1].replace('"', "").partition("=")
@@ -189,8 +162,48 @@ def _help(setting: Setting) -> str:
     return re.sub("`([^`]*)`", bold, text)
 
 
+class _Documented(NamedTuple):
+    """An option in a docstring."""
+
+    help: str
+    metavar: str | None
+    panel: str | None
+
+
+def _read_docstring(text: str) -> tuple[str, Mapping[str, _Documented]]:
+    """The help of a command, and its options by parameter.
+
+    A section of the docstring is a panel of the help, in which `name (METAVAR): Its help.` is an option.
+    """
+    about, *sections = re.split(r"^(\S.*):\n(?=    )", inspect.cleandoc(text), flags=re.MULTILINE)
+    found = {}
+    for title, entries in zip(sections[::2], sections[1::2], strict=True):
+        panel = None if title in ("Args", "Options") else title
+        for name, metavar, help in re.findall(
+            r"^    (\w+)(?: \((.+?)\))?: (.*(?:\n {8}.*)*)", entries, re.MULTILINE
+        ):
+            found[name] = _Documented(_bold(" ".join(help.split())), metavar or None, panel)
+    return about.strip(), found
+
+
+def _own(parameter: inspect.Parameter, documented: _Documented | None) -> inspect.Parameter:
+    """A parameter that is no setting: an option, unless it is declared as an argument."""
+    annotated = get_origin(parameter.annotation) is Annotated
+    kind, info = get_args(parameter.annotation) if annotated else (parameter.annotation, typer.Option())
+    info = copy(info)
+    if not isinstance(info, ArgumentInfo):
+        if info.default is ...:  # else it is the first of the names, as Typer keeps them
+            name = parameter.name.removeprefix("as_").replace("_", "-")
+            info.param_decls = (f"--{name}", *_SHORT.get(name, ()))
+        if kind is bool:
+            info.metavar = ""  # or the help would show a type
+    if documented is not None:
+        info.help, info.rich_help_panel = documented.help, documented.panel
+        info.metavar = documented.metavar or info.metavar
+    return _keyword(parameter.name, Annotated[kind, info], parameter.default)
+
+
 def _parameter(setting: Setting, command: str) -> inspect.Parameter:
-    """The parameter that Typer makes the option from."""
     kind, more = _reading(setting)
     more = {"metavar": setting.metavar, "help": _help(setting)} | more
     if setting.name == "model":
@@ -212,26 +225,46 @@ def _shared(command: str) -> Iterator[inspect.Parameter]:
         if command in setting.commands:
             yield _parameter(setting, command)
         if name == "tree" and command in RUNS:
-            yield _keyword("plan", _Plan, None)
+            yield _own(_keyword("plan", Path | None, None), _PLAN)
         if name == "seed" and command in _SAMPLED:
-            yield _keyword("greedy", _Greedy, False)
+            yield _own(_keyword("greedy", bool, False), _GREEDY)
+
+
+# Options that are no settings of their own.
+_PLAN = _Documented(
+    "Follow a plan that [bold]offspec plan --save[/] wrote, with your changes in it.", "FILE", DRAFT
+)
+_GREEDY = _Documented(
+    "Temperature 0, and no sampling defaults of the model. Without it, sampling options that you omit have "
+    "the values of the model's [bold]generation_config.json[/], or of [bold]general.sampling[/] in a GGUF "
+    "file.",
+    None,
+    SAMPLING,
+)
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command as Typer is to see it.
 
     Options of settings come in the place of `options`, and of each parameter that is named as a setting and
-    has a plain type; such a parameter keeps its default.
+    has a plain type; such a parameter keeps its default. The others are options of the command's own. Their
+    help, and another help for a setting, is in the docstring: each section of it is a panel.
     """
     own = inspect.signature(command).parameters
+    about, documented = _read_docstring(command.__doc__ or "")
     seen = dict[str, inspect.Parameter]()
     for name, parameter in own.items():
         if name == "options":
             seen |= {each.name: each for each in _shared(command.__name__) if each.name not in own}
-        elif name in OPTIONS and get_origin(parameter.annotation) is not Annotated:
-            seen[name] = _parameter(OPTIONS[name], command.__name__).replace(default=parameter.default)
-        else:
+        elif parameter.annotation is typer.Context:
             seen[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        elif name in OPTIONS and get_origin(parameter.annotation) is not Annotated:
+            setting = OPTIONS[name]
+            if name in documented:
+                setting = replace(setting, help=documented[name].help, group=documented[name].panel or "")
+            seen[name] = _parameter(setting, command.__name__).replace(default=parameter.default)
+        else:
+            seen[name] = _own(parameter, documented.get(name))
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -242,5 +275,6 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
             given["options"] = Options(values, plan, greedy)
         command(**given)
 
+    run.__doc__ = about
     vars(run)["__signature__"] = inspect.Signature(list(seen.values()))
     return run

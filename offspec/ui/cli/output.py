@@ -8,7 +8,7 @@ import errno
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
@@ -79,40 +79,25 @@ def abandon_stdout() -> None:
         os.close(nowhere)
 
 
-class Live(Protocol):
-    """At most one bar or line at a time; `stop` takes it away."""
+class Live:
+    """At most one bar or line at a time on stderr; `stop` takes it away.
 
-    def progress(self, event: LoadProgress) -> None: ...
+    Args:
+        console: Of stderr.
+        wanted: Else nothing moves, nor on a terminal that cannot move its cursor. FORCE_COLOR alone does not
+            make a terminal: colour is not movement.
+    """
 
-    def status(self, text: str) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-def open_live(console: Console, *, wanted: bool) -> Live:
-    """Movement for a real terminal. FORCE_COLOR alone does not make one: colour is not movement."""
-    return _Moving(console) if wanted and not console.is_dumb_terminal else _Still()
-
-
-class _Still:
-    def progress(self, event: LoadProgress) -> None:
-        pass
-
-    def status(self, text: str) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-
-class _Moving:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, wanted: bool) -> None:
         self._console = console
+        self._moves = wanted and not console.is_dumb_terminal
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._line: Status | None = None
 
     def progress(self, event: LoadProgress) -> None:
+        if not self._moves:
+            return
         if self._bars is None:
             self.stop()
             self._bars = _bars(self._console)
@@ -128,21 +113,22 @@ class _Moving:
         self._bars.update(task, amount=_amount(event, shown.speed, shown.time_remaining))
 
     def status(self, text: str) -> None:
+        if not self._moves:
+            return
         if self._line is None:
             self.stop()
-            self._line = self._console.status(escape(printable(text)))
+            self._line = self._console.status("")
             terminal.changed(terminal.LINE)
             self._line.start()
-        else:
-            self._line.update(escape(printable(text)))
+        self._line.update(escape(printable(text)))
 
     def stop(self) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-        if self._line is not None:
-            self._line.stop()
-        terminal.changed("")
-        self._bars, self._line = None, None
+        for moving in (self._bars, self._line):
+            if moving is not None:
+                moving.stop()
+        if self._moves:
+            terminal.changed("")
+        self._bars = self._line = None
         self._tasks = {}
 
 
@@ -159,13 +145,7 @@ def _bars(console: Console) -> "Progress":
 
 
 def _amount(event: LoadProgress, speed: float | None, remaining: float | None) -> str:
-    """What is done of a stage, and how long the rest takes.
-
-    Args:
-        event: How far the stage is.
-        speed: Units per second; None if not known.
-        remaining: Seconds; None if not known.
-    """
+    """What is done of a stage; units per second and seconds for the rest, if known."""
     shown = escape(printable(event.detail))
     detail = f", {shown}" if shown else ""
     left = f", {format_seconds(remaining, 0)} left" if remaining else ""

@@ -1,7 +1,6 @@
 """`offspec pack`: round a model to fewer bits, once, or verify such a pack."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +10,8 @@ from offspec.checkpoint.open import check_model
 from offspec.checkpoint.pack_manifest import check_pack
 from offspec.core.config import PackFormat
 from offspec.core.errors import RequestError
-from offspec.core.values import parse_bytes
 from offspec.ui.cli import completion
+from offspec.ui.cli import options as opt
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
 from offspec_planners.units import format_bytes, format_seconds
@@ -20,8 +19,6 @@ from offspec_planners.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from offspec.checkpoint.pack_manifest import Manifest
     from offspec.model.quantize.pack import Pack
-
-_option = partial(typer.Option, rich_help_panel="Pack")
 
 EPILOG = """[bold]Examples[/]
 
@@ -40,74 +37,41 @@ Compare every byte of it with its checksum:
   offspec pack --verify ./Qwen3-8B-int8
 """
 
-Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="The model to pack, in bf16, fp16 or fp32: a hub id, a local folder, or a [bold].gguf[/] file. "
-        "With [bold]--verify[/] the folder of a pack.",
-        show_default=False,
-        autocompletion=completion.models,
-    ),
-]
-To = Annotated[
-    PackFormat | None,
-    _option(
-        "--to",
-        help="Format of the layers' matrices: nf4 (4 bits, NF4 levels), int8, or int4-g64 (4 bits, even "
-        "steps, groups of 64). Embedding, norms, routers and head stay in bf16.",
-    ),
-]
-Out = Annotated[
-    Path | None,
-    _option(metavar="DIR", help="The folder to make. Without it: one in the cache."),
-]
-Again = Annotated[
-    bool,
-    _option(
-        "--again",
-        metavar="",
-        help="Also round a [bold].gguf[/] file that is quantised already, which loses more.",
-    ),
-]
-Verify = Annotated[
-    bool,
-    _option("--verify", metavar="", help="Read a pack and compare it with its checksums; make nothing."),
-]
-Memory = Annotated[
-    int | None,
-    _option(
-        parser=parse_bytes,
-        metavar="SIZE",
-        help="Memory limit of the whole process. Without it: some 300 MB in addition to the program itself.",
-    ),
-]
-Json = Annotated[
-    bool,
-    _option("--json", metavar="", help="Print one JSON object about the pack instead of its folder."),
-]
-Quiet = Annotated[
-    bool,
-    _option("--quiet", "-q", metavar="", help="No progress or notices on stderr."),
-]
 
-
+@opt.takes_options
 def pack(
-    model: Source,
-    to: To = None,
-    out: Out = None,
-    again: Again = False,
-    verify: Verify = False,
-    memory: Memory = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    model: Annotated[str, typer.Argument(autocompletion=completion.models)],
+    to: PackFormat | None = None,
+    out: Path | None = None,
+    again: bool = False,
+    verify: Annotated[bool, typer.Option()] = False,
+    memory: int | None = None,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Round a model's matrices to fewer bits, once, in a folder that runs like any other model.
 
     After an interruption the same command resumes. A pack that is there
     already is verified, and damaged parts are made again.
+
+    Args:
+        model (MODEL): The model to pack, in bf16, fp16 or fp32: a hub id, a local folder, or a `.gguf` file.
+            With `--verify` the folder of a pack.
+
+    Pack:
+        to: Format of the layers' matrices: nf4 (4 bits, NF4 levels), int8, or int4-g64 (4 bits, even steps,
+            groups of 64). Embedding, norms, routers and head stay in bf16.
+        out (DIR): The folder to make. Without it: one in the cache.
+        again: Also round a `.gguf` file that is quantised already, which loses more.
+        verify: Read a pack and compare it with its checksums; make nothing.
+        memory: Memory limit of the whole process. Without it: some 300 MB in addition to the program itself.
+        as_json: Print one JSON object about the pack instead of its folder.
+        quiet: No progress or notices on stderr.
     """
-    _check(to, out, verify, again)
+    if verify and (to is not None or out is not None or again):
+        raise RequestError("--verify reads the pack that is named first; leave out --to, --out and --again")
+    if not verify and to is None:
+        raise RequestError("say what to pack to: --to nf4, --to int8 or --to int4-g64")
     if verify:
         check_pack(Path(model))
     else:
@@ -124,14 +88,6 @@ def pack(
             renderer.note(_summary(made))
             found = _of_pack(made)
     Output().write((json.dumps(found, ensure_ascii=False) if as_json else found["folder"]) + "\n")
-
-
-def _check(to: PackFormat | None, out: Path | None, verify: bool, again: bool) -> None:
-    """Raise RequestError for options that do not go together."""
-    if verify and (to is not None or out is not None or again):
-        raise RequestError("--verify reads the pack that is named first; leave out --to, --out and --again")
-    if not verify and to is None:
-        raise RequestError("say what to pack to: --to nf4, --to int8 or --to int4-g64")
 
 
 def _summary(pack: "Pack") -> str:

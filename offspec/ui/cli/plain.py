@@ -3,8 +3,8 @@
 import math
 import threading
 import time
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 
 import typer
 
@@ -45,6 +45,12 @@ class _Discarded(KeyboardInterrupt):
     """The line that was being typed is not wanted."""
 
 
+def _on_interrupt(do: Callable[[], None]) -> AbstractContextManager[None]:
+    """What Ctrl-C does in a block. Only the main thread hears of it."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return interrupt.instead(do) if is_main else nullcontext()
+
+
 class _LineMode:
     def __init__(self, setup: Setup, opener: Opener, archive: Archive, renderer: PlainRenderer) -> None:
         self._setup, self._opener, self._archive, self._renderer = setup, opener, archive, renderer
@@ -70,7 +76,7 @@ class _LineMode:
         try:
             self._controller = ChatController.open(self._setup, self._opener, self._archive, self._on_event)
         finally:
-            self._renderer.still()
+            self._renderer.live.stop()
         if self._input.is_terminal:
             draft = self._controller.engine.draft
             drafted = "without a draft" if draft == "none" else f"drafted by {draft}"
@@ -118,7 +124,7 @@ class _LineMode:
             raise typer.Exit(self._failure.exit_code)
 
     def close(self) -> None:
-        self._renderer.still()
+        self._renderer.live.stop()
         if self._controller is not None:
             self._controller.close()
             if self._input.is_terminal and (line := self._controller.resume_line()):
@@ -205,36 +211,26 @@ class _LineMode:
         if self._interrupted and not self._input.is_terminal:
             raise interrupt.interrupted()  # the input is a pipe: there is no one to ask anything else
 
-    @contextmanager
-    def _stoppable(self) -> Iterator[None]:
+    def _stoppable(self) -> AbstractContextManager[None]:
         """Ctrl-C stops the answer, and a second one while it stops leaves."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
 
         def stop() -> None:
             self._interrupted = True
             self.controller.stop()
 
-        with interrupt.instead(stop):
-            yield
+        return _on_interrupt(stop)
 
-    @contextmanager
-    def _leaving_at_second(self) -> Iterator[None]:
+    def _leaving_at_second(self) -> AbstractContextManager[None]:
         """Ctrl-C at a terminal's prompt discards the line, and a second one soon after leaves.
 
         Raises _Discarded, KeyboardInterrupt.
         """
-        if not self._input.is_terminal or threading.current_thread() is not threading.main_thread():
-            yield
-            return
 
         def discard() -> None:
             before, self._discarded_at = self._discarded_at, time.monotonic()
             raise interrupt.interrupted() if self._discarded_at - before < _TWICE else _Discarded()
 
-        with interrupt.instead(discard):
-            yield
+        return _on_interrupt(discard) if self._input.is_terminal else nullcontext()
 
     def _reload(self, config: EngineConfig) -> None:
         """Exchange the engine, or load the one from before again where that fails."""
@@ -252,13 +248,13 @@ class _LineMode:
             self._renderer.note(NO_MODEL)
             return
         finally:
-            self._renderer.still()
+            self._renderer.live.stop()
         self._renderer.page(f"The draft is {self.controller.engine.draft}.")
 
     def _on_event(self, event: Event) -> None:
         """What the engine tells aside, in this thread."""
         if isinstance(event, LoadProgress):
-            self._renderer.loading(event)
+            self._renderer.live.progress(event)
         elif self._controller is not None:
             self._controller.on_event(event)
             self._move()

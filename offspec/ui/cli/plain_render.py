@@ -5,21 +5,19 @@ import json
 import sys
 from typing import TYPE_CHECKING, Literal
 
-from rich.text import Text
-
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation
 from offspec.core.errors import RequestError
-from offspec.core.events import FinishReason, LoadProgress, Result, TextDelta, TreeSeen
+from offspec.core.events import FinishReason, Result, TextDelta, TreeSeen
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.report import report
 from offspec.ui.chat.thinking import without_thinking
 from offspec.ui.cli.console import Console
-from offspec.ui.cli.output import Live, Output, open_live
+from offspec.ui.cli.output import Live, Output
 from offspec.ui.printable import printable
 from offspec.ui.told import told
-from offspec_planners.units import format_seconds
+from offspec_planners.units import format_count, format_seconds
 
 if TYPE_CHECKING:
     from offspec_planners.plan import Plan
@@ -40,35 +38,28 @@ _ENDINGS: dict[FinishReason, str] = {
 class PlainRenderer:
     """quiet: errors, losses, and what a command was asked for, are all there is on stderr.
 
-    sources: whether tokens that the target added are underlined, on a terminal.
+    live: the line that moves. sources: whether tokens that the target added are underlined, on a terminal.
     """
 
     def __init__(self, *, quiet: bool) -> None:
         self._out = Output()
         self._err = Console(stderr=True, highlight=False)
         self._quiet = quiet
-        self._live: Live = open_live(self._err, wanted=not quiet and sys.stderr.isatty())
+        self.live = Live(self._err, wanted=not quiet and sys.stderr.isatty())
         self._text_is_open = False
         self.sources = False
-
-    def loading(self, event: LoadProgress) -> None:
-        self._live.progress(event)
 
     def moving(self, line: str) -> None:
         """What the machine is doing; nothing where that would write over an answer."""
         if line and not self._text_is_open:
-            self._live.status(line)
-
-    def still(self) -> None:
-        """Nothing is under way any more."""
-        self._live.stop()
+            self.live.status(line)
 
     def text(self, delta: TextDelta) -> None:
         """A part of an answer. Raises StdoutClosed, and DiskFullError where stdout is a file."""
         if not delta.text:
             return
         if self._out.is_terminal:
-            self._live.stop()
+            self.live.stop()
             self._text_is_open = True
         if self._out.is_terminal and self.sources:
             for piece in delta.pieces:
@@ -79,7 +70,7 @@ class PlainRenderer:
 
     def end_answer(self, result: Result | None) -> None:
         """The answer is over. result: None where it failed. Raises as `text` does."""
-        self._live.stop()
+        self.live.stop()
         self._text_is_open = False
         self._out.end_line()
         if result is not None:
@@ -93,13 +84,13 @@ class PlainRenderer:
     def note(self, text: str) -> None:
         """A line that was not asked for."""
         if not self._quiet:
-            self._line(text, style="dim")
+            self._err.print_line(text, style="dim")
 
     def urge(self, text: str) -> None:
         """A note that is told with --quiet, too, and by `note` without."""
         if self._quiet:
-            self._live.stop()
-            self._line(text)
+            self.live.stop()
+            self._err.print_line(text)
 
     def end_of(self, conversation: Conversation) -> None:
         """The last turns of a conversation that goes on."""
@@ -113,12 +104,12 @@ class PlainRenderer:
 
     def complain(self, error: Exception) -> None:
         """One line, as every command of the program has it."""
-        self._live.stop()
-        self._line("error: " + " ".join(told(error).splitlines()))
+        self.live.stop()
+        self._err.print_line("error: " + " ".join(told(error).splitlines()))
 
     def page(self, markdown: str) -> None:
         """Something that was asked for."""
-        self._live.stop()
+        self.live.stop()
         if self._err.is_terminal:
             from rich.markdown import Markdown
 
@@ -128,13 +119,13 @@ class PlainRenderer:
             shown.parsed = markdown_parser().parse(printable(markdown))
             self._err.print(shown)
         else:
-            self._line(markdown)
+            self._err.print_line(markdown)
 
     def plan(self, plan: "Plan") -> None:
         """A plan that was asked for, as `offspec plan` prints it."""
         from offspec.ui.cli.plan_page import render  # only now: it needs numpy
 
-        self._live.stop()
+        self.live.stop()
         sys.stderr.write(render(Console(stderr=True, highlight=False), plan))
         sys.stderr.flush()
 
@@ -145,10 +136,6 @@ class PlainRenderer:
         # OSC 52, which goes through ssh as well.
         sys.stderr.write(f"\x1b]52;c;{base64.b64encode(text.encode()).decode()}\a")
         sys.stderr.flush()
-
-    def _line(self, text: str, style: str = "") -> None:
-        # Text, not markup: a title may hold brackets. soft_wrap: a line stays one line in a log.
-        self._err.print(Text(printable(text), style=style), soft_wrap=True)
 
 
 def page(view: Literal["help", "tree", "stats", "sessions"], controller: ChatController) -> str:
@@ -185,8 +172,7 @@ def _tree_page(tree: TreeSeen) -> str:
         lines.append(f"{step:>3}  {_node(tree, node):<28}{_beside(tree, above, node)}")
     bonus = f"{_quoted(tree.bonus)} by the target"
     lines.append(f"  +  {bonus:<28}{_beside(tree, tree.accepted[-1], None)}")
-    nodes = len(tree.parent)
-    head = f"Pass {tree.index}: {nodes:,} {'node' if nodes == 1 else 'nodes'}, and the path that was taken."
+    head = f"Pass {tree.index}: {format_count(len(tree.parent), 'node')}, and the path that was taken."
     return "\n".join((head, "", "```text", *(line.rstrip() for line in lines), "```"))
 
 

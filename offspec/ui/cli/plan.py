@@ -1,29 +1,33 @@
 """`offspec plan`: measure, decide, predict, and on request validate."""
 
 import json
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import ConsoleRenderable
 
 from offspec.core.errors import RequestError
-from offspec.core.files import probe
+from offspec.core.files import probe, write_file
 from offspec.plan.prompts import VALIDATION
 from offspec.ui.cli import checks, completion
 from offspec.ui.cli import options as opt
+from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
+from offspec.ui.cli.tables import PageLayout, facts, listing, plain, prose, write_page
 
 if TYPE_CHECKING:
-    from offspec_planners.hardware_rates import Hardware
+    from offspec.checkpoint.shapes import KnownSize
     from offspec_planners.plan import Plan
     from offspec_planners.plan.forecast import Validation
 
-_plan_option = partial(typer.Option, rich_help_panel="Plan")
 _ALL = len(VALIDATION)
 MOST_SEQUENCES = 1024
 _LIST = "list"
+_HEADS = ("MODEL", "disk", "least RAM", "least GPU", "runs here")
+_FIGURES = 50  # columns that all but the name take
 
 EPILOG = """[bold]Examples[/]
 
@@ -54,83 +58,18 @@ With another disk in that machine: save its profile, edit it, and plan again:
   offspec plan meta-llama/Llama-3.1-70B-Instruct --hardware mine.json
 """
 
-Machine = Annotated[
-    str | None,
-    opt.model_option(
-        "--hardware",
-        metavar="NAME|FILE.json",
-        help="Plan for another machine: a preset such as rtx-4090, or a profile that "
-        "[bold]offspec hardware --json[/] printed. Nothing is measured, and only the config of the model is "
-        "needed. With [bold]--device cpu[/] its GPU is left out.",
-        autocompletion=completion.machines,
-    ),
-]
-Sequences = Annotated[
-    int,
-    opt.model_option(
-        metavar="N",
-        min=1,
-        max=MOST_SEQUENCES,
-        help="Plan for this many answers that share every pass: what they give in all and each, what their "
-        "caches take, and from which number on they take time from each other.",
-    ),
-]
-Validate = Annotated[
-    bool,
-    _plan_option(
-        "--validate",
-        metavar="",
-        help="Answer some prompts by the plan, and print predicted beside measured speed. Takes minutes.",
-    ),
-]
-Prompts = Annotated[
-    int,
-    _plan_option(
-        metavar="N",
-        min=1,
-        max=_ALL,
-        help="Prompts to validate with; errors are computed from medians over them.",
-    ),
-]
-Replan = Annotated[
-    bool,
-    _plan_option(
-        "--replan",
-        metavar="",
-        help="Measure and plan again, even if there is a plan for this machine, model, draft and memory.",
-    ),
-]
-Json = Annotated[
-    bool,
-    _plan_option(
-        "--json",
-        metavar="",
-        help="Print the plan as one JSON object instead of a page. With [bold]--validate[/] the object has "
-        "the keys plan, seconds_per_pass, tok_per_s and tokens_per_pass (each predicted, measured and "
-        "error), and rows, one for each prompt.",
-    ),
-]
-Save = Annotated[
-    Path | None,
-    _plan_option(metavar="FILE", help="Also write the plan to a file, as JSON that can be edited."),
-]
-Quiet = Annotated[
-    bool,
-    _plan_option("--quiet", "-q", metavar="", help="No progress or notices on stderr."),
-]
-
 
 @opt.takes_options
 def plan(
     options: opt.Options,
-    sequences: Sequences = 1,
-    hardware: Machine = None,
-    validate: Validate = False,
-    prompts: Prompts = _ALL,
-    replan: Replan = False,
-    as_json: Json = False,
-    save: Save = None,
-    quiet: Quiet = False,
+    sequences: Annotated[int, typer.Option(min=1, max=MOST_SEQUENCES)] = 1,
+    hardware: Annotated[str | None, typer.Option(autocompletion=completion.machines)] = None,
+    validate: bool = False,
+    prompts: Annotated[int, typer.Option(min=1, max=_ALL)] = _ALL,
+    replan: bool = False,
+    as_json: bool = False,
+    save: Path | None = None,
+    quiet: bool = False,
 ) -> None:
     """Measure this machine, choose placement, draft and tree, and predict the speed.
 
@@ -138,6 +77,23 @@ def plan(
     each layer goes, how large a tree to verify, how long a pass takes and
     what bounds it, and what would help most. `offspec plan list` lists
     models whose sizes are known without a network, and which run here.
+
+    Model and machine:
+        sequences (N): Plan for this many answers that share every pass: what they give in all and each, what
+            their caches take, and from which number on they take time from each other.
+        hardware (NAME|FILE.json): Plan for another machine: a preset such as rtx-4090, or a profile that
+            `offspec hardware --json` printed. Nothing is measured, and only the config of the model is
+            needed. With `--device cpu` its GPU is left out.
+
+    Plan:
+        validate: Answer some prompts by the plan, and print predicted beside measured speed. Takes minutes.
+        prompts (N): Prompts to validate with; errors are computed from medians over them.
+        replan: Measure and plan again, even if there is a plan for this machine, model, draft and memory.
+        as_json: Print the plan as one JSON object instead of a page. With `--validate` the object has the
+            keys plan, seconds_per_pass, tok_per_s and tokens_per_pass (each predicted, measured and error),
+            and rows, one for each prompt.
+        save (FILE): Also write the plan to a file, as JSON that can be edited.
+        quiet: No progress or notices on stderr.
     """
     if options.model == _LIST:
         _list(as_json)
@@ -147,7 +103,11 @@ def plan(
         raise RequestError("--validate runs real passes, so it needs this machine; leave out --hardware")
     if save is not None:
         _check_place(save)
-    machine = None if hardware is None else _machine(hardware)
+    machine = None
+    if hardware is not None:
+        from offspec.plan.hardware_profile import known_machine
+
+        machine = known_machine(hardware)
     config = options.config(sequences=sequences)
     if machine is None:
         checks.check_files(config, weights=validate)
@@ -169,16 +129,66 @@ def _list(as_json: bool) -> None:
     """The well-known models, without loading torch."""
     from offspec.checkpoint.shapes import known_sizes
     from offspec.core.memory import usable_bytes
-    from offspec.ui.cli import model_list
-    from offspec.ui.cli.console import Console
-    from offspec.ui.cli.tables import page
 
     sizes, ram = known_sizes(), usable_bytes()
     if as_json:
-        Output().write(json.dumps(model_list.to_json(sizes, ram)) + "\n")
-        return
-    console = Console(highlight=False)
-    Output().write_styled(page(console, lambda layout: model_list.sections(sizes, ram, layout)))
+        Output().write(json.dumps(_described(sizes, ram)) + "\n")
+    else:
+        write_page(Output(), lambda layout: _models(sizes, ram, layout))
+
+
+def _models(sizes: "Mapping[str, KnownSize]", ram: int, layout: PageLayout) -> Iterator[ConsoleRenderable]:
+    """A table of models by hub id, and notes on it. ram: bytes that may be used here."""
+    rows = [(name, *_figures(size), _verdict(size, ram)) for name, size in sizes.items()]
+    if max(len(row[0]) for row in rows) + _FIGURES > layout.width:
+        yield facts(
+            [
+                (name, disk, f"least RAM {least}: {here}" if least else here)
+                for name, disk, least, _, here in rows
+            ],
+            layout,
+        )
+    else:
+        yield listing(_HEADS, (False, True, True, True, False), rows, layout)
+    yield plain("")
+    yield prose(_notes(sizes, ram), layout)
+
+
+def _described(sizes: "Mapping[str, KnownSize]", ram: int) -> list[dict[str, Any]]:
+    """The same for programs, with null for sizes of a model that is refused."""
+    return [
+        {
+            "name": name,
+            "bytes": size.nbytes or None,
+            "least_memory": size.least_ram or None,
+            "least_vram": size.least_vram or None,
+            "runs": not size.refused and size.least_ram <= ram,
+            "refused": size.refused or None,
+        }
+        for name, size in sizes.items()
+    ]
+
+
+def _figures(size: "KnownSize") -> tuple[str, str, str]:
+    if size.refused:
+        return "", "", ""
+    disk = f"{size.nbytes / 1e9:.{0 if size.nbytes > 1e11 else 1}f} GB"
+    return disk, f"{size.least_ram / 1e9:.1f} GB", f"{size.least_vram / 1e9:.1f} GB"
+
+
+def _verdict(size: "KnownSize", ram: int) -> str:
+    if size.refused:
+        return "cannot run"
+    return "yes" if size.least_ram <= ram else "too little RAM"
+
+
+def _notes(sizes: "Mapping[str, KnownSize]", ram: int) -> Iterator[str]:
+    yield f"{ram / 1e9:.1f} GB of RAM may be used here; free disk space is not looked at."
+    yield "Least RAM is without a GPU, least GPU the memory of one; more of either is faster."
+    yield "`offspec plan MODEL --hardware NAME` predicts the speed, with --quantize nf4 in 4 bits."
+    for reason in dict.fromkeys(size.refused for size in sizes.values() if size.refused):
+        names = [name for name, size in sizes.items() if size.refused == reason]
+        yield f"{' and '.join(names)} cannot run: {reason}."
 
 
 def _print(plan: "Plan", validation: "Validation | None", *, as_json: bool) -> None:
@@ -187,17 +197,9 @@ def _print(plan: "Plan", validation: "Validation | None", *, as_json: bool) -> N
         value = plan.to_json() if validation is None else {"plan": plan.to_json(), **validation.to_json()}
         Output().write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
         return
-    from offspec.ui.cli.console import Console
     from offspec.ui.cli.plan_page import render
 
     Output().write_styled(render(Console(highlight=False), plan, validation))
-
-
-def _machine(name: str) -> "Hardware":
-    """A machine that is not this one. Raises RequestError, PlanError."""
-    from offspec.plan.hardware_profile import known_machine
-
-    return known_machine(name)
 
 
 def _check_place(path: Path) -> None:
@@ -217,8 +219,6 @@ def _check_place(path: Path) -> None:
 
 def _write(path: Path, plan: "Plan") -> None:
     """Write the plan's file, whole or not at all. Raises RequestError, DiskFullError."""
-    from offspec.core.files import write_file
-
     try:
         write_file(path, plan.to_text().encode())
     except OSError as error:

@@ -191,20 +191,22 @@ def _curve(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     best = best_by_budget(plan.sweep)
     if len(best) < 2:
         return
-    lines = _plotted([(choice.budget, choice.tok_per_s) for choice in best], plan, "budget in nodes", layout)
+    points = [(choice.budget, choice.tok_per_s) for choice in best]
+    mark = plan.budget, plan.forecast.tok_per_s
+    lines = _plotted(points, mark, "budget in nodes", layout)
     if lines is not None:
         yield heading("Speed against the budget, each with its best width")
         yield lines
 
 
 def _plotted(
-    points: list[tuple[int, float]], plan: "Plan", x_label: str, layout: PageLayout
+    points: list[tuple[int, float]], mark: tuple[int, float], x_label: str, layout: PageLayout
 ) -> ConsoleRenderable | None:
-    """Tokens per second against something, with the plan's own pointed out; None where there is no room."""
+    """Tokens per second against something, with a mark at the plan's own; None where there is no room."""
     lines = plot(
         points,
         width=min(layout.width, _CURVE) - 2,
-        mark=(plan.budget if x_label.startswith("budget") else plan.sequences, plan.forecast.tok_per_s),
+        mark=mark,
         x_label=x_label,
         y_label="tok/s",
         ascii_only=layout.ascii_only,
@@ -245,7 +247,8 @@ def _shared(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
             table.add_row(*figures, style="bold" if row.sequences == plan.sequences else None)
         yield indented(table)
     points = [(row.sequences, row.tok_per_s) for row in plan.shared]
-    lines = _plotted(points, plan, "sequences", layout) if len(points) > 1 else None
+    mark = plan.sequences, plan.forecast.tok_per_s
+    lines = _plotted(points, mark, "sequences", layout) if len(points) > 1 else None
     if lines is not None:
         yield lines
     yield prose(explain_shared(plan), layout)

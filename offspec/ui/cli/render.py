@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from rich.text import Text
-
 from offspec.core.errors import DiskFullError
 from offspec.core.events import (
     Event,
@@ -25,8 +23,7 @@ from offspec.core.events import (
 from offspec.core.sampling_defaults import described
 from offspec.ui import interrupt
 from offspec.ui.cli.console import Console
-from offspec.ui.cli.output import Live, Output, StdoutClosed, open_live
-from offspec.ui.printable import printable
+from offspec.ui.cli.output import Live, Output, StdoutClosed
 from offspec.ui.told import told
 from offspec_planners.units import format_bytes, format_seconds
 
@@ -51,7 +48,7 @@ class Renderer:
         self._json = as_json
         self._quiet = quiet
         self._check = check
-        self._live: Live = open_live(self._err, wanted=not quiet and sys.stderr.isatty())
+        self._live = Live(self._err, wanted=not quiet and sys.stderr.isatty())
         self._started: float | None = None
         self._tokens = 0
         self._passes = 0
@@ -67,7 +64,7 @@ class Renderer:
             self._out.end_line()
         if kind is KeyboardInterrupt:
             after = f" after {_count(self._tokens, 'token')} in {_count(self._passes, 'pass')}"
-            self._line(f"stopped{after if self._passes else ''}")
+            self._err.print_line(f"stopped{after if self._passes else ''}")
             interrupt.was_said()
 
     @property
@@ -133,19 +130,15 @@ class Renderer:
         self._out.end_line()
         if not self._quiet:
             for line in statistics(result):
-                self._line(line, style="dim")
+                self._err.print_line(line, style="dim")
         if self._check:
             self.mismatched = bool(result.mismatches)
             for line in check_report(result):
-                self._line(line)
+                self._err.print_line(line)
 
     def _say(self, text: str) -> None:
         if not self._quiet:
-            self._line(text)
-
-    def _line(self, text: str, style: str = "") -> None:
-        # Text, not markup: a file name may hold brackets. soft_wrap: a line stays one line in a log.
-        self._err.print(Text(printable(text), style=style), soft_wrap=True)
+            self._err.print_line(text)
 
 
 def statistics(result: Result) -> list[str]:

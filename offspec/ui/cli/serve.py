@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
@@ -38,87 +37,44 @@ A large model for a network, with a key, under a name of your choice:
 
 _NEEDED = ("starlette", "uvicorn", "prometheus_client", "python_multipart")
 _KEPT = 4 * 10**9  # bytes of conversations on disk, where the user does not say: clients take turns
-_option = partial(typer.Option, rich_help_panel="Server")
-
-Host = Annotated[
-    str,
-    _option(metavar="ADDRESS", help="Where to listen. [bold]0.0.0.0[/] is every network; give a key then."),
-]
-Port = Annotated[int, _option(min=0, max=65535, metavar="N", help="Port to listen at; 0 takes a free one.")]
-ApiKey = Annotated[
-    str | None,
-    _option(
-        "--api-key",
-        metavar="KEY",
-        envvar="OFFSPEC_API_KEY",
-        help="What clients must send. Better given in the environment, where other users cannot see it.",
-    ),
-]
-MaxQueue = Annotated[
-    int,
-    _option(
-        "--max-queue",
-        min=0,
-        metavar="N",
-        help="Requests that may wait while others are answered. Those beyond are refused with status 429.",
-    ),
-]
-CorsOrigin = Annotated[
-    list[str] | None,
-    _option(
-        "--cors-origin",
-        metavar="ORIGIN",
-        help="Let web pages of this origin use the server from a browser, such as "
-        "[bold]http://localhost:3000[/]; [bold]*[/] allows every page. May be given several times. Without "
-        "it only the server's own page can.",
-    ),
-]
-Alias = Annotated[
-    list[str] | None,
-    _option(
-        metavar="NAME",
-        help="What requests call the model, beside its own name. May be given several times; the first is "
-        "shown.",
-    ),
-]
-ToolGrammar = Annotated[
-    Literal["on", "off"],
-    _option(
-        "--tool-grammar",
-        help="Hold calls of tools to the names and schemas of the request's tools while they are made.",
-    ),
-]
-OpenSchemas = Annotated[bool, _option("--open-schemas", metavar="", help=opt.OPEN_SCHEMAS)]
-Strict = Annotated[
-    bool,
-    _option(
-        "--strict",
-        metavar="",
-        help="Refuse requests with fields that are unknown or have no effect, to find mistakes in your own "
-        "code. By default such fields are ignored and logged.",
-    ),
-]
-Quiet = Annotated[
-    bool,
-    _option("--quiet", "-q", metavar="", help="Nothing on stderr but warnings and errors."),
-]
 
 
 @opt.takes_options
 def serve(
     options: opt.Options,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    api_key: ApiKey = None,
-    max_queue: MaxQueue = 32,
-    alias: Alias = None,
-    tool_grammar: ToolGrammar = "on",
-    open_schemas: OpenSchemas = False,
-    strict: Strict = False,
-    cors_origin: CorsOrigin = None,
-    quiet: Quiet = False,
+    host: str = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    api_key: Annotated[str | None, typer.Option(envvar="OFFSPEC_API_KEY")] = None,
+    max_queue: Annotated[int, typer.Option(min=0)] = 32,
+    alias: list[str] | None = None,
+    tool_grammar: Literal["on", "off"] = "on",
+    open_schemas: bool = False,
+    strict: bool = False,
+    cors_origin: list[str] | None = None,
+    quiet: bool = False,
 ) -> None:
-    """Answer the clients of OpenAI's API over HTTP. Sampling options are the defaults of requests."""
+    """Answer the clients of OpenAI's API over HTTP. Sampling options are the defaults of requests.
+
+    Server:
+        host (ADDRESS): Where to listen. `0.0.0.0` is every network; give a key then.
+        port (N): Port to listen at; 0 takes a free one.
+        api_key (KEY): What clients must send. Better given in the environment, where other users cannot see
+            it.
+        max_queue (N): Requests that may wait while others are answered. Those beyond are refused with status
+            429.
+        cors_origin (ORIGIN): Let web pages of this origin use the server from a browser, such as
+            `http://localhost:3000`; `*` allows every page. May be given several times. Without it only the
+            server's own page can.
+        alias (NAME): What requests call the model, beside its own name. May be given several times; the first
+            is shown.
+        tool_grammar: Hold calls of tools to the names and schemas of the request's tools while they are made.
+        open_schemas: Allow objects of a JSON schema properties that it does not name, as JSON Schema does. By
+            default they are closed unless the schema says otherwise, since small models add one after the
+            other.
+        strict: Refuse requests with fields that are unknown or have no effect, to find mistakes in your own
+            code. By default such fields are ignored and logged.
+        quiet: Nothing on stderr but warnings and errors.
+    """
     config = options.config(converses=True, cache_size=_KEPT, sequences=AUTO)
     sampling = options.overrides()
     if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offspec.ui.cli.console import Console
+from offspec.ui.cli.output import Output
 from offspec.ui.printable import printable
 
 LABEL = 22  # columns of what a figure is
@@ -45,6 +46,11 @@ def page(console: Console, sections: Callable[[PageLayout], Iterable[ConsoleRend
         console.print(Group(*sections(layout)))
     lines = (line.rstrip() for line in captured.get().split("\n"))
     return "\n".join(lines).strip("\n") + "\n"
+
+
+def write_page(out: Output, sections: Callable[[PageLayout], Iterable[ConsoleRenderable]]) -> None:
+    """Write sections to stdout. Raises StdoutClosed, DiskFullError."""
+    out.write_styled(page(Console(highlight=False), sections))
 
 
 def plain(text: str, style: str = "") -> Text:

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from textual import events, on
+from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Static
@@ -16,7 +18,7 @@ from offspec.core.events import Piece
 from offspec.ui.chat.thinking import Part, split
 from offspec.ui.printable import printable
 from offspec.ui.tui.markdown import StreamedMarkdown
-from offspec.ui.tui.thinking_block import ThinkingBlock
+from offspec_planners.units import format_count
 
 _BETWEEN = 1 / 30  # seconds between two paintings, at least
 _SHARE = 48  # and this many times what one costs, until it is on the screen: the machine is for the model
@@ -45,6 +47,53 @@ class AnswerState:
     ending: str = ""  # a line below it: stopped, cut off, failed
     over: bool = False
     fork: Fork | None = None  # the versions of its turn, where there are several
+
+
+class ThinkingBlock(Vertical):
+    """Thinking: folded to a line, and opened with a click or F2. The text is laid out only while it is open.
+
+    Textual's Collapsible takes the keys away from the composer, scrolls where it is opened, and lays the
+    whole screen out for each word that its title counts.
+    """
+
+    def __init__(self, part: Part) -> None:
+        super().__init__()
+        self.part = part
+        self.collapsed = True
+        self._title = Static("", markup=False, classes="title")
+        self._thought = Static("", markup=False, classes="thought")
+
+    def compose(self) -> ComposeResult:
+        yield self._title
+        yield self._thought
+
+    def on_mount(self) -> None:
+        self._show()
+
+    @property
+    def title(self) -> str:
+        """What the line says that is always there."""
+        words = format_count(len(self.part.text.split()), "word")
+        return f"thinking, {words}{'' if self.part.closed else ' …'}"
+
+    def set_source(self, part: Part) -> bool:
+        """Show the part as it is now; False where it is no thought."""
+        if part.kind == "thinking" and part != self.part:
+            self.part = part
+            self._show()
+        return part.kind == "thinking"
+
+    @on(events.Click, ".title")
+    def toggle(self) -> None:
+        """Open it, or fold it again."""
+        self.collapsed = not self.collapsed
+        self._thought.display = not self.collapsed
+        self._show()
+
+    def _show(self) -> None:
+        self._title.update(Content(f"{'▸' if self.collapsed else '▾'} {self.title}"), layout=False)
+        if not self.collapsed:
+            self._thought.update(Content(self.part.text.strip()))
 
 
 class Answer(Vertical):
@@ -92,7 +141,8 @@ class Answer(Vertical):
         blocks = [block for block in self._blocks if isinstance(block, ThinkingBlock)]
         fold = all(not block.collapsed for block in blocks)
         for block in blocks:
-            block.collapsed = fold
+            if block.collapsed != fold:
+                block.toggle()
 
     async def _keep_up(self) -> None:
         """Paint what is new until the answer is over, and then once more."""
@@ -143,7 +193,7 @@ class Answer(Vertical):
     async def _paint_parts(self) -> None:
         parts = split(self.state.text, self.state.opened)
         for place, part in enumerate(parts):
-            if place == len(self._blocks) or not await _goes_on(self._blocks[place], part):
+            if place == len(self._blocks) or not _goes_on(self._blocks[place], part):
                 await self._drop(place)
                 block = ThinkingBlock(part) if part.kind == "thinking" else StreamedMarkdown(part.text)
                 self._blocks.append(block)
@@ -156,10 +206,10 @@ class Answer(Vertical):
         del self._blocks[place:]
 
 
-async def _goes_on(block: StreamedMarkdown | ThinkingBlock, part: Part) -> bool:
-    """Let the block show the part; False where it is not made for it."""
+def _goes_on(block: StreamedMarkdown | ThinkingBlock, part: Part) -> bool:
+    """Let the block show the part; False if it is not made for it."""
     if isinstance(block, ThinkingBlock):
-        return part.kind == "thinking" and await block.set_source(part)
+        return block.set_source(part)
     return part.kind == "text" and block.set_source(part.text)
 
 

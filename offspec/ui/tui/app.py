@@ -23,7 +23,7 @@ from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation, Message, clean_title
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import OffspecError
-from offspec.core.events import LoadProgress
+from offspec.core.events import LoadProgress, Notice, PassStats, TextDelta
 from offspec.ui import interrupt
 from offspec.ui.chat.commands import COMMANDS, is_command, unescaped
 from offspec.ui.chat.completion import Completer, Completion
@@ -32,21 +32,26 @@ from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.chat.welcome import HINTS, opening
 from offspec.ui.printable import printable, without_controls
 from offspec.ui.told import told
-from offspec.ui.tui import messages, themes
+from offspec.ui.tui import themes
 from offspec.ui.tui.answer import Answer
 from offspec.ui.tui.completion import CompletionList
 from offspec.ui.tui.composer import Composer
-from offspec.ui.tui.loading import LoadingView
-from offspec.ui.tui.notices import Notices
+from offspec.ui.tui.notices import Notices, suspend
 from offspec.ui.tui.panel import SidePanel
-from offspec.ui.tui.search import Search
-from offspec.ui.tui.search_bar import SearchBar
-from offspec.ui.tui.status import Header, StatusLine
-from offspec.ui.tui.suspend import suspend
+from offspec.ui.tui.search import SearchBar
+from offspec.ui.tui.status import Header, LoadingView, StatusLine
 from offspec.ui.tui.transcript_view import TranscriptView
 from offspec.ui.tui.typed_text import as_text
 from offspec.ui.tui.user_input import UserInput
-from offspec.ui.tui.worker import EngineThread, end_on_hangup
+from offspec.ui.tui.worker import (
+    AnswerDone,
+    AnswerStarted,
+    EngineEvent,
+    EngineThread,
+    Loaded,
+    LoadFailed,
+    end_on_hangup,
+)
 
 _TICK = 0.2  # seconds; nothing moves by itself more often
 _STATS_TICKS = 2  # from one look at the statistics to the next, while passes come
@@ -112,9 +117,8 @@ class ChatApp(App[None]):
     def compose(self) -> ComposeResult:
         choices = CompletionList()
         self.transcript = TranscriptView(_welcome(self.setup.config))
-        self.search = Search(self.transcript)
         self.composer = Composer(choices, self.complete)
-        self.status = StatusLine()
+        self.status = StatusLine(id="status")
         yield Header(self.setup.config.model)
         with Horizontal(id="middle"):
             with Vertical(id="main"):
@@ -122,7 +126,7 @@ class ChatApp(App[None]):
                 yield LoadingView(self.setup.config.model)
                 yield choices
             yield SidePanel()
-        yield SearchBar()
+        yield SearchBar(self.transcript, self.composer)
         yield self.status
         yield self.composer
 
@@ -296,21 +300,22 @@ class ChatApp(App[None]):
     def action_search(self) -> None:
         self.query_one(SearchBar).open()
 
-    async def on_search_bar_sought(self, message: SearchBar.Sought) -> None:
-        place = await self.search.seek(message.words, message.by)
-        self.query_one(SearchBar).show_place(place)
-
-    def on_search_bar_closed(self) -> None:
-        self.search.end()
-        self.composer.focus()
-
     # What the engine's thread tells
 
-    def on_loading(self, message: messages.Loading) -> None:
-        self.query_one(LoadingView).show(message.event)
-        self._show_loading(message.event)
+    async def on_engine_event(self, message: EngineEvent) -> None:
+        match event := message.event:
+            case LoadProgress():
+                self.query_one(LoadingView).update_from(event)
+                self._show_loading(event)
+            case Notice():
+                await self.transcript.note(told(event), "notice")
+            case TextDelta():
+                if self.answer is not None:
+                    self.answer.write(event.text, event.pieces)
+            case PassStats():
+                self._passed = True
 
-    async def on_loaded(self, message: messages.Loaded) -> None:
+    async def on_loaded(self, message: Loaded) -> None:
         first = self.controller is None
         self.controller = self.user_input.controller = message.controller
         self.user_input.apply_settings()
@@ -322,7 +327,7 @@ class ChatApp(App[None]):
         self.busy(False)
         await self.user_input.go_on()
 
-    async def on_load_failed(self, message: messages.LoadFailed) -> None:
+    async def on_load_failed(self, message: LoadFailed) -> None:
         if self.controller is None or not isinstance(message.error, OffspecError):
             self.failure = message.error
             self.exit(return_code=1)
@@ -334,27 +339,17 @@ class ChatApp(App[None]):
         await self.user_input.return_waiting()
         self.busy(False)
 
-    def on_counted(self, message: messages.Counted) -> None:
+    def on_counted(self) -> None:
         self.show_stats()
 
-    def on_answer_started(self, message: messages.AnswerStarted) -> None:
+    def on_answer_started(self, message: AnswerStarted) -> None:
         if self.answer is not None:
             self.answer.state.opened = message.opened
-
-    def on_answer_text(self, message: messages.AnswerText) -> None:
-        if self.answer is not None:
-            self.answer.write(message.text, message.pieces)
-
-    def on_pass_done(self, message: messages.PassDone) -> None:
-        self._passed = True
 
     def on_resize(self) -> None:
         self.call_after_refresh(self.show_stats)
 
-    async def on_noticed(self, message: messages.Noticed) -> None:
-        await self.transcript.note(message.text, "notice")
-
-    async def on_answer_done(self, message: messages.AnswerDone) -> None:
+    async def on_answer_done(self, message: AnswerDone) -> None:
         await self.user_input.end(message)
         if message.result is None or message.result.finish_reason != "halted":  # as the user wanted
             self.notices.answer_ended(self._title(), failed=message.result is None)

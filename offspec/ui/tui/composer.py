@@ -82,7 +82,7 @@ class Composer(TextArea):
 
     def dismiss(self) -> bool:
         """Close the list of completions; False where none was open."""
-        was_open = self._choices.shown
+        was_open = self._choices.display
         self._choices.hide()
         return was_open
 
@@ -122,18 +122,17 @@ class Composer(TextArea):
             event.stop()
             event.prevent_default()
             return
-        acts = {
+        acts: dict[str, Callable[[], object]] = {
             "enter": self._send,
-            "shift+enter": self._begin_line,
-            "ctrl+j": self._begin_line,
-            "alt+enter": self._begin_line,
+            **dict.fromkeys(("shift+enter", "ctrl+j", "alt+enter"), partial(self.insert, "\n")),
             "tab": self._complete_line,
             "up": self._up,
             "down": self._down,
             "ctrl+u": self._empty,
         }
         if not self.text:
-            acts |= {key: partial(self._turn, by) for key, by in (("left", -1), ("right", 1))}
+            acts["left"] = partial(self.post_message, self.Turned(-1))
+            acts["right"] = partial(self.post_message, self.Turned(1))
         if event.key in acts:
             event.stop()
             event.prevent_default()
@@ -169,35 +168,29 @@ class Composer(TextArea):
         self.clear()
         self.dismiss()
 
-    def _turn(self, by: int) -> None:
-        self.post_message(self.Turned(by))
-
-    def _begin_line(self) -> None:
-        self.insert("\n")
-
     def _complete_line(self) -> None:
         """One completion is taken, of several what they share; then tab goes through them."""
         self._offer()
-        if not self._choices.shown:
+        if not self._choices.display:
             self._choices.offer(self._complete(self.text))
         if len(self._choices.offered) == 1:
             self._take(self._choices.offered[0].text)
         elif self._choices.common() not in ("", self.text):
             self.set_text(self._choices.common())
         else:
-            self._choices.step(1)
+            self._choices.action_cursor_down()
 
     def _up(self) -> None:
-        if self._choices.shown:
-            self._choices.step(-1)
+        if self._choices.display:
+            self._choices.action_cursor_up()
         elif not self.navigator.is_first_wrapped_line(self.cursor_location):
             self.action_cursor_up()
         else:
             self._recall(-1)
 
     def _down(self) -> None:
-        if self._choices.shown:
-            self._choices.step(1)
+        if self._choices.display:
+            self._choices.action_cursor_down()
         elif not self.navigator.is_last_wrapped_line(self.cursor_location):
             self.action_cursor_down()
         else:

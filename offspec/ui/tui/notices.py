@@ -1,9 +1,11 @@
-"""What a terminal shows of the chat outside its screen: the title of the window, a bell, a desktop notice.
+"""The terminal outside of the screen of the chat: title of the window, bell, desktop notice, suspending.
 
 A desktop notice is OSC 9, which began in iTerm2 and is the form that most terminals take: Ghostty, kitty,
 WezTerm, foot, Warp. Others ignore it.
 """
 
+import os
+import signal
 import time
 from typing import Any
 
@@ -31,7 +33,9 @@ class Notices:
     def begin(self) -> None:
         """Keep the title that the window has, and give it back while the chat is suspended."""
         self._app.app_suspend_signal.subscribe(self._app, lambda _: self.end(), immediate=True)
-        self._app.app_resume_signal.subscribe(self._app, lambda _: self._show_title())
+        self._app.app_resume_signal.subscribe(
+            self._app, lambda _: self._write(f"{SAVE_TITLE}\x1b]2;{self._title}\x07")
+        )
         self._write(SAVE_TITLE)
 
     def end(self) -> None:
@@ -57,9 +61,6 @@ class Notices:
             said = "The answer was broken off by an error" if failed else "The answer is complete"
             self._write(f"\x1b]9;{said}: {_line(conversation)}\x07")
 
-    def _show_title(self) -> None:
-        self._write(f"{SAVE_TITLE}\x1b]2;{self._title}\x07")
-
     def _write(self, codes: str) -> None:
         if self._app._driver is not None:  # as `App.bell` does; Textual has no public way
             self._app._driver.write(codes)
@@ -68,3 +69,18 @@ class Notices:
 def _line(text: str) -> str:
     """The text on one line, without what would end a title or a notice."""
     return " ".join(printable(text).split())
+
+
+def suspend(app: App[Any]) -> None:
+    """Give the terminal to the shell: stop this job, and return when the shell continues it.
+
+    Textual's own action sends SIGSTOP to this process alone. A parent in the same job, such as make, would
+    then keep the terminal, and a chat without a shell, such as the only program of a container, could not
+    be continued. SIGTSTP stops the whole job, and the kernel ignores it if no shell could continue that.
+
+    Raises SuspendNotSupported where the app draws on no terminal.
+    """
+    with app.suspend():
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.killpg(0, signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)

@@ -13,7 +13,8 @@ from textual.content import Content
 from textual.widgets import Static
 
 from offspec.core.events import LoadProgress
-from offspec_planners.units import format_bytes, format_number, format_seconds
+from offspec.ui.tui.steady_text import SteadyText
+from offspec_planners.units import format_bytes, format_count, format_number, format_seconds
 
 if TYPE_CHECKING:
     from offspec.chat.conversation import Conversation
@@ -121,7 +122,7 @@ def _gpu(names: Sequence[str]) -> str:
 
 def _tier(name: str, layers: int, experts: int, limit: int | None, held: int | None) -> list[Content | str]:
     counts = [(layers, "layer"), (experts, "expert")] if layers or not experts else [(experts, "expert")]
-    count = ", ".join(f"{n:,} {of}{'' if n == 1 else 's'}" for n, of in counts if n or of == "layer")
+    count = ", ".join(format_count(n, of) for n, of in counts if n or of == "layer")
     if limit is None:
         size = "" if not held else f", {format_bytes(held)}"
         return [f"{name:<5}{count}{size}"]
@@ -152,7 +153,7 @@ def plan_line(engine: "ChatEngine") -> Content:
 def session(controller: "ChatController") -> Content:
     """The conversation, and how full the context is."""
     talk, used, room = controller.session.conversation, controller.session.used, controller.session.context
-    turns = f"{talk.turns:,} {'question' if talk.turns == 1 else 'questions'}"
+    turns = format_count(talk.turns, "question")
     return _lines(
         talk.title or "a new conversation", turns, f"{used:,} of {room:,} tokens", bar(used / max(room, 1))
     )
@@ -185,12 +186,12 @@ def loading(config: "EngineConfig", event: LoadProgress | None, resumed: "Conver
         **dict.fromkeys(("speed", "split", "spark"), _NOTHING),
         "memory": _lines(*limits, *stage),
         "plan": _lines(f"draft {config.draft}", trees),
-        "session": _lines(title, f"{turns:,} {'question' if turns == 1 else 'questions'}"),
+        "session": _lines(title, format_count(turns, "question")),
     }
 
 
 class SidePanel(VerticalScroll, can_focus=False):
-    """Statistics of the chat. A section is painted again only when its text has changed."""
+    """Statistics of the chat. Lines are cut where the panel ends, so that the height is their number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +201,7 @@ class SidePanel(VerticalScroll, can_focus=False):
     def compose(self) -> ComposeResult:
         for name, title in _SECTIONS.items():
             yield Static(title, classes="panel-title", markup=False)
-            yield _Section(id=f"panel-{name}")
+            yield SteadyText(id=f"panel-{name}")
 
     def update_while_loading(
         self, config: "EngineConfig", event: LoadProgress | None, resumed: "Conversation | None"
@@ -227,19 +228,4 @@ class SidePanel(VerticalScroll, can_focus=False):
 
     def _show(self, shown: Sections) -> None:
         for name, content in shown.items():
-            self.query_one(f"#panel-{name}", _Section).show(content)
-
-
-class _Section(Static):
-    """Lines that are cut where the panel ends, so that the height is their number."""
-
-    def __init__(self, *, id: str) -> None:
-        super().__init__(id=id)
-        self._shown = Content()
-
-    def show(self, content: Content) -> None:
-        if content.plain == self._shown.plain:
-            return
-        taller = content.plain.count("\n") != self._shown.plain.count("\n") or not self._shown
-        self._shown = content
-        self.update(content, layout=taller)
+            self.query_one(f"#panel-{name}", SteadyText).show(content)

@@ -2,12 +2,17 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.content import Content
 from textual.geometry import Offset
 from textual.selection import Selection
 from textual.widget import Widget
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from offspec.ui.chat.thinking import without_thinking
 from offspec.ui.tui.answer import Answer, AnswerState
@@ -23,20 +28,65 @@ class Place(NamedTuple):
     before: int
 
 
-class Search:
-    """Goes through the places of words in questions and answers, whatever their case and line breaks."""
+class SearchBar(Horizontal):
+    """Goes through the places of words in questions and answers, whatever their case and line breaks.
 
-    def __init__(self, transcript: TranscriptView) -> None:
-        self._transcript = transcript
+    Args:
+        transcript: The conversation.
+        composer: Takes the keys back when the search is over.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "close", show=False),
+        Binding("enter,up", "step(-1)", show=False, priority=True),
+        Binding("shift+enter,down", "step(1)", show=False),
+        Binding("pageup", "app.page(-1)", show=False),
+        Binding("pagedown", "app.page(1)", show=False),
+    ]
+
+    def __init__(self, transcript: TranscriptView, composer: Widget) -> None:
+        super().__init__(id="search")
+        self.display = False
+        self._transcript, self._composer = transcript, composer
         self._texts: dict[int, tuple[str, str]] = {}  # by entry: its source, and what is shown of it
         self._at: Place | None = None
 
-    async def seek(self, words: str, by: int) -> str:
-        """Show the latest place (by = 0), or the next one above (-1) or below (1); return which it is."""
+    def compose(self) -> ComposeResult:
+        yield Static("Find ", markup=False)
+        yield Input(placeholder="words · ↑ ↓ go through the places · esc closes", compact=True)
+        yield Static("", id="search-place", markup=False)
+
+    def open(self) -> None:
+        """Take the keys; what was sought last is there again."""
+        self.display = True
+        self.query_one(Input).focus()
+        self.action_step(0)
+
+    def action_step(self, by: int) -> None:
+        """Go to the latest place (0), or the next one above (-1) or below (1), one step after the other."""
+        self.app.call_later(self._step, self.query_one(Input).value, by)
+
+    def action_close(self) -> None:
+        self.display = False
+        self.app.call_later(self._unselect)
+        self._composer.focus()
+
+    @on(Input.Changed)
+    def _changed(self, event: Input.Changed) -> None:
+        event.stop()
+        if self.display:
+            self.action_step(0)
+
+    async def _step(self, words: str, by: int) -> None:
+        place = await self._seek(words, by)
+        self.query_one("#search-place", Static).update(Content(place))
+
+    async def _seek(self, words: str, by: int) -> str:
+        """Show a place; return which it is, such as "2 of 7"."""
         pattern = _pattern(words)
         places = [] if pattern is None else list(self._places(pattern))
         if pattern is None or not places:
-            self.end()
+            self._unselect()
             return "nothing found" if pattern else ""
         index = len(places) - 1
         if by and self._at in places:
@@ -46,7 +96,7 @@ class Search:
         self._transcript.call_after_refresh(self._show, self._at, pattern)
         return f"{index + 1:,} of {len(places):,}"
 
-    def end(self) -> None:
+    def _unselect(self) -> None:
         """Nothing is selected any more; what is in view stays."""
         self._at = None
         self._transcript.screen.clear_selection()
@@ -100,11 +150,8 @@ def _leaves(widget: Widget) -> Sequence[Widget]:
     """The widgets that show the text of a question or an answer, in their order."""
     if not isinstance(widget, Answer):
         return [widget]
-    return [leaf for leaf in widget.children if leaf.display and _shows_text(leaf)]
-
-
-def _shows_text(leaf: Widget) -> bool:
-    return isinstance(leaf, StreamedMarkdown) or leaf.has_class("tokens")
+    shown = (leaf for leaf in widget.children if leaf.display)
+    return [leaf for leaf in shown if isinstance(leaf, StreamedMarkdown) or leaf.has_class("tokens")]
 
 
 def _text_of(leaf: Widget) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from textual import work
 from textual.app import ComposeResult
@@ -12,6 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
+from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -19,12 +20,13 @@ from offspec.chat.conversation import Conversation
 from offspec.core.errors import OffspecError, SessionError
 from offspec.ui.chat.thinking import without_thinking
 from offspec.ui.printable import printable
-from offspec.ui.tui.prompt_screens import ConfirmScreen, NameScreen
 from offspec_planners.units import format_count
 
 if TYPE_CHECKING:
     from offspec.chat.archive import Archive, Damaged, Entry
     from offspec.chat.message import Message
+
+T = TypeVar("T")
 
 _KEYS = "↑ ↓ choose   enter opens   ctrl+r renames   ctrl+d deletes"
 _FIRST, _LAST = 2, 4  # messages of a preview
@@ -217,3 +219,54 @@ def _unread(damaged: "Damaged") -> Content:
 def _when(updated: str) -> str:
     """A time of the archive, here: "2026-11-20 14:03"."""
     return datetime.fromisoformat(updated).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+class _Prompt(ModalScreen[T]):
+    """A small box over a screen."""
+
+    CSS_PATH = "prompt_screens.tcss"
+
+    def __init__(self, title: str, keys: str, asked: Widget) -> None:
+        super().__init__()
+        self._heading, self._keys, self._asked = title, keys, asked
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="prompt") as box:
+            box.border_title = self._heading
+            box.border_subtitle = self._keys
+            yield self._asked
+
+
+class NameScreen(_Prompt[str | None]):
+    """Dismissed with the text of a field, or None.
+
+    Args:
+        title: The heading of the box.
+        name: The text that the field begins with.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(None)", "Cancel")]
+
+    def __init__(self, title: str, name: str) -> None:
+        super().__init__(title, "enter accepts   esc cancels", Input(printable(name), select_on_focus=False))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.dismiss(event.value)
+
+
+class ConfirmScreen(_Prompt[bool]):
+    """Dismissed with whether the user pressed y.
+
+    Args:
+        title: The heading of the box.
+        question: What y does.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "dismiss(True)", "Yes"),
+        Binding("n,escape,ctrl+c", "dismiss(False)", "No"),
+    ]
+
+    def __init__(self, title: str, question: str) -> None:
+        super().__init__(title, "y yes   n no", Static(Content(printable(question))))

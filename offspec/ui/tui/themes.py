@@ -55,10 +55,11 @@ def register(app: App[Any], variables: Mapping[str, str] = environ) -> str:
 
     What is wrong with OFFSPEC_THEME, "" where nothing is.
     """
-    app.register_theme(DARK)
-    app.register_theme(LIGHT)
-    app.theme = (LIGHT if wants_light(variables) else DARK).name
+    for theme in THEMES.values():
+        app.register_theme(theme)
     named = variables.get("OFFSPEC_THEME", "").strip()
+    bright = variables.get("COLORFGBG", "").rpartition(";")[2] in _BRIGHT
+    app.theme = THEMES.get(named.lower(), LIGHT if bright else DARK).name
     if not named or named.lower() in THEMES:
         return ""
     return f"there is no theme {named!r}, as OFFSPEC_THEME has it; there are {' and '.join(THEMES)}"
@@ -76,11 +77,3 @@ def remember(name: str, variables: MutableMapping[str, str] = environ) -> str:
         return f"OFFSPEC_THEME is set, and decides the next time; without it, {name} is remembered"
     variables["OFFSPEC_THEME"] = name
     return f"the {name} theme is remembered in {config.file}"
-
-
-def wants_light(variables: Mapping[str, str]) -> bool:
-    """Whether the environment says that the background is bright."""
-    named = variables.get("OFFSPEC_THEME", "").strip().lower()
-    if named in THEMES:
-        return named == "light"
-    return variables.get("COLORFGBG", "").rpartition(";")[2] in _BRIGHT

@@ -61,26 +61,17 @@ def folded(text: str) -> str:
 
 
 def note_of(text: str, kind: Kind = "say") -> Widget:
-    """What a command says is Markdown. The others are not: there are titles, paths and names in them."""
+    """What a command says is Markdown. The others are not: there are titles, paths and names in them.
+
+    An error begins with its name, so that it is one without colour too.
+    """
     text = printable(text)
-    shown = StreamedMarkdown(text) if kind == "say" else PlainNote(text, kind)
+    said = Content(text)
+    if kind == "error":
+        said = Content.assemble(("error:", "bold"), " ", said)
+    shown = StreamedMarkdown(text) if kind == "say" else Static(said)
     shown.add_class("note", kind)
     return shown
-
-
-class PlainNote(Static):
-    """An error begins with its name, so that it is one without colour too."""
-
-    DEFAULT_CSS = """
-    PlainNote {
-        margin: 0 0 1 0;
-        padding: 0 2;
-    }
-    """
-
-    def __init__(self, text: str, kind: Kind) -> None:
-        said = Content(text)
-        super().__init__(Content.assemble(("error:", "bold"), " ", said) if kind == "error" else said)
 
 
 @dataclass(slots=True, eq=False)

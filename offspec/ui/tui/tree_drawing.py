@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from rich.cells import cell_len, set_cell_size
 
 from offspec.core.events import TreeSeen
+from offspec_planners.units import format_count
 
 SpanStyle = Literal["plain", "accepted", "rejected", "probability", "branch", "bonus"]
 
@@ -46,9 +47,9 @@ def caption(tree: TreeSeen, place: int, count: int) -> str:
 
     The tokens that the draft expected are the sum of the paths' probabilities; the root's is the bonus.
     """
-    size, guessed = len(tree.parent), len(tree.accepted) - 1
+    guessed = len(tree.accepted) - 1
     bonus = " + 1 bonus" if tree.bonus else ", with which the answer ended"
-    nodes = f"{size:,} {'node' if size == 1 else 'nodes'}, {guessed} accepted{bonus}"
+    nodes = f"{format_count(len(tree.parent), 'node')}, {guessed} accepted{bonus}"
     return f"pass {place:,} of {count:,}: {nodes}; the draft expected {sum(tree.probability):.1f}"
 
 

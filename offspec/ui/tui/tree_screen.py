@@ -1,7 +1,8 @@
 """The tree of guesses of a pass, and of the passes before it. Only the lines on the screen are painted."""
 
+import sys
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -15,7 +16,8 @@ from textual.strip import Strip
 from textual.widgets import Footer, Static
 
 from offspec.core.events import TreeSeen
-from offspec.ui.tui.tree_drawing import HEADING, Line, caption, draw, visible
+from offspec.ui.tui.steady_text import SteadyText
+from offspec.ui.tui.tree_drawing import HEADING, Line, SpanStyle, caption, draw, visible
 
 _LEGEND = "● accepted  ○ rejected  ★ bonus: the target's own  ▸ folded  · space  ⏎ line"
 _NONE = "No tree yet. Ask something; every pass leaves one here."
@@ -26,14 +28,7 @@ _LOOK = 0.25  # seconds between two looks for a later pass
 class TreeView(ScrollView, can_focus=False):
     """Lines that scroll both ways. The keys are the screen's, where the arrows mean passes too."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {
-        "tree--plain",
-        "tree--accepted",
-        "tree--rejected",
-        "tree--probability",
-        "tree--branch",
-        "tree--bonus",
-    }
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"tree--{style}" for style in get_args(SpanStyle)}
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -65,14 +60,14 @@ class TreeScreen(Screen[None]):
     CSS_PATH = "tree_screen.tcss"
     AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,ctrl+t", "close", "Close", key_display="esc"),
+        Binding("escape,q,ctrl+t", "dismiss", "Close", key_display="esc"),
         Binding("ctrl+c", "copy_text", show=False),  # passes where nothing is selected
-        Binding("ctrl+c", "close", show=False),
+        Binding("ctrl+c", "dismiss", show=False),
         Binding("left", "turn(-1)", "Earlier pass", key_display="←"),
         Binding("right", "turn(1)", "Later pass", key_display="→"),
         Binding("space", "fold", "Fold or unfold"),
-        Binding("home", "first", "First pass", show=False),
-        Binding("end", "last", "Last pass", show=False),
+        Binding("home", "go(0)", "First pass", show=False),
+        Binding("end", f"go({sys.maxsize})", "Last pass", show=False),
         Binding("up,k", "pan(0, -1)", "Up", show=False),
         Binding("down,j", "pan(0, 1)", "Down", show=False),
         Binding("h,shift+left", "pan(-1, 0)", "Left", show=False),
@@ -88,10 +83,9 @@ class TreeScreen(Screen[None]):
         self._trees = tuple(trees)
         self._at = range(len(self._trees))[at] if self._trees else 0
         self._folded = True
-        self._caption = ""
 
     def compose(self) -> ComposeResult:
-        yield Static(id="tree-caption")
+        yield SteadyText(id="tree-caption", by_width=True)
         yield Static(id="tree-said")
         yield Static(HEADING, id="tree-heading")
         yield TreeView(id="tree-view")
@@ -115,40 +109,25 @@ class TreeScreen(Screen[None]):
         self._draw()
 
     def _draw(self) -> None:
-        view = self.query_one(TreeView)
+        view, heading = self.query_one(TreeView), self.query_one("#tree-caption", SteadyText)
         if not self._trees:
-            self._caption_as(_NONE)
+            heading.show(_NONE)
             return
         tree = self._trees[self._at]
-        self._caption_as(caption(tree, self._at + 1, len(self._trees)))
+        heading.show(caption(tree, self._at + 1, len(self._trees)))
         self.query_one("#tree-said", Static).update(_said(tree), layout=False)
         view.show(draw(tree, folded=self._folded))
 
-    def _caption_as(self, text: str) -> None:
-        """Words as wide as before need no new layout, of which there would be one in every pass."""
-        if text != self._caption:
-            fits = cell_len(text) == cell_len(self._caption)
-            self._caption = text
-            self.query_one("#tree-caption", Static).update(Content(text), layout=not fits)
+    def action_turn(self, passes: int) -> None:
+        self.action_go(self._at + passes)
 
-    def _go(self, place: int) -> None:
+    def action_go(self, place: int) -> None:
+        """Show the tree at this place, or the last one where there are fewer."""
         place = max(0, min(place, len(self._trees) - 1))
         if place != self._at:
             self._at = place
             self._draw()
             self.query_one(TreeView).scroll_to(0, 0, animate=False)
-
-    def action_close(self) -> None:
-        self.dismiss()
-
-    def action_turn(self, passes: int) -> None:
-        self._go(self._at + passes)
-
-    def action_first(self) -> None:
-        self._go(0)
-
-    def action_last(self) -> None:
-        self._go(len(self._trees) - 1)
 
     def action_fold(self) -> None:
         self._folded = not self._folded

@@ -21,22 +21,20 @@ from offspec.ui.printable import printable
 from offspec.ui.told import told
 from offspec.ui.tui.answer import LEGEND, Answer, ending_of
 from offspec.ui.tui.composer import Composer
-from offspec.ui.tui.messages import AnswerDone
-from offspec.ui.tui.page_screen import HelpScreen, PageScreen
-from offspec.ui.tui.plan_screen import PlanScreen
+from offspec.ui.tui.page_screen import PageScreen, PlanPage, help_screen
 from offspec.ui.tui.sessions_screen import SessionsScreen
 from offspec.ui.tui.status import StatusLine
 from offspec.ui.tui.transcript_entries import Entry
 from offspec.ui.tui.transcript_view import TranscriptView
 from offspec.ui.tui.tree_screen import TreeScreen
-from offspec.ui.tui.worker import EngineThread
+from offspec.ui.tui.worker import AnswerDone, EngineThread
 
 
 class UserInput:
     """Runs commands, and sends questions; what is asked meanwhile waits in the transcript, to be seen.
 
     controller: None while a model is loaded. answer: the one under way. stopping: it was told to stop.
-    next_command: what the user wants done as soon as it has.
+    waiting: questions that were not sent. next_command: what the user wants done as soon as it has.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class UserInput:
         self._app, self._engine, self._transcript, self._composer = app, engine, transcript, composer
         self._load, self._busy, self._show_stats = load, busy, show_stats
         self._params, self._defaults = params, defaults
-        self._waiting: list[Entry] = []
+        self.waiting: list[Entry] = []
         self._settings: list[str] = []  # arguments of /set that wait for the model
         self._asked: Entry | None = None
         self._edits = False
@@ -69,14 +67,10 @@ class UserInput:
         self.stopping = False
         self.next_command = ""
 
-    @property
-    def waiting(self) -> tuple[Entry, ...]:
-        return tuple(self._waiting)
-
     async def ask(self, text: str) -> None:
         """Send a question, with what is attached, or keep it until it can be sent."""
         text = text if self.controller is None else self.controller.compose(text)
-        self._waiting.append(await self._transcript.ask(text, waiting=True))
+        self.waiting.append(await self._transcript.ask(text, waiting=True))
         await self.go_on()
 
     def apply_settings(self) -> None:
@@ -95,9 +89,9 @@ class UserInput:
 
     async def go_on(self) -> None:
         """Send the question that has waited longest, if there is one and it can be sent."""
-        if self.controller is None or self.answer is not None or not self._waiting:
+        if self.controller is None or self.answer is not None or not self.waiting:
             return
-        entry = self._waiting.pop(0)
+        entry = self.waiting.pop(0)
         self._transcript.send(entry)
         await self._begin(self.controller.ask(entry.text), entry)
 
@@ -123,7 +117,7 @@ class UserInput:
 
     async def return_waiting(self) -> None:
         """Return the questions that wait to the composer."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         for entry in waiting:
             await self._transcript.remove_entry(entry)
         if waiting:
@@ -234,7 +228,7 @@ class UserInput:
         elif name == "help" and argument:
             await self._transcript.note(help_page(argument, self._params_to_be()))
         elif name == "help":
-            self._app.push_screen(HelpScreen())
+            self._app.push_screen(help_screen())
         else:
             raise RequestError(f"the model is still loading; /{name} works once it is there")
 
@@ -282,14 +276,14 @@ class UserInput:
     def _open(self, view: outcomes.View, controller: ChatController) -> None:
         match view:
             case "help":
-                self._app.push_screen(HelpScreen())
+                self._app.push_screen(help_screen())
             case "tree":
                 self._app.push_screen(TreeScreen(controller.trees))
             case "stats":
                 self._app.push_screen(PageScreen("Figures", report(controller)))
             case "plan":
                 assert controller.engine.plan is not None
-                self._app.push_screen(PlanScreen(controller.engine.plan))
+                self._app.push_screen(PageScreen("Plan", PlanPage(controller.engine.plan)))
             case "sessions":
 
                 async def chosen(file: Path | None) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from textual.message import Message
@@ -21,11 +22,50 @@ from offspec.core.events import Event, Finished, LoadProgress, Notice, PassStats
 from offspec.ui import interrupt
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.setup import Opener, Setup
-from offspec.ui.told import told
-from offspec.ui.tui import messages
 
 _HANGUP = 5.0  # seconds for saving when there is no terminal any more
 _BETWEEN_PROGRESS = 0.1  # seconds; a load may tell of every tensor
+
+
+@dataclass
+class EngineEvent(Message):
+    """An event of a load, or of the answer under way."""
+
+    event: LoadProgress | Notice | TextDelta | PassStats
+
+
+@dataclass
+class Loaded(Message):
+    """A model is open. notes: lines that the user should read, the earliest first."""
+
+    controller: ChatController
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class LoadFailed(Message):
+    """No model is open."""
+
+    error: BaseException
+
+
+class Counted(Message):
+    """The tokens of the conversation were counted again."""
+
+
+@dataclass
+class AnswerStarted(Message):
+    """An answer has begun. opened: what the chat template began it with."""
+
+    opened: str
+
+
+@dataclass
+class AnswerDone(Message):
+    """An answer is over: with its result, or with what broke it off."""
+
+    result: Result | None = None
+    error: BaseException | None = None
 
 
 class EngineThread:
@@ -76,7 +116,7 @@ class EngineThread:
             if self._controller is not None:
                 self._controller.close()
         except BaseException as error:  # whatever the thread dies of, the screen must not wait for it
-            self._post(messages.LoadFailed(error))
+            self._post(LoadFailed(error))
 
     def _load(self, config: EngineConfig) -> None:
         controller = self._controller
@@ -88,60 +128,49 @@ class EngineThread:
                 controller.reload(config, self._opener, self._on_event, self._go_back)
                 notes = (f"the draft is {controller.engine.draft}",)
         except BaseException as error:
-            self._post(messages.LoadFailed(error))
+            self._post(LoadFailed(error))
         else:
             self._controller = controller
-            self._post(messages.Loaded(controller, notes))
+            self._post(Loaded(controller, notes))
 
     def _recount(self) -> None:
         if self._controller is not None:
             with suppress(RequestError):  # an answer of a later conversation is under way
                 self._controller.session.recount()
-            self._post(messages.Counted())
+            self._post(Counted())
 
     def _go_back(self, error: Exception) -> None:
-        self._post(messages.Noticed(f"{told(error)}; loading the model as it was before"))
+        self._post(EngineEvent(Notice(f"{error}; loading the model as it was before")))
 
     def _answer(self, events: Generator[Event, None, None]) -> None:
         result: Result | None = None
         failure: BaseException | None = None
         try:
             for event in events:
-                if isinstance(event, Finished):
-                    result = event.result
-                self._tell(event)
+                match event:
+                    case Prefill():
+                        assert self._controller is not None
+                        self._post(AnswerStarted(self._controller.session.opened))
+                    case Notice() | TextDelta() | PassStats():
+                        self._post(EngineEvent(event))
+                    case Finished():
+                        result = event.result
         except BaseException as error:
             failure = error
-        self._post(messages.AnswerDone(result, failure))
-
-    def _tell(self, event: Event) -> None:
-        match event:
-            case Prefill():
-                assert self._controller is not None
-                self._post(messages.AnswerStarted(self._controller.session.opened))
-            case Notice():
-                self._post(messages.Noticed(told(event)))
-            case TextDelta():
-                self._post(messages.AnswerText(event.text, event.pieces))
-            case PassStats():
-                self._post(messages.PassDone(event))
+        self._post(AnswerDone(result, failure))
 
     def _on_event(self, event: Event) -> None:
         """What the engine tells aside, from this thread."""
         if isinstance(event, LoadProgress):
-            self._load_progress(event)
+            now = time.monotonic()
+            if event.stage != self._stage or now - self._progress_at >= _BETWEEN_PROGRESS:
+                self._stage, self._progress_at = event.stage, now
+                self._post(EngineEvent(event))
             return
         if self._controller is not None:
             self._controller.on_event(event)
         if isinstance(event, Notice):
-            self._post(messages.Noticed(told(event)))
-
-    def _load_progress(self, event: LoadProgress) -> None:
-        now = time.monotonic()
-        if event.stage == self._stage and now - self._progress_at < _BETWEEN_PROGRESS:
-            return
-        self._stage, self._progress_at = event.stage, now
-        self._post(messages.Loading(event))
+            self._post(EngineEvent(event))
 
 
 def end_on_hangup(engine: EngineThread) -> None:

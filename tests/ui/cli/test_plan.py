@@ -324,7 +324,7 @@ def test_save_writes_a_file_that_is_read_again(
     def full(*_: object) -> None:
         raise DiskFullError("the disk filled up: make room there")
 
-    monkeypatch.setattr("offspec.core.files.write_file", full)
+    monkeypatch.setattr("offspec.ui.cli.plan.write_file", full)
     result = plan("--save", str(tmp_path / "plan.json"))
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines()[-1] == "error: the disk filled up: make room there"

@@ -10,7 +10,7 @@ from offspec.core.config import SamplingParams
 from offspec.core.errors import DraftError, RequestError
 from offspec.core.events import PassProgress
 from offspec.ui.tui.app import ChatApp
-from offspec.ui.tui.messages import AnswerDone
+from offspec.ui.tui.worker import AnswerDone
 from tests.support.fake_engine import Script, ScriptedLoad, Turnstile
 from tests.ui.tui.stage import PlannedEngine, ask, hold, loaded, plays, said, seen, send, until, until_seen
 

@@ -122,7 +122,7 @@ async def test_a_key_empties_the_input_and_another_brings_it_back(pilot: Pilot[N
     assert app.composer.text == "a\nb"
     await pilot.press("ctrl+u", "/", "h")
     await pilot.press("ctrl+u")
-    assert app.composer.text == "" and not app.query_one(CompletionList).shown
+    assert app.composer.text == "" and not app.query_one(CompletionList).display
 
 
 @plays("ok")

@@ -4,7 +4,7 @@ import pytest
 from textual.app import App, ComposeResult
 
 from offspec.core.events import LoadProgress
-from offspec.ui.tui.loading import LoadingView
+from offspec.ui.tui.status import LoadingView
 
 
 class Host(App[None]):
@@ -34,7 +34,7 @@ async def test_it_is_laid_out_where_its_lines_change_and_not_ten_times_a_second(
         for app.now in (0.1, 0.2, 0.3):
             app.view.tick()
         assert laid_out == [False] * 3
-        app.view.show(LoadProgress("reading the draft", 10, 100, "layers"))
+        app.view.update_from(LoadProgress("reading the draft", 10, 100, "layers"))
         app.view.tick()
         assert laid_out[3:] == [True]
         await pilot.pause()
@@ -46,8 +46,8 @@ async def test_it_is_laid_out_where_its_lines_change_and_not_ten_times_a_second(
 
 def test_the_time_that_is_left_is_in_minutes_where_it_is_long() -> None:
     view = LoadingView("demo", lambda: 0.0)
-    view.show(LoadProgress("reading the draft", 0, 100, "layers"))
-    view.show(LoadProgress("reading the draft", 10, 100, "layers"))
+    view.update_from(LoadProgress("reading the draft", 0, 100, "layers"))
+    view.update_from(LoadProgress("reading the draft", 10, 100, "layers"))
     assert "10 of 100 layers · 9 s left" in view.text(1.0)
     told = view.text(62.4)
     assert "loading demo · 62.4 s" in told and "10 of 100 layers · 9 min left" in told

@@ -8,7 +8,7 @@ from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.tui import themes
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.markdown import StreamedMarkdown
-from offspec.ui.tui.page_screen import KEYS, HelpScreen, PageScreen, help_page
+from offspec.ui.tui.page_screen import KEYS, PageScreen, help_page, help_screen
 from tests.ui.tui.small_apps import showing
 
 
@@ -59,7 +59,7 @@ def test_help_names_every_command_and_key() -> None:
 
 
 async def test_help_scrolls_in_a_small_terminal() -> None:
-    async with showing(HelpScreen(), size=(40, 12)) as (pilot, app):
+    async with showing(help_screen(), size=(40, 12)) as (pilot, app):
         await pilot.press("end")
         await pilot.pause()
         assert app.screen.query_one("#page").scroll_offset.y > 10

@@ -14,7 +14,7 @@ from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation, Message
 from offspec.core.events import LoadProgress
 from offspec.ui.tui.app import ChatApp
-from offspec.ui.tui.loading import LoadingView
+from offspec.ui.tui.status import LoadingView
 from tests.support.fake_engine import Script, ScriptedLoad
 from tests.support.sample_plans import small
 from tests.support.waiting import PATIENCE

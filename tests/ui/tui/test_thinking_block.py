@@ -6,8 +6,8 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Static
 
+from offspec.ui.tui.answer import ThinkingBlock
 from offspec.ui.tui.app import ChatApp
-from offspec.ui.tui.thinking_block import ThinkingBlock
 from tests.ui.tui.stage import ask, loaded, plays, seen, settled, until, until_seen
 
 
