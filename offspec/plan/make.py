@@ -15,6 +15,7 @@ from offspec.plan.cpu_choice import choose_cpu_experts, choose_cpu_layers
 from offspec.plan.fit import (
     LEAST_BUDGET,
     find_fit,
+    fit_needs,
     keeps_unpacked,
     least_memory,
     undrafted_nodes,
@@ -23,8 +24,8 @@ from offspec.plan.load import Assembly
 from offspec.plan.load_drafts import calibration_ids
 from offspec.plan.measure_draft import measure_steps
 from offspec.plan.measure_target import PassTrial, copy_rate, tried_machine
-from offspec.plan.memory_parts import memory_parts
 from offspec.plan.model_sizes import expert_sizes, sizes_of
+from offspec.plan.needs import memory_parts
 from offspec.plan.opened import OpenedModels
 from offspec.plan.records import DraftRecord, ExpertRecord
 from offspec.plan.shared_passes import SharedPasses
@@ -219,7 +220,8 @@ def _build(
         budgets, widths = [sequences], [1]
     settled, found = _settle(opened, loaded, predictor, budgets, widths)
     fit, chosen = find_fit(opened, settled), best(found)
-    if keeps_unpacked(opened, settled, fit):
+    unpacked = keeps_unpacked(opened, settled, fit)
+    if unpacked:
         predictor = replace(predictor, target=target.unpacked_once())
     costs = predictor.costs(fit.placement, chosen.choice.tokens_per_pass)
     chosen = predictor.refined(costs, chosen)
@@ -242,7 +244,7 @@ def _build(
         draft_mode=fit.draft_mode,
         draft_bits=fit.draft_bits,
         chunk=fit.chunk,
-        parts=memory_parts(opened, settled, fit),
+        parts=memory_parts(opened, fit_needs(opened, settled, fit), fit.placement, unpacked=unpacked),
         placement=fit.placement,
         budget=settled.budget or 1,
         width=chosen.choice.width,

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from offspec_planners.cost import PassCosts
-from offspec_planners.sequoia import TreeShape, best_tree_shape, choose_tree_shape
+from offspec_planners.sequoia import Heap, TreeShape, best_tree_shape, choose_tree_shape
 from offspec_planners.sequoia.dp import Programme
-from offspec_planners.sequoia.heap import Heap
 
 Table = NDArray[np.float64]
 Tree = tuple["Tree", ...]  # the children, by rank

@@ -10,9 +10,9 @@ from offspec.core.config import EngineConfig
 from offspec.core.errors import CheckpointError
 from offspec.core.events import unheard
 from offspec.model.attention import TreeContext
-from offspec.plan.fit import find_fit, keeps_unpacked, least_memory
+from offspec.plan.fit import find_fit, fit_needs, keeps_unpacked, least_memory
 from offspec.plan.load import open_models
-from offspec.plan.memory_parts import memory_parts
+from offspec.plan.needs import memory_parts
 from offspec_planners.placement import Placement, Tier
 from tests.model.quantize.stage import LAYERS, Bench, flip
 from tests.support.tiny_models import nothing, open_model
@@ -66,7 +66,16 @@ def test_unpacked_once_where_there_is_room(bench: Bench) -> None:
         tight = replace(opened, memory=least_memory(opened, config)[0])
         assert not keeps_unpacked(tight, config, find_fit(tight, config))
         taken = [
-            {part.what: part.bytes for part in memory_parts(each, config, fit)} for each in (opened, tight)
+            {
+                part.what: part.bytes
+                for part in memory_parts(
+                    each,
+                    fit_needs(each, config, fit),
+                    fit.placement,
+                    unpacked=keeps_unpacked(each, config, fit),
+                )
+            }
+            for each in (opened, tight)
         ]
         assert taken[0]["layers"] == sum(opened.target.held_bytes) > taken[1]["layers"]
     finally:
