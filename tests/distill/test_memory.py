@@ -52,3 +52,12 @@ def test_a_head_without_values_has_the_weights_of_a_real_one(school: School, kin
     assert shapes[0] == shapes[1]
     assert imagined.nbytes == school.ends.nbytes
     assert all(weight.is_meta for weight in thought.module.parameters())
+
+
+def test_first_weights_are_always_the_same_and_leave_random_numbers_alone(school: School) -> None:
+    wanted = Wanted("model", "eagle3", Path("out"), 1000, depth=2)
+    state = torch.get_rng_state()
+    heads = [_pupil(wanted, school.ends, TAPS, school.target.skeleton.config) for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), state)
+    one, other = (head.module.state_dict() for head in heads)
+    assert all(torch.equal(one[name], other[name]) for name in one)
