@@ -21,7 +21,7 @@ from offspec_kernels.dequant.codebook import Codebook
 from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.dequant.ggml import Ggml
 from offspec_kernels.dequant.gptq import Gptq
-from offspec_kernels.gumbel_argmax import Work
+from offspec_kernels.gumbel_argmax.rows import Work
 from offspec_kernels.gumbel_argmax.triton import pick
 from offspec_kernels.kv_compact import KVTable
 from offspec_kernels.kv_compact.triton import move
@@ -29,7 +29,8 @@ from offspec_kernels.noise.triton import fill_rows
 from offspec_kernels.quantised_rows import QuantisedRows
 from offspec_kernels.row_linear.triton import grouped_linear, row_linear
 from offspec_kernels.topk_children.triton import children
-from offspec_kernels.tree_attention import Arguments, Chunk, TreeMask
+from offspec_kernels.tree_attention import Chunk, TreeMask
+from offspec_kernels.tree_attention.arguments import Arguments
 from offspec_kernels.tree_attention.triton import attend
 from offspec_kernels.tree_attention.triton_exact import attend as attend_exact
 from offspec_kernels.tree_conv.triton import tree_conv

@@ -14,7 +14,6 @@ from torch.profiler import ProfilerActivity, profile
 from offspec_kernels.backend import Backend
 from offspec_kernels.quantised_rows import QuantisedRows
 from offspec_kernels.tree_attention import (
-    Arguments,
     Chunk,
     TreeMask,
     Window,
@@ -24,6 +23,7 @@ from offspec_kernels.tree_attention import (
     tree_attention,
     warm_up,
 )
+from offspec_kernels.tree_attention.arguments import Arguments
 from offspec_kernels.tree_attention.native import near
 from offspec_kernels.tree_attention.triton import Blocks
 from offspec_kernels.tree_attention.triton import attend as attend_triton

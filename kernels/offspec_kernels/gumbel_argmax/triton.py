@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from offspec_kernels.gumbel_argmax import Picks, Work, empty_picks
+from offspec_kernels.gumbel_argmax.rows import Picks, Work, empty_picks
 from offspec_kernels.noise import LOW
 from offspec_kernels.noise.triton import gumbel_run
 from offspec_kernels.transfer import upload

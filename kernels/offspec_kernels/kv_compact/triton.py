@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from offspec_kernels.kv_compact import KVTable
+from offspec_kernels.kv_compact.table import KVTable
 from offspec_kernels.transfer import upload
 
 _TILE = 16

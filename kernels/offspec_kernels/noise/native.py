@@ -1,4 +1,4 @@
-"""`gumbel_row` in a compiled loop, for CPUs: the same words and IEEE operations, so the same bits.
+"""The noise of `formula` in a compiled loop, for CPUs: the same words and IEEE operations, so the same bits.
 
 Numba fuses no product with a sum, nor does it put operations in another order, unless it is told to.
 """
@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels import noise
 from offspec_kernels.dequant.native import compiled, inlined
+from offspec_kernels.noise import formula
 
 _PIECE = 4096  # blocks whose words and values stay in a core's cache from one loop to the next
-_LOW, _ROUNDS, _PURPOSE = noise.LOW, noise.ROUNDS, noise.PURPOSE
-_MULTIPLIER_0, _MULTIPLIER_1 = noise.MULTIPLIERS
-_WEYL_0, _WEYL_1 = noise.WEYL
-_SQRT_HALF, _MANTISSA, _LN2 = noise.SQRT_HALF, noise.MANTISSA, noise.LN2
+_LOW, _ROUNDS, _PURPOSE = formula.LOW, formula.ROUNDS, formula.PURPOSE
+_MULTIPLIER_0, _MULTIPLIER_1 = formula.MULTIPLIERS
+_WEYL_0, _WEYL_1 = formula.WEYL
+_SQRT_HALF, _MANTISSA, _LN2 = formula.SQRT_HALF, formula.MANTISSA, formula.LN2
 _HALF_BELOW, _STEP = 2.0**32 - 0.5, 2.0**-32
-_C0, _C1, _C2, _C3, _C4, _C5, _C6, _C7, _C8, _C9 = noise.ATANH
+_C0, _C1, _C2, _C3, _C4, _C5, _C6, _C7, _C8, _C9 = formula.ATANH
 
 
 def native_row(seed: int, position: int, size: int) -> Tensor:
@@ -30,7 +30,7 @@ def native_row(seed: int, position: int, size: int) -> Tensor:
 
 @inlined
 def _words(words: Any, first: int, key_low: int, key_high: int, low: int, high: int) -> None:
-    """The words of blocks from `first` on, four uint32 each: `noise.philox`."""
+    """The words of blocks from `first` on, four uint32 each: `formula.philox`."""
     for i in range(len(words) // 4):
         c0, c1, c2, c3 = np.uint32(first + i), np.uint32(low), np.uint32(high), np.uint32(_PURPOSE)
         k0, k1 = np.uint32(key_low), np.uint32(key_high)
@@ -45,7 +45,7 @@ def _words(words: Any, first: int, key_low: int, key_high: int, low: int, high: 
 
 @inlined
 def _minus_log(values: Any) -> None:
-    """values = -log(values), of positive, normal float64, in place: `noise._log`."""
+    """values = -log(values), of positive, normal float64, in place: `formula._log`."""
     bits = values.view(np.int64)
     for i in range(len(values)):
         k = (bits[i] - np.int64(_SQRT_HALF)) >> np.int64(_MANTISSA)

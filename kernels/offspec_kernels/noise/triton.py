@@ -1,4 +1,4 @@
-"""`gumbel_row` inside a kernel: the same generator and the same IEEE operations, so the same bits.
+"""The noise of `formula` inside a kernel: the same generator and the same IEEE operations, so the same bits.
 
 A kernel that calls these must be launched with `enable_fp_fusion=False`: a product fused with a sum is
 rounded once instead of twice, and the noise would differ from torch's in its last bit. Launchers pass the
@@ -10,20 +10,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from offspec_kernels import noise
+from offspec_kernels.noise import formula
 
 _BLOCK = 1024  # tokens of a program
 
-_MULTIPLIER_0 = tl.constexpr(noise.MULTIPLIERS[0])
-_MULTIPLIER_1 = tl.constexpr(noise.MULTIPLIERS[1])
-_WEYL_0 = tl.constexpr(noise.WEYL[0])
-_WEYL_1 = tl.constexpr(noise.WEYL[1])
-_ROUNDS = tl.constexpr(noise.ROUNDS)
-_PURPOSE = tl.constexpr(noise.PURPOSE)
-_LN2 = tl.constexpr(noise.LN2)
-_SQRT_HALF = tl.constexpr(noise.SQRT_HALF)
-_MANTISSA = tl.constexpr(noise.MANTISSA)
-_TERMS = tl.constexpr(noise.TERMS)
+_MULTIPLIER_0 = tl.constexpr(formula.MULTIPLIERS[0])
+_MULTIPLIER_1 = tl.constexpr(formula.MULTIPLIERS[1])
+_WEYL_0 = tl.constexpr(formula.WEYL[0])
+_WEYL_1 = tl.constexpr(formula.WEYL[1])
+_ROUNDS = tl.constexpr(formula.ROUNDS)
+_PURPOSE = tl.constexpr(formula.PURPOSE)
+_LN2 = tl.constexpr(formula.LN2)
+_SQRT_HALF = tl.constexpr(formula.SQRT_HALF)
+_MANTISSA = tl.constexpr(formula.MANTISSA)
+_TERMS = tl.constexpr(formula.TERMS)
 _HALF_BELOW = tl.constexpr(2**32 - 0.5)
 _STEP = tl.constexpr(2.0**-32)
 
@@ -46,7 +46,7 @@ def philox_words(block, position, key_low, key_high):
 
 @triton.jit
 def _log(x):
-    """`noise._log`, operation for operation."""
+    """`formula._log`, operation for operation."""
     bits = x.to(tl.int64, bitcast=True)
     k = (bits - _SQRT_HALF) >> _MANTISSA
     m = (bits - (k << _MANTISSA)).to(tl.float64, bitcast=True)
@@ -103,6 +103,6 @@ def fill_rows(table: Tensor, seed: int, first: int, count: int) -> None:
     assert 0 < count <= slots and table.is_contiguous()
     with torch.cuda.device_of(table):
         _fill[(triton.cdiv(size, _BLOCK), count)](
-            table, first, slots, size, seed & noise.LOW, seed >> 32, BLOCK=_BLOCK,
+            table, first, slots, size, seed & formula.LOW, seed >> 32, BLOCK=_BLOCK,
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from offspec_kernels.noise import LOW
 from offspec_kernels.noise.triton import gumbel_noise, gumbel_run
-from offspec_kernels.topk_children import BLOCK
 from offspec_kernels.transfer import upload
 from offspec_kernels.triton_sort_keys import NOTHING, key_id, key_score, keys
 
+BLOCK = 128  # columns that are searched by their maximum first
 _BLOCK = tl.constexpr(BLOCK)
 
 _GROUP = 8  # blocks of a program of the first kernel

@@ -1,8 +1,5 @@
 """Attention of a token tree: over the committed prefix, which all of it sees, and over its own ancestors."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -11,6 +8,7 @@ from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_shap
 from offspec_kernels.chunks import split_evenly
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.quantised_rows import QuantisedRows, Rows, check_row_values, values_of
+from offspec_kernels.tree_attention.arguments import Arguments
 from offspec_kernels.tree_attention.sizes import (
     FEW,
     MOST_NUMBERS,
@@ -19,33 +17,9 @@ from offspec_kernels.tree_attention.sizes import (
     list_bytes,
     scratch_bytes,
 )
-from offspec_kernels.tree_mask import Chunk, TreeExtent, TreeMask, Window
+from offspec_kernels.tree_mask import Chunk, TreeMask, Window
 
 _SCORES = 1 << 20  # that the reference makes at once: a GPU without triton has this path, too
-
-
-class Arguments(NamedTuple):
-    """Those of `tree_attention`, checked."""
-
-    query: Tensor
-    key: Rows
-    value: Rows
-    tree_mask: TreeMask
-    scale: float
-    window: Window | None
-    softcap: float | None
-    sinks: Tensor | None
-    out: Tensor
-    chosen: Tensor | None = None
-    exact: bool = True
-
-    def trees(self) -> Iterator[tuple[int, TreeExtent]]:
-        """Those with queries. Rows of `out` that are padding become zeros on the way."""
-        for tree, reach in enumerate(self.tree_mask.reaches()):
-            if reach.count < self.out.shape[2]:
-                self.out[tree, :, reach.count :] = 0
-            if reach.count:
-                yield tree, reach
 
 
 def tree_attention(

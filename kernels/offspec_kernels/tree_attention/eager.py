@@ -17,7 +17,8 @@ from torch import Tensor
 from offspec_kernels.dequant.native import Array
 from offspec_kernels.dequant.threads import spread
 from offspec_kernels.quantised_rows import QuantisedRows, Rows, values_of
-from offspec_kernels.tree_attention import Arguments, blocks, small_products
+from offspec_kernels.tree_attention import blocks, small_products
+from offspec_kernels.tree_attention.arguments import Arguments
 from offspec_kernels.tree_attention.blocks import Sums
 from offspec_kernels.tree_attention.native import LOG2E, near
 from offspec_kernels.tree_attention.paths import Cut, cuts_of

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from offspec_kernels.backend import interprets
-from offspec_kernels.tree_attention import Arguments
+from offspec_kernels.tree_attention.arguments import Arguments
 from offspec_kernels.tree_mask import Chunk
 
 LOG2E = tl.constexpr(1.4426950408889634)

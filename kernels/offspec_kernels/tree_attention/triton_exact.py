@@ -15,7 +15,7 @@ from torch import Tensor
 from offspec_kernels.backend import interprets
 from offspec_kernels.dequant.triton import in_bfloat16
 from offspec_kernels.quantised_rows import QuantisedRows, Rows
-from offspec_kernels.tree_attention import Arguments
+from offspec_kernels.tree_attention.arguments import Arguments
 from offspec_kernels.tree_attention.paths import cuts_of
 from offspec_kernels.tree_attention.sizes import AT_ONCE, PART, SCRATCH
 from offspec_kernels.tree_attention.tiles import Tiles, tiles_of

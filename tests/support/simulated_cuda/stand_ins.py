@@ -7,13 +7,14 @@ from torch import Tensor
 
 from offspec_kernels.dequant import dequantise as dequantise_on
 from offspec_kernels.dequant.format import Format, Shape
-from offspec_kernels.gumbel_argmax import Picks, Work, gumbel_argmax
+from offspec_kernels.gumbel_argmax import Picks, gumbel_argmax
+from offspec_kernels.gumbel_argmax.rows import Work
 from offspec_kernels.kv_compact import KVTable, kv_compact
 from offspec_kernels.row_linear import grouped_linear as grouped_linear_on
 from offspec_kernels.row_linear import row_linear as row_linear_on
 from offspec_kernels.topk_children import TopChildren, topk_children
-from offspec_kernels.tree_attention import Arguments
 from offspec_kernels.tree_attention import eager as attention_eager
+from offspec_kernels.tree_attention.arguments import Arguments
 from offspec_kernels.tree_conv import native as conv_native
 from offspec_kernels.tree_scan import native as scan_native
 

@@ -1,4 +1,8 @@
-"""Compiled loops for the CPU: over the rows of a weight, and the blocks of a row."""
+"""Compiled loops for the CPU: over the rows of a weight, and the blocks of a row.
+
+Blocks are decoded by `native_blocks`. Codes of 4 bits are looked up in a register if the processor can, where
+the values are wanted in bfloat16.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
@@ -9,13 +13,70 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from offspec_kernels.dequant.float4 import VALUES
 from offspec_kernels.dequant.format import Filler, Shape, rows_and_columns
-from offspec_kernels.dequant.ggml import LAYOUTS, Ggml, native_k, native_legacy, native_lookup
-from offspec_kernels.dequant.native import array, carray, compiled, filling
-from offspec_kernels.dequant.registers import AHEAD, fetch_ahead, has_lookups
+from offspec_kernels.dequant.ggml import LAYOUTS, Ggml
+from offspec_kernels.dequant.ggml.native_blocks import DECODERS, half_at, power_of_two, scale_and_least
+from offspec_kernels.dequant.ggml.reference import CODEBOOK
+from offspec_kernels.dequant.native import array, carray, compiled, filling, inlined
+from offspec_kernels.dequant.registers import (
+    AHEAD,
+    fetch_ahead,
+    has_lookups,
+    look_up_planes,
+    shifted_high,
+    shifted_low,
+)
 from offspec_kernels.dequant.threads import spread
 
-_DECODERS = native_legacy.DECODERS | native_k.DECODERS
+_CENTRED = np.arange(-8, 8, dtype=np.float32)
+_FROM_ZERO = np.arange(16, dtype=np.float32)
+_UNEVEN = np.array(CODEBOOK, np.float32)
+_FLOATS = 2 * np.array([*VALUES, 0.0, *(-value for value in VALUES[1:])], np.float32)  # 0 has no sign
+
+
+@inlined
+def _look_up(bytes_: Any, values: Any, base: Any) -> None:
+    """Blocks of a float16 and 16 bytes of codes."""
+    codes, out = bytes_.ctypes.data + 2, values.ctypes.data
+    for block in range(len(values) // 32):
+        d = half_at(bytes_, block * 18)
+        look_up_planes(codes + block * 18, base.ctypes.data, d, d, out + block * 64)
+
+
+@inlined
+def _q4_0(bytes_: Any, values: Any) -> None:
+    _look_up(bytes_, values, _CENTRED)
+
+
+@inlined
+def _iq4_nl(bytes_: Any, values: Any) -> None:
+    _look_up(bytes_, values, _UNEVEN)
+
+
+@inlined
+def _mxfp4(bytes_: Any, values: Any) -> None:
+    codes, out = bytes_.ctypes.data + 1, values.ctypes.data
+    for block in range(len(values) // 32):
+        d = power_of_two(bytes_[block * 17])
+        look_up_planes(codes + block * 17, _FLOATS.ctypes.data, d, d, out + block * 64)
+
+
+@inlined
+def _q4_k(bytes_: Any, values: Any) -> None:
+    for block in range(len(values) // 256):
+        data = bytes_[block * 144 : block * 144 + 144]
+        d, lowest, packed = half_at(data, 0), half_at(data, 2), data[4:16]
+        codes, out = data.ctypes.data + 16, values.ctypes.data + block * 512
+        for pair in range(4):
+            scale, least = scale_and_least(packed, pair * 2)
+            shifted_low(codes + pair * 32, _FROM_ZERO.ctypes.data, d * scale, -(lowest * least), out)
+            scale, least = scale_and_least(packed, pair * 2 + 1)
+            shifted_high(codes + pair * 32, _FROM_ZERO.ctypes.data, d * scale, -(lowest * least), out + 64)
+            out += 128
+
+
+_LOOKUPS = {"Q4_0": _q4_0, "IQ4_NL": _iq4_nl, "MXFP4": _mxfp4, "Q4_K": _q4_k}
 
 
 def _tiling_loop(kind: str) -> Callable[..., None]:
@@ -25,7 +86,7 @@ def _tiling_loop(kind: str) -> Callable[..., None]:
     times first. A row is decoded where it stays in the cache until its pieces are put in order.
     """
     size, nbytes = LAYOUTS[kind]
-    decode = _DECODERS[kind]
+    decode = DECODERS[kind]
 
     @compiled
     def loop(
@@ -82,8 +143,8 @@ def _halves_in_turn(rows: int, heads: int) -> NDArray[np.int64]:
 @cache
 def _filling(kind: str, floats: bool) -> int:
     (size, nbytes), made = LAYOUTS[kind], np.float32 if floats else np.uint16
-    looked_up = native_lookup.DECODERS if has_lookups() and not floats else {}
-    decode = looked_up.get(kind, _DECODERS[kind])
+    looked_up = _LOOKUPS if has_lookups() and not floats else {}
+    decode = looked_up.get(kind, DECODERS[kind])
 
     def fill(
         blocks: Any, order: Any, _: Any, rows: int, columns: int, row: int, place: int, count: int, out: Any
