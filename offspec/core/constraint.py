@@ -101,8 +101,7 @@ class Regions:
         regions: Those that may come.
         thought: The marks that begin and end reasoning. None: there is none.
         thinking: The answer begins within reasoning.
-        required: What the answer must begin with after its reasoning, in Lark; "": anything.
-        last: Nothing follows what is required.
+        required: The answer after its reasoning, in Lark; "": anything.
         thought_tokens: Most tokens of reasoning before what is required. None: any number.
         cut: The end of reasoning and what is required, in Lark: for reasoning of so many tokens.
     """
@@ -111,7 +110,6 @@ class Regions:
     thought: tuple[str, str] | None = None
     thinking: bool = False
     required: str = ""
-    last: bool = False
     thought_tokens: int | None = None
     cut: str = ""
 

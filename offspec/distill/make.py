@@ -124,8 +124,8 @@ def distill_head(
     config = target.skeleton.config
     del assembly, target
     memories.trim()
-    torch.set_grad_enabled(True)
-    return _teach(wanted, _pupil(wanted, ends, taps, config), store, ends, memory, limit, notify)
+    with torch.enable_grad():
+        return _teach(wanted, _pupil(wanted, ends, taps, config), store, ends, memory, limit, notify)
 
 
 def _claim_out(out: Path) -> None:

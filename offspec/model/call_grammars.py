@@ -321,7 +321,6 @@ def only_calls(
         thought=thought,
         thinking=thinking and thought is not None,
         required=forms[0].grammar(functions, special, forms[0].mark),
-        last=True,
         thought_tokens=tokens,
         cut=forms[0].grammar(functions, special, f"{thought[1]}\n\n{forms[0].mark}") if thought else "",
     )
@@ -346,7 +345,6 @@ def after_thought(
         thought=thought,
         thinking=True,
         required=preceded(format, gap),
-        last=True,
         thought_tokens=tokens,
         cut="" if tokens is None else preceded(format, f"{GrammarText(special).literals(thought[1])} {gap}"),
     ).constraint()

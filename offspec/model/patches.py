@@ -112,12 +112,6 @@ PATCHES = (
         "two threads share the processors; a trial computes next to nothing",
     ),
     Patch(
-        "state of torch's random numbers",
-        ("distill.make",),
-        "the process ends",
-        "a training begins with the same weights every time",
-    ),
-    Patch(
         "settings of torch's allocator on a GPU",
         ("model.device",),
         "the process ends",

@@ -149,7 +149,7 @@ class RegionRule(Format):
             return self._settled(depth, node.stage, node.tail + self._bytes(token))
         rule, state = _place(node)
         state = rule.below(state, token)
-        if rule.complete(state) and not (self._given.required and self._given.last):
+        if rule.complete(state) and not self._given.required:
             return _Node(depth, _Stage.TEXT)
         return _Node(depth, _Stage.REGION, b"", rule, state)
 
