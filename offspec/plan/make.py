@@ -28,7 +28,6 @@ from offspec.plan.model_sizes import expert_sizes, sizes_of
 from offspec.plan.needs import memory_parts
 from offspec.plan.opened import OpenedModels
 from offspec.plan.records import DraftRecord, ExpertRecord
-from offspec.plan.shared_passes import SharedPasses
 from offspec.plan.variants import Variants
 from offspec.stream.device_experts import DeviceExpertStore
 from offspec_kernels.row_linear import row_linear
@@ -227,8 +226,8 @@ def _build(
     chosen = predictor.refined(costs, chosen)
     least = replace(settled, budget=max(LEAST_BUDGET, sequences), width=loaded.width)
     least_ram, least_vram = least_memory(opened, least)
-    most_nodes = (loaded.budget or 1, largest)
-    shared = SharedPasses(opened, settled, fit, predictor, chosen, most_nodes).rows()
+    variants = Variants(opened, settled, fit, predictor, chosen)
+    shared = variants.shared_passes((loaded.budget or 1, largest))
     return Plan(
         target=wanted.model,
         target_print=opened.target_print,
@@ -252,7 +251,7 @@ def _build(
         costs=costs if sequences > 1 else replace(costs, caches=0.0),  # they are in `link`
         forecast=predictor.forecast(chosen, costs, hardware),
         sweep=tuple(row.choice for row in found),
-        what_ifs=Variants(opened, settled, fit, predictor, chosen).what_ifs(shared),
+        what_ifs=variants.what_ifs(shared),
         acceptance=acceptance.origin if drafts else _NO_DRAFT,
         measured=acceptance.measured,
         least_memory=least_ram,

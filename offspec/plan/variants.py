@@ -1,21 +1,21 @@
-"""What-if rows of a plan: variants of its machine, format and draft that make a difference to its speed."""
+"""Variants of a plan laid out in memory: other machines, formats, drafts and numbers of sequences."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from offspec.core.config import DraftBits
+from offspec.core.config import DraftBits, EngineConfig
 from offspec.plan.cpu_choice import choose_cpu_experts, choose_cpu_layers
-from offspec.plan.fit import Fit, find_fit, keeps_unpacked, try_fit
+from offspec.plan.fit import Fit, cache_bytes, find_fit, keeps_unpacked, try_fit
 from offspec.plan.opened import OpenedModels
-from offspec.plan.shared_passes import SettledPlan
 from offspec_planners.acceptance import rounded
-from offspec_planners.cost import ModelSizes
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.plan.forecast import Choice, Shared, WhatIf
+from offspec_planners.plan.forecast import Shared, WhatIf
 from offspec_planners.predictor import Predictor
-from offspec_planners.units import format_bytes, format_count, format_number
+from offspec_planners.search import Outlook
+from offspec_planners.shared_passes import LaidOut, SharedPasses
+from offspec_planners.units import format_bytes, format_count
+from offspec_planners.what_if import explain_memories, faster_rows, sequence_rows, undrafted_rows
 
-_GAIN = 1.05  # times the speed; smaller gains are omitted
 _FACTORS = (1.5, 2, 4)  # times the memory there is
 _DRAFT_BITS: DraftBits = 4
 _NEARLY = (1.0, 1.05, 1.1, 1.15, 1.2, 1.25)  # times the memory there is: still little more
@@ -25,8 +25,31 @@ _WHOLE = 12  # bits a weight, from which on a file is not taken for packed
 _FORMATS = {"nf4": 4.25, "int8": 8.5}  # bits a weight of what `offspec pack` makes, scales included
 
 
-class Variants(SettledPlan):
-    """Lays out and prices variants of one plan."""
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """Lays out variants of a plan whose settings are chosen.
+
+    Args:
+        opened: Models that memory is divided among.
+        config: Settings of the plan.
+        fit: What fits where by the plan.
+        predictor: Prices of the plan.
+        chosen: Outlook of the plan.
+    """
+
+    opened: OpenedModels
+    config: EngineConfig
+    fit: Fit
+    predictor: Predictor
+    chosen: Outlook
+
+    def shared_passes(self, most: tuple[int, int]) -> tuple[Shared, ...]:
+        """Passes of other numbers of sequences. most: Most nodes of a pass, and of one tree that is known."""
+        planned, wanted = self._with_caches(self.config, self.fit), self.opened.config
+        passes = SharedPasses(
+            self.predictor, self.chosen, planned, self._lay_out, most, wanted.budget, wanted.width
+        )
+        return passes.rows()
 
     def what_ifs(self, shared: Iterable[Shared]) -> tuple[WhatIf, ...]:
         """Rows for what makes a difference: memory, links, bits, no draft, and other numbers of sequences.
@@ -39,10 +62,20 @@ class Variants(SettledPlan):
             rows = faster_rows(choice, self._ladders())
         if self.predictor.drafts:
             least = find_fit(self.opened.alone(), replace(self.config, budget=sequences, width=1))
-            alone = self.predictor.plain_speed(least.placement)
-            if not choice.tok_per_s < _GAIN * alone < _GAIN**2 * choice.tok_per_s:  # not about as fast
-                rows.append(WhatIf("no draft", alone, "one token a pass"))
+            rows += undrafted_rows(choice, self.predictor.plain_speed(least.placement))
         return (*rows, *sequence_rows(choice, sequences, shared))
+
+    def _lay_out(self, sequences: int, budget: int, width: int) -> LaidOut | None:
+        """With the plan's draft and context, and caches in RAM only if those of the plan are."""
+        context = self.fit.context
+        config = replace(self.config, sequences=sequences, budget=budget, width=width, context=context)
+        found = try_fit(self.opened, config, held=self.fit.held)
+        if found is None or found.placement.caches is Tier.HOST is not self.fit.placement.caches:
+            return None
+        return self._with_caches(config, found)
+
+    def _with_caches(self, config: EngineConfig, fit: Fit) -> LaidOut:
+        return fit.placement, cache_bytes(self.opened, config, fit)
 
     def _ladders(self) -> Iterator[Iterator[WhatIf]]:
         """Variants, in groups of ever larger memories."""
@@ -169,54 +202,3 @@ class Variants(SettledPlan):
             return
         placement = find_fit(opened, config).placement
         yield self._row(change, f"`--{option}`, {_OTHER_ROUNDING}", placement, predictor)
-
-
-def faster_rows(choice: Choice, ladders: Iterable[Iterable[WhatIf]]) -> list[WhatIf]:
-    """Rows that are faster than a choice, and than those before them in their ladder."""
-    rows = list[WhatIf]()
-    for ladder in ladders:
-        before = choice.tok_per_s
-        for row in ladder:
-            speed = row.tok_per_s or 0.0
-            if speed >= _GAIN * before:
-                rows.append(row)
-                before = speed
-    return rows
-
-
-def sequence_rows(choice: Choice, sequences: int, shared: Iterable[Shared]) -> list[WhatIf]:
-    """Rows for one sequence by itself, and for more than those of a plan as long as more bring more."""
-    rows, before = list[WhatIf](), choice.tok_per_s
-    for row in shared:
-        if row.sequences == 1:
-            rows.append(WhatIf("with 1 sequence", row.tok_per_s, "while others wait"))
-        elif row.sequences > sequences and row.tok_per_s >= _GAIN * before:
-            note = f"{format_number(row.each)} tok/s each; caches of {format_bytes(row.caches)}"
-            rows.append(WhatIf(f"with {row.sequences} sequences", row.tok_per_s, f"in all, {note}"))
-            before = row.tok_per_s
-    return rows
-
-
-def explain_memories(placement: Placement, target: ModelSizes, *, vram: bool) -> str:
-    """How many layers each memory has, or experts, in a clause.
-
-    Args:
-        placement: Tiers of the layers.
-        target: Sizes of the target.
-        vram: Whether a device has memory of its own.
-    """
-    tiers, memory = placement.tiers, "VRAM" if vram else "RAM"
-    if placement.by_need and target.experts is not None:
-        slots = {memory: placement.expert_slots} | ({"RAM": placement.host_expert_slots} if vram else {})
-        shares = {where: count / target.experts.every for where, count in slots.items() if count}
-        return f"{' and '.join(f'{share:.0%} in {where}' for where, share in shares.items())} of experts"
-    counts = {memory: tiers.count(Tier.DEVICE)}
-    counts["RAM"] = counts.get("RAM", 0) + tiers.count(Tier.HOST) + tiers.count(Tier.CPU)
-    first, *others = [(count, where) for where, count in counts.items() if count] or [(0, memory)]
-    if first[0] == len(tiers):
-        return f"all layers in {first[1]}"
-    listing = [
-        f"{first[0]} of {len(tiers)} layers in {first[1]}",
-        *(f"{n} in {where}" for n, where in others),
-    ]
-    return ", ".join(listing)

@@ -1,25 +1,20 @@
 """Speeds of placements by plain sizes: work for the CPU, variants, and passes that sequences share."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import cast
+from dataclasses import replace
 
 import pytest
 
-from offspec.core.config import EngineConfig
-from offspec.plan import cpu_choice, shared_passes
-from offspec.plan.fit import Fit
-from offspec.plan.opened import OpenedModels
-from offspec.plan.shared_passes import LaidOut, SharedPasses
-from offspec.plan.variants import explain_memories, faster_rows, sequence_rows
 from offspec_planners.acceptance import typical
 from offspec_planners.cost import Estimate, ModelSizes
+from offspec_planners.cpu_work import fastest_cpu_layers
 from offspec_planners.hardware_rates import preset
 from offspec_planners.placement import Placement, Sizes, TooSmallError, cpu_layers, place_on_devices
 from offspec_planners.plan.forecast import WhatIf
 from offspec_planners.predictor import Predictor
 from offspec_planners.search import Outlook, best
+from offspec_planners.shared_passes import LaidOut, SharedPasses
 from offspec_planners.typical_acceptance import SUBSTITUTE
+from offspec_planners.what_if import explain_memories, faster_rows, sequence_rows, undrafted_rows
 
 GB = 10**9
 LAYERS = 40
@@ -45,29 +40,16 @@ def _chosen(placement: Placement, predictor: Predictor = PREDICTOR) -> Outlook:
     return best(predictor.sweep(predictor.costs(placement, 1.0), [predictor.sequences], [1]))
 
 
-@dataclass
-class _Opened:
-    """Models on a machine with a GPU."""
-
-    config: EngineConfig = field(default_factory=lambda: EngineConfig("model"))
-    vram: int = 20 * GB
-
-
-def test_the_cpu_computes_layers_that_would_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    streamed, whole, opened = _placed(20 * GB), _placed(50 * GB), cast(OpenedModels, _Opened())
+def test_the_cpu_computes_layers_that_would_stream() -> None:
+    streamed, whole = _placed(20 * GB), _placed(50 * GB)
     chosen = _chosen(streamed)
-
-    def choose(place: Callable[[int], Placement | None]) -> int:
-        monkeypatch.setattr(cpu_choice, "_place", lambda opened, config: place(config.cpu_layers))
-        return cpu_choice.choose_cpu_layers(opened, opened.config, PREDICTOR, chosen)
-
-    layers = choose(lambda count: _place(20 * GB, on_cpu=count))
+    layers = fastest_cpu_layers(PREDICTOR, chosen, lambda count: _place(20 * GB, on_cpu=count))
     found = _place(20 * GB, on_cpu=layers)
     assert layers and found is not None
     assert PREDICTOR.pass_seconds(found, chosen) < PREDICTOR.pass_seconds(streamed, chosen)
-    assert not choose(lambda count: whole), "nothing streams"
-    assert not choose(lambda count: None), "nothing fits"
-    assert not choose(lambda count: None if count else streamed)
+    assert not fastest_cpu_layers(PREDICTOR, chosen, lambda count: whole), "nothing streams"
+    assert not fastest_cpu_layers(PREDICTOR, chosen, lambda count: None), "nothing fits"
+    assert not fastest_cpu_layers(PREDICTOR, chosen, lambda count: None if count else streamed)
 
 
 def test_variants_that_make_no_difference_are_omitted() -> None:
@@ -89,20 +71,24 @@ def test_memories_are_listed_in_a_clause() -> None:
     assert explain_memories(split, MODEL, vram=True) == f"{kept} of 40 layers in VRAM, {40 - kept} in RAM"
 
 
-def test_sequences_that_do_not_fit_have_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_draft_has_a_row_unless_it_is_about_as_fast() -> None:
+    choice = _chosen(_placed(20 * GB)).choice
+    rows = [undrafted_rows(choice, factor * choice.tok_per_s) for factor in (0.9, 0.99, 1.04, 1.1)]
+    assert [len(found) for found in rows] == [1, 0, 0, 1]
+
+
+def test_sequences_that_do_not_fit_have_no_row() -> None:
     predictor, placement = replace(PREDICTOR, sequences=2), _placed(20 * GB)
     chosen = _chosen(placement, predictor)
 
-    def lay_out(passes: SharedPasses, sequences: int, budget: int, width: int) -> LaidOut | None:
+    def lay_out(sequences: int, budget: int, width: int) -> LaidOut | None:
         assert (budget, width) == (sequences, 1)
         return (placement, sequences) if sequences <= 8 else None
 
-    monkeypatch.setattr(SharedPasses, "_lay_out", lay_out)
-    monkeypatch.setattr(shared_passes, "cache_bytes", lambda opened, config, fit: 2)
-    opened, fit = cast(OpenedModels, _Opened()), Fit(1024, "none", placement)
-    rows = SharedPasses(opened, opened.config, fit, predictor, chosen, (16, 16)).rows()
+    passes = SharedPasses(predictor, chosen, (placement, 2), lay_out, (16, 16))
+    rows = passes.rows()
     assert [(row.sequences, row.caches) for row in rows] == [(1, 1), (2, 2), (4, 4), (8, 8)]
     assert sorted(rows, key=lambda row: row.tok_per_s) == list(rows), "one read of the weights serves all"
-    assert not SharedPasses(opened, opened.config, fit, PREDICTOR, chosen, (16, 16)).rows()
+    assert not replace(passes, predictor=PREDICTOR).rows()
     named = [row.change for row in sequence_rows(chosen.choice, 2, rows)]
     assert named == ["with 1 sequence", "with 4 sequences", "with 8 sequences"]
