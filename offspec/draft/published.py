@@ -152,7 +152,7 @@ def known_drafts(target: str, config: Mapping[str, Any] | None = None) -> tuple[
 def _named(name: str) -> Iterator[KnownDraft]:
     """The drafts of the target whose name this one begins with, and smaller models of its family."""
     stem = _stem(name)
-    targets = {target for heads in _HEADS.values() for target in heads}
+    targets = dict.fromkeys(target for heads in _HEADS.values() for target in heads)
     named = [target for target in targets if re.match(rf"{re.escape(_stem(target))}(?![a-z0-9])", stem)]
     target = max(named, key=len, default="")
     if target and not _OTHERWISE_TRAINED.search(stem.removeprefix(_stem(target))):

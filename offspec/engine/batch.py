@@ -263,4 +263,4 @@ class Batch:
             self._trip()
             self._logits([sequence])
         sequence.commit()
-        sequence.last = None
+        sequence.last, sequence.tapped = None, {}  # they are as large as the pass

@@ -59,7 +59,7 @@ class Binder:
         self._plain, waiting = list[WeightRecipe](), dict[str, list[WeightRecipe]]()
         for recipe in recipes:
             modules = {parameter.rpartition(".")[0] for parameter in recipe.names}
-            # A layer's own hooks would run before the layer has been entered.
+            # What wraps a layer itself would run before the layer has been entered.
             runs = modules != {prefix.rstrip(".")} and not any(map(is_read_directly, recipe.names))
             if recipe.is_packed and len(modules) == 1 and runs:
                 waiting.setdefault(modules.pop(), []).append(recipe)
@@ -231,7 +231,7 @@ class Binder:
             _set(self._homes[name], self.parameters[name])
 
     def close(self) -> None:
-        """Unbind, and take the hooks off the model."""
+        """Unbind, and give the model its own forwards back."""
         self.unbind()
         for unpacker in self._unpackers:
             unpacker.remove()

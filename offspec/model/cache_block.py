@@ -52,7 +52,7 @@ class CacheBlock:
         shape, device = (*like.shape[:2], rows, like.shape[3]), like.device
         start = -(-self._taken[device] // ALIGNED) * ALIGNED
         end = start + math.prod(shape) * like.element_size()
-        if end > self._sizes.get(device, 0):
+        if device not in self._sizes or end > self._sizes[device]:
             return like.new_empty(shape)
         memory = self._on(device)
         self._taken[device] = end

@@ -182,7 +182,7 @@ class LayerFeeder:
             source.abandon()
 
     def close(self) -> None:
-        for source in self._sources:
+        for source in reversed(self._sources):  # closing the store waits for copies, which may have failed
             source.close()
         for binder in self._binders:
             binder.close()

@@ -147,11 +147,11 @@ class ModuleUnpacker:
         self._undo = wrap(self._module, self._run, scratch)
 
     def _run(self, own: Callable[..., Any], scratch: Scratch, /, *args: Any, **kwargs: Any) -> Any:
-        if self._product is not None and (out := self._product(*args)) is not None:
+        if self._product is not None and (out := self._product(*args, **kwargs)) is not None:
             return out
         mark = scratch.taken
-        self._put(self._make(scratch.take))
         try:
+            self._put(self._make(scratch.take))
             return own(*args, **kwargs)
         finally:
             self._drop()

@@ -65,6 +65,8 @@ class RayBatchRun(LineRun):
         actors: How many; None: as many as there is room for.
         in_flight: Lines that are asked at a time. None: one more than an engine answers side by side.
         load: Loads the engines in another way.
+
+    `run` raises RequestError where there is no such cluster, or no room in it.
     """
 
     def __init__(

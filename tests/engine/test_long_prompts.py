@@ -1,17 +1,21 @@
 """A prompt that is longer than a pass is taken in several, and says the same."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
+import offspec
 from offspec.core.events import PassStats, TextDelta
 from offspec.model import runner
 from offspec.model.pass_parts import SequenceRows
 from offspec_planners.cost import PassCosts
 from offspec_planners.placement import Placement, Tier
+from tests.support import eagle_files
 from tests.support.answers import PROMPT, Trio, sampling
 from tests.support.products import some
 from tests.support.tiny_models import reference, tiny_engine, write_hybrid, write_model
@@ -44,6 +48,30 @@ def test_in_several_passes(case: str, tmp_path: Path, monkeypatch: pytest.Monkey
         assert rows[:4] == [7] * 4 and rows[4] - engine.budget <= 7
         more = [*LONG, *found.token_ids[:4], *LONG]
         assert list(engine.generate(more, sampling(0.0, 8)).token_ids) == reference(folder, more, 8)
+
+
+def test_layer_inputs_of_one_pass_are_gone_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An EAGLE-3 head taps layers; what it was given of a long prompt's pass is as large as that pass."""
+    write_model(tmp_path / "target", num_hidden_layers=eagle_files.LAYERS)
+    eagle_files.write_head(tmp_path / "head", eagle_files.make_head("eagle3"))
+    monkeypatch.setattr(runner, "PASS_ROWS", 7)
+    tapped, refs, alive = runner.TreeModel._tapped, list[weakref.ref[Tensor]](), list[int]()
+
+    def watched(model: runner.TreeModel, states: Tensor) -> Tensor:
+        alive.append(sum(ref() is not None for ref in refs))
+        found = tapped(model, states)
+        refs.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(runner.TreeModel, "_tapped", watched)
+    size: dict[str, Any] = {"dtype": "float32", "context": 160, "budget": 8, "width": 4}
+    with offspec.load(str(tmp_path / "target"), draft=str(tmp_path / "head"), **size) as engine:
+        alive.clear()
+        found = engine.generate(LONG, sampling(0.0, 4))
+    assert list(found.token_ids) == reference(tmp_path / "target", LONG, 4)
+    assert len(alive) > 12 and max(alive) < 3  # three layers are tapped in a pass
 
 
 @pytest.mark.usefixtures("drafters_stay")

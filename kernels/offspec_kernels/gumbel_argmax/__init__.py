@@ -57,6 +57,8 @@ def gumbel_argmax(
     row and 1024 tokens of it.
     """
     check_logits(logits)
+    if isinstance(positions, Tensor):
+        raise ArgumentError("positions", "must be a sequence of numbers, not a tensor")
     check_noise(logits, seed, positions, noise, table)
     check_scale("temperature", temperature)
     if last_tie is not None and least is None:

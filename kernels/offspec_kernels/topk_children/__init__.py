@@ -20,7 +20,7 @@ from offspec_kernels.checks import (
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.noise import LOW, gumbel_row
 
-BLOCK = 128  # columns of a row that are searched by their maximum first
+BLOCK = 128  # columns that are searched by their maximum first; as in `triton`
 MOST = 64  # children that one program of the kernel finds
 
 

@@ -66,6 +66,9 @@ class AdvisoryDrafter(_Advisory, Joinable):
     def fork(self, target: TreeCache) -> "AdvisoryDrafter":
         return AdvisoryDrafter(self.name, self._drafter.fork(target))
 
+    def watch(self, look: Callable[[], None] | None) -> None:
+        self._drafter.watch(look)
+
     def start(self, ids: Sequence[int]) -> None:
         self._ask(lambda: self._drafter.start(ids), None)
 

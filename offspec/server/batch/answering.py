@@ -12,7 +12,7 @@ from offspec.core.errors import ClosedError
 from offspec.server.batch.lines import ENDPOINTS, Line
 from offspec.server.endpoint import ApiRequest
 from offspec.server.exchange import Usage
-from offspec.server.faults import Fault, internal, openai_error
+from offspec.server.faults import CLIENT_GONE, Fault, internal, openai_error
 from offspec.server.reply import WholeAnswer
 from offspec.server.service import Service
 
@@ -83,12 +83,13 @@ class Answering:
         while True:
             if self._turn is not None:
                 await self._turn()
-            began = time.perf_counter()
-            status, value = await self._ask(line)
-            seconds = time.perf_counter() - began
-            self._service.metrics.requested(line.url, status, seconds)
-            name = f"req_{secrets.token_hex(12)}"
-            access_log.info("- POST %s %d %.3fs %s", line.url, status, seconds, name)
+            began, status = time.perf_counter(), CLIENT_GONE
+            try:
+                status, value = await self._ask(line)
+            finally:
+                seconds, name = time.perf_counter() - began, f"req_{secrets.token_hex(12)}"
+                self._service.metrics.requested(line.url, status, seconds)
+                access_log.info("- POST %s %d %.3fs %s", line.url, status, seconds, name)
             if status != _REFUSED:
                 return status, value
             await asyncio.sleep(0.1)

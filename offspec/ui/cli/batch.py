@@ -44,70 +44,43 @@ Interrupted or killed, the same command goes on from there. Without a model the 
   offspec batch questions.jsonl --validate
 """
 
-_option = partial(typer.Option, rich_help_panel="Batch")
 _MOST_REPORTED = 10  # wrong lines, unless they are asked for
-
-Input = Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Requests, one a line.", show_default=False)]
-Results = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="OUT.jsonl",
-        help="Where results are added, in the order in which they finish. A name that ends in .parquet is "
-        "for a table in the end; until then they are in a file of that name with .jsonl behind it.",
-        show_default=False,
-    ),
-]
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL", help="What answers.", show_default=False, autocompletion=completion.models
-    ),
-]
-Validate = Annotated[
-    bool,
-    _option("--validate", metavar="", help="Check the input alone, and say what is wrong with each line."),
-]
-Alias = Annotated[
-    list[str] | None, _option(metavar="NAME", help="What lines call the model, beside its own name.")
-]
-Ray = Annotated[
-    str | None,
-    _option(
-        "--ray",
-        metavar="ADDRESS",
-        help="Answer on a Ray cluster: [bold]auto[/] is the one that this machine belongs to, [bold]local[/] "
-        "a new one of this machine alone. Each machine, or each GPU, loads the model; paths are those there.",
-    ),
-]
-RayActors = Annotated[
-    int | None,
-    _option(
-        "--ray-actors", min=1, metavar="N", help="Engines on the cluster.", show_default="as many as fit"
-    ),
-]
-Quiet = Annotated[bool, _option("--quiet", "-q", metavar="", help="No progress or notices on stderr.")]
-
 
 _USAGE = "offspec batch IN.jsonl OUT.jsonl MODEL"
 
 
 @opt.takes_options
 def batch(
-    requests: Input,
-    results: Results = None,
-    model: Model = "",
+    requests: Annotated[Path, typer.Argument(show_default=False)],
+    results: Annotated[Path | None, typer.Argument(show_default=False)] = None,
+    model: Annotated[str, typer.Argument(show_default=False, autocompletion=completion.models)] = "",
     *,
     options: opt.Options,
-    validate: Validate = False,
-    alias: Alias = None,
-    ray: Ray = None,
-    ray_actors: RayActors = None,
-    quiet: Quiet = False,
+    validate: bool = False,
+    alias: list[str] | None = None,
+    ray: str | None = None,
+    ray_actors: Annotated[int | None, typer.Option(min=1, show_default="as many as fit")] = None,
+    quiet: bool = False,
 ) -> None:
     """Answer many requests from a file, and add each result to another as soon as it is there.
 
     Sampling options set defaults for lines that omit them. A line that cannot
     be answered has its error for a result; the others go on.
+
+    Args:
+        requests (IN.jsonl): Requests, one a line.
+        results (OUT.jsonl): Where results are added, in the order in which they finish. A name that ends in
+            .parquet is for a table in the end; until then they are in a file of that name with .jsonl behind
+            it.
+        model (MODEL): What answers.
+
+    Batch:
+        validate: Check the input alone, and say what is wrong with each line.
+        alias (NAME): What lines call the model, beside its own name.
+        ray (ADDRESS): Answer on a Ray cluster: `auto` is the one that this machine belongs to, `local` a new
+            one of this machine alone. Each machine, or each GPU, loads the model; paths are those there.
+        ray_actors (N): Engines on the cluster.
+        quiet: No progress or notices on stderr.
     """
     check_installed()
     from offspec.server.batch.lines import read_lines

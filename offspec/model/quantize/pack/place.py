@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,8 +94,7 @@ class PackLocation:
                     f"{self.folder} holds a pack of {other}, or of that model as it was before: name another "
                     "folder by `out`, or remove this one"
                 )
-            with suppress(CheckpointError):
-                open_folder(self.folder)
+            if self._opens():
                 # Of weights alone: the other files are checked on opening.
                 sums = {name: file.sum for name, file in manifest.files.items()}
                 if not again or not any(damaged(self.folder, sums, f"checking {self.folder.name}", notify)):
@@ -105,6 +104,13 @@ class PackLocation:
             shutil.rmtree(self.partial, ignore_errors=True)
             os.rename(self.folder, self.partial)
         return None
+
+    def _opens(self) -> bool:
+        try:
+            open_folder(self.folder)
+        except CheckpointError:
+            return False
+        return True
 
     def _is_free(self) -> bool:
         """Whether there is nothing, or an empty folder."""
