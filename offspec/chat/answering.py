@@ -112,7 +112,7 @@ class Answering:
 
     @property
     def opened(self) -> str:
-        """What the template began the answer under way with, such as "<think>"; "" where there is none."""
+        """Text with which the template began this answer, such as "<think>"; "" where there is none."""
         turn = self._turn
         return turn.answer.opened if turn else ""
 

@@ -206,7 +206,7 @@ class ContextWindow:
         return encoded
 
     def _kept_start(self, conversation: Conversation, context: int) -> int:
-        """Where the last prompt began, while the conversation only continues or the whole has no room."""
+        """The start of the last prompt, while the conversation only continues or the whole has no room."""
         continues = conversation.messages[: len(self._seen)] == self._seen
         if not self._start or continues:
             return self._start

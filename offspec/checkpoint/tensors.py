@@ -1,4 +1,4 @@
-"""Where one tensor lies, and what the dtype names of the safetensors format mean.
+"""The place of one tensor, and the meaning of the dtype names of the safetensors format.
 
 Some elements of a weight's first dimension, rows or experts, can be had as a weight of their own.
 """

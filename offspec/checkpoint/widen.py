@@ -40,7 +40,7 @@ OpenSmall = Callable[[Path, Callable[[Event], None]], Checkpoint]
 
 
 def widened_folder(name: str, factor: int, cache_dir: Path | None = None) -> Path:
-    """Where a widened model is kept unless a folder is named: in the user's cache."""
+    """The folder of a widened model unless one is named: in the user's cache."""
     return cache_root(cache_dir) / WIDENED / f"{name}-x{factor}"
 
 
@@ -79,7 +79,7 @@ def _fill(
     partial: Path, folder: Path, name: str, open_small: OpenSmall, notify: Callable[[Event], None]
 ) -> None:
     """Write the model to `partial`, which is to become `folder`."""
-    scratch = partial / ".small"  # beside its copy, so that both are removed together
+    scratch = partial / ".small"  # next to its copy, so that both are removed together
     small = open_small(scratch, unheard)
     files = wide_files(small, FACTOR)
     total = total_bytes(files)

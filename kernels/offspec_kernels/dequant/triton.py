@@ -1,4 +1,4 @@
-"""What kernels of formats share: rounding, codes out of words, and tiles of a weight."""
+"""Parts that kernels of formats share: rounding, codes out of words, and tiles of a weight."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What every path of tree attention is given."""
+"""Arguments of every path of tree attention."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -96,7 +96,7 @@ def _describe(header: GgufHeader, partial: Path, folder: Path, notify: Callable[
 
 
 def _weights(header: GgufHeader, folder: Path) -> dict[str, Weight]:
-    """Where each weight of a streamed file lies: in it, or in the folder that describes it."""
+    """The place of each weight of a streamed file: in it, or in the folder that describes it."""
     plan = recipes(header, _config(folder))
     little: dict[str, TensorInfo] = {}
     if any(is_little(recipe) for recipe in plan):

@@ -70,7 +70,7 @@ def _codes(values: Tensor, borders: list[float], order: Tensor) -> Tensor:
 
 
 def _borders(kind: str, device: torch.device) -> tuple[list[float], Tensor]:
-    """What lies half-way between a table's k different values, k - 1 of them, and their codes, uint8 [k]."""
+    """Midpoints between a table's k different values, k - 1 of them, and their codes, uint8 [k]."""
     table = table_of(kind, torch.device("cpu"))
     values, where = table.unique(return_inverse=True)  # sorted; FP4 has 0 twice
     order = torch.empty(len(values), dtype=torch.uint8)
