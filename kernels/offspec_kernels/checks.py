@@ -1,4 +1,4 @@
-"""Checks that every door makes before it lets a tensor through to raw pointers."""
+"""Argument checks made before a tensor's raw pointers are used."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,8 +11,8 @@ from offspec_kernels.errors import ArgumentError
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class Shaped(Protocol):
-    """What a tensor is known by, and what stands for one."""
+class TensorLike(Protocol):
+    """Attributes shared by tensors and objects that stand in for tensors."""
 
     @property
     def shape(self) -> torch.Size: ...
@@ -24,8 +24,8 @@ class Shaped(Protocol):
     def device(self) -> torch.device: ...
 
 
-def check_shape(name: str, tensor: Shaped, shape: Sequence[int | str]) -> None:
-    """`shape`: a number for a size that is known, a letter for one that may be anything."""
+def check_shape(name: str, tensor: TensorLike, shape: Sequence[int | str]) -> None:
+    """Raise unless `shape` matches: a number for a fixed size, a letter for any size."""
     sizes = tensor.shape
     fits = (size == wanted or isinstance(wanted, str) for size, wanted in zip(sizes, shape, strict=False))
     if len(sizes) == len(shape) and all(fits):
@@ -33,7 +33,7 @@ def check_shape(name: str, tensor: Shaped, shape: Sequence[int | str]) -> None:
     raise ArgumentError(name, f"the shape must be [{', '.join(map(str, shape))}], not {list(sizes)}")
 
 
-def check_dtype(name: str, tensor: Shaped, dtypes: Sequence[torch.dtype]) -> None:
+def check_dtype(name: str, tensor: TensorLike, dtypes: Sequence[torch.dtype]) -> None:
     if tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise ArgumentError(
@@ -41,16 +41,16 @@ def check_dtype(name: str, tensor: Shaped, dtypes: Sequence[torch.dtype]) -> Non
         )
 
 
-def check_device(name: str, tensor: Shaped, device: torch.device) -> None:
+def check_device(name: str, tensor: TensorLike, device: torch.device) -> None:
     if tensor.device != device:
-        raise ArgumentError(name, f"it must be on {device}, as the first tensor is, not on {tensor.device}")
+        raise ArgumentError(name, f"must be on {device} like the first tensor, not on {tensor.device}")
 
 
 def check_rows(name: str, tensor: Tensor) -> None:
-    """The last dimension lies without gaps, as kernels read it."""
+    """Raise unless the last dimension is contiguous, as kernels require."""
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise ArgumentError(
-            name, f"the last dimension must be contiguous, and its stride is {tensor.stride(-1)}"
+            name, f"the last dimension must be contiguous (stride 1), not stride {tensor.stride(-1)}"
         )
 
 
@@ -61,7 +61,7 @@ def check_tensor(
     dtypes: Sequence[torch.dtype],
     device: torch.device | None = None,
 ) -> None:
-    """A tensor that kernels read row by row; `shape` as in `check_shape`."""
+    """Check a tensor that kernels read row by row; `shape` as in `check_shape`."""
     check_shape(name, tensor, shape)
     check_dtype(name, tensor, dtypes)
     if device is not None:
@@ -71,14 +71,14 @@ def check_tensor(
 
 def check_contiguous(name: str, tensor: Tensor) -> None:
     if not tensor.is_contiguous():
-        raise ArgumentError(name, "it must be contiguous")
+        raise ArgumentError(name, "must be contiguous")
 
 
 def check_logits(logits: Tensor) -> None:
-    """[rows, V]; V leaves int32 ids room for the blocks that a kernel rounds it up to."""
+    """Check logits [rows, V]; with bounded V, ids fit in int32 when a kernel rounds V up to whole blocks."""
     check_tensor("logits", logits, ["rows", "V"], FLOATS)
     if not 0 < logits.shape[1] <= 2**30:
-        raise ArgumentError("logits", f"a row has 1 to 2^30 tokens, not {logits.shape[1]}")
+        raise ArgumentError("logits", f"a row must have 1 to 2^30 tokens, not {logits.shape[1]}")
 
 
 def check_noise(
@@ -88,13 +88,13 @@ def check_noise(
     noise: object | None,
     table: Tensor | None,
 ) -> None:
-    """How the noise of logits [rows, V] is found: by a seed and positions, or in rows of it made before.
+    """Check the noise arguments of logits [rows, V]: a seed with positions, or rows of noise made before.
 
-    table: [S, V], by position. Positions on a device are not looked at.
+    table: [S, V], by position. Values of positions on a device are not checked.
     """
     for name, made in (("noise", noise), ("table", table)):
         if seed is None and made is not None:
-            raise ArgumentError(name, "rows of noise need the seed that they are made of")
+            raise ArgumentError(name, "rows of noise need the seed they were made from")
     if seed is not None and not 0 <= seed < 2**64:
         raise ArgumentError("seed", f"must be in [0, 2^64), not {seed}")
     if isinstance(positions, Tensor):
@@ -104,19 +104,19 @@ def check_noise(
     if table is not None:
         check_tensor("table", table, ["S", logits.shape[1]], [torch.float32], logits.device)
         if not table.is_contiguous() or not len(table):
-            raise ArgumentError("table", "it must be contiguous and have a row")
+            raise ArgumentError("table", "must be contiguous and have at least one row")
 
 
 def check_positions(rows: int, positions: Sequence[int] | None) -> None:
     if positions is None:
-        raise ArgumentError("positions", "a seed needs them, one for each row")
+        raise ArgumentError("positions", "required with a seed, one for each row")
     if len(positions) != rows:
-        raise ArgumentError("positions", f"{len(positions)} for {rows} rows")
+        raise ArgumentError("positions", f"must be one for each of {rows} rows, not {len(positions)}")
     if any(not 0 <= position < 2**63 for position in positions):
         raise ArgumentError("positions", "must be in [0, 2^63)")
 
 
 def check_scale(name: str, scale: float) -> None:
-    """What scores are divided by: a float32 above 0 that has all its bits."""
+    """Check a divisor of scores: a positive, normal float32."""
     if not 2.0**-126 <= scale <= torch.finfo(torch.float32).max:
         raise ArgumentError(name, f"must be a positive float32, not {scale}")

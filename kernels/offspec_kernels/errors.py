@@ -1,8 +1,8 @@
-"""What a caller did wrong, said with the name of the argument."""
+"""Errors in a caller's arguments."""
 
 
 class ArgumentError(ValueError):
-    """An argument has the wrong shape, strides, dtype or device. `argument` is its name."""
+    """Wrong shape, strides, dtype or device of an argument; `argument` is its name."""
 
     def __init__(self, argument: str, problem: str) -> None:
         super().__init__(f"{argument}: {problem}")
@@ -10,4 +10,4 @@ class ArgumentError(ValueError):
 
 
 class PathError(RuntimeError):
-    """A path that was asked for cannot run here; the message says what it lacks."""
+    """The requested backend cannot run here; the message names what is missing."""

@@ -1,7 +1,7 @@
-"""Small arrays to a device and small results back: one copy for several of them.
+"""Small arrays to a device and small results back, several in one copy.
 
-A copy takes some ten microseconds whatever it holds, and one that the host waits for empties the device's
-queue besides. So what a step needs goes there together and without a wait, and what it found comes back
+A copy takes about ten microseconds whatever its size, and a copy that blocks the host also drains the
+device's queue. So the inputs of a step are uploaded together without blocking, and its results are downloaded
 together.
 """
 
@@ -15,18 +15,18 @@ from torch import Tensor
 
 Array = NDArray[Any]
 
-_ALIGNED = 16  # bytes: a kernel is compiled for pointers that are such multiples
+_ALIGNED = 16  # bytes: kernels are compiled for pointers aligned to this
 
 
 def upload(given: Sequence[Array | Sequence[Any]], device: torch.device) -> list[Tensor]:
-    """Tensors of these arrays on a device, by one copy that the host does not wait for.
+    """Copy these arrays to a device in one non-blocking copy and return the tensors.
 
-    On a CPU they share the arrays' memory. Elsewhere they are parts of one buffer; the arrays may be changed
-    as soon as this returns, since memory that is not pinned is staged by the driver before that.
+    On a CPU the tensors share the arrays' memory. On other devices they are parts of one buffer; the arrays
+    may be changed as soon as this returns, since the driver has by then staged the unpinned memory.
 
     Args:
         given: Arrays of any shapes and dtypes, or lists of integers, which become int64.
-        device: Where to.
+        device: Destination.
     """
     arrays = [array if isinstance(array, np.ndarray) else np.array(array, np.int64) for array in given]
     if device.type == "cpu":
@@ -43,7 +43,7 @@ def upload(given: Sequence[Array | Sequence[Any]], device: torch.device) -> list
 
 
 def download(*tensors: Tensor) -> list[Array]:
-    """Arrays of these contiguous tensors of one device, the widest numbers first, by one copy."""
+    """Copy contiguous tensors of one device to arrays, the widest dtypes first, in one copy."""
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return [tensor.numpy() for tensor in tensors]
     packed = torch.cat([tensor.view(-1).view(torch.uint8) for tensor in tensors]).cpu()

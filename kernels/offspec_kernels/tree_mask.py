@@ -1,7 +1,7 @@
-"""Who sees whom in a pass over token trees, without a mask of queries by keys.
+"""Visibility of keys in a pass over token trees, without a mask of queries by keys.
 
-Letters: B trees, each over a prefix of its own; N queries, the last rows of a pass; L prefix rows; C rows
-behind the prefix that are a chain; R tree rows behind the chain; M = C + R; S = L + M key rows;
+Letters: B trees, each with a prefix of its own; N queries, the last rows of a pass; L prefix rows; C rows
+after the prefix that form a chain; R tree rows after the chain; M = C + R; S = L + M key rows;
 W = ceil(R / 64) words.
 """
 
@@ -16,29 +16,29 @@ from torch import Tensor
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.transfer import upload
 
-BITS = 64  # of a word
+BITS = 64  # in a word
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Positions in chunks of `size`, the first from 0 on: a query sees no key of another chunk (Llama 4)."""
+class AttentionChunk:
+    """Chunks of `size` positions, counted from 0: a query sees no key of another chunk (Llama 4)."""
 
     size: int
 
 
-Window = int | Chunk  # positions that a query looks back, its own included; or a chunk of them
+Window = int | AttentionChunk  # number of positions visible to a query, including its own; or a chunk
 
 
-def first_seen(window: Window, position: Any) -> Any:
-    """The first position that a query at `position` sees, of an array of them alike; negative for all."""
-    if isinstance(window, Chunk):
+def first_visible(window: Window, position: Any) -> Any:
+    """Return the first position visible to a query at `position` (or an array of them); negative for all."""
+    if isinstance(window, AttentionChunk):
         return position // window.size * window.size
     return position - (window - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class TreeExtent:
-    """One tree's numbers, on the host: L, the row behind the prefix of its first query, queries, C."""
+    """Sizes of one tree on the host: L, row of its first query after the prefix, number of queries, C."""
 
     prefix: int
     first: int
@@ -47,35 +47,37 @@ class TreeExtent:
 
     @property
     def keys(self) -> int:
-        """Key rows up to the last query's own, which is the last that any of them sees."""
+        """Number of key rows up to the last query's own row, which is the last visible key."""
         return self.prefix + self.first + self.count
 
     @property
     def numbers(self) -> NDArray[np.int32]:
-        """[4] as they lie on a device."""
+        """The four numbers [4] as stored on a device."""
         return np.array([self.prefix, self.first, self.count, self.causal], np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class TreeMask:
-    """Which key rows each query of each tree sees.
+    """Key rows visible to each query of each tree.
 
-    Key row j of tree b, counted from the beginning of its prefix, is seen by query i, which is itself row
-    f = first + i behind the prefix,
-        where j < L                 always,
-        where L <= j < L + C        if j - L <= f: a chain sees what came before, a tree all of its chain,
-        where L + C <= j            if bit (j - L - C) of the query's words is set: an ancestor, or itself.
-    Every query sees itself, and none sees a row behind its own. With a window w all of this holds only where
+    Let query i be row f = first + i after the prefix. It sees key row j of tree b, counted from the beginning
+    of that tree's prefix,
+        if j < L                 always,
+        if L <= j < L + C        when j - L <= f: a chain sees earlier rows, a tree its whole chain,
+        if L + C <= j            when bit (j - L - C) of the query's words is set: an ancestor, or itself.
+    Every query sees itself and no later row. A window w also requires
+    position(query) - position(key) < w; a chunk of w requires both in the same chunk. A key of the prefix or
+    chain has position j.
     position(query) - position(key) < w, with a chunk of w where both are of one chunk; a key of prefix or
     chain has position j.
 
     Args:
         prefix: [B] int32, L: rows of the prefix.
-        first: [B] int32, row of the first query behind the prefix.
-        count: [B] int32, queries; those behind them are padding, and get zeros.
+        first: [B] int32, row of the first query after the prefix.
+        count: [B] int32, number of queries; later queries are padding and get zeros.
         causal: [B] int32, C: rows of the chain.
         words: [B, N, W] int64: bit r % 64 of word r // 64 is tree row r; zero for queries of the chain.
-        position: [B, M] int64, of the rows behind the prefix; None where no window is used.
+        position: [B, M] int64, positions of the rows after the prefix; None if no window is used.
     """
 
     prefix: Tensor
@@ -84,15 +86,14 @@ class TreeMask:
     causal: Tensor
     words: Tensor
     position: Tensor | None = None
-    # What is worked out once and serves every layer of a pass: lists of keys, small masks, and the numbers
-    # on the host.
+    # Results shared by every layer of a pass: lists of keys, small masks, and the sizes on the host.
     kept: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
     known: list[TreeExtent] = field(default_factory=list, compare=False, repr=False)
-    # Batches, queries and keys that this has been found to fit.
+    # (batches, queries, keys) that this mask has been checked against.
     fitting: set[tuple[int, int, int]] = field(default_factory=set, compare=False, repr=False)
-    # [N, W] of a mask of one tree: the words as the host has them.
+    # [N, W] for a mask of one tree: the words on the host.
     packed: list[NDArray[np.int64]] = field(default_factory=list, compare=False, repr=False)
-    # [4, 1] of a mask of one tree: L, first, queries and C in one tensor.
+    # [4, 1] for a mask of one tree: L, first, number of queries and C in one tensor.
     numbers: Tensor | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -107,26 +108,26 @@ class TreeMask:
         kept: dict[object, Any] | None = None,
         device: torch.device | None = None,
     ) -> "TreeMask":
-        """The mask of one tree. Waits for a device that holds the ancestors.
+        """Build the mask of one tree. Synchronizes if the ancestors are on a device.
 
         Args:
-            ancestors: [N, R] bool: entry (i, r) says that query i sees tree row r.
+            ancestors: [N, R] bool: entry (i, r) is true if query i sees tree row r.
             prefix: Rows of the prefix, L.
-            causal: Rows of the chain behind it, C; 0 by default.
-            first: Row of the first query behind the prefix; by default the queries are the last rows, which
-                makes it causal + R - N.
-            position: [M] int64, of the rows behind the prefix; needed for a window.
-            kept: Shared by the masks of one pass, so that what they cache is bounded together.
-            device: Where the mask is to be; where the ancestors are by default.
+            causal: Rows of the chain after the prefix, C; 0 by default.
+            first: Row of the first query after the prefix; causal + R - N by default, which makes the queries
+                the last rows.
+            position: [M] int64, positions of the rows after the prefix; required for a window.
+            kept: Cache shared by the masks of one pass, which bounds their total size.
+            device: Device of the mask; the ancestors' device by default.
 
         Raises:
-            ArgumentError: There are more queries than rows.
+            ArgumentError: More queries than rows.
         """
         rows = len(ancestors)
         begin = causal + ancestors.shape[1] - rows if first is None else first
         if begin < 0:
             raise ArgumentError(
-                "ancestors", f"there are {rows} queries and {begin + rows} rows behind the prefix"
+                "ancestors", f"{rows} queries do not fit in the {begin + rows} rows after the prefix"
             )
         extent = TreeExtent(prefix, begin, rows, causal)
         packed = pack_rows(ancestors.cpu().numpy())
@@ -143,7 +144,7 @@ class TreeMask:
         position: Tensor | None = None,
         kept: dict[object, Any] | None = None,
     ) -> "TreeMask":
-        """The mask of one tree whose words [N, W] and `extent.numbers` are on the device already.
+        """Build the mask of one tree whose words [N, W] and `extent.numbers` are already on the device.
 
         packed: the words on the host; position, kept: as in `of`.
         """
@@ -161,20 +162,20 @@ class TreeMask:
             packed=[packed],
         )
 
-    def forget(self) -> None:
-        """Drop what was worked out: the tensors have been written to."""
+    def clear_cache(self) -> None:
+        """Drop cached results after the tensors have been written to."""
         self.kept.clear()
         self.known.clear()
         self.fitting.clear()
         self.packed.clear()
 
     def words_of(self, tree: int) -> NDArray[np.int64]:
-        """[queries, W] of a tree on the host. Waits for the device where only that has them."""
+        """Return the words [queries, W] of a tree on the host. Synchronizes if only the device has them."""
         packed = self.packed[tree] if self.packed else self.words[tree].cpu().numpy()
-        return packed[: self.reaches()[tree].count]
+        return packed[: self.extents()[tree].count]
 
-    def reaches(self) -> list[TreeExtent]:
-        """The numbers of each tree. On a GPU the first call for a mask waits for the device."""
+    def extents(self) -> list[TreeExtent]:
+        """Return the sizes of each tree. On a GPU the first call for a mask synchronizes."""
         if not self.known:
             columns = (self.prefix.tolist(), self.first.tolist(), self.count.tolist(), self.causal.tolist())
             self.known.extend(TreeExtent(*numbers) for numbers in zip(*columns, strict=True))
@@ -183,50 +184,52 @@ class TreeMask:
     def visible(
         self, tree: int, rows: tuple[int, int], keys: tuple[int, int], window: Window | None = None
     ) -> Tensor:
-        """[rows, keys] bool: a dense mask of some queries and keys of one tree.
+        """Return a dense mask [rows, keys] bool of some queries and keys of one tree.
 
-        Scratch: the result twice, with a window three times.
+        Workspace: twice the result, with a window three times.
 
         Args:
             tree: Index b of the tree.
             rows: (start, end) of the queries.
             keys: (start, end) of the key rows.
-            window: Positions that a query looks back, or a chunk of them; no limit by default.
+            window: Number of positions visible to a query, or a chunk; no limit by default.
         """
-        reach, (start, end) = self.reaches()[tree], keys
+        reach, (start, end) = self.extents()[tree], keys
         row = torch.arange(*rows, device=self.words.device)[:, None]
         key = torch.arange(start, end, device=self.words.device)[None]
-        seen = key - reach.prefix <= row + reach.first  # the prefix, too: there it is negative
+        seen = key - reach.prefix <= row + reach.first  # includes the prefix, whose index is negative
         of_tree = reach.prefix + reach.causal  # the first key of the tree
         bit = torch.arange(BITS, device=self.words.device)
         for word in range(max(start - of_tree, 0) // BITS, -(-(end - of_tree) // BITS)):
             some = slice(max(of_tree + word * BITS, start), min(of_tree + (word + 1) * BITS, end))
             shift = bit[some.start - of_tree - word * BITS : some.stop - of_tree - word * BITS]
-            known = self.words[tree, rows[0] : rows[1], word : word + 1] >> shift  # a word at a time: int64
+            known = (
+                self.words[tree, rows[0] : rows[1], word : word + 1] >> shift
+            )  # one word at a time, since it is int64
             seen[:, some.start - start : some.stop - start] &= (known & 1).bool()
         if window:
-            first = first_seen(window, self._places(tree, row[:, 0] + reach.first))
-            seen &= self.key_places(tree, start, end) >= first[:, None]
+            first = first_visible(window, self._places(tree, row[:, 0] + reach.first))
+            seen &= self.key_positions(tree, start, end) >= first[:, None]
         return seen
 
-    def key_places(self, tree: int, start: int, end: int) -> Tensor:
-        """[end - start] int64: absolute positions of key rows."""
+    def key_positions(self, tree: int, start: int, end: int) -> Tensor:
+        """Return the absolute positions [end - start] int64 of key rows."""
         return self._places(
-            tree, torch.arange(start, end, device=self.words.device) - self.reaches()[tree].prefix
+            tree, torch.arange(start, end, device=self.words.device) - self.extents()[tree].prefix
         )
 
     def _places(self, tree: int, behind: Tensor) -> Tensor:
-        """Absolute positions of rows counted from the prefix's end; negative ones are its own."""
+        """Return absolute positions of rows counted from the prefix's end; negative: in the prefix."""
         assert self.position is not None
         last = self.position.shape[1] - 1
         place = self.position[tree][behind.clamp(0, last)]
-        return torch.where(behind < 0, behind + self.reaches()[tree].prefix, place)
+        return torch.where(behind < 0, behind + self.extents()[tree].prefix, place)
 
 
-def pack_rows(sees: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """[N, R] to [N, W]: bit r % 64 of word r // 64 is column r."""
-    rows, columns = sees.shape
+def pack_rows(visible: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Pack [N, R] into [N, W]: bit r % 64 of word r // 64 is column r."""
+    rows, columns = visible.shape
     words = max(1, -(-columns // BITS))
     packed = np.zeros((rows, words * (BITS // 8)), np.uint8)
-    packed[:, : -(-columns // 8)] = np.packbits(sees, axis=1, bitorder="little")
+    packed[:, : -(-columns // 8)] = np.packbits(visible, axis=1, bitorder="little")
     return packed.view("<i8")

@@ -1,1 +1,1 @@
-"""Planning for models that do not fit: numbers in, a plan out. Knows nothing of models or devices."""
+"""Planning for models that do not fit in memory: numbers in, a plan out, without models or devices."""

@@ -1,20 +1,20 @@
-"""What a pass costs: from bytes, FLOPs and measured points to seconds, with what overlaps taken out.
+"""Cost of a pass: from bytes, FLOPs and measured points to seconds, accounting for overlap.
 
-Three things go on in an iteration. The draft works, then the target computes, and beside both of them the
-link brings weights into a ring of slots. The ring may run ahead of the computation by its slots and no
-further, so in steady state an iteration takes the longest of
+Three activities make up an iteration. The draft runs, then the target computes; concurrently with both, the
+link loads weights into a ring of slots. The link may run ahead of the computation by at most the ring's
+slots, so in steady state an iteration takes the longest of
 
     draft + compute        the processor is never idle
     link                   the link is never idle
-    draft + rest + edge    the ring filled up while the draft worked, and the link stood still
+    draft + rest + edge    the ring filled up during drafting, and the link became idle
 
-Experts that a pass misses are known only when its routers have run, so nothing of them is ahead of it: their
-time comes on top of the link's, and what does not hide behind the computing of other experts on top of the
-pass's; see `expert_costs`.
+Experts missed by a pass are known only after its routers have run, so none of them can be loaded ahead: their
+time is added to the link's, and the part not overlapped by computing other experts is added to the pass's;
+see `expert_costs`.
 
-`rest` is the time of all that streams but what fits in the ring, `edge` that of computing before the link
-goes on and after the last unit has come: see `crossing`. Checked against a simulation of the ring, slot by
-slot, in the tests.
+`rest` is the link time of everything that streams and does not fit in the ring. `edge` is the time of
+computing before the link resumes and after the last unit has arrived: see `transfer.crossing_seconds`. Tests
+check these formulas against a slot-by-slot simulation of the ring.
 """
 
 from collections.abc import Sequence
@@ -32,45 +32,45 @@ from offspec_planners.placement import Placement, Tier
 from offspec_planners.transfer import (
     Links,
     cache_seconds,
-    edge_layers,
     expert_sources,
-    slowest_crossing,
+    exposed_layers,
+    slowest_transfer_seconds,
     streamed_units,
 )
 
 # Row counts at which compute is tabulated from a hardware profile; between them it is piecewise linear.
 ROWS = (1, 2, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
 WIDTHS = (1, 4, 8, 16, 32, 64, 128)
-PROMPT_ROWS = 1024  # of prompts in a pass that several sequences share
-JOINED_WIDTHS = (*WIDTHS, 256, 512, 1024, 2048)  # of steps in which several sequences expand nodes
+PROMPT_ROWS = 1024  # prompt rows in a pass shared by several sequences
+JOINED_WIDTHS = (*WIDTHS, 256, 512, 1024, 2048)  # widths of draft steps shared by several sequences
 
-_ATTENTION_SHARE = 0.3  # of a product's rate: what attention over a mask reaches
-_FULL = 64  # rows from which arithmetic, not memory, bounds a product
-_RANKING = 6  # times that a draft's logits are read and written while children are ranked
-_HOP = 5e-5  # seconds of a copy of a few rows between devices or to RAM, and of waiting for it
-_HOPPED = 5e9  # bytes per second of such copies, from memory that is not pinned
-_LEFT = 0.25  # share of the RAM's bandwidth that the CPU gets at least beside a link
-_IDLE = 1.25  # times its arithmetic that the link takes for a pass that leaves the processor idle
-_STEP_OVERHEAD = 1e-3  # seconds of a step that no device sees: choosing nodes, placing their children
+_ATTENTION_SHARE = 0.3  # rate of masked attention relative to a product
+_FULL = 64  # minimum rows for a compute-bound product
+_RANKING = 6  # number of reads and writes of a draft's logits while ranking children
+_HOP = 5e-5  # seconds of a blocking copy of a few rows between devices or to RAM
+_HOPPED = 5e9  # bytes per second of such copies from unpinned memory
+_LEFT = 0.25  # minimum share of RAM bandwidth left to the CPU by a link
+_IDLE = 1.25  # ratio of link to compute seconds from which the processor counts as idle
+_STEP_OVERHEAD = 1e-3  # seconds of a step on the host: choosing nodes, placing their children
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """The bytes and the arithmetic of a model.
+    """Bytes and arithmetic of a model.
 
     Args:
         name: For error messages and plans.
-        layers: Bytes of each decoder layer, its experts included, as it streams or stays.
-        weights: Weights of one layer that each row is multiplied with, of the experts those chosen.
+        layers: Bytes of each decoder layer, experts included, as streamed or resident.
+        weights: Weights of one layer that each row is multiplied by; of the experts, only the chosen ones.
         head: Bytes of the output head.
         head_weights: Weights of the output head.
-        kv_per_token: Bytes of cache that one position takes over all layers.
+        kv_per_token: Bytes of KV cache per position over all layers.
         attention: FLOPs of one layer for each pair of row and key.
         hidden: Size of the hidden states.
-        vocabulary: Tokens.
-        unpacked: Values of a layer that every pass makes of packed weights, but for those of experts.
-        unpacked_bytes: Bytes that those values are stored in.
-        experts: Its routed experts; None for a model without.
+        vocabulary: Number of tokens in the vocabulary.
+        unpacked: Values of a layer that every pass dequantizes, excluding experts.
+        unpacked_bytes: Stored bytes of these values.
+        experts: Routed experts; None for a model without.
     """
 
     name: str
@@ -87,7 +87,7 @@ class ModelSizes:
     experts: ExpertSizes | None = None
 
     def packed_in(self, bits: float, stored: float = 16.0) -> "ModelSizes":
-        """The same model with its layers packed, whose weights take `stored` bits now."""
+        """Return sizes with quantized layers; weights now take `stored` bits."""
         values = 8 / stored * sum(self.dense_layers) / len(self.layers)
         layers = tuple(int(size * bits / stored) for size in self.layers)
         experts = self.experts
@@ -97,7 +97,7 @@ class ModelSizes:
         return replace(packed, experts=experts)
 
     def unpacked_once(self) -> "ModelSizes":
-        """The same model where its weights are unpacked as it is loaded."""
+        """Return sizes with the weights dequantized once, at load time."""
         experts = None if self.experts is None else replace(self.experts, unpacked=0.0)
         return replace(self, unpacked=0.0, unpacked_bytes=0.0, experts=experts)
 
@@ -111,19 +111,19 @@ class ModelSizes:
 
     @property
     def dense_weights(self) -> int:
-        """Weights of one layer, of average size, that every row is multiplied with, whatever it chooses."""
+        """Average number of weights of one layer that every row is multiplied by, experts excluded."""
         if self.experts is None:
             return self.weights
         chosen = self.experts.chosen * self.experts.weights * len(self.experts.layers)
         return max(self.weights - chosen // len(self.layers), 0)
 
     def streamed_with(self, placement: Placement) -> tuple[int, ...]:
-        """Bytes of each layer that come with it: without its experts where those come by need."""
-        return self.dense_layers if placement.by_need else self.layers
+        """Return the bytes streamed for each layer, without experts if they are loaded on demand."""
+        return self.dense_layers if placement.on_demand_experts else self.layers
 
     @property
     def parameters(self) -> int:
-        """Weights that a row is multiplied with, head included."""
+        """Number of weights that a row is multiplied by, head included."""
         return self.weights * len(self.layers) + self.head_weights
 
 
@@ -134,16 +134,15 @@ class PassCosts:
     Curves are piecewise linear and continued by their last slope.
 
     Args:
-        compute: (rows, seconds) of layers, head and walk, rows ascending.
+        compute: (rows, seconds) of layers, head and verification, rows ascending.
         step: (width, seconds) of a draft step, widths ascending.
-        start: Seconds that the draft takes in every pass besides its steps.
-        link: Seconds in which all that streams crosses the slowest link.
-        rest: Seconds of `link` that cannot be ahead of a pass.
-        edge: (rows, seconds) of the part of compute that has no link time beside it where the ring is full
-            when a pass begins.
-        experts: What experts cost that come by need; None where none do.
-        caches: Seconds of `link`, and of `rest`, in which the keys and values of a sequence cross it.
-        hidden: Share of a draft's seconds that go on beside the pass before, where `link_binds`.
+        start: Seconds of the draft in every pass in addition to its steps.
+        link: Seconds to transfer everything that streams over the slowest link.
+        rest: Seconds of `link` that cannot run ahead of a pass.
+        edge: (rows, seconds) of compute that no transfer overlaps if the ring is full when a pass begins.
+        experts: Costs of on-demand experts; None without any.
+        caches: Seconds of `link`, and of `rest`, to transfer the KV cache of a sequence.
+        hidden: Share of a draft's seconds that overlap the previous pass, if `is_transfer_bound`.
     """
 
     compute: Points
@@ -157,10 +156,10 @@ class PassCosts:
     hidden: Share = 0.0
 
     def for_sequences(self, count: int) -> "PassCosts":
-        """The same for passes and draft steps that so many sequences share, each taking an equal part.
+        """Return the costs of passes and draft steps shared equally by `count` sequences.
 
-        A pass of all their rows costs what it does of one sequence, and so does a step of all their nodes;
-        what each brings along by itself is its own.
+        A pass of all their rows costs the same as a pass of one sequence with that many rows, and likewise
+        for draft steps; per-sequence costs are multiplied.
         """
         if count == 1:
             return self
@@ -170,14 +169,14 @@ class PassCosts:
         return replace(self, start=count * self.start, link=link, rest=rest, experts=experts, hidden=0.0)
 
     def with_steps(self, factor: float) -> "PassCosts":
-        """The same with draft steps that take so many times as long."""
+        """Return these costs with draft steps that take `factor` times as long."""
         return replace(self, step=tuple((width, factor * seconds) for width, seconds in self.step))
 
     def behind(self, rows: int) -> "PassCosts":
-        """The same for a tree that shares a pass with so many rows of a prompt, which comes in any case.
+        """Return the costs for a tree in a pass that also processes `rows` rows of a prompt.
 
-        A node costs what the pass takes longer for it. What tokens bring is that later passes are spared,
-        each of which costs as one of a single row at least.
+        A node costs the additional time of the pass. The benefit of tokens is the later passes saved, each of
+        which costs at least as much as a pass of a single row.
         """
         corners = {count for count, _ in self.compute}
         every = {1, *corners, *(count - rows for count in corners)}
@@ -188,27 +187,27 @@ class PassCosts:
         return PassCosts(points, self.step, self.start)
 
     def compute_seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
-        """Seconds of a pass of `rows` rows with its weights in place."""
+        """Return seconds of a pass of `rows` rows with its weights in place."""
         return _piecewise(self.compute, rows)
 
     def link_seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
-        """Seconds in which all that a pass of `rows` rows needs crosses the slowest link."""
+        """Return seconds to transfer everything a pass of `rows` rows needs over the slowest link."""
         if self.experts is None:
             return np.full(np.shape(rows), self.link)
         return self.experts.link_seconds(rows, self.link)
 
     def step_seconds(self, width: ArrayLike) -> NDArray[np.float64]:
-        """Seconds of a draft step that expands `width` nodes."""
+        """Return seconds of a draft step that expands `width` nodes."""
         return _piecewise(self.step, width)
 
     def draft_seconds(self, widths: Sequence[int]) -> float:
-        """Seconds of growing a tree in steps of these widths; 0 where there is none."""
+        """Return seconds of growing a tree in steps of these widths; 0 without steps."""
         if not len(widths):
             return 0.0
         return self.start + float(self.step_seconds(np.asarray(widths)).sum())
 
     def pass_seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
-        """Seconds of a pass of `rows` rows behind a draft that gave the ring time to fill."""
+        """Return seconds of a pass of `rows` rows after a draft during which the ring could fill."""
         compute, filling = self.compute_seconds(rows), self.rest + _piecewise(self.edge, rows)
         if self.experts is None:
             return np.maximum(compute, filling)
@@ -216,48 +215,48 @@ class PassCosts:
         return np.maximum(compute + self.experts.wait_seconds(rows), filling + come)
 
     def iteration(self, draft: float | NDArray[np.float64], rows: ArrayLike) -> NDArray[np.float64]:
-        """Seconds of drafting for `draft` seconds and verifying `rows` rows, in steady state."""
-        left = draft * self.unhidden(rows)
+        """Return seconds of drafting for `draft` seconds and verifying `rows` rows, in steady state."""
+        left = draft * self.exposed_share(rows)
         return np.asarray(np.maximum(left + self.pass_seconds(rows), self.link_seconds(rows)), np.float64)
 
-    def unhidden(self, rows: ArrayLike) -> NDArray[np.float64]:
-        """Share of a draft's seconds that passes of `rows` rows wait for."""
-        return np.where(self.link_binds(rows), 1.0 - self.hidden, 1.0)
+    def exposed_share(self, rows: ArrayLike) -> NDArray[np.float64]:
+        """Return the share of a draft's seconds that passes of `rows` rows do not overlap."""
+        return np.where(self.is_transfer_bound(rows), 1.0 - self.hidden, 1.0)
 
-    def link_binds(self, rows: ArrayLike) -> NDArray[np.bool_]:
-        """Whether a pass of `rows` rows waits so much for its weights that a draft can go on beside it."""
+    def is_transfer_bound(self, rows: ArrayLike) -> NDArray[np.bool_]:
+        """Return whether a pass of `rows` rows waits for weights long enough to overlap drafting."""
         return np.asarray(self.link_seconds(rows) >= _IDLE * self.compute_seconds(rows))
 
     def bound(self, draft: float, rows: int) -> str:
-        """What an iteration waits for: "link", "compute", or "draft" where that takes longer than compute."""
+        """Return the bottleneck of an iteration: "link", "compute", or "draft" if longer than compute."""
         compute = float(self.compute_seconds(rows))
-        draft *= float(self.unhidden(rows))
+        draft *= float(self.exposed_share(rows))
         if float(np.maximum(draft + self.pass_seconds(rows), self.link_seconds(rows))) > draft + compute:
             return "link"
         return "draft" if draft > compute else "compute"
 
 
 class Pricing(Protocol):
-    """Something that knows what passes cost under any placement: from measured parts, or from a profile.
+    """Source of pass costs under any placement: measured parts, or a hardware profile.
 
-    knows_cpu: whether that goes for placements with layers, or experts, that a CPU computes beside a device.
+    knows_cpu: whether this includes placements with layers or experts computed by a CPU next to a device.
     """
 
     @property
     def knows_cpu(self) -> bool: ...
 
     def costs(self, target: ModelSizes, placement: Placement, walked: float) -> PassCosts:
-        """walked: nodes that a pass walks on average."""
+        """Return the costs of passes; walked: average number of nodes walked per pass."""
 
     def with_faster_link(self, factor: float) -> "Pricing":
-        """These costs with bandwidth multiplied by a factor."""
+        """Return these costs with bandwidth multiplied by a factor."""
 
     def with_packed_draft(self, bits: int) -> "Pricing | None":
-        """These costs with the draft's weights kept in so many bits; None where that is not known."""
+        """Return these costs with the draft's weights quantized to `bits`; None if unknown."""
 
 
 def _piecewise(points: Points, at: ArrayLike) -> NDArray[np.float64]:
-    """Linear between the points; below the first it is flat, above the last it goes on as it went."""
+    """Interpolate linearly between the points; flat below the first, continued by the last slope above."""
     x, y = _columns(points)
     wanted = np.asarray(at, np.float64)
     found = np.interp(wanted, x, y)
@@ -269,21 +268,21 @@ def _piecewise(points: Points, at: ArrayLike) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=64)
 def _columns(points: Points) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Points are asked for far more often than they change."""
+    """Return the points as arrays, cached because they are read far more often than they change."""
     return np.array([x for x, _ in points], np.float64), np.array([y for _, y in points], np.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The costs of passes on a machine from its profile alone.
+    """Costs of passes estimated from a machine's profile alone.
 
     Args:
-        hardware: The profile.
+        hardware: Profile of the machine.
         draft: Sizes of the draft; None without one.
-        packed: Bits that the draft's weights are kept in; None where they are values.
-        prefix: Committed positions that attention looks back on.
-        unpacks: Whether such weights are unpacked whenever they are used, not multiplied as they are.
-        widths: At which draft steps are tabulated.
+        packed: Bits of the draft's quantized weights; None if they are not quantized.
+        prefix: Committed positions that attention covers.
+        unpacks: Whether quantized draft weights are dequantized on each use, not multiplied directly.
+        widths: Widths at which draft steps are tabulated.
     """
 
     hardware: Hardware
@@ -306,19 +305,19 @@ class Estimate:
                 (width, draft_step(self.hardware.processor, self.draft, width, self.packed, self.unpacks))
                 for width in self.widths
             ]
-            start = step[2][1] - step[0][1]  # the tokens committed last run with the root
+            start = step[2][1] - step[0][1]  # the last committed tokens are processed with the root
         layers, links = target.streamed_with(placement), self._links()
         units = streamed_units(layers, target.head, placement)
-        link, rest = slowest_crossing(layers, target.head, placement, links)
+        link, rest = slowest_transfer_seconds(layers, target.head, placement, links)
         caches = cache_seconds(target.kv_per_token, self.prefix, placement, links.copy or links.read)
         compute, edge = self._compute(target, placement, walked, bool(units))
         experts = self._experts(target, placement)
         return PassCosts(compute, tuple(step), start, link + caches, rest + caches, edge, experts, caches)
 
     def _experts(self, target: ModelSizes, placement: Placement) -> ExpertCosts | None:
-        """Of experts that come by need; None where none do."""
+        """Return the costs of on-demand experts; None without any."""
         experts = target.experts
-        if experts is None or not placement.by_need:
+        if experts is None or not placement.on_demand_experts:
             return None
         host, processor, layers = self._expert_host(placement), self.hardware.processor, len(experts.layers)
         seconds = [(rows, layers * expert_layer_seconds(processor, target, rows, host)) for rows in ROWS]
@@ -326,10 +325,10 @@ class Estimate:
         return ExpertCosts(layers, experts.count, experts.chosen, sources, tuple(seconds))
 
     def _expert_host(self, placement: Placement) -> Processor | None:
-        """The CPU, where it computes experts beside a device."""
+        """Return the CPU if it computes experts next to a device."""
         if not placement.cpu_experts:
             return None
-        assert self.hardware.host is not None, "nothing is known of the CPU"
+        assert self.hardware.host is not None, "the profile lacks the CPU"
         return self.hardware.host
 
     def _links(self) -> Links:
@@ -339,9 +338,9 @@ class Estimate:
     def _compute(
         self, target: ModelSizes, placement: Placement, walked: float, streams: bool
     ) -> tuple[Points, Points]:
-        """(rows, seconds) of all layers and of the head, and of those at the edges of a pass.
+        """Return (rows, seconds) of all layers and the head, and of the compute at the edges of a pass.
 
-        A head that stays runs for the nodes that are walked, one that streams for all.
+        A resident head processes only the nodes that are walked, a streamed head all nodes.
         """
         processor, on_cpu = self.hardware.processor, len(placement.layers(Tier.CPU))
         expert_host = self._expert_host(placement)
@@ -349,7 +348,7 @@ class Estimate:
         for rows in ROWS:
             layer = cpu = layer_seconds(processor, target, rows, self.prefix, expert_host)
             if on_cpu:
-                assert self.hardware.host is not None, "nothing is known of the CPU"
+                assert self.hardware.host is not None, "the profile lacks the CPU"
                 copied = self.hardware.link.value if self.hardware.link is not None and streams else 0.0
                 copied *= placement.gpu_count
                 cpu = cpu_layer_seconds(self.hardware.host, target, rows, self.prefix, copied)
@@ -358,10 +357,10 @@ class Estimate:
             if placement.head is Tier.DEVICE:
                 head, walk = 0.0, min(rows, walked) * product_seconds(processor, target.head_weights, 2)
             layers = (len(target.layers) - on_cpu) * layer + on_cpu * cpu
-            layers += placement.hops * hop_seconds(target, rows)
+            layers += placement.gpu_transfers * gpu_transfer_seconds(target, rows)
             compute.append((rows, layers + head + walk))
             streamed = target.streamed_with(placement)
-            edges = edge_layers(placement, streamed, target.head, head / layer, cpu / layer)
+            edges = exposed_layers(placement, streamed, target.head, head / layer, cpu / layer)
             edge.append((rows, edges * layer + walk))
         return tuple(compute), tuple(edge)
 
@@ -379,35 +378,35 @@ class Estimate:
 def layer_seconds(
     processor: Processor, sizes: ModelSizes, rows: int, prefix: int, host: Processor | None = None
 ) -> float:
-    """Seconds of one layer over `rows` rows behind `prefix` positions, its weights in place.
+    """Return seconds of one layer over `rows` rows after `prefix` positions, its weights in place.
 
-    host: the CPU, where it computes the layer's experts beside `processor`. Default None.
+    host: the CPU, if it computes the layer's experts next to `processor`. Default None.
     """
     attention = sizes.attention * rows * (prefix + rows / 2) / (_ATTENTION_SHARE * processor.flops(rows))
     product = product_seconds(processor, sizes.dense_weights, rows)
     seconds = unpacking_seconds(processor, sizes) + product + attention + processor.layer_overhead
     if sizes.experts is None:
         return seconds
-    share = len(sizes.experts.layers) / len(sizes.layers)  # of a layer of average size
+    share = len(sizes.experts.layers) / len(sizes.layers)  # average over all layers
     return seconds + share * expert_layer_seconds(processor, sizes, rows, host)
 
 
 def expert_layer_seconds(
     processor: Processor, sizes: ModelSizes, rows: int, host: Processor | None = None
 ) -> float:
-    """Seconds of the experts of one layer that has some; see `layer_seconds`.
+    """Return seconds of the experts of one layer that has experts; see `layer_seconds`.
 
-    Where the CPU computes them, the rows are brought there, and what the experts say of them back.
+    If the CPU computes them, the rows are copied to it and the experts' outputs are copied back.
     """
     assert sizes.experts is not None
     if host is None:
         return experts_seconds(processor, sizes.experts, rows)
-    return experts_seconds(host, sizes.experts, rows) + 2 * hop_seconds(sizes, rows)
+    return experts_seconds(host, sizes.experts, rows) + 2 * gpu_transfer_seconds(sizes, rows)
 
 
 def experts_seconds(processor: Processor, experts: ExpertSizes, rows: int) -> float:
-    """Seconds of the experts of one layer over `rows` rows, those that are chosen being in place."""
-    asked = float(experts.union(rows))
+    """Return seconds of one layer's experts over `rows` rows, with the chosen experts in place."""
+    asked = float(experts.distinct_experts(rows))
     made = asked * (experts.nbytes + 2.0 * experts.unpacked) if experts.unpacked else 0.0
     rate = processor.flops(max(rows * experts.chosen / asked, _FULL))
     arithmetic = 2.0 * experts.weights * experts.chosen * rows / rate
@@ -419,40 +418,40 @@ def experts_seconds(processor: Processor, experts: ExpertSizes, rows: int) -> fl
 def cpu_layer_seconds(
     host: Processor, sizes: ModelSizes, rows: int, prefix: int, copied: float = 0.0
 ) -> float:
-    """Seconds of one layer that the CPU computes from RAM, its rows brought there and back.
+    """Return seconds of one layer computed by the CPU from RAM, with its rows copied there and back.
 
     Args:
         host: The CPU with its RAM.
-        sizes: Of the model.
+        sizes: Sizes of the model.
         rows: Rows of the pass.
-        prefix: Positions that they look back on.
-        copied: Bytes per second that are copied out of the same RAM meanwhile.
+        prefix: Committed positions that attention covers.
+        copied: Bytes per second copied out of the same RAM at the same time.
     """
     shared = max(host.bandwidth.value - copied, _LEFT * host.bandwidth.value)
     processor = replace(host, bandwidth=Rate.exactly(shared))
-    return layer_seconds(processor, sizes, rows, prefix) + 2 * hop_seconds(sizes, rows)
+    return layer_seconds(processor, sizes, rows, prefix) + 2 * gpu_transfer_seconds(sizes, rows)
 
 
-def hop_seconds(sizes: ModelSizes, rows: int) -> float:
-    """Seconds in which the hidden states of `rows` rows go from one device to another, or to RAM."""
+def gpu_transfer_seconds(sizes: ModelSizes, rows: int) -> float:
+    """Return seconds to copy the hidden states of `rows` rows from one device to another, or to RAM."""
     return _HOP + 2.0 * rows * sizes.hidden / _HOPPED
 
 
 def unpacking_seconds(processor: Processor, sizes: ModelSizes) -> float:
-    """Seconds of making 16-bit values of one packed layer: its bytes read and those of the values written."""
+    """Return seconds of dequantizing one layer to 16 bits: reading its bytes and writing the values."""
     return (sizes.unpacked_bytes + 2.0 * sizes.unpacked) / processor.bandwidth.value
 
 
 def product_seconds(processor: Processor, weights: int, rows: int, bytes_per_weight: float = 2.0) -> float:
-    """Seconds of multiplying rows with matrices: the larger of arithmetic and reading the matrices.
+    """Return seconds of multiplying rows by matrices: the larger of arithmetic and reading the matrices.
 
     Args:
         processor: Rates of the processor.
-        weights: Weights of the matrices.
-        rows: Rows that are multiplied.
-        bytes_per_weight: As the matrices are stored, 2 by default.
+        weights: Number of weights in the matrices.
+        rows: Number of rows.
+        bytes_per_weight: Stored bytes per weight, 2 by default.
     """
-    # A profile's rate at few rows is that of fetching 16-bit weights, which has a term of its own here.
+    # A profile's rate at few rows measures fetching 16-bit weights, which has its own term here.
     rate = processor.flops(max(rows, _FULL))
     return max(2.0 * weights * rows / rate, weights * bytes_per_weight / processor.bandwidth.value)
 
@@ -460,11 +459,11 @@ def product_seconds(processor: Processor, weights: int, rows: int, bytes_per_wei
 def draft_step(
     processor: Processor, draft: ModelSizes, width: int, packed: int | None = None, unpacks: bool = True
 ) -> float:
-    """One step of a draft that is all in memory: its layers, its head, the ranking of children.
+    """Return seconds of one step of a draft that is entirely in memory: layers, head, ranking of children.
 
     packed and unpacks: as in `Estimate`.
     """
-    # Bytes a weight: as it is; or read packed, with four a group of 64, then perhaps unpacked and read.
+    # Bytes per weight: unquantized; or quantized, with 4 per group of 64, then possibly dequantized and read.
     read = 2.0 if packed is None else packed / 8 + 4 / 64 + 4.0 * unpacks
     layers = product_seconds(processor, draft.weights, width, read)
     ranking = _RANKING * 4.0 * draft.vocabulary * width / processor.bandwidth.value
@@ -477,11 +476,11 @@ def draft_step(
 
 
 def prefill_seconds(costs: PassCosts, target: ModelSizes, processor: Processor, tokens: int) -> float:
-    """Seconds of the pass that carries a prompt of `tokens` tokens: layer by layer, its chunks in each.
+    """Return seconds of the pass over a prompt of `tokens` tokens: layer by layer, all chunks in each.
 
     The weights are read once; attention grows with the square of the prompt.
     """
-    beyond = max(tokens - costs.compute[-1][0], 0)  # what the points do not know of
+    beyond = max(tokens - costs.compute[-1][0], 0)  # beyond the tabulated points
     attention = target.attention * len(target.layers) * tokens * beyond / 2
     seconds = float(costs.compute_seconds(tokens)) + attention / (_ATTENTION_SHARE * processor.flops(1024))
     if costs.experts is not None:

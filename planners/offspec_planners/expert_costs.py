@@ -1,9 +1,9 @@
-"""What experts cost that are reached by need: how many a pass asks for, and how many of those must come.
+"""Costs of on-demand experts: how many a pass requests, and how many of these must be loaded.
 
-If every row chose k of E experts by chance, n rows together would ask for U(n) = E (1 - (1 - k/E)^n) of
-them, and a memory that holds the share f of all experts would hold the share f of those. Rows of a tree
-choose alike, and some experts are chosen more often than others, so both have an exponent that is learnt
-while a model runs, by rows: U is taken at n^s, and f^r of the experts asked for are resident.
+If every row chose k of E experts at random, n rows together would request U(n) = E (1 - (1 - k/E)^n) of
+them, and a memory with the share f of all experts would hold the share f of those. Rows of a tree choose
+similar experts, and some experts are chosen more often than others. So both have an exponent that is learned
+while a model runs, by rows: U is evaluated at n^s, and f^r of the requested experts are resident.
 """
 
 import math
@@ -16,19 +16,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from offspec_planners.json_fields import Count, Number, Points, Whole, read
 
-_BINS = 12  # of row counts: around 1, 2, 4 and so on
-_KEEP = 0.98  # of what was seen at such row counts, from pass to pass
-_PRIOR = 4.0  # passes that the assumption of independent choices counts for
-_FULL = 0.98  # of a layer's experts: what asks for more says nothing of the exponent
-_LEAST = 1e-3  # share of hits that counts as the least
-_BY_CHANCE: Points = ((1, 1.0),)  # an exponent that was not learnt
-_EXPONENTS = (1 / 16, 16.0)  # within which exponents are kept
+_BINS = 12  # bins of row counts: around 1, 2, 4 and so on
+_KEEP = 0.98  # decay per pass of earlier observations at such row counts
+_PRIOR = 4.0  # weight of the assumption of independent choices, in passes
+_FULL = 0.98  # share of a layer's experts above which a pass does not determine the exponent
+_LEAST = 1e-3  # minimum hit rate
+_BY_CHANCE: Points = ((1, 1.0),)  # exponent before any learning
+_EXPONENTS = (1 / 16, 16.0)  # limits of exponents
 
 Sources = Annotated[
     tuple[tuple[Annotated[float, Meta(ge=0, le=1)], Number], ...],
     Meta(min_length=1, description="a list of pairs [share, seconds], the shares from 0 to 1"),
 ]
-_FARTHEST = 3.0  # that logarithms of those are from 0, rounded up
+_FARTHEST = 3.0  # largest absolute logarithm of these, rounded up
 _Weights = Annotated[
     list[Annotated[float, Meta(ge=0, le=1e6)]],
     Meta(min_length=_BINS, max_length=_BINS, description=f"a list of {_BINS} numbers of 0 or more"),
@@ -41,15 +41,15 @@ _Means = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """The routed experts of a model, all of one size.
+    """Routed experts of a model, all of one size.
 
     Args:
-        count: Experts of a layer.
-        chosen: Of them for each row.
-        layers: Which layers have experts.
-        nbytes: Bytes of one, as it is stored.
-        weights: Weights of one.
-        unpacked: Values of one that a pass makes of packed weights.
+        count: Experts per layer.
+        chosen: Experts chosen for each row.
+        layers: Layers that have experts.
+        nbytes: Stored bytes of one expert.
+        weights: Weights of one expert.
+        unpacked: Values of one expert that a pass dequantizes.
     """
 
     count: int
@@ -61,7 +61,7 @@ class ExpertSizes:
 
     @property
     def every(self) -> int:
-        """Experts of all layers."""
+        """Number of experts in all layers."""
         return self.count * len(self.layers)
 
     @property
@@ -69,29 +69,29 @@ class ExpertSizes:
         """Bytes of the experts of one layer."""
         return self.count * self.nbytes
 
-    def union(self, rows: ArrayLike) -> NDArray[np.float64]:
-        """Different experts of a layer that `rows` rows ask for, if they choose by chance."""
-        return union(self.count, self.chosen, rows)
+    def distinct_experts(self, rows: ArrayLike) -> NDArray[np.float64]:
+        """Return distinct experts per layer requested by `rows` rows that choose at random."""
+        return distinct_experts(self.count, self.chosen, rows)
 
 
-def union(count: int, chosen: int, rows: ArrayLike) -> NDArray[np.float64]:
-    """E (1 - (1 - k/E)^n): different ones of E experts that n rows ask for, if each chooses k by chance."""
+def distinct_experts(count: int, chosen: int, rows: ArrayLike) -> NDArray[np.float64]:
+    """Return E (1 - (1 - k/E)^n): distinct experts of E requested by n rows that each choose k at random."""
     return count * (1.0 - (1.0 - chosen / count) ** np.asarray(rows, np.float64))
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertCosts:
-    """Seconds in which experts come that a pass asks for and that are not where they are computed.
+    """Seconds to load requested experts that are not where they are computed.
 
     Args:
-        layers: That have experts.
-        count: Experts of a layer.
-        chosen: Of them for each row.
-        sources: (share, seconds), the nearest first: experts beyond that share of all come through this
-            link, one in so many seconds. Of several links the slowest is waited for.
-        compute: (rows, seconds) of computing the experts of all layers, beside which others come.
-        spread: (rows, exponent) of the rows, 1 where they choose independently.
-        reuse: (rows, exponent) of the share that is resident, 1 where all are asked for equally often.
+        layers: Number of layers with experts.
+        count: Experts per layer.
+        chosen: Experts chosen for each row.
+        sources: (share, seconds), the nearest first: experts beyond that share of all are loaded over this
+            link, each in that many seconds. With several links, the slowest determines the time.
+        compute: (rows, seconds) of computing the experts of all layers, which overlaps loading.
+        spread: (rows, exponent) of the rows; 1 for independent choices.
+        reuse: (rows, exponent) of the resident share; 1 if all experts are equally likely.
     """
 
     layers: Count
@@ -104,40 +104,40 @@ class ExpertCosts:
 
     @property
     def learnt(self) -> bool:
-        """Whether any pass of the model is behind these."""
+        """Whether these costs include measurements of the model's passes."""
         return (self.spread, self.reuse) != (_BY_CHANCE, _BY_CHANCE)
 
-    def union(self, rows: ArrayLike) -> NDArray[np.float64]:
-        """Different experts of a layer that a pass of `rows` rows asks for."""
+    def distinct_experts(self, rows: ArrayLike) -> NDArray[np.float64]:
+        """Return distinct experts per layer requested by a pass of `rows` rows."""
         n = np.asarray(rows, np.float64)
-        return union(self.count, self.chosen, n ** _by_rows(self.spread, n))
+        return distinct_experts(self.count, self.chosen, n ** _by_rows(self.spread, n))
 
     def hit_rate(self, rows: ArrayLike, source: int = 0) -> NDArray[np.float64]:
-        """The share of those that need not come through a link, by default the nearest."""
+        """Return the share of requested experts that need no link, by default the nearest."""
         return np.asarray(self.sources[source][0] ** _by_rows(self.reuse, np.asarray(rows, np.float64)))
 
     def link_seconds(self, rows: ArrayLike, others: float = 0.0) -> NDArray[np.float64]:
-        """Seconds in which the experts that a pass of `rows` rows misses come, over all layers.
+        """Return seconds to load the experts missed by a pass of `rows` rows, over all layers.
 
-        others: seconds in which other weights cross the nearest link. Default 0.
+        others: seconds for other weights on the nearest link. Default 0.
         """
-        asked, slowest = self.layers * self.union(rows), np.full(np.shape(rows), others)
+        asked, slowest = self.layers * self.distinct_experts(rows), np.full(np.shape(rows), others)
         for source, (_, seconds) in enumerate(self.sources):
             missed = asked * (1.0 - self.hit_rate(rows, source))
             slowest = np.maximum(slowest, missed * seconds + (0.0 if source else others))
         return slowest
 
     def wait_seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
-        """What is left of those seconds beside the computing of experts that have come, or were there."""
+        """Return the loading seconds not overlapped by computing experts that are already loaded."""
         x, y = (np.array(column, np.float64) for column in zip(*self.compute, strict=True))
         beside = np.interp(np.asarray(rows, np.float64), x, y)
         return np.maximum(self.link_seconds(rows) - beside, 0.0)
 
     def for_sequences(self, count: int) -> "ExpertCosts":
-        """The same for passes whose rows are those of so many sequences, equally many of each.
+        """Return these costs for passes with equally many rows of each of `count` sequences.
 
-        Rows of one tree choose alike, those of different texts do not: n of each of them stand for
-        `count` * n^s rows that choose independently.
+        Rows of one tree choose similar experts, rows of different texts do not: n rows of each sequence count
+        as `count` * n^s rows that choose independently.
         """
         if count == 1 or self.spread == _BY_CHANCE:
             return self
@@ -149,48 +149,48 @@ class ExpertCosts:
 
 
 def _by_rows(points: Points, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Linear in the logarithm of the rows; flat below the first point and above the last."""
+    """Interpolate in the logarithm of the rows; flat below the first point and above the last."""
     x, y = (np.array(column, np.float64) for column in zip(*points, strict=True))
     return np.asarray(np.interp(np.log2(np.maximum(rows, 1.0)), np.log2(x), y), np.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertPass:
-    """What one pass asked of the experts.
+    """Requests for experts in one pass.
 
     Args:
-        rows: Of the pass.
-        layers: With experts that ran.
-        asked: Different experts that were asked for, added up over these layers.
-        missed: Of those that were not where they are computed.
-        held: Experts that were there when the pass began.
+        rows: Rows of the pass.
+        layers: Number of layers with experts that ran.
+        requested: Distinct experts requested, summed over these layers.
+        missed: Requested experts that were not where they are computed.
+        resident: Experts that were resident when the pass began.
     """
 
     rows: int
     layers: int
-    asked: int
+    requested: int
     missed: int
-    held: int
+    resident: int
 
     @property
     def hit_rate(self) -> float:
-        """The share of those asked for that were there; 1 where none was asked for."""
-        return 1.0 - self.missed / self.asked if self.asked else 1.0
+        """Share of requested experts that were resident; 1 without requests."""
+        return 1.0 - self.missed / self.requested if self.requested else 1.0
 
 
 @dataclass(slots=True)
 class Exponents:
     """Running means of an exponent's logarithm by rows, in bins around powers of two.
 
-    weight: passes that each mean counts for. Bins that have seen little are taken to be like the others, all
-    of them to be near an exponent of 1 before much was seen, and what lies between two to be between them.
+    weight: number of passes in each mean. Bins with little data are shrunk towards the others, all bins
+    towards an exponent of 1 while data is scarce, and empty bins between two others are interpolated.
     """
 
     weight: _Weights = field(default_factory=lambda: [0.0] * _BINS)
     mean: _Means = field(default_factory=lambda: [0.0] * _BINS)
 
     def observe(self, rows: int, exponent: float) -> None:
-        """A pass of `rows` rows showed this exponent."""
+        """Record the exponent observed in a pass of `rows` rows."""
         place = min(round(math.log2(rows)), _BINS - 1)
         value = math.log(min(max(exponent, _EXPONENTS[0]), _EXPONENTS[1]))
         kept = _KEEP * self.weight[place]
@@ -198,7 +198,7 @@ class Exponents:
         self.mean[place] += (value - self.mean[place]) / self.weight[place]
 
     def points(self) -> Points:
-        """(rows, exponent), for `ExpertCosts`."""
+        """Return (rows, exponent), for `ExpertCosts`."""
         seen = sum(self.weight)
         usual = sum(w * m for w, m in zip(self.weight, self.mean, strict=True)) / (seen + _PRIOR)
         found = [
@@ -217,11 +217,11 @@ class _Saved:
 
 
 class ExpertUse:
-    """What is learnt of how a model uses its experts, pass by pass.
+    """Expert usage of a model, learned pass by pass.
 
     Args:
-        count: Experts of a layer.
-        chosen: Of them for each row.
+        count: Experts per layer.
+        chosen: Experts chosen for each row.
     """
 
     def __init__(self, count: int, chosen: int) -> None:
@@ -231,25 +231,25 @@ class ExpertUse:
 
     def observe(self, seen: ExpertPass) -> None:
         """Learn from a pass."""
-        if not seen.asked:
+        if not seen.requested:
             return
         self.passes += 1
         alone = math.log(1.0 - self.chosen / self.count) if self.chosen < self.count else 0.0
-        asked = seen.asked / seen.layers
+        asked = seen.requested / seen.layers
         if alone and seen.rows > 1 and self.chosen < asked < _FULL * self.count:
             rows = math.log(1.0 - asked / self.count) / alone
             self._spread.observe(seen.rows, math.log(rows) / math.log(seen.rows))
-        held = seen.held / (self.count * seen.layers)
+        held = seen.resident / (self.count * seen.layers)
         if _LEAST < held < 1.0 - _LEAST:
             hits = min(max(seen.hit_rate, _LEAST), 1.0 - _LEAST)
             self._reuse.observe(seen.rows, math.log(hits) / math.log(held))
 
     def applied(self, costs: ExpertCosts) -> ExpertCosts:
-        """These costs with what was learnt."""
+        """Return these costs with the learned exponents."""
         return replace(costs, spread=self._spread.points(), reuse=self._reuse.points())
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `from_json` reads."""
+        """Return the JSON object that `restore` reads."""
         saved = {
             name: {
                 "weight": [round(value, 3) for value in found.weight],
@@ -260,6 +260,6 @@ class ExpertUse:
         return {"passes": self.passes, **saved}
 
     def restore(self, value: object) -> None:
-        """Go on from what `to_json` gave. Raises ValueError, one line, for anything else."""
+        """Restore the result of `to_json`. Raises ValueError, in one line, for anything else."""
         saved = read(value, _Saved)
         self.passes, self._spread, self._reuse = saved.passes, saved.spread, saved.reuse

@@ -1,7 +1,7 @@
-"""What a machine can do: rates of its disk, its link and its processor, and their JSON.
+"""Hardware profile of a machine: rates of its disk, link and processor, and their JSON.
 
-A profile is measured (`measure`), taken from a preset, or written by hand; whatever reads one does not care
-which. Bytes are plain numbers, rates are per second.
+A profile is measured (`measure`), loaded from a preset or written by hand; its readers make no difference.
+Sizes are in bytes, rates per second.
 """
 
 import hashlib
@@ -24,25 +24,25 @@ from offspec_planners.json_fields import (
     Number,
     Positive,
     Texts,
+    check_version,
     layout,
     parse,
     read,
     require_ascending,
-    without_version,
 )
 
 VERSION = 1
-_SLOWEST_MEMORY = 1e9  # bytes per second; what was measured to be slower was something else
+_SLOWEST_MEMORY = 1e9  # bytes per second; a slower measurement cannot be memory bandwidth
 _GB = 10**9
-# In the names of presets.
+# Parts of preset names.
 _SEPARATORS, _MAKERS, _MEMORY = re.compile(r"[\s_-]+"), re.compile(r"nvidia|geforce"), re.compile(r"-\d+gb\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Something per second, measured several times: the median and the extremes.
+    """A rate per second, measured several times: median and extremes.
 
-    For a published figure all three are the same.
+    For a published figure all three are equal.
     """
 
     value: Positive
@@ -51,11 +51,11 @@ class Rate:
 
     def __post_init__(self) -> None:
         if not self.low <= self.value <= self.high:
-            raise ValueError("the extremes of a rate lie on either side of it")
+            raise ValueError("low, value and high of a rate must ascend")
 
     @classmethod
     def of(cls, readings: Sequence[float]) -> "Rate":
-        """Of at least one reading."""
+        """Summarize at least one reading."""
         return cls(statistics.median(readings), min(readings), max(readings))
 
     @classmethod
@@ -64,15 +64,15 @@ class Rate:
 
     @property
     def spread(self) -> float:
-        """How far apart the extremes are, as a share of the median."""
+        """Distance of the extremes as a share of the median."""
         return (self.high - self.low) / self.value
 
     def times(self, factor: float) -> "Rate":
-        """The rate multiplied by a factor."""
+        """Return the rate multiplied by a factor."""
         return Rate(self.value * factor, self.low * factor, self.high * factor)
 
     def to_json(self) -> Any:
-        """A number where there is no spread."""
+        """Return a number if there is no spread, else the three values."""
         if self.low == self.value == self.high:
             return _plain(self.value)
         return {"value": _plain(self.value), "low": _plain(self.low), "high": _plain(self.high)}
@@ -83,15 +83,15 @@ _Rate = Annotated[Rate, Meta(description="a number above 0, or low, value and hi
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What computes: a CPU with its RAM, or a GPU with a memory of its own.
+    """Processor with its memory: a CPU with RAM, or a GPU with VRAM.
 
     Args:
-        name: Of the chip.
-        memory: Bytes.
+        name: Name of the chip.
+        memory: Bytes of memory.
         bandwidth: Bytes per second read from that memory.
-        gemm: (rows, FLOP/s) of rows times 16-bit weights in that memory, rows ascending; with few rows it
-            shows the reading of the weights.
-        layer_overhead: Seconds that a decoder layer takes however small it is: kernel launches, Python.
+        gemm: (rows, FLOP/s) of rows times 16-bit weights in that memory, rows ascending; with few rows this
+            measures reading the weights.
+        layer_overhead: Minimum seconds of a decoder layer of any size: kernel launches, Python.
     """
 
     name: str
@@ -105,49 +105,55 @@ class Processor:
 
     @property
     def read_memory(self) -> bool:
-        """Whether `bandwidth` can be that of a memory, and not of layers that take long for other reasons."""
+        """Whether `bandwidth` is plausible for a memory, and not due to otherwise slow layers."""
         return self.bandwidth.value >= _SLOWEST_MEMORY
 
     def flops(self, rows: float) -> float:
-        """FLOP/s for that many rows: a power law between two measured points, the nearest beyond them."""
+        """Return FLOP/s at `rows` rows: a power law between measured points, constant beyond them."""
         counts, rates = (np.log(column) for column in zip(*self.gemm, strict=True))
         return math.exp(np.interp(math.log(max(rows, 1.0)), counts, rates))
 
     def to_json(self) -> dict[str, Any]:
-        """The object of a processor in a profile."""
+        """Return the object of a processor in a profile."""
         gemm = [[rows, _plain(rate)] for rows, rate in self.gemm]
         return {**asdict(self), "bandwidth": self.bandwidth.to_json(), "gemm": gemm}
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What tells a machine from another, without its rates. ram and memory in bytes."""
+    """Identity of a machine without its rates; ram and memory in bytes."""
 
     name: str
     ram: int
     processor: str
     memory: int
-    apart: bool
+    has_own_memory: bool
 
     def fingerprint(self) -> str:
-        """12 hex digits. Sizes count in whole GB: what a kernel keeps for itself changes with updates."""
-        parts = (self.name, round(self.ram / _GB), self.processor, round(self.memory / _GB), self.apart)
+        """Return 12 hex digits. Sizes are rounded to GB, since kernel updates change the reserved memory."""
+        parts = (
+            self.name,
+            round(self.ram / _GB),
+            self.processor,
+            round(self.memory / _GB),
+            self.has_own_memory,
+        )
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The profile of a whole machine.
+    """Profile of a whole machine.
 
     Args:
-        name: For plans.
-        ram: Bytes.
+        name: Name shown in plans.
+        ram: Bytes of RAM.
         disk: Bytes per second, read past the page cache.
-        link: Bytes per second from RAM to the processor's memory; None where the processor computes in RAM.
-        processor: What computes.
-        sources: Where the figures come from; empty where they were measured.
-        host: The CPU with its RAM beside a processor that has memory of its own; None where it is not known,
-            or is the processor.
+        link: Bytes per second from RAM to the processor's memory; None if the processor computes in RAM.
+        processor: Processor that computes the model.
+        sources: Sources of the figures; empty if measured.
+        host: CPU with its RAM next to a processor that has its own memory; None if unknown, or if the CPU is
+            the processor.
     """
 
     name: str
@@ -159,18 +165,18 @@ class Hardware:
     host: Processor | None = None
 
     def fingerprint(self) -> str:
-        """12 hex digits of what identifies the machine: names and sizes, not rates."""
+        """12 hex digits that identify the machine, from names and sizes, not rates."""
         chip = self.processor
         return Identity(self.name, self.ram, chip.name, chip.memory, self.link is not None).fingerprint()
 
     def without_gpu(self) -> "Hardware":
-        """The machine as its CPU alone computes, which must be known as `host`."""
+        """Return the machine with only its CPU, which must be known as `host`."""
         assert self.host is not None
-        name = self.name.replace(self.processor.name, self.host.name)  # of a measured machine
+        name = self.name.replace(self.processor.name, self.host.name)  # names of measured machines contain it
         return replace(self, name=name, link=None, processor=self.host, host=None)
 
     def to_json(self) -> dict[str, Any]:
-        """The object of a profile, which `from_json` reads."""
+        """Return the object of a profile, which `from_json` reads."""
         values: dict[str, Any] = {
             "version": VERSION,
             **asdict(self),
@@ -184,8 +190,8 @@ class Hardware:
 
     @classmethod
     def from_json(cls, found: object) -> "Hardware":
-        """Raises ValueError, one line: the key, what it is, what it should be."""
-        given = {"host": None, **without_version(found, "version", VERSION, "a hardware profile")}
+        """Load a profile. Raises ValueError in one line: the key, its value, the expected value."""
+        given = {"host": None, **check_version(found, "version", VERSION, "a hardware profile")}
         given |= {key: _rate(given[key]) for key in ("disk", "link") if key in given}
         for name in ("processor", "host"):
             chip = given.get(name)
@@ -198,25 +204,25 @@ class Hardware:
         return hardware
 
     def text(self) -> str:
-        """The JSON, laid out to be edited."""
+        """Return the JSON, formatted for editing."""
         return layout(self.to_json()) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> "Hardware":
-        """Raises OSError, and ValueError for a file that is no profile."""
+        """Load a file. Raises OSError, and ValueError if the file is not a profile."""
         return cls.from_json(parse(path.read_text(encoding="utf-8")))
 
 
 def preset_names() -> tuple[str, ...]:
-    """Names of the machines that come with the package, in alphabetical order."""
+    """Return the names of the bundled machines, in alphabetical order."""
     files = resources.files("offspec_planners").joinpath("presets").iterdir()
     return tuple(sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json")))
 
 
 def find_preset(name: str) -> str | None:
-    """The preset that a name stands for, as people write it: "4090" and "NVIDIA RTX 4090" are "rtx-4090".
+    """Return the preset for a name as users type it: "4090" and "NVIDIA RTX 4090" are "rtx-4090".
 
-    A name may lack the maker, "rtx" and the amount of memory; the preset with the shortest name is taken.
+    A name may omit the maker, "rtx" and the amount of memory; the preset with the shortest name is chosen.
     """
     wanted = _MAKERS.sub("", _SEPARATORS.sub("", name.lower()))
     for known in sorted(preset_names(), key=lambda known: (known != name, len(known))):
@@ -228,19 +234,19 @@ def find_preset(name: str) -> str | None:
 
 
 def preset(name: str) -> Hardware:
-    """A machine that comes with the package. Raises ValueError, which lists the names."""
+    """Return a bundled machine. Raises ValueError, which lists the names."""
     if name not in preset_names():
-        raise ValueError(f"there is no preset {name!r}; there are: {', '.join(preset_names())}")
+        raise ValueError(f"unknown preset {name!r}; available: {', '.join(preset_names())}")
     file = resources.files("offspec_planners").joinpath("presets", f"{name}.json")
     return Hardware.from_json(parse(file.read_text(encoding="utf-8")))
 
 
 def _rate(value: Any) -> Any:
-    """What a file says of a rate, where that is one number as the rate without spread."""
+    """Convert a plain number in a file to a rate without spread."""
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     return Rate.exactly(float(value)) if plain and 0 < value <= LARGEST else value
 
 
 def _plain(value: float) -> int | float:
-    """Without the `.0` that a person would not write."""
+    """Drop a trailing `.0`, which nobody would write by hand."""
     return int(value) if value.is_integer() else value

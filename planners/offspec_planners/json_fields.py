@@ -1,4 +1,5 @@
-"""JSON that a person may have edited: read as a dataclass, and complained about by key, value and remedy.
+"""User-editable JSON: parsed into dataclasses, with errors that name the key, its value and the expected
+value.
 
 read({"budget": "many"}, Settings)   # ValueError: budget is "many"; it should be a whole number of 1 or more
 """
@@ -13,8 +14,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import msgspec
 from msgspec import Meta
 
-_SHOWN = 40  # characters of a wrong value that a complaint quotes
-_LINE = 150  # characters up to which `layout` keeps a list or an object on one line
+_SHOWN = 40  # maximum characters of an invalid value quoted in an error
+_LINE = 150  # maximum characters of a list or object that `layout` keeps on one line
 LARGEST = 2**63 - 1
 _WORDS = {
     "BoolType": "true or false",
@@ -40,39 +41,39 @@ T = TypeVar("T")
 
 
 def one_of(*words: str) -> Meta:
-    """For `Annotated`: a text that is one of these words."""
+    """Return metadata for `Annotated`: a string that is one of these words."""
     named = ", ".join(json.dumps(word) for word in words)
     return Meta(pattern=f"^({'|'.join(words)})\\Z", description=f"one of {named}")
 
 
 def read(value: object, kind: type[T], path: str = "", *, partial: bool = False) -> T:
-    """A dataclass from the JSON object of its fields. Raises ValueError: a key, its value, what it should be.
+    """Parse the JSON object of a dataclass's fields. Raises ValueError: key, value, expected value.
 
     Args:
-        value: the object; what is a dataclass in it already is taken as it is.
-        kind: the dataclass, whose fields say what they take: `Count`, `Number` and so on.
-        path: where the object lies in the file, such as `costs.`; empty at the top.
-        partial: fields that have a default may be missing.
+        value: JSON object; dataclass instances in it are kept.
+        kind: dataclass whose fields declare what they accept: `Count`, `Number` and so on.
+        path: path of the object in the file, such as `costs.`; empty at the top.
+        partial: whether fields that have a default may be missing.
     """
     try:
         made = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         _explain(str(error), value, kind, path)
-    except UnicodeEncodeError:  # half of a character, in a key or in a value
+    except UnicodeEncodeError:  # an unpaired surrogate in a key or a value
         _refuse_halves(value, path)
         raise
     _compare_keys(value, made, path, partial)
     return made
 
 
-def without_version(value: object, key: str, version: int, what: str) -> dict[str, Any]:
-    """A JSON object but for the version of its format. Raises ValueError for one that cannot be read here.
+def check_version(value: object, key: str, version: int, what: str) -> dict[str, Any]:
+    """Return a JSON object without its version. Raises ValueError if the version is not supported.
 
     Args:
-        value: the object.
-        key: that the version stands under.
-        version: the latest that can be read.
-        what: the object is, for the error where it has no version.
+        value: JSON object.
+        key: key of the version.
+        version: latest supported version.
+        what: description of the object, for the error if it has no version.
     """
     if not isinstance(value, dict) or key not in value:
         raise ValueError(f'this is not {what}: it has no "{key}"')
@@ -91,13 +92,13 @@ def require_ascending(points: Iterable[tuple[int, float]], where: str) -> None:
 
 
 def _explain(message: str, value: Any, kind: Any, path: str) -> NoReturn:
-    """Say as a ValueError what msgspec found, by the description of the innermost type that has one."""
+    """Convert an error of msgspec to ValueError, with the description of the innermost described type."""
     from msgspec import inspect
 
     what, _, place = message.partition(" - at `$")
     node, described, or_null, where = inspect.type_info(kind), "", "", path
     for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", place):
-        if (described and index) or "..." in where:  # in which of an object's values msgspec does not say
+        if (described and index) or "..." in where:  # msgspec does not name the key in an object's values
             break
         if isinstance(node, inspect.DataclassType):
             node = next(field.type for field in node.fields if field.encode_name == name)
@@ -118,7 +119,7 @@ def _explain(message: str, value: Any, kind: Any, path: str) -> NoReturn:
 
 
 def _refuse_halves(value: object, path: str) -> None:
-    """Raise ValueError for the first text in a JSON value that has half of a character in it."""
+    """Raise ValueError for the first string in a JSON value that contains an unpaired surrogate."""
     if isinstance(value, str) and _has_half(value):
         complain(path.rstrip("."), value, "valid Unicode text")
     elif isinstance(value, list):
@@ -136,7 +137,7 @@ def _has_half(text: str) -> bool:
 
 
 def _compare_keys(value: object, made: object, path: str, partial: bool) -> None:
-    """Raise ValueError where an object lacks a field of what was made of it, or has another."""
+    """Raise ValueError if an object lacks a field of the parsed dataclass, or has an unknown one."""
     if isinstance(value, dict) and is_dataclass(made):
         known = made.__dataclass_fields__
         for key in sorted(known.keys() ^ value.keys()):
@@ -152,7 +153,7 @@ def _compare_keys(value: object, made: object, path: str, partial: bool) -> None
 
 
 def complain(where: str, value: object, should: str) -> NoReturn:
-    """Raise the ValueError that says what stands somewhere, and what should."""
+    """Raise a ValueError with the location, its value and the expected value."""
     shown = json.dumps(value, default=str)
     if len(shown) > _SHOWN:
         shown = shown[: _SHOWN - 3] + "..."
@@ -160,18 +161,18 @@ def complain(where: str, value: object, should: str) -> NoReturn:
 
 
 def parse(text: str) -> object:
-    """The value in a JSON text. Raises ValueError where it is none."""
+    """Parse JSON text. Raises ValueError if it is invalid."""
     try:
         return json.loads(text)
     except RecursionError:
         raise ValueError("the file is nested too deeply") from None
     except json.JSONDecodeError as error:
-        why = re.sub("( starting)? at$", "", error.msg)  # Python goes on with where
+        why = re.sub("( starting)? at$", "", error.msg)  # Python appends the position
         raise ValueError(f"line {error.lineno} is not JSON: {why} (column {error.colno})") from None
 
 
 def layout(value: Any, indent: int = 0) -> str:
-    """JSON to be read and edited: whatever fits on one line is on one line."""
+    """Format JSON for reading and editing: whatever fits on one line is on one line."""
     flat = json.dumps(value, ensure_ascii=False)
     if not value or not isinstance(value, dict | list | tuple) or len(flat) + indent <= _LINE:
         return flat

@@ -1,4 +1,4 @@
-"""From what passes and draft steps were measured to take, to what any pass will."""
+"""Costs of any pass, from measured times of passes and draft steps."""
 
 from dataclasses import dataclass, replace
 
@@ -10,14 +10,14 @@ from offspec_planners.placement import Placement, Tier
 from offspec_planners.transfer import (
     Links,
     cache_seconds,
-    edge_layers,
     expert_sources,
+    exposed_layers,
     measured_links,
-    slowest_crossing,
+    slowest_transfer_seconds,
     streamed_units,
 )
 
-_PREFIX = 512  # positions behind which passes are measured
+_PREFIX = 512  # committed positions of measured passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +26,23 @@ class MeasuredCosts:
 
     Args:
         layer: (rows, seconds) of one layer with its weights in place.
-        outside: (rows, seconds) of a pass around its layers.
-        walk: Seconds of choosing a token at one node, the head included where it stays.
+        outside: (rows, seconds) of a pass outside its layers.
+        walk: Seconds of choosing a token at one node, including the head if it is resident.
         step: (width, seconds) of a draft step.
         start: Further seconds of the draft's first step.
-        link: Bytes per second that came while the link was busy; None where nothing streams.
-        gpus: GPUs to which those came, over a link each.
-        unpack: Seconds of making a value of a packed weight, used for a target that is packed where the
-            measured one is not.
-        prefix: Committed positions whose keys and values cross the link, where those live in RAM.
-        contended: Whether other processes used the processors meanwhile.
-        host: The CPU beside a device with memory of its own.
-        cpu: (rows, seconds) of one layer that the CPU computes, at the rows of `layer`; empty where none ran,
-            and `host` tells.
-        disk: Bytes per second at which experts come from disk that are reached by need; None where none are.
-        copy: The same from RAM to a device.
-        use: What earlier passes told of how experts are asked for.
-        cpu_experts: Whether the CPU computed the experts of the layers that were measured.
-        hidden: Share of a draft's seconds that can go on beside a pass; see `PassCosts`.
+        link: Bytes per second received while the link was busy; None if nothing streams.
+        gpus: Number of GPUs that received them, each over its own link.
+        unpack: Seconds to dequantize one value, for a target that is quantized if the measured one is not.
+        prefix: Committed positions whose KV cache crosses the link, if it is in RAM.
+        contended: Whether other processes used the processors during the measurement.
+        host: CPU next to a device with memory of its own.
+        cpu: (rows, seconds) of one layer computed by the CPU, at the rows of `layer`; empty if none was
+            measured, in which case `host` is used.
+        disk: Bytes per second at which on-demand experts are read from disk; None without any.
+        copy: Bytes per second at which on-demand experts are copied from RAM to a device; None without any.
+        use: Expert usage learned in earlier passes.
+        cpu_experts: Whether the CPU computed the experts of the measured layers.
+        hidden: Share of a draft's seconds that can overlap a pass; see `PassCosts`.
     """
 
     layer: Points
@@ -70,7 +69,7 @@ class MeasuredCosts:
         return self.host is not None or bool(self.cpu)
 
     def costs(self, target: ModelSizes, placement: Placement, walked: float) -> PassCosts:
-        """The costs of passes under a placement, in which `walked` nodes are walked on average."""
+        """Return the costs of passes under a placement in which `walked` nodes are walked on average."""
         streamed = target.streamed_with(placement)
         units = streamed_units(streamed, target.head, placement)
         link, rest, caches = 0.0, 0.0, 0.0
@@ -78,7 +77,7 @@ class MeasuredCosts:
             links = measured_links(units, placement, self.link.value)
             if links.copy is not None:
                 links = Links(links.read, links.copy / self.gpus)
-            link, rest = slowest_crossing(streamed, target.head, placement, links)
+            link, rest = slowest_transfer_seconds(streamed, target.head, placement, links)
             caches = cache_seconds(target.kv_per_token, self.prefix, placement, self.link.value)
             link, rest = link + caches, rest + caches
         head = target.head_weights / target.weights if placement.head is not Tier.DEVICE else 0.0
@@ -90,7 +89,7 @@ class MeasuredCosts:
             cpu = self._cpu_seconds(target, rows, bool(units)) if on_cpu else layer
             layers = (len(target.layers) - on_cpu + head) * layer + on_cpu * cpu
             compute.append((rows, layers + around[rows]))
-            edges = edge_layers(placement, streamed, target.head, head, cpu / layer)
+            edges = exposed_layers(placement, streamed, target.head, head, cpu / layer)
             edge.append((rows, edges * layer + around[rows]))
         return PassCosts(
             compute=tuple(compute),
@@ -105,9 +104,9 @@ class MeasuredCosts:
         )
 
     def _experts(self, target: ModelSizes, placement: Placement) -> ExpertCosts | None:
-        """Of experts that come by need; None where none do."""
+        """Return the costs of on-demand experts; None without any."""
         experts = target.experts
-        if experts is None or not placement.by_need or self.disk is None:
+        if experts is None or not placement.on_demand_experts or self.disk is None:
             return None
         seconds = [
             (rows, len(target.layers) * self._of_experts(target, placement.cpu_experts, rows, layer))
@@ -119,40 +118,40 @@ class MeasuredCosts:
         return costs if self.use is None else self.use.applied(costs)
 
     def _of_experts(self, target: ModelSizes, cpu: bool, rows: int, layer: float) -> float:
-        """Seconds of the experts of a layer of average size, of which a layer was measured to take `layer`.
+        """Return seconds of an average layer's experts, given `layer` measured seconds for the whole layer.
 
-        Where one processor computes all, they are taken to be their share of the weights that it meets; those
-        of the CPU beside a device go by what is known of it.
+        If one processor computes everything, experts get their share of the layer's weights; experts on the
+        CPU next to a device are priced from the CPU's profile.
         """
         experts = target.experts
         assert experts is not None
         if not cpu:
-            met = float(experts.union(rows)) * experts.weights * len(experts.layers)
+            met = float(experts.distinct_experts(rows)) * experts.weights * len(experts.layers)
             return layer * met / (met + target.dense_weights * len(target.layers))
-        assert self.host is not None, "nothing is known of the CPU"
+        assert self.host is not None, "the CPU was not measured"
         share = len(experts.layers) / len(target.layers)
         told = share * expert_layer_seconds(self.host, target, rows, self.host)
         return min(told, layer) if self.cpu_experts else told
 
     def _with_experts(self, target: ModelSizes, placement: Placement, rows: int, layer: float) -> float:
-        """Seconds of a layer whose experts are computed where a placement says."""
+        """Return seconds of a layer with its experts computed as the placement says."""
         if self.cpu_experts or not placement.cpu_experts or target.experts is None:
             return layer
         here, there = (self._of_experts(target, cpu, rows, layer) for cpu in (False, True))
         return layer - here + there
 
     def _cpu_seconds(self, target: ModelSizes, rows: int, streams: bool) -> float:
-        """Seconds of a layer that the CPU computes: as such layers took, or by what is known of the CPU."""
+        """Return seconds of a layer computed by the CPU: as measured, or estimated from the CPU's profile."""
         if found := dict(self.cpu).get(rows):
             return found
-        assert self.host is not None, "nothing is known of the CPU"
+        assert self.host is not None, "the CPU was not measured"
         copied = self.link.value if self.link is not None and streams else 0.0
         return cpu_layer_seconds(self.host, target, rows, _PREFIX, copied)
 
     def with_faster_link(self, factor: float) -> "MeasuredCosts":
-        """These costs with bandwidth multiplied by a factor."""
+        """Return these costs with bandwidth multiplied by a factor."""
         link, disk, copy = (rate and rate.times(factor) for rate in (self.link, self.disk, self.copy))
         return replace(self, link=link, disk=disk, copy=copy)
 
     def with_packed_draft(self, bits: int) -> None:
-        """Implements `Pricing`: nothing was measured of the draft but as it is held."""
+        """Implement `Pricing`: the draft was measured only in its current form."""

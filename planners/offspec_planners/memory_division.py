@@ -16,7 +16,7 @@ from offspec_planners.placement import (
 # Page tables, buffers of the kernel and the pages of libraries count against a control group as well. A
 # process that fills its limit to the last page spends its time reading its own code back in.
 _KERNEL_SHARE = 0.06
-_LEAST_EXPERTS = 8  # slots of experts that are loaded on demand
+_LEAST_EXPERTS = 8  # minimum slots for on-demand experts
 
 CPU_LAYERS = "layers of the CPU"  # name of a part of `TooSmallError`
 
@@ -28,7 +28,7 @@ class HeadNeeds:
     Args:
         nbytes: Bytes of the head, which `Needs.resident_bytes` includes.
         block_bytes: Bytes of its largest unit if it streams.
-        logits_bytes: Bytes of scratch for the logits of all nodes of a tree if it streams.
+        logits_bytes: Bytes of workspace for the logits of all nodes of a tree if it streams.
     """
 
     nbytes: int
@@ -43,7 +43,7 @@ class HostNeeds:
     Args:
         embedding_bytes: Bytes of embeddings that drafters look tokens up in.
         cache_bytes: Bytes of the target's KV cache if it lives in RAM.
-        cpu_bytes: Bytes that computing on the CPU takes in addition to weights: scratch and caches.
+        cpu_bytes: Bytes that computing on the CPU takes in addition to weights: workspace and caches.
         expert_slots_bytes: Bytes of slots of experts.
     """
 
@@ -101,7 +101,7 @@ class ExpertNeeds:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class MemoryNeeds:
     """Memory that a target and its drafter need.
 
     Args:
@@ -161,7 +161,7 @@ class Needs:
         more = self.further_gpus
         return [first] if more is None else [first + more.cache_bytes, *more.free_bytes]
 
-    def with_expert_slots(self, slots: int, host_slots: int = 0) -> "Needs":
+    def with_expert_slots(self, slots: int, host_slots: int = 0) -> "MemoryNeeds":
         """Copy with experts in slots instead of layers; unchanged without slots.
 
         Args:
@@ -185,7 +185,7 @@ class Needs:
             experts=None,
         )
 
-    def scaled(self, share: float) -> "Needs":
+    def scaled(self, share: float) -> "MemoryNeeds":
         """Copy with layers, and experts, of this share of their size."""
         experts = self.experts
         if experts is not None:
@@ -195,7 +195,7 @@ class Needs:
         layers = [int(size * share) for size in self.layer_bytes]
         return replace(self, layer_bytes=layers, experts=experts)
 
-    def heads(self) -> Iterator[tuple["Needs", Sizes]]:
+    def heads(self) -> Iterator[tuple["MemoryNeeds", Sizes]]:
         """Needs and sizes with a head that stays, and with one that streams if it may."""
         sizes = Sizes(tuple(self.layer_bytes), tuple(self.extra_bytes))
         yield self, sizes
@@ -204,13 +204,13 @@ class Needs:
             streamed = replace(self, resident_bytes=resident, scratch_bytes=scratch, head=None)
             yield streamed, replace(sizes, head=head.nbytes, block=head.block_bytes)
 
-    def placed_head(self, placement: Placement) -> tuple["Needs", Sizes]:
+    def placed_head(self, placement: Placement) -> tuple["MemoryNeeds", Sizes]:
         """Needs and sizes with the head in its tier of a placement."""
         return list(self.heads())[-1 if placement.head is not Tier.DEVICE else 0]
 
 
 def divide(
-    memory: int, needs: Needs, device_memory: int | None = None, *, cpu_experts: bool = False
+    memory: int, needs: MemoryNeeds, device_memory: int | None = None, *, cpu_experts: bool = False
 ) -> Placement:
     """Place layers, and a head that may stream.
 
@@ -230,9 +230,9 @@ def divide(
     if needs.experts is None:
         return _divide(memory, needs, device_memory)
     if cpu_experts and device_memory is not None:
-        return _divide_by_need(memory, needs, device_memory, cpu_experts=True)
+        return _divide_on_demand(memory, needs, device_memory, cpu_experts=True)
     found, failures = list[Placement](), list[TooSmallError]()
-    for divided in (_divide, _divide_by_need):
+    for divided in (_divide, _divide_on_demand):
         try:
             found.append(divided(memory, needs, device_memory))
         except TooSmallError as error:
@@ -245,8 +245,8 @@ def divide(
     return found[-1]
 
 
-def _divide_by_need(
-    memory: int, needs: Needs, device_memory: int | None, *, cpu_experts: bool = False
+def _divide_on_demand(
+    memory: int, needs: MemoryNeeds, device_memory: int | None, *, cpu_experts: bool = False
 ) -> Placement:
     """Placement with slots of experts: where layers are computed and in RAM, or in RAM alone for the CPU."""
     assert needs.experts is not None
@@ -263,19 +263,19 @@ def _divide_by_need(
     if not cpu_experts:
         near = min(least + (wanted.free_gpus(device_memory)[0] - devices[0]) // slot, most)
     in_ram = min(least + (wanted.free_host(memory) - host) // slot, most)
-    # Where the device keeps all of them, they only pass through RAM.
+    # If the device keeps all of them, they only pass through RAM.
     return replace(placement, expert_slots=near, host_expert_slots=least if near == most else in_ram)
 
 
-def _divide(memory: int, needs: Needs, device_memory: int | None) -> Placement:
-    placements, failures = list[Placement](), list[tuple[TooSmallError, Needs]]()
+def _divide(memory: int, needs: MemoryNeeds, device_memory: int | None) -> Placement:
+    placements, failures = list[Placement](), list[tuple[TooSmallError, MemoryNeeds]]()
     for wanted, sizes in needs.heads():
         try:
             placements.append(_place(memory, wanted, sizes, device_memory))
         except TooSmallError as error:
             failures.append((error, wanted))
             continue
-        if not _cramped(placements[-1]):
+        if not _is_tight(placements[-1]):
             return placements[-1]
     if placements:
         return placements[0]
@@ -286,9 +286,11 @@ def _divide(memory: int, needs: Needs, device_memory: int | None) -> Placement:
     raise _too_small(memory, device_memory, failed, failure)
 
 
-def placement_fits(memory: int, needs: Needs, placement: Placement, device_memory: int | None = None) -> bool:
-    """Whether a placement that was decided elsewhere fits as well; see `divide`."""
-    if placement.by_need and (
+def placement_fits(
+    memory: int, needs: MemoryNeeds, placement: Placement, device_memory: int | None = None
+) -> bool:
+    """Return whether a placement that was decided elsewhere fits as well; see `divide`."""
+    if placement.on_demand_experts and (
         needs.experts is None or (device_memory is not None) != (placement.host_expert_slots > 0)
     ):
         return False
@@ -304,13 +306,13 @@ def placement_fits(memory: int, needs: Needs, placement: Placement, device_memor
     return all(used <= size for used, size in zip(devices, free, strict=False))
 
 
-def _left(memory: int, needs: Needs, placement: Placement) -> int:
-    """Bytes of RAM that a placement leaves if everything is computed there; below 0 it does not fit."""
+def _left(memory: int, needs: MemoryNeeds, placement: Placement) -> int:
+    """Return the RAM bytes left by a placement that computes everything there; negative if too large."""
     wanted, sizes = needs.placed_head(placement)
     return needs.free_ram(memory) - wanted.computing_bytes - taken(sizes, placement)[0][0]
 
 
-def _place(memory: int, needs: Needs, sizes: Sizes, device_memory: int | None) -> Placement:
+def _place(memory: int, needs: MemoryNeeds, sizes: Sizes, device_memory: int | None) -> Placement:
     if device_memory is None:
         return place_layers(sizes, needs.free_ram(memory) - needs.computing_bytes)
     cache = 0 if needs.further_gpus is None else needs.further_gpus.layer_cache_bytes
@@ -318,26 +320,28 @@ def _place(memory: int, needs: Needs, sizes: Sizes, device_memory: int | None) -
     return place_on_devices(sizes, free, host, cache=cache, cpu=needs.cpu_layers)
 
 
-def _cramped(placement: Placement) -> bool:
-    """Whether there was room for no layer, and for two slots only.
+def _is_tight(placement: Placement) -> bool:
+    """Return whether there is room for no layer and only two slots.
 
-    With two the link stands still whenever one is full and the other in use: a third is worth more than a
-    head that stays.
+    With two slots the link is idle whenever one is full and the other in use: a third slot is worth more than
+    a resident head.
     """
     return placement.slots == 2 and not placement.resident
 
 
-def _too_small(memory: int, device_memory: int | None, needs: Needs, error: TooSmallError) -> TooSmallError:
-    """Error with the least memory that would do and its parts, by name."""
+def _too_small(
+    memory: int, device_memory: int | None, needs: MemoryNeeds, error: TooSmallError
+) -> TooSmallError:
+    """Return an error with the least sufficient memory and its parts, by name."""
     host, on_device = needs.host, device_memory is not None and error.where is Tier.DEVICE
     parts = dict[str, int]()
     if not on_device:
         parts |= {
             "Python and libraries": needs.process_bytes,
-            "on its way to the device": needs.transit_bytes if device_memory is not None else 0,
+            "transfer to the device": needs.transit_bytes if device_memory is not None else 0,
             "the draft's embedding": host.embedding_bytes,
-            "experts on their way" if needs.expert_slots_bytes else "experts in RAM": host.expert_slots_bytes,
-            "keys and values in RAM": host.cache_bytes,
+            "experts in transit" if needs.expert_slots_bytes else "experts in RAM": host.expert_slots_bytes,
+            "KV cache in RAM": host.cache_bytes,
             "computing on the CPU": host.cpu_bytes,
         }
     if on_device or device_memory is None:

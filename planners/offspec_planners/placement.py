@@ -1,4 +1,4 @@
-"""Which tier each layer lives in, and how many slots the ones that stream pass through."""
+"""Memory tier of each layer, and number of streaming buffer slots for the layers that stream."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,14 +10,15 @@ from msgspec import Meta
 
 from offspec_planners.json_fields import Whole
 
-_STAGES = 3  # slots in RAM that layers from disk pass through where there is room, else 2
+_STAGES = 3  # staging slots in RAM for layers from disk if there is room, else 2
 
 
 class Tier(StrEnum):
-    """Where a layer's weights are between two passes, the fastest first.
+    """Storage of a layer's weights between two passes, fastest first.
 
-    DEVICE: where they are computed with (on a CPU that is its RAM). CPU: RAM beside a device with memory of
-    its own, computed there by the CPU. HOST: RAM, copied to the device once a pass. DISK: read once a pass.
+    DEVICE: the memory of the processor that computes them (RAM on a CPU). CPU: RAM next to a device with its
+    own memory, computed there by the CPU. HOST: RAM, copied to the device once per pass. DISK: read once per
+    pass.
     """
 
     DEVICE = "device"
@@ -27,41 +28,39 @@ class Tier(StrEnum):
 
     @property
     def streams(self) -> bool:
-        """Whether weights come to the device in every pass."""
+        """Whether weights are transferred to the device in every pass."""
         return self in (Tier.HOST, Tier.DISK)
 
 
 class TooSmallError(ValueError):
     """A memory limit cannot hold even the smallest arrangement.
 
-    Attributes: `needed`, bytes that would do; `given`; `where`, the memory; `parts`, bytes by name, if known.
+    Attributes: `needed`, sufficient bytes; `given`; `where`, the memory; `parts`, bytes by name, if known.
     """
 
     def __init__(
         self, needed: int, given: int, where: Tier = Tier.DEVICE, parts: Mapping[str, int] | None = None
     ) -> None:
-        super().__init__(f"{needed} bytes are needed, {given} were given")
+        super().__init__(f"{needed} bytes are needed, but only {given} were given")
         self.needed, self.given, self.where, self.parts = needed, given, where, parts or {}
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the layers and the head of a model are.
+    """Placement of a model's layers and head.
 
     Args:
-        tiers: The tier of each layer.
-        slots: Slots of the ring that streamed units are computed from; 0 when none stream.
-        staging: Slots in RAM that units from disk pass through on their way to a device with memory of its
-            own.
-        head: The tier of the output head; where that is not DEVICE, it comes as the last units of a pass.
-        gpus: Which of several GPUs computes each layer, by its number, each with slots and staging of its
-            own; empty where there is one. The head is the first one's.
-        caches: The tier of the target's keys and values: DEVICE, or HOST, from where each layer's are copied
-            to a device in every pass.
-        expert_slots: Slots of routed experts that are read when they are asked for; 0 where experts are
-            parts of their layers.
-        host_expert_slots: The same in RAM, behind a device with memory of its own. Where the device has none,
-            the CPU computes the experts.
+        tiers: Tier of each layer.
+        slots: Slots of the ring from which streamed units are computed; 0 if nothing streams.
+        staging: Slots in RAM that units from disk pass through on their way to a device with its own memory.
+        head: Tier of the output head; unless DEVICE, it is streamed as the last units of a pass.
+        gpus: Number of the GPU that computes each layer, if there are several, each with its own slots and
+            staging; empty with one. The head is on the first GPU.
+        caches: Tier of the target's KV cache: DEVICE, or HOST, from which each layer's part is copied to a
+            device in every pass.
+        expert_slots: Slots of routed experts loaded on demand; 0 if experts are part of their layers.
+        host_expert_slots: Slots of such experts in RAM, next to a device with its own memory. If the device
+            has no expert slots, the CPU computes the experts.
     """
 
     tiers: tuple[Tier, ...]
@@ -77,31 +76,31 @@ class Placement:
     def in_memory(
         cls, count: int, resident: Sequence[int], slots: int, head: Tier = Tier.DEVICE
     ) -> "Placement":
-        """One memory: the `resident` of `count` layers stay in it, the others come from disk."""
+        """Build a placement in one memory: `resident` of `count` layers stay, others come from disk."""
         kept = set(resident)
         tiers = tuple(Tier.DEVICE if layer in kept else Tier.DISK for layer in range(count))
         return cls(tiers, slots, head=head)
 
     def layers(self, tier: Tier) -> tuple[int, ...]:
-        """Indices of the layers in a tier, ascending."""
+        """Return the indices of the layers in a tier, ascending."""
         return tuple(layer for layer, place in enumerate(self.tiers) if place is tier)
 
     def gpu_of(self, layer: int) -> int:
-        """The number of the GPU that computes a layer, where it is not the CPU that does."""
+        """Return the number of the GPU that computes a layer, unless the CPU does."""
         return self.gpus[layer] if self.gpus else 0
 
     def tiers_on(self, gpu: int) -> tuple[Tier, ...]:
-        """Of the layers that one GPU computes."""
+        """Return the tiers of the layers that one GPU computes."""
         return tuple(tier for layer, tier in enumerate(self.tiers) if self.gpu_of(layer) == gpu)
 
     @property
     def gpu_count(self) -> int:
-        """How many GPUs there are, 1 where the computing is done in RAM."""
+        """Number of GPUs, 1 when computing in RAM."""
         return max(self.gpus, default=0) + 1
 
     @property
-    def hops(self) -> int:
-        """How often the rows of a pass go from one GPU to another."""
+    def gpu_transfers(self) -> int:
+        """Number of times that the rows of a pass are copied from one GPU to another."""
         gpus = [self.gpu_of(layer) for layer, tier in enumerate(self.tiers) if tier is not Tier.CPU]
         return sum(left != right for left, right in pairwise((*gpus, 0)))
 
@@ -110,26 +109,26 @@ class Placement:
         return self.layers(Tier.DEVICE)
 
     @property
-    def by_need(self) -> bool:
-        """Whether routed experts are apart from their layers, and read when they are asked for."""
+    def on_demand_experts(self) -> bool:
+        """Whether routed experts are separate from their layers and loaded on demand."""
         return self.expert_slots > 0 or self.cpu_experts
 
     @property
     def cpu_experts(self) -> bool:
-        """Whether the CPU computes all routed experts beside a device, from slots in RAM."""
+        """Whether the CPU computes all routed experts next to a device, from slots in RAM."""
         return self.host_expert_slots > 0 and not self.expert_slots
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The bytes of what is to be placed.
+    """Bytes of everything to be placed.
 
     Args:
         layers: Bytes read for each layer.
-        extra: Further bytes that converting each layer takes: once where layers stream, and permanently for a
-            layer that stays.
-        head: Bytes of a head that is to stream; 0 where it stays and is counted elsewhere.
-        block: Bytes of the largest unit of such a head; 0 where it stays.
+        extra: Further bytes needed to convert each layer: once for all streamed layers, permanently for each
+            resident layer.
+        head: Bytes of a head that streams; 0 if it is resident and counted elsewhere.
+        block: Bytes of the largest unit of a streamed head; 0 if it is resident.
     """
 
     layers: tuple[int, ...]
@@ -143,20 +142,20 @@ class Sizes:
         return max(*self.layers, self.block)
 
     def kept(self, layer: int) -> int:
-        """Bytes of a layer that stays."""
+        """Return the bytes of a resident layer."""
         return self.layers[layer] + self.extra[layer]
 
 
 def place_layers(sizes: Sizes, memory: int, *, slots: int = 3) -> Placement:
     """Place layers into one memory, which is filled from disk and computed from.
 
-    What the ring leaves keeps layers resident, spread evenly so that the link has time to fill it between
-    them.
+    Memory not used by the ring keeps layers resident, spread evenly so that the link has time to fill the
+    ring between them.
 
     Args:
         sizes: Bytes of layers, slots and head.
         memory: Bytes of that memory.
-        slots: Slots of the ring where there is room; at least 2 are placed. Default 3.
+        slots: Slots of the ring if there is room; at least 2 are placed. Default 3.
 
     Raises:
         TooSmallError: Not even the smallest ring fits.
@@ -175,22 +174,24 @@ def place_on_devices(
     slots: int = 3,
     cpu: Sequence[int] = (),
 ) -> Placement:
-    """Place layers on devices with memories of their own, over RAM, over disk.
+    """Place layers on devices with their own memory, then RAM, then disk.
 
-    A device keeps a ring and as many layers as fit beside it; RAM keeps those that the CPU computes, and as
-    many of the rest as fit; the others are read from disk, spread evenly among those that come from RAM, so
-    that the disk has time while those are copied.
+    A device keeps a ring and as many layers as fit in addition. RAM keeps the layers computed by the CPU, and
+    as many others as fit. The rest is read from disk, spread evenly among the layers from RAM, so that the
+    disk has time while those are copied.
 
-    Of several GPUs each has rings and a link of its own. Where all layers stay, each has a run of them, and
-    rows hop once. Else those that stream go to the GPUs in turn, so that all links are busy at the same time,
-    and those that stay to whichever has room, the one of the layer before if it can be.
+    With several GPUs, each has rings and a link of its own. If all layers stay, each GPU gets a contiguous
+    run of them, and rows are copied once between GPUs. Otherwise streamed layers are assigned to the GPUs in
+    turn, so that all links are busy at the same time, and resident layers to any GPU with room, preferably
+    the GPU of the previous layer.
 
     Args:
-        sizes: Bytes of layers, slots and head; the head is the first device's.
+        sizes: Bytes of layers, slots and head; the head is on the first device.
         rooms: Bytes of each device's memory.
         host: Bytes of RAM.
-        cache: Bytes of keys and values of a layer, on that of several GPUs that computes it. Default 0.
-        slots: Slots of each device's ring where there is room; at least 2 are placed. Default 3.
+        cache: Bytes of a layer's KV cache, on the GPU that computes the layer, if there are several. Default
+            0.
+        slots: Slots of each device's ring if there is room; at least 2 are placed. Default 3.
         cpu: Layers that the CPU computes. Default none.
 
     Raises:
@@ -202,14 +203,14 @@ def place_on_devices(
         resident, ring = _fill(sizes, rooms[0], slots, layers)
         for layer in layers:
             tiers[layer] = Tier.DEVICE if layer in set(resident) else Tier.HOST
-        return _beside_cpu(sizes, Placement(tuple(tiers), ring), host)
+        return _place_in_host(sizes, Placement(tuple(tiers), ring), host)
     runs = _runs(sizes, rooms, layers, cache)
     if runs is not None:
         for layer, gpu in zip(layers, runs, strict=True):
             tiers[layer], gpus[layer] = Tier.DEVICE, gpu
-        return _beside_cpu(sizes, Placement(tuple(tiers), 2 if sizes.head else 0, gpus=tuple(gpus)), host)
+        return _place_in_host(sizes, Placement(tuple(tiers), 2 if sizes.head else 0, gpus=tuple(gpus)), host)
     ring, fitting = _rings(sizes, rooms, len(layers), cache, slots)
-    staying = set(spread(len(layers), sum(fitting)))
+    staying = set(spread_evenly(len(layers), sum(fitting)))
     streamed, last = 0, 0
     for place, layer in enumerate(layers):
         tiers[layer] = Tier.DEVICE if place in staying else Tier.HOST
@@ -219,11 +220,11 @@ def place_on_devices(
             last = last if fitting[last] else fitting.index(max(fitting))
             fitting[last] -= 1
         gpus[layer] = last
-    return _beside_cpu(sizes, Placement(tuple(tiers), ring, gpus=tuple(gpus)), host)
+    return _place_in_host(sizes, Placement(tuple(tiers), ring, gpus=tuple(gpus)), host)
 
 
 def _runs(sizes: Sizes, rooms: Sequence[int], layers: Sequence[int], cache: int) -> list[int] | None:
-    """The GPU of each layer where all of them stay; None where they do not fit."""
+    """Return the GPU of each layer if all of them stay; None if they do not fit."""
     found, gpu, left = list[int](), 0, rooms[0] - 2 * sizes.block
     if left < 0:
         return None
@@ -240,8 +241,8 @@ def _runs(sizes: Sizes, rooms: Sequence[int], layers: Sequence[int], cache: int)
 
 
 def _rings(sizes: Sizes, rooms: Sequence[int], count: int, cache: int, slots: int) -> tuple[int, list[int]]:
-    """Slots of each GPU's ring, and how many of `count` layers stay on each of them."""
-    aside = max(sizes.extra) + cache * -(-count // len(rooms))  # for those that stream there, at most
+    """Return the slots of each GPU's ring, and how many of `count` layers stay on each GPU."""
+    aside = max(sizes.extra) + cache * -(-count // len(rooms))  # maximum for the layers that stream there
     for room in rooms:
         if room < 2 * sizes.slot + aside:
             raise TooSmallError(2 * sizes.slot + aside, room)
@@ -253,8 +254,8 @@ def _rings(sizes: Sizes, rooms: Sequence[int], count: int, cache: int, slots: in
     return ring, fitting
 
 
-def _beside_cpu(sizes: Sizes, placed: Placement, host: int) -> Placement:
-    """The same with what streams in RAM, beside the layers that the CPU computes, or on disk.
+def _place_in_host(sizes: Sizes, placed: Placement, host: int) -> Placement:
+    """Place streamed layers in RAM, next to the layers that the CPU computes, or on disk.
 
     Raises TooSmallError.
     """
@@ -274,16 +275,16 @@ def _beside_cpu(sizes: Sizes, placed: Placement, host: int) -> Placement:
     elif sizes.head:
         left -= sizes.head
     held = min(left // max(sizes.layers), len(rest))
-    kept = {rest[place] for place in spread(len(rest), held)}
+    kept = {rest[place] for place in spread_evenly(len(rest), held)}
     for layer in rest:
         tiers[layer] = Tier.HOST if layer in kept else Tier.DISK
     return replace(placed, tiers=tuple(tiers), staging=stages, head=head)
 
 
 def taken(sizes: Sizes, placement: Placement, cache: int = 0) -> tuple[list[int], int]:
-    """(bytes of each memory that is computed from, bytes of the RAM behind) that a placement takes.
+    """Return the bytes used by a placement in each memory that is computed from, and in RAM next to a device.
 
-    cache: bytes of keys and values of each layer where they are to be counted. Default 0.
+    cache: bytes of each layer's KV cache if they are to be counted. Default 0.
     """
     layers_stream = any(tier.streams for tier in placement.tiers)
     slot = sizes.slot if layers_stream else sizes.block
@@ -302,23 +303,23 @@ def taken(sizes: Sizes, placement: Placement, cache: int = 0) -> tuple[list[int]
     return devices, host
 
 
-def spread(count: int, chosen: int) -> list[int]:
-    """`chosen` of `count` places, as evenly apart as can be."""
+def spread_evenly(count: int, chosen: int) -> list[int]:
+    """Return `chosen` of `count` places, spread as evenly as possible."""
     return [int((place + 0.5) * count / chosen) for place in range(chosen)]
 
 
 def cpu_layers(count: int, wanted: int) -> tuple[int, ...]:
-    """Which of `count` layers the CPU computes where it is to compute `wanted` of them.
+    """Return the layers computed by the CPU if it computes `wanted` of `count` layers.
 
-    They depend on nothing else, since a CPU rounds in another way than a GPU does. Spread evenly, they leave
-    the link time to fill the ring again while each of them is computed.
+    They depend on nothing else, since CPU and GPU floating-point results differ. Spread evenly, they leave
+    the link time to refill the ring while each of them is computed.
     """
-    return tuple(spread(count, min(wanted, count)))
+    return tuple(spread_evenly(count, min(wanted, count)))
 
 
 def _fill(sizes: Sizes, memory: int, slots: int, layers: Sequence[int]) -> tuple[list[int], int]:
-    """Those of `layers` that stay in `memory` bytes, and the slots of the ring beside them."""
-    # A head that streams needs slots even where every layer stays.
+    """Return those of `layers` that stay in `memory` bytes, and the slots of the ring."""
+    # A streamed head needs slots even if every layer stays.
     whole = sum(sizes.kept(layer) for layer in layers) + 2 * sizes.block
     if whole <= memory:
         return list(layers), 2 if sizes.head else 0
@@ -331,4 +332,4 @@ def _fill(sizes: Sizes, memory: int, slots: int, layers: Sequence[int]) -> tuple
     count = len(layers)
     fitting = min(room // max(map(sizes.kept, layers)), max(count - ring, 0)) if layers else 0
     units = count - fitting + (1 if sizes.head else 0)
-    return [layers[place] for place in spread(count, fitting)], min(ring, units)
+    return [layers[place] for place in spread_evenly(count, fitting)], min(ring, units)

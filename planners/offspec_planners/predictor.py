@@ -8,9 +8,9 @@ from offspec_planners.cost import ModelSizes, PassCosts, Pricing, prefill_second
 from offspec_planners.hardware_rates import Hardware
 from offspec_planners.placement import Placement
 from offspec_planners.plan.forecast import Choice, Forecast
-from offspec_planners.search import STATIC_WIDTH, Outlook, best, outlook, static_sweep, sweep
+from offspec_planners.search import STATIC_WIDTH, SpeedForecast, best, forecast_speed, static_sweep, sweep
 
-_PROMPT = 512  # tokens of the prompt that the time to a first token is told for
+_PROMPT = 512  # prompt tokens for the reported time to first token
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,10 @@ class Predictor:
     Args:
         target: Sizes of the target.
         pricing: Costs of passes and draft steps.
-        calibration: How often the draft's tokens are accepted.
+        calibration: Acceptance of the draft's tokens.
         sequences: Number of sequences that share passes.
         tree: "dynamic", or "sequoia" for one shape.
-        drafts: Whether anything drafts but lookups.
+        drafts: Whether anything but lookups drafts.
     """
 
     target: ModelSizes
@@ -37,41 +37,43 @@ class Predictor:
         """Costs of passes that walk `walked` nodes."""
         return self.pricing.costs(self.target, placement, walked)
 
-    def sweep(self, costs: PassCosts, budgets: Sequence[int], widths: Sequence[int]) -> list[Outlook]:
-        """Outlook of every budget, with every width if trees grow dynamically, else with the last."""
+    def sweep(self, costs: PassCosts, budgets: Sequence[int], widths: Sequence[int]) -> list[SpeedForecast]:
+        """Return the speed forecast of every budget, with every width for dynamic trees, else the last."""
         if self.tree == "sequoia" and self.drafts:
             width = min(widths[-1], STATIC_WIDTH)
             return static_sweep(self.calibration, costs, budgets, width, self.sequences)
         return sweep(self.calibration, costs, budgets, widths, self.sequences)
 
-    def refined(self, costs: PassCosts, chosen: Outlook) -> Outlook:
-        """Outlook of a choice by the costs of its own placement; a tree of one shape keeps its outlook."""
+    def refined(self, costs: PassCosts, chosen: SpeedForecast) -> SpeedForecast:
+        """Return a choice's forecast with its own placement's costs; static trees keep their forecast."""
         if self.tree == "sequoia":
             return chosen
-        return outlook(self.calibration, costs, chosen.choice.budget, chosen.choice.width, self.sequences)
+        return forecast_speed(
+            self.calibration, costs, chosen.choice.budget, chosen.choice.width, self.sequences
+        )
 
-    def pass_seconds(self, placement: Placement, chosen: Outlook) -> float:
-        """Seconds of a pass over trees like the chosen ones."""
+    def pass_seconds(self, placement: Placement, chosen: SpeedForecast) -> float:
+        """Return seconds of a pass over trees like the chosen ones."""
         costs = self.costs(placement, chosen.choice.tokens_per_pass).for_sequences(self.sequences)
         return float(costs.iteration(chosen.draft, max(1, round(chosen.nodes))))
 
     def best_speed(self, placement: Placement, near: Choice) -> float:
-        """Tokens per second with the best of a few budgets near those of a choice."""
+        """Return tokens per second with the best of a few budgets near a choice's."""
         least = self.sequences
         budgets = sorted({least, max(near.budget // 2, least), near.budget, 2 * near.budget})
         costs = self.costs(placement, near.tokens_per_pass)
         return best(self.sweep(costs, budgets if self.drafts else [least], [near.width])).choice.tok_per_s
 
-    def plain_speed(self, placement: Placement) -> float:
-        """Tokens per second without a draft."""
+    def speed_without_draft(self, placement: Placement) -> float:
+        """Return tokens per second without a draft."""
         costs = self.costs(placement, 1.0)
-        return outlook(self.calibration, costs, self.sequences, 1, self.sequences).choice.tok_per_s
+        return forecast_speed(self.calibration, costs, self.sequences, 1, self.sequences).choice.tok_per_s
 
-    def forecast(self, chosen: Outlook, costs: PassCosts, hardware: Hardware) -> Forecast:
-        """Forecast of a choice, with the time to the first token of a prompt of common length.
+    def forecast(self, chosen: SpeedForecast, costs: PassCosts, hardware: Hardware) -> Forecast:
+        """Return the forecast of a choice, with the time to the first token of a typical prompt.
 
-        Where several sequences share passes, one that comes waits for a pass of the others, and then with
-        them.
+        If several sequences share passes, a new request waits for the current pass, and is then part of the
+        next.
         """
         costs = costs.for_sequences(self.sequences)
         nodes = max(1, round(chosen.nodes))

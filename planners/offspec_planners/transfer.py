@@ -1,10 +1,10 @@
-"""How weights cross links into rings of slots, and what of that cannot hide behind the draft.
+"""Transfer of weights over links into ring buffer slots, and its part that cannot overlap drafting.
 
-While the draft works, the link goes on until all slots are full, and then stands still. It goes on when the
-pass releases its first unit. From there to the end of the pass takes at least as long as the units that did
-not fit take to come, and the first and the last one to be computed with: `rest` and `edge`. The formulas are
-paths through the events of `offspec.stream`, each a bound from below; the tests hold the largest of them
-against a simulation of all events.
+During drafting, the link continues until all slots are full, and is then idle. It resumes when the pass
+releases its first unit. From there to the end of the pass takes at least the time to transfer the units that
+did not fit, plus the time to compute the first and the last one: `rest` and `edge`. The formulas are paths
+through the events of `offspec.stream`, each a lower bound; tests compare the largest of them with a
+simulation of all events.
 """
 
 import math
@@ -17,7 +17,7 @@ from offspec_planners.placement import Placement, Tier
 
 
 class Unit(NamedTuple):
-    """What comes into a slot at a time, a layer or a block of the head: its bytes, and the tier it is in."""
+    """A unit that fills one slot, a layer or a block of the head: its bytes and its tier."""
 
     size: int
     tier: Tier
@@ -25,7 +25,7 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Bytes per second from disk, and from RAM to a device; copy is None where units are read into slots."""
+    """Bytes per second from disk, and from RAM to a device; copy is None if units are read into slots."""
 
     read: float
     copy: float | None = None
@@ -34,13 +34,13 @@ class Links:
 def streamed_units(
     layers: Sequence[int], head: int, placement: Placement, gpu: int | None = None
 ) -> list[Unit]:
-    """The units that stream, in the order of a pass.
+    """Return the units that stream, in the order of a pass.
 
     Args:
         layers: Bytes of each layer.
         head: Bytes of the output head.
-        placement: Where they are.
-        gpu: Of several, the one they stream to; all by default.
+        placement: Placement of the units.
+        gpu: GPU that they stream to, if there are several; all by default.
     """
     units = [
         Unit(layers[layer], tier)
@@ -53,38 +53,38 @@ def streamed_units(
 
 
 def _blocks(head: int, most: int) -> list[int]:
-    """The head in blocks as large as the largest layer, and one with what is left."""
+    """Split the head into blocks as large as the largest layer, and one with the remainder."""
     whole, left = divmod(head, most)
     return [most] * whole + ([left] if left else [])
 
 
-def slowest_crossing(
+def slowest_transfer_seconds(
     layers: Sequence[int], head: int, placement: Placement, links: Links
 ) -> tuple[float, float]:
-    """`crossing_seconds` to the GPU where it takes longest: each has a link, and they share the disk.
+    """Return `crossing_seconds` of the slowest GPU: each has its own link, and all share the disk.
 
     Args:
         layers: Bytes of each layer.
         head: Bytes of the output head.
-        placement: Where they are.
+        placement: Placement of the units.
         links: Bytes per second from disk, and from RAM to each device.
     """
     count = placement.gpu_count
     own = Links(links.read / count, links.copy)
     each = (streamed_units(layers, head, placement, gpu) for gpu in range(count))
-    found = [crossing_seconds(units, placement, own) for units in each if units]
+    found = [transfer_seconds(units, placement, own) for units in each if units]
     return max((link for link, _ in found), default=0.0), max((rest for _, rest in found), default=0.0)
 
 
-def crossing_seconds(units: Sequence[Unit], placement: Placement, links: Links) -> tuple[float, float]:
-    """(link, rest): seconds in which all units cross the slowest link, and what is left of them in a pass.
+def transfer_seconds(units: Sequence[Unit], placement: Placement, links: Links) -> tuple[float, float]:
+    """Return (link, rest): seconds to transfer all units over the slowest link, and the part left in a pass.
 
-    `rest` counts from when the rings are full and the first slot is released up to the arrival of the last
-    unit.
+    `rest` begins when the rings are full and the first slot is released, and ends when the last unit has
+    arrived.
 
     Args:
-        units: As `streamed_units` lists them.
-        placement: Where they are, and the rings.
+        units: Units listed by `streamed_units`.
+        placement: Placement of the units, and the rings.
         links: Bytes per second from disk and to the device.
     """
     near = [unit.size / (links.copy or links.read) for unit in units]
@@ -94,20 +94,20 @@ def crossing_seconds(units: Sequence[Unit], placement: Placement, links: Links) 
     read = [unit.size / links.read if unit.tier is Tier.DISK else 0.0 for unit in units]
     late = [place for place, seconds in enumerate(read) if seconds and place >= placement.slots]
     if len(late) > placement.staging:
-        # Copies go on as far as the first unit in staging. Its slot is then read into again, and when the
-        # last unit has been read, that one and what stands behind it are still to be copied.
+        # Copies continue up to the first unit in staging. Its slot is then refilled from disk, and after the
+        # last unit has been read, that unit and the staged ones after it must still be copied.
         reading = sum(read[place] for place in late[placement.staging :])
         rest = max(rest, sum(near[placement.slots : late[0] + 1]) + reading + sum(near[late[-1] :]))
     return max(sum(near), sum(read)), rest
 
 
 def cache_seconds(position: int, positions: int, placement: Placement, rate: float) -> float:
-    """Seconds in which keys and values that live in RAM cross the link in every pass; 0 where they do not.
+    """Return seconds to transfer KV caches in RAM over the link in every pass; 0 if they are elsewhere.
 
     Args:
         position: Bytes of one position, over all layers.
-        positions: That are committed.
-        placement: Where they live.
+        positions: Number of committed positions.
+        placement: Placement of the caches.
         rate: Bytes per second.
     """
     return position * positions / rate if placement.caches is Tier.HOST else 0.0
@@ -116,25 +116,25 @@ def cache_seconds(position: int, positions: int, placement: Placement, rate: flo
 def expert_sources(
     experts: ExpertSizes, placement: Placement, links: Links
 ) -> tuple[tuple[float, float], ...]:
-    """(share, seconds) of the links that experts come through by need; see `ExpertCosts`.
+    """Return (share, seconds) of the links used by on-demand experts; see `ExpertCosts`.
 
     Args:
-        experts: Their sizes.
-        placement: How many of them each memory has room for.
+        experts: Sizes of the experts.
+        placement: Number of expert slots in each memory.
         links: Bytes per second from disk and to the device.
     """
     near = min(placement.expert_slots / experts.every, 1.0)
     host = min(placement.host_expert_slots / experts.every, 1.0)
     if links.copy is None or placement.cpu_experts:
         return ((max(near, host), experts.nbytes / links.read),)
-    # Those on the device are in RAM as well.
+    # Experts on the device are in RAM as well.
     return (near, experts.nbytes / links.copy), (max(near, host), experts.nbytes / links.read)
 
 
 def measured_links(units: Sequence[Unit], placement: Placement, rate: float) -> Links:
-    """The links behind a measured rate at which units came, all in all.
+    """Return the links that explain a measured overall rate of units.
 
-    Where some of them come from disk to a device, reading is taken to be what the others waited for.
+    If some units come from disk to a device, reading is assumed to be the bottleneck for all.
     """
     if placement.staging == 0:
         return Links(rate) if Tier.HOST not in {unit.tier for unit in units} else Links(math.inf, rate)
@@ -142,19 +142,20 @@ def measured_links(units: Sequence[Unit], placement: Placement, rate: float) -> 
     return Links(rate * sum(unit.size for unit in units if unit.tier is Tier.DISK) / total, math.inf)
 
 
-def edge_layers(
+def exposed_layers(
     placement: Placement, layers: Sequence[int], head: int, head_layers: float, cpu: float = 1.0
 ) -> float:
-    """Layers that are computed up to the first unit that streams, and from the last one on, these included.
+    """Return the number of layers computed before the first transfer, and from the last one on, both
+    included.
 
-    No link time is beside them where the rings are full when a pass begins.
+    No transfer overlaps them if the rings are full when a pass begins.
 
     Args:
-        placement: Where the layers are.
+        placement: Placement of the layers.
         layers: Bytes of each layer.
         head: Bytes of the output head.
-        head_layers: What the head counts for where it streams.
-        cpu: What a layer counts for that the CPU computes.
+        head_layers: Weight of the head, in layers, if it streams.
+        cpu: Weight of a layer computed by the CPU, in layers.
     """
     streamed = [index for index, tier in enumerate(placement.tiers) if tier.streams]
     counts = [cpu if tier is Tier.CPU else 1.0 for tier in placement.tiers]

@@ -1,10 +1,10 @@
-"""Figures as a person reads them: three digits that count, and the unit that suits them."""
+"""Formatting of figures for people: three significant digits and a suitable unit."""
 
 import math
 
 
 def format_bytes(size: int | float) -> str:
-    """`1_500_000_000` as `1.50 GB` (decimal units, as disks count)."""
+    """Format `1_500_000_000` as `1.50 GB` (decimal units, as for disks)."""
     for unit in ("B", "KB", "MB", "GB"):
         if abs(size) < 1000:
             return f"{size:.0f} {unit}" if unit in ("B", "KB") else f"{size:.2f} {unit}"
@@ -13,26 +13,26 @@ def format_bytes(size: int | float) -> str:
 
 
 def format_number(value: float, digits: int = 3) -> str:
-    """A number to three digits that count, and never with an exponent: 0.0213, 1.60, 24.8, 1,940."""
+    """Format a number with three significant digits, never with an exponent: 0.0213, 1.60, 24.8, 1,940."""
     if not value or not math.isfinite(value):
         return f"{value:.0f}"
     places = digits - 1 - math.floor(math.log10(abs(value)))
-    rounded = round(value, places)  # 9.996 is 10.0, and has one place less than it seemed
+    rounded = round(value, places)  # 9.996 becomes 10.0, with one decimal less
     places = digits - 1 - math.floor(math.log10(abs(rounded)))
     return f"{rounded:,.{max(places, 0)}f}"
 
 
 def format_count(count: int, what: str) -> str:
-    """`1 node`, `1,024 nodes`."""
+    """Format `1 node`, `1,024 nodes`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def format_seconds(seconds: float, places: int | None = None) -> str:
-    """`0.0213` as `21.3 ms`, `1.6` as `1.60 s`, `562` as `9 min`, `7200` as `2 h 00 min`.
+    """Format `0.0213` as `21.3 ms`, `1.6` as `1.60 s`, `562` as `9 min`, `7200` as `2 h 00 min`.
 
     Args:
         seconds: Duration in seconds.
-        places: Decimals of a duration under two minutes, for one that is shown again and again.
+        places: Decimals of a duration under two minutes, for a display that is updated repeatedly.
     """
     if seconds < 120 and places is not None:
         return f"{seconds:.{places}f} s"
@@ -45,5 +45,5 @@ def format_seconds(seconds: float, places: int | None = None) -> str:
 
 
 def format_rate(per_second: float) -> str:
-    """Bytes a second, `2_100_000_000` as `2.10 GB/s`."""
+    """Format bytes per second, `2_100_000_000` as `2.10 GB/s`."""
     return f"{format_bytes(per_second)}/s"

@@ -1,4 +1,4 @@
-"""What-if rows of a plan: variants of its machine, format and draft that make a difference to its speed."""
+"""What-if rows of a plan: variants of its machine, format and draft that change its speed."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ _GAIN = 1.05  # times the speed; smaller gains are omitted
 
 
 def faster_rows(choice: Choice, ladders: Iterable[Iterable[WhatIf]]) -> list[WhatIf]:
-    """Rows that are faster than a choice, and than those before them in their ladder."""
+    """Return the rows that are faster than a choice and than earlier rows of their ladder."""
     rows = list[WhatIf]()
     for ladder in ladders:
         before = choice.tok_per_s
@@ -24,27 +24,27 @@ def faster_rows(choice: Choice, ladders: Iterable[Iterable[WhatIf]]) -> list[Wha
 
 
 def undrafted_rows(choice: Choice, alone: float) -> list[WhatIf]:
-    """Row for no draft, with its tokens per second, unless it is about as fast as a choice."""
+    """Return a row for no draft, with its tokens per second, unless it is about as fast as a choice."""
     if choice.tok_per_s < _GAIN * alone < _GAIN**2 * choice.tok_per_s:
         return []
-    return [WhatIf("no draft", alone, "one token a pass")]
+    return [WhatIf("no draft", alone, "one token per pass")]
 
 
 def sequence_rows(choice: Choice, sequences: int, shared: Iterable[Shared]) -> list[WhatIf]:
-    """Rows for one sequence by itself, and for more than those of a plan as long as more bring more."""
+    """Return rows for a single sequence, and for more sequences than a plan's while more are faster."""
     rows, before = list[WhatIf](), choice.tok_per_s
     for row in shared:
         if row.sequences == 1:
             rows.append(WhatIf("with 1 sequence", row.tok_per_s, "while others wait"))
         elif row.sequences > sequences and row.tok_per_s >= _GAIN * before:
             note = f"{format_number(row.each)} tok/s each; caches of {format_bytes(row.caches)}"
-            rows.append(WhatIf(f"with {row.sequences} sequences", row.tok_per_s, f"in all, {note}"))
+            rows.append(WhatIf(f"with {row.sequences} sequences", row.tok_per_s, f"total, {note}"))
             before = row.tok_per_s
     return rows
 
 
 def explain_memories(placement: Placement, target: ModelSizes, *, vram: bool) -> str:
-    """How many layers each memory has, or experts, in a clause.
+    """Return the share of layers, or experts, in each memory as a clause.
 
     Args:
         placement: Tiers of the layers.
@@ -52,7 +52,7 @@ def explain_memories(placement: Placement, target: ModelSizes, *, vram: bool) ->
         vram: Whether a device has memory of its own.
     """
     tiers, memory = placement.tiers, "VRAM" if vram else "RAM"
-    if placement.by_need and target.experts is not None:
+    if placement.on_demand_experts and target.experts is not None:
         slots = {memory: placement.expert_slots} | ({"RAM": placement.host_expert_slots} if vram else {})
         shares = {where: count / target.experts.every for where, count in slots.items() if count}
         return f"{' and '.join(f'{share:.0%} in {where}' for where, share in shares.items())} of experts"

@@ -13,12 +13,12 @@ from offspec.sampling.noise import GumbelNoise
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.gumbel_argmax import gumbel_argmax
 from offspec_kernels.kv_compact import KVTable, kv_compact
-from offspec_kernels.quantised_rows import QuantisedRows
+from offspec_kernels.quantized_rows import QuantizedRows
 from offspec_kernels.row_linear import grouped_linear, row_linear
 from offspec_kernels.topk_children import BLOCK, topk_children
-from offspec_kernels.tree_attention import Chunk, TreeMask, tree_attention
+from offspec_kernels.tree_attention import AttentionChunk, TreeMask, tree_attention
 from offspec_kernels.tree_conv import tree_conv
-from offspec_kernels.tree_scan import tree_scan, walk_order
+from offspec_kernels.tree_scan import traversal_order, tree_scan
 
 zeros = torch.zeros
 INT, LONG, HALF, BRAIN, DOUBLE = torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float64
@@ -26,7 +26,7 @@ META = torch.device("meta")
 MASK = TreeMask.of(
     torch.ones(6, 6, dtype=torch.bool).tril(), prefix=10, causal=2, position=torch.arange(10, 18)
 )
-ROWS = QuantisedRows.of(zeros(1, 2, 18, 32))
+ROWS = QuantizedRows.of(zeros(1, 2, 18, 32))
 _rows = partial(replace, ROWS)
 
 RIGHT: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
@@ -50,7 +50,7 @@ RIGHT: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "query": zeros(3, 2, 33),
             "beta": zeros(3, 4),
             "state": zeros(4, 33, 70),
-            "order": walk_order([-1, 0, 1]),
+            "order": traversal_order([-1, 0, 1]),
         },
     ),
     "tree_conv": (
@@ -83,13 +83,13 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
     ("tree_attention", "value", {"value": ROWS}),
     ("tree_attention", "key.scales", {"key": _rows(scales=ROWS.scales[..., :-1])}),
     ("tree_attention", "key.scales", {"key": _rows(scales=ROWS.scales.double())}),
-    ("tree_attention", "key.numbers", {"key": _rows(numbers=ROWS.numbers.float())}),
+    ("tree_attention", "key.codes", {"key": _rows(codes=ROWS.codes.float())}),
     ("tree_attention", "key", {"key": _rows(dtype=BRAIN)}),
     ("tree_attention", "out", {"out": zeros(1, 4, 6, 16)}),
     ("tree_attention", "sinks", {"sinks": zeros(3)}),
     ("tree_attention", "sinks", {"sinks": zeros(8)[::2]}),
     ("tree_attention", "window", {"window": 0}),
-    ("tree_attention", "window", {"window": Chunk(0)}),
+    ("tree_attention", "window", {"window": AttentionChunk(0)}),
     ("tree_attention", "chosen", {"chosen": zeros(1, 7, 3, dtype=INT)}),
     ("tree_attention", "chosen", {"chosen": zeros(1, 6, 3, dtype=INT), "window": 4}),
     ("tree_attention", "chosen", {"chosen": zeros(1, 6, 3)}),
@@ -107,8 +107,8 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
     ("gumbel_argmax", "temperature", {"temperature": 0.0}),
     ("gumbel_argmax", "temperature", {"temperature": math.inf}),
     ("gumbel_argmax", "temperature", {"temperature": 1e-45}),
-    ("gumbel_argmax", "least", {"least": zeros(3)}),
-    ("gumbel_argmax", "last_tie", {"last_tie": zeros(2, dtype=INT), "least": zeros(2)}),
+    ("gumbel_argmax", "min_score", {"min_score": zeros(3)}),
+    ("gumbel_argmax", "last_tie", {"last_tie": zeros(2, dtype=INT), "min_score": zeros(2)}),
     ("gumbel_argmax", "last_tie", {"last_tie": zeros(2, dtype=LONG)}),
     ("topk_children", "logits", {"logits": zeros(9)}),
     ("topk_children", "logits", {"logits": zeros(9, 3).T}),
@@ -125,8 +125,8 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
     ("topk_children", "noise", {"noise": GumbelNoise(1, 9).row}),
     ("topk_children", "table", {"table": zeros(4, 9)}),
     ("topk_children", "table", {"table": zeros(4, 8), "seed": 1, "positions": [0, 1, 2]}),
-    ("topk_children", "room", {"room": zeros(3, 9)}),
-    ("topk_children", "room", {"room": zeros(BLOCK, 3).T}),
+    ("topk_children", "scratch", {"scratch": zeros(3, 9)}),
+    ("topk_children", "scratch", {"scratch": zeros(BLOCK, 3).T}),
     ("tree_scan", "key", {"key": zeros(3, 4)}),
     ("tree_scan", "key", {"key": zeros(3, 3, 33), "query": zeros(3, 3, 33)}),
     ("tree_scan", "value", {"value": zeros(2, 4, 70)}),
@@ -173,7 +173,7 @@ def test_wrong_arguments_are_named(name: str) -> None:
     wrong = [(argument, change) for other, argument, change in WRONG if other == name]
     for place, (argument, change) in enumerate(wrong):
         given = {**right, **change}
-        if name == "tree_attention" and isinstance(given["key"], QuantisedRows):
+        if name == "tree_attention" and isinstance(given["key"], QuantizedRows):
             given["value"] = ROWS
         with pytest.raises(ArgumentError) as caught:
             operation(**given)

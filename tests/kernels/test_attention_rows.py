@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.backend import Backend
-from offspec_kernels.quantised_rows import QuantisedRows, Rows
-from offspec_kernels.tree_attention import Chunk, TreeMask, small_products, tree_attention
+from offspec_kernels.quantized_rows import QuantizedRows, Rows
+from offspec_kernels.tree_attention import AttentionChunk, TreeMask, brgemm_tiles, tree_attention
 from offspec_kernels.tree_attention.sizes import NEAR, STEP
 from tests.support.kernel_device import device_of, needs_compiled_kernels
 
@@ -31,7 +31,7 @@ class World:
     width: int | None = None  # of a value, if not that of a key
     deep: bool = False
     dtype: torch.dtype = torch.float32
-    quantised: bool = False  # keys and values in 8 bits
+    quantized: bool = False  # keys and values in 8 bits
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -57,8 +57,8 @@ def _laid(world: World, device: torch.device) -> Laid:
     key[0, 0, world.prefix // 2] *= 100  # a maximum that comes late
     value[0, :, world.prefix + 2 :: 7] *= 1e4
     query, key, value = (of.to(device, world.dtype) for of in (query, key, value))
-    if world.quantised:
-        return Laid(query, QuantisedRows.of(key), QuantisedRows.of(value), sees)
+    if world.quantized:
+        return Laid(query, QuantizedRows.of(key), QuantizedRows.of(value), sees)
     return Laid(query, key, value, sees)
 
 
@@ -116,7 +116,7 @@ def _name(value: object) -> str:
         (torch.float32, World(100, 64, heads=(9, 3), size=64)),
         (torch.bfloat16, World(700, 64, heads=(4, 4), size=80)),
         (torch.float16, World(300, 40, heads=(3, 1), size=40, width=24)),
-        (torch.bfloat16, World(2040, 200, heads=(1, 1), deep=True, options={"window": Chunk(1100)})),
+        (torch.bfloat16, World(2040, 200, heads=(1, 1), deep=True, options={"window": AttentionChunk(1100)})),
         (torch.float32, World(2300, 100, heads=(8, 2), options=_ALL)),
         *(
             pytest.param(dtype, world, marks=pytest.mark.exhaustive)
@@ -138,7 +138,7 @@ def test_on_a_cpu(dtype: torch.dtype, world: World) -> None:
     "world", [World(700, 64, size=48), World(2040, 200, heads=(1, 1), deep=True)], ids=_name
 )
 def test_on_a_cpu_without_small_products(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_products, "works", lambda: False)
+    monkeypatch.setattr(brgemm_tiles, "is_supported", lambda: False)
     _check(replace(world, dtype=torch.bfloat16), "eager", nodes=3, most=300)
 
 
@@ -147,7 +147,7 @@ def test_on_a_cpu_without_small_products(world: World, monkeypatch: pytest.Monke
     "world",
     [
         World(10, 12),
-        World(270, 5, heads=(2, 1), quantised=True),
+        World(270, 5, heads=(2, 1), quantized=True),
         *(
             pytest.param(world, marks=pytest.mark.exhaustive)
             for world in (
@@ -155,7 +155,9 @@ def test_on_a_cpu_without_small_products(world: World, monkeypatch: pytest.Monke
                 World(390, 6, heads=(2, 1), dtype=torch.bfloat16, options={"window": 300}),
                 World(1130, 6, heads=(2, 1)),
                 World(200, NEAR + 2 * STEP, heads=(1, 1), deep=True),
-                World(1000, NEAR + 2 * STEP, heads=(1, 1), deep=True, options={"window": Chunk(550)}),
+                World(
+                    1000, NEAR + 2 * STEP, heads=(1, 1), deep=True, options={"window": AttentionChunk(550)}
+                ),
             )
         ),
     ],
@@ -173,11 +175,11 @@ def test_as_kernels(world: World) -> None:
     [
         World(100, 64, heads=(9, 3), size=64),
         World(700, 64, heads=(32, 8), size=128),
-        World(800, 64, heads=(32, 8), size=128, quantised=True),
+        World(800, 64, heads=(32, 8), size=128, quantized=True),
         World(300, 40, heads=(3, 1), size=40, width=24),
         World(4300, 200, heads=(8, 2), size=64, deep=True),
         World(2300, 100, heads=(8, 2), options=_ALL),
-        World(2040, 200, heads=(1, 1), deep=True, options={"window": Chunk(1100)}),
+        World(2040, 200, heads=(1, 1), deep=True, options={"window": AttentionChunk(1100)}),
     ],
     ids=_name,
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offspec.sampling.noise import GumbelNoise
 from offspec_kernels.backend import Backend
-from offspec_kernels.gumbel_argmax import Picks, gumbel_argmax
+from offspec_kernels.gumbel_argmax import ArgmaxResult, gumbel_argmax
 from tests.support.kernel_device import device_of, examples, moved, needs_compiled_kernels
 from tests.support.poison import poisoned
 
@@ -33,13 +33,13 @@ def rows_of(seed: int, count: int, size: int, dtype: torch.dtype = torch.float32
     return (torch.randn(count, size + stride, generator=generator) * 3).to(dtype)[:, :size]
 
 
-def same(got: Picks, expected: Picks) -> None:
+def same(got: ArgmaxResult, expected: ArgmaxResult) -> None:
     for ours, theirs in zip(got, expected, strict=True):
         assert ours.dtype == theirs.dtype
         torch.testing.assert_close(ours.cpu(), theirs.cpu(), rtol=0, atol=0, equal_nan=True)
 
 
-def agree(path: Backend, logits: Tensor, device: str | None = None, **arguments: Any) -> Picks:
+def agree(path: Backend, logits: Tensor, device: str | None = None, **arguments: Any) -> ArgmaxResult:
     """The picks of `path` on `device`, compared with the reference's."""
     device = device or device_of(path).type
     expected = gumbel_argmax(logits, path="reference", **arguments)
@@ -72,7 +72,7 @@ def test_every_path_equals_the_reference(
         places = st.one_of(st.integers(0, 3), st.integers(0, 2**62))
         arguments |= {"seed": seed, "positions": data.draw(st.lists(places, min_size=count, max_size=count))}
     if data.draw(st.booleans()):
-        arguments["least"] = borders(logits, temperature, data.draw(st.sampled_from([0, 3, 400])))
+        arguments["min_score"] = borders(logits, temperature, data.draw(st.sampled_from([0, 3, 400])))
         if data.draw(st.booleans()):
             arguments["last_tie"] = torch.arange(count) * (size // 3)
     agree(path, logits, **arguments)
@@ -105,7 +105,7 @@ def test_ties_at_the_border_are_cut_by_id(path: Backend) -> None:
     logits[:, [3, 500, 1500]] = 1.0
     logits[:, 1900] = 9.0
     least, last = torch.tensor([1.0, 1.0, 2.0]), torch.tensor([500, 2, 1999])
-    filtered = {"seed": 5, "positions": [1, 1, 1], "least": least, "last_tie": last}
+    filtered = {"seed": 5, "positions": [1, 1, 1], "min_score": least, "last_tie": last}
     alone = agree(path, logits, **filtered)
     assert alone.token[2] == 1900 and alone.second[2] == -math.inf
     logits[:, 1900] = -1.0
@@ -178,4 +178,4 @@ def test_rows_of_noise_may_lie_in_a_table(path: Backend) -> None:
 def test_a_large_vocabulary_on_a_gpu(path: Backend, dtype: torch.dtype) -> None:
     logits, positions = rows_of(5, 40, 128_256, dtype), [row // 7 for row in range(40)]
     least = borders(logits, 0.7, 300)
-    agree(path, logits, "cuda", seed=9, positions=positions, temperature=0.7, least=least)
+    agree(path, logits, "cuda", seed=9, positions=positions, temperature=0.7, min_score=least)

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from bench.kernels.dequant import FORMATS, random_parts
-from offspec_kernels.dequant import Format, dequantise
+from offspec_kernels.dequant import Format, dequantize
 from offspec_kernels.dequant.awq import Awq
 from offspec_kernels.dequant.codebook import Codebook
 from offspec_kernels.dequant.ggml import Ggml
 from offspec_kernels.dequant.ggml import native as ggml
-from offspec_kernels.dequant.ggml.reordered import Reordered
+from offspec_kernels.dequant.ggml.reordered import ReorderedGgml
 from offspec_kernels.dequant.gptq import Gptq
 from offspec_kernels.dequant.grouped import native as grouped
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.packed_linear import packed_linear
 from offspec_kernels.row_linear import blocks
+from tests.support.exhaustive import sampled_params
 from tests.support.poison import poisoned
-from tests.support.products import some
 
 FILLED = ["int2-g64", "int3-g64", "int4-g64", "int8-g64", "nf4", "bnb-fp4", "bnb-nf4-nested", "Q4_0", "Q4_1",
           "Q5_0", "Q8_0", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS",
@@ -35,7 +35,7 @@ USUAL = ["int3-g64", "int4-g64", "nf4", "Q4_0", "MXFP4", "Q4_K", "Q6_K", "awq", 
 SHAPE = (160, 1280)  # several panels, and pieces of which the last is short
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.skipif(not blocks.works(), reason="this processor has no product of blocks")
+pytestmark = pytest.mark.skipif(not blocks.is_supported(), reason="this processor has no product of blocks")
 
 
 @pytest.fixture(params=["of all", "of panels"])
@@ -51,7 +51,7 @@ def _rows(count: int, columns: int = SHAPE[1]) -> Tensor:
 
 
 def _values(format: Format, parts: dict[str, Tensor], shape: tuple[int, int] = SHAPE) -> Tensor:
-    return dequantise(format, parts, shape, torch.empty(shape[0] * shape[1], dtype=torch.bfloat16))
+    return dequantize(format, parts, shape, torch.empty(shape[0] * shape[1], dtype=torch.bfloat16))
 
 
 def _check(format: Format, parts: dict[str, Tensor], shape: tuple[int, int] = SHAPE) -> None:
@@ -62,7 +62,7 @@ def _check(format: Format, parts: dict[str, Tensor], shape: tuple[int, int] = SH
     assert torch.equal(got.nan_to_num(), wanted.nan_to_num())
 
 
-@pytest.mark.parametrize("name", some([*FILLED, *UNPACKED, *WHOLE], *USUAL))
+@pytest.mark.parametrize("name", sampled_params([*FILLED, *UNPACKED, *WHOLE], *USUAL))
 def test_the_product_with_its_values(name: str, products: str) -> None:
     format, bias = FORMATS[name], torch.randn(SHAPE[0]).bfloat16()
     parts = random_parts(format, SHAPE, CPU)
@@ -103,7 +103,7 @@ def test_rows_in_another_order(kind: str) -> None:
     """As GGUF files have those of queries and keys, and several of a hybrid's projections."""
     parts = random_parts(Ggml(kind), SHAPE, CPU)
     _check(Ggml(kind, heads=5), parts)
-    _check(Reordered((kind,), (160,), ((0, 100, 60), (0, 0, 100))), {"blocks0": parts["blocks"]})
+    _check(ReorderedGgml((kind,), (160,), ((0, 100, 60), (0, 0, 100))), {"blocks0": parts["blocks"]})
 
 
 def test_scales_that_are_no_numbers() -> None:

@@ -9,12 +9,12 @@ from torch import Tensor
 from offspec_kernels.backend import Backend
 from offspec_kernels.row_linear import blocks, grouped_linear, row_linear
 from tests.support.kernel_device import device_of, kernel_device, needs_compiled_kernels
-from tests.support.pairs import all_pairs
+from tests.support.pairwise import all_pairs
 from tests.support.poison import poisoned
 
 PATHS: list[Backend] = ["eager", "triton"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-needs_blocks = pytest.mark.skipif(not blocks.works(), reason="this processor has no product of blocks")
+needs_blocks = pytest.mark.skipif(not blocks.is_supported(), reason="this processor has no product of blocks")
 
 
 def _drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

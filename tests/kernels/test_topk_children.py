@@ -131,7 +131,7 @@ def test_the_room_is_used_and_may_hold_the_logits(within: bool) -> None:
     logits, room = rows_of(5, 2, 1000), torch.full((2, 8 * BLOCK), torch.nan)
     expected = topk_children(logits, 6, path="reference")
     given = room[:, :1000].copy_(logits) if within else logits
-    found = topk_children(given, 6, room=room, path="eager")
+    found = topk_children(given, 6, scratch=room, path="eager")
     assert torch.equal(found.token, expected.token)
     torch.testing.assert_close(found.log_prob, expected.log_prob, rtol=1e-5, atol=1e-5)
     assert not room.isnan().any()

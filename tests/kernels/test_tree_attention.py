@@ -12,24 +12,24 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from offspec_kernels.backend import Backend
-from offspec_kernels.quantised_rows import QuantisedRows
+from offspec_kernels.quantized_rows import QuantizedRows
 from offspec_kernels.tree_attention import (
-    Chunk,
+    AttentionChunk,
     TreeMask,
     Window,
+    brgemm_tiles,
     reference_attention,
     scratch_bytes,
-    small_products,
     tree_attention,
     warm_up,
 )
-from offspec_kernels.tree_attention.arguments import Arguments
-from offspec_kernels.tree_attention.native import near
-from offspec_kernels.tree_attention.triton import Blocks
+from offspec_kernels.tree_attention.arguments import AttentionArguments
+from offspec_kernels.tree_attention.native import attend_listed_keys
+from offspec_kernels.tree_attention.triton import LaunchConfig
 from offspec_kernels.tree_attention.triton import attend as attend_triton
 from tests.support.attention_trees import Case, Shape, grown, make_case
 from tests.support.kernel_device import device_of, examples, kernel_device, kernels_compile
-from tests.support.pairs import all_pairs
+from tests.support.pairwise import all_pairs
 from tests.support.poison import poisoned
 
 _WORST = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -49,7 +49,9 @@ def truth(case: Case, **options: Any) -> Tensor:
     out = torch.empty(*case.query.shape[:3], case.value.shape[3], dtype=torch.float64, device=case.key.device)
     scale = options.pop("scale", None) or case.query.shape[3] ** -0.5
     given_ = options.get("window"), options.get("softcap"), options.get("sinks")
-    reference_attention(Arguments(case.query, case.key, case.value, case.tree_mask, scale, *given_, out))
+    reference_attention(
+        AttentionArguments(case.query, case.key, case.value, case.tree_mask, scale, *given_, out)
+    )
     return out
 
 
@@ -63,17 +65,17 @@ def check(case: Case, path: Backend, *, worst: float = 0.0, **options: Any) -> N
     tree_attention(case.query, case.key, case.value, case.tree_mask, out=out, path=path, **options)
     if expected.any():
         assert error(out, expected) < max(worst, _WORST[case.query.dtype])
-    for tree, reach in enumerate(case.tree_mask.reaches()):
+    for tree, reach in enumerate(case.tree_mask.extents()):
         assert not out[tree, :, reach.count :].any(), "queries of padding bring nothing"
 
 
-def check_quantised(case: Case, path: Backend, **options: Any) -> None:
+def check_quantized(case: Case, path: Backend, **options: Any) -> None:
     """Keys and values in 8 bits give the bits that their values give, unless kernels are compiled.
 
     A compiled kernel spreads numbers of 8 bits over other threads than wider ones, so it adds up the products
     of a row in another order. Each of the two keeps the bits of a row: see `test_attention_rows`.
     """
-    key, value = QuantisedRows.of(case.key), QuantisedRows.of(case.value)
+    key, value = QuantizedRows.of(case.key), QuantizedRows.of(case.value)
     wide = Case(case.query, key.values(), value.values(), case.tree_mask)
     with poisoned():
         found = tree_attention(case.query, key, value, case.tree_mask, path=path, **options)
@@ -89,11 +91,24 @@ CASES = given(
     key_heads=st.sampled_from([1, 2]),
     sizes=st.sampled_from([(64, 64), (16, 16), (80, 80), (24, 16), (128, 128), (256, 256)]),
     dtype=st.sampled_from(list(_WORST)),
-    window=st.sampled_from([None, None, 1, 7, 64, 100, Chunk(1), Chunk(7), Chunk(64), Chunk(100)]),
+    window=st.sampled_from(
+        [
+            None,
+            None,
+            1,
+            7,
+            64,
+            100,
+            AttentionChunk(1),
+            AttentionChunk(7),
+            AttentionChunk(64),
+            AttentionChunk(100),
+        ]
+    ),
     softcap=st.sampled_from([None, None, 5.0]),
     sunk=st.booleans(),
     loud=st.sampled_from([1.0, 8.0]),
-    quantised=st.booleans(),
+    quantized=st.booleans(),
     seed=st.integers(0, 1000),
 )
 
@@ -112,7 +127,7 @@ def any_case(path: Backend, device: str, trees: list[Shape], *, exact: bool = Tr
     sinks = torch.randn(groups * key_heads, generator=torch.Generator().manual_seed(1)).to(device)
     options = {name: drawn[name] for name in ("window", "softcap")}
     # In Python those of 8 bits would take too long: kernels have a test of their own for them.
-    test = check_quantised if drawn["quantised"] and path == "eager" else check
+    test = check_quantized if drawn["quantized"] and path == "eager" else check
     test(case, path, sinks=sinks if drawn["sunk"] else None, exact=exact, **options)
 
 
@@ -141,7 +156,7 @@ def test_the_exact_kernels_say_what_the_reference_says(trees: list[Shape], **dra
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("window", "louder"),
-    [(None, True), (None, False), (2301 - 1216, True), (2301 - 1216, False), (Chunk(1200), True)],
+    [(None, True), (None, False), (2301 - 1216, True), (2301 - 1216, False), (AttentionChunk(1200), True)],
     ids=["late maximum", "early maximum", "window, late", "window, early", "chunk"],
 )
 def test_parts_of_far_keys_are_merged(window: Window | None, louder: bool) -> None:
@@ -162,7 +177,7 @@ def test_parts_of_far_keys_are_merged(window: Window | None, louder: bool) -> No
     rows=st.sampled_from([16, 32, 64]),
     keys=st.sampled_from([32, 64, 128]),
     splits=st.sampled_from([1, 2, 4, 8]),
-    window=st.sampled_from([None, 40, Chunk(40)]),
+    window=st.sampled_from([None, 40, AttentionChunk(40)]),
     sunk=st.booleans(),
 )
 @example(tree=Shape(0, 0, 1, 1), rows=16, keys=32, splits=8, window=None, sunk=True)  # splits with no key
@@ -174,15 +189,17 @@ def test_however_the_work_is_cut(
     expected = truth(case, window=window, sinks=sinks)
     out = torch.full_like(expected, torch.nan, dtype=torch.float32)
     attend_triton(
-        Arguments(case.query, case.key, case.value, case.tree_mask, 32**-0.5, window, None, sinks, out),
-        blocks=Blocks(rows, keys, warps=4, stages=2, splits=splits),
+        AttentionArguments(
+            case.query, case.key, case.value, case.tree_mask, 32**-0.5, window, None, sinks, out
+        ),
+        blocks=LaunchConfig(rows, keys, warps=4, stages=2, splits=splits),
     )
     assert error(out, expected) < 1e-5
 
 
 @pytest.mark.parametrize(
     ("window", "dtype", "softcap", "loud"),
-    all_pairs([None, 700, 3000, Chunk(4500)], list(_WORST), [None, 20.0], [1.0, 30.0]),
+    all_pairs([None, 700, 3000, AttentionChunk(4500)], list(_WORST), [None, 20.0], [1.0, 30.0]),
 )
 def test_blocks_of_a_long_prefix(
     window: Window | None, dtype: torch.dtype, softcap: float | None, loud: float
@@ -191,7 +208,7 @@ def test_blocks_of_a_long_prefix(
     case = make_case([Shape(4300, 40, 560, 580)], heads=(4, 1), sizes=(16, 16), dtype=dtype, loud=loud)
     check(case, "eager", window=window, softcap=softcap)
     if loud == 1.0:
-        check_quantised(case, "eager", window=window, softcap=softcap)
+        check_quantized(case, "eager", window=window, softcap=softcap)
 
 
 @pytest.mark.kernels
@@ -208,7 +225,7 @@ def test_keys_in_8_bits_in_exact_kernels(shape: Shape, dtype: torch.dtype, optio
     place = kernel_device()
     there = {name: of.to(place) if isinstance(of, Tensor) else of for name, of in options.items()}
     case = make_case([shape], heads=(2, 1), sizes=(16, 24), dtype=dtype, device=place)
-    check_quantised(case, "triton", **there)
+    check_quantized(case, "triton", **there)
 
 
 def test_what_is_compiled_at_load_is_what_passes_need() -> None:
@@ -217,15 +234,15 @@ def test_what_is_compiled_at_load_is_what_passes_need() -> None:
         warm_up(dtype)
         for heads in ((1, 1), (4, 2)):
             check(make_case([Shape(70, 2, 9, 11)], heads=heads, dtype=dtype), "eager")
-    assert len(near.signatures) == 2  # type: ignore[attr-defined]
+    assert len(attend_listed_keys.signatures) == 2  # type: ignore[attr-defined]
 
 
 @pytest.fixture(params=[True, False], ids=["small products", "in float32"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How a CPU meets far keys in bfloat16."""
-    if request.param and not small_products.works():
+    if request.param and not brgemm_tiles.is_supported():
         pytest.skip("this processor has no small product")
-    monkeypatch.setattr(small_products, "works", lambda: request.param)
+    monkeypatch.setattr(brgemm_tiles, "is_supported", lambda: request.param)
 
 
 @pytest.mark.usefixtures("products")
@@ -337,7 +354,7 @@ def test_a_chunk_of_positions(path: Backend) -> None:
     seen &= places // 4 == position[:, None] // 4
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
     query, key, value = (of.to(device) for of in (query, key, value))
-    out = tree_attention(query, key, value, tree_mask, window=Chunk(4), path=path)
+    out = tree_attention(query, key, value, tree_mask, window=AttentionChunk(4), path=path)
     torch.testing.assert_close(out.cpu(), expected)
 
 
@@ -395,7 +412,7 @@ def test_the_scratch_is_no_more_than_is_said(
 ) -> None:
     """Of a first call, which makes the masks."""
     case = make_case([shape], heads=heads, sizes=(64, 64), dtype=dtype)
-    keys = case.tree_mask.reaches()[0].keys
+    keys = case.tree_mask.extents()[0].keys
     stated = scratch_bytes(shape.queries, keys, heads[0], heads[0] // heads[1], dtype, size=64)
 
     def call() -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from offspec_kernels.backend import Backend
 from offspec_kernels.tree_conv import tree_conv
 from tests.support.kernel_device import device_of, moved
-from tests.support.pairs import all_pairs
+from tests.support.pairwise import all_pairs
 from tests.support.poison import poisoned
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offspec_kernels.backend import Backend
-from offspec_kernels.tree_scan import WalkOrder, tree_scan, walk_order
+from offspec_kernels.tree_scan import TraversalOrder, traversal_order, tree_scan
 from tests.support.kernel_device import device_of
-from tests.support.pairs import all_pairs
+from tests.support.pairwise import all_pairs
 from tests.support.poison import poisoned
 
 HEAD, NUMBER, RATES = "a head", "a number of a key", "a number of a state"  # which has a decay
@@ -66,7 +66,7 @@ class Inputs:
             kept["beta"] = drawn(rows, heads).sigmoid()
         self.rows = {name: of.to(world.dtype) for name, of in kept.items()}
 
-    def scan(self, order: WalkOrder, path: Backend, **options: Any) -> Tensor:
+    def scan(self, order: TraversalOrder, path: Backend, **options: Any) -> Tensor:
         """`tree_scan` of all rows; in `options` what differs."""
         given = {**self.rows, "state": self.state, "rates": self.rates, **options}
         device = device_of(path)
@@ -93,7 +93,7 @@ def close(found: Tensor, wanted: Tensor) -> None:
 
 def check_near(world: World, path: Backend) -> None:
     """Results and the last state, with all that can be left out, beside the reference's."""
-    inputs, order = Inputs(world), walk_order(world.parents)
+    inputs, order = Inputs(world), traversal_order(world.parents)
     final, wanted = (torch.full_like(inputs.state, math.nan) for _ in range(2))
     out = inputs.scan(order, path, final=final)
     close(out, inputs.scan(order, "reference", final=wanted))
@@ -146,10 +146,10 @@ PATHS: list[Backend] = ["reference", "eager", "triton"]
 def test_some_of_the_rows(path: Backend, decay: str) -> None:
     """Others may hold anything, and get nothing."""
     world = World(bushy(10), decay, heads=(2, 1), sizes=(6, 5))
-    inputs, wanted = Inputs(world), Inputs(world).scan(walk_order(world.parents), "reference")
+    inputs, wanted = Inputs(world), Inputs(world).scan(traversal_order(world.parents), "reference")
     needed = torch.tensor(_path(world.parents, 9) + _path(world.parents, 7)).unique().numpy()
     place = {int(row): index for index, row in enumerate(needed)} | {-1: -1}
-    order = walk_order([place[world.parents[row]] for row in needed]).renamed(needed)
+    order = traversal_order([place[world.parents[row]] for row in needed]).remap_rows(needed)
     others = [row for row in range(10) if row not in place]
     assert others, "some are left out"
     for of in inputs.rows.values():
@@ -163,14 +163,14 @@ def test_some_of_the_rows(path: Backend, decay: str) -> None:
 def test_the_last_state_may_replace_the_first(path: Backend) -> None:
     """And without rows it is the first."""
     world = World((-1, 0, 0, -1, -1, 4), heads=(2, 1), sizes=(6, 5))
-    inputs, order = Inputs(world), walk_order(world.parents)
+    inputs, order = Inputs(world), traversal_order(world.parents)
     final = torch.empty_like(inputs.state)
     out = inputs.scan(order, path, final=final)
     state = inputs.state.clone()
     assert torch.equal(inputs.scan(order, path, state=state, final=state), out)
     assert torch.equal(state, final)
     inputs, final = Inputs(World(())), torch.full((4, 33, 70), math.nan)
-    assert inputs.scan(walk_order([]), path, final=final).shape == (0, 4, 70)
+    assert inputs.scan(traversal_order([]), path, final=final).shape == (0, 4, 70)
     assert torch.equal(final, inputs.state)
 
 
@@ -186,20 +186,20 @@ def check_bits(world: World, path: Backend, asked: list[int]) -> None:
     beside rows that are no numbers.
     """
     inputs = Inputs(world)
-    whole = inputs.scan(walk_order(world.parents), path)
+    whole = inputs.scan(traversal_order(world.parents), path)
     for row in asked:
         rows = _path(world.parents, row)
-        alone = inputs.cut(rows, inputs.state).scan(walk_order(chain(len(rows))), path)
+        alone = inputs.cut(rows, inputs.state).scan(traversal_order(chain(len(rows))), path)
         assert torch.equal(alone, whole[rows])
         half = len(rows) // 2
         state = inputs.state.clone()  # as a commit leaves it: nobody asks
         first = inputs.cut(rows[:half], inputs.state)
-        first.scan(walk_order(chain(half)), path, query=None, state=state, final=state)
-        rest = inputs.cut(rows[half:], state).scan(walk_order(chain(len(rows) - half)), path)
+        first.scan(traversal_order(chain(half)), path, query=None, state=state, final=state)
+        rest = inputs.cut(rows[half:], state).scan(traversal_order(chain(len(rows) - half)), path)
         assert torch.equal(rest, whole[rows[half:]])
     for of in inputs.rows.values():  # of the last one's neighbours
         of[[other for other in range(len(world.parents)) if other not in rows]] = math.nan
-    assert torch.equal(inputs.scan(walk_order(world.parents), path)[rows], whole[rows])
+    assert torch.equal(inputs.scan(traversal_order(world.parents), path)[rows], whole[rows])
 
 
 @pytest.mark.parametrize(("kind", "shape", "dtype"), all_pairs(KINDS, SHAPES, DTYPES))
@@ -219,7 +219,7 @@ def test_the_bits_of_a_row_as_kernels(kind: tuple[str, bool], dtype: torch.dtype
 @given(st.lists(st.integers(0, 10**6), max_size=300))
 def test_orders(numbers: list[int]) -> None:
     parents = [number % (row + 1) - 1 for row, number in enumerate(numbers)]
-    order = walk_order(parents)
+    order = traversal_order(parents)
     assert sorted(order.row.tolist()) == list(range(len(parents)))
     assert order.places <= math.log2(max(len(parents), 1)) + 2
     behind = {0: -1}  # of which row the state in a place is
@@ -231,6 +231,6 @@ def test_orders(numbers: list[int]) -> None:
 
 def test_places_of_a_full_tree() -> None:
     rows = 1000
-    assert walk_order([(row + 1) // 2 - 1 for row in range(rows)]).places <= math.log2(rows) + 2
-    assert walk_order(chain(rows)).places == 1
-    assert walk_order([-1] * rows).places == 2
+    assert traversal_order([(row + 1) // 2 - 1 for row in range(rows)]).places <= math.log2(rows) + 2
+    assert traversal_order(chain(rows)).places == 1
+    assert traversal_order([-1] * rows).places == 2

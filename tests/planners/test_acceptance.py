@@ -10,11 +10,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from offspec.draft.grow.best_first import grow
-from offspec.draft.grow.growing import GrowthPolicy
+from offspec.draft.grow.tree_grower import GrowthPolicy
 from offspec.draft.mix.mixture import Mixture
-from offspec_planners.acceptance import DEPTHS, FOREST, RANKS, Calibration, DepthRank, TemperatureFit, typical
+from offspec_planners.acceptance import (
+    DEPTHS,
+    FOREST,
+    RANKS,
+    Calibration,
+    DepthRankTable,
+    TemperatureFit,
+    typical,
+)
 from offspec_planners.tree_growth import replay
-from offspec_planners.typical_acceptance import MODEL, SUBSTITUTE, TypicalDraft, expected_tokens
+from offspec_planners.typical_acceptance import MODEL, SELF_DRAFT, TypicalDraft, expected_tokens
 from tests.support.table_drafter import TableDrafter, greedy_scorer, random_table
 
 WORDS = 12
@@ -45,7 +53,9 @@ def _taught(seed: int, observations: int = 200) -> Calibration:
 def test_corrected_probabilities_stay_probabilities(seed: int, children: int, depth: int) -> None:
     table, random = _taught(seed).table, np.random.default_rng(seed)
     log_probs = _contexts(random, 6, children)
-    assert np.array_equal(DepthRank().apply(log_probs, [depth]), log_probs), "an empty table changes nothing"
+    assert np.array_equal(DepthRankTable().apply(log_probs, [depth]), log_probs), (
+        "an empty table changes nothing"
+    )
     corrected = table.apply(log_probs, [depth])
     assert corrected.dtype == np.float32 and (corrected <= 0).all()
     assert (np.exp(corrected).sum(axis=1) <= 1 + 1e-5).all()
@@ -59,7 +69,7 @@ def test_corrected_probabilities_stay_probabilities(seed: int, children: int, de
 def test_the_table_finds_what_the_temperature_cannot_say() -> None:
     """A target that takes second choices too often, and more so far from the root."""
     random = np.random.default_rng(1)
-    table = DepthRank()
+    table = DepthRankTable()
 
     def truth(log_probs: NDArray[np.float32], depth: int) -> NDArray[np.float64]:
         p = np.exp(log_probs.astype(np.float64))
@@ -74,7 +84,7 @@ def test_the_table_finds_what_the_temperature_cannot_say() -> None:
         rank = int(random.choice(RANKS + 1, p=truth(raw, depth)))
         table.observe(depth, corrected, None if rank == RANKS else rank)
         if count % 8 == 7:
-            table.settle()
+            table.end_pass()
     for depth in (1, 6):
         raw = _contexts(random, 300)
         wanted = np.mean([truth(row, depth)[1] for row in raw])
@@ -92,7 +102,7 @@ def test_a_nan_teaches_nothing() -> None:
 
 
 def test_acceptance_is_what_was_counted_and_a_guess_elsewhere() -> None:
-    table = DepthRank()
+    table = DepthRankTable()
     assert table.acceptance().shape == (DEPTHS, RANKS)
     assert (np.diff(table.acceptance()[0]) <= 0).all()
     log_probs = _contexts(np.random.default_rng(0), 1)[0]
@@ -185,7 +195,7 @@ def test_damaged_files_are_refused() -> None:
         Calibration.from_json([1, 2])
 
 
-@pytest.mark.parametrize(("kind", "nodes", "wanted"), [(SUBSTITUTE, 256, 11.0), (MODEL, 768, 11.7)])
+@pytest.mark.parametrize(("kind", "nodes", "wanted"), [(SELF_DRAFT, 256, 11.0), (MODEL, 768, 11.7)])
 def test_typical_forests_hold_what_they_say(kind: TypicalDraft, nodes: int, wanted: float) -> None:
     calibration = typical(kind)
     assert len(calibration.forest) == 16 and all(len(tree.parent) == 2048 for tree in calibration.forest)

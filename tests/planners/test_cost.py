@@ -31,7 +31,7 @@ from offspec_planners.placement import (
     place_on_devices,
 )
 from offspec_planners.transfer import streamed_units
-from offspec_planners.tree_growth import best_size, tabulated
+from offspec_planners.tree_growth import best_size, cost_table
 from tests.planners.ring_simulation import Unit, seconds_per_pass
 
 GB = 10**9
@@ -358,10 +358,10 @@ def test_a_prompt_rides_on_one_trip_until_it_computes_for_longer() -> None:
 def test_a_draft_is_hidden_only_where_the_link_binds() -> None:
     seen = PassCosts(compute=((1, 0.2), (101, 2.2)), step=((1, 0.1),), link=1.5, rest=1.2, hidden=0.5)
     plain = replace(seen, hidden=0.0)
-    assert seen.link_binds(30) and not seen.link_binds(90)
+    assert seen.is_transfer_bound(30) and not seen.is_transfer_bound(90)
     assert float(seen.iteration(1.0, 30)) == pytest.approx(float(plain.iteration(0.5, 30)))
     assert float(seen.iteration(1.0, 90)) == float(plain.iteration(1.0, 90))
-    table = tabulated(seen, 100, 4)
+    table = cost_table(seen, 100, 4)
     for rows in (1, 30, 65, 66, 90):
         assert float(table.iteration(0.7, rows)) == pytest.approx(float(seen.iteration(0.7, rows)))
     assert seen.for_sequences(2).hidden == 0.0

@@ -13,7 +13,7 @@ from offspec_planners.expert_costs import ExpertCosts, ExpertPass, ExpertSizes, 
 from offspec_planners.hardware_rates import Rate, preset
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.search import best, outlook, sweep
+from offspec_planners.search import best, forecast_speed, sweep
 from offspec_planners.tree_growth import best_size
 from offspec_planners.typical_acceptance import HEAD, MODEL, TypicalDraft
 
@@ -77,7 +77,7 @@ def test_priced_trees_are_never_slower_than_none(kind: TypicalDraft, seconds: fl
     known = typical(kind)
     costs = _costs(seconds, count=count, chosen=4 if count == 128 else 2)
     chosen = best(sweep(known, costs, _BUDGETS, (8,))).choice
-    alone = outlook(known, costs, 1, 1).choice
+    alone = forecast_speed(known, costs, 1, 1).choice
     assert chosen.tok_per_s >= 0.995 * alone.tok_per_s
 
 
@@ -110,7 +110,7 @@ def test_unions_are_learnt(skew: float, alike: float) -> None:
     learnt = use.applied(ExpertCosts(layers, experts, chosen, ((0.3, 1.0),)))
     for rows in (1, 2, 4, 8, 16, 32):
         truth = np.mean([asked(rows) for _ in range(5)]) / layers
-        assert float(learnt.union(rows)) == pytest.approx(truth, rel=0.1)
+        assert float(learnt.distinct_experts(rows)) == pytest.approx(truth, rel=0.1)
 
 
 def test_hit_rates_are_learnt_and_go_over_to_other_sizes_of_memory() -> None:
@@ -192,7 +192,7 @@ def test_experts_of_the_cpu_are_priced_by_its_products_and_neither_copied_nor_re
     near = Placement((Tier.DEVICE,) * 48, 0, expert_slots=1500, host_expert_slots=6144)
     beside = replace(near, expert_slots=0)
     assert machine.host is not None and sizes.experts is not None
-    assert (near.cpu_experts, beside.cpu_experts, beside.by_need) == (False, True, True)
+    assert (near.cpu_experts, beside.cpu_experts, beside.on_demand_experts) == (False, True, True)
 
     def costs(placement: Placement, host: float) -> PassCosts:
         rates = replace(machine.host, bandwidth=Rate.exactly(host))  # type: ignore[type-var]
@@ -235,7 +235,7 @@ def test_what_is_multiplied_of_a_mixture_grows_with_the_rows() -> None:
     sizes, machine = _mixture(), preset("rtx-4090")
     placement = Placement((Tier.DEVICE,) * 48, 0)
     compute = Estimate(machine, None).costs(sizes, placement, 1.0).compute_seconds([1, 16, 1024])
-    bytes_at = [48 * (80e6 + 9_437_184 * float(sizes.experts.union(rows))) for rows in (1, 16)]  # type: ignore[union-attr]
+    bytes_at = [48 * (80e6 + 9_437_184 * float(sizes.experts.distinct_experts(rows))) for rows in (1, 16)]  # type: ignore[union-attr]
     extra = (bytes_at[1] - bytes_at[0]) / machine.processor.bandwidth.value
     assert compute[1] - compute[0] == pytest.approx(extra, rel=0.1)
     assert compute[2] > 2 * compute[1]

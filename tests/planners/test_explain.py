@@ -1,4 +1,4 @@
-"""What a plan says of itself: the right reasons, with figures and units."""
+"""Sentences that explain a plan: the right reasons, with figures and units."""
 
 from dataclasses import replace
 
@@ -27,40 +27,40 @@ def resident() -> Plan:
     )
 
 
-def test_each_part_says_what_it_rests_on() -> None:
+def test_each_part_gives_its_reasons() -> None:
     alone = replace(small(), draft="none", draft_mode="none", budget=1)
     slow = replace(resident(), forecast=replace(resident().forecast, bound="draft", draft_seconds=2.0))
     late = replace(small(), forecast=replace(small().forecast, ttft_s=9.0))
     for lines, words in (
         (
             explain(large()),
-            "Of 80 layers 5 stay in VRAM, 25 wait in RAM and 50 come from disk, spread evenly",
+            "Of 80 layers, 5 stay in VRAM, 25 are copied from RAM and 50 are read from disk, spread evenly",
         ),
         (explain(large()), "85.60 GB from disk at 6.50 GB/s and 130.50 GB from RAM to VRAM at 24.80 GB/s"),
-        (explain(large()), "Rings of 3 slots in VRAM and 3 in RAM"),
-        (explain(large()), "the output head last: 13.2 s on the slower of the two"),
+        (explain(large()), "Streaming buffers of 3 slots in VRAM and 3 in RAM"),
+        (explain(large()), "the output head last: 13.2 s on the slower link"),
         (explain(large()), "1.64 GB of RAM and 6.40 GB of VRAM"),
         (explain(large()), "yields 18.4 tokens (typical of a small model, not measured)"),
-        (explain_placement(resident()), "All 30 layers stay in RAM. No weights move while it decodes."),
+        (explain_placement(resident()), "All 30 layers stay in RAM. No weights move during decoding."),
         (explain_tree(small()), "Up to 184 nodes compute while the link is busy"),
         (explain_tree(small()), "128 nodes would give"),
         (explain_tree(small()), "512 nodes would give"),
-        (explain_tree(large()), "up to 4,096 nodes at least"),
-        (explain_tree(alone), "There is no draft, so every pass yields one token."),
-        (explain_tree(replace(alone, draft="suffix", budget=64)), "and more where the text repeats"),
+        (explain_tree(large()), "Trees of at least 4,096 nodes"),
+        (explain_tree(alone), "Without a draft, every pass yields one token."),
+        (explain_tree(replace(alone, draft="suffix", budget=64)), "and more in repetitive text"),
         (
             [explain_bound(resident())],
-            "Compute bounds a pass: 0.840 s, after 0.140 s of drafting, with nothing",
+            "Compute-bound: 0.840 s of computing after 0.140 s of drafting, with nothing",
         ),
-        ([explain_bound(slow)], "The draft bounds a pass: 2.00 s, before 0.840 s of computing"),
-        ([explain_bound(large())], "in which 0.500 s of drafting and 1.20 s of computing fit"),
-        ([explain_bound(small())], "slots hold 0.160 s ahead while the draft works for 0.140 s"),
-        ([explain_first_token(small())], "one trip of the weights, which takes 1.29 s"),
-        ([explain_first_token(late)], "longer than the one trip of the weights, 1.29 s"),
-        ([explain_first_token(resident())], "it is bound by compute"),
+        ([explain_bound(slow)], "Draft-bound: 2.00 s of drafting before 0.840 s of computing"),
+        ([explain_bound(large())], "which overlaps 0.500 s of drafting and 1.20 s of computing"),
+        ([explain_bound(small())], "0.160 s overlaps drafting (0.140 s)"),
+        ([explain_first_token(small())], "processed in one weight transfer of 1.29 s"),
+        ([explain_first_token(late)], "longer than the one weight transfer of 1.29 s"),
+        ([explain_first_token(resident())], "compute-bound"),
     ):
         assert words in " ".join(lines)
-    assert "slots" not in " ".join(explain_placement(resident()))
+    assert "slot" not in " ".join(explain_placement(resident()))
     assert "link" not in " ".join(explain_tree(resident())) and "1,024" not in " ".join(explain_tree(small()))
 
 

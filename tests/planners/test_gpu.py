@@ -83,10 +83,10 @@ def test_a_card_that_computes_nothing_or_is_full_is_passed_over(machine: dict[st
     machine["free"][0] = GB
     assert chosen().index == 1
     machine["free"][1] = 0
-    assert "only 1.00 GB are free" in fault().found and "nvidia-smi" in fault().remedy
+    assert "only 1.00 GB of its memory is free" in fault().found and "nvidia-smi" in fault().remedy
 
 
-def test_a_card_that_another_program_has_alone_and_a_build_for_the_processor(
+def test_a_card_in_exclusive_use_and_a_cpu_build(
     machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(device: torch.device) -> None:
@@ -96,7 +96,7 @@ def test_a_card_that_another_program_has_alone_and_a_build_for_the_processor(
     assert "GPU 0 cannot be opened" in fault().found and "busy" in fault().found
     machine["cards"] = []
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert "is a build for the processor, and this machine has an NVIDIA GPU" in fault().found
+    assert "is a CPU build, but this machine has an NVIDIA GPU" in fault().found
     assert "pip install torch --index-url" in fault().remedy
     monkeypatch.setattr(torch.version, "hip", "6.2")
     assert '`device="cuda"`' in fault().remedy, "a build for other cards is not taken by itself"
@@ -105,7 +105,7 @@ def test_a_card_that_another_program_has_alone_and_a_build_for_the_processor(
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (Driver((11, 4), 1), ("built for CUDA 12.8, and the driver is for CUDA 11.4", "update")),
+        (Driver((11, 4), 1), ("built for CUDA 12.8, but the driver supports CUDA 11.4", "update")),
         (None, ("2 NVIDIA GPUs, but no driver", "--gpus all")),
         (Driver((12, 8), 0, error=100), ("CUDA_VISIBLE_DEVICES",)),
     ],
@@ -134,7 +134,7 @@ def test_no_card(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.mark.gpu
 def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel of ours is compiled for the choice."""
-    monkeypatch.setattr("offspec_kernels.backend.refusal", None)
+    monkeypatch.setattr("offspec_kernels.backend.triton_disabled_reason", None)
     found = chosen()
     assert (found.index, found.name) == (0, torch.cuda.get_device_name(0))
     assert found.free is not None and 0 < found.free <= found.memory

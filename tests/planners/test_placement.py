@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from offspec_planners.memory_division import ExpertNeeds, HeadNeeds, Needs, divide, placement_fits
+from offspec_planners.memory_division import ExpertNeeds, HeadNeeds, MemoryNeeds, divide, placement_fits
 from offspec_planners.placement import (
     Placement,
     Sizes,
@@ -18,7 +18,7 @@ from offspec_planners.placement import (
     place_on_devices,
     taken,
 )
-from offspec_planners.transfer import Links, slowest_crossing
+from offspec_planners.transfer import Links, slowest_transfer_seconds
 
 
 def _sizes(layers: list[int], grown: int = 0, head: int = 0) -> Sizes:
@@ -58,9 +58,11 @@ def test_a_placement_keeps_to_its_budget(layers: list[int], grown: int, head: in
     assert placement.slots >= min(2, streamed)
 
 
-def _needs(layers: list[int], grown: int, head: int, logits: int = 2) -> Needs:
+def _needs(layers: list[int], grown: int, head: int, logits: int = 2) -> MemoryNeeds:
     streams = HeadNeeds(head, min(head, max(layers)), logits) if head else None
-    return Needs(9, head + 5, 7, 3, 11, layers, [grown] * len(layers), device_runtime_bytes=13, head=streams)
+    return MemoryNeeds(
+        9, head + 5, 7, 3, 11, layers, [grown] * len(layers), device_runtime_bytes=13, head=streams
+    )
 
 
 def _limit(ram: int) -> int:
@@ -92,7 +94,7 @@ _SLOT, _COUNT, _WIDE = st.integers(1, 40), st.integers(1, 60), st.integers(0, 90
 
 def _with_experts(
     dense: list[int], grown: int, head: int, slot: int, count: int, beside: int = 0
-) -> tuple[Needs, ExpertNeeds]:
+) -> tuple[MemoryNeeds, ExpertNeeds]:
     """What a mixture needs, whose experts can be read by need, and those."""
     needs = _needs([size + count * slot for size in dense], grown, head)
     experts = ExpertNeeds(
@@ -145,7 +147,7 @@ def test_experts_beside_a_device_have_ram_behind_them(
     assert placement_fits(given + 1000, needs, placement, device + 1000)
     near, behind = placement.expert_slots, placement.host_expert_slots
     if cpu:
-        assert placement.cpu_experts and placement.by_need
+        assert placement.cpu_experts and placement.on_demand_experts
         assert not placement_fits(given, needs, placement)
         wider = replace(needs, experts=replace(apart, cpu_bytes=77 + given))
         assert not placement_fits(given, wider, placement, device)
@@ -230,10 +232,10 @@ def test_two_gpus_keep_twice_as_many_layers() -> None:
     assert len(two.resident) == 2 * len(one.resident) == 20
     assert [two.gpus.count(gpu) for gpu in (0, 1)] == [20, 20]
     links = Links(1.0, 1.0)
-    alone, both = (slowest_crossing(sizes.layers, 0, placement, links) for placement in (one, two))
+    alone, both = (slowest_transfer_seconds(sizes.layers, 0, placement, links) for placement in (one, two))
     assert both[0] == 100.0 and alone[0] == 300.0, "a third of the layers on two links"
     whole = place_on_devices(sizes, [250, 170], 0)
-    assert whole.resident == tuple(range(40)) and whole.slots == 0 and whole.hops == 2
+    assert whole.resident == tuple(range(40)) and whole.slots == 0 and whole.gpu_transfers == 2
     assert [whole.gpus.count(gpu) for gpu in (0, 1)] == [25, 15]
 
 
@@ -251,7 +253,7 @@ def test_tiers_are_taken_from_the_fastest_down() -> None:
 
 
 def test_what_does_not_fit_lists_the_parts() -> None:
-    needs = Needs(_PROCESS, 10**7, 10**7, 10**7, 0, [10**7] * 4, [0] * 4)
+    needs = MemoryNeeds(_PROCESS, 10**7, 10**7, 10**7, 0, [10**7] * 4, [0] * 4)
     with pytest.raises(TooSmallError) as caught:
         divide(10**8, needs)
     parts = {name: size for name, size in caught.value.parts.items() if size}
@@ -263,7 +265,7 @@ def test_what_does_not_fit_lists_the_parts() -> None:
 
 def test_a_head_streams_where_it_does_not_fit() -> None:
     head = HeadNeeds(9 * 10**8, 10**7, 10**6)
-    needs = Needs(_PROCESS, 10**9, 10**7, 10**7, 0, [10**7] * 4, [0] * 4, head=head)
+    needs = MemoryNeeds(_PROCESS, 10**9, 10**7, 10**7, 0, [10**7] * 4, [0] * 4, head=head)
     assert divide(2 * 10**9, needs).head is Tier.DEVICE
     streamed = divide(5 * 10**8, needs)
     assert streamed.head is Tier.DISK and streamed.slots >= 2
@@ -275,14 +277,14 @@ def test_a_head_streams_where_it_does_not_fit() -> None:
 
 def test_a_third_slot_is_worth_more_than_a_head_that_stays() -> None:
     head = HeadNeeds(2 * 10**7, 10**7)
-    needs = Needs(_PROCESS, 3 * 10**7, 0, 0, 0, [10**7] * 9, [0] * 9, head=head)
+    needs = MemoryNeeds(_PROCESS, 3 * 10**7, 0, 0, 0, [10**7] * 9, [0] * 9, head=head)
     found = [divide(size * 10**6, needs) for size in (212, 228, 240, 244, 300)]
     assert [placement.slots for placement in found] == [2, 3, 3, 3, 3]
     assert [placement.head is Tier.DEVICE for placement in found] == [False, False, False, True, True]
 
 
 def test_a_device_and_ram_are_told_apart() -> None:
-    needs = Needs(_PROCESS, 10**8, 10**7, 10**7, 0, [10**7] * 40, [0] * 40, device_runtime_bytes=10**8)
+    needs = MemoryNeeds(_PROCESS, 10**8, 10**7, 10**7, 0, [10**7] * 40, [0] * 40, device_runtime_bytes=10**8)
     placement = divide(4 * 10**8, needs, 3 * 10**8)
     assert all(placement.layers(tier) for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK))
     with pytest.raises(TooSmallError) as caught:

@@ -48,6 +48,11 @@ def test_what_is_written_is_read_again(name: str) -> None:
     assert Plan.from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False))) == plan
 
 
+def test_the_former_name_of_the_self_draft() -> None:
+    plan = replace(small(), draft="self")
+    assert Plan.from_json(plan.to_json() | {"draft": "substitute"}) == plan
+
+
 def test_a_file_is_for_people() -> None:
     text = small().to_text()
     assert text.startswith('{\n "offspec_plan": 2,\n "target": ')

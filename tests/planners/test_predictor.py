@@ -11,15 +11,15 @@ from offspec_planners.hardware_rates import preset
 from offspec_planners.placement import Placement, Sizes, TooSmallError, cpu_layers, place_on_devices
 from offspec_planners.plan.forecast import WhatIf
 from offspec_planners.predictor import Predictor
-from offspec_planners.search import Outlook, best
+from offspec_planners.search import SpeedForecast, best
 from offspec_planners.shared_passes import LaidOut, SharedPasses
-from offspec_planners.typical_acceptance import SUBSTITUTE
+from offspec_planners.typical_acceptance import SELF_DRAFT
 from offspec_planners.what_if import explain_memories, faster_rows, sequence_rows, undrafted_rows
 
 GB = 10**9
 LAYERS = 40
 MODEL = ModelSizes("model", (GB,) * LAYERS, GB // 2, GB, GB // 2, 10**5, 32768, 8192, 32000)
-PREDICTOR = Predictor(MODEL, Estimate(preset("rtx-4090"), None), typical(SUBSTITUTE), drafts=False)
+PREDICTOR = Predictor(MODEL, Estimate(preset("rtx-4090"), None), typical(SELF_DRAFT), drafts=False)
 
 
 def _place(vram: int, ram: int = 64 * GB, on_cpu: int = 0) -> Placement | None:
@@ -36,7 +36,7 @@ def _placed(vram: int) -> Placement:
     return placement
 
 
-def _chosen(placement: Placement, predictor: Predictor = PREDICTOR) -> Outlook:
+def _chosen(placement: Placement, predictor: Predictor = PREDICTOR) -> SpeedForecast:
     return best(predictor.sweep(predictor.costs(placement, 1.0), [predictor.sequences], [1]))
 
 
@@ -61,7 +61,7 @@ def test_variants_that_make_no_difference_are_omitted() -> None:
     assert [row.change for row in rows] == ["30 GB", "60 GB", "60 GB"]
     speeds = [row.tok_per_s or 0.0 for row in rows]
     assert choice.tok_per_s < speeds[0] < speeds[1] == speeds[2]
-    assert speeds[1] == pytest.approx(PREDICTOR.plain_speed(_placed(60 * GB)))
+    assert speeds[1] == pytest.approx(PREDICTOR.speed_without_draft(_placed(60 * GB)))
 
 
 def test_memories_are_listed_in_a_clause() -> None:

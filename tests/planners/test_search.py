@@ -12,9 +12,17 @@ from offspec_planners.acceptance import Calibration, typical
 from offspec_planners.cost import PassCosts
 from offspec_planners.expert_costs import ExpertCosts
 from offspec_planners.plan.forecast import Shared, knee
-from offspec_planners.search import BUDGETS, best, budgets_for, outlook, shared_budgets, static_sweep, sweep
+from offspec_planners.search import (
+    BUDGETS,
+    best,
+    budgets_for,
+    forecast_speed,
+    shared_budgets,
+    static_sweep,
+    sweep,
+)
 from offspec_planners.sequoia import choose_tree_shape
-from offspec_planners.tree_growth import Growing, Grown, max_expanded, replay
+from offspec_planners.tree_growth import GrowthOutcome, RecordedTree, max_expanded, replay
 from offspec_planners.typical_acceptance import MODEL
 from tests.support.sample_plans import COSTS
 
@@ -28,17 +36,17 @@ def known() -> Calibration:
     return typical(MODEL)
 
 
-def _tree(seed: int, nodes: int) -> Grown:
+def _tree(seed: int, nodes: int) -> RecordedTree:
     """Any tree; some of its paths are as good as certain."""
     random = np.random.default_rng(seed)
     parent, score = [-1], [0.0]
     for node in range(1, nodes):
         parent.append(int(random.integers(max(0, node - 6), node)))
         score.append(score[parent[-1]] + min(0.0, math.log(random.random() + 0.3)))
-    return Grown(np.array(parent, np.int32), np.array(score, np.float32))
+    return RecordedTree(np.array(parent, np.int32), np.array(score, np.float32))
 
 
-def _slow_replay(trees: list[Grown], budget: int, width: int, costs: PassCosts) -> Growing:
+def _slow_replay(trees: list[RecordedTree], budget: int, width: int, costs: PassCosts) -> GrowthOutcome:
     """What `replay` does, node by node."""
     nodes = [(tree, node) for tree in range(len(trees)) for node in range(len(trees[tree].parent))]
     worth = {at: math.exp(float(trees[at[0]].score[at[1]])) for at in nodes}
@@ -82,7 +90,9 @@ def _slow_replay(trees: list[Grown], budget: int, width: int, costs: PassCosts) 
         kept = sorted(reached, key=order.__getitem__)[:budget]
     size = rows_of(kept, draft)
     depth = [max(trees[tree].depth()[n] for t, n in kept[:size] if t == tree) for tree in range(len(trees))]
-    return Growing(tuple(widths), size, sum(worth[at] for at in kept[:size]), round(float(np.mean(depth))))
+    return GrowthOutcome(
+        tuple(widths), size, sum(worth[at] for at in kept[:size]), round(float(np.mean(depth)))
+    )
 
 
 @given(
@@ -110,7 +120,10 @@ def test_equal_trees_have_equal_parts(known: Calibration) -> None:
     """Of one tree over and over, each sequence gets what it would alone with its part of the budget."""
     same = Calibration(forest=known.forest[:1])
     for count in (2, 8):
-        alone, together = outlook(same, _FREE, 24, 8), outlook(same, _FREE, 24 * count, 8, count)
+        alone, together = (
+            forecast_speed(same, _FREE, 24, 8),
+            forecast_speed(same, _FREE, 24 * count, 8, count),
+        )
         assert together.choice.tokens_per_pass == pytest.approx(count * alone.choice.tokens_per_pass)
         assert (together.nodes, together.depth) == (count * alone.nodes, alone.depth)
 
@@ -121,7 +134,7 @@ def test_every_sequence_has_a_root_and_one_changes_nothing() -> None:
     assert shared_budgets(1) == []
     assert budgets_for(8, 40) == [8, 16, 24, 32] and budgets_for(100, 16) == [100]
     assert budgets_for(2, 4096)[-1] == 2048 and shared_budgets(64) == [4096, 3072, 2048, 1536]
-    roots = outlook(Calibration(), COSTS, 8, 1, 8)
+    roots = forecast_speed(Calibration(), COSTS, 8, 1, 8)
     seconds = float(COSTS.iteration(0.0, 8))
     assert (roots.nodes, roots.draft, roots.choice.tokens_per_pass) == (8, 0.0, 8.0)
     assert roots.choice.tok_per_s == pytest.approx(8 / seconds)
@@ -131,7 +144,7 @@ def test_without_drafts_it_is_the_roofline() -> None:
     """The link up to the rows that compute beside it, then a row's seconds for each."""
     costs = PassCosts(((1, 0.01), (101, 1.01)), ((1, 0.0),), link=0.5)
     for count in (1, 10, 49, 51, 64, 400):
-        found = outlook(Calibration(), costs, count, 1, count).choice.tok_per_s
+        found = forecast_speed(Calibration(), costs, count, 1, count).choice.tok_per_s
         assert found == pytest.approx(count / max(0.5, 0.01 * count))
 
 
@@ -153,8 +166,8 @@ def test_sequences_ask_for_experts_of_their_own() -> None:
         shared = alike.for_sequences(count)
         for rows in (1, 2, 16, 128):  # of each, that stand for the square root of them
             wanted = 64 * (1 - (1 - 4 / 64) ** (count * math.sqrt(rows)))
-            assert float(shared.union(count * rows)) == pytest.approx(wanted, rel=1e-3)
-        assert float(shared.union(16 * count)) > float(alike.union(16 * count))
+            assert float(shared.distinct_experts(count * rows)) == pytest.approx(wanted, rel=1e-3)
+        assert float(shared.distinct_experts(16 * count)) > float(alike.distinct_experts(16 * count))
     by_chance = ExpertCosts(10, 64, 4, ((0.2, 0.001),))
     assert by_chance.for_sequences(8) == by_chance
 
@@ -182,13 +195,16 @@ def test_widths_are_no_larger_than_budgets(known: Calibration) -> None:
 
 
 def test_a_pass_without_guesses_brings_one_token(known: Calibration) -> None:
-    alone = outlook(known, _FLAT, 1, 1)
+    alone = forecast_speed(known, _FLAT, 1, 1)
     assert (alone.choice.tokens_per_pass, alone.choice.seconds_per_pass, alone.draft) == (1.0, 1.0, 0.0)
 
 
 def test_what_passes_brought_corrects_what_trees_promise(known: Calibration) -> None:
     worse = Calibration(forest=known.forest, expected=1000.0, observed=500.0)
-    share = outlook(worse, _FLAT, 64, 8).choice.tok_per_s / outlook(known, _FLAT, 64, 8).choice.tok_per_s
+    share = (
+        forecast_speed(worse, _FLAT, 64, 8).choice.tok_per_s
+        / forecast_speed(known, _FLAT, 64, 8).choice.tok_per_s
+    )
     assert share == pytest.approx(worse.correction) and share < 0.6
 
 

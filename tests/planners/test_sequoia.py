@@ -178,10 +178,10 @@ def test_a_slow_draft_gets_a_flat_tree_and_a_slow_link_a_large_one() -> None:
     assert hasty.depth < 4 < patient.depth and len(patient) > 900 > len(hasty)
 
 
-def test_what_is_no_table_or_has_no_nodes_is_refused() -> None:
+def test_invalid_tables_and_empty_trees_are_refused() -> None:
     wrong: tuple[object, ...] = ([], [0.5], [[1.5]], [[-0.1]], [[float("nan")]], [[]])
     for table in wrong:
-        with pytest.raises(ValueError, match="not a table"):
+        with pytest.raises(ValueError, match=r"not a \[depth, rank\] table"):
             best_tree_shape(table, 4, 2)
-    with pytest.raises(ValueError, match="not 0 and 2"):
+    with pytest.raises(ValueError, match="not 0 nodes and depth 2"):
         best_tree_shape([[0.5]], 0, 2)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from offspec.draft.grow.best_first import grow
-from offspec.draft.grow.growing import GrowthPolicy
 from offspec.draft.grow.result import GrownTree
+from offspec.draft.grow.tree_grower import GrowthPolicy
 from offspec.draft.mix.mixture import Mixture
 from offspec_planners.cost import PassCosts
-from offspec_planners.forest import best_width, share
-from offspec_planners.tree_growth import Growing, Grown, best_size, pays, replay
+from offspec_planners.shared_budget import best_width, share
+from offspec_planners.tree_growth import GrowthOutcome, RecordedTree, best_size, pays, replay
 from tests.support.table_drafter import TableDrafter, greedy_scorer, random_table
 
 WORDS = 12
@@ -56,7 +56,7 @@ def _grow(table: torch.Tensor, policy: GrowthPolicy, depth: int = 20) -> tuple[G
     return growth, [len(nodes) for nodes in drafter.steps]
 
 
-def _same(growth: GrownTree, widths: list[int], replayed: Growing) -> None:
+def _same(growth: GrownTree, widths: list[int], replayed: GrowthOutcome) -> None:
     assert list(replayed.widths) == widths and len(widths) == growth.steps
     assert replayed.nodes == len(growth.tree)
     assert replayed.expected == pytest.approx(growth.tree.expected_tokens, rel=1e-5)
@@ -79,7 +79,7 @@ def test_a_replay_is_the_growth(
     every = sum(len(table) ** level for level in range(depth + 1))
     whole, _ = _grow(table, GrowthPolicy(every, 64, min_gain=0.0), depth)
     assert len(whole.tree) == every
-    record = Grown(whole.tree.parent.astype(np.int32), whole.tree.score.astype(np.float32))
+    record = RecordedTree(whole.tree.parent.astype(np.int32), whole.tree.score.astype(np.float32))
     growth, widths = _grow(table, GrowthPolicy(budget, width, min_gain, costs), depth)
     _same(growth, widths, replay((record,), budget, width, costs, min_gain, depth))
 
@@ -118,8 +118,8 @@ def test_no_record_of_a_tree_that_the_depth_cut_short() -> None:
 
 
 def test_damaged_trees_are_refused() -> None:
-    good = Grown(np.array([-1, 0, 1], np.int32), np.array([0, -0.5, -2.25], np.float32)).to_json()
-    again = Grown.from_json(good)
+    good = RecordedTree(np.array([-1, 0, 1], np.int32), np.array([0, -0.5, -2.25], np.float32)).to_json()
+    again = RecordedTree.from_json(good)
     assert again.parent.tolist() == [-1, 0, 1] and again.score.tolist() == [0, -0.5, -2.25]
     assert again.depth().tolist() == [0, 1, 2]
     for key, value in (
@@ -134,7 +134,7 @@ def test_damaged_trees_are_refused() -> None:
         ("score", [0, -1, "low"]),
     ):
         with pytest.raises(ValueError, match=f"^{key} is .* it should be"):
-            Grown.from_json({**good, key: value})
+            RecordedTree.from_json({**good, key: value})
 
 
 Scores = list[NDArray[np.float64]]

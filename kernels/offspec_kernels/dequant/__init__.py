@@ -1,4 +1,4 @@
-"""From a weight as it is stored to values that an ordinary product can use."""
+"""Dequantization: stored weights to values that an ordinary product can use."""
 
 from collections.abc import Mapping
 from math import prod
@@ -10,30 +10,30 @@ from offspec_kernels.checks import FLOATS, check_contiguous, check_device, check
 from offspec_kernels.dequant.format import Format, Part, Shape
 from offspec_kernels.errors import ArgumentError
 
-__all__ = ["Format", "Part", "dequantise"]
+__all__ = ["Format", "Part", "dequantize"]
 
 
-def dequantise(
+def dequantize(
     format: Format, parts: Mapping[str, Tensor], shape: Shape, out: Tensor, *, path: Backend | None = None
 ) -> Tensor:
-    """The weight [*shape] in the dtype of `out`, a view of out's memory.
+    """Return the weight [*shape] in the dtype of `out`, as a view of out's memory.
 
-    The values are those of the format's own library to the last bit in float32, rounded once to out's dtype,
-    on every path.
+    In every backend the values equal those of the format's own library, bit for bit in float32, rounded once
+    to out's dtype.
 
     Args:
-        format: How the weight is stored.
+        format: Storage format of the weight.
         parts: Tensors as `format.parts(shape)` lists them, contiguous, all on one device.
-        shape: Of the weight.
-        out: [elements of shape] float32, bfloat16 or float16, contiguous: scratch that many weights may
+        shape: Shape of the weight.
+        out: [elements of shape] float32, bfloat16 or float16, contiguous: a workspace that many weights may
             share.
-        path: Backend to use, by default `choose_backend`'s.
+        path: Backend to use; by default the result of `choose_backend`.
 
     Raises:
-        ArgumentError: Names the part or argument that is wrong.
+        ArgumentError: A part or argument is invalid; the error names it.
         PathError: `path` cannot run here.
 
-    Scratch: of the size of the scales, or a few hundred rows' values; reference, several times the weight in
+    Workspace: the size of the scales, or a few hundred rows' values; reference, several times the weight in
     float32.
     """
     format.check({name: Part(part.dtype, tuple(part.shape)) for name, part in parts.items()}, shape)
@@ -43,7 +43,7 @@ def dequantise(
     check_dtype("out", out, FLOATS)
     values = prod(shape)
     if out.dim() != 1 or len(out) != values or not out.is_contiguous():
-        raise ArgumentError("out", f"must be [{values}] without gaps, not {list(out.shape)}")
+        raise ArgumentError("out", f"must be [{values}] and contiguous, not {list(out.shape)}")
     stored = out.view((*shape[:-2], shape[-1], shape[-2]) if format.transposed else shape)
     chosen = choose_backend(out.device, path)
     if values == 0:
@@ -52,7 +52,7 @@ def dequantise(
         format.triton(parts, shape, stored)
     elif chosen == "eager" and out.device.type == "cpu" and out.dtype != float16:
         format.eager(parts, shape, stored)
-    else:  # a device without triton, or a dtype that few processors are quick at
+    else:  # a device without triton, or a dtype that few CPUs process quickly
         reference = format.reference(parts, shape)
         stored.copy_(reference.mT if format.transposed else reference)
     return stored.mT if format.transposed else stored

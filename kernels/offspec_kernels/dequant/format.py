@@ -1,4 +1,4 @@
-"""What every stored format of a weight has in common."""
+"""Common base of all storage formats of weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.threads import spread
+from offspec_kernels.dequant.threads import parallel_for
 from offspec_kernels.errors import ArgumentError
 
 Shape = tuple[int, ...]
@@ -18,20 +18,20 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor of a stored weight, as its checkpoint has it."""
+    """One tensor of a stored weight, as in its checkpoint."""
 
     dtype: torch.dtype
     shape: Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Filler:
-    """What compiled loops make pieces of a weight's rows with; see `dequant.native.filling`.
+class RowDequantizer:
+    """Compiled function that dequantizes pieces of a weight's rows; see `dequant.native.compile_fill`.
 
     Args:
-        address: Of the function.
-        arrays: Three of the weight's parts, or of what was made of them, which it reads.
-        number: It is given besides.
+        address: Address of the function.
+        arrays: Three arrays that it reads: parts of the weight, or derived from them.
+        number: One more integer argument.
     """
 
     address: int
@@ -46,21 +46,21 @@ class Filler:
 
 @dataclass(frozen=True, slots=True)
 class Format(ABC):
-    """How a weight is stored in fewer bits: which tensors it is made of, and how to make values of them.
+    """Storage format of a quantized weight: its tensors, and their conversion to values.
 
-    A weight has a shape [..., rows, columns], as a model's linear layer has it. by_rows: the first dimension
-    of every part is that of the weight, so that some of its rows can be had from the same rows of the parts.
-    transposed: values are made as [columns, rows], and the weight is a view of that.
+    A weight has a shape [..., rows, columns], as in a model's linear layer. by_rows: whether the first
+    dimension of every part equals the weight's, so that rows can be dequantized from the same rows of the
+    parts. transposed: whether values are produced as [columns, rows], and the weight is a view of them.
 
-    The three makers write the same values, those of the format's own library to the last bit, rounded once to
-    the dtype of `out`. parts: on one device, checked; shape: the weight's; out: [rows, columns], or
-    [columns, rows] where transposed, contiguous.
+    `reference`, `eager` and `triton` produce the same values: equal to those of the format's own library, bit
+    for bit, rounded once to the dtype of `out`. parts: on one device, checked; shape: the weight's; out:
+    [rows, columns], or [columns, rows] if transposed, contiguous.
     """
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What people call it."""
+        """Name shown to users."""
 
     @property
     def by_rows(self) -> bool:
@@ -71,58 +71,60 @@ class Format(ABC):
         return False
 
     @property
-    def loose(self) -> tuple[str, ...]:
-        """Parts of which dimensions of 1 may be missing, or be there besides."""
+    def squeezable_parts(self) -> tuple[str, ...]:
+        """Parts whose size-1 dimensions may be missing or added."""
         return ()
 
     @abstractmethod
     def parts(self, shape: Shape) -> dict[str, Part]:
-        """The tensors that a weight of this shape is stored in. Raises ArgumentError where it cannot be."""
+        """Return the tensors of a stored weight of this shape. Raises ArgumentError if impossible."""
 
     @abstractmethod
     def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
-        """The values, float32, by the shortest way to say it; the truth for the others."""
+        """Return the values, float32, computed as simply as possible; defines the result of the others."""
 
     def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        """On the CPU, out bfloat16 or float32; by default `native.fill` of the format's package."""
+        """Dequantize on the CPU, out bfloat16 or float32; by default the format's `native.fill`."""
         self._module("native").fill(self, parts, out)
 
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        """On a GPU; by default `triton.fill` of the format's package."""
+        """Dequantize on a GPU; by default `triton.fill` of the format's package."""
         self._module("triton").fill(self, parts, out)
 
     def fill_by_rows(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        """On the CPU, by `filler` of a format that is not transposed: in place of a loop of its own."""
+        """Dequantize on the CPU with `row_dequantizer`, for an untransposed format without its own loop."""
         from offspec_kernels.dequant.native import array, fill_rows
 
-        filler, values, columns = self.filler(parts, shape, out.dtype), array(out), shape[-1]
+        filler, values, columns = self.row_dequantizer(parts, shape, out.dtype), array(out), shape[-1]
         address, pointers, number = filler.address, filler.pointers, filler.number
-        spread(
+        parallel_for(
             lambda start, end: fill_rows(address, pointers, number, columns, values, start, end),
             len(values) // columns,
             len(values),
         )
 
-    def cut(self, shape: Shape, start: int, end: int) -> "tuple[Format, dict[str, tuple[int, int]]] | None":
-        """Elements [start, end) of the first dimension of a weight, where they can be had alone.
+    def slice_rows(
+        self, shape: Shape, start: int, end: int
+    ) -> "tuple[Format, dict[str, tuple[int, int]]] | None":
+        """Select elements [start, end) of the first dimension of a weight, if possible.
 
-        The format that they are in, and of each part the range of its first dimension that they are made of;
-        a part that is left out is needed whole. None: only the whole weight can be unpacked.
+        Returns the format of these elements and, for each part, the needed range of its first dimension;
+        omitted parts are needed whole. None: only the whole weight can be dequantized.
         """
         if not (self.by_rows and shape and shape[0]):
             return None
         each = {name: part.shape[0] // shape[0] for name, part in self.parts(shape).items()}
         return self, {name: (start * count, end * count) for name, count in each.items()}
 
-    def some_rows(
+    def rows_of_parts(
         self, parts: Mapping[str, Tensor], shape: Shape, start: int, end: int
     ) -> "tuple[Format, dict[str, Tensor]] | None":
-        """Rows [start, end) of a weight [rows, columns] in a format that is not transposed, and their parts.
+        """Return rows [start, end) of a weight [rows, columns] in an untransposed format, and their parts.
 
-        Views, or copies that are small beside the values. None: only the whole weight can be unpacked, or
-        none of it as it is to be.
+        Parts are views, or copies smaller than the values. None: only the whole weight can be dequantized, or
+        the format is transposed.
         """
-        found = None if self.transposed else self.cut(shape, start, end)
+        found = None if self.transposed else self.slice_rows(shape, start, end)
         if found is None:
             return None
         kind, ranges = found
@@ -131,25 +133,27 @@ class Format(ABC):
         }
 
     @property
-    def kin(self) -> "Format":
-        """A format that the same code unpacks: itself, without what differs from weight to weight."""
+    def base_format(self) -> "Format":
+        """Return a format that uses the same code: this one, without settings that differ between weights."""
         return self
 
-    def fill_step(self, shape: Shape) -> int:
-        """Columns of which pieces of a weight [rows, columns] have a multiple; 0 without a `filler`."""
+    def column_multiple(self, shape: Shape) -> int:
+        """Return the column granularity of pieces of a weight [rows, columns]; 0 without a dequantizer."""
         return 0
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
-        """What makes pieces of rows on the CPU, or of stored rows where the format is transposed.
+    def row_dequantizer(
+        self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype
+    ) -> RowDequantizer:
+        """Return the dequantizer for pieces of rows on the CPU, or of stored rows if transposed.
 
-        By default `native.filler` of the format's package. dtype: of the values, bfloat16; for `fill_by_rows`
-        float32, too.
+        By default `native.row_dequantizer` of the format's package. dtype: dtype of the values, bfloat16; for
+        `fill_by_rows` also float32.
         """
-        found: Filler = self._module("native").filler(self, parts, shape, dtype)
+        found: RowDequantizer = self._module("native").row_dequantizer(self, parts, shape, dtype)
         return found
 
     def _module(self, name: str) -> Any:
-        """A module of the format's package, which loads what compiles loops."""
+        """Import a module of the format's package; importing it loads the compiler."""
         return import_module(f"{type(self).__module__}.{name}")
 
     def check(self, parts: Mapping[str, Part], shape: Shape) -> None:
@@ -157,9 +161,9 @@ class Format(ABC):
         wanted = self.parts(shape)
         for name, part in wanted.items():
             if name not in parts:
-                raise ArgumentError(name, f"a {self.name} weight needs it")
+                raise ArgumentError(name, f"missing part of a {self.name} weight")
             found = parts[name]
-            alike = name in self.loose and _without_ones(found.shape) == _without_ones(part.shape)
+            alike = name in self.squeezable_parts and _without_ones(found.shape) == _without_ones(part.shape)
             if found.shape != part.shape and not alike:
                 shown = f"{list(part.shape)}, not {list(found.shape)}"
                 raise ArgumentError(
@@ -168,11 +172,11 @@ class Format(ABC):
             if found.dtype != part.dtype:
                 raise ArgumentError(name, f"the dtype must be {part.dtype}, not {found.dtype}")
         if extra := sorted(parts.keys() - wanted.keys()):
-            raise ArgumentError(extra[0], f"a {self.name} weight has no such part")
+            raise ArgumentError(extra[0], f"not a part of a {self.name} weight")
 
 
 def rows_and_columns(shape: Shape) -> tuple[int, int]:
-    """A weight's dimensions with all but the last as rows."""
+    """Return a weight's dimensions with all but the last merged into rows."""
     return prod(shape[:-1]), shape[-1]
 
 

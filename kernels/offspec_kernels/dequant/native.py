@@ -1,9 +1,9 @@
-"""Loops over bytes, compiled for this processor by numba when they are first called.
+"""Loops over bytes, compiled for this CPU by numba on their first call.
 
-torch has no operation that unpacks, and a chain of its elementwise ones moves each byte a dozen times. The
-compiled code is kept beside the source, or in the user's cache, so that only the first run pays for it.
-Numba checks whether a loop's own file has changed, but not its helpers in this one: after a change to them,
-remove what it has kept (`find kernels -name "*.nb[ic]" -delete`).
+torch has no unpacking operation, and a chain of elementwise operations moves each byte a dozen times. The
+compiled code is cached next to the source, or in the user's cache, so that only the first run compiles.
+Numba checks whether a loop's own file has changed, but not the helpers in this file: after changing them,
+delete its cache (`find kernels -name "*.nb[ic]" -delete`).
 """
 
 from collections.abc import Callable
@@ -22,59 +22,61 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def compiled(loop: Loop, *, allow: frozenset[str] = frozenset()) -> Loop:
-    """Compile a loop over arrays; it runs without Python's lock, so several can run at once.
+    """Compile a loop over arrays; it runs without the GIL, so several can run at once.
 
-    allow: liberties of LLVM's fast-math flags, as "contract" and "reassoc".
+    allow: LLVM fast-math flags to enable, such as "contract" and "reassoc".
     """
-    return cast(Loop, _kept(partial(numba.njit, nogil=True, error_model="numpy", fastmath=set(allow)), loop))
+    return cast(
+        Loop, _compile_cached(partial(numba.njit, nogil=True, error_model="numpy", fastmath=set(allow)), loop)
+    )
 
 
-fused = partial(compiled, allow=frozenset({"contract"}))  # a product and a sum may be rounded once
+fused = partial(compiled, allow=frozenset({"contract"}))  # a product and a sum may be fused
 
 
-def _kept(compile: Any, loop: Any) -> Any:
-    """The compiled loop, kept on disk if there is a folder for that."""
+def _compile_cached(compile: Any, loop: Any) -> Any:
+    """Compile a loop, caching it on disk if there is a writable folder."""
     try:
         return compile(cache=True)(loop)
     except RuntimeError:
         return compile()(loop)
 
 
-WIDE = 64  # columns that are made together of a weight that lies transposed
+WIDE = 64  # columns dequantized together of a weight stored transposed
 carray: Any = numba.carray  # type: ignore[attr-defined]  # carray(pointer, shape, dtype) is an array
 Fill = Callable[[Any, Any, Any, int, int, int, int, int, Any], None]
 
 
-def filling(fill: Fill) -> int:
+def compile_fill(fill: Fill) -> int:
     """Compile fill(first, second, third, number, columns, row, place, count, out) and return its address.
 
-    It writes columns [place, place + count) of a row of a weight, as bfloat16 or float32. Of a transposed
-    format it writes `count` stored rows from `row` on, of each its columns [place, place + `WIDE`), or as
-    many as there are, `WIDE` behind the row before. By its address one loop calls it for all formats, and
-    LLVM makes wide registers of its loops, as it does not deep inside of others.
+    It writes columns [place, place + count) of a row of a weight, as bfloat16 or float32. For a transposed
+    format it writes `count` stored rows from `row` on, columns [place, place + `WIDE`) of each, or the
+    remaining ones, with rows `WIDE` apart. Through the address one loop can call it for all formats, and
+    LLVM vectorizes its loops, which it does not do deep inside of others.
 
-    It may close over numbers, dtypes and `inlined` functions of modules; with anything else, as intrinsics,
-    every process would compile it again.
+    It may close over numbers, dtypes and `inlined` functions of modules; with anything else, such as
+    intrinsics, every process would compile it again.
 
-    first, second, third, out: pointers, for `carray`. All others are whole numbers. columns: of a stored row.
+    first, second, third, out: pointers, for `carray`. All others are integers. columns: of a stored row.
     """
     pointer, number = numba.types.voidptr, numba.types.int64
     kind = numba.types.void(pointer, pointer, pointer, *[number] * 5, pointer)
-    return int(_kept(partial(numba.cfunc, kind, error_model="numpy"), fill).address)
+    return int(_compile_cached(partial(numba.cfunc, kind, error_model="numpy"), fill).address)
 
 
 @cache
-def sharing(loop: Callable[[Any], None]) -> int:
-    """Compile loop(job) for `threads.share` and return its address; job: a pointer, for `carray`.
+def compile_job(loop: Callable[[Any], None]) -> int:
+    """Compile loop(job) for `threads.run_parallel` and return its address; job: a pointer, for `carray`.
 
-    What it may close over: see `filling`.
+    For what it may close over, see `compile_fill`.
     """
     kind = numba.types.void(numba.types.voidptr)
-    return int(_kept(partial(numba.cfunc, kind, error_model="numpy"), loop).address)
+    return int(_compile_cached(partial(numba.cfunc, kind, error_model="numpy"), loop).address)
 
 
-def calling(arguments: int) -> Any:
-    """call(address, ...) of a C function with so many integers or pointers, each given as int64."""
+def c_function(arguments: int) -> Any:
+    """Return call(address, ...) for a C function of `arguments` integers or pointers, passed as int64."""
 
     @intrinsic
     def call(context: Any, address: Any, values: Any) -> Any:
@@ -92,7 +94,7 @@ def calling(arguments: int) -> Any:
     return call
 
 
-call_fill = calling(9)  # with what `filling` has
+call_fill = c_function(9)  # with the arguments of `compile_fill`
 
 
 @intrinsic
@@ -113,12 +115,12 @@ def _pointer(context: Any, address: Any) -> Any:
     return numba.types.voidptr(numba.types.int64), generate
 
 
-claim: Callable[[int], int] = _claim  # type: ignore[assignment]  # the int64 there, which is one more then
-pointer: Callable[[int], Any] = _pointer  # type: ignore[assignment]  # to an address, for `carray`
+claim: Callable[[int], int] = _claim  # type: ignore[assignment]  # returns the int64 there, then increments it
+pointer: Callable[[int], Any] = _pointer  # type: ignore[assignment]  # of an address, for `carray`
 
 
 def inlined(helper: Loop) -> Loop:
-    """A function that compiled loops may call."""
+    """Make a function callable from compiled loops."""
     usable: Loop = register_jitable(helper)
     return usable
 
@@ -126,7 +128,7 @@ def inlined(helper: Loop) -> Loop:
 def put(out: Array, place: int, value: float) -> None:
     """Store a float32 in an array of float32, or, rounded to the nearest bfloat16, in one of uint16.
 
-    Ties go to even, and what is no number stays none. Works in compiled loops only.
+    Ties go to even, and NaN stays NaN. Works in compiled loops only.
     """
     raise NotImplementedError
 
@@ -148,8 +150,8 @@ def _put(out: Any, place: Any, value: Any) -> Any:
 
 @inlined
 def half(bits: int) -> Any:
-    """The float32 of a float16's 16 bits."""
-    # No branch on the sign, which no processor foresees.
+    """Return the float32 of a float16's 16 bits."""
+    # No branch on the sign, which no CPU can predict.
     word = np.uint32(np.uint32((bits & 0x7FFF) << 13) | np.uint32((bits & 0x8000) << 16))
     if (bits & 0x7C00) == 0x7C00:
         return np.uint32(word | np.uint32(0x7F800000)).view(np.float32)
@@ -158,12 +160,12 @@ def half(bits: int) -> Any:
 
 @inlined
 def from_bfloat16(bits: int) -> Any:
-    """The float32 of a bfloat16's bits."""
+    """Return the float32 of a bfloat16's bits."""
     return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
 
 
 def widen(row: Array, is_half: bool, out: Array) -> None:
-    """A row of float32, or of 16-bit floats as uint16, in float32."""
+    """Convert a row of float32, or of 16-bit floats as uint16, to float32."""
     raise NotImplementedError  # works in compiled loops only
 
 
@@ -190,7 +192,7 @@ def _widen(row: Any, is_half: Any, out: Any) -> Any:
 
 @inlined
 def in_bfloat16(value: Any) -> Any:
-    """A float32 rounded to the nearest bfloat16, ties to even, as a float32."""
+    """Round a float32 to the nearest bfloat16, ties to even, as a float32."""
     bits = np.float32(value).view(np.uint32)
     even = np.uint32(bits >> np.uint32(16)) & np.uint32(1)
     near = np.uint32(np.uint32(bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)).view(np.float32)
@@ -199,7 +201,7 @@ def in_bfloat16(value: Any) -> Any:
 
 @inlined
 def in_half(value: Any) -> Any:
-    """A float32 rounded to the nearest float16, ties to even, as a float32."""
+    """Round a float32 to the nearest float16, ties to even, as a float32."""
     bits = np.float32(value).view(np.uint32)
     sign, rest = np.uint32(bits & np.uint32(0x80000000)), np.uint32(bits & np.uint32(0x7FFFFFFF))
     size = np.uint32(rest).view(np.float32)
@@ -213,7 +215,7 @@ def in_half(value: Any) -> Any:
 
 
 def array(tensor: Tensor) -> Array:
-    """A flat view of a contiguous tensor on the CPU: 16-bit floats as uint16, 8-bit ones as uint8."""
+    """Return a flat view of a contiguous CPU tensor: 16-bit floats as uint16, 8-bit ones as uint8."""
     flat = tensor.detach().view(-1)
     if tensor.dtype in (torch.bfloat16, torch.float16):
         return cast(Array, flat.view(torch.int16).numpy().view(np.uint16))
@@ -224,7 +226,7 @@ def array(tensor: Tensor) -> Array:
 
 @compiled
 def fill_rows(fill: int, parts: Any, number: int, columns: int, out: Any, start: int, end: int) -> None:
-    """Rows [start, end) of out, flat, by the address that `filling` gave; parts: three addresses."""
+    """Fill rows [start, end) of out, flat, with a function from `compile_fill`; parts: three addresses."""
     one, two, three = parts
     for row in range(start, end):
         call_fill(fill, (one, two, three, number, columns, row, 0, columns, out[row * columns :].ctypes.data))

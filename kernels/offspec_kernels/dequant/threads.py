@@ -1,8 +1,8 @@
-"""Work for the threads that torch computes with.
+"""Distribution of work to torch's compute threads.
 
-After a product torch's OpenMP threads go on looking for more for a while, on every core there is. Threads of
-our own would have to share the cores with them, just when weights are to be unpacked for the next product. So
-the work is given to that very team, where it can be found, and to a pool of threads elsewhere.
+After a product torch's OpenMP threads keep spinning for more work for a while, on every core. Separate
+threads would compete with them for the cores just when weights must be dequantized for the next product. So
+the work runs in torch's thread team if it can be found, else in a thread pool.
 """
 
 import ctypes
@@ -21,27 +21,27 @@ import torch
 if TYPE_CHECKING:
     from offspec_kernels.dequant.native import Array
 
-LEAST = 1 << 15  # values for which a thread of their own pays
-LEAST_PRODUCT = 1 << 20  # the same of a weight times some rows: to give out work takes some 0.2 ms
-LEAST_SHARED = 1 << 17  # the same where no line of Python runs in between
-_ROWS = 64  # rows that take about as long to multiply a weight with as it takes to read it
+LEAST = 1 << 15  # minimum values per thread
+LEAST_PRODUCT = 1 << 20  # minimum for a weight times some rows: distributing work takes about 0.2 ms
+LEAST_SHARED = 1 << 17  # minimum if no Python code runs in between
+_ROWS = 64  # rows for which multiplying a weight takes about as long as reading it
 
 Work = Callable[[int, int], None]
 _Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def spread(work: Work, count: int, values: int, least: int = LEAST) -> None:
-    """Call work(start, end) for ranges that make up [0, count), on as many threads as torch uses.
+def parallel_for(work: Work, count: int, values: int, least: int = LEAST) -> None:
+    """Call work(start, end) for ranges that cover [0, count), on as many threads as torch uses.
 
-    Returns, or raises, only when no thread is at work any more, also after an interrupt: the memory that they
-    write to may be another's next.
+    Returns, or raises, only when no thread is running any more, even after an interrupt: the memory that they
+    write to may be reused next.
 
     Args:
-        work: What is done with a range. Work inside of it is that thread's own, unless there is one range
-            only and enough to do in it.
-        count: Of what is shared.
-        values: How many are made in all.
-        least: Values for which a thread of their own pays.
+        work: Function applied to a range. Nested parallel work stays on its thread, unless there is only one
+            range and enough work in it.
+        count: Number of items to share out.
+        values: Total number of values to produce.
+        least: Minimum values per thread.
     """
     threads = 1 if getattr(_this_thread, "works", False) else torch.get_num_threads()
     paying = max(values // least, 1)
@@ -55,29 +55,30 @@ def spread(work: Work, count: int, values: int, least: int = LEAST) -> None:
     edges = [count * part // parts for part in range(parts + 1)]
     ranges = list(pairwise(edges))
     work = partial(_marked, work)
-    library = _openmp() if os.getpid() == _PROCESS else None  # a fork has none of the team's threads
+    library = _openmp() if os.getpid() == _PROCESS else None  # a fork does not inherit the team's threads
     if library is None:
         _by_pool(work, ranges)
     else:
         _by_team(library, work, ranges)
 
 
-def spread_product(work: Work, count: int, values: int, rows: int) -> None:
-    """`spread` for a weight of so many values that is multiplied with some rows."""
-    spread(work, count, values * (1 + rows // _ROWS), LEAST_PRODUCT)
+def parallel_for_product(work: Work, count: int, values: int, rows: int) -> None:
+    """Call `parallel_for` for a weight of `values` values multiplied by `rows` rows."""
+    parallel_for(work, count, values * (1 + rows // _ROWS), LEAST_PRODUCT)
 
 
-def share(loop: int, job: "Array", used: Sequence[object], values: int) -> None:
-    """Call a compiled loop(job) on as many threads as torch uses, or on this one where few values are made.
+def run_parallel(loop: int, job: "Array", keep_alive: Sequence[object], values: int) -> None:
+    """Call a compiled loop(job) on as many threads as torch uses, or on this thread if few values are
+    produced.
 
-    The threads divide the work among themselves: each claims a part, and another, while there are any. So
-    one that others keep from running leaves more to the rest.
+    The threads divide the work among themselves: each claims one part after another while parts are left. A
+    thread slowed down by other processes thus leaves more parts to the rest.
 
     Args:
-        loop: Its address, of `native.sharing`.
-        job: What it is given the address of.
-        used: What lies at addresses in the job, kept as long as any thread may be at work.
-        values: How many are made in all, each for the few rows that come with any.
+        loop: Address of the loop, from `native.compile_job`.
+        job: Array whose address is passed to the loop.
+        keep_alive: Objects at addresses in the job, kept alive while any thread may be running.
+        values: Total number of values to produce, each for the few rows of a typical call.
     """
     threads = 1 if getattr(_this_thread, "works", False) else torch.get_num_threads()
     body = _Body(loop)
@@ -86,8 +87,8 @@ def share(loop: int, job: "Array", used: Sequence[object], values: int) -> None:
     elif (library := _openmp() if os.getpid() == _PROCESS else None) is not None:
         library.GOMP_parallel(body, job.ctypes.data, threads, 0)
     else:
-        # A thread of the pool may begin behind an interrupt: what it works on is kept with the work.
-        work = partial(_call, body, job, used)
+        # A pool thread may start after an interrupt, so its work keeps the memory alive.
+        work = partial(_call, body, job, keep_alive)
         _by_pool(work, [(part, part + 1) for part in range(threads)])
 
 
@@ -113,29 +114,30 @@ def _by_team(library: ctypes.CDLL, work: Work, ranges: list[tuple[int, int]]) ->
 
     def body(_: int) -> None:
         try:
-            # There may be fewer threads than were asked for.
+            # There may be fewer threads than requested.
             for part in range(library.omp_get_thread_num(), len(ranges), library.omp_get_num_threads()):
                 work(*ranges[part])
                 done.append(part)
         except BaseException as error:
             errors.append(error)
 
-    # Always as many: OpenMP ends threads when a smaller team is asked for, and makes them again for a larger.
+    # Always the same number: OpenMP ends threads when a smaller team is requested and recreates them for a
+    # larger.
     library.GOMP_parallel(_Body(body), None, torch.get_num_threads(), 0)
     if errors:
         raise errors[0]
-    if len(done) < len(ranges):  # Ctrl-C struck where `body` could not catch it
+    if len(done) < len(ranges):  # Ctrl-C arrived while `body` could not catch it
         raise KeyboardInterrupt
 
 
 @cache
 def _openmp() -> ctypes.CDLL | None:
-    """GNU's OpenMP, if that is what this process computes with: the very library that torch has loaded."""
+    """Return GNU OpenMP if this process computes with it: the very library that torch has loaded."""
     with suppress(OSError, AttributeError):
         mapped = {Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines()}
         found = [path for path in mapped if path.name.startswith("libgomp")]
-        # Others may have brought one of their own; torch's lies with torch, or is the system's.
-        home = Path(torch.__file__).resolve().parent  # as the map has it, also where a link leads there
+        # Other packages may bundle their own copy; torch's is in torch's folder, or is the system's.
+        home = Path(torch.__file__).resolve().parent  # as in the memory map, with links resolved
         own = [path for path in found if home in path.parents] or found
         if len(own) != 1:
             return None
@@ -153,12 +155,12 @@ def _by_pool(work: Work, ranges: list[tuple[int, int]]) -> None:
         futures += (pool.submit(work, *part) for part in ranges[1:])
         work(*ranges[0])
     finally:
-        _settle(futures)
+        _wait_for_all(futures)
     for future in futures:
         future.result()
 
 
-def _settle(futures: list[Future[None]]) -> None:
+def _wait_for_all(futures: list[Future[None]]) -> None:
     interrupt: KeyboardInterrupt | None = None
     while True:
         try:
@@ -172,5 +174,8 @@ def _settle(futures: list[Future[None]]) -> None:
 
 @cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """The threads of this process; a fork has none of its parent's. No lock: a fork might find it locked."""
+    """Return this process's threads; a fork has none of its parent's.
+
+    No lock is used, since a fork might inherit it locked.
+    """
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="dequant")

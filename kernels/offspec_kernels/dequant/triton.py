@@ -1,4 +1,4 @@
-"""Parts that kernels of formats share: rounding, codes out of words, and tiles of a weight."""
+"""Parts shared by the formats' kernels: rounding, unpacking codes, and tiles of a weight."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,14 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = (8, 256)  # rows and columns that a program makes
+TILE = (8, 256)  # rows and columns per program
 
 
 @triton.jit
 def in_bfloat16(value):
-    """float32 rounded to the nearest bfloat16, ties to even, as float32.
+    """Round float32 to the nearest bfloat16, ties to even, as float32.
 
-    By integers: triton's interpreter would cut the lower bits off.
+    Uses integers, since triton's interpreter would truncate the lower bits.
     """
     bits = value.to(tl.uint32, bitcast=True)
     near = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) << 16
@@ -32,14 +32,14 @@ def put(out, place, value, inside):
 
 @triton.jit
 def tile(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The rows int64 [ROWS, 1] and columns [1, COLUMNS] of a program; rows are the first axis of the grid."""
+    """Return a program's rows int64 [ROWS, 1] and columns [1, COLUMNS]; rows are on grid axis 0."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     return row, tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
 
 
 @triton.jit
 def code_at(words, stride, place, inside, BITS: tl.constexpr):
-    """int32: the code at `place` of the stream of bits in words[0], words[stride], ..."""
+    """Return the int32 code at `place` of the stream of bits in words[0], words[stride], ..."""
     bit = place * BITS
     first = words + (bit >> 5) * stride
     offset = (bit & 31).to(tl.uint32)
@@ -53,7 +53,7 @@ def code_at(words, stride, place, inside, BITS: tl.constexpr):
 
 @triton.jit
 def rounded(product, dtype: tl.constexpr):
-    """A float32, rounded to the dtype of the scales that it was made with, as float32."""
+    """Round a float32 to the dtype of its scales, as float32."""
     if dtype == tl.float16:
         product = product.to(tl.float16).to(tl.float32)
     if dtype == tl.bfloat16:
@@ -69,7 +69,7 @@ def scaled(difference, scale):
 def launch_tiles(
     kernel: Any, parts: Sequence[Tensor | None], out: Tensor, numbers: Sequence[int], **constants: Any
 ) -> None:
-    """A kernel over tiles of out [rows, columns], given the parts, out, its sizes and the numbers."""
+    """Launch a kernel over tiles of out [rows, columns], with the parts, out, its sizes and the numbers."""
     rows, columns = out.shape
     with torch.cuda.device_of(out):
         kernel[(triton.cdiv(rows, TILE[0]), triton.cdiv(columns, TILE[1]))](

@@ -1,16 +1,16 @@
-"""The kernels: one read of the logits, and noise made once for all rows at a position.
+"""GPU kernels of the sampling maximum: one read of the logits, noise generated once per position.
 
-A program takes a block of the vocabulary and up to `_ROWS` rows that share a position: it makes the block's
-noise, keeps it in registers and goes through the rows. What it finds in a block, a small second kernel
-compares with the other blocks of the row.
-Scores are compared as the integer keys of `triton_sort_keys`, which hold the token's id.
+A program takes a block of the vocabulary and up to `_ROWS` rows that share a position. It generates the
+block's noise, keeps it in registers and processes the rows. A small second kernel compares the results of all
+blocks of a row.
+Scores are compared as the integer keys of `triton_sort_keys`, which contain the token's id.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from offspec_kernels.gumbel_argmax.rows import Picks, Work, empty_picks
+from offspec_kernels.gumbel_argmax.arguments import ArgmaxArguments, ArgmaxResult, empty_result
 from offspec_kernels.noise import LOW
 from offspec_kernels.noise.triton import gumbel_run
 from offspec_kernels.transfer import upload
@@ -27,10 +27,10 @@ def _within_blocks(
     NOISY: tl.constexpr, KEPT: tl.constexpr, DIVIDED: tl.constexpr, FILTERED: tl.constexpr,
     TIES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """firsts and seconds, [N, blocks] int64: the two largest keys of each block."""
+    """Write firsts and seconds, [N, blocks] int64: the two largest keys of each block."""
     # Grid: blocks of the vocabulary, groups of rows.
     block, blocks = tl.program_id(0), tl.num_programs(0)
-    group = groups + tl.program_id(1) * (2 + ROWS)  # position, how many rows, which
+    group = groups + tl.program_id(1) * (2 + ROWS)  # position, number of rows, rows
     ids = block * BLOCK + tl.arange(0, BLOCK)
     inside = ids < size
     noise = tl.zeros([BLOCK], tl.float32)
@@ -60,7 +60,7 @@ def _within_blocks(
 
 @triton.jit
 def _across_blocks(firsts, seconds, token, best, second, blocks, BLOCKS: tl.constexpr):
-    """The two largest keys of a row, and what they stand for."""
+    """Reduce to the two largest keys of a row, and decode them."""
     row = tl.program_id(0).to(tl.int64)
     places = row * blocks + tl.arange(0, BLOCKS)
     inside = tl.arange(0, BLOCKS) < blocks
@@ -73,20 +73,20 @@ def _across_blocks(firsts, seconds, token, best, second, blocks, BLOCKS: tl.cons
     tl.store(second + row, tl.where(other == NOTHING, float("-inf"), key_score(other)))
 
 
-def pick(work: Work) -> Picks:
+def pick(work: ArgmaxArguments) -> ArgmaxResult:
     logits, device = work.logits, work.logits.device
     count, size = logits.shape
-    picks = empty_picks(count, device)
+    picks = empty_result(count, device)
     blocks = triton.cdiv(size, _BLOCK)
     firsts, seconds = torch.empty(2, count, blocks, dtype=torch.int64, device=device)
     (groups,) = upload([_groups(work)], device)
     seed = work.seed or 0
     with torch.cuda.device_of(logits):
         _within_blocks[(blocks, len(groups))](
-            logits, logits.stride(0), groups, work.least, work.last_tie, work.table, firsts, seconds, size,
-            work.temperature, 1 if work.table is None else len(work.table), seed & LOW, seed >> 32,
+            logits, logits.stride(0), groups, work.min_score, work.last_tie, work.table, firsts, seconds,
+            size, work.temperature, 1 if work.table is None else len(work.table), seed & LOW, seed >> 32,
             NOISY=work.positions is not None, KEPT=work.table is not None, DIVIDED=work.temperature != 1.0,
-            FILTERED=work.least is not None, TIES=work.last_tie is not None, ROWS=_ROWS, BLOCK=_BLOCK,
+            FILTERED=work.min_score is not None, TIES=work.last_tie is not None, ROWS=_ROWS, BLOCK=_BLOCK,
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         _across_blocks[(count,)](
@@ -96,8 +96,8 @@ def pick(work: Work) -> Picks:
     return picks
 
 
-def _groups(work: Work) -> list[list[int]]:
-    """Rows of one position, `_ROWS` at most: [position, how many, the rows, filled up with 0]."""
+def _groups(work: ArgmaxArguments) -> list[list[int]]:
+    """Group rows by position, up to `_ROWS` each: [position, number of rows, the rows, padded with 0]."""
     groups = []
     for position, rows in work.rows_by_position():
         for start in range(0, len(rows), _ROWS):

@@ -1,4 +1,4 @@
-"""Where the keys and values of all layers lie."""
+"""Addresses of the keys and values of all layers."""
 
 import math
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ _LARGEST_WORD = 8  # bytes
 class KVTable:
     """Tensors [heads, C, D] or [1, heads, C, D] on one device, to be compacted together.
 
-    Each may have a shape, a dtype and strides of its own, as long as its last dimension is contiguous; they
-    must not overlap. The table keeps them alive, and is of no use for memory that took their place.
+    Shapes, dtypes and strides may differ, but the last dimension must be contiguous and tensors must not
+    overlap. The table keeps the tensors alive; build a new table for reallocated tensors.
     capacity: the smallest C; heads: the largest number of heads.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         if not tensors:
-            raise ArgumentError("tensors", "there must be one at least")
+            raise ArgumentError("tensors", "must contain at least one tensor")
         for tensor in tensors:
             if tensor.dim() != 3 and not (tensor.dim() == 4 and tensor.shape[0] == 1):
                 raise ArgumentError(
@@ -38,19 +38,19 @@ class KVTable:
 
     @cached_property
     def word(self) -> int:
-        """Bytes of the largest integer of which all rows and strides are whole multiples."""
+        """Size in bytes of the largest integer that divides all row sizes and strides."""
         return math.gcd(_LARGEST_WORD, *(number for view in self.views for number in _bytes(view)))
 
     @cached_property
     def size(self) -> int:
-        """Words of the longest row."""
+        """Length of the longest row in words."""
         return max(view.shape[2] * view.element_size() for view in self.views) // self.word
 
     @cached_property
-    def places(self) -> Tensor:
-        """[tensors, 5] int64 on the device: address, strides of heads and rows, size of a row, heads.
+    def pointer_table(self) -> Tensor:
+        """Table [tensors, 5] int64 on the device: address, strides of heads and rows, row size, heads.
 
-        Strides and size are in words.
+        Strides and sizes are in words.
         """
         places = [
             [address, *(number // self.word for number in sizes), view.shape[0]]
@@ -62,6 +62,6 @@ class KVTable:
 
 
 def _bytes(view: Tensor) -> tuple[int, int, int, int]:
-    """The address, the strides of heads and rows, and the size of a row of [heads, C, D]."""
+    """Return the address, the strides of heads and rows, and the row size of [heads, C, D], in bytes."""
     width = view.element_size()
     return view.data_ptr(), view.stride(0) * width, view.stride(1) * width, view.shape[2] * width

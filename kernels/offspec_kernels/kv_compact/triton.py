@@ -1,8 +1,8 @@
-"""The kernel: one launch for all tensors, a program for each tensor and head.
+"""GPU kernel of KV compaction: one launch for all tensors, a program for each tensor and head.
 
-Rows move in tiles, each read before it is written. A tile is written to rows before those that later tiles
-read, so one barrier in each is enough. What moves are words, as large as rows and strides allow, whatever
-the dtype.
+Rows move in tiles, and each tile is read before it is written. A tile is written before the rows that later
+tiles read, so one barrier per tile is enough. The kernel moves words as large as rows and strides allow,
+whatever the dtype.
 """
 
 from collections.abc import Sequence
@@ -37,9 +37,9 @@ def _move(places, rows, start, count, WORD: tl.constexpr, SIZE: tl.constexpr, TI
 
 def move(table: KVTable, start: int, rows: Sequence[int]) -> None:
     (moved,) = upload([rows], table.device)
-    with torch.cuda.device_of(table.places):
+    with torch.cuda.device_of(table.pointer_table):
         _move[(len(table.views), table.heads)](
-            table.places, moved, start, len(rows),
+            table.pointer_table, moved, start, len(rows),
             WORD=_WORDS[table.word], SIZE=triton.next_power_of_2(max(table.size, 1)), TILE=_TILE,
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Gumbel noise from a counter: any value by its seed, position and token, the same on every device."""
+"""Gumbel noise from a counter: each value follows from its seed, position and token, on every device."""
 
 import sys
 
@@ -19,18 +19,18 @@ from offspec_kernels.noise.formula import (
 
 
 def gumbel_row(seed: int, position: int, size: int, device: torch.device) -> Tensor:
-    """Noise of tokens 0 to size - 1 at one position, [size] float32.
+    """Return noise of tokens 0 to size - 1 at one position, [size] float32.
 
-    On a CPU a compiled loop makes it in a thirtieth of the time that torch's operations take, where numba is
-    loaded anyway, as it is beside packed weights: for this alone its 130 MB would be too much.
+    On a CPU a compiled loop takes a thirtieth of the time of torch's operations. It is used only if numba is
+    already loaded, as it is with quantized weights: loading its 130 MB for this alone would be too much.
 
     Args:
         seed: In [0, 2^64).
         position: Absolute position of the token.
         size: Vocabulary size.
-        device: Where the row is made.
+        device: Device of the row.
 
-    Scratch: compiled, 0.2 MB; eager on a CPU, 1 MB, on another device some 10 rows of float64.
+    Workspace: compiled, 0.2 MB; eager on a CPU, 1 MB, on another device about 10 rows of float64.
     """
     if device.type == "cpu" and "numba" in sys.modules:
         from offspec_kernels.noise.native import native_row

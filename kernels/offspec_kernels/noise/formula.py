@@ -1,11 +1,11 @@
 """Gumbel noise from a counter: the generator and the formula, in torch.
 
 The generator is counter-based (Philox-4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers:
-as easy as 1, 2, 3", SC 2011), so a value depends on its seed, position and token and on nothing else.
-Everything is integer arithmetic or one IEEE operation at a time, so values are equal on every device and,
-bit for bit, in kernels (`noise.triton`) and compiled loops (`noise.native`).
+as easy as 1, 2, 3", SC 2011), so a value depends only on its seed, position and token. Everything is integer
+arithmetic or one IEEE operation at a time, so values are equal on every device and, bit for bit, in kernels
+(`noise.triton`) and compiled loops (`noise.native`).
 
-Token t of a position has word t % 4 of the block with counter (t // 4, position low, position high, PURPOSE)
+Token t of a position uses word t % 4 of the block with counter (t // 4, position low, position high, PURPOSE)
 under the key (seed low, seed high).
 """
 
@@ -16,26 +16,26 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 LOW = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-WEYL = (0x9E3779B9, 0xBB67AE85)  # what each round adds to the key
+WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key in each round
 ROUNDS = 10
 
-# The last counter word. Another use of the same seed (an acceptance test, say) takes another constant, and
-# its numbers are then independent of these.
+# The last counter word. Another use of the same seed (such as an acceptance test) uses another constant,
+# which makes its numbers independent of these.
 PURPOSE = 0x47756D62
 
 LN2 = 0.6931471805599453
 SQRT_HALF = 0x3FE6A09E667F3BCD  # the bits of float64 sqrt(1/2), as an integer
-MANTISSA = 52  # its bits in a float64
-TERMS = 10  # of the series of the logarithm
+MANTISSA = 52  # mantissa bits of a float64
+TERMS = 10  # terms of the logarithm's series
 ATANH = [2.0 / (2 * i + 1) for i in range(TERMS)]  # 2 atanh(s) / s, a polynomial in s^2
 
-# On a CPU a row is made in pieces of this many blocks: they stay in a core's cache, and are too short for
-# torch to split among threads, which on a busy machine takes far longer than the work.
+# On a CPU a row is generated in pieces of this many blocks: they stay in a core's cache, and are too short
+# for torch to split among threads, which on a busy machine takes far longer than the work itself.
 _PIECE = 4096
 
 
 def philox(counter: Words, key: tuple[int, int]) -> Words:
-    """Philox-4x32-10 of four counter words under a 64-bit key (Salmon et al. 2011).
+    """Compute Philox-4x32-10 of four counter words under a 64-bit key (Salmon et al. 2011).
 
     Args:
         counter: Four int64 tensors that broadcast together, each value in [0, 2^32).
@@ -48,8 +48,8 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
     k0, k1 = key
     for _ in range(ROUNDS):
         # A product of two 32-bit words fills an int64, sign bit included: it wraps, but its 64 bits are
-        # right. The high word is a shift, which smears the sign, and a mask. c1 and c3 keep the unclean
-        # upper half of their products, and the key its carries, since all they meet is an xor and that mask.
+        # correct. The high word needs a shift, which smears the sign, and a mask. c1 and c3 keep the dirty
+        # upper half of their products, and the key its carries, since only an xor and that mask follow.
         p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
         c0 = ((p1 >> 32) ^ c1 ^ k0) & LOW
         c2 = ((p0 >> 32) ^ c3 ^ k1) & LOW
@@ -59,9 +59,9 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
 
 
 def uniform_bits(seed: int, position: int, blocks: Tensor) -> Tensor:
-    """The words of some blocks at one position: blocks [n] int64 -> [4 n] int64 in [0, 2^32).
+    """Return the words of some blocks at one position: blocks [n] int64 -> [4 n] int64 in [0, 2^32).
 
-    Block b holds the words of tokens 4 b to 4 b + 3.
+    Block b contains the words of tokens 4 b to 4 b + 3.
     """
     assert 0 <= seed < 2**64 and 0 <= position < 2**63
     low, high, purpose = (
@@ -71,26 +71,26 @@ def uniform_bits(seed: int, position: int, blocks: Tensor) -> Tensor:
 
 
 def gumbel(bits: Tensor) -> Tensor:
-    """Standard Gumbel noise, float32, from uniform int64 bits in [0, 2^32) of any shape.
+    """Return standard Gumbel noise, float32, from uniform int64 bits in [0, 2^32) of any shape.
 
-    g = -log(-log1p(-w)) with w = (bits + 1/2) / 2^32, which lies strictly inside (0, 1). It is worked out
-    in float64, because both tails need it: the right one (w near 0, the tokens that win) is log of a
-    number next to 1, and the left one (w near 1) needs 1 - w; float32 holds neither, and would turn
-    values into infinities. In float64 w and 1 - w are both exact, so log1p(-w) is just log(1 - w).
-    From -3.13 (bits = 2^32 - 1) to 22.87 (bits = 0).
+    g = -log(-log1p(-w)) with w = (bits + 1/2) / 2^32, which lies strictly inside (0, 1). It is computed in
+    float64, because both tails need it: the right tail (w near 0, the winning tokens) is the log of a number
+    near 1, and the left tail (w near 1) needs 1 - w; float32 can represent neither and would produce
+    infinities. In float64 w and 1 - w are both exact, so log1p(-w) equals log(1 - w).
+    Values range from -3.13 (bits = 2^32 - 1) to 22.87 (bits = 0).
     """
     survival = bits.to(torch.float64).neg_().add_(2**32 - 0.5).mul_(2.0**-32)  # 1 - w
     return _log(_log(survival).neg_()).neg_().to(torch.float32)
 
 
 def torch_row(seed: int, position: int, size: int, device: torch.device) -> Tensor:
-    """Noise of tokens 0 to size - 1 at one position, [size] float32, by torch's operations, on any device.
+    """Return noise of tokens 0 to size - 1 at one position, [size] float32, with torch, on any device.
 
     Args:
         seed: In [0, 2^64).
         position: Absolute position of the token.
         size: Vocabulary size.
-        device: Where the row is made.
+        device: Device of the row.
     """
     blocks = torch.arange((size + 3) // 4, device=device)
     pieces = blocks.split(_PIECE) if device.type == "cpu" else (blocks,)
@@ -98,10 +98,10 @@ def torch_row(seed: int, position: int, size: int, device: torch.device) -> Tens
 
 
 def _log(x: Tensor) -> Tensor:
-    """Natural logarithm of positive, normal float64, to about an ulp.
+    """Return the natural logarithm of positive, normal float64, to about an ulp.
 
-    torch.log differs by an ulp between devices and between vector widths. Sums, products and quotients are
-    rounded alike everywhere, as long as nothing fuses two of them, so this is written in those alone.
+    torch.log differs by an ulp between devices and vector widths. Sums, products and quotients round equally
+    everywhere unless two of them are fused, so this function uses only these operations.
     """
     # x = 2^k m with m in [sqrt(1/2), sqrt(2)), so that k = 0 around 1 and nothing cancels there.
     bits = x.view(torch.int64)

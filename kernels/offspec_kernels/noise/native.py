@@ -1,6 +1,6 @@
-"""The noise of `formula` in a compiled loop, for CPUs: the same words and IEEE operations, so the same bits.
+"""The noise of `formula` in a compiled loop for CPUs, with the same operations and therefore the same bits.
 
-Numba fuses no product with a sum, nor does it put operations in another order, unless it is told to.
+By default, numba neither fuses a product with a sum nor reorders operations.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 from offspec_kernels.dequant.native import compiled, inlined
 from offspec_kernels.noise import formula
 
-_PIECE = 4096  # blocks whose words and values stay in a core's cache from one loop to the next
+_PIECE = 4096  # blocks per piece, so that their words and values stay in a core's cache between loops
 _LOW, _ROUNDS, _PURPOSE = formula.LOW, formula.ROUNDS, formula.PURPOSE
 _MULTIPLIER_0, _MULTIPLIER_1 = formula.MULTIPLIERS
 _WEYL_0, _WEYL_1 = formula.WEYL
@@ -22,7 +22,7 @@ _C0, _C1, _C2, _C3, _C4, _C5, _C6, _C7, _C8, _C9 = formula.ATANH
 
 
 def native_row(seed: int, position: int, size: int) -> Tensor:
-    """Noise of tokens 0 to size - 1 at one position, [size] float32; see `noise.gumbel_row`."""
+    """Return noise of tokens 0 to size - 1 at one position, [size] float32; see `noise.gumbel_row`."""
     row = torch.empty(size)
     _fill(row.numpy(), seed & _LOW, seed >> 32, position & _LOW, position >> 32)
     return row
@@ -30,7 +30,7 @@ def native_row(seed: int, position: int, size: int) -> Tensor:
 
 @inlined
 def _words(words: Any, first: int, key_low: int, key_high: int, low: int, high: int) -> None:
-    """The words of blocks from `first` on, four uint32 each: `formula.philox`."""
+    """Compute the words of blocks from `first` on, four uint32 each: `formula.philox`."""
     for i in range(len(words) // 4):
         c0, c1, c2, c3 = np.uint32(first + i), np.uint32(low), np.uint32(high), np.uint32(_PURPOSE)
         k0, k1 = np.uint32(key_low), np.uint32(key_high)
@@ -45,7 +45,7 @@ def _words(words: Any, first: int, key_low: int, key_high: int, low: int, high: 
 
 @inlined
 def _minus_log(values: Any) -> None:
-    """values = -log(values), of positive, normal float64, in place: `formula._log`."""
+    """Replace positive, normal float64 values by -log(values), as in `formula._log`."""
     bits = values.view(np.int64)
     for i in range(len(values)):
         k = (bits[i] - np.int64(_SQRT_HALF)) >> np.int64(_MANTISSA)

@@ -1,8 +1,8 @@
-"""The noise of `formula` inside a kernel: the same generator and the same IEEE operations, so the same bits.
+"""The noise of `formula` inside a kernel, with the same operations and therefore the same bits.
 
-A kernel that calls these must be launched with `enable_fp_fusion=False`: a product fused with a sum is
-rounded once instead of twice, and the noise would differ from torch's in its last bit. Launchers pass the
-halves of the seed as integers; the kernel names both in `do_not_specialize`, lest a seed of 1 be compiled in.
+A kernel that calls these functions must be launched with `enable_fp_fusion=False`: a product fused with a sum
+is rounded once instead of twice, which would change the last bit of the noise. Launchers pass the halves of
+the seed as integers; the kernel lists both in `do_not_specialize`, so that a seed of 1 is not compiled in.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offspec_kernels.noise import formula
 
-_BLOCK = 1024  # tokens of a program
+_BLOCK = 1024  # tokens per program
 
 _MULTIPLIER_0 = tl.constexpr(formula.MULTIPLIERS[0])
 _MULTIPLIER_1 = tl.constexpr(formula.MULTIPLIERS[1])
@@ -30,7 +30,7 @@ _STEP = tl.constexpr(2.0**-32)
 
 @triton.jit
 def philox_words(block, position, key_low, key_high):
-    """The four words, uint32, of blocks (int ids below 2^32, any shape) at a scalar int64 position."""
+    """Return the four uint32 words of blocks (int ids below 2^32, any shape) at a scalar int64 position."""
     c0 = block.to(tl.uint32)
     c1 = tl.cast(position, tl.uint32)
     c2 = tl.cast(position >> 32, tl.uint32)
@@ -46,7 +46,7 @@ def philox_words(block, position, key_low, key_high):
 
 @triton.jit
 def _log(x):
-    """`formula._log`, operation for operation."""
+    """Compute `formula._log`, operation for operation."""
     bits = x.to(tl.int64, bitcast=True)
     k = (bits - _SQRT_HALF) >> _MANTISSA
     m = (bits - (k << _MANTISSA)).to(tl.float64, bitcast=True)
@@ -60,16 +60,16 @@ def _log(x):
 
 @triton.jit
 def gumbel_of(bits):
-    """Gumbel values, float32, of uniform uint32 bits of any shape."""
+    """Return Gumbel values, float32, of uniform uint32 bits of any shape."""
     survival = (-bits.to(tl.float64) + _HALF_BELOW) * _STEP  # 1 - w
     return (-_log(-_log(survival))).to(tl.float32)
 
 
 @triton.jit
 def gumbel_noise(token, position, key_low, key_high):
-    """Gumbel values, float32, of tokens (int32 or int64 ids, any shape) at a scalar int64 position.
+    """Return Gumbel values, float32, of tokens (int32 or int64 ids, any shape) at a scalar int64 position.
 
-    Four tokens share a block, and each is here worked out with a block of its own: for ids that are apart.
+    Four tokens share a block, but each is computed with its own block here: for non-consecutive ids.
     """
     w0, w1, w2, w3 = philox_words(token // 4, position, key_low, key_high)
     word = token % 4
@@ -79,14 +79,14 @@ def gumbel_noise(token, position, key_low, key_high):
 
 @triton.jit
 def gumbel_run(block, position, key_low, key_high):
-    """Gumbel values [4 n], float32, of all tokens of `block` [n], int ids, at a scalar int64 position."""
+    """Return Gumbel values [4 n], float32, of all tokens of `block` [n], int ids, at one int64 position."""
     w0, w1, w2, w3 = philox_words(block, position, key_low, key_high)
     return gumbel_of(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
 
 
 @triton.jit(do_not_specialize=["first", "slots", "key_low", "key_high"])
 def _fill(table, first, slots, size, key_low, key_high, BLOCK: tl.constexpr):
-    """A block of the row of one position."""
+    """Fill a block of the row of one position."""
     position = tl.cast(first, tl.int64) + tl.program_id(1)
     run = tl.program_id(0) * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -95,9 +95,10 @@ def _fill(table, first, slots, size, key_low, key_high, BLOCK: tl.constexpr):
 
 
 def fill_rows(table: Tensor, seed: int, first: int, count: int) -> None:
-    """Noise of `count` positions from `first` on: that of p goes to row p % S of table [S, V] float32.
+    """Generate noise of `count` positions from `first` on; position p fills row p % S of table [S, V]
+    float32.
 
-    The bits are those of `gumbel_row`. No two of the positions may share a row.
+    The bits equal `gumbel_row`'s. No two of the positions may share a row.
     """
     slots, size = table.shape
     assert 0 < count <= slots and table.is_contiguous()

@@ -1,4 +1,4 @@
-"""A product of rows and a weight as it is stored: its values are made a panel at a time, and never all."""
+"""Product of rows and a quantized weight, which is dequantized one panel at a time, never as a whole."""
 
 from collections.abc import Mapping
 
@@ -11,8 +11,8 @@ from offspec_kernels.dequant.format import Shape
 from offspec_kernels.errors import ArgumentError
 
 
-def has_panels(format: Format, shape: Shape) -> bool:
-    """Whether `packed_linear` makes products of bfloat16 rows and a weight [N, K] stored so, on a CPU."""
+def is_supported(format: Format, shape: Shape) -> bool:
+    """Return whether `packed_linear` supports bfloat16 rows and a weight [N, K] of this format on a CPU."""
     if len(shape) != 2 or choose_backend(torch.device("cpu")) != "eager":
         return False
     from offspec_kernels.packed_linear import eager
@@ -29,28 +29,28 @@ def packed_linear(
     *,
     path: Backend | None = None,
 ) -> Tensor | None:
-    """The product of rows and the weight that `dequantise` makes, as `row_linear.blocks` sums it up: [T, N].
+    """Return rows times the weight that `dequantize` returns, summed like `row_linear.blocks`: [T, N].
 
-    So a row has the bits that it has with any other number of rows.
+    A row therefore has the same bits with any other number of rows.
 
-    None: the rows are not bfloat16, or `has_panels` says no.
+    Returns None if the rows are not bfloat16 or `is_supported` returns False.
 
     Args:
         rows: [T, K] float32, bfloat16 or float16.
-        format: How the weight is stored.
+        format: Storage format of the weight.
         parts: Tensors as `format.parts(shape)` lists them, contiguous, all on the rows' device.
-        shape: Of the weight, (N, K).
+        shape: Shape of the weight, (N, K).
         bias: [N] of the rows' dtype, or None.
-        path: Backend to use, by default `choose_backend`'s.
+        path: Backend to use; by default the result of `choose_backend`.
 
     Raises:
-        ArgumentError: Names the part or argument that is wrong.
+        ArgumentError: A part or argument is invalid; the error names it.
         PathError: `path` cannot run here.
 
-    Scratch: a panel for each thread, and its sums for all rows in float32.
+    Workspace: a panel for each thread, and its sums for all rows in float32.
     """
     if len(shape) != 2 or rows.dim() != 2 or rows.shape[1] != shape[1]:
-        raise ArgumentError("rows", f"must be [T, {shape[-1]}] for a weight of two dimensions")
+        raise ArgumentError("rows", f"must be [T, {shape[-1]}] for a two-dimensional weight")
     if choose_backend(rows.device, path) != "eager":
         return None
     from offspec_kernels.packed_linear import eager

@@ -1,4 +1,4 @@
-"""A product of rows and a weight whose rows have the same bits however many there are.
+"""Product of rows and a weight in which a row's bits do not depend on the number of rows.
 
 Letters: T rows, K columns, N rows of the weight, G groups, P rows of all groups.
 """
@@ -15,20 +15,21 @@ from offspec_kernels.errors import ArgumentError
 def row_linear(
     rows: Tensor, weight: Tensor, bias: Tensor | None = None, *, path: Backend | None = None
 ) -> Tensor:
-    """rows times weight transposed, plus bias: [T, N], summed up in float32 and rounded once, then once more.
+    """Return rows times weight transposed, plus bias: [T, N], summed in float32; rounded once, then once
+    more.
 
-    On the triton path each row is summed up in the order of its columns, in tiles of one size whatever T is,
-    so that its bits depend on that row and the weight alone. So they do on the eager path in bfloat16 where
-    the processor has a matrix unit (`blocks`); else it is torch's product, whose bits may depend on T.
+    In the triton backend each row is summed in the order of its columns, in tiles of one size for any T, so
+    its bits depend only on that row and the weight. The same holds in the eager backend in bfloat16 if the
+    CPU has a matrix unit (`blocks`). Otherwise the product is torch's, whose bits may depend on T.
 
     Args:
         rows: [T, K] float32, bfloat16 or float16.
         weight: [N, K] of the same dtype, contiguous along either dimension.
         bias: [N] of the same dtype, or None.
-        path: Backend to use, by default `choose_backend`'s.
+        path: Backend to use; by default the result of `choose_backend`.
 
     Raises:
-        ArgumentError: Names the argument that is wrong.
+        ArgumentError: An argument is invalid; the error names it.
         PathError: `path` cannot run here.
     """
     _check(rows, "weight", weight, bias)
@@ -42,9 +43,9 @@ def row_linear(
         return out if bias is None else (out.double() + bias.double()).to(rows.dtype)
     from offspec_kernels.row_linear import blocks
 
-    if blocks.has_blocks(rows, weight) and blocks.replaces_torch():
+    if blocks.can_multiply(rows, weight) and blocks.replaces_torch():
         out = blocks.row_linear(rows, weight)
-    else:  # with a matrix unit oneDNN reads beyond the odd end of a row, and NaN there becomes its own
+    else:  # with a matrix unit oneDNN reads past the odd end of a row, and a NaN there spreads
         out = F.linear(rows.contiguous(), weight)
     return out if bias is None else out + bias
 
@@ -59,22 +60,22 @@ def grouped_linear(
     *,
     path: Backend | None = None,
 ) -> Tensor:
-    """Products of groups of rows, each with a weight of its own: [P, N], with zeros where no row is put.
+    """Return products of groups of rows, each with its own weight: [P, N], with zeros in rows not written.
 
-    A row has the bits that `row_linear` gives it on the triton path, where the host does not wait for a
-    device: who is in which group is known there alone.
+    In the triton backend a row has the bits of `row_linear`, and the host never waits for the device, which
+    alone has the group assignment.
 
     Args:
         rows: [T, K] float32, bfloat16 or float16.
         weights: [G, N, K] of the same dtype, each contiguous along one of the last two dimensions.
         bias: [G, N] of the same dtype, or None.
-        sources: [P] int64, which of `rows`, group by group; those behind the last group are ignored.
-        targets: [P] int64, the row of the result of each of them; all different.
-        ends: [G] int64, where each group ends among them, never falling.
-        path: Backend to use, by default `choose_backend`'s.
+        sources: [P] int64, indices into `rows`, group by group; entries after the last group are ignored.
+        targets: [P] int64, row of the result for each source; all different.
+        ends: [G] int64, end of each group in `sources`, non-decreasing.
+        path: Backend to use; by default the result of `choose_backend`.
 
     Raises:
-        ArgumentError: Names the argument that is wrong.
+        ArgumentError: An argument is invalid; the error names it.
         PathError: `path` cannot run here.
     """
     _check(rows, "weights", weights, bias)
@@ -101,7 +102,7 @@ def grouped_linear(
 
 
 def _check(rows: Tensor, name: str, weight: Tensor, bias: Tensor | None) -> None:
-    """One weight [N, K], or several [G, N, K] by the name of weights."""
+    """Check one weight [N, K], or several [G, N, K] if the name is "weights"."""
     sizes = "G, N" if name == "weights" else "N"
     check_dtype("rows", rows, FLOATS)
     if rows.dim() != 2 or weight.dim() != 1 + len(sizes.split()) or weight.shape[-1] != rows.shape[1]:

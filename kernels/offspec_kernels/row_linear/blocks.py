@@ -1,12 +1,12 @@
-"""The product on a CPU in bfloat16, in blocks: each sums up its K terms in one order, however many rows.
+"""Product on a CPU in bfloat16, in blocks that sum K terms in the same order for any number of rows.
 
-A weight [N, K] is multiplied in panels of its rows, as they lie, by the input's rows, which are laid out
-beside them as the processor multiplies them. So the weight, of which there is most, is read once and never
-rearranged. A panel may be made just before (`packed_linear`), and is multiplied while it lies in a core's own
-cache. A weight that lies as [K, N] is rearranged in panels of columns (`turned`).
+A weight [N, K] is multiplied in panels of its rows, in place, by the input's rows, which are rearranged as
+the CPU multiplies them. So the weight, the larger operand, is read once and never rearranged. A panel may be
+dequantized just before (`packed_linear`); it is multiplied while it is in a core's own cache. A weight stored
+as [K, N] is rearranged in panels of columns (`transposed`).
 
-K is taken in pieces, so that what a piece is multiplied with stays in the cache, and sums go on in float32.
-The pieces are the same at any T: the order in which the end of an uneven K is added depends on them.
+K is processed in pieces, so that the rows of a piece stay in the cache, and sums accumulate in float32. The
+pieces are the same for any T: they determine the order in which the end of an uneven K is added.
 
 Letters: T rows, K columns, N rows of the weight.
 """
@@ -20,40 +20,42 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler
+from offspec_kernels.dequant.format import RowDequantizer
 from offspec_kernels.dequant.native import (
     Array,
     array,
     call_fill,
     carray,
     claim,
+    compile_job,
     compiled,
     inlined,
     pointer,
     put,
-    sharing,
 )
-from offspec_kernels.dequant.threads import share, spread, spread_product
-from offspec_kernels.row_linear import turned
+from offspec_kernels.dequant.threads import parallel_for, parallel_for_product, run_parallel
+from offspec_kernels.row_linear import transposed
 from offspec_kernels.row_linear.brgemm import Addresses, call_product, call_release, find_brgemm
-from offspec_kernels.row_linear.turned import PIECE
+from offspec_kernels.row_linear.transposed import PIECE
 
-_ROWS = 64  # of the input in a block; the last block has a multiple of 16
-_GROUP = 512  # rows of the input that go through a panel together
-_FEW = 16  # rows with which a panel is to fit into a core's own cache
+_ROWS = 64  # input rows in a block; the last block has a multiple of 16
+_GROUP = 512  # input rows multiplied by a panel together
+_FEW = 16  # a panel must fit into a core's own cache with this many rows
 _FEW_BYTES, _PANEL_BYTES = 1 << 20, 1 << 22
-_MOST = 256  # rows of a panel
-_FILLED = 128  # rows of one of which a piece at a time is made
-_MANY = 2048  # rows of a weight from which on panels are so high; below, there would be few to share
-_WORDS = 17  # of what a loop over such panels is given: two counters, addresses and numbers
-_STRIDE = PIECE + 32  # values from one such row to the next: powers of two would share a place in the cache
-UNIT = 16  # rows of the weight, of which a panel has a multiple
+_MOST = 256  # maximum rows of a panel
+_FILLED = 128  # rows of a panel that is dequantized piece by piece
+_MANY = (
+    2048  # minimum rows of a weight for panels of that height; a smaller weight would have too few to share
+)
+_WORDS = 17  # argument words of a loop over such panels: two counters, addresses and sizes
+_STRIDE = PIECE + 32  # values from row to row: with powers of two, rows would map to the same cache set
+UNIT = 16  # a panel's row count is a multiple of this
 
 
 class RowBlocks:
-    """Rows [T, K] bfloat16, K even, laid out for `multiply`.
+    """Rows [T, K] bfloat16, K even, rearranged for `multiply`.
 
-    Groups of rows; in each, pieces of columns; in each, blocks [piece / 2, rows of a block, 2].
+    Layout: groups of rows; in each, pieces of columns; in each, blocks [piece / 2, rows of a block, 2].
     """
 
     def __init__(self, rows: Tensor) -> None:
@@ -64,19 +66,19 @@ class RowBlocks:
         if rows.storage_offset() % 2 or not rows.is_contiguous():
             rows = rows.clone(memory_format=torch.contiguous_format)
         words = array(rows.view(torch.int32))
-        # torch's memory begins at a line of the cache. Elsewhere every line that is loaded would be two.
+        # torch's memory is aligned to a cache line. Without alignment, every load would touch two lines.
         self._laid = torch.empty(-(-self.count // 16) * 16 * self.columns // 2, dtype=torch.int32)
         self._packed = array(self._laid)
-        spread(
+        parallel_for(
             lambda start, end: _pack(words, self.count, self.columns // 2, self._packed, start, end),
             -(-self.count // _ROWS),
             len(words),
         )
 
     def multiply(self, width: int, panel: Callable[[int, int], Array]) -> Tensor:
-        """[T, N], N = `width`, with a weight of which panel(first, behind) has some rows.
+        """Return [T, N], N = `width`, the product with a weight whose rows panel(first, end) returns.
 
-        They are flat, [behind - first, K] as 16-bit words, and there until the thread asks for the next.
+        Panels are flat, [end - first, K] as 16-bit words, and valid until the thread requests the next one.
         """
         out = torch.empty((self.count, width), dtype=torch.bfloat16)
         height, made = panel_height(self.columns, self.count), array(out)
@@ -91,11 +93,11 @@ class RowBlocks:
                     made, width, first, behind,
                 )  # fmt: skip
 
-        spread_product(work, -(-width // UNIT), width * self.columns, self.count)
+        parallel_for_product(work, -(-width // UNIT), width * self.columns, self.count)
         return out
 
-    def multiply_filled(self, filler: Filler, width: int) -> Tensor:
-        """[T, N], N = `width`, with a weight of which `filler` makes each panel as it is multiplied."""
+    def multiply_filled(self, filler: RowDequantizer, width: int) -> Tensor:
+        """Return [T, N], N = `width`, with a weight whose panels `filler` dequantizes as they are needed."""
         out = torch.empty((self.count, width), dtype=torch.bfloat16)
         if not self.count:
             return out
@@ -107,7 +109,9 @@ class RowBlocks:
             self._laid.data_ptr(), self.count, memory.data_ptr(), own, out.data_ptr(),
         ))  # fmt: skip
         assert len(job) == _WORDS
-        share(sharing(_fill_and_multiply), job, (filler, self._laid, memory, out), width * self.columns)
+        run_parallel(
+            compile_job(_fill_and_multiply), job, (filler, self._laid, memory, out), width * self.columns
+        )
         return out
 
     @property
@@ -116,22 +120,22 @@ class RowBlocks:
 
 
 def panel_bytes(count: int) -> int:
-    """Bytes that all threads take for panels and their sums, beside `count` rows."""
+    """Return the bytes that all threads use for panels and their sums with `count` rows."""
     return torch.get_num_threads() * (_PANEL_BYTES + _MOST * (count + 16) * 4)
 
 
 def panel_height(columns: int, count: int) -> int:
-    """Rows of a weight with so many columns that are multiplied together with `count` rows."""
+    """Return the number of weight rows with `columns` columns multiplied together with `count` rows."""
     nbytes = _FEW_BYTES if count <= _FEW else _PANEL_BYTES
     return min(max(nbytes // (2 * columns) // UNIT * UNIT, UNIT), _MOST)
 
 
 def row_linear(rows: Tensor, weight: Tensor) -> Tensor:
-    """rows [T, K], weight [N, K] contiguous along either dimension; copied if there are gaps, or K is odd."""
+    """Multiply rows [T, K] by weight [N, K], contiguous along one dimension; copies if strided or K odd."""
     if rows.shape[1] % 2:
         rows, weight = F.pad(rows, (0, 1)), F.pad(weight, (0, 1))
-    if turned.is_turned(weight):
-        return turned.multiply(rows, weight, len(weight))
+    if transposed.is_transposed(weight):
+        return transposed.multiply(rows, weight, len(weight))
     weight = weight.contiguous()
     if len(rows) == 0 or len(weight) == 0:
         return torch.empty((len(rows), len(weight)), dtype=rows.dtype)
@@ -142,23 +146,23 @@ def row_linear(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 def replaces_torch() -> bool:
-    """Whether all products are to be made so: torch's own give a row other bits at other row counts.
+    """Return whether all products should use this module because torch's bits depend on the row count.
 
-    They do with a matrix unit (AMX), where oneDNN cuts K into pieces by the shape of the whole. Elsewhere
-    they are quicker with few rows.
+    This is so with a matrix unit (AMX), where oneDNN splits K depending on the whole shape. On other CPUs
+    torch's products are faster with few rows.
     """
-    return bool(torch.cpu._is_amx_tile_supported()) and works()
+    return bool(torch.cpu._is_amx_tile_supported()) and is_supported()
 
 
-def has_blocks(rows: Tensor, weight: Tensor) -> bool:
-    """Whether these can be multiplied here."""
+def can_multiply(rows: Tensor, weight: Tensor) -> bool:
+    """Return whether this module can multiply these tensors."""
     fits = rows.device.type == weight.device.type == "cpu" and rows.dtype == weight.dtype == torch.bfloat16
-    return fits and weight.shape[1] > 0 and works()
+    return fits and weight.shape[1] > 0 and is_supported()
 
 
 @cache
-def works() -> bool:
-    """Whether torch and the processor have the product, and rows have the same bits at any count."""
+def is_supported() -> bool:
+    """Return whether torch and the CPU have the product and a row's bits do not depend on the row count."""
     if find_brgemm() is None:
         return False
     generator = torch.Generator().manual_seed(0)
@@ -175,16 +179,16 @@ def _works(rows: Tensor, weight: Tensor) -> bool:
 
 @compiled
 def _pack(words: Any, count: int, width: int, packed: Any, start: int, end: int) -> None:
-    """words: [T, width], a pair of numbers each; blocks [start, end)."""
+    """Pack blocks [start, end) of words [T, width], each a pair of numbers."""
     for block in range(start, end):
         first = block * _ROWS
         group = first // _GROUP * _GROUP
-        padded = (min(count - group, _GROUP) + 15) // 16 * 16  # rows of the group
+        padded = (min(count - group, _GROUP) + 15) // 16 * 16  # padded rows of the group
         wide = min(padded - (first - group), _ROWS)
         for place in range(0, width, PIECE // 2):
             size = min(PIECE // 2, width - place)
             made = packed[group * width + place * padded + (first - group) * size :]
-            for k in range(0, size, 16):  # a line of the cache of each row
+            for k in range(0, size, 16):  # one cache line of each row
                 most = min(size - k, 16)
                 for row in range(wide):
                     at = (first + row) * width + place + k
@@ -195,9 +199,9 @@ def _pack(words: Any, count: int, width: int, packed: Any, start: int, end: int)
 
 @inlined
 def _store(sums: Any, near: Any, wide: int, high: int, out: Any, at: int, width: int, rows: int) -> None:
-    """sums [high, wide] to `rows` rows of out, each `width` behind the one before, from `at` on.
+    """Store sums [high, wide] to `rows` rows of out, `width` apart, from `at` on.
 
-    near: memory for as many rounded. Indices that cannot be negative are not looked at again.
+    near: buffer for the rounded sums. Slices avoid numba's checks for negative indices.
     """
     for place in range(high * wide):
         put(near, place, sums[place])
@@ -214,7 +218,7 @@ def _add_piece(
 ) -> None:  # fmt: skip
     """Add the products of a piece of columns, from `place` on, to the sums of a panel and all rows.
 
-    values: address of the panel's first in that piece; stride: values from one of its rows to the next.
+    values: address of the panel's first value in that piece; stride: values from row to row.
     """
     size = min(PIECE, columns - place)
     for group in range(0, count, _GROUP):
@@ -230,7 +234,7 @@ def _add_piece(
 
 @inlined
 def _store_all(sums: Any, near: Any, high: int, count: int, out: Any, start: int, width: int) -> None:
-    """All rows of columns [start, start + high) of out [T, width]."""
+    """Store all rows of columns [start, start + high) of out [T, width]."""
     padded = (count + 15) // 16 * 16
     for first in range(0, padded, _ROWS):
         wide, at = min(padded - first, _ROWS), first * width + start
@@ -242,7 +246,7 @@ def _multiply(
     product: int, release: int, values: Any, packed: Any, count: int, columns: int, sums: Any,
     out: Any, width: int, start: int, end: int,
 ) -> None:  # fmt: skip
-    """sums: memory for those of a panel and all rows."""
+    """Multiply panels by all rows; sums: buffer for the sums of a panel and all rows."""
     high = end - start
     for place in range(0, columns, PIECE):
         _add_piece(product, values[place:].ctypes.data, columns, high, packed, count, columns, place, sums)
@@ -251,7 +255,7 @@ def _multiply(
 
 
 def _fill_and_multiply(job: Any) -> None:
-    """Panels of a weight, which threads claim one by one; `fill` makes a piece of columns at a time."""
+    """Multiply panels of a weight, which threads claim one by one; `fill` dequantizes a piece of columns."""
     words = carray(job, _WORDS, np.int64)
     product, release, fill, first, second, third, number, width, height = words[2:11]
     columns, given, count, memory, size, target = words[11:]

@@ -1,6 +1,6 @@
-"""oneDNN's small product, as torch's own compiled code calls it: C [M, N] float32 = A [M, K] B [K, N].
+"""oneDNN's small product, called like torch's compiled code does: C [M, N] float32 = A [M, K] B [K, N].
 
-One call sums up each value over all of K in one order, whatever M and N are.
+One call sums each value over all of K in one order, for any M and N.
 """
 
 import ctypes
@@ -11,15 +11,15 @@ from typing import NamedTuple
 import torch
 from llvmlite import binding  # type: ignore[import-untyped]
 
-from offspec_kernels.dequant.native import calling
+from offspec_kernels.dequant.native import c_function
 
-# torch has them for itself, and may change them in any release; the signatures are in the names.
+# Internal to torch, which may change them in any release; the mangled names contain the signatures.
 _BRGEMM = "_ZN2at6native7cpublas6brgemmEllllllbPKN3c108BFloat16ES5_Pfb"
 _RELEASE = "_ZN2at6native7cpublas14brgemm_releaseEb"
 _SUPPORTED = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # in torch.cpu
 
 _RUNTIME = ("__gxx_personality_v0", "__cxa_begin_catch", "__cxa_end_catch")
-# The function may throw: under ctypes and in numba's loops an exception ends the process.
+# The function may throw: through ctypes and in numba's loops an exception would end the process.
 _CALLER = """
 declare i32 @__gxx_personality_v0(...)
 declare i8* @__cxa_begin_catch(i8*)
@@ -41,8 +41,9 @@ thrown:
 
 
 class Addresses(NamedTuple):
-    """Of the functions. product(M, N, K, lda, ldb, ldc, add, A, B, C, pairs); release(pairs) ends a thread's
-    use of the matrix unit, which other code sets up otherwise."""
+    """Addresses of the functions product(M, N, K, lda, ldb, ldc, add, A, B, C, pairs) and release(pairs).
+
+    release ends a thread's use of the matrix unit, which other code configures differently."""
 
     product: int
     release: int
@@ -50,7 +51,7 @@ class Addresses(NamedTuple):
 
 @cache
 def find_brgemm() -> Addresses | None:
-    """The functions, where this torch has them, and processor and oneDNN multiply bfloat16."""
+    """Return the functions if this torch has them and the CPU and oneDNN multiply bfloat16, else None."""
     if missing_symbols() or not processor_multiplies():
         return None
     library = ctypes.CDLL(str(_library()))
@@ -60,7 +61,7 @@ def find_brgemm() -> Addresses | None:
 
 
 def missing_symbols() -> list[str]:
-    """Private names of torch that `find_brgemm` needs and this torch does not have."""
+    """Return torch's internal names that `find_brgemm` needs and this torch does not have."""
     missing = [f"torch.cpu.{name}" for name in _SUPPORTED if not hasattr(torch.cpu, name)]
     try:
         library = ctypes.CDLL(str(_library()))
@@ -79,10 +80,10 @@ def _library() -> Path:
 
 
 def _multiplies(addresses: Addresses) -> bool:
-    """Return whether oneDNN makes such a product.
+    """Return whether oneDNN supports the product.
 
-    ONEDNN_MAX_CPU_ISA may allow it fewer instructions than the processor has. It throws then, which would end
-    the process where a compiled loop calls it.
+    ONEDNN_MAX_CPU_ISA may limit oneDNN to fewer instructions than the CPU has. oneDNN then throws, which
+    would end the process when called from a compiled loop.
     """
     rows, pairs, sums = torch.ones(16, 32).bfloat16(), torch.ones(32, 16).bfloat16(), torch.zeros(16, 16)
     pointers = (rows.data_ptr(), pairs.data_ptr(), sums.data_ptr())
@@ -96,8 +97,8 @@ def _attempt(address: int, *words: int) -> bool:
     Raises OSError or AttributeError if this system does not have GNU's C++ library.
 
     Args:
-        address: Of the function, which returns nothing.
-        words: Its integers and pointers.
+        address: Address of the function, which returns nothing.
+        words: Integer and pointer arguments of the function.
     """
     library = ctypes.CDLL("libstdc++.so.6")
     for name in _RUNTIME:
@@ -113,4 +114,4 @@ def _attempt(address: int, *words: int) -> bool:
         return bool(call(engine.get_function_address("attempt"))(address, *words))
 
 
-call_product, call_release = calling(11), calling(1)
+call_product, call_release = c_function(11), c_function(1)

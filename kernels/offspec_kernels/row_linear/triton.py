@@ -1,12 +1,12 @@
-"""The product on a GPU, in tiles of one size: a program sums up 64 rows by 64, 64 columns at a time.
+"""Product on a GPU, in tiles of one size: a program computes 64 rows by 64, 64 columns at a time.
 
-What a library does to keep a GPU busy depends on how many rows there are: other tiles, columns shared among
-programs. Here nothing does, so a row has the same bits alone and among a thousand. A pass over a model that
-streams waits for the weights in either case.
+Libraries adapt to the number of rows to keep a GPU busy: other tile sizes, columns split among programs. This
+kernel does not, so a row has the same bits alone and among a thousand. In a pass over a streamed model, the
+weight transfers take longer than the products anyway.
 
-Programs whose numbers follow each other share 64 rows of the weight. A GPU starts programs in the order of
-their numbers, so it reads the weight from memory once and then from its cache. All numbers are on the first
-axis of the grid, since the other axes end at 65535.
+Programs with consecutive numbers share 64 rows of the weight. A GPU starts programs in the order of their
+numbers, so it reads the weight from memory once and then from its cache. All programs are on the first
+axis of the grid, since the other axes are limited to 65535.
 
 Letters: T rows, K columns, N rows of the weight, G groups, P rows of all groups.
 """
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from offspec_kernels.backend import interprets
+from offspec_kernels.backend import is_interpreted
 
 _ROWS, _WIDTH, _COLUMNS = 64, 64, 64
 
@@ -26,7 +26,7 @@ def _summed(
     rows, weight, row, there, place, width, columns, row_stride, weight_stride, column_stride,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """[ROWS, WIDTH] float32: rows `row` [ROWS], where `there`, times rows `place` [WIDTH] of a weight."""
+    """Return [ROWS, WIDTH] float32: rows `row` [ROWS], if `there`, times rows `place` [WIDTH] of a weight."""
     total = tl.zeros([ROWS, WIDTH], tl.float32)
     for start in range(0, columns, COLUMNS):
         column = start + tl.arange(0, COLUMNS).to(tl.int64)
@@ -41,7 +41,7 @@ def _summed(
             mask=(place < width)[None, :] & inside[:, None],
             other=0.0,
         )  # [COLUMNS, WIDTH]
-        if INTERPRETED:  # by numpy, whose product rounds by place and knows no bfloat16
+        if INTERPRETED:  # numpy's product rounds by place and lacks bfloat16
             total += tl.sum(x.to(tl.float32)[:, :, None] * w.to(tl.float32)[None, :, :], 1)
         else:
             total = tl.dot(x, w, total, input_precision="ieee")
@@ -50,7 +50,7 @@ def _summed(
 
 @triton.jit
 def _put(total, bias, out, row, there, place, width, BIASED: tl.constexpr):
-    """Store a tile in rows `row` [ROWS], where `there`, and columns `place` [WIDTH] of out."""
+    """Store a tile in rows `row` [ROWS], if `there`, and columns `place` [WIDTH] of out."""
     result = total.to(out.dtype.element_ty)
     if BIASED:
         shift = tl.load(bias + place, mask=place < width, other=0.0)
@@ -65,7 +65,7 @@ def _row_linear(
     BIASED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One tile [ROWS, WIDTH] of out [T, N]."""
+    """Compute one tile [ROWS, WIDTH] of out [T, N]."""
     sharing = tl.cdiv(count, ROWS)  # programs that read the same rows of the weight
     row = (tl.program_id(0) % sharing).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     place = (tl.program_id(0) // sharing).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
@@ -84,7 +84,7 @@ def _grouped_linear(
     GROUPS: tl.constexpr, PADDED: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One tile [ROWS, WIDTH] of the products of a group, as `_row_linear` has them; PADDED >= GROUPS."""
+    """Compute one tile [ROWS, WIDTH] of a group's products, as in `_row_linear`; PADDED >= GROUPS."""
     tile = tl.program_id(0) % tiles  # of all rows of all groups
     place = (tl.program_id(0) // tiles).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     number = tl.arange(0, PADDED)
@@ -93,7 +93,7 @@ def _grouped_linear(
     own = (tl.maximum(end - begin, 0) + ROWS - 1) // ROWS  # tiles of each group
     last = tl.cumsum(own, 0)
     group = tl.sum(((last <= tile) & (number < GROUPS)).to(tl.int32), 0)
-    if group < GROUPS:  # else there are fewer tiles than there could be
+    if group < GROUPS:  # else this tile is beyond the last one
         chosen = number == group
         first = tl.sum(tl.where(chosen, begin + (tile - last + own) * ROWS, 0), 0)
         stop = tl.sum(tl.where(chosen, end, 0), 0)
@@ -120,7 +120,7 @@ def row_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             rows, weight, out if bias is None else bias.contiguous(), out, count, width, columns,
             rows.stride(0), weight.stride(0), weight.stride(1),
             BIASED=bias is not None, ROWS=_ROWS, WIDTH=_WIDTH, COLUMNS=_COLUMNS,
-            INTERPRETED=interprets(), num_warps=4, num_stages=3, enable_fp_fusion=True,
+            INTERPRETED=is_interpreted(), num_warps=4, num_stages=3, enable_fp_fusion=True,
         )  # fmt: skip
     return out
 
@@ -134,14 +134,14 @@ def grouped_linear(
     if entries == 0 or width == 0 or groups == 0:
         return out
     shift = out if bias is None else bias.contiguous()
-    # A group that has rows has at most one tile that is not full.
+    # Each non-empty group has at most one partial tile.
     tiles = (entries + (_ROWS - 1) * min(groups, entries)) // _ROWS
     with torch.cuda.device_of(rows):
         _grouped_linear[(triton.cdiv(width, _WIDTH) * tiles,)](
             rows, weights, shift, out, sources, targets, ends, tiles, width, columns,
             rows.stride(0), *weights.stride(), shift.stride(0),
             GROUPS=groups, PADDED=triton.next_power_of_2(groups), BIASED=bias is not None,
-            ROWS=_ROWS, WIDTH=_WIDTH, COLUMNS=_COLUMNS, INTERPRETED=interprets(),
+            ROWS=_ROWS, WIDTH=_WIDTH, COLUMNS=_COLUMNS, INTERPRETED=is_interpreted(),
             num_warps=4, num_stages=3, enable_fp_fusion=True,
         )  # fmt: skip
     return out

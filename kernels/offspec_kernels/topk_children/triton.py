@@ -1,8 +1,8 @@
-"""The likeliest children on a GPU: the maximum of each block of 128 columns, then the few blocks that matter.
+"""Most likely children on a GPU: the maximum of each block of 128 columns, then only the best blocks.
 
 Letters: W rows, V columns, n = ceil(V / 128) blocks, K children. The first kernel reads the logits once and
-leaves two numbers a block; the second takes the K blocks with the largest maxima, which hold the K largest
-of all, and works out x there again.
+writes two numbers per block. The second takes the K blocks with the largest maxima, which contain the K
+largest of the row, and recomputes x there.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from offspec_kernels.noise.triton import gumbel_noise, gumbel_run
 from offspec_kernels.transfer import upload
 from offspec_kernels.triton_sort_keys import NOTHING, key_id, key_score, keys
 
-BLOCK = 128  # columns that are searched by their maximum first
+BLOCK = 128  # columns summarized by their maximum first
 _BLOCK = tl.constexpr(BLOCK)
 
-_GROUP = 8  # blocks of a program of the first kernel
-_SHARING = 8  # rows of such a program, which makes the noise once for all that have the same position
+_GROUP = 8  # blocks per program of the first kernel
+_SHARING = 8  # rows per program, which generates the noise once per position
 
 
 @triton.jit(do_not_specialize=["rows", "slots", "key_low", "key_high"])
@@ -29,7 +29,7 @@ def _survey(
     logits, stride, positions, table, maxima, sums, rows, size, blocks, tau, slots, key_low, key_high,
     NOISY: tl.constexpr, KEPT: tl.constexpr, GROUP: tl.constexpr, SHARING: tl.constexpr,
 ):  # fmt: skip
-    """maxima and sums of exp((x - maximum) / tau), [W, n], for GROUP blocks of up to SHARING rows."""
+    """Write maxima, and sums of exp((x - maximum) / tau), [W, n], for GROUP blocks of up to SHARING rows."""
     group = tl.program_id(0)
     block = group * GROUP + tl.arange(0, GROUP)  # [GROUP]
     token = block[:, None] * _BLOCK + tl.arange(0, _BLOCK)[None, :]  # [GROUP, 128]
@@ -50,7 +50,7 @@ def _survey(
                 made = position
             x += noise
         top = tl.max(x, 1)
-        away = tl.where(top == -float("inf"), 0.0, top)  # a block without any has a sum of 0
+        away = tl.where(top == -float("inf"), 0.0, top)  # a block without scores has a sum of 0
         total = tl.sum(tl.exp((x - away[:, None]) / tau), 1)
         place = tl.cast(row, tl.int64) * blocks + block
         tl.store(maxima + place, top, mask=block < blocks)
@@ -64,7 +64,7 @@ def _pick(
     NOISY: tl.constexpr, KEPT: tl.constexpr, COUNT: tl.constexpr, CHOSEN: tl.constexpr, WIDE: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """The children of one row, from CHOSEN = min(K, n) of its blocks; WIDE and BLOCKS are padded sizes."""
+    """Find the children of one row in CHOSEN = min(K, n) of its blocks; WIDE and BLOCKS are padded sizes."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCKS)
     maximum = tl.load(maxima + row * blocks + block, mask=block < blocks, other=-float("inf"))
@@ -107,7 +107,7 @@ def children(
     tau: float,
     table: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """token, relative and log_prob of `topk_children`."""
+    """Return token, relative and log_prob of `topk_children`."""
     (width, size), device = logits.shape, logits.device
     blocks = triton.cdiv(size, BLOCK)
     maxima, sums = torch.empty(2, width, blocks, device=device)
@@ -125,7 +125,7 @@ def children(
     sharing = _SHARING if noisy else 1
     chosen = min(count, blocks)
     with torch.cuda.device_of(logits):
-        # Fused products would give the noise other bits than torch's.
+        # Fused multiply-adds would change the bits of the noise from torch's.
         _survey[(triton.cdiv(blocks, _GROUP), triton.cdiv(width, sharing))](
             *shared, width, *scalars,
             NOISY=noisy, KEPT=table is not None, GROUP=_GROUP, SHARING=sharing,

@@ -1,4 +1,4 @@
-"""Attention of a token tree: over the committed prefix, which all of it sees, and over its own ancestors."""
+"""Attention of a token tree over the committed prefix and each token's own ancestors."""
 
 import torch
 from torch import Tensor
@@ -7,8 +7,8 @@ from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_shape, check_tensor
 from offspec_kernels.chunks import split_evenly
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.quantised_rows import QuantisedRows, Rows, check_row_values, values_of
-from offspec_kernels.tree_attention.arguments import Arguments
+from offspec_kernels.quantized_rows import QuantizedRows, Rows, check_row_values, values_of
+from offspec_kernels.tree_attention.arguments import AttentionArguments
 from offspec_kernels.tree_attention.sizes import (
     FEW,
     MOST_NUMBERS,
@@ -17,9 +17,9 @@ from offspec_kernels.tree_attention.sizes import (
     list_bytes,
     scratch_bytes,
 )
-from offspec_kernels.tree_mask import Chunk, TreeMask, Window
+from offspec_kernels.tree_mask import AttentionChunk, TreeMask, Window
 
-_SCORES = 1 << 20  # that the reference makes at once: a GPU without triton has this path, too
+_SCORES = 1 << 20  # computed at once by the reference, which also runs on a GPU without triton
 
 
 def tree_attention(
@@ -37,48 +37,47 @@ def tree_attention(
     exact: bool = True,
     path: Backend | None = None,
 ) -> Tensor:
-    """softmax(query key^T scale) value, of each query over the keys that `tree_mask` shows it.
+    """Return softmax(query key^T scale) value of each query over the keys visible in `tree_mask`.
 
     Tensors are float32, bfloat16 or float16, of one dtype and device, with a contiguous last dimension and
-    free other strides. Keys and values may both be `QuantisedRows` of that dtype, and the result has the bits
-    that their values would give; on a GPU sums of products come in another order, the same for every row.
-    Queries of padding give zeros.
+    arbitrary other strides. Keys and values may both be `QuantizedRows` of that dtype; the result then has
+    the bits that their values would give. On a GPU, sums of products use another order, the same for every
+    row. Padding queries give zeros.
 
     Args:
         query: [B, H, N, D], H a multiple of KV, D at most 256.
-        key: [B, KV, S, D]. Rows behind the last that a tree sees are not read: a cache at its whole capacity
-            is allowed.
+        key: [B, KV, S, D]. Rows after the last visible row are not read, so a cache may be passed at its
+            full capacity.
         value: [B, KV, S, E], E at most 256.
-        tree_mask: Which keys each query sees, for B trees.
+        tree_mask: Keys visible to each query, for B trees.
         scale: Factor of the scores, D^-0.5 by default.
-        window: Positions that a query looks back, its own included, or a Chunk: it sees those of its own
-            chunk of positions alone. No limit by default.
-        softcap: c makes scores c tanh(score / c); none by default.
-        sinks: [H], a score for each head that takes its share of the softmax without a value; none by
-            default.
-        chosen: [B, N, K] integers, rows of keys that an index has selected for each query (DeepSeek-V3.2,
-            arXiv 2512.02556). A query that sees more than K keys attends to those of its own that it also
-            sees, and any other to all that it sees. All by default; not together with a window.
-        out: [B, H, N, E], overwritten; made by default.
-        exact: Whether the bits of a query's result are to depend on its own keys alone, whatever else is
-            asked and wherever its keys lie (eager, triton). A draft's few queries are done sooner without,
-            and a CUDA graph may hold the kernels, which read lengths from the device.
-        path: Backend to use, by default `choose_backend`'s.
+        window: Number of positions visible to a query, including its own, or an `AttentionChunk`, which
+            limits a query to its own chunk of positions. No limit by default.
+        softcap: c replaces scores by c tanh(score / c); none by default.
+        sinks: [H], a score for each head that takes part in the softmax without a value; none by default.
+        chosen: [B, N, K] integers, key rows selected by an index for each query (DeepSeek-V3.2, arXiv
+            2512.02556). A query that sees more than K keys attends only to the visible ones among these;
+            any other query attends to all visible keys. All by default; not allowed with a window.
+        out: [B, H, N, E], overwritten; allocated by default.
+        exact: Whether the bits of a query's result depend only on its own keys, whatever the other queries
+            and the placement of the keys (eager, triton). A draft's few queries are faster without it; its
+            kernels read lengths from the device, so a CUDA graph may hold them.
+        path: Backend to use; by default the result of `choose_backend`.
 
     Raises:
-        ArgumentError: Names the argument that is wrong.
+        ArgumentError: An argument is invalid; the error names it.
         PathError: `path` cannot run here.
 
-    Numerics: sums in float32 (float64 on the reference path); products of bfloat16 and float16 as they come,
-    and weights rounded to that dtype before they meet the values.
+    Numerics: sums in float32 (float64 in the reference backend); products of bfloat16 and float16 unrounded,
+    weights rounded to that dtype before they are multiplied by the values.
 
-    Scratch, beside `out`: eager, what `scratch_bytes` says, which is bounded whatever S is; triton, 64 MiB or
-    a query's H S / 1024 (E + 2) float32, and where not exact and the prefix is split X ways, B H N X (E + 2).
+    Workspace, in addition to `out`: eager, `scratch_bytes`, bounded for any S; triton, 64 MiB or, for one
+    query, H S / 1024 (E + 2) float32; if not exact and the prefix is split X ways, B H N X (E + 2).
     """
     _check(query, key, value, tree_mask, window, sinks)
     if chosen is not None:
         _check_chosen(chosen, query, key, window)
-        if chosen.shape[2] >= max((reach.keys for reach in tree_mask.reaches()), default=0):
+        if chosen.shape[2] >= max((reach.keys for reach in tree_mask.extents()), default=0):
             chosen = None  # all of them
     if out is None:
         out = query.new_empty(*query.shape[:3], value.shape[3])
@@ -87,12 +86,12 @@ def tree_attention(
     if not query.numel():
         return out
     scaling = query.shape[3] ** -0.5 if scale is None else scale
-    given = Arguments(
+    given = AttentionArguments(
         query, key, value, tree_mask, scaling, window, softcap or None, sinks, out, chosen, exact
     )
     attend = reference_attention
     match choose_backend(query.device, path):
-        case "triton" if exact or chosen is not None or isinstance(key, QuantisedRows):
+        case "triton" if exact or chosen is not None or isinstance(key, QuantizedRows):
             from offspec_kernels.tree_attention.triton_exact import attend
         case "triton":
             from offspec_kernels.tree_attention.triton import attend
@@ -103,10 +102,10 @@ def tree_attention(
     return out
 
 
-def reference_attention(given: Arguments) -> None:
-    """In float64 with a dense mask.
+def reference_attention(given: AttentionArguments) -> None:
+    """Compute in float64 with a dense mask.
 
-    Scratch: keys and values in float64, and several times _SCORES numbers.
+    Workspace: keys and values in float64, and several times _SCORES numbers.
     """
     query, sinks, chosen = given.query, given.sinks, given.chosen
     heads, key_heads = query.shape[1], given.key.shape[1]
@@ -131,7 +130,7 @@ def reference_attention(given: Arguments) -> None:
 
 
 def warm_up(dtype: torch.dtype) -> None:
-    """Have the loops compiled that a CPU needs; the first time it takes some seconds."""
+    """Compile the loops that a CPU needs; the first time takes a few seconds."""
     keys = FEW + STEP  # some near, some far
     rows = torch.zeros(1, 1, keys, 8, dtype=dtype)
     one = TreeMask.of(torch.ones(1, 1, dtype=torch.bool), prefix=keys - 1)
@@ -152,22 +151,22 @@ def _check(
     check_shape("value", value, [batch, key.shape[1], key.shape[2], "E"])
     check_dtype("query", query, FLOATS)
     if isinstance(key, Tensor) != isinstance(value, Tensor):
-        raise ArgumentError("value", "keys and values are both tensors, or both quantised")
+        raise ArgumentError("value", "keys and values must be both tensors or both quantized")
     for name, rows_ in (("key", key), ("value", value)):
         check_dtype(name, rows_, [query.dtype])
         check_device(name, rows_, query.device)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_row_values(name, tensor)
         if not 0 < tensor.shape[3] <= MOST_NUMBERS:
-            raise ArgumentError(name, f"heads have 1 to {MOST_NUMBERS} numbers, not {tensor.shape[3]}")
+            raise ArgumentError(name, f"heads must have 1 to {MOST_NUMBERS} elements, not {tensor.shape[3]}")
     if key.shape[1] == 0 or heads % key.shape[1]:
-        raise ArgumentError("key", f"its {key.shape[1]} heads do not divide the query's {heads}")
+        raise ArgumentError("key", f"number of heads {key.shape[1]} does not divide the query's {heads}")
     _check_mask(tree_mask, batch, rows, key.shape[2], query.device)
-    reach = window.size if isinstance(window, Chunk) else window
+    reach = window.size if isinstance(window, AttentionChunk) else window
     if reach is not None and reach < 1:
         raise ArgumentError("window", f"must be 1 or more, or None, not {reach}")
     if window and tree_mask.position is None:
-        raise ArgumentError("tree_mask", "a window needs its positions, and it has none")
+        raise ArgumentError("tree_mask", "a window needs positions, and the mask has none")
     if sinks is not None:
         check_tensor("sinks", sinks, [heads], FLOATS, query.device)
 
@@ -177,24 +176,24 @@ def _check_chosen(chosen: Tensor, query: Tensor, key: Rows, window: Window | Non
     check_dtype("chosen", chosen, [torch.int32, torch.int64])
     check_device("chosen", chosen, query.device)
     if not chosen.shape[2]:
-        raise ArgumentError("chosen", "no keys are chosen")
+        raise ArgumentError("chosen", "must choose at least one key")
     if window is not None:
-        raise ArgumentError("chosen", "keys are chosen out of all, not out of a window's")
+        raise ArgumentError("chosen", "cannot be combined with a window")
 
 
 def _check_mask(tree_mask: TreeMask, batch: int, rows: int, keys: int, device: torch.device) -> None:
     if (batch, rows, keys) in tree_mask.fitting and tree_mask.words.device == device:
-        return  # every layer of a pass asks
+        return  # already checked by an earlier layer of the pass
     for name in ("prefix", "first", "count", "causal"):
         check_tensor(f"tree_mask.{name}", getattr(tree_mask, name), [batch], [torch.int32], device)
     for reach in tree_mask.known:
         if reach.keys > keys or reach.count > rows:
             raise ArgumentError(
                 "tree_mask",
-                f"it speaks of {reach.count} queries and {reach.keys} keys, and there are {rows} and {keys}",
+                f"has {reach.count} queries and {reach.keys} keys, but the tensors have {rows} and {keys}",
             )
         if tree_mask.position is not None and reach.first + reach.count > tree_mask.position.shape[1]:
-            raise ArgumentError("tree_mask.position", "it ends before the last query")
+            raise ArgumentError("tree_mask.position", "must reach the last query")
     check_tensor("tree_mask.words", tree_mask.words, [batch, rows, "W"], [torch.int64], device)
     if tree_mask.position is not None:
         check_tensor("tree_mask.position", tree_mask.position, [batch, "M"], [torch.int64], device)
@@ -203,8 +202,8 @@ def _check_mask(tree_mask: TreeMask, batch: int, rows: int, keys: int, device: t
 
 __all__ = [
     "MOST_NUMBERS",
-    "Chunk",
-    "QuantisedRows",
+    "AttentionChunk",
+    "QuantizedRows",
     "TreeMask",
     "Window",
     "gpu_scratch_bytes",

@@ -1,16 +1,16 @@
-"""Arguments of every path of tree attention."""
+"""Arguments of every backend of tree attention."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from torch import Tensor
 
-from offspec_kernels.quantised_rows import Rows
+from offspec_kernels.quantized_rows import Rows
 from offspec_kernels.tree_mask import TreeExtent, TreeMask, Window
 
 
-class Arguments(NamedTuple):
-    """Those of `tree_attention`, checked."""
+class AttentionArguments(NamedTuple):
+    """Checked arguments of `tree_attention`."""
 
     query: Tensor
     key: Rows
@@ -25,8 +25,8 @@ class Arguments(NamedTuple):
     exact: bool = True
 
     def trees(self) -> Iterator[tuple[int, TreeExtent]]:
-        """Those with queries. Rows of `out` that are padding become zeros on the way."""
-        for tree, reach in enumerate(self.tree_mask.reaches()):
+        """Yield trees that have queries, zeroing the padding rows of `out`."""
+        for tree, reach in enumerate(self.tree_mask.extents()):
             if reach.count < self.out.shape[2]:
                 self.out[tree, :, reach.count :] = 0
             if reach.count:

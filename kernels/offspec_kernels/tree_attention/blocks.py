@@ -1,6 +1,6 @@
-"""Keys that many rows see: a softmax that grows, in products of fixed blocks of keys, in float32.
+"""Attention to keys shared by many rows: an online softmax over fixed blocks of keys, in float32 products.
 
-Letters: R folded rows, each a query of a head; K keys of a block, D and E numbers of a key and a value.
+Letters: R folded rows, each a query of a head; K keys of a block, D and E elements of a key and a value.
 """
 
 from collections.abc import Sequence
@@ -12,60 +12,66 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offspec_kernels.dequant.threads import spread
-from offspec_kernels.quantised_rows import Rows, values_of
+from offspec_kernels.dequant.threads import parallel_for
+from offspec_kernels.quantized_rows import Rows, values_of
+from offspec_kernels.tree_attention.key_ranges import KeyRange
 from offspec_kernels.tree_attention.native import powers, weigh_wide
-from offspec_kernels.tree_attention.paths import Piece
 from offspec_kernels.tree_attention.sizes import LEAST_ROWS, WIDE_KEYS
 
-_COLUMNS = 16  # of which a product makes a multiple
+_COLUMNS = 16  # a product's column count is a multiple of this
 
 
 @dataclass(slots=True)
-class Sums:
-    """What the keys so far have brought some rows, those of several key heads or of one.
+class SoftmaxState:
+    """Accumulated softmax of some rows of one or more key heads.
 
     Args:
         acc: [KV, R, E] float32, values weighted by 2^(score - top), scores in powers of two.
-        top: [KV, R] float32, near the largest score so far.
-        total: [KV, R] float32, the sum of the weights.
+        running_max: [KV, R] float32, near the largest score so far.
+        running_sum: [KV, R] float32, sum of the weights.
     """
 
     acc: Tensor
-    top: Tensor
-    total: Tensor
+    running_max: Tensor
+    running_sum: Tensor
 
-    def of(self, index: Any) -> "Sums":
-        """Views of some heads or rows."""
-        return Sums(self.acc[index], self.top[index], self.total[index])
+    def of(self, index: Any) -> "SoftmaxState":
+        """Return views of some heads or rows."""
+        return SoftmaxState(self.acc[index], self.running_max[index], self.running_sum[index])
 
     def add_sinks(self, sinks: Tensor) -> None:
-        """Scores [KV, R] that take a share without a value."""
-        top = torch.maximum(self.top, sinks)
-        shrink = exp2(self.top - top)
-        if bool((shrink != 1).any()):  # by one, nothing changes
+        """Add scores [KV, R] that have a weight but no value."""
+        top = torch.maximum(self.running_max, sinks)
+        shrink = exp2(self.running_max - top)
+        if bool((shrink != 1).any()):  # a factor of one changes nothing
             self.acc *= shrink[..., None]
-            self.total *= shrink
-        self.top.copy_(top)
-        self.total += exp2(sinks - top)
+            self.running_sum *= shrink
+        self.running_max.copy_(top)
+        self.running_sum += exp2(sinks - top)
 
 
-def take(
-    wide: Tensor, key: Rows, value: Rows, pieces: Sequence[Piece], groups: int, cap: float, sums: Sums
+def accumulate(
+    wide: Tensor,
+    key: Rows,
+    value: Rows,
+    pieces: Sequence[KeyRange],
+    groups: int,
+    cap: float,
+    sums: SoftmaxState,
 ) -> None:
-    """Bring keys to sums so far.
+    """Accumulate keys into `sums`.
 
     Args:
-        wide: Queries [KV, R + LEAST_ROWS, D] float32 of G = `groups` heads a key head, the last rows nought,
-            scaled so that scores are in powers of two.
+        wide: Queries [KV, R + LEAST_ROWS, D] float32 with G = `groups` heads per key head, the last rows
+            zero, scaled so that scores are in powers of two.
         key: [KV, S, D].
-        value: [KV, S, E]. Weights are in its dtype where that is bfloat16.
-        pieces: In order of position for every row.
-        cap: The soft cap of scores in powers of two, nought for none.
+        value: [KV, S, E]. If bfloat16, weights are bfloat16, too.
+        pieces: Key ranges in order of position for every row.
+        cap: Soft cap of scores in powers of two; zero for none.
         sums: [KV, R].
     """
     most = min(max(piece.high - piece.low for piece in pieces), WIDE_KEYS)
-    # For all heads: fresh memory of that size costs as much as what is done in it.
+    # Shared by all heads: allocating this much memory takes as long as the work done in it.
     memory = torch.empty(wide.shape[1] * most, dtype=torch.float32)
     for head in range(len(wide)):
         for piece in pieces:
@@ -79,23 +85,27 @@ def take(
                 _take_keys(memory, asked, keys[some], values[some], cap, part)
 
 
-def _take_keys(memory: Tensor, wide: Tensor, keys: Tensor, values: Tensor, cap: float, sums: Sums) -> None:
-    """A product of some rows of a head with a block of keys; memory: for its scores."""
-    (count, width), shrink = sums.acc.shape, torch.empty(len(sums.top), dtype=torch.float32)
+def _take_keys(
+    memory: Tensor, wide: Tensor, keys: Tensor, values: Tensor, cap: float, sums: SoftmaxState
+) -> None:
+    """Multiply some rows of a head by a block of keys; memory: buffer for the scores."""
+    (count, width), shrink = sums.acc.shape, torch.empty(len(sums.running_max), dtype=torch.float32)
     scores = memory[: len(wide) * len(keys)].view(len(wide), -1)
     torch.mm(wide, keys.float().T, out=scores)
     scores[count:] = 0
-    tops, totals = sums.top.numpy(), sums.total.numpy()
-    spread(partial(weigh_wide, scores.numpy(), cap, tops, totals, shrink.numpy()), count, count * len(keys))
+    tops, totals = sums.running_max.numpy(), sums.running_sum.numpy()
+    parallel_for(
+        partial(weigh_wide, scores.numpy(), cap, tops, totals, shrink.numpy()), count, count * len(keys)
+    )
     narrow = values.dtype == torch.bfloat16
     weights, given = (scores.bfloat16(), values) if narrow else (scores, values.float())
-    # With other numbers of columns a row's bits depend on how many rows there are.
+    # With other column counts a row's bits depend on the number of rows.
     brought = torch.mm(weights, F.pad(given, (0, -width % _COLUMNS)))
     sums.acc.mul_(shrink[:, None]).add_(brought[:count, :width])
 
 
 def exp2(x: Tensor) -> Tensor:
-    """2^x of contiguous numbers. torch's own differs by whether a vector's end is done one by one."""
+    """Compute 2^x of contiguous numbers. torch computes the end of an array differently."""
     result = torch.empty_like(x)
     powers(x.view(-1).numpy(), result.view(-1).numpy())
     return result

@@ -1,10 +1,10 @@
-"""Attention of a token tree on a CPU, whose rows' bits depend on nothing but their own path.
+"""Attention of a token tree on a CPU; the bits of a row depend only on its own path.
 
-A row meets the keys near it one by one, in a compiled loop (`native`), and the others in products, of
-bfloat16 where the processor has them (`small_products`), else in float32 (`blocks`): in order of position,
-cut by position alone (`paths`).
+A row attends to the keys near it one by one, in a compiled loop (`native`). It attends to the others in
+products, of bfloat16 if the CPU supports it (`brgemm_tiles`), else of float32 (`blocks`): in order of
+position, cut by position alone (`key_ranges`).
 
-Letters: see `tree_mask`; G query heads a key head, n queries that are done together, E numbers of a value.
+Letters: see `tree_mask`; G query heads per key head, n queries processed together, E elements of a value.
 """
 
 from functools import partial
@@ -15,18 +15,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from offspec_kernels.dequant.native import Array
-from offspec_kernels.dequant.threads import spread
-from offspec_kernels.quantised_rows import QuantisedRows, Rows, values_of
-from offspec_kernels.tree_attention import blocks, small_products
-from offspec_kernels.tree_attention.arguments import Arguments
-from offspec_kernels.tree_attention.blocks import Sums
-from offspec_kernels.tree_attention.native import LOG2E, near
-from offspec_kernels.tree_attention.paths import Cut, cuts_of
-from offspec_kernels.tree_attention.sizes import KEPT, LEAST_ROWS, SMALL, most_rows
+from offspec_kernels.dequant.threads import parallel_for
+from offspec_kernels.quantized_rows import QuantizedRows, Rows, values_of
+from offspec_kernels.tree_attention import blocks, brgemm_tiles
+from offspec_kernels.tree_attention.arguments import AttentionArguments
+from offspec_kernels.tree_attention.blocks import SoftmaxState
+from offspec_kernels.tree_attention.key_ranges import QueryGroup, query_groups
+from offspec_kernels.tree_attention.native import LOG2E, attend_listed_keys
+from offspec_kernels.tree_attention.sizes import KEPT, LEAST_ROWS, SMALL, max_rows
 
 
-def attend(given: Arguments) -> None:
-    """See `tree_attention`. Scratch: see `scratch_bytes`."""
+def attend(given: AttentionArguments) -> None:
+    """Run `tree_attention`. Workspace: see `scratch_bytes`."""
     query, window, chosen = given.query, given.window, given.chosen
     heads, groups = query.shape[1], query.shape[1] // given.key.shape[1]
     plain = not given.exact and not given.softcap and given.sinks is None and chosen is None
@@ -38,15 +38,15 @@ def attend(given: Arguments) -> None:
         name, kept = ("cuts", tree, reach, window, groups), given.tree_mask.kept if chosen is None else {}
         if name not in kept:
             some = None if chosen is None else chosen[tree]
-            kept[name] = cuts_of(given.tree_mask, tree, window, most_rows(heads, groups), some)
+            kept[name] = query_groups(given.tree_mask, tree, window, max_rows(heads, groups), some)
         for cut in kept[name]:
             _attend_rows(given, tree, cut)
 
 
-def _fused(given: Arguments, tree: int) -> None:
-    """By torch's attention, with a mask that serves all layers of a pass."""
+def _fused(given: AttentionArguments, tree: int) -> None:
+    """Use torch's attention, with a mask shared by all layers of a pass."""
     query, key, value, tree_mask = given.query[tree], given.key[tree], given.value[tree], given.tree_mask
-    reach, heads = tree_mask.reaches()[tree], len(query)
+    reach, heads = tree_mask.extents()[tree], len(query)
     groups = heads // len(key)
     name = ("bias", tree, reach, groups, given.window, query.dtype)
     bias = tree_mask.kept.get(name)
@@ -62,8 +62,8 @@ def _fused(given: Arguments, tree: int) -> None:
     given.out[tree, :, : reach.count] = done.view(heads, reach.count, -1)
 
 
-def _attend_rows(given: Arguments, tree: int, cut: Cut) -> None:
-    query, key, value, pieces = given.query[tree], given.key[tree], given.value[tree], cut.pieces
+def _attend_rows(given: AttentionArguments, tree: int, cut: QueryGroup) -> None:
+    query, key, value, pieces = given.query[tree], given.key[tree], given.value[tree], cut.key_ranges
     factor, cap = given.scale * LOG2E, (given.softcap or 0.0) * LOG2E
     rows, heads, count, size = torch.from_numpy(cut.rows), len(key), len(cut.rows), query.shape[2]
     groups = len(query) // heads
@@ -72,41 +72,44 @@ def _attend_rows(given: Arguments, tree: int, cut: Cut) -> None:
     folded[:, : count * groups] = asked.reshape(heads, -1, size)
     wide = folded.float().mul_(factor)
     acc = torch.empty(heads, count * groups, value.shape[2], dtype=torch.float32)
-    sums = Sums(acc, *torch.empty(2, heads, count * groups, dtype=torch.float32).unbind())
+    sums = SoftmaxState(acc, *torch.empty(2, heads, count * groups, dtype=torch.float32).unbind())
     _take_near(wide, key, value, cut, cap, sums)
     if given.sinks is not None:
         sinks = (given.sinks.float() * LOG2E).view(heads, 1, groups)
         sums.add_sinks(sinks.expand(-1, count, -1).reshape(heads, -1))
     narrow = query.dtype == key.dtype == torch.bfloat16 and not cap and size % 2 == 0
-    if pieces and narrow and small_products.works():
-        small_products.take(folded, key, value, pieces, groups, factor, sums)
+    if pieces and narrow and brgemm_tiles.is_supported():
+        brgemm_tiles.accumulate(folded, key, value, pieces, groups, factor, sums)
     elif pieces:
-        blocks.take(wide, key, value, pieces, groups, cap, sums)
-    acc /= sums.total[:, :, None]
+        blocks.accumulate(wide, key, value, pieces, groups, cap, sums)
+    acc /= sums.running_sum[:, :, None]
     done = acc.view(heads, count, groups, -1).transpose(1, 2).reshape(heads * groups, count, -1)
     given.out[tree][:, rows] = done.to(given.out.dtype)
 
 
-def _take_near(wide: Tensor, key: Rows, value: Rows, cut: Cut, cap: float, sums: Sums) -> None:
-    """The keys of each row's list, for folded queries `wide` [KV, G n + LEAST_ROWS, D]."""
+def _take_near(wide: Tensor, key: Rows, value: Rows, cut: QueryGroup, cap: float, sums: SoftmaxState) -> None:
+    """Attend to each row's listed keys, for folded queries `wide` [KV, G n + LEAST_ROWS, D]."""
     heads, count, lists, counts = len(key), len(cut.rows), cut.lists, cut.counts
     groups = sums.acc.shape[1] // count
-    if isinstance(key, QuantisedRows):
+    if isinstance(key, QuantizedRows):
         used, lists = _used(lists)
         key, value = key[:, used], value[:, used]
     key, value = values_of(key), values_of(value)
     (keys, key_at), (values, value_at) = _flat(key), _flat(value)
     acc, top, total = (
-        of.view(heads, count, groups, *of.shape[2:]).numpy() for of in (sums.acc, sums.top, sums.total)
+        of.view(heads, count, groups, *of.shape[2:]).numpy()
+        for of in (sums.acc, sums.running_max, sums.running_sum)
     )
     products = heads * groups * int(counts.sum()) * wide.shape[2]
     is_half = key.dtype == torch.float16
-    near_keys = partial(near, wide.numpy(), keys, values, key_at, value_at, lists, counts, is_half, cap)
-    spread(partial(near_keys, acc, top, total), heads * count, products)
+    near_keys = partial(
+        attend_listed_keys, wide.numpy(), keys, values, key_at, value_at, lists, counts, is_half, cap
+    )
+    parallel_for(partial(near_keys, acc, top, total), heads * count, products)
 
 
 def _used(lists: Array) -> tuple[Tensor, Array]:
-    """Rows of keys that lists [n, P] name, ascending; and the same lists of places among those."""
+    """Return the key rows named in lists [n, P], ascending, and the lists as indices into those rows."""
     named = np.zeros(int(lists.max()) + 1, bool)
     named[lists] = True
     places = np.cumsum(named, dtype=np.int32) - np.int32(1)
@@ -114,7 +117,7 @@ def _used(lists: Array) -> tuple[Tensor, Array]:
 
 
 def _flat(rows: Tensor) -> tuple[Array, Array]:
-    """[KV, S, D] as one row of numbers, 16-bit floats as uint16; and its strides."""
+    """Return [KV, S, D] flat, 16-bit floats as uint16, with its strides."""
     heads, count, size = rows.shape
     by_head, by_row = rows.stride(0), rows.stride(1)
     length = (heads - 1) * by_head + (count - 1) * by_row + size

@@ -1,9 +1,9 @@
-"""Attention's loops over single numbers, compiled for a CPU: the keys near a row, and the weights of a block.
+"""Attention loops over single numbers, compiled for a CPU: keys near a row, and the weights of a block.
 
-Each treats a row alone and in one order, so its bits depend on nothing but the row's own numbers.
+Each loop processes a row on its own and in a fixed order, so its bits depend only on the row's own numbers.
 
-Letters: KV key heads, G query heads a key head, n rows, P places in a row's list of keys, K keys of a block,
-D and E numbers of a key and a value.
+Letters: KV key heads, G query heads per key head, n rows, P places in a row's list of keys, K keys of a
+block, D and E elements of a key and a value.
 """
 
 from functools import partial
@@ -15,9 +15,9 @@ from offspec_kernels.dequant.native import Array, compiled, from_bfloat16, fused
 from offspec_kernels.tree_attention.sizes import AT_ONCE
 
 LOG2E = 1.4426950408889634
-_NO_KEY = np.float32(-1e4)  # a score, relative to the largest, whose weight is nought
-_ROUNDER = np.float32(12582912.0)  # 1.5 2^23: a float32 of this size is a whole number
-# ln(2)^k / k! from the seventh down: 2^f to 2^-27 of itself, f at most a half.
+_NO_KEY = np.float32(-1e4)  # a score, relative to the largest, with weight zero
+_ROUNDER = np.float32(12582912.0)  # 1.5 2^23: a float32 of this size is an integer
+# ln(2)^k / k! for k = 7 down to 1: 2^f within a relative 2^-27, for f up to one half.
 _C7, _C6, _C5, _C4, _C3, _C2, _C1 = map(
     np.float32,
     (1.5252734e-5, 1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1),
@@ -28,7 +28,7 @@ _summed = partial(compiled, allow=frozenset({"contract", "reassoc", "nnan", "nsz
 
 @inlined
 def exp2(x: Any) -> Any:
-    """2^x in float32, for x of at most some 100; nought below -126. What is no number stays none."""
+    """Return 2^x in float32 for x up to about 100; zero below -126, NaN for NaN."""
     shifted = (np.float32(-126.0) if x < np.float32(-126.0) else x) + _ROUNDER
     f = x - (shifted - _ROUNDER)
     p = ((((((_C7 * f + _C6) * f + _C5) * f + _C4) * f + _C3) * f + _C2) * f + _C1) * f + np.float32(1.0)
@@ -38,7 +38,7 @@ def exp2(x: Any) -> Any:
 
 @inlined
 def _narrow_exp2(x: Any) -> Any:
-    """2^x as a bfloat16's bits: `exp2` with the terms that count there."""
+    """Return 2^x as bfloat16 bits: `exp2` with only the terms that matter at that precision."""
     shifted = (np.float32(-126.0) if x < np.float32(-126.0) else x) + _ROUNDER
     f = x - (shifted - _ROUNDER)
     p = (((_C4 * f + _C3) * f + _C2) * f + _C1) * f + np.float32(1.0)
@@ -50,7 +50,7 @@ def _narrow_exp2(x: Any) -> Any:
 
 @inlined
 def _times_power(p: Any, shifted: Any) -> Any:
-    """p 2^i, where the last bits of `shifted` are the whole number i."""
+    """Return p 2^i, where the last bits of `shifted` are the integer i."""
     power = np.uint32(np.float32(shifted).view(np.uint32) << np.uint32(23))
     return np.uint32(np.float32(p).view(np.uint32) + power).view(np.float32)
 
@@ -62,12 +62,12 @@ def _capped(score: Any, cap: Any) -> Any:
     return cap * (np.float32(1.0) - np.float32(2.0) / (exp2(power) + np.float32(1.0)))
 
 
-# Numba counts an index from the end where it is negative, and looks each time. So rows are cut out first.
+# Numba checks each index for a negative value (from the end). Slicing rows first avoids the check.
 @_summed
 def _score_keys(
     query: Array, keys: Array, stride: int, chosen: Array, is_half: bool, wide: Array, scores: Array
 ) -> None:
-    """Scores [G, P] of queries [G, D] and the rows `chosen` [n] of keys."""
+    """Compute scores [G, P] of queries [G, D] and the key rows `chosen` [n]."""
     size = len(wide)
     for j in range(len(chosen)):
         widen(keys[chosen[j] * stride : chosen[j] * stride + size], is_half, wide)
@@ -104,7 +104,7 @@ def _sum(weights: Array, row: int, count: int) -> Any:
 def _bring_values(
     weights: Array, values: Array, stride: int, chosen: Array, is_half: bool, wide: Array, acc: Array
 ) -> None:
-    """Rows `chosen` [P] of values to acc [G, E], four at a time, and one after the other even so."""
+    """Add value rows `chosen` [P] to acc [G, E], four at a time but in sequential order."""
     size = acc.shape[1]
     acc[:] = np.float32(0.0)
     for j in range(0, len(chosen), 4):
@@ -117,21 +117,21 @@ def _bring_values(
 
 
 @compiled
-def near(
+def attend_listed_keys(
     query: Array, key: Array, value: Array, key_at: Array, value_at: Array, lists: Array, counts: Array,
     is_half: bool, cap: float, acc: Array, top: Array, total: Array, start: int, end: int,
 ) -> None:  # fmt: skip
-    """The keys that lists name, brought to items [start, end), an item being a row of a key head.
+    """Attend items [start, end) to their listed keys; an item is a row of a key head.
 
     Args:
-        query: [KV, G n or more, D] float32, the queries of a row side by side, scaled so that scores are in
-            powers of two. Whole, so that it is contiguous: numba compiles for any other layout once more.
+        query: [KV, G n or more, D] float32, the queries of a row adjacent, scaled so that scores are in
+            powers of two. Passed whole, so that it is contiguous: numba compiles again for other layouts.
         key, value: flat float32, or 16-bit floats as uint16.
-        key_at, value_at: [2] int64: from head to head, and from row to row.
-        lists, counts: [n, P] and [n] int32: rows of keys in order of position, and how many of them are keys.
-        is_half: Whether 16 bits are a float16, not a bfloat16.
-        cap: The soft cap of the scores in powers of two, nought for none.
-        acc: [KV, n, G, E], overwritten by the sum of weighted values, weights being 2^(score - top).
+        key_at, value_at: [2] int64: strides from head to head, and from row to row.
+        lists, counts: [n, P] and [n] int32: key rows in order of position, and the number of valid entries.
+        is_half: Whether 16-bit floats are float16 and not bfloat16.
+        cap: Soft cap of the scores in powers of two; zero for none.
+        acc: [KV, n, G, E], overwritten by the sum of weighted values, with weights 2^(score - top).
         top, total: [KV, n, G], overwritten by the largest score and the sum of weights.
     """
     rows, groups, size = acc.shape[1], acc.shape[2], query.shape[2]
@@ -158,14 +158,14 @@ def near(
 
 @fused
 def powers(x: Array, out: Array) -> None:
-    """2^x of float32 numbers of at most some 100, the same wherever in the array a number stands."""
+    """Compute 2^x of float32 numbers up to about 100; a result does not depend on its place in the array."""
     for i in range(len(x)):
         out[i] = exp2(x[i])
 
 
 @_summed
 def scale(scores: Array, factor: float) -> Any:
-    """Multiply scores [K], and return the largest of what `weigh_narrow` will see, with its bits."""
+    """Multiply scores [K] and return the largest as `weigh_narrow` reads it, bit for bit."""
     for j in range(len(scores)):
         scores[j] = scores[j] * factor
     highest = scores[0]
@@ -176,7 +176,7 @@ def scale(scores: Array, factor: float) -> Any:
 
 @fused
 def weigh_narrow(scores: Array, top: float, weights: Array) -> None:
-    """2^(scores [K] - top) as bfloat16's bits."""
+    """Compute 2^(scores [K] - top) as bfloat16 bits."""
     for j in range(len(scores)):
         weights[j] = _narrow_exp2(scores[j] - top)
 
@@ -189,7 +189,7 @@ def shrink(sums: Array, factor: float) -> None:
 
 @compiled
 def copy(source: Array, out: Array) -> None:
-    """To the first of `out`. An assignment of slices could want memory, for it sees to what overlaps."""
+    """Copy to the beginning of `out`. Slice assignment could allocate memory, since it checks for overlap."""
     for e in range(len(source)):
         out[e] = source[e]
 
@@ -206,9 +206,9 @@ def narrow_sum(weights: Array) -> Any:
 def weigh_wide(
     scores: Array, cap: float, tops: Array, totals: Array, shrink: Array, start: int, end: int
 ) -> None:
-    """Scores [R, K] float32 become weights in rows [start, end), relative to the largest score so far.
+    """Turn scores [R, K] float32 of rows [start, end) into weights relative to the largest score so far.
 
-    tops and totals [R] are brought up to date, shrink [R] is what sums made before are to be multiplied by.
+    tops and totals [R] are updated; earlier sums are to be multiplied by shrink [R].
     """
     for row in range(start, end):
         if cap:
@@ -225,16 +225,16 @@ def weigh_wide(
 def list_keys(
     words: Array, ranks: Array, bounds: Array, shared: int, lists: Array, counts: Array, anchors: Array
 ) -> None:
-    """The keys near each row, in order of position.
+    """List the keys near each row, in order of position.
 
     Args:
         words: [n, W] int64, see `TreeMask`.
-        ranks: [n] int64: a row's position, which is how many keys lie before its own.
-        bounds: [n, 3] int64: the first position that a row sees, and those [low, end) that are not near.
-        shared: Positions whose key has the position as its row; those behind are of the row's own branch.
-        lists: [n, P] int32, overwritten; counts: [n] int32, overwritten by how many are keys.
-        anchors: [n] int64, overwritten by the key row at the last position that is not near, where that is
-            of the branch, else by -1: rows of one anchor have all those keys in common.
+        ranks: [n] int64: position of a row, which is the number of keys before its own.
+        bounds: [n, 3] int64: the first visible position, and the positions [low, end) that are not near.
+        shared: Positions whose key row equals the position; later keys are of the row's own branch.
+        lists: [n, P] int32, overwritten; counts: [n] int32, overwritten by the number of keys.
+        anchors: [n] int64, overwritten by the key row at the last position that is not near, if that is in
+            the branch, else by -1: rows with the same anchor share all those keys.
     """
     branch = np.empty(words.shape[1] * 64, np.int32)
     for row in range(len(words)):
@@ -253,4 +253,4 @@ def list_keys(
                 count += 1
         counts[row] = count
         for place in range(count, lists.shape[1]):
-            lists[row, place] = lists[row, count - 1]  # its own, with no weight
+            lists[row, place] = lists[row, count - 1]  # the row's own key, with weight zero

@@ -1,4 +1,4 @@
-"""Rows of queries as a GPU's programs take them: tiles of one branch, and the lists of keys beside them."""
+"""Rows of queries for a GPU's programs: tiles of one branch with their lists of keys."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,24 +8,24 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.transfer import upload
-from offspec_kernels.tree_attention.paths import Cut, branch_of
+from offspec_kernels.tree_attention.key_ranges import QueryGroup, branch_of
 from offspec_kernels.tree_attention.sizes import PART
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Queries that are done together, on the device.
+    """Queries processed together, on the device.
 
     Args:
-        rows: [n] int64, which queries.
-        lists: [n, P] int32, rows of keys that are met one by one.
-        counts: [n] int32, how many of them are keys.
-        bounds: [n, 2] int32: positions [low, end) that are met in blocks; noughts for none.
-        tiles: [T, 3] int32: folded rows [begin, end), a query's G heads side by side; and which branch.
-        branches: [A, W] int32: rows of the keys at positions from `shared` on.
-        shared: Positions whose key has the position as its row.
-        first: The first part in which a row has keys.
-        parts: How many there are up to the last.
+        rows: [n] int64, indices of the queries.
+        lists: [n, P] int32, key rows attended one by one.
+        counts: [n] int32, number of valid keys in each list.
+        bounds: [n, 2] int32: positions [low, end) attended in blocks; zeros for none.
+        tiles: [T, 3] int32: folded rows [begin, end), a query's G heads adjacent; and the branch.
+        branches: [A, W] int32: key rows at positions from `shared` on.
+        shared: Positions whose key row equals the position.
+        first: First part in which a row has keys.
+        parts: Number of parts up to the last one with keys.
     """
 
     rows: Tensor
@@ -39,8 +39,8 @@ class Tiles:
     parts: int
 
 
-def tiles_of(cut: Cut, groups: int, size: int, device: torch.device) -> Tiles:
-    """`cut` for G = `groups` heads a key head, in tiles of at most `size` folded rows."""
+def tiles_of(cut: QueryGroup, groups: int, size: int, device: torch.device) -> Tiles:
+    """Split `cut` for G = `groups` heads per key head into tiles of at most `size` folded rows."""
     some = cut.end > cut.low
     first = int(cut.low[some].min()) // PART if some.any() else 0
     last = -(-int(cut.end[some].max()) // PART) if some.any() else 0

@@ -1,11 +1,11 @@
 """Attention of a token tree on a GPU: one pass over the keys, in blocks, with a running maximum.
 
-After FlashAttention-2 (Dao 2023, arXiv 2307.08691), with the key range split among programs where there are
-few queries (Flash-Decoding) and the group of a grouped-query model folded into the rows, so that each key is
+After FlashAttention-2 (Dao 2023, arXiv 2307.08691). If there are few queries, the key range is split among
+programs (Flash-Decoding). The group of a grouped-query model is folded into the rows, so that each key is
 loaded once for all heads that share it.
 
-Letters: see `tree_mask`; G query heads a key head; a tile is BM rows (a row is one query of one head, heads
-of a group side by side) of one key head; BN keys are looked at at once; X splits.
+Letters: see `tree_mask`; G query heads per key head; a tile is BM rows (a row is one query of one head, heads
+of a group adjacent) of one key head; BN keys processed at once; X splits.
 """
 
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from offspec_kernels.backend import interprets
-from offspec_kernels.tree_attention.arguments import Arguments
-from offspec_kernels.tree_mask import Chunk
+from offspec_kernels.backend import is_interpreted
+from offspec_kernels.tree_attention.arguments import AttentionArguments
+from offspec_kernels.tree_mask import AttentionChunk
 
 LOG2E = tl.constexpr(1.4426950408889634)
-LOWEST = tl.constexpr(-1e30)  # a maximum over nothing; -inf would make numbers that are none
+LOWEST = tl.constexpr(-1e30)  # the maximum of an empty set; -inf would produce NaN
 _WORD = tl.constexpr(64)
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
-    """How the work is cut. rows BM, keys BN (32, 64 or 128); splits X, a power of two."""
+class LaunchConfig:
+    """Partition of the work: rows BM, keys BN (32, 64 or 128); splits X, a power of two."""
 
     rows: int
     keys: int
@@ -42,7 +42,7 @@ def tanh(x):
 
 @triton.jit
 def rows_of(base, stride, index, inside, SIZE: tl.constexpr, PADDED: tl.constexpr):
-    """[n, PADDED]: rows `index` [n] of a matrix with rows of SIZE numbers; nought outside."""
+    """Load rows `index` [n] of a matrix with rows of SIZE elements as [n, PADDED]; zero outside."""
     column = tl.arange(0, PADDED)
     place = base + index.to(tl.int64)[:, None] * stride + column[None, :]
     return tl.load(place, mask=inside[:, None] & (column < SIZE)[None, :], other=0.0)
@@ -53,10 +53,10 @@ def _take(
     q, keys_at, key_s, values_at, value_s, index, seen, there, acc, top, total, scale, softcap,
     D: tl.constexpr, E: tl.constexpr, CAPPED: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Adds the keys `index` [BN], those that are `there`, to the sums acc [BM, PE] and total [BM].
+    """Add the keys `index` [BN] that are `there` to the sums acc [BM, PE] and total [BM].
 
-    seen [BM, BN] or [1, BN]: who looks at them. Scores are in units of log 2; acc and total are relative to
-    2^top, the largest so far.
+    seen [BM, BN] or [1, BN]: visibility of the keys. Scores are in units of log 2; acc and total are relative
+    to 2^top, the largest so far.
     """
     k = rows_of(keys_at, key_s, index, there, D, q.shape[1])
     v = rows_of(values_at, value_s, index, there, E, acc.shape[1])
@@ -77,7 +77,7 @@ def _take(
     return acc, new, total
 
 
-# Numbers that change from call to call are not compiled in: a kernel takes a second to compile.
+# Sizes that change from call to call are not compiled in, since compiling a kernel takes a second.
 @triton.jit(
     do_not_specialize=["words_b", "words_n", "positions_b", "queries", "keys", "width", "places", "window"]
 )
@@ -108,23 +108,23 @@ def _tree_attention(
 
     low = tl.program_id(0) * BM // G  # the tile's first query and its last
     high = tl.minimum(((tl.program_id(0) + 1) * BM - 1) // G, count - 1)
-    open_end = tl.minimum(prefix + tl.minimum(causal, first + low), keys)  # all rows see what is before
+    open_end = tl.minimum(prefix + tl.minimum(causal, first + low), keys)  # all rows see the keys before this
     chain_end = tl.minimum(prefix + tl.minimum(causal, first + high + 1), keys)
     tree_start = prefix + causal
     tree_end = tl.minimum(prefix + first + high + 1, keys)
-    if low >= count:  # a tile of nothing but padding looks at nothing
+    if low >= count:  # a tile with only padding reads no keys
         open_end, chain_end, tree_end = open_end * 0, chain_end * 0, tree_end * 0
     open_start = open_end * 0
     if WINDOWED:
         at = tl.load(positions + tree * positions_b + first + node, mask=inside, other=1 << 40)
-        since = at // window * window if CHUNKED else at - window + 1  # the first position that is seen
-        # Clamped before it is narrow: a tile of nothing but padding stands at 2^40.
+        since = at // window * window if CHUNKED else at - window + 1  # the first visible position
+        # Clamped before narrowing: a tile with only padding is at 2^40.
         reach = tl.minimum(tl.maximum(tl.min(since, 0), 0), open_end.to(tl.int64))
         open_start = reach.to(tl.int32) // BN * BN
 
     top = tl.full([BM], LOWEST, dtype=tl.float32)
     total = tl.zeros([BM], dtype=tl.float32)
-    if SUNK:  # noqa: SIM102 - decided when the kernel is compiled, the other when it runs
+    if SUNK:  # noqa: SIM102 - this condition is known at compile time, the inner one at run time
         if split == 0:
             sink = tl.load(sinks + lane).to(tl.float32) * LOG2E
             top = tl.maximum(sink, LOWEST)
@@ -133,7 +133,7 @@ def _tree_attention(
     keys_at = key + tree * key_b + head * key_h
     values_at = value + tree * value_b + head * value_h
 
-    # What every row of the tile sees: this split's share of it. No mask but the window's is looked at.
+    # Keys visible to every row of the tile: this split's share. Only the window is masked.
     share = tl.cdiv(tl.cdiv(open_end - open_start, splits), BN) * BN
     begin = open_start + split * share
     end = tl.minimum(begin + share, open_end)
@@ -158,7 +158,7 @@ def _tree_attention(
                 q, keys_at, key_s, values_at, value_s, index, seen, index < chain_end, acc, top, total, scale,
                 softcap, D, E, CAPPED, UPCAST, PRECISION,
             )  # fmt: skip
-        # The tree: one word of each row says all of a block.
+        # The tree: one word of each row covers a whole block.
         for start in tl.range(tree_start, tree_end, BT):
             index = start + tl.arange(0, BT)
             behind = start - tree_start
@@ -196,7 +196,7 @@ def _merge(
     sums, tops, out, counts, out_b, out_h, out_n, heads, queries,
     E: tl.constexpr, PE: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One query of one head: its parts, each with a maximum of its own, become one softmax."""
+    """Merge the parts of one query of one head, each with its own maximum, into one softmax."""
     node, lane = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     tree, head = lane // heads, lane % heads
     part = tl.arange(0, SPLITS)
@@ -214,13 +214,13 @@ def _merge(
     tl.store(place, result.to(out.dtype.element_ty), mask=column < E)
 
 
-# Rows and keys that leave no register spilt, by bytes of a number and the widest head.
+# Rows and keys that spill no registers, by element size in bytes and the widest head.
 _TILES = {(2, 128): (128, 64), (2, 256): (64, 32), (4, 64): (64, 32), (4, 128): (32, 32), (4, 256): (16, 32)}
-_ROOMY = 160 << 10  # bytes of shared memory a program can have on a server's GPU; a consumer's has 99 KiB
+_ROOMY = 160 << 10  # maximum shared memory per program on server GPUs; consumer GPUs have 99 KiB
 
 
-def choose_blocks(query: Tensor, key: Tensor, value: Tensor) -> Blocks:
-    """Blocks for a shape: large tiles where there are many rows, splits where there are few."""
+def choose_launch_config(query: Tensor, key: Tensor, value: Tensor) -> LaunchConfig:
+    """Choose blocks for a shape: large tiles for many rows, splits for few."""
     batch, heads, rows, size = query.shape
     key_heads, keys = key.shape[1:3]
     folded = rows * (heads // key_heads)
@@ -229,7 +229,7 @@ def choose_blocks(query: Tensor, key: Tensor, value: Tensor) -> Blocks:
     tile = min(most, max(16, triton.next_power_of_2(folded)))
     processors, shared = _device(query.device)
     programs = -(-folded // tile) * batch * key_heads
-    return Blocks(
+    return LaunchConfig(
         rows=tile,
         keys=wide,
         warps=4 if tile * wide <= 16 * 64 and number == 2 else 8,
@@ -239,25 +239,25 @@ def choose_blocks(query: Tensor, key: Tensor, value: Tensor) -> Blocks:
 
 
 def _floor(count: int) -> int:
-    """The largest power of two that is no larger, and 1 at least: few kinds of kernel."""
+    """Return the largest power of two up to `count`, at least 1, so that few kernel variants are compiled."""
     return 1 << max(count, 1).bit_length() - 1
 
 
 def _device(device: torch.device) -> tuple[int, int]:
-    """How many processors there are, and the bytes of shared memory that a program can have."""
+    """Return the number of multiprocessors and the maximum bytes of shared memory per program."""
     if device.type != "cuda":
         return 1, 0
     properties = torch.cuda.get_device_properties(device)
     return properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 0)
 
 
-def attend(given: Arguments, blocks: Blocks | None = None) -> None:
-    """See `tree_attention`. Scratch: B H N X (E + 2) float32 where X > 1."""
+def attend(given: AttentionArguments, blocks: LaunchConfig | None = None) -> None:
+    """Run `tree_attention`. Workspace: B H N X (E + 2) float32 if X > 1."""
     query, key, value, tree_mask, scale, window, softcap, sinks, out, *_ = given
-    assert isinstance(key, Tensor) and isinstance(value, Tensor), "quantised rows take `triton_exact`"
+    assert isinstance(key, Tensor) and isinstance(value, Tensor), "quantized rows take `triton_exact`"
     batch, heads, rows, size = query.shape
     key_heads, width = key.shape[1], value.shape[3]
-    cut = blocks or choose_blocks(query, key, value)
+    cut = blocks or choose_launch_config(query, key, value)
     assert cut.splits & (cut.splits - 1) == 0, "splits are merged as a power of two"
     parts = batch * heads * rows * cut.splits if cut.splits > 1 else 0
     sums = torch.empty(parts, width, dtype=torch.float32, device=query.device)
@@ -274,11 +274,11 @@ def attend(given: Arguments, blocks: Blocks | None = None) -> None:
             *tree_mask.words.stride()[:2], places.stride(0),
             rows, key.shape[2], tree_mask.words.shape[2], places.shape[1], key_heads,
             scale if softcap else scale * LOG2E.value, softcap or 1.0,
-            (window.size if isinstance(window, Chunk) else window) or 0,
+            (window.size if isinstance(window, AttentionChunk) else window) or 0,
             G=groups, D=size, E=width, PD=padded(size), PE=padded(width),
             BM=cut.rows, BN=cut.keys, BT=min(cut.keys, _WORD.value), SPLIT=cut.splits > 1,
-            WINDOWED=window is not None, CHUNKED=isinstance(window, Chunk),
-            CAPPED=softcap is not None, SUNK=sinks is not None, UPCAST=interprets(),
+            WINDOWED=window is not None, CHUNKED=isinstance(window, AttentionChunk),
+            CAPPED=softcap is not None, SUNK=sinks is not None, UPCAST=is_interpreted(),
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
             num_warps=cut.warps, num_stages=cut.stages, enable_fp_fusion=True,
         )  # fmt: skip
@@ -290,6 +290,6 @@ def attend(given: Arguments, blocks: Blocks | None = None) -> None:
 
 
 def padded(size: int) -> int:
-    """Columns of a tile: a power of two, and as many as a product needs."""
+    """Return the columns of a tile: a power of two, at least the minimum for a product."""
     power: int = triton.next_power_of_2(size)
     return max(16, power)

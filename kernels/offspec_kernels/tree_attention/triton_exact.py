@@ -1,10 +1,11 @@
-"""Attention of a token tree on a GPU, whose rows' bits depend on nothing but their own path.
+"""Attention of a token tree on a GPU; the bits of a row depend only on its own path.
 
-A row meets the keys far from it in blocks, in tiles of one size, and those near it one by one: which they
-are and in what order is decided by its position alone (`paths`). Sums over parts of the far keys, cut at
-multiples of a fixed number of positions, are merged in order, and what the near ones bring comes last.
+A row attends to the keys far from it in blocks, in tiles of one size, and to the near ones one by one. Its
+position alone decides which keys are near and in what order they are processed (`key_ranges`). Sums over
+parts of the far keys, cut at multiples of a fixed number of positions, are merged in order; near keys come
+last.
 
-Letters: see `triton`; n queries that are done together.
+Letters: see `triton`; n queries processed together.
 """
 
 import torch
@@ -12,16 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from offspec_kernels.backend import interprets
+from offspec_kernels.backend import is_interpreted
 from offspec_kernels.dequant.triton import in_bfloat16
-from offspec_kernels.quantised_rows import QuantisedRows, Rows
-from offspec_kernels.tree_attention.arguments import Arguments
-from offspec_kernels.tree_attention.paths import cuts_of
+from offspec_kernels.quantized_rows import QuantizedRows, Rows
+from offspec_kernels.tree_attention.arguments import AttentionArguments
+from offspec_kernels.tree_attention.key_ranges import query_groups
 from offspec_kernels.tree_attention.sizes import AT_ONCE, PART, SCRATCH
 from offspec_kernels.tree_attention.tiles import Tiles, tiles_of
 from offspec_kernels.tree_attention.triton import LOG2E, LOWEST, padded, rows_of, tanh
 
-# Rows, keys and warps by bytes of a number and the widest head, whatever is asked. Keys divide `sizes.STEP`.
+# Rows, keys and warps by element size in bytes and the widest head, for any call. Keys divide `sizes.STEP`.
 _TILES = {
     (2, 128): (64, 64, 8),
     (2, 256): (64, 32, 8),
@@ -33,7 +34,7 @@ _TILES = {
 
 @triton.jit
 def _product(a, b, acc, INTERPRETED: tl.constexpr):
-    """acc + a b. In Python by numpy, whose product would round by place and knows no bfloat16."""
+    """Return acc + a b. The interpreter multiplies with numpy, which rounds by place and lacks bfloat16."""
     if INTERPRETED:
         return acc + tl.sum(a.to(tl.float32)[:, :, None] * b.to(tl.float32)[None, :, :], 1)
     return tl.dot(a, b, acc, input_precision="ieee")
@@ -44,7 +45,7 @@ def _values_of(
     base, stride, scales, index, inside, dtype: tl.constexpr,
     SIZE: tl.constexpr, PADDED: tl.constexpr, SCALED: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Rows as `rows_of`; of those in 8 bits the values, rounded as `QuantisedRows` rounds them."""
+    """Load rows like `rows_of`; dequantize 8-bit rows with the rounding of `QuantizedRows`."""
     rows = rows_of(base, stride, index, inside, SIZE, PADDED)
     if SCALED:
         scale = tl.load(scales + index, mask=inside, other=0.0)
@@ -57,14 +58,14 @@ def _values_of(
 
 @triton.jit
 def _scores_of(products, scale, softcap, CAPPED: tl.constexpr):
-    """Scores in units of log 2."""
+    """Return scores in units of log 2."""
     scores = products * scale
     if CAPPED:
-        scores = tanh(tl.minimum(scores / softcap, 40.0)) * softcap * LOG2E  # there it is one
+        scores = tanh(tl.minimum(scores / softcap, 40.0)) * softcap * LOG2E  # tanh is 1 there
     return scores
 
 
-# Numbers that change from call to call are not compiled in, nor does what is known of them change the code.
+# Sizes that change from call to call are neither compiled in nor used for specialization.
 @triton.jit(do_not_specialize=["shared", "width", "count", "first", "parts"])
 def _far_keys(
     query, key, value, key_scales, value_scales, sums, tops, rows, bounds, tiles, branches,
@@ -74,7 +75,7 @@ def _far_keys(
     BM: tl.constexpr, BN: tl.constexpr, PART: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One part of the keys of a tile of rows, in blocks that a row meets whole or not at all."""
+    """Attend one part of the keys of a tile of rows, in blocks that a row uses entirely or not at all."""
     tile = tiles + tl.program_id(0) * 3
     begin, end, branch = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     head = tl.program_id(2).to(tl.int64)
@@ -83,7 +84,7 @@ def _far_keys(
     nth = (folded // G).to(tl.int64)
     lane = head * G + folded % G  # the query head
 
-    # Positions that a row meets in this part: none, unless high > low.
+    # Positions of this part that a row attends to: none, unless high > low.
     part = (first + tl.program_id(1)) * PART
     low = tl.maximum(tl.load(bounds + nth * 2, mask=inside, other=0), part)
     high = tl.minimum(tl.load(bounds + nth * 2 + 1, mask=inside, other=0), part + PART)
@@ -114,7 +115,7 @@ def _far_keys(
         weights = tl.exp2(scores - new[:, None])
         shrink = tl.exp2(top - new)
         brought = _product(weights.to(v.dtype), v, acc * shrink[:, None], INTERPRETED)
-        # Others of the tile may meet this block where a row does not.
+        # Other rows of the tile may use this block when this row does not.
         meets = (low <= start) & (start < high)
         acc = tl.where(meets[:, None], brought, acc)
         total = tl.where(meets, total * shrink + tl.sum(weights, 1), total)
@@ -137,7 +138,7 @@ def _near_keys(
     AT_ONCE: tl.constexpr, PART: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
     SUNK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One query of one head: the keys of its list, merged with the parts that `_far_keys` left."""
+    """Attend one query of one head to its listed keys, and merge the parts from `_far_keys`."""
     nth, lane = tl.program_id(0).to(tl.int64) // heads, tl.program_id(0).to(tl.int64) % heads
     node = tl.load(rows + nth)
     dtype = query.dtype.element_ty
@@ -199,8 +200,8 @@ def _near_keys(
     tl.store(place, (acc / total).to(out.dtype.element_ty), mask=column < E)
 
 
-def attend(given: Arguments) -> None:
-    """See `tree_attention`. Scratch: SCRATCH, and the lists of keys that near rows meet one by one."""
+def attend(given: AttentionArguments) -> None:
+    """Run `tree_attention`. Workspace: SCRATCH, and the lists of keys near each row."""
     query, tree_mask, window, chosen = given.query, given.tree_mask, given.window, given.chosen
     heads, groups = query.shape[1], query.shape[1] // given.key.shape[1]
     size = _tile(query, given.value)[0]
@@ -210,20 +211,20 @@ def attend(given: Arguments) -> None:
         name = ("tiles", tree, reach, window, groups, size, most)
         kept = tree_mask.kept if chosen is None else {}
         if name not in kept:
-            cuts = cuts_of(tree_mask, tree, window, most, None if chosen is None else chosen[tree])
+            cuts = query_groups(tree_mask, tree, window, most, None if chosen is None else chosen[tree])
             kept[name] = [tiles_of(cut, groups, size, query.device) for cut in cuts]
         with torch.cuda.device_of(query):
             for tiles in kept[name]:
                 _attend(given, tree, tiles)
 
 
-def _attend(given: Arguments, tree: int, tiles: Tiles) -> None:
+def _attend(given: AttentionArguments, tree: int, tiles: Tiles) -> None:
     query, key, value, out = given.query[tree], given.key[tree], given.value[tree], given.out[tree]
     scale, softcap, sinks = given.scale, given.softcap, given.sinks
     (heads, _, size), width, count = query.shape, value.shape[2], len(tiles.rows)
     groups, (rows, keys, warps) = heads // len(key), _tile(query, value)
     factor = scale if softcap else scale * LOG2E.value
-    scaled = isinstance(key, QuantisedRows)
+    scaled = isinstance(key, QuantizedRows)
     (keys_at, key_scales), (values_at, value_scales) = _parts(key), _parts(value)
     places = [query, keys_at, values_at, key_scales, value_scales]
     strides = [stride for of in places[:3] for stride in of.stride()[:2]]
@@ -235,8 +236,8 @@ def _attend(given: Arguments, tree: int, tiles: Tiles) -> None:
             *places, sums, tops, tiles.rows, tiles.bounds, tiles.tiles, tiles.branches, *strides,
             tiles.shared, tiles.branches.shape[1], count, tiles.first, tiles.parts, factor, softcap or 1.0,
             G=groups, D=size, E=width, PD=padded(size), PE=padded(width),
-            BM=rows, BN=keys, PART=PART, CAPPED=softcap is not None, SCALED=scaled, INTERPRETED=interprets(),
-            num_warps=warps, num_stages=2, enable_fp_fusion=True,
+            BM=rows, BN=keys, PART=PART, CAPPED=softcap is not None, SCALED=scaled,
+            INTERPRETED=is_interpreted(), num_warps=warps, num_stages=2, enable_fp_fusion=True,
         )  # fmt: skip
     _near_keys[(count * heads,)](
         *places, out, sums, tops, tiles.rows, tiles.bounds, tiles.lists, tiles.counts,
@@ -244,13 +245,13 @@ def _attend(given: Arguments, tree: int, tiles: Tiles) -> None:
         tiles.lists.shape[1], count, tiles.first, tiles.parts, heads, factor, softcap or 1.0,
         G=groups, D=size, E=width, PD=padded(size), PE=padded(width),
         AT_ONCE=AT_ONCE, PART=PART, CAPPED=softcap is not None, SCALED=scaled, SUNK=sinks is not None,
-        INTERPRETED=interprets(), num_warps=4, num_stages=2, enable_fp_fusion=True,
+        INTERPRETED=is_interpreted(), num_warps=4, num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip
 
 
 def _parts(rows: Rows) -> tuple[Tensor, Tensor]:
-    """What kernels read: rows and their scales, or the rows again where they have none."""
-    return (rows.numbers, rows.scales) if isinstance(rows, QuantisedRows) else (rows, rows)
+    """Return a kernel's inputs: rows and their scales, or the rows twice if they have no scales."""
+    return (rows.codes, rows.scales) if isinstance(rows, QuantizedRows) else (rows, rows)
 
 
 def _tile(query: Tensor, value: Rows) -> tuple[int, int, int]:

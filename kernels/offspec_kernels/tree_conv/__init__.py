@@ -1,4 +1,4 @@
-"""A short causal convolution of each channel along the paths of a tree.
+"""Short causal convolution of each channel along the paths of a tree.
 
 Letters: T rows, C channels, K taps, R rows of inputs.
 """
@@ -18,20 +18,20 @@ def tree_conv(
     *,
     path: Backend | None = None,
 ) -> Tensor:
-    """[T, C] float32: for each row the K inputs of its own path up to itself, weighted and summed up.
+    """Return the weighted sum of the last K inputs of each row's path, its own included, [T, C] float32.
 
-    Scratch: eager, a float32 copy of the weight, and of one input a thread; triton, none.
+    Workspace: eager, a float32 copy of the weight, and of one input per thread; triton, none.
 
     Args:
-        inputs: [R, C], those before all rows first.
-        window: [T, K] int64, which inputs a row takes, its own last. No number is looked at here, and a GPU's
-            kernel takes what lies there.
-        weight: [C, K], a float of any size, as is the bias.
+        inputs: [R, C], inputs from before all rows first.
+        window: [T, K] int64, indices of a row's inputs, its own last. Indices are not checked: a GPU kernel
+            reads whatever memory they point to.
+        weight: [C, K], a float of any size, like the bias.
         bias: [C], or None.
-        path: Backend to use, by default `choose_backend`'s.
+        path: Backend to use; by default the result of `choose_backend`.
 
     Raises:
-        ArgumentError: Names the argument that is wrong.
+        ArgumentError: An argument is invalid; the error names it.
         PathError: `path` cannot run here.
     """
     check_tensor("inputs", inputs, ["R", "C"], FLOATS)

@@ -1,4 +1,4 @@
-"""The convolution in a compiled loop, for CPUs: row by row, tap by tap, whatever rows there are.
+"""The convolution in a compiled loop, for CPUs: row by row, tap by tap, in the same order for any rows.
 
 Letters: T rows, C channels, K taps, R rows of inputs.
 """
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.dequant.native import Array, array, compiled, fused, widen
-from offspec_kernels.dequant.threads import spread
+from offspec_kernels.dequant.threads import parallel_for
 
 
 def tree_conv(inputs: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -22,7 +22,7 @@ def tree_conv(inputs: Tensor, window: Tensor, weight: Tensor, bias: Tensor | Non
     def work(start: int, end: int) -> None:
         _convolve(given, is_half, window.numpy(), taps, first, out.numpy(), start, end)
 
-    spread(work, rows, rows * channels)
+    parallel_for(work, rows, rows * channels)
     return out
 
 
@@ -30,7 +30,7 @@ def tree_conv(inputs: Tensor, window: Tensor, weight: Tensor, bias: Tensor | Non
 def _convolve(
     inputs: Array, is_half: bool, window: Array, weight: Array, bias: Array, out: Array, start: int, end: int
 ) -> None:
-    """Rows [start, end) of out [T, C]; weight [K, C], bias [C]."""
+    """Compute rows [start, end) of out [T, C]; weight [K, C], bias [C]."""
     wide = np.empty(len(bias), np.float32)
     for row in range(start, end):
         now = out[row]

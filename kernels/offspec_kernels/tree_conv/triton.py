@@ -1,4 +1,4 @@
-"""The convolution on a GPU: a program has some channels of a row, and sums up their taps one by one.
+"""The convolution on a GPU: a program sums some channels of one row, tap by tap.
 
 Letters: T rows, C channels, K taps.
 """

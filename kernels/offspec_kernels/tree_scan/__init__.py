@@ -1,21 +1,21 @@
-"""A recurrence along the paths of a tree: linear attention, whose state cannot be kept for every node.
+"""Recurrence along the paths of a tree: linear attention, whose state is too large to keep for every node.
 
-Letters: T rows, H heads, G heads of keys, D numbers of a key, E of a value.
+Letters: T rows, H heads, G heads of keys, D elements of a key, E of a value.
 
-A state S [D, E] of each head goes from row to row. Row t takes that of its parent, and with the decay a:
+A state S [D, E] of each head is passed from row to row. Row t starts from its parent's state. With decay a:
 
-    S = a S                                  a: a number, one for each number of a key, or one for each of S
-    v = beta (v - S^T k)                     only where there is a beta: the delta rule
+    S = a S                                  a: one number, one per element of a key, or one per element of S
+    v = beta (v - S^T k)                     only with beta: the delta rule
     S = S + k v^T
-    o = S^T q                                what the row gets
+    o = S^T q                                output of the row
 
-Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464) has a beta and one decay a head, Kimi's delta attention
-(arXiv 2510.26692) one a number of a key. Mamba-2 (Dao and Gu 2024, arXiv 2405.21060) has k = B, q = C,
-v = dt x and log a = dt A; Mamba-1 (Gu and Dao 2023, arXiv 2312.00752) one head, whose log a = dt A is another
-number for each of the state.
+Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464) has a beta and one decay per head, Kimi's delta attention
+(arXiv 2510.26692) one decay per element of a key. Mamba-2 (Dao and Gu 2024, arXiv 2405.21060) has k = B,
+q = C, v = dt x and log a = dt A; Mamba-1 (Gu and Dao 2023, arXiv 2312.00752) has one head, with a separate
+log a = dt A for each element of the state.
 
-States are advanced row by row, in the order of `order`, and never put together of parts, so that the bits of
-a row depend on its own path alone: a chunk of a prompt, a path by itself and a tree give the same.
+States are advanced row by row, following `order`, and never combined from parts, so that the bits of a row
+depend only on its own path: a chunk of a prompt, a single path and a tree give the same bits.
 """
 
 import torch
@@ -24,9 +24,9 @@ from torch import Tensor, float32
 from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.tree_scan.order import WalkOrder, walk_order
+from offspec_kernels.tree_scan.order import TraversalOrder, traversal_order
 
-__all__ = ["WalkOrder", "tree_scan", "walk_order"]
+__all__ = ["TraversalOrder", "traversal_order", "tree_scan"]
 
 
 def tree_scan(
@@ -34,7 +34,7 @@ def tree_scan(
     value: Tensor,
     decay: Tensor,
     state: Tensor,
-    order: WalkOrder,
+    order: TraversalOrder,
     *,
     query: Tensor | None = None,
     beta: Tensor | None = None,
@@ -42,27 +42,26 @@ def tree_scan(
     final: Tensor | None = None,
     path: Backend | None = None,
 ) -> Tensor | None:
-    """Advance a state along a tree; what its rows get of it, [T, H, E] float32, where they ask.
+    """Advance a state along a tree; return the rows' outputs [T, H, E] float32 if `query` is given.
 
-    Scratch: eager, `order.places` states of 64 columns a thread; triton, as many whole states, for a chain
-    none.
+    Workspace: eager, `order.places` states of 64 columns per thread; triton, the same number of whole states,
+    for a chain none.
 
     Args:
-        key: [T, G, D]; H is a multiple of G, and heads that share a key lie side by side.
+        key: [T, G, D]; H is a multiple of G, and heads that share a key are adjacent.
         value: [T, H, E].
         decay: log a, at most 0: [T, H], or [T, H, D]; with `rates`, dt [T, H, E].
-        state: [H, D, E] float32, before all rows; it is left as it is.
-        order: Which rows there are, and how they follow each other (`walk_order`); rows of the result that
-            it does not name are not written.
-        query: [T, G, D], or None: the rows ask nothing.
+        state: [H, D, E] float32, the state before all rows; not modified.
+        order: Rows and their order (`traversal_order`); rows of the result not listed in it are not written.
+        query: [T, G, D], or None: no outputs.
         beta: [T, H], or None: no delta rule.
         rates: [H, D, E] float32, A of log a = dt A; None: `decay` is the logarithm itself.
-        final: [H, D, E] float32, overwritten by the state behind the last step; it may be `state` itself.
-            None: nobody wants it.
-        path: Backend to use, by default `choose_backend`'s.
+        final: [H, D, E] float32, overwritten by the state after the last step; may be `state` itself.
+            None: discard that state.
+        path: Backend to use; by default the result of `choose_backend`.
 
     Raises:
-        ArgumentError: Names the argument that is wrong.
+        ArgumentError: An argument is invalid; the error names it.
         PathError: `path` cannot run here.
     """
     _check(key, value, decay, state, query, beta, rates, final)
@@ -81,9 +80,9 @@ def tree_scan(
 
 def _reference_scan(
     query: Tensor | None, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None,
-    rates: Tensor | None, state: Tensor, order: WalkOrder, out: Tensor | None, final: Tensor | None,
+    rates: Tensor | None, state: Tensor, order: TraversalOrder, out: Tensor | None, final: Tensor | None,
 ) -> None:  # fmt: skip
-    """The recurrence as it is written, in float64: a state for every row."""
+    """Compute the recurrence as defined, in float64, with a state for every row."""
     group = value.shape[1] // key.shape[1]
     places = dict[int, Tensor]({0: state.double()})
     for row, source, target in zip(*map(list, (order.row, order.source, order.target)), strict=True):

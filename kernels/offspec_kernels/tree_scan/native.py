@@ -1,15 +1,15 @@
 """The recurrence in compiled loops, for CPUs: states are advanced row by row, some columns at a time.
 
-Columns of a state do not know of each other, so a task is some columns of one head, few enough to stay in a
-core's nearest cache on their way down the tree. Numbers are computed in one order, whatever rows there are.
+Columns of a state are independent, so a task is a few columns of one head, few enough to stay in a core's
+nearest cache on the way down the tree. Numbers are computed in the same order for any number of rows.
 
-What a row gets is worked out before its state, from that of its parent: with w = beta (v - S^T a k),
+A row's output is computed before its state, from its parent's state: with w = beta (v - S^T a k),
 
     o = (a S + k w^T)^T q = S^T a q + (k^T q) w
 
-so rows without children, which are most of a bushy tree, read a state and write none.
+so rows without children, which are most rows of a bushy tree, read a state and write none.
 
-Letters: S steps, H heads, D numbers of a key.
+Letters: S steps, H heads, D elements of a key.
 """
 
 from functools import partial
@@ -19,20 +19,20 @@ import numpy as np
 from torch import Tensor
 
 from offspec_kernels.dequant.native import Array, compiled, fused
-from offspec_kernels.dequant.threads import spread
+from offspec_kernels.dequant.threads import parallel_for
 from offspec_kernels.tree_attention.native import LOG2E, copy, exp2
-from offspec_kernels.tree_scan.order import WalkOrder
+from offspec_kernels.tree_scan.order import TraversalOrder
 
-COLUMNS = 64  # of a state that are advanced together: 32 KB where a key has 128 numbers
+COLUMNS = 64  # columns of a state advanced together: 32 KB if a key has 128 elements
 
 _summed = partial(compiled, allow=frozenset({"contract", "reassoc"}))
 
 
 def tree_scan(
     query: Tensor | None, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None,
-    rates: Tensor | None, state: Tensor, order: WalkOrder, out: Tensor | None, final: Tensor | None,
+    rates: Tensor | None, state: Tensor, order: TraversalOrder, out: Tensor | None, final: Tensor | None,
 ) -> None:  # fmt: skip
-    """See the package. All float32 and contiguous."""
+    """Run the package's `tree_scan` on contiguous float32 tensors."""
     heads, size, width = state.shape
     nothing = np.empty((0, 0, 0), np.float32)
     arrays = (
@@ -51,7 +51,7 @@ def tree_scan(
     def work(start: int, end: int) -> None:
         _scan(*arrays, start, end)
 
-    spread(work, heads * -(-width // COLUMNS), len(order.row) * heads * size * width // 16)
+    parallel_for(work, heads * -(-width // COLUMNS), len(order.row) * heads * size * width // 16)
 
 
 @compiled
@@ -60,7 +60,7 @@ def _scan(
     rows: Array, source: Array, target: Array, places: int, out: Array, final: Array,
     start: int, end: int,
 ) -> None:  # fmt: skip
-    """Tasks [start, end), of which each head has as many as it has blocks of columns."""
+    """Run tasks [start, end), one for each block of columns of each head."""
     heads, size, width = state.shape
     blocks, group = (width + COLUMNS - 1) // COLUMNS, heads // key.shape[1]
     states = np.empty((places, size * COLUMNS), np.float32)
@@ -75,7 +75,7 @@ def _scan(
             states[0, d * COLUMNS : d * COLUMNS + count] = state[head, d, first : first + count]
         for step in range(len(rows)):
             row, now = rows[step], states[source[step]]
-            # Steps go down first: where a row has children, the next is one of them.
+            # Steps go down first: if a row has children, the next step is one of them.
             is_last = step + 1 == len(rows)
             goes_on = len(final) > 0 if is_last else source[step + 1] == target[step]
             if source[step] != target[step] and (goes_on or len(rates)):
@@ -113,7 +113,7 @@ def _scan(
 
 @fused
 def _powers(decay: Array, keep: Array) -> None:
-    """e^decay, one number for all of a key or one for each of its numbers."""
+    """Compute e^decay, one number for a whole key or one for each of its elements."""
     if len(decay) == 1:
         keep[:] = exp2(decay[0] * np.float32(LOG2E))
     else:
@@ -137,17 +137,17 @@ def _times(vector: Array, factors: Array, out: Array) -> None:
 
 @_summed
 def _dot(one: Array, other: Array) -> Any:
-    """In an order that depends on their length alone."""
+    """Return the dot product, summed in an order that depends only on the length."""
     total = np.float32(0.0)
     for d in range(len(one)):
         total += one[d] * other[d]
     return total
 
 
-# Four numbers of a key at a time, and one after the other even so.
+# Four elements of a key at a time, but in sequential order.
 @fused
 def _look(state: Array, key: Array, found: Array) -> None:
-    """What is under a key: S^T k."""
+    """Read the value stored under a key: S^T k."""
     found[:] = np.float32(0.0)
     whole = len(key) // 4 * 4
     for d in range(0, whole, 4):
@@ -164,7 +164,7 @@ def _look(state: Array, key: Array, found: Array) -> None:
 
 @fused
 def _look_twice(state: Array, key: Array, found: Array, query: Array, got: Array) -> None:
-    """`_look` for two keys, to the bit, in one read of the state."""
+    """Run `_look` for two keys, bit for bit, in one read of the state."""
     found[:], got[:] = np.float32(0.0), np.float32(0.0)
     whole = len(key) // 4 * 4
     for d in range(0, whole, 4):
@@ -184,7 +184,7 @@ def _look_twice(state: Array, key: Array, found: Array, query: Array, got: Array
 
 @fused
 def _correct(change: Array, found: Array, beta: float) -> None:
-    """A value becomes beta times what the state lacks of it."""
+    """Replace a value by beta times its difference from the state's value."""
     for e in range(COLUMNS):
         change[e] = (change[e] - found[e]) * beta
 
@@ -197,7 +197,7 @@ def _add(out: Array, factor: float, vector: Array) -> None:
 
 @fused
 def _advance(state: Array, keep: Array, key: Array, change: Array) -> None:
-    """Decay a state, and add a key's and a value's product."""
+    """Decay a state, and add the product of a key and a value."""
     for d in range(len(key)):
         line, a, k = state[d * COLUMNS : (d + 1) * COLUMNS], keep[d], key[d]
         for e in range(COLUMNS):

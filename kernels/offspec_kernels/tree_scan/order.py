@@ -1,8 +1,8 @@
-"""The order in which a tree of rows is walked, and where the state behind each row is put on the way.
+"""Order of visiting a tree of rows, and storage of the states on the way.
 
-A state is advanced from row to row along a path. Where a row has several children, its state waits for all of
-them; the child with most rows below it comes last and overwrites it. So no more states wait at a time than
-the logarithm of the number of rows.
+A state is advanced from row to row along a path. If a row has several children, its state is kept until all
+of them have used it; the child with the most rows below it comes last and overwrites it. So the number of
+states kept at a time is at most the logarithm of the number of rows.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class WalkOrder:
-    """Steps, one for each row; behind a row with children comes one of them.
+class TraversalOrder:
+    """Steps, one for each row; a row with children is followed by one of them.
 
     Args:
-        row: [T] int32, which row a step is.
-        source: [T] int32, the place of the state that it starts from; that before all rows is in place 0.
-        target: [T] int32, the place of the state behind it.
-        places: How many places there are.
-        kept: What devices hold of it, for the next layer of a pass.
+        row: [T] int32, row of each step.
+        source: [T] int32, place of the state it starts from; the state before all rows is in place 0.
+        target: [T] int32, place of the state after it.
+        places: Number of places.
+        kept: Device copies, reused by the next layer of a pass.
     """
 
     row: NDArray[np.int32]
@@ -31,15 +31,17 @@ class WalkOrder:
     places: int
     kept: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    def renamed(self, rows: NDArray[np.int64]) -> "WalkOrder":
-        """The same steps to rows that have other numbers: `rows` [T] has that of each."""
-        return WalkOrder(rows[self.row].astype(np.int32), self.source, self.target, self.places)
+    def remap_rows(self, rows: NDArray[np.int64]) -> "TraversalOrder":
+        """Return the same steps with row numbers mapped through `rows` [T]."""
+        return TraversalOrder(rows[self.row].astype(np.int32), self.source, self.target, self.places)
 
 
-def walk_order(parents: Sequence[int]) -> WalkOrder:
-    """The steps of rows whose parents come before them; -1: the state before all rows."""
+def traversal_order(parents: Sequence[int]) -> TraversalOrder:
+    """Return the steps of rows whose parents come before them; -1: the state before all rows."""
     count = len(parents)
-    children: list[list[int]] = [[] for _ in range(count + 1)]  # the last: of the state before all rows
+    children: list[list[int]] = [
+        [] for _ in range(count + 1)
+    ]  # the last: children of the state before all rows
     below = [1] * count
     for row in range(count - 1, -1, -1):
         children[parents[row]].append(row)
@@ -65,4 +67,4 @@ def walk_order(parents: Sequence[int]) -> WalkOrder:
         steps.append((row, source, place[row]))
         ahead += children[row]
     table = np.array(steps, np.int32).reshape(-1, 3).T.copy()
-    return WalkOrder(table[0], table[1], table[2], places)
+    return TraversalOrder(table[0], table[1], table[2], places)

@@ -1,10 +1,10 @@
 """The recurrence on a GPU: a program walks down the tree with some columns of one head's state in registers.
 
-A state goes to memory only where it has to wait for another branch. Whether rows ask and whether somebody
-wants the last state is told at run time, and nothing that is known of an argument is compiled in: sums over a
-key's numbers are put together in one order, in whatever call.
+A state is written to memory only if another branch needs it. Whether rows have queries and whether the last
+state is wanted is passed at run time, and no property of an argument is compiled in: sums over a key's
+elements use the same order in every call.
 
-Letters: T rows, S steps, H heads, D numbers of a key, E of a value, P places.
+Letters: T rows, S steps, H heads, D elements of a key, E of a value, P places.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from offspec_kernels.tree_attention.triton import LOG2E
-from offspec_kernels.tree_scan.order import WalkOrder
+from offspec_kernels.tree_scan.order import TraversalOrder
 
-_STATE = 1024  # numbers of a state that a warp holds, 32 a thread
-_COLUMNS = (8, 64)  # of a program, at least and at most
+_STATE = 1024  # elements of a state per warp, 32 per thread
+_COLUMNS = (8, 64)  # minimum and maximum columns per program
 
 _NOT_COMPILED_IN = [
     *("query", "key", "value", "decay", "beta", "rates", "state", "steps", "waiting", "out", "final"),
@@ -51,7 +51,7 @@ def _tree_scan(
         row = tl.load(steps + step * 3).to(tl.int64)
         taken, left = tl.load(steps + step * 3 + 1), tl.load(steps + step * 3 + 2)
         if taken >= 0:
-            tl.debug_barrier()  # other threads have stored it
+            tl.debug_barrier()  # wait until other threads have stored it
             now = tl.load(waiting + taken * states + place, mask=there, other=0.0)
         lane = row * heads + head
         of_row = (row * (heads // GROUP) + head // GROUP) * D + number
@@ -71,30 +71,30 @@ def _tree_scan(
         got = tl.sum(now * q, 0)
         tl.store(out + lane * width + column, got, mask=column < width * asks)
         if left >= 0:
-            tl.debug_barrier()  # other threads have loaded what was there
+            tl.debug_barrier()  # wait until other threads have loaded the old state
             tl.store(waiting + left * states + place, now, mask=there)
     tl.store(final + place, now, mask=there & (column < width * ends)[None, :])
 
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """A walk on the device.
+    """Traversal steps on the device.
 
     Args:
-        table: [S + 1, 3] int32: the row; the place from which a state is taken, and that to which it is put,
-            -1 where it stays with the program. The first is the state before all rows.
-        places: How many places are used.
+        table: [S + 1, 3] int32: the row, the place to load a state from, and the place to store it to;
+            -1 if the state stays in registers. The first entry is the state before all rows.
+        places: Number of places used.
     """
 
     table: Tensor
     places: int
 
 
-def steps_of(order: WalkOrder, device: torch.device) -> _Steps:
-    """The steps of `order`, which keeps them."""
+def steps_of(order: TraversalOrder, device: torch.device) -> _Steps:
+    """Return the steps of `order` on the device, cached in `order`."""
     if device not in order.kept:
         behind = np.concatenate([np.zeros(1, np.int32), order.target])  # each step; the first: before all
-        follows = order.source == behind[:-1]  # the step before, whose state is at hand
+        follows = order.source == behind[:-1]  # the previous step, whose state is in registers
         table = np.full((len(behind), 3), -1, np.int32)
         table[1:, 0] = order.row
         table[1:, 1] = np.where(follows, -1, order.source)
@@ -107,9 +107,9 @@ def steps_of(order: WalkOrder, device: torch.device) -> _Steps:
 
 def tree_scan(
     query: Tensor | None, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None,
-    rates: Tensor | None, state: Tensor, order: WalkOrder, out: Tensor | None, final: Tensor | None,
+    rates: Tensor | None, state: Tensor, order: TraversalOrder, out: Tensor | None, final: Tensor | None,
 ) -> None:  # fmt: skip
-    """See the package. All float32 and contiguous."""
+    """Run the package's `tree_scan` on contiguous float32 tensors."""
     heads, size, width = state.shape
     if not heads * width:
         return

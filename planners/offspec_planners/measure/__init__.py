@@ -1,4 +1,4 @@
-"""Measuring a machine. The only part of the planners that needs torch, and loads it when it is called."""
+"""Measurement of a machine. The only part of the planners that needs torch, which it imports when called."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from offspec_planners.measure.processor import Product
 
 _ROWS = {"cpu": (1, 4, 16, 64, 256, 1024), "cuda": (1, 4, 16, 64, 256, 1024, 4096)}
-_HOST_ROWS = (1, 16, 64, 256)  # beside a device a CPU is for few rows
-_SIDE = 4096  # of the square matrices that are multiplied with
-_SECONDS = 0.25  # for each number of rows
+_HOST_ROWS = (1, 16, 64, 256)  # next to a device, a CPU processes few rows
+_SIDE = 4096  # size of the square matrices
+_SECONDS = 0.25  # per number of rows
 
 Progress = Callable[[str, int, int], None]
-"""Takes what is measured next, and how many measurements are done, of how many in all."""
+"""Called with the next measurement, the number of finished measurements, and the total."""
 
 
 def identify(device: str = "cpu") -> Identity:
-    """Which machine this is, as `measure` would name it, without measuring."""
+    """Return the identity of this machine that `measure` would record, without measuring."""
     import torch
 
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -37,7 +37,9 @@ def identify(device: str = "cpu") -> Identity:
         threads = torch.get_num_threads()
         chip, memory = _joined(_cpu_name(), f"{threads} thread{'s' if threads > 1 else ''}"), ram
         waits = wait_policy() if threads > 1 else ""
-    name = _joined(chip, f"{ram / 1e9:.0f} GB RAM")  # without settings, which the processor has
+    name = _joined(
+        chip, f"{ram / 1e9:.0f} GB RAM"
+    )  # without settings, which are part of the processor's name
     return Identity(name, ram, _joined(chip, waits), memory, place.type != "cpu")
 
 
@@ -46,7 +48,7 @@ def _joined(*parts: str) -> str:
 
 
 def wait_policy() -> str:
-    """How OpenMP's threads are told to wait for each other; "" for libgomp's default."""
+    """Return OpenMP's wait policy variables; "" for libgomp's default."""
     names = (name for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT") if os.environ.get(name))
     return ", ".join(f"{name}={os.environ[name]}" for name in names)
 
@@ -57,21 +59,21 @@ def measure(
     progress: Progress = lambda what, done, total: None,
     product: Product | None = None,
 ) -> Hardware:
-    """Measure this machine; some seven seconds, and one more where a CPU lies beside the device.
+    """Measure this machine; takes about seven seconds, plus one for the CPU next to a device.
 
     Takes up to 200 MB of RAM, or 1.1 GB of the device's memory and 256 MB of pinned RAM.
 
     Args:
-        disk_files: Files of the disk to read, 256 MB or more.
-        device: "cpu" or "cuda", what computes.
-        progress: Called with what is measured next and how far it is.
-        product: Function that passes multiply with. Default torch's.
+        disk_files: Files on the disk to measure, 256 MB or more.
+        device: Device that computes, "cpu" or "cuda".
+        progress: Called with the next measurement and the progress.
+        product: Product used by passes. Default torch's.
 
     Raises:
         OSError: The files cannot be read.
     """
     which = identify(device)
-    steps = ["disk", "memory", *(["link", "the CPU"] if which.apart else []), "products", "launches"]
+    steps = ["disk", "memory", *(["link", "the CPU"] if which.has_own_memory else []), "products", "launches"]
 
     def begin(what: str) -> None:
         progress(what, steps.index(what), len(steps))
@@ -81,13 +83,13 @@ def measure(
     begin("memory")
     memory = memory_bandwidth(device)
     link = host = None
-    if which.apart:
+    if which.has_own_memory:
         begin("link")
         link = copy_bandwidth(device)
         begin("the CPU")
         host = measure_host(product)
     begin("products")
-    rows = _ROWS["cuda" if which.apart else "cpu"]
+    rows = _ROWS["cuda" if which.has_own_memory else "cpu"]
     gemm = gemm_rates(
         rows,
         rows=_SIDE,
@@ -105,7 +107,7 @@ def measure(
 
 
 def measure_host(product: Product | None = None) -> Processor:
-    """Measure the CPU and its RAM alone; about a second. Takes up to 200 MB. product: as for `measure`."""
+    """Measure the CPU and its RAM alone; about a second, up to 200 MB. product: as for `measure`."""
     which, seconds = identify("cpu"), _SECONDS / 3
     gemm = gemm_rates(
         _HOST_ROWS, rows=_SIDE, columns=_SIDE, dtype="bfloat16", seconds=seconds, product=product
@@ -115,8 +117,8 @@ def measure_host(product: Product | None = None) -> Processor:
 
 
 def _cpu_name() -> str:
-    """What the processor calls itself."""
+    """Return the processor's own name."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
-    return os.uname().machine  # processors that are not x86 need not say
+    return os.uname().machine  # not reported by all non-x86 processors

@@ -1,4 +1,4 @@
-"""How fast the disk gives bytes: large files read past the page cache."""
+"""Disk read rate: large files read past the page cache."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pathlib import Path
 
 from offspec_planners.hardware_rates import Rate
 
-_BLOCK = 4 << 20  # bytes of one read
-# Threads and bytes of one read. Disks differ in what they like best, and the ceiling is the best of them.
+_BLOCK = 4 << 20  # bytes per read
+# Threads and bytes per read. Disks differ in their best shape; the result is the best of these.
 _SHAPES = ((1, 4 << 20), (2, 4 << 20), (2, 16 << 20), (4, 1 << 20), (4, 4 << 20), (8, 1 << 20))
-_SWEEP_SHARE = 4  # a trial of a shape reads so much less than a reading
-_FIRST_LOOK = 0.1  # seconds of reading that say how much to read
+_SWEEP_SHARE = 4  # a trial of a shape reads this much less than a reading
+_FIRST_LOOK = 0.1  # seconds of reading to determine how much to read
 _READINGS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """A read rate: `nbytes` in `seconds`; `direct` is False where the file system refused O_DIRECT."""
+    """Read rate: `nbytes` in `seconds`; `direct` is False if the file system refused O_DIRECT."""
 
     nbytes: int
     seconds: float
@@ -37,7 +37,7 @@ class Bandwidth:
 
 
 def _open(path: Path) -> tuple[int, bool]:
-    """A descriptor, and whether it reads past the page cache."""
+    """Return a descriptor, and whether it reads past the page cache."""
     if hasattr(os, "O_DIRECT"):
         try:
             return os.open(path, os.O_RDONLY | os.O_DIRECT), True
@@ -48,7 +48,7 @@ def _open(path: Path) -> tuple[int, bool]:
 
 
 def reads_past_cache(path: Path) -> bool:
-    """Whether the file's system lets it be read with O_DIRECT. Raises OSError."""
+    """Return whether the file system supports O_DIRECT for the file. Raises OSError."""
     fd, direct = _open(path)
     os.close(fd)
     return direct
@@ -65,15 +65,15 @@ def read_bandwidth(
 ) -> Bandwidth:
     """Read files in order past the page cache, and time it.
 
-    Begins again with the first file at the end of the last.
+    Starts over with the first file after the last.
 
     Args:
-        files: What to read.
-        limit_bytes: About how much to read at most; every byte is read once at most.
-        threads: Reads in flight, 2 by default.
-        block: Bytes of one read, a multiple of 4096.
-        start: Byte of the files to begin at, 0 by default.
-        seconds: Longest time; no limit by default.
+        files: Files to read.
+        limit_bytes: Approximate maximum to read; each byte is read at most once.
+        threads: Concurrent reads, 2 by default.
+        block: Bytes per read, a multiple of 4096.
+        start: Offset to begin at, over all files, 0 by default.
+        seconds: Time limit; no limit by default.
 
     Raises:
         OSError: A read fails.
@@ -84,9 +84,9 @@ def read_bandwidth(
     lock, stopped, begun = threading.Lock(), threading.Event(), time.perf_counter()
 
     def read_blocks() -> tuple[int, bool]:
-        """Bytes read by a thread until no work or no time is left, and whether past the page cache."""
+        """Read until no work or no time is left; return bytes, and whether past the page cache."""
         nbytes, path, fd, past_cache = 0, None, -1, True
-        with mmap.mmap(-1, block) as buffer:  # anonymous memory starts at a page, as O_DIRECT wants
+        with mmap.mmap(-1, block) as buffer:  # anonymous memory is page-aligned, as O_DIRECT requires
             try:
                 while not stopped.is_set() and (seconds is None or time.perf_counter() <= begun + seconds):
                     with lock:
@@ -117,8 +117,8 @@ def read_bandwidth(
 class RawDisk:
     """Readings of files with O_DIRECT, in the shape (threads, block) that was fastest at the start.
 
-    Each reading of about `nbytes` goes on where the last one ended, so that none is read twice in a row.
-    readings: all of them so far, bytes per second. Raises OSError as reads do.
+    Each reading of about `nbytes` continues where the previous one ended, so that nothing is read twice in a
+    row. readings: all readings so far, bytes per second. Raises OSError if a read fails.
     """
 
     def __init__(self, files: Sequence[Path], nbytes: int, shape: tuple[int, int] | None = None) -> None:
@@ -127,7 +127,7 @@ class RawDisk:
         self.direct = True
         self.sweep: dict[tuple[int, int], float] = {}
         if shape is None:
-            for tried in (*_SHAPES, *reversed(_SHAPES)):  # in turns: the disk drifts
+            for tried in (*_SHAPES, *reversed(_SHAPES)):  # back and forth, since the disk's speed drifts
                 rate = self._read(tried, max(nbytes // _SWEEP_SHARE, tried[0] * tried[1]))
                 self.sweep[tried] = max(self.sweep.get(tried, 0.0), rate)
             shape = max(self.sweep, key=lambda tried: self.sweep[tried])
@@ -143,7 +143,7 @@ class RawDisk:
         return reading.bytes_per_s
 
     def read(self) -> float:
-        """Bytes per second, now."""
+        """Return bytes per second, measured now."""
         self.readings.append(self._read((self.threads, self.block), self._nbytes))
         return self.readings[-1]
 
@@ -152,9 +152,9 @@ class RawDisk:
 
 
 def disk_rate(files: Sequence[Path], seconds: float = 0.3) -> Rate:
-    """What the disk of these files gives in the shape of read that it likes best.
+    """Return the disk's rate for these files with the best shape of read.
 
-    Takes some nine times `seconds`, each reading about as long. Raises OSError as reads do.
+    Takes about nine times `seconds`, each reading about `seconds`. Raises OSError if a read fails.
     """
     look = read_bandwidth(files, limit_bytes=1 << 40, seconds=_FIRST_LOOK)
     disk = RawDisk(files, max(int(look.bytes_per_s * seconds), _BLOCK))

@@ -1,6 +1,6 @@
-"""How fast a processor multiplies, reads its memory and is given work.
+"""Speed of a processor: multiplying, reading memory, and launching work.
 
-With torch, and as many threads as it has. A device is named as torch names it: cpu, cuda, cuda:1.
+Uses torch, with its default number of threads. Devices have torch's names: cpu, cuda, cuda:1.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # x [T, K], w [N, K] to x w^T [T, N]
 
 _READINGS = 5
-_READ_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}  # of one reading; far more than a cache holds
+_READ_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}  # bytes per reading; far more than a cache holds
 _WEIGHT_BYTES = {"cpu": 128_000_000, "cuda": 512_000_000}
-_COPIED = (64 << 20, 256 << 20)  # bytes of an arena that is copied to the device
+_COPIED = (64 << 20, 256 << 20)  # bytes of the buffer copied to the device
 _COPIES = 8
-_SMALL = 64  # width of a layer in which nothing takes time but being asked for
+_SMALL = 64  # width of a layer whose time is only launch overhead
 
 
 def gemm_rates(
@@ -35,17 +35,17 @@ def gemm_rates(
     device: str = "cpu",
     product: Product | None = None,
 ) -> tuple[tuple[int, float], ...]:
-    """(T, FLOP/s) of `x [T, columns] @ w [rows, columns]^T` for each T.
+    """Return (T, FLOP/s) of `x [T, columns] @ w [rows, columns]^T` for each T.
 
-    The matrices are taken in turns from 128 MB or more, as the layers of a streamed model are, so that a
-    batch of one shows what memory gives and a large one what the processor can do.
+    The matrices cycle through 128 MB or more, like the layers of a streamed model. So a batch of one measures
+    memory bandwidth, and a large batch the processor's arithmetic.
 
     Args:
-        tokens: The T to measure.
-        rows: Of the matrices.
-        columns: Of the matrices.
+        tokens: Values of T to measure.
+        rows: Rows of the matrices.
+        columns: Columns of the matrices.
         dtype: "bfloat16" or "float32".
-        seconds: For each T, 0.4 by default.
+        seconds: Seconds for each T, 0.4 by default.
         device: "cpu" by default, or "cuda".
         product: Function that multiplies. Default torch's.
     """
@@ -71,21 +71,21 @@ def gemm_rates(
 
 
 def memory_bandwidth(device: str = "cpu", seconds: float = 0.05) -> Rate:
-    """Bytes per second at which the processor reads its memory: a long sum, in readings of `seconds` each."""
+    """Return the processor's memory read rate in bytes per second: a long sum, `seconds` per reading."""
     import torch
 
     place = torch.device(device)
     with torch.inference_mode():
-        # Ones, not zeros, which the system may keep on one page.
+        # Ones, since the system may map zeros to a single page.
         block = torch.ones(_READ_BYTES[place.type] // 4, device=place)
         each = [_seconds_each(lambda _: block.sum(), seconds, place) for _ in range(_READINGS)]
     return Rate.of([float(round(block.nbytes / spent)) for spent in each])
 
 
 def copy_bandwidth(device: str = "cuda") -> Rate:
-    """Bytes per second from pinned memory to a CUDA device, over several large copies.
+    """Return bytes per second from pinned memory to a CUDA device, over several large copies.
 
-    cudaMemcpyAsync on a stream of its own, timed by the device's events.
+    Uses cudaMemcpyAsync on a separate stream, timed by device events.
     """
     import torch
 
@@ -110,7 +110,7 @@ def copy_bandwidth(device: str = "cuda") -> Rate:
 
 
 def layer_overhead(device: str = "cpu", seconds: float = 0.2) -> float:
-    """Seconds that a decoder layer takes when it has next to nothing to compute."""
+    """Return seconds of a decoder layer that has almost nothing to compute."""
     import torch
 
     place = torch.device(device)
@@ -121,7 +121,7 @@ def layer_overhead(device: str = "cpu", seconds: float = 0.2) -> float:
 
 
 def _small_layer(place: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The operations of a decoder layer of today's models, one after the other, on 64 numbers."""
+    """Return the operations of a typical decoder layer, in order, on 64 numbers."""
     import torch
     from torch.nn import functional
 
@@ -129,7 +129,7 @@ def _small_layer(place: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
     gain, turn = torch.ones(_SMALL, device=place), torch.ones(1, 1, 1, _SMALL, device=place)
 
     def rotated(vector: torch.Tensor) -> torch.Tensor:
-        """What a rotary embedding launches."""
+        """Perform the operations of a rotary embedding."""
         left, right = vector.chunk(2, dim=-1)
         return vector * turn + torch.cat((-right, left), dim=-1) * turn
 
@@ -147,7 +147,7 @@ def _small_layer(place: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _seconds_each(work: Callable[[int], object], seconds: float, place: torch.device) -> float:
-    """Seconds of one call of `work`, which is given its turn, from about `seconds` of calls in a row."""
+    """Return seconds per call of `work(turn)`, from about `seconds` of consecutive calls."""
     for turn in range(2):
         work(turn)
     done = 1
@@ -164,7 +164,7 @@ def _seconds_each(work: Callable[[int], object], seconds: float, place: torch.de
 
 
 def _wait(place: torch.device) -> None:
-    """Until the device has done what it was asked for."""
+    """Wait until the device has finished its work."""
     import torch
 
     if place.type == "cuda":

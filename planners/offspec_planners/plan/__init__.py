@@ -1,7 +1,7 @@
-"""A plan: what goes where, how trees are grown, what speed to expect, and how it is written to a file.
+"""Plan of a run: placement, tree growth and expected speed, and its file format.
 
-The file is JSON that a person may edit. It begins with "offspec_plan", the version of its format; the tiers
-of the layers are written in runs, as "5 disk, 1 device, 5 disk".
+The file is user-editable JSON. It begins with "offspec_plan", the version of its format; the tiers of the
+layers are written in runs, such as "5 disk, 1 device, 5 disk".
 """
 
 import json
@@ -20,21 +20,21 @@ from offspec_planners.json_fields import (
     Number,
     Texts,
     Whole,
+    check_version,
     complain,
     layout,
     one_of,
     parse,
     read,
     require_ascending,
-    without_version,
 )
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.plan.forecast import Choice, Forecast, Shared, WhatIf
 
 VERSION = 2
-FORMATS = ("nf4", "int8", "int4-g64")  # that a target is rounded to
-MODEL_MODES = ("full", "expanded", "packed")  # of a draft that is a model of its own
-ROUNDED_BITS = (2, 3, 4)  # of a draft that is expanded or packed; the others have 16
+FORMATS = ("nf4", "int8", "int4-g64")  # to quantize a target to
+MODEL_MODES = ("full", "expanded", "packed")  # of a draft that is a model
+ROUNDED_BITS = (2, 3, 4)  # of an expanded or packed draft; others have 16
 
 _TIERS = tuple(tier.value for tier in Tier)
 _MOST_LAYERS = 10_000
@@ -45,9 +45,9 @@ _DEVICES = Meta(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something that takes room: what it is, the tier it lies in, and how many bytes it takes.
+    """One consumer of memory: its name, tier and bytes.
 
-    gpu: of several, the number of the one in whose memory it lies.
+    gpu: number of the GPU whose memory it uses, if there are several.
     """
 
     what: str
@@ -58,21 +58,20 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that is decided about running one target with one draft on one machine.
+    """All decisions about running one target with one draft on one machine.
 
     target_print, draft_print: fingerprints of their files; draft is "none" without a draft.
-    memory, vram: bytes that may be used, vram None where the computing is done in RAM; more_vram: of each
-    further GPU.
-    draft_bits: that the draft's matrices are rounded to, 16 where they are not, or without a draft.
-    parts: all that takes room, and what is left on disk. Those called "layers"
+    memory, vram: bytes that may be used, vram None when computing in RAM; more_vram: limits of further GPUs.
+    draft_bits: bits of the draft's quantized matrices, 16 if not quantized or without a draft.
+    parts: all consumers of memory, and weights left on disk. The parts "layers"
     and "head" cross a link in every pass unless they are on the device.
-    kv_cache: how the target keeps keys and values: in `dtype`, or in 8 bits. quantize: the format that its
-    matrices are rounded to, None where they are as they were.
-    measured: whether this draft's acceptance was counted, rather than taken from drafts of its kind;
-    acceptance: where it comes from, in words.
-    sweep: what other budgets and widths would give. least_memory, least_vram: the smallest that work.
-    sequences: the most that share passes, whose nodes and tokens forecast and sweep add up; costs are those
-    of one. shared: what other numbers of them would give, where there are several.
+    kv_cache: storage of the target's KV cache: in `dtype`, or in 8 bits. quantize: format to which its
+    matrices are quantized, None if unchanged.
+    measured: whether this draft's acceptance was measured, and not taken from typical drafts;
+    acceptance: its source, in words.
+    sweep: forecasts for other budgets and widths. least_memory, least_vram: minimum working limits.
+    sequences: maximum number of sequences that share passes, whose nodes and tokens forecast and sweep sum
+    up; costs are for one sequence. shared: forecasts for other numbers of sequences, if there are several.
     """
 
     target: str
@@ -111,64 +110,66 @@ class Plan:
     shared: tuple[Shared, ...] = ()
 
     def memory_name(self, tier: Tier | str) -> str:
-        """Name of a tier on this machine: RAM, VRAM or disk."""
+        """Return the name of a tier on this machine: RAM, VRAM or disk."""
         if tier == Tier.DISK:
             return "disk"
         return "RAM" if tier in (Tier.HOST, Tier.CPU) or self.vram is None else "VRAM"
 
     def streamed(self, *tiers: Tier) -> int:
-        """Bytes of layers and head that leave these tiers in every pass."""
+        """Return the bytes of layers and head transferred from these tiers in every pass."""
         return sum(
             part.bytes for part in self.parts if part.what in ("layers", "head") and part.tier in tiers
         )
 
     @property
     def drafts_with_model(self) -> bool:
-        """Whether a model drafts; otherwise heads do, lookups, or nothing."""
+        """Whether a model drafts, and not heads, lookups or nothing."""
         return self.draft_mode in MODEL_MODES
 
     @property
     def tok_per_s_alone(self) -> float:
-        """The speed without a draft: one token of each sequence a pass."""
+        """Tokens per second without a draft: one token of each sequence per pass."""
         costs = self.costs.for_sequences(self.sequences)
         return self.sequences / max(float(costs.iteration(0.0, self.sequences)), 1e-9)
 
     def to_json(self) -> dict[str, Any]:
-        """The object of a plan file, which `from_json` reads."""
+        """Return the object of a plan file, which `from_json` reads."""
         values: dict[str, Any] = {"offspec_plan": VERSION, **json.loads(json.dumps(asdict(self)))}
         values["placement"]["tiers"] = _write_tiers(self.placement.tiers)
         for name, usual in _OPTIONAL.items():
             if getattr(self, name) == usual:
                 del values[name]
-        if not self.more_vram:  # what several GPUs need
+        if not self.more_vram:  # only for several GPUs
             del values["placement"]["gpus"]
             values["parts"] = [{k: v for k, v in part.items() if k != "gpu"} for part in values["parts"]]
         if self.placement.caches is Tier.DEVICE:
             del values["placement"]["caches"]
-        if not self.placement.by_need:  # what experts by need add
+        if not self.placement.on_demand_experts:  # only for on-demand experts
             del values["placement"]["expert_slots"], values["placement"]["host_expert_slots"]
         if self.costs.experts is None:
             del values["costs"]["experts"]
         if not self.costs.caches:
             del values["costs"]["caches"]
         del values["hardware"]
-        values["hardware"] = self.hardware.to_json()  # long, and so the last
+        values["hardware"] = self.hardware.to_json()  # last because it is long
         return values
 
     def to_text(self) -> str:
-        """A plan file."""
+        """Return the text of a plan file."""
         return layout(self.to_json()) + "\n"
 
     @classmethod
     def from_text(cls, text: str) -> "Plan":
-        """A plan from a plan file. Raises ValueError, which says what is wrong with it."""
+        """Parse a plan file. Raises ValueError, which describes the problem."""
         return cls.from_json(parse(text))
 
     @classmethod
     def from_json(cls, value: Any) -> "Plan":
-        """A plan from the object of a plan file. Raises ValueError: a key, its value, what it should be."""
-        given = without_version(value, "offspec_plan", VERSION, "a plan")
-        given = {"measured": False, **_OPTIONAL, **given}  # without `measured`, a plan is made anew
+        """Load a plan from a plan file's object. Raises ValueError: a key, its value, the expected value."""
+        given = check_version(value, "offspec_plan", VERSION, "a plan")
+        given = {"measured": False, **_OPTIONAL, **given}  # a plan without `measured` is computed again
+        if given.get("draft") == "substitute":  # as earlier versions called the self-draft
+            given["draft"] = "self"
         if isinstance(given.get("costs"), dict):
             given["costs"] = {"experts": None, "caches": 0.0, **given["costs"]}
         if isinstance(given.get("parts"), list):
@@ -176,7 +177,7 @@ class Plan:
                 {"gpu": 0, **part} if isinstance(part, dict) else part for part in given["parts"]
             ]
         version = value["offspec_plan"]
-        if version < VERSION:  # earlier ones do not say how many bits the draft has
+        if version < VERSION:  # earlier versions lack the draft's bits
             raise ValueError(f"offspec_plan is {version}, of an earlier offspec; make one by `offspec plan`")
         if isinstance(given.get("hardware"), dict):
             try:
@@ -192,7 +193,7 @@ class Plan:
         return plan
 
     def _check(self) -> None:
-        """Raise ValueError where one value of a plan does not fit another."""
+        """Raise ValueError if one value of a plan does not match another."""
         apart, rounded = self.vram is not None, self.draft_mode in ("expanded", "packed")
         tiers, head = self.placement.tiers, self.placement.head
         used = {*tiers, head}
@@ -228,7 +229,7 @@ class Plan:
             should = "above 0 where anything comes from disk to a GPU, and else 0"
             complain("placement.staging", self.placement.staging, should)
         experts = self.costs.experts
-        if (experts is None) == self.placement.by_need:
+        if (experts is None) == self.placement.on_demand_experts:
             should = "0 where costs.experts is null, and else above 0"
             complain("placement.expert_slots", self.placement.expert_slots, should)
         if self.placement.host_expert_slots and not apart:
@@ -245,7 +246,7 @@ class Plan:
             require_ascending(getattr(experts, name), f"costs.experts.{name}")
 
 
-# Fields that a file has if their values are not these.
+# Optional fields, and the values at which a file omits them.
 _OPTIONAL = {
     field.name: field.default
     for field in fields(Plan)

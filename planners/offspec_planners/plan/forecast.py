@@ -1,4 +1,4 @@
-"""Expected speed of a plan, the settings it was chosen from, what would change it, and what was measured."""
+"""Forecast of a plan, the settings it was chosen from, possible changes, and comparison with measurements."""
 
 import math
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ _FIGURES = ("seconds_per_pass", "tok_per_s", "tokens_per_pass")
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The speed that is expected. All `_seconds` are of one pass in steady state.
+    """Expected speed. All `_seconds` are per pass in steady state.
 
-    ttft_s: seconds to the first token of a prompt of `prompt_tokens`. draft_seconds, compute_seconds: what
-    the draft and the target's arithmetic take; link_seconds: what streaming takes at the slowest link.
-    bound: which of these the others wait for, "link", "compute" or "draft".
+    ttft_s: seconds to the first token of a prompt of `prompt_tokens`. draft_seconds, compute_seconds: time of
+    drafting and of the target's arithmetic; link_seconds: streaming time on the slowest link.
+    bound: the bottleneck among these, "link", "compute" or "draft".
     """
 
     ttft_s: Number
@@ -34,7 +34,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One point of the sweep: what a budget and a width are expected to give."""
+    """One point of the sweep: a budget and a width with their forecast."""
 
     budget: Count
     width: Count
@@ -45,7 +45,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """Another machine, format or draft, and the speed to expect of it; None where it would not run."""
+    """Another machine, format or draft, and its expected speed; None if it would not run."""
 
     change: str
     tok_per_s: Number | None
@@ -54,16 +54,16 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What passes that several sequences share are expected to give, with the budget that suits them best.
+    """Forecast of passes shared by several sequences, with their best budget.
 
     Args:
-        sequences: How many.
-        budget: Most nodes of all their trees together.
-        tok_per_s: Of all of them.
-        tokens_per_pass: The same.
-        seconds_per_pass: In steady state.
-        link_seconds: What streaming takes of them at the slowest link.
-        caches: Bytes of keys, values and states of all of them.
+        sequences: Number of sequences.
+        budget: Maximum total nodes of all their trees.
+        tok_per_s: Total tokens per second.
+        tokens_per_pass: Total tokens per pass.
+        seconds_per_pass: Seconds per pass in steady state.
+        link_seconds: Streaming seconds on the slowest link.
+        caches: Total bytes of their KV caches and states.
     """
 
     sequences: Count
@@ -81,9 +81,9 @@ class Shared:
 
 
 def knee(rows: tuple[Shared, ...]) -> int | None:
-    """The most sequences up to which more still bring at least half of what they would at no cost to others.
+    """Return the largest number of sequences up to which more add at least half their ideal gain.
 
-    rows: With the numbers ascending. None: that goes for all of them.
+    The ideal gain leaves the others at full speed. rows: ascending numbers of sequences. None: true for all.
     """
     for row, more in pairwise(rows):
         if more.tok_per_s < row.tok_per_s * (1 + _HALF * (more.sequences / row.sequences - 1)):
@@ -92,7 +92,7 @@ def knee(rows: tuple[Shared, ...]) -> int | None:
 
 
 def best_by_budget(sweep: tuple[Choice, ...]) -> tuple[Choice, ...]:
-    """For each budget of a sweep the width that gives the most, budgets ascending."""
+    """Return the best width for each budget of a sweep, budgets ascending."""
     best: dict[int, Choice] = {}
     for choice in sweep:
         if choice.budget not in best or choice.tok_per_s > best[choice.budget].tok_per_s:
@@ -102,14 +102,14 @@ def best_by_budget(sweep: tuple[Choice, ...]) -> tuple[Choice, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A figure as it was predicted and as it was measured."""
+    """Predicted and measured value of one figure."""
 
     predicted: float
     measured: float
 
     @property
     def error(self) -> float:
-        """|predicted - measured| as a share of what was measured; infinite where that is nothing."""
+        """|predicted - measured| as a share of the measured value; infinite if that is zero."""
         return abs(self.predicted - self.measured) / self.measured if self.measured > 0 else math.inf
 
     def to_json(self) -> dict[str, float]:
@@ -118,7 +118,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class ValidationRow:
-    """One prompt."""
+    """Comparison for one prompt."""
 
     prompt: str
     seconds_per_pass: Comparison
@@ -131,7 +131,7 @@ class ValidationRow:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """All prompts, at least one. The figures over all are medians, and their errors those of the medians."""
+    """Comparison for all prompts, at least one; overall figures are medians, compared as such."""
 
     rows: tuple[ValidationRow, ...]
 

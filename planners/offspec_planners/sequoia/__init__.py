@@ -1,10 +1,10 @@
-"""Static trees: the shape with the most expected tokens, and the size that pays best.
+"""Static trees: the shape with the most expected tokens, and the most profitable size.
 
-A drafter whose guesses are accepted by their rank, whatever they say, is served as well by one shape for all
-passes as by a tree grown for each (Chen et al. 2024, Sequoia, arXiv 2402.12374).
+If acceptance depends only on the rank of a draft token, one shape for all passes is as good as a tree grown
+for each pass (Chen et al. 2024, Sequoia, arXiv 2402.12374).
 
 Letters: D depths, K ranks, N nodes. acceptance [D, K] is the probability that the b-th child of a node at
-depth d is the accepted one; below the last row it is taken to stay as it is there.
+depth d is accepted; below the last row, the last row applies.
 """
 
 from dataclasses import dataclass, replace
@@ -21,12 +21,14 @@ _ENOUGH = 0.995  # of the best time found: where no bound is lower, the search i
 
 
 class Heap:
-    """The best trees of up to `nodes` nodes, with a level for each row of acceptance [D, K].
+    """Best trees of up to `nodes` nodes, with a level for each row of acceptance [D, K].
 
-    expected [N + 1]: the best expected tokens of n nodes or fewer. Rows of acceptance must not rise: then no
-    node's path is less likely than that of a child or a later sibling, so the N likeliest paths are a tree,
-    the same as a heap would pop one by one. Going by levels lets numpy do the work: a node can be among the N
-    best of D levels only if its parent is among the N best of those above it.
+    expected [N + 1]: the best expected tokens of n nodes or fewer. Rows of acceptance must not rise. Then no
+    node's path is less likely than the paths of its children and later siblings, so the N likeliest paths
+    form a tree, equal to the result of popping them from a heap one by one. Going by levels allows
+    vectorization
+    with numpy: a node can be among the N best of D levels only if its parent is among the N best of the
+    levels above.
     """
 
     def __init__(self, acceptance: NDArray[np.float64], nodes: int) -> None:
@@ -40,7 +42,8 @@ class Heap:
             if not len(above):
                 break
             fresh = grown[above, which]
-            # Here and below the older of equals wins, so none is kept without its parent and older siblings.
+            # Here and below the older of equals wins, so no node is kept without its parent and older
+            # siblings.
             kept = np.sort(np.argsort(-fresh, kind="stable")[:nodes])
             parent.append(made - len(value[-1]) + above[kept])
             rank.append(which[kept])
@@ -55,15 +58,15 @@ class Heap:
         self.expected: NDArray[np.float64] = np.pad(reached, (0, nodes + 1 - len(reached)), mode="edge")
 
     def trace(self, nodes: int) -> tuple[list[int], list[int]]:
-        """parent and rank of the best tree's nodes, level by level, but for those that add nothing."""
+        """Return parent and rank of the best tree's nodes, level by level, without nodes that add nothing."""
         kept = np.sort(self._order[:nodes])
-        place = np.full(len(self._parent) + 1, -1)  # the root's parent, -1, finds the last
+        place = np.full(len(self._parent) + 1, -1)  # the root's parent, -1, indexes the last
         place[kept] = np.arange(len(kept))
         return place[self._parent[kept]].tolist(), self._rank[kept].tolist()
 
     def inner(self) -> NDArray[np.int64]:
-        """[D, N]: how many nodes of each depth have children in the best trees of 1 to N nodes."""
-        # Each first child stands for its parent.
+        """Return [D, N]: number of nodes with children per depth, in the best trees of 1 to N nodes."""
+        # Each first child counts for its parent.
         first, depth = (self._rank == 0)[self._order], self._depth[self._order]
         levels = np.arange(1, len(self._acceptance) + 1)[:, None]
         counts = np.cumsum(first & (depth == levels), axis=1)
@@ -72,12 +75,12 @@ class Heap:
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """A static tree, level by level, siblings together and in order of rank.
+    """Static tree, level by level, siblings together and in order of rank.
 
     Args:
-        parent: [N] int32, -1 for the root, never falling.
-        rank: [N] int32, which of its parent's children a node is, 0 first.
-        expected: Tokens of a pass, the bonus token included.
+        parent: [N] int32, -1 for the root, non-decreasing.
+        rank: [N] int32, index of a node among its parent's children.
+        expected: Expected tokens per pass, including the bonus token.
         depth: Levels below the root.
     """
 
@@ -90,19 +93,19 @@ class TreeShape:
         return len(self.parent)
 
     def children(self, node: int) -> range:
-        """The children of a node, best rank first."""
+        """Return the children of a node, best rank first."""
         start, stop = np.searchsorted(self.parent, (node, node + 1)).tolist()
         return range(start, stop)
 
     def levels(self) -> NDArray[np.int64]:
-        """[N]: the depth of each node."""
+        """Return [N]: the depth of each node."""
         depth = np.zeros(len(self), np.int64)
         for node in range(1, len(self)):
             depth[node] = depth[self.parent[node]] + 1
         return depth
 
     def steps(self, width: int) -> list[NDArray[np.int64]]:
-        """The nodes that have children, as they are expanded: by level, at most `width` of one together."""
+        """Return the nodes that have children, in groups of at most `width` nodes of one level."""
         inner = np.unique(self.parent[1:]).astype(np.int64)
         levels = self.levels()[inner]
         return [
@@ -114,15 +117,15 @@ class TreeShape:
 
 
 def best_tree_shape(acceptance: ArrayLike, nodes: int, depth: int) -> TreeShape:
-    """The shape with the most expected tokens (Chen et al. 2024, Sequoia, arXiv 2402.12374).
+    """Return the shape with the most expected tokens (Chen et al. 2024, Sequoia, arXiv 2402.12374).
 
-    By the heap where acceptance rises with rank nowhere, else by the dynamic programme. Nodes that add
-    nothing are left out.
+    Uses the heap if acceptance never rises with rank, else the dynamic programme. Nodes that add nothing are
+    left out.
 
     Args:
         acceptance: [D, K], probability that the child of a rank is accepted at a node of a depth.
-        nodes: Most nodes.
-        depth: Most levels below the root.
+        nodes: Maximum number of nodes.
+        depth: Maximum number of levels below the root.
 
     Raises:
         ValueError: acceptance is not a table of probabilities.
@@ -132,16 +135,16 @@ def best_tree_shape(acceptance: ArrayLike, nodes: int, depth: int) -> TreeShape:
 
 
 def choose_tree_shape(acceptance: ArrayLike, costs: PassCosts, budget: int, width: int) -> TreeShape:
-    """The shape with the fewest seconds per expected token.
+    """Return the shape with the fewest seconds per expected token.
 
-    Where acceptance rises with rank, draft steps are counted on the tree that could take its children in any
-    order, and no other size or depth is better by half a per cent.
+    If acceptance rises with rank, draft steps are counted on the tree that could take its children in any
+    order, and no other size or depth is better by half a percent.
 
     Args:
-        acceptance: [D, K], as in `best_tree_shape`; levels go no deeper than D.
-        costs: Of passes and steps.
-        budget: Most nodes.
-        width: Most nodes of a level expanded by a draft step.
+        acceptance: [D, K], as in `best_tree_shape`; trees have at most D levels.
+        costs: Costs of passes and steps.
+        budget: Maximum number of nodes.
+        width: Maximum number of a level's nodes expanded by a draft step.
 
     Raises:
         ValueError: acceptance is not a table of probabilities.
@@ -150,7 +153,8 @@ def choose_tree_shape(acceptance: ArrayLike, costs: PassCosts, budget: int, widt
     deepest = _solved(table, budget).expected[1:]
     seconds, least = [], []
     for levels in range(len(table) + 1):
-        # Children in any order can only be better, and so can more levels: bounds that spare most programmes.
+        # Children in any order, and more levels, can only be better: bounds that save most dynamic
+        # programmes.
         relaxed = Heap(-np.sort(-table[:levels], axis=1), budget)
         seconds.append(_seconds(relaxed.inner(), costs, width))
         least.append(float((seconds[-1] / np.minimum(relaxed.expected[1:], deepest)).min()))
@@ -167,7 +171,7 @@ def choose_tree_shape(acceptance: ArrayLike, costs: PassCosts, budget: int, widt
 
 
 def _seconds(inner: NDArray[np.int64], costs: PassCosts, width: int) -> NDArray[np.float64]:
-    """[N]: of a pass with the best tree of each size, of which inner [D, N] nodes are expanded by depth."""
+    """Return [N] seconds of a pass with the best tree of each size, whose inner [D, N] nodes are expanded."""
     whole, part = np.divmod(inner, width)
     steps = whole * costs.step_seconds(width) + np.where(part, costs.step_seconds(part), 0.0)
     draft = steps.sum(axis=0) + np.where(inner.any(axis=0), costs.start, 0.0)
@@ -175,12 +179,14 @@ def _seconds(inner: NDArray[np.int64], costs: PassCosts, width: int) -> NDArray[
 
 
 def _checked(acceptance: ArrayLike, nodes: int, depth: int) -> Acceptance:
-    """A row for each of `depth` levels."""
+    """Check the table and return a row for each of `depth` levels."""
     table = np.asarray(acceptance, np.float64)
     if table.ndim != 2 or not table.size or not ((table >= 0) & (table <= 1)).all():
-        raise ValueError(f"acceptance of shape {table.shape} is not a table [depth, rank] of probabilities")
+        raise ValueError(f"acceptance of shape {table.shape} is not a [depth, rank] table of probabilities")
     if nodes < 1 or depth < 0:
-        raise ValueError(f"a tree has one node or more and no negative depth, not {nodes} and {depth}")
+        raise ValueError(
+            f"a tree needs at least one node and a depth of 0 or more, not {nodes} nodes and depth {depth}"
+        )
     return table[np.minimum(np.arange(depth), len(table) - 1)]
 
 

@@ -1,18 +1,19 @@
 """Sequoia's dynamic programme over static trees, exact for any acceptance, in numpy.
 
-Letters: D levels below the root, K children of a node at most, N nodes. acceptance[d, b] is the probability
-that the b-th child of a node at depth d is what the target picks there. In a static tree a child of rank b
-exists only if those of rank 0 to b - 1 do. Values are expected tokens, once the walk has reached a node:
+Letters: D levels below the root, at most K children per node, N nodes. acceptance[d, b] is the probability
+that the target picks the b-th child of a node at depth d. In a static tree a child of rank b exists only if
+the children of rank 0 to b - 1 do. Values are expected tokens, given that the walk has reached a node:
 
     subtree[d][n] = 1 + rest[d][0][n - 1]
     rest[d][b][n] = max over 1 <= y <= n of  acceptance[d, b] * subtree[d + 1][y] + rest[d][b + 1][n - y]
 
-rest[d][b] is what children of rank b and above add with n nodes or fewer (Chen et al. 2024, Sequoia,
-arXiv 2402.12374, which runs over ranks from the first; from the last is the same and lets depth matter).
+rest[d][b] is the gain from children of rank b and above with n nodes or fewer (Chen et al. 2024, Sequoia,
+arXiv 2402.12374, which iterates over ranks from the first; iterating from the last gives the same result and
+allows acceptance to depend on depth).
 
-Each line is a (max, +) convolution: N² / 2 sums if done plainly. Most are spared. Beside each function goes
-a concave bound of it, and the sum of two bounds is concave in y: its peak is found by merging their slopes,
-and where it has sunk below a value that was reached near the peak, nothing farther out can be better.
+Each line is a (max, +) convolution: N² / 2 sums if done naively. Most are skipped. Each function has a
+concave upper bound, and the sum of two bounds is concave in y: its peak is found by merging their slopes, and
+once it has fallen below a value reached near the peak, nothing farther out can be better.
 """
 
 from collections.abc import Iterator
@@ -25,23 +26,23 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 Places = NDArray[np.int64]
 
-_REACH = 4  # places on either side of a peak that are looked at first
-_BLOCK = 64  # neighbouring n that share what is looked at beyond
-_ROUNDING = 1e-11  # what a bound may owe to rounding alone
+_REACH = 4  # places on either side of a peak that are tried first
+_BLOCK = 64  # neighbouring n that share the search beyond
+_ROUNDING = 1e-11  # tolerance of a bound for rounding
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounded:
-    """values [N], never falling, and a concave function [N] that is nowhere below them."""
+    """values [N], non-decreasing, and a concave function [N] that bounds them from above."""
 
     values: Values
     bound: Values
 
 
 class Programme:
-    """The filled tables for trees of at most `nodes` nodes, with a level for each row of acceptance [D, K].
+    """Filled tables for trees of at most `nodes` nodes, with a level for each row of acceptance [D, K].
 
-    expected [N + 1]: the best expected tokens of n nodes or fewer.
+    expected [N + 1]: best expected tokens of n nodes or fewer.
     """
 
     def __init__(self, acceptance: Values, nodes: int) -> None:
@@ -62,9 +63,9 @@ class Programme:
         self.expected: Values = np.concatenate([[0.0], self._subtree[0]])
 
     def trace(self, nodes: int) -> tuple[list[int], list[int]]:
-        """parent and rank of a best tree's nodes, level by level, but for those that add nothing."""
+        """Return parent and rank of a best tree's nodes, level by level, without nodes that add nothing."""
         parent, rank = [-1], [0]
-        level = [(0, nodes)]  # of one depth: each node, and how many nodes its subtree has
+        level = [(0, nodes)]  # nodes of one depth with the sizes of their subtrees
         for depth in range(len(self._acceptance)):
             above, level = level, []
             for node, size in above:
@@ -75,7 +76,7 @@ class Programme:
         return parent, rank
 
     def _children(self, depth: int, nodes: int) -> Iterator[tuple[int, int]]:
-        """Rank and subtree size of each child of a node at this depth, with a number of nodes below it."""
+        """Yield rank and subtree size of each child of a node at this depth with `nodes` nodes below it."""
         for rank, share in enumerate(self._acceptance[depth]):
             if nodes == 0 or self._rest[depth][rank][nodes] == 0.0:
                 return
@@ -86,7 +87,7 @@ class Programme:
 
 
 def _with_child(child: _Bounded, rest: _Bounded) -> _Bounded:
-    """The rest with one rank more: `child` counts nodes from one, `rest` and the result from none."""
+    """Add one rank to the rest: `child` counts nodes from one, `rest` and the result from zero."""
     size = len(child.values)
     slopes = np.concatenate([np.diff(child.bound), np.diff(rest.bound)])
     steepest = np.argsort(-slopes, kind="stable")[: size - 1]  # merges two falling runs
@@ -97,7 +98,7 @@ def _with_child(child: _Bounded, rest: _Bounded) -> _Bounded:
 
 
 def _from_zero(bound: Values) -> Values:
-    """The least concave bound of 0 for no node and of a concave function [N] from one node on: [N + 1]."""
+    """Return the least concave bound [N + 1] of 0 for no node and a concave function [N] of more nodes."""
     count = np.arange(1, len(bound) + 1)
     mean = bound / count
     touch = int(mean.argmax()) if len(mean) else 0
@@ -105,7 +106,7 @@ def _from_zero(bound: Values) -> Values:
 
 
 def _convolve(child: _Bounded, rest: _Bounded, peak: Places) -> Values:
-    """max over j <= m of child[j] + rest[m - j] for every m; the bounds' sum is largest at j = peak[m]."""
+    """Return max over j <= m of child[j] + rest[m - j] for every m; the bounds' sum peaks at j = peak[m]."""
     total = np.arange(len(peak))
     near = np.clip(peak[:, None] + np.arange(-_REACH, _REACH + 1), 0, total[:, None])
     best: Values = (child.values[near] + rest.values[total[:, None] - near]).max(axis=1)
@@ -119,17 +120,18 @@ def _convolve(child: _Bounded, rest: _Bounded, peak: Places) -> Values:
 
 
 def _look_farther(child: _Bounded, rest: _Bounded, blocks: Places, best: Values) -> None:
-    """Raise best[m] to what it is, for all m of these blocks, from every j that the bounds allow."""
+    """Raise best[m] to its exact value, for all m of these blocks, from every j that the bounds allow."""
     size = len(best)
     padded = np.concatenate([rest.values[::-1], np.full(size, -np.inf)])
     shifted = sliding_window_view(padded, size)[size - 1 :: -1]  # [m, j]: rest[m - j]
     sums = np.empty(_BLOCK * size)
     for start in blocks * _BLOCK:
         stop = min(start + _BLOCK, size)
-        # Nothing falls with m: a j that cannot help the last of a block, given the first's value, helps none.
+        # Nothing falls with m: a j that cannot help the last m of a block, given the first's value, helps
+        # none.
         bound = child.bound[:stop] + rest.bound[:stop][::-1]
         hopeful = np.flatnonzero(bound > best[start] + _ROUNDING)
         rows, columns = slice(start, stop), slice(hopeful[0], hopeful[-1] + 1)
         some = shifted[rows, columns]
-        room = sums[: some.size].reshape(some.shape)  # fresh memory would cost more than the sums
+        room = sums[: some.size].reshape(some.shape)  # allocating memory would cost more than the sums
         np.maximum(best[rows], np.add(some, child.values[columns], out=room).max(axis=1), out=best[rows])

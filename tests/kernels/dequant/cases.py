@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.backend import Backend
-from offspec_kernels.dequant import Format, dequantise
+from offspec_kernels.dequant import Format, dequantize
 from tests.support.kernel_device import device_of
 
 PATHS: list[Backend] = ["reference", "eager", "triton"]
@@ -63,7 +63,7 @@ def unpacked(
     there = {name: part.to(device) for name, part in parts.items()}
     out = torch.full((math.prod(shape),), math.nan, dtype=dtype, device=device)
     with np.errstate(all="ignore"):  # of the interpreter
-        found = dequantise(format, there, shape, out, path=path)
+        found = dequantize(format, there, shape, out, path=path)
     assert found.shape == shape and found.data_ptr() == out.data_ptr()
     return found.cpu()
 
@@ -89,7 +89,7 @@ def check_cut(
     format: Format, parts: Mapping[str, Tensor], shape: tuple[int, ...], whole: Tensor, path: Backend
 ) -> None:
     """The second element of the first dimension by itself is what it is among all."""
-    found = format.cut(shape, 1, 2)
+    found = format.slice_rows(shape, 1, 2)
     assert found is not None
     kind, ranges = found
     alone = {name: part[slice(*ranges[name])].contiguous() for name, part in parts.items()}

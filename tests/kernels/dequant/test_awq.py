@@ -9,7 +9,7 @@ from torch import Tensor
 from offspec_kernels.backend import Backend
 from offspec_kernels.dequant.awq import Awq
 from tests.kernels.dequant.cases import DTYPES, PATHS, check, scales, words
-from tests.support.pairs import all_pairs
+from tests.support.pairwise import all_pairs
 
 ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # the outputs in a word, from its lowest bits
 

@@ -14,7 +14,7 @@ from offspec_kernels.backend import Backend
 from offspec_kernels.dequant.codebook import Codebook
 from offspec_kernels.dequant.codebook.tables import BLOCKS, table_of
 from tests.kernels.dequant.cases import DTYPES, PATHS, check, library, random_bytes, scales
-from tests.support.pairs import all_pairs
+from tests.support.pairwise import all_pairs
 
 CPU = torch.device("cpu")
 

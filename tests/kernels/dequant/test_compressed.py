@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offspec_kernels.backend import Backend
-from offspec_kernels.dequant import dequantise
+from offspec_kernels.dequant import dequantize
 from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.errors import ArgumentError
 from tests.kernels.dequant.cases import DTYPES, PATHS, check, has_library_or_skip, library, scales
-from tests.support.pairs import all_pairs
+from tests.support.pairwise import all_pairs
 
 
 def codes(seed: int, bits: int, *shape: int) -> Tensor:
@@ -136,7 +136,7 @@ def test_no_such_group(path: Backend) -> None:
         parts = make(format, shape)
         parts["g_idx"][5] = index
         with pytest.raises(ArgumentError) as caught:
-            dequantise(format, parts, shape, torch.empty(8 * 64), path=path)
+            dequantize(format, parts, shape, torch.empty(8 * 64), path=path)
         assert caught.value.argument == "g_idx"
 
 

@@ -1,4 +1,4 @@
-"""What goes through the door of `dequantise`, and what does not."""
+"""What goes through the door of `dequantize`, and what does not."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.backend import Backend
-from offspec_kernels.dequant import Format, Part, dequantise
+from offspec_kernels.dequant import Format, Part, dequantize
 from offspec_kernels.dequant.format import Shape
 from offspec_kernels.dequant.grouped import Grouped
 from offspec_kernels.errors import ArgumentError
@@ -52,26 +52,30 @@ def test_values_lie_in_the_memory_that_was_given(dtype: torch.dtype, path: Backe
     device = device_of(path)
     out = torch.full((math.prod(SHAPE),), math.nan, dtype=dtype, device=device)
     parts = {name: part.to(device) for name, part in grouped().items()}
-    found = dequantise(Grouped(4), parts, SHAPE, out, path=path)
+    found = dequantize(Grouped(4), parts, SHAPE, out, path=path)
     assert found.shape == SHAPE and found.dtype == dtype and found.data_ptr() == out.data_ptr()
     assert torch.equal(found.cpu(), Grouped(4).reference(grouped(), SHAPE).to(dtype))
     values = torch.randn(128, 4, device=device)
-    found = dequantise(Turned(), {"values": values}, SHAPE, out, path=path)
+    found = dequantize(Turned(), {"values": values}, SHAPE, out, path=path)
     assert torch.equal(found, values.mT.to(dtype)) and found.data_ptr() == out.data_ptr()
 
 
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("step", None, "step: a int4-g64 weight needs it"),
-        ("more", torch.zeros(1), "more: a int4-g64 weight has no such part"),
+        ("step", None, "step: missing part of a int4-g64 weight"),
+        ("more", torch.zeros(1), "more: not a part of a int4-g64 weight"),
         ("step", torch.zeros(4, 2), "step: the dtype must be torch.float16, not torch.float32"),
-        ("step", torch.zeros(2, 4).half().mT, "step: it must be contiguous"),
-        ("step", torch.zeros(4, 2, device="meta").half(), "step: it must be on cpu, as the first tensor is"),
+        ("step", torch.zeros(2, 4).half().mT, "step: must be contiguous"),
+        (
+            "step",
+            torch.zeros(4, 2, device="meta").half(),
+            "step: must be on cpu like the first tensor, not on meta",
+        ),
         ("codes", random_bytes(0, 4, 32), "codes: the shape for a int4-g64 weight of [4, 128]"),
         ("out", torch.zeros(511), "out: must be [512]"),
         ("out", torch.zeros(4, 128), "out: must be [512]"),
-        ("out", torch.zeros(1024)[::2], "out: must be [512] without gaps"),
+        ("out", torch.zeros(1024)[::2], "out: must be [512] and contiguous"),
         ("out", torch.zeros(512, dtype=torch.float64), "out: "),
     ],
 )
@@ -85,5 +89,5 @@ def test_what_is_wrong_is_named(name: str, change: Tensor | None, message: str) 
     else:
         parts[name] = change
     with pytest.raises(ArgumentError) as caught:
-        dequantise(Grouped(4), parts, SHAPE, out)
+        dequantize(Grouped(4), parts, SHAPE, out)
     assert str(caught.value).startswith(message) and caught.value.argument == name

@@ -20,7 +20,7 @@ from tests.kernels.dequant.cases import (
     scales,
     unpacked,
 )
-from tests.support.pairs import all_pairs
+from tests.support.pairwise import all_pairs
 
 SHAPE = (12, 264)
 

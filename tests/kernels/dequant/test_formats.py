@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from bench.kernels.dequant import FORMATS, random_parts
-from offspec_kernels.dequant import Format, Part, dequantise
+from offspec_kernels.dequant import Format, Part, dequantize
 from offspec_kernels.dequant.awq import Awq
 from offspec_kernels.dequant.codebook import Codebook
 from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.dequant.float4 import Mxfp4, Nvfp4
 from offspec_kernels.dequant.float8 import Float8
 from offspec_kernels.dequant.ggml import Ggml
-from offspec_kernels.dequant.ggml.reordered import Reordered, Stacked
+from offspec_kernels.dequant.ggml.reordered import ReorderedGgml, StackedGgml
 from offspec_kernels.dequant.gptq import Gptq
 from offspec_kernels.dequant.grouped import Grouped
 from offspec_kernels.errors import ArgumentError
@@ -27,13 +27,13 @@ ALONE = {"int3-g64", "nf4", "bnb-int8", "ct-int4", "ct-int8", "ct-fp8", "nvfp4",
 def test_some_rows_are_those_of_the_whole(name: str) -> None:
     format, shape = FORMATS[name], (96, 256)
     parts = random_parts(format, shape, torch.device("cpu"))
-    values = dequantise(format, parts, shape, torch.empty(96 * 256))
+    values = dequantize(format, parts, shape, torch.empty(96 * 256))
     for start, end in ((0, 32), (64, 96), (0, 96)):
-        found = format.some_rows(parts, shape, start, end)
+        found = format.rows_of_parts(parts, shape, start, end)
         assert (found is None) == (name in WHOLE)
         if found is not None:
             out = torch.full(((end - start) * 256,), torch.nan)
-            assert torch.equal(dequantise(*found, (end - start, 256), out), values[start:end])
+            assert torch.equal(dequantize(*found, (end - start, 256), out), values[start:end])
 
 
 def test_rows_that_share_a_scale_are_not_had_alone() -> None:
@@ -42,9 +42,9 @@ def test_rows_that_share_a_scale_are_not_had_alone() -> None:
 
 def test_all_orders_of_a_type_are_unpacked_by_the_same_code() -> None:
     """So that it is compiled on the smallest of such weights."""
-    rows = Reordered(("Q8_0",), (7,), ((0, 3, 4), (0, 0, 3)))
-    assert rows.kin == Reordered(("Q8_0",), (9,), ((0, 0, 9),), (3, 2, 16)).kin
-    assert rows.kin != Reordered(("Q4_0",), (7,), ((0, 0, 7),)).kin
+    rows = ReorderedGgml(("Q8_0",), (7,), ((0, 3, 4), (0, 0, 3)))
+    assert rows.base_format == ReorderedGgml(("Q8_0",), (9,), ((0, 0, 9),), (3, 2, 16)).base_format
+    assert rows.base_format != ReorderedGgml(("Q4_0",), (7,), ((0, 0, 7),)).base_format
 
 
 IMPOSSIBLE: list[tuple[str, Callable[[], Any]]] = [
@@ -92,18 +92,18 @@ IMPOSSIBLE: list[tuple[str, Callable[[], Any]]] = [
     ("shape", lambda: Ggml("Q8_0", heads=4).parts((12, 32))),
     ("shape", lambda: Ggml("Q8_0", heads=4).parts((32,))),
     ("shape", lambda: Ggml("F32", heads=4).parts((12,))),
-    ("rows", lambda: Reordered(("Q8_0",), (7, 8), ((0, 0, 7),))),
-    ("runs", lambda: Reordered(("Q8_0",), (7,), ((0, 0, 8),))),
-    ("runs", lambda: Reordered(("Q8_0",), (7,), ((1, 0, 1),))),
-    ("runs", lambda: Reordered(("Q8_0",), (7,), ((0, -1, 1),))),
-    ("shape", lambda: Reordered(("Q8_0",), (7,), ((0, 0, 7),)).parts((8, 96))),
-    ("shape", lambda: Reordered(("Q8_0",), (7,), ((0, 0, 7),), (2, 2, 2)).parts((7, 96))),
-    ("rows", lambda: Stacked(("Q8_0",), (6, 6))),
-    ("rows", lambda: Stacked(("Q8_0", "Q8_0"), (6, 4), True)),
-    ("shape", lambda: Stacked(("Q8_0",), (6,)).parts((6, 64))),
-    ("shape", lambda: Stacked(("Q8_0",), (6,)).parts((3, 8, 64))),
-    ("shape", lambda: Stacked(("Q8_0",), (6,), turned=True).parts((3, 6, 64))),
-    ("shape", lambda: Stacked(("Q8_0",), (6,)).parts((3, 6, 40))),
+    ("rows", lambda: ReorderedGgml(("Q8_0",), (7, 8), ((0, 0, 7),))),
+    ("runs", lambda: ReorderedGgml(("Q8_0",), (7,), ((0, 0, 8),))),
+    ("runs", lambda: ReorderedGgml(("Q8_0",), (7,), ((1, 0, 1),))),
+    ("runs", lambda: ReorderedGgml(("Q8_0",), (7,), ((0, -1, 1),))),
+    ("shape", lambda: ReorderedGgml(("Q8_0",), (7,), ((0, 0, 7),)).parts((8, 96))),
+    ("shape", lambda: ReorderedGgml(("Q8_0",), (7,), ((0, 0, 7),), (2, 2, 2)).parts((7, 96))),
+    ("rows", lambda: StackedGgml(("Q8_0",), (6, 6))),
+    ("rows", lambda: StackedGgml(("Q8_0", "Q8_0"), (6, 4), True)),
+    ("shape", lambda: StackedGgml(("Q8_0",), (6,)).parts((6, 64))),
+    ("shape", lambda: StackedGgml(("Q8_0",), (6,)).parts((3, 8, 64))),
+    ("shape", lambda: StackedGgml(("Q8_0",), (6,), turned=True).parts((3, 6, 64))),
+    ("shape", lambda: StackedGgml(("Q8_0",), (6,)).parts((3, 6, 40))),
 ]
 
 

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offspec_kernels.backend import Backend
-from offspec_kernels.dequant import dequantise
+from offspec_kernels.dequant import dequantize
 from offspec_kernels.dequant.gptq import Gptq
 from offspec_kernels.errors import ArgumentError
 from tests.kernels.dequant.cases import DTYPES, PATHS, check, scales, unpacked, words
-from tests.support.pairs import all_pairs
+from tests.support.pairwise import all_pairs
 
 
 def make(format: Gptq, shape: tuple[int, int], seed: int = 0, odd: float = 0.0) -> dict[str, Tensor]:
@@ -69,7 +69,7 @@ def test_a_zero_that_wraps_carries_as_it_borrowed() -> None:
         "qzeros": torch.tensor([[stored - 2**32 if stored >= 2**31 else stored]], dtype=torch.int32),
         "scales": torch.ones(1, 8, dtype=torch.float16),
     }
-    values = dequantise(Gptq(4, -1, False), parts, (8, 8), torch.empty(64))
+    values = dequantize(Gptq(4, -1, False), parts, (8, 8), torch.empty(64))
     assert values[:, 0].tolist() == [0, -1, -2, -3, -4, -5, -6, -7]
 
 
@@ -97,8 +97,8 @@ def test_no_such_group(index: int, path: Backend) -> None:
     format, shape = Gptq(4, 32, True), (8, 64)
     parts = make(format, shape)
     parts["g_idx"][5] = index
-    with pytest.raises(ArgumentError, match="g_idx: groups go from 0 to 1") as caught:
-        dequantise(format, parts, shape, torch.empty(8 * 64), path=path)
+    with pytest.raises(ArgumentError, match="g_idx: groups must be from 0 to 1") as caught:
+        dequantize(format, parts, shape, torch.empty(8 * 64), path=path)
     assert caught.value.argument == "g_idx"
 
 

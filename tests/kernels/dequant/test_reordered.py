@@ -8,7 +8,7 @@ from torch import Tensor
 
 from offspec_kernels.backend import Backend
 from offspec_kernels.dequant.ggml import layout, reordered
-from offspec_kernels.dequant.ggml.reordered import Reordered, Stacked
+from offspec_kernels.dequant.ggml.reordered import ReorderedGgml, StackedGgml
 from tests.kernels.dequant.cases import PATHS, check, check_cut
 
 COLUMNS = 96
@@ -27,10 +27,10 @@ def stored(kind: str, rows: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("kinds", [("Q8_0", "Q8_0"), ("Q4_1", "F16"), ("F32", "Q5_1"), ("BF16", "Q4_0")])
 def test_rows_of_one_tensor_and_of_two(kinds: tuple[str, str], path: Backend) -> None:
     (first, one), (second, two) = stored(kinds[0], 20), stored(kinds[1], 10)
-    format = Reordered(kinds[:1], (20,), ((0, 0, 4), (0, 12, 8), (0, 4, 8)))
+    format = ReorderedGgml(kinds[:1], (20,), ((0, 0, 4), (0, 12, 8), (0, 4, 8)))
     wanted = one[[*range(4), *range(12, 20), *range(4, 12)]]
     check(format, {"blocks0": first}, (20, COLUMNS), wanted, path)
-    format = Reordered(kinds, (20, 10), ((1, 0, 5), (0, 0, 3), (1, 5, 5), (0, 3, 17)))
+    format = ReorderedGgml(kinds, (20, 10), ((1, 0, 5), (0, 0, 3), (1, 5, 5), (0, 3, 17)))
     wanted = torch.cat([two[:5], one[:3], two[5:], one[3:]])
     check(format, {"blocks0": first, "blocks1": second}, (30, COLUMNS), wanted, path)
 
@@ -46,10 +46,12 @@ def test_columns_that_cross_blocks(
     wanted = values[
         :, [(a * second + b) * size + i for b in range(second) for a in range(first) for i in range(size)]
     ]
-    check(Reordered(("Q8_0",), (7,), ((0, 0, 7),), tiles), {"blocks0": blocks}, (7, COLUMNS), wanted, path)
+    check(
+        ReorderedGgml(("Q8_0",), (7,), ((0, 0, 7),), tiles), {"blocks0": blocks}, (7, COLUMNS), wanted, path
+    )
 
 
-def by_rows(format: Stacked, parts: dict[str, Tensor]) -> Tensor:
+def by_rows(format: StackedGgml, parts: dict[str, Tensor]) -> Tensor:
     """Float32, of one row after the other."""
     made = []
     for expert in range(len(parts["blocks0"])):
@@ -77,7 +79,7 @@ def by_rows(format: Stacked, parts: dict[str, Tensor]) -> Tensor:
 def test_experts_in_several_tensors_or_turned(
     kinds: tuple[str, ...], rows: tuple[int, ...], alternate: bool, turned: bool, path: Backend
 ) -> None:
-    format = Stacked(kinds, rows, alternate, turned)
+    format = StackedGgml(kinds, rows, alternate, turned)
     parts = dict[str, Tensor]()
     for i, kind in enumerate(kinds):
         parts[f"blocks{i}"] = stored(kind, 3 * rows[i])[0].view(3, rows[i], -1)

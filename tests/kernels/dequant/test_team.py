@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from offspec_kernels.dequant import threads as team
-from offspec_kernels.dequant.native import carray, claim, sharing
-from offspec_kernels.dequant.threads import share, spread, spread_product
+from offspec_kernels.dequant.native import carray, claim, compile_job
+from offspec_kernels.dequant.threads import parallel_for, parallel_for_product, run_parallel
 
 MANY = 4 * team.LEAST  # values that pay for four threads
 
@@ -37,7 +37,7 @@ def four_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 )
 def test_ranges_make_up_the_whole(count: int, values: int) -> None:
     ranges = list[tuple[int, int]]()
-    spread(lambda start, end: ranges.append((start, end)), count, values)
+    parallel_for(lambda start, end: ranges.append((start, end)), count, values)
     ranges.sort()
     assert [start for start, _ in ranges] == [0, *(end for _, end in ranges[:-1])]
     assert ranges[-1][1] == count
@@ -51,12 +51,12 @@ def test_a_small_product_and_what_is_inside_stay_in_one_thread(rows: int, expect
 
     def work(start: int, end: int) -> None:
         outer.append(start)
-        spread(lambda start, end: inner.append(start), 4, MANY)
+        parallel_for(lambda start, end: inner.append(start), 4, MANY)
 
-    spread_product(work, 4, team.LEAST_PRODUCT, rows)
+    parallel_for_product(work, 4, team.LEAST_PRODUCT, rows)
     assert len(outer) == expected and inner == [0] * expected
     inner.clear()
-    spread(lambda start, end: inner.append(start), 4, MANY)  # behind it they are shared again
+    parallel_for(lambda start, end: inner.append(start), 4, MANY)  # behind it they are shared again
     assert len(inner) == 4
 
 
@@ -75,11 +75,11 @@ def _count(job: Any) -> None:
 @pytest.mark.usefixtures("four_threads")
 @pytest.mark.parametrize("values, most", [(team.LEAST_SHARED, 1), (2 * team.LEAST_SHARED, 4)])
 def test_each_part_of_a_shared_loop_is_claimed_once(values: int, most: int) -> None:
-    loop = sharing(_count)
+    loop = compile_job(_count)
     for parts in (0, 1, 1000):
         job = np.zeros(3 + parts, np.int64)
         job[1] = parts
-        share(loop, job, (), values)
+        run_parallel(loop, job, (), values)
         assert (job[3:] == 1).all() and 1 <= job[2] <= most
 
 
@@ -90,7 +90,7 @@ def test_a_thread_that_begins_late_finds_its_memory(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(team, "_openmp", lambda: None)
     monkeypatch.setattr(team, "_by_pool", lambda work, ranges: given.append(work))
     job, memory = np.zeros(3, np.int64), torch.zeros(8)
-    share(sharing(_count), job, (memory,), 2 * team.LEAST_SHARED)
+    run_parallel(compile_job(_count), job, (memory,), 2 * team.LEAST_SHARED)
     kept: list[weakref.ref[Any]] = [weakref.ref(job), weakref.ref(memory)]
     del job, memory
     given[0](0, 1)
@@ -109,7 +109,7 @@ def test_a_failure_in_any_thread_is_told_when_all_are_done(where: int) -> None:
         done.append(start)
 
     with pytest.raises(ValueError, match=f"^at {where}$"):
-        spread(work, 4, MANY)
+        parallel_for(work, 4, MANY)
     assert sorted(done) == sorted({0, 1, 2, 3} - {where})
 
 
@@ -128,7 +128,7 @@ def _interrupted(own: Callable[[], None], other: Callable[[], None]) -> list[int
             done.append(start)
 
     with pytest.raises(KeyboardInterrupt):
-        spread(work, 2, MANY)
+        parallel_for(work, 2, MANY)
     return done
 
 
@@ -154,13 +154,13 @@ def test_an_interrupt_while_waiting_goes_on_waiting() -> None:
 
 _FORKING = """
 import os, sys, torch
-from offspec_kernels.dequant.threads import spread, spread_product
+from offspec_kernels.dequant.threads import parallel_for, parallel_for_product
 torch.get_num_threads = lambda: 4
 done = []
-spread(lambda start, end: done.append(start), 4, 1 << 20)
+parallel_for(lambda start, end: done.append(start), 4, 1 << 20)
 child = os.fork()
 if child == 0:
-    spread(lambda start, end: done.append(start), 4, 1 << 20)
+    parallel_for(lambda start, end: done.append(start), 4, 1 << 20)
     os._exit(0 if len(done) == 8 else 1)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """

@@ -1,7 +1,8 @@
-"""AWQ (Lin et al. 2023, arXiv:2306.00978), as AutoAWQ's GEMM version stores it.
+"""AWQ (Lin et al. 2023, arXiv:2306.00978), as stored by AutoAWQ's GEMM version.
 
-A weight lies transposed: a word has 4 bits of each of 8 outputs, in the order 0, 2, 4, 6, 1, 3, 5, 7 from the
-lowest. Each group of inputs has a zero, packed likewise, and a scale for every output.
+A weight is stored transposed: a word has 4 bits of each of 8 outputs, in the order 0, 2, 4, 6, 1, 3, 5, 7
+from the lowest bits. Each group of inputs has a zero point, packed the same way, and a scale for every
+output.
 """
 
 from collections.abc import Mapping
@@ -14,14 +15,14 @@ from offspec_kernels.dequant.format import Format, Part, Shape
 from offspec_kernels.dequant.scaled import check_groups, check_scales, plain, scaled, unpack
 from offspec_kernels.errors import ArgumentError
 
-PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of each output in its word
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # position of each output in its word
 
 
 @dataclass(frozen=True, slots=True)
 class Awq(Format):
-    """Codes of 4 bits.
+    """4-bit codes.
 
-    group: inputs that share a scale. Parts of a weight [out, in], out a multiple of 8, in one of group:
+    group: number of inputs that share a scale. Parts of a weight [out, in], out a multiple of 8, in of group:
     qweight int32 [in, out / 8]; qzeros int32 [in / group, out / 8]; scales [in / group, out].
     """
 
@@ -32,14 +33,14 @@ class Awq(Format):
 
     def __post_init__(self) -> None:
         if self.group < 1:
-            raise ArgumentError("group", f"must be a number of inputs, not {self.group}")
+            raise ArgumentError("group", f"must be a positive number of inputs, not {self.group}")
         check_scales(self.scales)
 
     def parts(self, shape: Shape) -> dict[str, Part]:
         out, inputs = plain(shape, self.name)
         check_groups(self.group, inputs)
         if out % 8:
-            raise ArgumentError("shape", f"{out} rows do not make whole words of 8")
+            raise ArgumentError("shape", f"{out} rows are not a multiple of 8")
         return {
             "qweight": Part(torch.int32, (inputs, out // 8)),
             "qzeros": Part(torch.int32, (inputs // self.group, out // 8)),
@@ -54,7 +55,7 @@ class Awq(Format):
         scales = parts["scales"].repeat_interleave(self.group, 0)
         return scaled(codes - zeros.repeat_interleave(self.group, 0), scales).mT
 
-    def fill_step(self, shape: Shape) -> int:
-        from offspec_kernels.dequant.registers import has_lookups
+    def column_multiple(self, shape: Shape) -> int:
+        from offspec_kernels.dequant.avx512 import has_lookups
 
         return 2 if has_lookups() else 0

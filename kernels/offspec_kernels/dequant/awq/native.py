@@ -1,4 +1,4 @@
-"""The compiled loop for the CPU."""
+"""Compiled AWQ loop for the CPU."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offspec_kernels.dequant.avx512 import fetch_ahead, scaled_row
 from offspec_kernels.dequant.awq import Awq
-from offspec_kernels.dequant.format import Filler, Shape
-from offspec_kernels.dequant.native import WIDE, array, carray, compiled, filling, inlined, widen
-from offspec_kernels.dequant.registers import fetch_ahead, scaled_row
+from offspec_kernels.dequant.format import RowDequantizer, Shape
+from offspec_kernels.dequant.native import WIDE, array, carray, compile_fill, compiled, inlined, widen
 from offspec_kernels.dequant.scaled.native import (
     ANY_HALF,
     BLOCK,
@@ -19,27 +19,27 @@ from offspec_kernels.dequant.scaled.native import (
     rounding_of,
     scaled_columns,
 )
-from offspec_kernels.dequant.threads import spread
+from offspec_kernels.dequant.threads import parallel_for
 
 
 @inlined
 def _spread_nibbles(four: Any) -> Any:
-    """16 bits to 64: each 4 of them to the low half of every other byte."""
+    """Spread 16 bits to 64: each 4 bits to the low half of every other byte."""
     two = (four | (four << np.uint64(24))) & np.uint64(0x000000FF000000FF)
     return (two | (two << np.uint64(12))) & np.uint64(0x000F000F000F000F)
 
 
 @inlined
 def _unpack(words: Any, codes: Any) -> None:
-    """codes: uint64, eight bytes for a word, which has even outputs in its low half, odd ones in its high."""
+    """Unpack words into codes: uint64, eight bytes per word, even outputs in the low half, odd above."""
     for j in range(len(words)):
         word = np.uint64(np.uint32(words[j]))
         even, odd = _spread_nibbles(word & np.uint64(0xFFFF)), _spread_nibbles(word >> np.uint64(16))
         codes[j] = even | (odd << np.uint64(8))
 
 
-_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of each output in its word; the reference has a list of its own
-_AHEAD = 16  # stored rows from the one whose values are made to the one whose bytes are brought
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # position of each output in its word; the reference has a separate list
+_AHEAD = 16  # prefetch distance in stored rows, from the row being decoded
 
 
 _halves_row, _plain_row = (scaled_row(4, _PLACES, halves=halves) for halves in (True, False))
@@ -47,7 +47,7 @@ _halves_row, _plain_row = (scaled_row(4, _PLACES, halves=halves) for halves in (
 
 @inlined
 def _scale_row(halves: bool, words: Any, shift: int, zero: Any, scale: Any, out: Any) -> None:
-    """By names of the module: numba finds what it compiled of a loop by what it closes over."""
+    """Scale a row through module-level names, since numba's cache key includes closure variables."""
     one, two, three, four = words.ctypes.data, zero.ctypes.data, scale.ctypes.data, out.ctypes.data
     if halves:
         _halves_row(one, shift, two, three, four)
@@ -64,7 +64,7 @@ def _unpack_all(words: Any, codes: Any) -> None:
 def _fill(
     words: Any, zeros: Any, scales: Any, group: int, columns: int, kind: int, out: Any, start: int, end: int
 ) -> None:
-    """start, end: which blocks of columns, those of all groups in a row."""
+    """Fill blocks of columns [start, end), numbered across the blocks of all groups."""
     packed = np.empty(BLOCK // 8, np.uint64)
     codes = packed.view(np.uint8)
     blocks = (columns + BLOCK - 1) // BLOCK
@@ -80,7 +80,7 @@ def _fill(
 
 
 def fill(format: Awq, parts: Mapping[str, Tensor], out: Tensor) -> None:
-    """out: [in, out]."""
+    """Fill out: [in, out]."""
     (rows, columns), group = out.shape, format.group
     scales = parts["scales"].float()
     zeros = torch.empty(rows // group * columns, dtype=torch.uint8)
@@ -88,16 +88,18 @@ def fill(format: Awq, parts: Mapping[str, Tensor], out: Tensor) -> None:
     kind = rounding_of(scales, parts["scales"].dtype, 15, out.dtype)
     words, zero, scale, values = (array(each) for each in (parts["qweight"], zeros, scales, out))
     blocks = rows // group * -(-columns // BLOCK)
-    spread(
+    parallel_for(
         lambda start, end: _fill(words, zero, scale, group, columns, kind, values, start, end),
         blocks,
         out.numel(),
     )
 
 
-def filler(format: Awq, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
+def row_dequantizer(
+    format: Awq, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype
+) -> RowDequantizer:
     words, zeros, scales = (array(parts[name]) for name in ("qweight", "qzeros", "scales"))
-    return Filler(_filling(parts["scales"].dtype), (words, zeros, scales), format.group)
+    return RowDequantizer(_filling(parts["scales"].dtype), (words, zeros, scales), format.group)
 
 
 @cache
@@ -129,4 +131,4 @@ def _filling(dtype: torch.dtype) -> int:
                     scaled_columns(codes.view(np.uint8), zero, scale, kind, made)
             done = end
 
-    return filling(fill)
+    return compile_fill(fill)

@@ -1,4 +1,4 @@
-"""The kernel: a value a lane; eight of them read the same word."""
+"""GPU kernel: one value per lane; eight lanes read the same word."""
 
 from collections.abc import Mapping
 
@@ -23,6 +23,6 @@ def _awq(words, zeros, scales, out, rows, columns, group, ROWS: tl.constexpr, CO
 
 
 def fill(format: Awq, parts: Mapping[str, Tensor], out: Tensor) -> None:
-    """out: [in, out]."""
+    """Fill out: [in, out]."""
     stored = [parts[name] for name in ("qweight", "qzeros", "scales")]
     launch_tiles(_awq, stored, out, [format.group])

@@ -1,9 +1,9 @@
-"""A table of 16 values, of which those of a block are multiples: by the largest size in it.
+"""Codebooks of 16 values, scaled per block by the block's largest magnitude.
 
 The 4-bit formats of bitsandbytes, NF4 and FP4 (QLoRA, Dettmers et al. 2023, arXiv 2305.14314): value =
-table[code] · absmax[block]. A weight is cut into blocks as it lies in memory, whatever its rows. Byte j has
-code 2 j in its high half, and code 2 j + 1 in its low half. Where the sizes are nested they have codes
-themselves, of 8 bits: absmax = nested_table[code] · nested_absmax[nested block] + nested_offset.
+table[code] · absmax[block]. A weight is split into blocks in memory order, regardless of its rows. Byte j has
+code 2 j in its high half, and code 2 j + 1 in its low half. Nested scales are themselves 8-bit codes:
+absmax = nested_table[code] · nested_absmax[nested block] + nested_offset.
 """
 
 from collections.abc import Mapping
@@ -14,23 +14,23 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.codebook.tables import BLOCKS, TABLES, quantise, table_of
+from offspec_kernels.dequant.codebook.tables import BLOCKS, TABLES, quantize, table_of
 from offspec_kernels.dequant.format import Format, Part, Shape
 from offspec_kernels.errors import ArgumentError
 
-__all__ = ["Codebook", "quantise"]
+__all__ = ["Codebook", "quantize"]
 
 
 @dataclass(frozen=True, slots=True)
 class Codebook(Format):
-    """Codes of 4 bits in blocks of `block` weights, the last of which may be shorter.
+    """4-bit codes in blocks of `block` weights; the last block may be shorter.
 
     Parts of a weight with n values, n even, in b blocks: codes uint8 [n / 2] or [n / 2, 1]; absmax [b], of
-    the dtype `absmax`, uint8 where nested; table float32 [16], or none: that of `kind` then. Where
-    nested, that many blocks share a nested one: nested_absmax float32 [ceil(b / nested)] and nested_table
-    float32 [256], and nested_offset is added.
+    the dtype `absmax`, or uint8 if nested; table float32 [16], optional: by default the table of `kind`. If
+    nested is not 0, that many blocks share a nested one: nested_absmax float32 [ceil(b / nested)] and
+    nested_table float32 [256], and nested_offset is added.
 
-    dtype: what the library rounds values to, float16 or bfloat16; None where it is float32.
+    dtype: dtype to which the library rounds values, float16 or bfloat16; None for float32.
     """
 
     kind: Literal["nf4", "fp4"] = "nf4"
@@ -51,13 +51,15 @@ class Codebook(Format):
         if self.absmax not in sizes:
             raise ArgumentError("absmax", f"the dtype must be one of {sizes}, not {self.absmax}")
         if self.dtype not in (None, torch.float32, torch.float16, torch.bfloat16):
-            raise ArgumentError("dtype", f"must be a float of 16 or 32 bits, not {self.dtype}")
+            raise ArgumentError("dtype", f"must be a 16-bit or 32-bit float, not {self.dtype}")
 
     @property
     def name(self) -> str:
         return f"{self.kind}-b{self.block}"
 
-    def cut(self, shape: Shape, start: int, end: int) -> tuple[Format, dict[str, tuple[int, int]]] | None:
+    def slice_rows(
+        self, shape: Shape, start: int, end: int
+    ) -> tuple[Format, dict[str, tuple[int, int]]] | None:
         each = prod(shape[1:])
         if self.nested or not each or each % self.block:
             return None
@@ -65,13 +67,13 @@ class Codebook(Format):
         return self, {name: (start * count, end * count) for name, count in of_each.items()}
 
     @property
-    def kin(self) -> Format:
+    def base_format(self) -> Format:
         return replace(self, nested_offset=0.0)
 
     def parts(self, shape: Shape) -> dict[str, Part]:
         values = prod(shape)
         if values % 2:
-            raise ArgumentError("shape", f"{values} values do not make whole bytes")
+            raise ArgumentError("shape", f"{values} values do not fill whole bytes")
         blocks = -(-values // self.block)
         made = {
             "codes": Part(torch.uint8, (values // 2,)),
@@ -98,18 +100,18 @@ class Codebook(Format):
         values = self.table(parts)[code] * sizes
         return values.to(self.dtype or torch.float32).float().view(shape)
 
-    def fill_step(self, shape: Shape) -> int:
-        from offspec_kernels.dequant.registers import has_lookups
+    def column_multiple(self, shape: Shape) -> int:
+        from offspec_kernels.dequant.avx512 import has_lookups
 
         return self.block if has_lookups() else 0
 
     def table(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The values of codes, float32 [16]."""
+        """Return the values of codes, float32 [16]."""
         given = parts.get("table")
         return table_of(self.kind, parts["codes"].device) if given is None else given
 
     def sizes(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The size of each block, float32 [b]."""
+        """Return the scale of each block, float32 [b]."""
         if not self.nested:
             return parts["absmax"].float()
         sizes = parts["nested_table"][parts["absmax"].int()]

@@ -1,8 +1,8 @@
-"""The compiled loop for the CPU.
+"""Compiled codebook loop for the CPU.
 
-All that a block can hold is 16 values, which are worked out first, for many blocks at once. Which of them a
-code means is then chosen in four steps, by one bit of the code each: a processor does so for a whole register
-of codes, where reading from a table is one at a time.
+A block contains at most 16 different values, which are computed first, for many blocks at once. The value of
+each code is then selected in four steps, by one bit of the code each: a CPU does this for a whole register of
+codes, whereas it reads a table one value at a time.
 """
 
 from collections.abc import Mapping
@@ -13,31 +13,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.codebook import Codebook
-from offspec_kernels.dequant.format import Filler, Shape
-from offspec_kernels.dequant.native import (
-    array,
-    carray,
-    compiled,
-    filling,
-    inlined,
-    put,
-)
-from offspec_kernels.dequant.registers import (
+from offspec_kernels.dequant.avx512 import (
     AHEAD,
     fetch_ahead,
     halves_high_first,
     look_up_high_first,
 )
+from offspec_kernels.dequant.codebook import Codebook
+from offspec_kernels.dequant.format import RowDequantizer, Shape
+from offspec_kernels.dequant.native import (
+    array,
+    carray,
+    compile_fill,
+    compiled,
+    inlined,
+    put,
+)
 from offspec_kernels.dequant.scaled.native import rounded, rounding
-from offspec_kernels.dequant.threads import spread
+from offspec_kernels.dequant.threads import parallel_for
 
-_MANY = 64  # blocks whose values are worked out at once
+_MANY = 64  # blocks whose values are computed at once
 
 
 @inlined
 def _scale(sizes: Any, table: Any, kind: int, values: Any) -> None:
-    """values [16, _MANY], flat: those of each block. Loops of a length that the compiler knows are fast."""
+    """Compute values [16, _MANY], flat, of each block; loops of compile-time length are fast."""
     for code in range(16):
         entry = table[code]
         row = values[code * _MANY : code * _MANY + _MANY]
@@ -47,7 +47,7 @@ def _scale(sizes: Any, table: Any, kind: int, values: Any) -> None:
 
 @inlined
 def _pick(code: Any, v: Any) -> Any:
-    """v[code], v a tuple of 16."""
+    """Return v[code], v a tuple of 16."""
     bit = np.uint8(code & np.uint8(1)) != np.uint8(0)
     a, b = v[1] if bit else v[0], v[3] if bit else v[2]
     c, d = v[5] if bit else v[4], v[7] if bit else v[6]
@@ -70,7 +70,7 @@ def _put_pair(values: Any, byte: int, code: Any, v: Any) -> None:
 def _fill(
     codes: Any, absmax: Any, table: Any, bytes_: int, kind: int, out: Any, start: int, end: int
 ) -> None:
-    """Blocks [start, end), of `bytes_` bytes each, a multiple of 16."""
+    """Fill blocks [start, end), of `bytes_` bytes each, a multiple of 16."""
     sizes, values = np.zeros(_MANY, np.float32), np.empty(16 * _MANY, out.dtype)
     for first in range(start, end, _MANY):
         last = min(first + _MANY, end)
@@ -95,14 +95,14 @@ def _fill(
 
 
 def fill(format: Codebook, parts: Mapping[str, Tensor], out: Tensor) -> None:
-    """out: bfloat16 or float32."""
+    """Fill out: bfloat16 or float32."""
     absmax, block = format.sizes(parts), format.block
     kind = rounding(format.dtype, out.dtype)
     entries, flat, whole = array(format.table(parts)), out.view(-1), out.numel() // block * block
 
     def fill_blocks(codes: Tensor, absmax: Tensor, out: Tensor) -> None:
         packed, sizes, values = array(codes), array(absmax), array(out)
-        spread(
+        parallel_for(
             lambda start, end: _fill(packed, sizes, entries, block // 2, kind, values, start, end),
             len(sizes),
             len(values),
@@ -110,17 +110,19 @@ def fill(format: Codebook, parts: Mapping[str, Tensor], out: Tensor) -> None:
 
     codes = parts["codes"].view(-1)
     fill_blocks(codes[: whole // 2], absmax[: whole // block], flat[:whole])
-    if whole < len(flat):  # a shorter block, made as a whole one
+    if whole < len(flat):  # a shorter last block, padded to a whole one
         padded, values = codes.new_zeros(block // 2), out.new_empty(block)
         padded[: len(codes) - whole // 2] = codes[whole // 2 :]
         fill_blocks(padded, absmax[-1:], values)
         flat[whole:] = values[: len(flat) - whole]
 
 
-def filler(format: Codebook, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
-    """As `fill` makes them, where each row of the weight has whole blocks."""
+def row_dequantizer(
+    format: Codebook, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype
+) -> RowDequantizer:
+    """Return a dequantizer equal to `fill`, for weights whose rows contain whole blocks."""
     codes, sizes, table = (array(each) for each in (parts["codes"], format.sizes(parts), format.table(parts)))
-    return Filler(_filling(format.dtype == torch.float16), (codes, sizes, table), format.block)
+    return RowDequantizer(_filling(format.dtype == torch.float16), (codes, sizes, table), format.block)
 
 
 @cache
@@ -144,4 +146,4 @@ def _filling(halves: bool) -> int:
                 else:
                     look_up_high_first(at_codes, base.ctypes.data, size, size, made)
 
-    return filling(fill)
+    return compile_fill(fill)

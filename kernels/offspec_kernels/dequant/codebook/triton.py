@@ -1,4 +1,4 @@
-"""The kernel: a lane for each byte, which makes two values that lie side by side."""
+"""GPU kernel: one lane per byte, which produces two adjacent values."""
 
 from collections.abc import Mapping
 
@@ -47,9 +47,9 @@ def fill_from_table(
     out: Tensor,
     low_first: bool = False,
 ) -> None:
-    """absmax float32 [blocks], table float32 [16].
+    """Fill out from absmax float32 [blocks] and table float32 [16].
 
-    low_first: the first of two values has the low half of their byte.
+    low_first: whether the first of two values is in the low half of their byte.
     """
     count = codes.numel()
     with torch.cuda.device_of(out):

@@ -1,7 +1,7 @@
-"""Integers as compressed-tensors stores them (vLLM's and LLM Compressor's format).
+"""Integers as stored by compressed-tensors (the format of vLLM and LLM Compressor).
 
-"pack-quantized" has codes of a row as a stream of bits in int32 words, less their smallest value;
-"int-quantized" and "naive-quantized" have int8. A zero is a code too, and packed down the rows.
+"pack-quantized" stores the codes of a row as a stream of bits in int32 words, minus their smallest value;
+"int-quantized" and "naive-quantized" store int8. A zero point is a code, too, packed down the rows.
 """
 
 from collections.abc import Mapping
@@ -26,15 +26,15 @@ from offspec_kernels.errors import ArgumentError
 class CompressedInt(Format):
     """Codes of 1 to 8 bits.
 
-    packed: in words, else one a byte. group: columns that share a scale; None for all of a row, 0 for all of
-    the weight. act_order: columns were rounded in the order of how much they matter, and g_idx has their
-    groups; compressed-tensors has given that up, but there are such checkpoints.
+    packed: whether codes are in words, not one per byte. group: columns that share a scale; None for a whole
+    row, 0 for the whole weight. act_order: whether columns were quantized in order of importance, with their
+    groups in g_idx; compressed-tensors has dropped this, but such checkpoints exist.
 
     Parts of a weight [rows, columns], with groups = columns / group, or 1, and words(n) = n · bits / 32,
-    rounded up: weight int32 [rows, words(columns)] where packed, else int8 [rows, columns]; scale
-    [rows, groups], or [1] for the weight; zero_point int32 [words(rows), groups] where packed, but int8 [1]
-    for the weight, else int8 of scale's shape; g_idx int32 [columns]. Of scale, and of a zero_point that is
-    not packed, dimensions of 1 may be missing.
+    rounded up: weight int32 [rows, words(columns)] if packed, else int8 [rows, columns]; scale
+    [rows, groups], or [1] for the weight; zero_point int32 [words(rows), groups] if packed, but int8 [1]
+    for the weight, else int8 of scale's shape; g_idx int32 [columns]. Size-1 dimensions of scale, and of an
+    unpacked zero_point, may be missing.
     """
 
     bits: int
@@ -50,7 +50,7 @@ class CompressedInt(Format):
         if self.group is not None and self.group < 0:
             raise ArgumentError("group", f"must be a number of columns, 0 or None, not {self.group}")
         if self.act_order and not self.group:
-            raise ArgumentError("act_order", "without groups of columns there is no order")
+            raise ArgumentError("act_order", "requires groups of columns")
         check_scales(self.scales)
 
     @property
@@ -87,16 +87,16 @@ class CompressedInt(Format):
         return (codes * self.bits + 31) // 32
 
     @property
-    def loose(self) -> tuple[str, ...]:
+    def squeezable_parts(self) -> tuple[str, ...]:
         return ("scale",) if self.packs_zeros else ("scale", "zero_point")
 
     def check_values(self, parts: Mapping[str, Tensor]) -> None:
-        """Raise ArgumentError where g_idx names a group that there is not."""
+        """Raise ArgumentError if g_idx contains an invalid group."""
         if self.act_order:
             check_index(parts["g_idx"], parts["scale"].shape[-1])
 
     def zeros(self, parts: Mapping[str, Tensor], rows: int, groups: int) -> Tensor:
-        """Of each row and group, [rows, groups] integers as the codes of `weight` are."""
+        """Return the zero point of each row and group, [rows, groups] integers like the codes of `weight`."""
         middle = 1 << (self.bits - 1) if self.packed else 0
         if not self.zero_point:
             return torch.full((rows, groups), middle, device=parts["scale"].device)

@@ -1,4 +1,4 @@
-"""Compiled loops for the CPU."""
+"""Compiled compressed-tensors loops for the CPU."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +10,12 @@ from torch import Tensor
 from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.dequant.native import array, compiled, inlined, put
 from offspec_kernels.dequant.scaled.native import rounded, rounding_of, unpack_across, unpack_stream
-from offspec_kernels.dequant.threads import spread
+from offspec_kernels.dequant.threads import parallel_for
 
 
 @inlined
 def _row(codes: Any, zeros: Any, scales: Any, index: Any, kind: Any, out: Any) -> None:
-    """zeros, scales: one for each group, of which index, unless it is empty, has that of each column."""
+    """Dequantize a row; zeros, scales: one per group; index: group of each column, or empty."""
     for column in range(len(index)):
         group = index[column]
         difference = np.float32(np.int32(np.int32(codes[column]) - np.int32(zeros[group])))
@@ -50,14 +50,14 @@ def _fill_words(
 
 @compiled
 def _unpack_zeros(words: Any, bits: int, zeros: Any) -> None:
-    """words: [words for rows, groups], zeros: [rows, groups]."""
+    """Unpack words [words for rows, groups] to zeros [rows, groups]."""
     for row in range(len(zeros)):
         word = row * bits >> 5
         unpack_across(words[word], words[min(word + 1, len(words) - 1)], bits, row * bits & 31, zeros[row])
 
 
 def _zeros(format: CompressedInt, parts: Mapping[str, Tensor], rows: int, groups: int) -> Tensor:
-    """[rows, groups] in the dtype of unpacked codes."""
+    """Return zero points [rows, groups] in the dtype of unpacked codes."""
     if not (format.zero_point and format.packs_zeros):
         return format.zeros(parts, rows, groups).to(torch.uint8 if format.packed else torch.int8)
     zeros = torch.empty(rows, groups, dtype=torch.uint8)
@@ -67,7 +67,7 @@ def _zeros(format: CompressedInt, parts: Mapping[str, Tensor], rows: int, groups
 
 
 def fill(format: CompressedInt, parts: Mapping[str, Tensor], out: Tensor) -> None:
-    """out: [rows, columns]."""
+    """Fill out: [rows, columns]."""
     format.check_values(parts)
     rows, columns = out.shape
     groups, bits = columns // (format.group or columns), format.bits
@@ -78,6 +78,6 @@ def fill(format: CompressedInt, parts: Mapping[str, Tensor], out: Tensor) -> Non
     tables = (array(each.contiguous()).reshape(rows, -1) for each in (parts["weight"], zeros, scales, out))
     words, zero, scale, values = tables
     loop = _fill_words if format.packed else _fill_bytes
-    spread(
+    parallel_for(
         lambda start, end: loop(words, zero, scale, index, bits, kind, values, start, end), rows, out.numel()
     )

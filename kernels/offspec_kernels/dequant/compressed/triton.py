@@ -1,4 +1,4 @@
-"""The kernel: a value a lane."""
+"""GPU kernel: one value per lane."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ def _compressed(
     BITS: tl.constexpr, PACKED: tl.constexpr, ZEROS: tl.constexpr, ZEROS_PACKED: tl.constexpr,
     ORDERED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """high: rows that share scales."""
+    """Dequantize a tile; high: number of rows that share scales."""
     row, column = tile(ROWS, COLUMNS)
     inside = (row < rows) & (column < columns)
     middle: tl.constexpr = 1 << (BITS - 1)
@@ -26,7 +26,7 @@ def _compressed(
         code = tl.load(weight + row * columns + column, mask=inside, other=0).to(tl.int32)
     if ORDERED:
         of = tl.load(index + column, mask=column < columns, other=0)
-        known = inside & (of >= 0) & (of < groups)  # nothing is read where there is no group
+        known = inside & (of >= 0) & (of < groups)  # nothing is read for an invalid group
     else:
         known = inside
         of = column // group
@@ -36,12 +36,12 @@ def _compressed(
     elif ZEROS:
         code -= tl.load(zeros + scale_at, mask=known, other=0).to(tl.int32)
     scale = tl.load(scales + scale_at, mask=known, other=0.0)
-    value = tl.where(known, scaled(code, scale), float("nan"))  # which no reader takes for a weight
+    value = tl.where(known, scaled(code, scale), float("nan"))  # NaN, so that an invalid group is noticed
     put(out, row * columns + column, value, inside)
 
 
 def fill(format: CompressedInt, parts: Mapping[str, Tensor], out: Tensor) -> None:
-    """out: [rows, columns]."""
+    """Fill out: [rows, columns]."""
     rows, columns = out.shape
     group, high = format.group or columns, rows if format.group == 0 else 1
     launch_tiles(

@@ -1,4 +1,4 @@
-"""The compiled loop for the CPU: 16 bytes at once, whose values are made of their bits."""
+"""Compiled float4 loop for the CPU: 16 bytes at once, whose values are computed from their bits."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -11,15 +11,15 @@ from torch import Tensor
 from offspec_kernels.dequant.float4 import Float4
 from offspec_kernels.dequant.native import array, compiled, inlined, put
 from offspec_kernels.dequant.scaled.native import rounded, rounding
-from offspec_kernels.dequant.threads import spread
+from offspec_kernels.dequant.threads import parallel_for
 
 
 @inlined
 def value_of(code: Any, doubled: int) -> Any:
-    """The float32 of a 4-bit code, twice that if doubled is 1; a table would be read a value at a time."""
+    """Return the float32 of a 4-bit code, doubled if `doubled` is 1; a table would be read value by value."""
     size = np.uint32(np.uint32(code) & np.uint32(7))
     sign = np.uint32(np.uint32(np.uint32(code) & np.uint32(8)) << np.uint32(28))
-    # Where the exponent is 0, its bits would be those of other numbers.
+    # With an exponent of 0, these bits would represent other numbers.
     normal = np.uint32(np.uint32(size << np.uint32(22)) + np.uint32((126 + doubled) << 23)).view(np.float32)
     small = np.float32(np.int32(size)) * np.float32(0.5 + 0.5 * doubled)
     value = small if size < np.uint32(2) else normal
@@ -28,9 +28,9 @@ def value_of(code: Any, doubled: int) -> Any:
 
 @cache
 def _loop(kind: int, doubled: int, each: int) -> Callable[..., None]:
-    """The loop for bytes [start, end), times 16, for which there are `each` scales, one or two.
+    """Return the loop for bytes [start, end), times 16, with `each` scales (one or two) per 16 bytes.
 
-    Its compiler knows what is the same for all values: it makes no wide registers of choices.
+    The compiler knows the constants of all values, and so does not vectorize choices.
     """
 
     @compiled
@@ -54,23 +54,23 @@ def _look_up(table: Any, bytes_: Any, out: Any, start: int, end: int) -> None:
 
 
 def _looked_up(table: Tensor, bytes_: Tensor) -> Tensor:
-    """table [256] by bytes of any shape, float32 [bytes]; torch would make integers of them first."""
+    """Index table [256] by bytes of any shape, float32 [bytes]; torch would convert to integers first."""
     found = torch.empty(bytes_.numel())
     entries, packed, values = array(table), array(bytes_), array(found)
-    spread(lambda start, end: _look_up(entries, packed, values, start, end), len(found), len(found))
+    parallel_for(lambda start, end: _look_up(entries, packed, values, start, end), len(found), len(found))
     return found
 
 
 def fill(format: Float4, parts: Mapping[str, Tensor], out: Tensor) -> None:
-    """out: bfloat16 or float32."""
-    sizes = _looked_up(format.sizes(parts), parts[format.scales])  # one for 8 bytes or for 16
+    """Fill out: bfloat16 or float32."""
+    sizes = _looked_up(format.sizes(parts), parts[format.scales])  # one per 8 or 16 bytes
     kind = rounding(format.dtype, out.dtype)
     codes, flat = parts[format.codes].view(-1), out.view(-1)
     groups = len(codes) // 16
     loop = _loop(kind, int(format.doubled), 1 if len(sizes) * 16 == len(codes) else 2)
     packed, scales, values = array(codes), array(sizes), array(flat)
-    spread(lambda start, end: loop(packed, scales, values, start, end), groups, len(flat))
-    if groups * 16 < len(codes):  # a last block of 8 bytes, made as two
+    parallel_for(lambda start, end: loop(packed, scales, values, start, end), groups, len(flat))
+    if groups * 16 < len(codes):  # a last block of 8 bytes, padded to 16
         padded, two, made = codes.new_zeros(16), sizes.new_zeros(2), flat.new_empty(32)
         padded[:8], two[0] = codes[-8:], sizes[-1]
         loop(array(padded), array(two), array(made), 0, 1)

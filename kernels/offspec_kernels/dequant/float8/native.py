@@ -1,4 +1,4 @@
-"""The compiled loop for the CPU."""
+"""Compiled float8 loop for the CPU."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,12 +9,12 @@ from torch import Tensor
 from offspec_kernels.dequant.float8 import Float8
 from offspec_kernels.dequant.native import array, compiled, inlined, put
 from offspec_kernels.dequant.scaled.native import rounded, rounding
-from offspec_kernels.dequant.threads import spread
+from offspec_kernels.dequant.threads import parallel_for
 
 
 @inlined
 def _value(byte: Any) -> Any:
-    """float8_e4m3fn: its bits are those of a float32 whose exponent is 120 less, subnormal or not."""
+    """Convert float8_e4m3fn: its bits are a float32's whose exponent is 120 less, subnormal or not."""
     size = np.uint32(np.uint32(byte & np.uint8(0x7F)) << np.uint32(20))
     sign = np.uint32(np.uint32(byte & np.uint8(0x80)) << np.uint32(24))
     value = np.uint32(size | sign).view(np.float32) * np.float32(2.0**120)
@@ -23,7 +23,7 @@ def _value(byte: Any) -> Any:
 
 @compiled
 def _fill(weight: Any, scales: Any, high: int, wide: int, kind: int, out: Any, start: int, end: int) -> None:
-    """scales: [blocks of rows, blocks of columns]; a block has high rows and wide columns."""
+    """Fill blocks; scales: [blocks of rows, blocks of columns]; a block is `high` by `wide`."""
     columns = out.shape[1]
     for row in range(start, end):
         for block in range(scales.shape[1]):
@@ -41,4 +41,6 @@ def fill(format: Float8, parts: Mapping[str, Tensor], out: Tensor) -> None:
     scales = array(parts["scale"].float()).reshape(-(-rows // high), -1)
     weight, values = (array(each).reshape(rows, columns) for each in (parts["weight"], out))
     kind = rounding(format.scales if format.rounded else None, out.dtype)
-    spread(lambda start, end: _fill(weight, scales, high, wide, kind, values, start, end), rows, out.numel())
+    parallel_for(
+        lambda start, end: _fill(weight, scales, high, wide, kind, values, start, end), rows, out.numel()
+    )

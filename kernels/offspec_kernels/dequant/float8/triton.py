@@ -1,4 +1,4 @@
-"""The kernel: a value a lane, made of its bits, since no GPU before Ada reads this dtype."""
+"""GPU kernel: one value per lane, computed from its bits, since GPUs before Ada cannot read this dtype."""
 
 from collections.abc import Mapping
 
@@ -16,12 +16,12 @@ def _float8(
     weight, scales, out, rows, columns, high, wide, ROUNDED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """weight: uint8; a block has high rows and wide columns."""
+    """Dequantize a tile; weight: uint8; a block has `high` rows and `wide` columns."""
     row, column = tile(ROWS, COLUMNS)
     inside = (row < rows) & (column < columns)
     byte = tl.load(weight + row * columns + column, mask=inside, other=0).to(tl.uint32)
     size = (byte & 0x7F) << 20
-    # The bits are those of a float32 whose exponent is 120 less, subnormal or not.
+    # The bits are a float32's whose exponent is 120 less, subnormal or not.
     value = (size | ((byte & 0x80) << 24)).to(tl.float32, bitcast=True) * 1.329227995784916e36
     value = tl.where(size == 0x7F << 20, float("nan"), value)
     blocks = (columns + wide - 1) // wide

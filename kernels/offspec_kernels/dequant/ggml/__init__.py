@@ -1,6 +1,6 @@
-"""The types of llama.cpp's GGUF files: rows cut into blocks, each of some bytes.
+"""Types of llama.cpp's GGUF files: rows split into blocks of a fixed number of bytes.
 
-Format: https://github.com/ggml-org/ggml, whose types with a codebook of 256 entries or more are left out.
+Format: https://github.com/ggml-org/ggml, except for types with a codebook of 256 entries or more.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from torch import Tensor
 from offspec_kernels.dequant.format import Format, Part, Shape
 from offspec_kernels.errors import ArgumentError
 
-# Values in a block, and its bytes.
+# Values per block, and bytes per block.
 LAYOUTS = {
     "Q4_0": (32, 18),
     "Q4_1": (32, 20),
@@ -33,21 +33,21 @@ KINDS = (*LAYOUTS, *FLOATS)
 
 
 def layout(kind: str) -> tuple[int, int]:
-    """Values in a block of one of KINDS, and its bytes; a float is a block of its own."""
+    """Return values and bytes per block of one of KINDS; a float is a block of its own."""
     return LAYOUTS[kind] if kind in LAYOUTS else (1, FLOATS[kind].itemsize)
 
 
 @dataclass(frozen=True, slots=True)
 class Ggml(Format):
-    """A tensor of a GGUF file, of one of KINDS.
+    """Tensor of a GGUF file, of one of KINDS.
 
     Parts of a weight [..., columns], columns a multiple of a block's values: blocks uint8 [..., bytes of a
     row].
 
-    heads: of a query or key weight [rows, columns], or of its bias [rows] where that is of floats. llama.cpp
-    lets rows of the two halves of a head alternate; the values come as transformers has them, one half after
-    the other. 0: rows are as they should be. less_one: the values less 1, for norms that add 1 to their
-    weight, which llama.cpp has done already; floats only.
+    heads: number of heads of a query or key weight [rows, columns], or of its bias [rows] if of floats.
+    llama.cpp interleaves the rows of the two halves of a head; the values are returned as in transformers,
+    one half after the other. 0: rows are already in order. less_one: subtract 1 from the values, for norms
+    that add 1 to their weight, which llama.cpp has already added; floats only.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class Ggml(Format):
         if self.heads < 0:
             raise ArgumentError("heads", f"must be 0 or more, not {self.heads}")
         if self.less_one and self.kind not in FLOATS:
-            raise ArgumentError("less_one", f"is for {', '.join(FLOATS)}, not {self.kind}")
+            raise ArgumentError("less_one", f"requires {', '.join(FLOATS)}, not {self.kind}")
 
     @property
     def name(self) -> str:
@@ -74,11 +74,13 @@ class Ggml(Format):
         size, nbytes = layout(self.kind)
         if not shape or shape[-1] % size:
             raise ArgumentError(
-                "shape", f"rows of {list(shape)} do not make whole {self.kind} blocks of {size}"
+                "shape", f"rows of {list(shape)} are not a multiple of the {self.kind} block size {size}"
             )
         dimensions = (1, 2) if self.kind in FLOATS else (2,)
         if self.heads and (len(shape) not in dimensions or shape[0] % (2 * self.heads)):
-            raise ArgumentError("shape", f"{list(shape)} has no {self.heads} heads of two halves")
+            raise ArgumentError(
+                "shape", f"{list(shape)} cannot be split into {self.heads} heads of two halves"
+            )
         return {"blocks": Part(torch.uint8, (*shape[:-1], shape[-1] // size * nbytes))}
 
     def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
@@ -95,7 +97,7 @@ class Ggml(Format):
         else:
             self.fill_by_rows(parts, shape, out)
 
-    def fill_step(self, shape: Shape) -> int:
+    def column_multiple(self, shape: Shape) -> int:
         return LAYOUTS[self.kind][0] if self.kind in LAYOUTS else 0
 
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
@@ -105,9 +107,9 @@ class Ggml(Format):
             Format.triton(self, parts, shape, out)
 
     def _floats(self, blocks: Tensor, shape: Shape) -> Tensor:
-        """The values of a tensor of floats in its own dtype, or float32 where something is done to them."""
+        """Return a float tensor's values in its own dtype, or in float32 if they are transformed."""
         dtype = FLOATS[self.kind]
-        if blocks.storage_offset() % dtype.itemsize:  # torch views bytes as floats from whole words on only
+        if blocks.storage_offset() % dtype.itemsize:  # torch views bytes as floats only at aligned offsets
             blocks = blocks.clone()
         values = blocks.view(dtype).view(shape)
         return self._ordered(values.float() - 1 if self.less_one else values)

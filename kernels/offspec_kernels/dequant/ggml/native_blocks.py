@@ -1,9 +1,9 @@
 """Decoders of a row of blocks, to be compiled: uint8 to float32, or to bfloat16 as uint16.
 
-Sums of integers are cut back to 32 bits at once: numba makes them 64 bits wide, which halves the speed.
+Integer sums are cast back to 32 bits at once: numba makes them 64 bits wide, which halves the speed.
 
-In blocks of 256 values a byte holds bits of two or four values that are 32 or 64 apart. An innermost loop
-takes as many bytes as have the same scales.
+In blocks of 256 values a byte contains bits of two or four values that are 32 or 64 apart. An innermost loop
+processes the bytes that share the same scales.
 """
 
 from typing import Any
@@ -16,14 +16,14 @@ from offspec_kernels.dequant.native import half, inlined, put
 
 @inlined
 def half_at(bytes_: Any, start: int) -> Any:
-    """The float32 of the float16 at a byte."""
+    """Return the float32 of the float16 at a byte."""
     bits: Any = np.int32(np.int32(bytes_[start]) | np.int32(bytes_[start + 1]) << np.int32(8))
     return half(bits)
 
 
 @inlined
 def real(code: Any, zero: int) -> Any:
-    """The float32 of a code less the one that stands for 0."""
+    """Return the float32 of a code minus the code that represents 0."""
     return np.float32(np.int32(np.int32(code) - np.int32(zero)))
 
 
@@ -49,7 +49,7 @@ def _q4_1(bytes_: Any, values: Any) -> None:
 
 @inlined
 def _fifth_bits(bytes_: Any, start: int) -> Any:
-    """The 32 high bits of a block's codes, the first value's lowest."""
+    """Return the 32 high bits of a block's codes, the first value's lowest."""
     low = np.uint32(bytes_[start]) | np.uint32(bytes_[start + 1]) << np.uint32(8)
     high = np.uint32(bytes_[start + 2]) | np.uint32(bytes_[start + 3]) << np.uint32(8)
     return np.uint32(low | high << np.uint32(16))
@@ -57,7 +57,7 @@ def _fifth_bits(bytes_: Any, start: int) -> Any:
 
 @inlined
 def _with_fifth(code: Any, fifths: Any, j: int) -> Any:
-    """A code of four bits with its fifth."""
+    """Return a 4-bit code with its fifth bit."""
     fifth = np.uint32(np.uint32(fifths >> np.uint32(j)) & np.uint32(1))
     return np.uint32(np.uint32(code) | np.uint32(fifth << np.uint32(4)))
 
@@ -94,8 +94,8 @@ def _q8_0(bytes_: Any, values: Any) -> None:
 
 
 @inlined
-def looked_up(code: Any) -> Any:
-    """The IQ4 types' codebook by a code of 4 bits: four numbers to a word, which is faster than a table."""
+def iq4_value(code: Any) -> Any:
+    """Return the IQ4 codebook value of a 4-bit code; four numbers per word are faster than a table."""
     word = np.uint32(0xBFAD9881) if code < 4 else np.uint32(0xF6EADDCF)
     word = word if code < 8 else (np.uint32(0x26190D01) if code < 12 else np.uint32(0x71594535))
     shift = np.uint32((np.uint32(code) & np.uint32(3)) << np.uint32(3))
@@ -108,13 +108,13 @@ def _iq4_nl(bytes_: Any, values: Any) -> None:
         start, target = block * 18, values[block * 32 : block * 32 + 32]
         d, codes = half_at(bytes_, start), bytes_[start + 2 : start + 18]
         for j in range(16):
-            put(target, j, d * looked_up(codes[j] & np.uint8(15)))
-            put(target, j + 16, d * looked_up(codes[j] >> np.uint8(4)))
+            put(target, j, d * iq4_value(codes[j] & np.uint8(15)))
+            put(target, j + 16, d * iq4_value(codes[j] >> np.uint8(4)))
 
 
 @inlined
 def power_of_two(byte: int) -> Any:
-    """2 to the exponent less 128, float32."""
+    """Return 2^(exponent - 128), float32."""
     exponent = np.uint32(byte)
     normal, small = np.uint32((exponent - np.uint32(1)) << np.uint32(23)), np.uint32(1 << 21) << exponent
     bits = np.uint32(small) if exponent < np.uint32(2) else np.uint32(normal)
@@ -129,7 +129,7 @@ def _mxfp4(bytes_: Any, values: Any) -> None:
         for j in range(16):
             low = value_of(np.uint8(codes[j] & np.uint8(15)), 1)
             high = value_of(np.uint8(codes[j] >> np.uint8(4)), 1)
-            put(target, j, d * (low + np.float32(0.0)))  # lest 0 have a sign
+            put(target, j, d * (low + np.float32(0.0)))  # so that 0 has no sign
             put(target, j + 16, d * (high + np.float32(0.0)))
 
 
@@ -138,7 +138,7 @@ def _q2_k(bytes_: Any, values: Any) -> None:
     for block in range(len(values) // 256):
         data, target = bytes_[block * 84 : block * 84 + 84], values[block * 256 : block * 256 + 256]
         d, lowest = half_at(data, 80), half_at(data, 82)
-        for part in range(4):  # a half, and in it the first or the second 16 of 32
+        for part in range(4):  # a half, and in it the first or second 16 of 32 values
             group = part // 2 * 8 + part % 2
             codes, places = data[16 + part * 16 : 32 + part * 16], target[group * 16 : group * 16 + 112]
             scale0, least0 = d * real(data[group] & 15, 0), lowest * real(data[group] >> 4, 0)
@@ -154,7 +154,7 @@ def _q2_k(bytes_: Any, values: Any) -> None:
 
 @inlined
 def _q3_scale(packed: Any, group: int) -> Any:
-    """One of the 16 scales of 6 bits in 12 bytes."""
+    """Return one of the 16 6-bit scales in 12 bytes."""
     four = np.int32(packed[group] & 15 if group < 8 else packed[group - 8] >> 4)
     two = np.int32(packed[8 + group % 4] >> (group // 4 * 2) & 3)
     return real(four | two << 4, 32)
@@ -180,8 +180,8 @@ def _q3_k(bytes_: Any, values: Any) -> None:
 
 
 @inlined
-def scale_and_least(packed: Any, group: int) -> tuple[Any, Any]:
-    """A scale and an offset of 6 bits, of the 12 bytes of a Q4_K or Q5_K block."""
+def scale_and_min(packed: Any, group: int) -> tuple[Any, Any]:
+    """Return a 6-bit scale and a 6-bit offset from the 12 bytes of a Q4_K or Q5_K block."""
     if group < 4:
         return real(packed[group] & 63, 0), real(packed[group + 4] & 63, 0)
     both, first, second = packed[group + 4], packed[group - 4], packed[group]
@@ -194,8 +194,8 @@ def _q4_k(bytes_: Any, values: Any) -> None:
         data, target = bytes_[block * 144 : block * 144 + 144], values[block * 256 : block * 256 + 256]
         d, lowest, packed = half_at(data, 0), half_at(data, 2), data[4:16]
         for pair in range(4):
-            scale0, least0 = scale_and_least(packed, pair * 2)
-            scale1, least1 = scale_and_least(packed, pair * 2 + 1)
+            scale0, least0 = scale_and_min(packed, pair * 2)
+            scale1, least1 = scale_and_min(packed, pair * 2 + 1)
             scale0, least0, scale1, least1 = d * scale0, lowest * least0, d * scale1, lowest * least1
             codes, places = data[16 + pair * 32 : 48 + pair * 32], target[pair * 64 : pair * 64 + 64]
             for j in range(32):
@@ -209,8 +209,8 @@ def _q5_k(bytes_: Any, values: Any) -> None:
         data, target = bytes_[block * 176 : block * 176 + 176], values[block * 256 : block * 256 + 256]
         d, lowest, packed, fifths = half_at(data, 0), half_at(data, 2), data[4:16], data[16:48]
         for pair in range(4):
-            scale0, least0 = scale_and_least(packed, pair * 2)
-            scale1, least1 = scale_and_least(packed, pair * 2 + 1)
+            scale0, least0 = scale_and_min(packed, pair * 2)
+            scale1, least1 = scale_and_min(packed, pair * 2 + 1)
             scale0, least0, scale1, least1 = d * scale0, lowest * least0, d * scale1, lowest * least1
             codes, places = data[48 + pair * 32 : 80 + pair * 32], target[pair * 64 : pair * 64 + 64]
             for j in range(32):
@@ -248,8 +248,8 @@ def _iq4_xs(bytes_: Any, values: Any) -> None:
             scale = d * real(four | (twos >> (group * 2) & 3) << 4, 32)
             codes, places = data[8 + group * 16 : 24 + group * 16], target[group * 32 : group * 32 + 32]
             for j in range(16):
-                put(places, j, scale * looked_up(codes[j] & np.uint8(15)))
-                put(places, j + 16, scale * looked_up(codes[j] >> np.uint8(4)))
+                put(places, j, scale * iq4_value(codes[j] & np.uint8(15)))
+                put(places, j + 16, scale * iq4_value(codes[j] >> np.uint8(4)))
 
 
 DECODERS = {

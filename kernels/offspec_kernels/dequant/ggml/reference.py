@@ -1,8 +1,8 @@
-"""Each type's blocks to values with torch's own operations, in the order of llama.cpp's.
+"""Decoders of each GGUF type with torch operations, in llama.cpp's order of operations.
 
 Every decoder takes uint8 [B, bytes of a block] and returns float32 [B, values of a block]. A block has a
-float16 as its scale, and another where its values have an offset; MXFP4 has an exponent of 2. Blocks of 256
-have 8 or 16 scales and offsets of few bits besides, in units of the first.
+float16 scale, and another float16 if its values have an offset; MXFP4 has an exponent of 2. Blocks of 256
+also have 8 or 16 scales and offsets of few bits, in units of the first.
 """
 
 from collections.abc import Callable
@@ -12,23 +12,23 @@ from torch import Tensor
 
 from offspec_kernels.dequant.float4 import half_power, table
 
-# The values of the IQ4 types' codes: closer together near 0, where most weights are.
+# Values of the IQ4 types' codes: denser near 0, where most weights are.
 CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def _planes(bytes_: Tensor, bits: int) -> Tensor:
-    """[..., n] to [..., n · 8 / bits]: the lowest bits of all bytes, then the next ones."""
+    """Unpack [..., n] to [..., n · 8 / bits]: the lowest bits of all bytes, then the next ones."""
     return torch.cat([(bytes_ >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)], -1)
 
 
 def _fields(bytes_: Tensor, bits: int) -> Tensor:
-    """[..., n] to [..., n · 8 / bits]: all of the first byte, the lowest bits first, then of the next."""
+    """Unpack [..., n] to [..., n · 8 / bits]: all of the first byte, low bits first, then the next byte."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=bytes_.device)
     return ((bytes_[..., None] >> shifts) & ((1 << bits) - 1)).flatten(-2)
 
 
 def _half(blocks: Tensor, start: int) -> Tensor:
-    """The float16 at a byte of every block, as float32 [B, 1]."""
+    """Return the float16 at a byte of every block, as float32 [B, 1]."""
     two = blocks[:, start : start + 2].clone(memory_format=torch.contiguous_format)
     return two.view(torch.float16).float()
 
@@ -72,7 +72,7 @@ def _q3_k(blocks: Tensor) -> Tensor:
 
 
 def _scales(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """8 scales and 8 offsets of 6 bits each, of the 12 bytes of a Q4_K or Q5_K block, float32 [B, 8, 1]."""
+    """Return 8 scales and 8 offsets, 6 bits each, from a Q4_K or Q5_K block's 12 bytes, float32 [B, 8, 1]."""
     first, second, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scale = torch.cat([first & 63, (rest & 15) | (first >> 6 << 4)], 1)
     least = torch.cat([second & 63, (rest >> 4) | (second >> 6 << 4)], 1)
@@ -117,7 +117,7 @@ def _iq4_xs(blocks: Tensor) -> Tensor:
 
 def _mxfp4(blocks: Tensor) -> Tensor:
     codes = _planes(blocks[:, 1:], 4)
-    values = table(codes.device, doubled=True) + 0.0  # of which 0 has no sign here
+    values = table(codes.device, doubled=True) + 0.0  # adding 0 removes the sign of -0
     return half_power(blocks[:, :1]) * values[codes.long()]
 
 

@@ -1,4 +1,4 @@
-"""Weights whose rows and columns lie in another order in a GGUF file, or in several of its tensors."""
+"""Weights with rows and columns in another order in a GGUF file, or spread over several tensors."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -10,18 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler, Format, Part, Shape
+from offspec_kernels.dequant.format import Format, Part, RowDequantizer, Shape
 from offspec_kernels.dequant.ggml import FLOATS, Ggml
 from offspec_kernels.errors import ArgumentError
 
-_ROWS = 1024  # whose columns are put in order together
+_ROWS = 1024  # rows whose columns are reordered together
 Run = tuple[int, int, int]
 Tiles = tuple[int, int, int]
 _Fill = Callable[[Ggml, Mapping[str, Tensor], Shape, Tensor], None]  # Ggml.eager or Ggml.triton
 
 
 class _Tensors(Format):
-    """A weight of GGUF tensors: parts blocks0, blocks1, … uint8 [..., rows of the tensor, bytes of a row]."""
+    """Weight in GGUF tensors: parts blocks0, blocks1, … uint8 [..., rows of the tensor, bytes of a row]."""
 
     __slots__ = ()
     kinds: tuple[str, ...]
@@ -36,12 +36,12 @@ class _Tensors(Format):
         return "+".join(dict.fromkeys(self.kinds))
 
     def _parts(self, lead: Shape, columns: int) -> dict[str, Part]:
-        """Those of tensors [*lead, rows, columns]."""
+        """Return the parts of tensors [*lead, rows, columns]."""
         every = enumerate(zip(self.kinds, self.rows, strict=True))
         return {f"blocks{i}": Ggml(kind).parts((*lead, rows, columns))["blocks"] for i, (kind, rows) in every}
 
     def _values(self, parts: Mapping[str, Tensor], lead: Shape, columns: int) -> list[Tensor]:
-        """By the reference, those of each tensor [*lead, rows, columns]."""
+        """Return the reference values of each tensor [*lead, rows, columns]."""
         return [
             Ggml(kind).reference({"blocks": parts[f"blocks{i}"]}, (*lead, rows, columns))
             for i, (kind, rows) in enumerate(zip(self.kinds, self.rows, strict=True))
@@ -49,7 +49,7 @@ class _Tensors(Format):
 
     @abstractmethod
     def _fill(self, parts: Mapping[str, Tensor], out: Tensor, fill: _Fill) -> None:
-        """By `fill` of the tensors' kinds."""
+        """Fill out with `fill` of the tensors' kinds."""
 
     def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         self._fill(parts, out, Ggml.eager)
@@ -59,14 +59,14 @@ class _Tensors(Format):
 
 
 @dataclass(frozen=True, slots=True)
-class Reordered(_Tensors):
-    """A weight [rows, columns] of some GGUF tensors, each with a number of rows and all with its columns.
+class ReorderedGgml(_Tensors):
+    """Weight [rows, columns] in several GGUF tensors, each with some of the rows and all columns.
 
     Parts: blocks0, blocks1, … uint8 [rows of the tensor, bytes of a row].
 
-    kinds, rows: of the tensors. runs (tensor, start, count): the weight's rows in their order. tiles
-    (A, B, size): columns that lie as A times B pieces of a size and are wanted as B times A; None: as they
-    lie.
+    kinds, rows: kind and row count of each tensor. runs (tensor, start, count): the weight's rows in order.
+    tiles (A, B, size): columns are stored as A times B pieces of `size` and needed as B times A; None: stored
+    order.
     """
 
     kinds: tuple[str, ...]
@@ -78,17 +78,17 @@ class Reordered(_Tensors):
         _Tensors.__post_init__(self)
         for source, start, count in self.runs:
             if not (0 <= source < len(self.rows) and 0 <= start <= start + count <= self.rows[source]):
-                raise ArgumentError("runs", f"{(source, start, count)} is outside of {list(self.rows)}")
+                raise ArgumentError("runs", f"{(source, start, count)} is out of range for {list(self.rows)}")
 
     @property
-    def kin(self) -> Format:
-        return Reordered(self.kinds, (0,) * len(self.kinds), ())
+    def base_format(self) -> Format:
+        return ReorderedGgml(self.kinds, (0,) * len(self.kinds), ())
 
     def parts(self, shape: Shape) -> dict[str, Part]:
         if len(shape) != 2 or shape[0] != sum(run[2] for run in self.runs):
-            raise ArgumentError("shape", f"{list(shape)} does not have the rows of its runs")
+            raise ArgumentError("shape", f"{list(shape)} does not match the rows of its runs")
         if self.tiles is not None and shape[1] != self.tiles[0] * self.tiles[1] * self.tiles[2]:
-            raise ArgumentError("shape", f"{list(shape)} does not have the columns of {self.tiles}")
+            raise ArgumentError("shape", f"{list(shape)} does not match the columns of tiles {self.tiles}")
         return self._parts((), shape[1])
 
     def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
@@ -100,7 +100,7 @@ class Reordered(_Tensors):
         return columns.transpose(1, 2).flatten(1)
 
     def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-        if self.fill_step(shape):
+        if self.column_multiple(shape):
             self.fill_by_rows(parts, shape, out)
         elif len(self.kinds) == 1 and self.kinds[0] not in FLOATS and self.tiles is not None:
             from offspec_kernels.dequant.ggml import native
@@ -109,10 +109,14 @@ class Reordered(_Tensors):
         else:
             _Tensors.eager(self, parts, shape, out)
 
-    def fill_step(self, shape: Shape) -> int:
-        return Ggml(self.kinds[0]).fill_step(shape) if len(self.kinds) == 1 and self.tiles is None else 0
+    def column_multiple(self, shape: Shape) -> int:
+        return (
+            Ggml(self.kinds[0]).column_multiple(shape) if len(self.kinds) == 1 and self.tiles is None else 0
+        )
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
+    def row_dequantizer(
+        self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype
+    ) -> RowDequantizer:
         from offspec_kernels.dequant.ggml import native
 
         return native.ordered_filler(self.kinds[0], _order(self.runs), parts["blocks0"], dtype)
@@ -128,7 +132,7 @@ class Reordered(_Tensors):
             place += count
 
     def _gathered(self, blocks: Tensor) -> Tensor:
-        """Rows of the one tensor in their order: bytes, which are fewer than values."""
+        """Reorder the rows of a single tensor as bytes, which are fewer than values."""
         if self.runs == ((0, 0, self.rows[0]),):
             return blocks
         return torch.cat([blocks[start : start + count] for _, start, count in self.runs])
@@ -147,20 +151,20 @@ class Reordered(_Tensors):
             to.unflatten(1, (second, first, size)).copy_(values.unflatten(1, self.tiles).transpose(1, 2))
 
 
-@lru_cache(maxsize=16)  # a model has few of them, for all of its layers
+@lru_cache(maxsize=16)  # a model has few different orders in all its layers
 def _order(runs: tuple[Run, ...]) -> NDArray[np.int64]:
-    """Which row of the one tensor each row is."""
+    """Return the row of the single tensor for each row of the weight."""
     return np.concatenate([np.arange(start, start + count) for _, start, count in runs])
 
 
 @dataclass(frozen=True, slots=True)
-class Stacked(_Tensors):
-    """A weight [E, R, C], or [E, C, R] where turned, of some tensors with columns C.
+class StackedGgml(_Tensors):
+    """Weight [E, R, C], or [E, C, R] if turned, in several tensors with columns C.
 
     Parts: blocks0, blocks1, … uint8 [E, rows of the tensor, bytes of a row].
 
-    kinds, rows: of the tensors. alternate: the rows of a matrix are one of each tensor in turn; else those of
-    the first come first.
+    kinds, rows: kind and row count of each tensor. alternate: whether a matrix takes one row of each tensor
+    in turn, not all rows of the first tensor first.
     """
 
     kinds: tuple[str, ...]
@@ -171,7 +175,7 @@ class Stacked(_Tensors):
     def __post_init__(self) -> None:
         _Tensors.__post_init__(self)
         if self.alternate and len(set(self.rows)) > 1:
-            raise ArgumentError("rows", f"cannot alternate where there are {list(self.rows)}")
+            raise ArgumentError("rows", f"cannot alternate with rows {list(self.rows)}")
 
     @property
     def transposed(self) -> bool:
@@ -179,13 +183,17 @@ class Stacked(_Tensors):
 
     def parts(self, shape: Shape) -> dict[str, Part]:
         if len(shape) != 3:
-            raise ArgumentError("shape", f"must be that of a stack of matrices, not {list(shape)}")
+            raise ArgumentError(
+                "shape", f"must have three dimensions (a stack of matrices), not {list(shape)}"
+            )
         rows, columns = reversed(shape[1:]) if self.turned else shape[1:]
         if rows != sum(self.rows):
-            raise ArgumentError("shape", f"{list(shape)} does not have {list(self.rows)} rows")
+            raise ArgumentError("shape", f"{list(shape)} does not match {list(self.rows)} rows")
         return self._parts(shape[:1], columns)
 
-    def cut(self, shape: Shape, start: int, end: int) -> tuple[Format, dict[str, tuple[int, int]]] | None:
+    def slice_rows(
+        self, shape: Shape, start: int, end: int
+    ) -> tuple[Format, dict[str, tuple[int, int]]] | None:
         return self, {f"blocks{i}": (start, end) for i in range(len(self.kinds))}
 
     def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
@@ -194,7 +202,7 @@ class Stacked(_Tensors):
         return values.mT if self.turned else values
 
     def _fill(self, parts: Mapping[str, Tensor], out: Tensor, fill: _Fill) -> None:
-        """out: [E, R, C]."""
+        """Fill out: [E, R, C]."""
         if len(self.kinds) == 1:
             fill(Ggml(self.kinds[0]), {"blocks": parts["blocks0"]}, tuple(out.shape), out)
             return

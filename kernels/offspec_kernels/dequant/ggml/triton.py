@@ -1,7 +1,7 @@
-"""The kernel: a program for some blocks, a value a lane, which reads the bytes that it needs.
+"""GPU kernel: a program for some blocks, one value per lane, which reads only the bytes it needs.
 
-In decoders, data is where each block begins, [BLOCKS, 1], and j numbers a block's values, [1, SIZE]. They do
-what those of `reference` do, in the same order.
+In decoders, data is the start of each block, [BLOCKS, 1], and j indexes a block's values, [1, SIZE]. They
+perform the operations of `reference` in the same order.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from offspec_kernels.dequant.format import rows_and_columns
 from offspec_kernels.dequant.ggml import LAYOUTS, Ggml
 from offspec_kernels.dequant.triton import put
 
-_VALUES = 1024  # of a program
+_VALUES = 1024  # values per program
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def _half(data, place, inside):
 
 @triton.jit
 def _plane(data, j, inside, SIZE: tl.constexpr, BITS: tl.constexpr):
-    """Codes of BITS bits: the lowest of SIZE bytes, their next ones, …, then those of the next SIZE bytes."""
+    """Return codes of BITS bits: the low bits of SIZE bytes, their next bits, …, then the next bytes."""
     per_byte: tl.constexpr = 8 // BITS
     byte = _byte(data, j // (SIZE * per_byte) * SIZE + j % SIZE, inside)
     return (byte >> (j // SIZE % per_byte * BITS)) & ((1 << BITS) - 1)
@@ -44,7 +44,7 @@ def _plane(data, j, inside, SIZE: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def _looked_up(code):
-    """The codebook, four numbers to a word."""
+    """Look up the codebook, four numbers per word."""
     word = tl.where(code < 4, 0xBFAD9881, 0xF6EADDCF)
     word = tl.where(code < 8, word, tl.where(code < 12, 0x26190D01, 0x71594535))
     return ((((word >> (code % 4 * 8)) & 255).to(tl.int32) ^ 128) - 128).to(tl.float32)
@@ -52,7 +52,7 @@ def _looked_up(code):
 
 @triton.jit
 def _mxfp4(data, j, inside):
-    """Twice the values of codes, and half their scale."""
+    """Multiply doubled code values by half their scale."""
     exponent, code = _byte(data, 0, inside), _plane(data + 1, j, inside, 16, 4)
     bits = tl.where(exponent < 2, (1 << 21) << (exponent & 1), (exponent - 1) << 23)
     size = code & 7
@@ -63,7 +63,7 @@ def _mxfp4(data, j, inside):
 
 @triton.jit
 def _by_32(data, j, inside, KIND: tl.constexpr):
-    """Types with blocks of 32 values."""
+    """Decode types with blocks of 32 values."""
     if KIND == "MXFP4":
         return _mxfp4(data, j, inside)
     d = _half(data, 0, inside)
@@ -133,7 +133,7 @@ def _iq4_xs(data, j, inside):
 
 @triton.jit
 def _by_256(data, j, inside, KIND: tl.constexpr):
-    """Types with blocks of 256 values."""
+    """Decode types with blocks of 256 values."""
     if KIND == "Q2_K":
         return _q2_k(data, j, inside)
     if KIND == "Q3_K":
@@ -155,7 +155,7 @@ def _ggml(
     j = tl.arange(0, SIZE)[None, :]
     data = blocks + block * BYTES
     values = _by_32(data, j, inside, KIND) if SIZE == 32 else _by_256(data, j, inside, KIND)
-    if TURNED:  # the halves of heads alternate
+    if TURNED:  # the rows of heads' halves alternate
         row = block // across
         within = row % (2 * half)
         block = (row - within + within % 2 * half + within // 2) * across + block % across

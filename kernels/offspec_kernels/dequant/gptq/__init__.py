@@ -1,7 +1,8 @@
-"""GPTQ (Frantar et al. 2022, arXiv:2210.17323), as AutoGPTQ and GPTQModel store it.
+"""GPTQ (Frantar et al. 2022, arXiv:2210.17323), as stored by AutoGPTQ and GPTQModel.
 
-A weight lies transposed: words fill up along the input. Each group of inputs has a zero and a scale for every
-output. With act-order, inputs were rounded in the order of how much they matter; `g_idx` has their groups.
+A weight is stored transposed: words are filled along the input dimension. Each group of inputs has a zero
+point and a scale for every output. With act-order, inputs were quantized in order of importance; `g_idx`
+contains their groups.
 """
 
 from collections.abc import Mapping
@@ -21,8 +22,8 @@ BITS = (2, 3, 4, 8)
 class Gptq(Format):
     """Codes of 2, 3, 4 or 8 bits.
 
-    group: inputs that share a scale; -1 for all. zero_plus_one: the first version of the format, which stores
-    each zero less 1. Parts of a weight [out, in], in and out so that words are full:
+    group: inputs that share a scale; -1 for all. zero_plus_one: whether the file is in the first version of
+    the format, which stores each zero point minus 1. Parts of a weight [out, in] whose dimensions fill words:
     qweight int32 [in · bits / 32, out]; qzeros int32 [in / group, out · bits / 32]; scales [in / group, out];
     and with act_order g_idx int32 [in].
     """
@@ -51,7 +52,7 @@ class Gptq(Format):
         check_groups(group, inputs)
         for size, of in ((inputs, "columns"), (out, "rows")):
             if size * self.bits % 32:
-                raise ArgumentError("shape", f"{size} {of} of {self.bits} bits do not make whole words")
+                raise ArgumentError("shape", f"{size} {of} of {self.bits} bits do not fill whole words")
         parts = {
             "qweight": Part(torch.int32, (inputs * self.bits // 32, out)),
             "qzeros": Part(torch.int32, (inputs // group, out * self.bits // 32)),
@@ -65,23 +66,23 @@ class Gptq(Format):
         return inputs if self.group == -1 else self.group
 
     def check_values(self, parts: Mapping[str, Tensor]) -> None:
-        """Raise ArgumentError where g_idx names a group that there is not."""
+        """Raise ArgumentError if g_idx contains an invalid group."""
         if self.act_order:
             check_index(parts["g_idx"], len(parts["scales"]))
 
     def index(self, parts: Mapping[str, Tensor], inputs: int) -> Tensor:
-        """Of each input, its group: int32 [in]."""
+        """Return the group of each input: int32 [in]."""
         if self.act_order:
             return parts["g_idx"]
         inputs_ = torch.arange(inputs, dtype=torch.int32, device=parts["scales"].device)
         return inputs_ // self.group_of(inputs)
 
     def zero_words(self, qzeros: Tensor) -> Tensor:
-        """The words of the zeros themselves.
+        """Return the words of the actual zero points.
 
-        GPTQModel adds 1 to all of a word's zeros at once, so that one which was 2^bits − 1 carries into its
-        neighbour; it took them apart in the same way. Those of 3 bits, which words do not hold whole, are
-        left as they are.
+        GPTQModel adds 1 to all of a word's zeros at once, so a zero of 2^bits − 1 carries into its neighbour;
+        its packing subtracts in the same way. 3-bit zeros, which cross word boundaries, are returned
+        unchanged.
         """
         if not self.zero_plus_one or self.bits == 3:
             return qzeros
@@ -89,7 +90,7 @@ class Gptq(Format):
 
     @property
     def later_plus_one(self) -> int:
-        """What is still to be added to each zero, modulo 2^bits, once words are unpacked."""
+        """Return the amount still to be added to each unpacked zero, modulo 2^bits."""
         return int(self.zero_plus_one and self.bits == 3)
 
     def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
@@ -100,8 +101,8 @@ class Gptq(Format):
         zeros = (zeros + self.later_plus_one) & ((1 << self.bits) - 1)
         return scaled(codes - zeros[group], parts["scales"][group]).mT
 
-    def fill_step(self, shape: Shape) -> int:
-        from offspec_kernels.dequant.registers import has_lookups
+    def column_multiple(self, shape: Shape) -> int:
+        from offspec_kernels.dequant.avx512 import has_lookups
 
-        # Groups may change from row to row, and codes of 3 bits lie across words.
+        # Groups may change from row to row, and 3-bit codes cross word boundaries.
         return 2 if has_lookups() and self.bits != 3 and not self.act_order else 0

@@ -1,4 +1,4 @@
-"""The compiled loop for the CPU."""
+"""Compiled GPTQ loop for the CPU."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler, Shape
+from offspec_kernels.dequant.avx512 import fetch_ahead, scaled_row
+from offspec_kernels.dequant.format import RowDequantizer, Shape
 from offspec_kernels.dequant.gptq import Gptq
-from offspec_kernels.dequant.native import WIDE, array, carray, compiled, filling, inlined, widen
-from offspec_kernels.dequant.registers import fetch_ahead, scaled_row
+from offspec_kernels.dequant.native import WIDE, array, carray, compile_fill, compiled, inlined, widen
 from offspec_kernels.dequant.scaled.native import (
     ANY_HALF,
     BLOCK,
@@ -22,10 +22,10 @@ from offspec_kernels.dequant.scaled.native import (
     unpack_stream,
     unpacked,
 )
-from offspec_kernels.dequant.threads import spread
+from offspec_kernels.dequant.threads import parallel_for
 
-_AHEAD = 2  # rows of words from the one that is unpacked to the one that is brought
-_ROWS = 32  # whose codes, whatever their bits, fill words
+_AHEAD = 2  # prefetch distance in rows of words, from the row being unpacked
+_ROWS = 32  # rows whose codes fill whole words for any number of bits
 
 
 @compiled
@@ -33,7 +33,7 @@ def _fill(
     words: Any, zeros: Any, scales: Any, index: Any, bits: int, columns: int, kind: int, out: Any, start: int,
     end: int,
 ) -> None:  # fmt: skip
-    """start, end: which blocks of columns, those of all `_ROWS` rows in a row."""
+    """Fill blocks of columns [start, end), numbered across all `_ROWS`-row blocks."""
     codes = np.empty(BLOCK, np.uint8)
     blocks = (columns + BLOCK - 1) // BLOCK
     for block in range(start, end):
@@ -42,7 +42,7 @@ def _fill(
         for row in range(block // blocks * _ROWS, min((block // blocks + 1) * _ROWS, len(index))):
             bit = row * bits
             place = (bit >> 5) * columns + first
-            later = words[place + columns : place + columns + size]  # empty behind the last word
+            later = words[place + columns : place + columns + size]  # empty after the last word
             unpack_across(words[place : place + size], later, bits, bit & 31, codes)
             place = index[row] * columns + first
             zero, scale = zeros[place : place + size], scales[place : place + size]
@@ -51,7 +51,7 @@ def _fill(
 
 
 def fill(format: Gptq, parts: Mapping[str, Tensor], out: Tensor) -> None:
-    """out: [in, out]."""
+    """Fill out: [in, out]."""
     format.check_values(parts)
     rows, columns = out.shape
     bits, scales = format.bits, parts["scales"].float()
@@ -61,17 +61,19 @@ def fill(format: Gptq, parts: Mapping[str, Tensor], out: Tensor) -> None:
     words, zero, scale, values = (array(each) for each in (parts["qweight"], zeros, scales, out))
     index = array(format.index(parts, rows))
     blocks = -(-rows // _ROWS) * -(-columns // BLOCK)
-    spread(
+    parallel_for(
         lambda start, end: _fill(words, zero, scale, index, bits, columns, kind, values, start, end),
         blocks,
         out.numel(),
     )
 
 
-def filler(format: Gptq, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
+def row_dequantizer(
+    format: Gptq, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype
+) -> RowDequantizer:
     words, scales = (array(parts[name]) for name in ("qweight", "scales"))
     zeros, group = array(format.zero_words(parts["qzeros"])), format.group_of(shape[1])
-    return Filler(_filling(format.bits, format.scales), (words, zeros, scales), group)
+    return RowDequantizer(_filling(format.bits, format.scales), (words, zeros, scales), group)
 
 
 _halves2, _halves4, _halves8 = (scaled_row(bits, (0,), halves=True) for bits in (2, 4, 8))
@@ -80,9 +82,9 @@ _plain2, _plain4, _plain8 = (scaled_row(bits, (0,), halves=False) for bits in (2
 
 @inlined
 def _scale_row(bits: int, halves: bool, words: Any, shift: int, zero: Any, scale: Any, out: Any) -> None:
-    """By names of the module: numba finds what it compiled of a loop by what it closes over.
+    """Scale a row through module-level names, since numba's cache key includes closure variables.
 
-    One for each number of bits: with a mask that is told each time, 64 rows take a fortieth longer.
+    There is one for each number of bits: with the mask as an argument, 64 rows take 1/40 longer.
     """
     one, two, three, four = words.ctypes.data, zero.ctypes.data, scale.ctypes.data, out.ctypes.data
     if halves:
@@ -115,7 +117,7 @@ def _filling(bits: int, dtype: torch.dtype) -> int:
         while done < count:
             of = (row + done) // group
             end, first = min(count, (of + 1) * group - row), of * columns + place
-            # Words are whole in each 64 columns, and in what is left of them.
+            # Every 64 columns, and the remaining ones, fill whole words.
             unpack_stream(carray(zeros, (first + size) // each, np.int32)[first // each :], bits, zero[:size])
             widen(carray(scales, first + size, stored)[first:], halves, scale[:size])
             for k in range(done, end):
@@ -131,4 +133,4 @@ def _filling(bits: int, dtype: torch.dtype) -> int:
                     scaled_columns(codes, zero, scale, kind, made)
             done = end
 
-    return filling(fill)
+    return compile_fill(fill)

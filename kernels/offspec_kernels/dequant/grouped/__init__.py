@@ -1,9 +1,9 @@
-"""Even steps: each group of 64 weights of a row has a float16 step and a float16 offset.
+"""Uniform quantization: each group of 64 weights of a row has a float16 step and a float16 offset.
 
-This is offspec's own format, for weights that it rounds itself: value = code · step + offset, computed in
-float32. The codes of a group lie in planes, so that a wide register unpacks many at once:
+This is offspec's own format for weights it quantizes itself: value = code · step + offset, computed in
+float32. The codes of a group are stored in planes, so that a wide register unpacks many at once:
 
-- 8 bits: 64 bytes, one a code.
+- 8 bits: 64 bytes, one per code.
 - 4 bits: 32 bytes; byte j has code j in its low half, and code j + 32 in its high half.
 - 2 bits: 16 bytes; byte j has codes j, j + 16, j + 32 and j + 48, the lowest bits first.
 - 3 bits: the two low bits of all codes as above, then 8 bytes; bit b of byte j is the high bit of code
@@ -27,7 +27,7 @@ BITS = (2, 3, 4, 8)
 class Grouped(Format):
     """Codes of 2, 3, 4 or 8 bits.
 
-    Parts of a weight [..., columns], columns a multiple of 64, rows = the product of all dimensions before:
+    Parts of a weight [..., columns], columns a multiple of 64, rows = the product of all earlier dimensions:
     codes uint8 [rows, columns · bits / 8]; step, offset float16 [rows, columns / 64].
     """
 
@@ -45,7 +45,7 @@ class Grouped(Format):
     def parts(self, shape: Shape) -> dict[str, Part]:
         rows, columns = rows_and_columns(shape)
         if columns % GROUP:
-            raise ArgumentError("shape", f"{columns} columns do not make whole groups of {GROUP}")
+            raise ArgumentError("shape", f"{columns} columns are not a multiple of the group size {GROUP}")
         scales = Part(torch.float16, (rows, columns // GROUP))
         return {
             "codes": Part(torch.uint8, (rows, columns * self.bits // 8)),
@@ -59,14 +59,14 @@ class Grouped(Format):
         step, offset = parts["step"].view(-1, 1).float(), parts["offset"].view(-1, 1).float()
         return (code * step + offset).view(shape)
 
-    def fill_step(self, shape: Shape) -> int:
+    def column_multiple(self, shape: Shape) -> int:
         return GROUP
 
     eager = Format.fill_by_rows
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
-    """Codes uint8 [groups, 64] to their planes, uint8 [groups, 8 · bits]."""
+    """Pack codes uint8 [groups, 64] into planes, uint8 [groups, 8 · bits]."""
     if bits == 8:
         return codes
     if bits == 3:
@@ -82,7 +82,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_codes(packed: Tensor, bits: int) -> Tensor:
-    """The opposite of `pack_codes`."""
+    """Invert `pack_codes`."""
     if bits == 8:
         return packed
     if bits == 3:

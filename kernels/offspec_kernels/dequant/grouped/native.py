@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler, Shape
+from offspec_kernels.dequant.avx512 import AHEAD, fetch_ahead, has_lookups, shifted_high, shifted_low
+from offspec_kernels.dequant.format import RowDequantizer, Shape
 from offspec_kernels.dequant.grouped import Grouped
-from offspec_kernels.dequant.native import array, carray, filling, half, inlined, put
-from offspec_kernels.dequant.registers import AHEAD, fetch_ahead, has_lookups, shifted_high, shifted_low
+from offspec_kernels.dequant.native import array, carray, compile_fill, half, inlined, put
 
 _FROM_ZERO = np.arange(16, dtype=np.float32)
-_MANY = 16  # groups at once: what was just stored as words would have to be waited for as bytes
+_MANY = 16  # groups at once: reading bytes right after storing them as words would stall
 
 
 @inlined
@@ -38,7 +38,7 @@ def _fill4(codes: Any, step: Any, offset: Any, out: Any) -> None:
 
 @inlined
 def _look_up4(codes: Any, step: Any, offset: Any, out: Any) -> None:
-    """`_fill4` of bfloat16."""
+    """Run `_fill4` for bfloat16 by register lookup."""
     source, target = codes.ctypes.data, out.ctypes.data
     for group in range(len(step)):
         s, o = half(step[group]), half(offset[group])
@@ -48,7 +48,7 @@ def _look_up4(codes: Any, step: Any, offset: Any, out: Any) -> None:
 
 @inlined
 def _codes3(words: Any, codes: Any) -> None:
-    """Codes, 8 words of 8 bytes, from a group's 3 words: a shift and a mask move the bits of eight codes."""
+    """Unpack 8 words of 8 codes from a group's 3 words: a shift and a mask move the bits of eight codes."""
     for part in range(8):
         two = (words[part & 1] >> np.uint64(2 * (part >> 1))) & np.uint64(0x0303030303030303)
         high = (words[2] >> np.uint64(part)) & np.uint64(0x0101010101010101)
@@ -87,9 +87,11 @@ def _fill2(codes: Any, step: Any, offset: Any, out: Any) -> None:
 _GROUPS = {2: _fill2, 3: _fill3, 4: _fill4, 8: _fill8}
 
 
-def filler(format: Grouped, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Filler:
+def row_dequantizer(
+    format: Grouped, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype
+) -> RowDequantizer:
     codes, step, offset = (array(parts[name]) for name in ("codes", "step", "offset"))
-    return Filler(_filling(format.bits, dtype == torch.float32), (codes, step, offset))
+    return RowDequantizer(_filling(format.bits, dtype == torch.float32), (codes, step, offset))
 
 
 @cache
@@ -110,4 +112,4 @@ def _filling(bits: int, floats: bool) -> int:
         fetch_ahead(offsets.ctypes.data + 2 * behind, 2 * len(offsets))
         groups(bytes_, steps, offsets, carray(out, count, kind))
 
-    return filling(fill)
+    return compile_fill(fill)

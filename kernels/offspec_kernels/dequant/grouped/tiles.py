@@ -1,11 +1,11 @@
-"""Products of many rows with 4-bit codes that lie as torch's own product of such weights wants them.
+"""Products of many rows with 4-bit codes in the layout of torch's own product of such weights.
 
-That product makes the values again for every few rows. Here a thread makes those of 64 outputs, a piece of
-the inputs at a time and two inputs side by side, and oneDNN's small product multiplies all rows with them
-while they are in its cache. Codes of 64 outputs lie together: for each input 32 bytes, of which byte j has
+torch's product dequantizes again for every few rows. Here a thread dequantizes 64 outputs, a piece of the
+inputs at a time with pairs of inputs interleaved, and oneDNN's small product multiplies all rows by them
+while they are in its cache. Codes of 64 outputs are stored together: 32 bytes per input, in which byte j has
 the code of output j in its low half and that of output j + 32 in its high half.
 
-Letters: T rows, N outputs, K inputs, 64 weights of a group.
+Letters: T rows, N outputs, K inputs, 64 weights per group.
 """
 
 from functools import cache
@@ -16,23 +16,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offspec_kernels.dequant.native import carray, claim, inlined, pointer, put, sharing
-from offspec_kernels.dequant.threads import share
+from offspec_kernels.dequant.native import carray, claim, compile_job, inlined, pointer, put
+from offspec_kernels.dequant.threads import run_parallel
 from offspec_kernels.row_linear.brgemm import call_product, call_release, find_brgemm
 
 TILE = 64
 _PIECE = 1024  # inputs
-_ROWS, _FEW = 64, 8  # of a product, or as many times 8 as are left: oneDNN keeps code for each number
-_WORDS = 13  # what the loop is told: two counters, addresses and numbers
+_ROWS, _FEW = 64, 8  # rows of a product; the remainder uses multiples of 8: oneDNN keeps code for each count
+_WORDS = 13  # argument words of the loop: two counters, addresses and sizes
 
 
 def multiply(rows: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """[T, N] of rows [T, K] and a weight.
+    """Return [T, N], the product of rows [T, K] and a weight.
 
     Args:
         rows: bfloat16, K a multiple of 64.
-        codes: As `_convert_weight_to_int4pack_for_cpu` gives them where `has_tiles`.
-        scales: [K / 64, N, 2] bfloat16, N a multiple of 64: of each group a step, and the value of code 8.
+        codes: Result of `_convert_weight_to_int4pack_for_cpu` if `has_tiles`.
+        scales: [K / 64, N, 2] bfloat16, N a multiple of 64: step and value of code 8 for each group.
     """
     found = find_brgemm()
     assert found is not None, "ask has_tiles first"
@@ -44,19 +44,19 @@ def multiply(rows: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     tensors = (codes, scales, rows, memory, out)
     job = np.array((0, 0, *found, *(of.data_ptr() for of in tensors), count, inputs, outputs, own))
     assert len(job) == _WORDS
-    share(sharing(_multiply), job, tensors, inputs * outputs)
+    run_parallel(compile_job(_multiply), job, tensors, inputs * outputs)
     return out
 
 
 @inlined
 def _pair(first: Any, second: Any) -> Any:
-    """Two numbers as bfloat16, the first in the lower half."""
+    """Pack two numbers as bfloat16, the first in the lower half."""
     return np.uint32(_near(first) >> np.uint32(16)) | np.uint32(_near(second) & np.uint32(0xFFFF0000))
 
 
 @inlined
 def _near(value: Any) -> Any:
-    """As `in_bfloat16`, but not for what is no number: that would take a sixth of all the time."""
+    """Round like `in_bfloat16` but without handling NaN, which would take a sixth of the total time."""
     bits = np.float32(value).view(np.uint32)
     even = np.uint32(bits >> np.uint32(16)) & np.uint32(1)
     return np.uint32(bits + np.uint32(0x7FFF) + even)
@@ -64,7 +64,7 @@ def _near(value: Any) -> Any:
 
 @inlined
 def _fill(codes: Any, pairs: Any, steps: Any, bases: Any, made: Any) -> None:
-    """A group: codes of 64 inputs, scales of 64 outputs as pairs; made: uint32 [32, 64], two inputs each."""
+    """Dequantize a group: codes of 64 inputs, scale pairs of 64 outputs; made: uint32 [32, 64] pairs."""
     for j in range(TILE):
         both = np.uint32(pairs[j])
         steps[j] = np.uint32(both << np.uint32(16)).view(np.float32)
@@ -84,7 +84,7 @@ def _fill(codes: Any, pairs: Any, steps: Any, bases: Any, made: Any) -> None:
 
 
 def _multiply(job: Any) -> None:
-    """Tiles of outputs, which threads claim one by one."""
+    """Multiply tiles of outputs, which threads claim one by one."""
     words = carray(job, _WORDS, np.int64)
     product, release, codes, scales, rows, memory, target, count, inputs, outputs, size_of_own = words[2:]
     padded = (count + _FEW - 1) // _FEW * _FEW
@@ -119,7 +119,7 @@ def _multiply(job: Any) -> None:
 
 @cache
 def has_tiles() -> bool:
-    """Whether the processor has the product, and this torch lays codes out as described here."""
+    """Return whether the CPU has the product, and this torch lays codes out as described here."""
     if find_brgemm() is None:
         return False
     codes = torch.arange(128 * 64, dtype=torch.int32).view(128, 64).mul(7).remainder(17).remainder(16)

@@ -1,4 +1,4 @@
-"""The kernel: a program for some groups, a value a lane."""
+"""GPU kernel: a program for some groups, one value per lane."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ def _grouped(codes, step, offset, out, groups, BITS: tl.constexpr, GROUPS: tl.co
     lane = tl.arange(0, 64)[None, :]  # [1, 64]
     start = codes + group * (8 * BITS)
     plane_bits: tl.constexpr = 2 if BITS == 3 else BITS
-    size: tl.constexpr = 8 * plane_bits  # bytes, and codes of a plane
+    size: tl.constexpr = 8 * plane_bits  # bytes, and codes per plane
     code = tl.load(start + lane % size, mask=inside, other=0).to(tl.int32)
     code = (code >> (lane // size * plane_bits)) & ((1 << plane_bits) - 1)
     if BITS == 3:

@@ -1,7 +1,7 @@
-"""One step for each row: bitsandbytes' 8-bit format (LLM.int8(), Dettmers et al. 2022, arXiv 2208.07339).
+"""One scale per row: bitsandbytes' 8-bit format (LLM.int8(), Dettmers et al. 2022, arXiv 2208.07339).
 
-value = code · scale / 127, where the scale is the largest size in the row. As bitsandbytes has it: code ·
-scale, rounded to float32, and times the float32 nearest to 1 / 127.
+value = code · scale / 127, where the scale is the largest magnitude in the row. Computed as in bitsandbytes:
+code · scale, rounded to float32, times the float32 nearest to 1 / 127.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ STEP = 7.874015718698502e-3  # the float32 nearest to 1 / 127
 class Int8Rows(Format):
     """Codes from -127 to 127.
 
-    Parts of a weight [..., columns], rows = the product of all dimensions before: codes int8 [rows, columns];
-    scale float32 [rows].
+    Parts of a weight [..., columns], rows = the product of all earlier dimensions: codes int8 [rows,
+    columns]; scale float32 [rows].
     """
 
     name = "int8-rows"

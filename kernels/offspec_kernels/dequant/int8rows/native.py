@@ -1,4 +1,4 @@
-"""The compiled loop for the CPU."""
+"""Compiled int8 loop for the CPU."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from offspec_kernels.dequant.int8rows import STEP, Int8Rows
 from offspec_kernels.dequant.native import array, compiled, put
-from offspec_kernels.dequant.threads import spread
+from offspec_kernels.dequant.threads import parallel_for
 
 _STEP = np.float32(STEP)
 
@@ -24,4 +24,6 @@ def _fill(codes: Any, scale: Any, out: Any, columns: int, start: int, end: int) 
 def fill(format: Int8Rows, parts: Mapping[str, Tensor], out: Tensor) -> None:
     packed, scales, values = (array(each) for each in (parts["codes"], parts["scale"], out))
     columns = parts["codes"].shape[1]
-    spread(lambda start, end: _fill(packed, scales, values, columns, start, end), len(scales), out.numel())
+    parallel_for(
+        lambda start, end: _fill(packed, scales, values, columns, start, end), len(scales), out.numel()
+    )

@@ -1,4 +1,4 @@
-"""The kernel: a program for some columns of a row."""
+"""GPU kernel: a program for some columns of a row."""
 
 from collections.abc import Mapping
 

@@ -1,8 +1,8 @@
-"""What formats of integers have in common: value = (code − zero) · scale.
+"""Common parts of integer formats: value = (code − zero) · scale.
 
-Their libraries make the product in the dtype of the scales, so that it is rounded there once. Codes lie in
-int32 words, as a stream of bits, the lowest first; where 32 is no multiple of their bits, some codes begin in
-one word and end in the next.
+Their libraries compute the product in the dtype of the scales, which rounds it once. Codes are stored in
+int32 words, as a stream of bits, the lowest first; if their bits do not divide 32, some codes cross a word
+boundary.
 """
 
 import torch
@@ -15,7 +15,7 @@ SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
-    """The codes in int32 words: along `dim`, each stream becomes as many codes, int32, as it can hold."""
+    """Unpack the codes in int32 words: along `dim`, each stream becomes all int32 codes that it can hold."""
     stream = words.movedim(dim, -1).long() & 0xFFFFFFFF
     size = stream.shape[-1]
     place = torch.arange(size * 32 // bits, device=words.device) * bits
@@ -26,7 +26,7 @@ def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
 
 
 def scaled(difference: Tensor, scales: Tensor) -> Tensor:
-    """float32. difference: integers of up to 255 in size, which every dtype of scales has; scales as wide."""
+    """Return float32 products. difference: integers up to ±255, exact in every scale dtype; scales alike."""
     return (difference.to(scales.dtype) * scales).float()
 
 
@@ -37,20 +37,18 @@ def check_scales(scales: torch.dtype) -> None:
 
 def check_groups(group: int, columns: int) -> None:
     if group < 1 or columns % group:
-        raise ArgumentError("shape", f"{columns} columns do not make whole groups of {group}")
+        raise ArgumentError("shape", f"{columns} columns are not a multiple of the group size {group}")
 
 
 def check_index(g_idx: Tensor, groups: int) -> None:
-    """g_idx: of each column, its group. A loop over bytes does not look where it reads."""
+    """Check g_idx, the group of each column, since compiled loops do not check bounds."""
     low, high = g_idx.aminmax()
     if low < 0 or high >= groups:
-        raise ArgumentError(
-            "g_idx", f"groups go from 0 to {groups - 1}, and it has {int(low)} to {int(high)}"
-        )
+        raise ArgumentError("g_idx", f"groups must be from 0 to {groups - 1}, not {int(low)} to {int(high)}")
 
 
 def plain(shape: Shape, name: str) -> tuple[int, int]:
-    """The rows and columns of a weight that has no other dimensions."""
+    """Return the rows and columns of a two-dimensional weight."""
     if len(shape) != 2:
-        raise ArgumentError("shape", f"a {name} weight has rows and columns, not {list(shape)}")
+        raise ArgumentError("shape", f"a {name} weight must have two dimensions, not {list(shape)}")
     return shape[0], shape[1]

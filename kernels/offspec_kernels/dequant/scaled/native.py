@@ -1,4 +1,4 @@
-"""Pieces of compiled loops: codes out of words, and products rounded as the dtype of the scales has it."""
+"""Pieces of compiled loops: unpacking codes, and rounding products to the dtype of the scales."""
 
 from typing import Any
 
@@ -9,18 +9,18 @@ from torch import Tensor
 from offspec_kernels.dequant.native import compiled, in_bfloat16, in_half, inlined, put
 
 NONE, HALF, ANY_HALF, BFLOAT = range(4)
-BLOCK = 4096  # columns of a loop at once: few, for the nearest caches; many, for whole pages of values
+BLOCK = 4096  # columns processed at once: few enough for the L1 cache, enough for whole pages of values
 
 
 def rounding(dtype: torch.dtype | None, out: torch.dtype) -> int:
-    """How values that are of a dtype, float32 by default, are rounded before they reach `out`."""
+    """Return how values of a dtype (None: float32) are rounded before they are written to `out`."""
     if dtype in (None, torch.float32, out):
         return NONE
     return BFLOAT if dtype == torch.bfloat16 else ANY_HALF
 
 
 def rounding_of(scales: Tensor, dtype: torch.dtype, largest: int, out: torch.dtype) -> int:
-    """`rounding` of products of scales, float32 from a dtype, and integers up to `largest` in size."""
+    """Return the `rounding` of products of float32 scales of a dtype and integers up to ±`largest`."""
     kind = rounding(dtype, out)
     if kind != ANY_HALF:
         return kind
@@ -30,10 +30,10 @@ def rounding_of(scales: Tensor, dtype: torch.dtype, largest: int, out: torch.dty
 
 @inlined
 def rounded(product: Any, kind: Any) -> Any:
-    """A float32 product, rounded in one of the ways above.
+    """Round a float32 product in one of the ways above.
 
-    kind: the same in all of a loop, of which the compiler makes one for each. HALF: of a float16 and an
-    integer, so that it is a multiple of 2^-24, the smallest float16, and only its leading 11 bits count.
+    kind: constant within a loop; the compiler specializes the loop for it. HALF: for a product of a float16
+    and an integer, a multiple of 2^-24, the smallest float16, so that only its leading 11 bits matter.
     """
     if kind == NONE:
         return np.float32(product)
@@ -48,7 +48,7 @@ def rounded(product: Any, kind: Any) -> Any:
 
 @inlined
 def scaled_columns(codes: Any, zeros: Any, scales: Any, kind: Any, out: Any) -> None:
-    """A row in which each column has its own zero and scale; scales float32."""
+    """Dequantize a row in which each column has its own zero and scale; scales float32."""
     for column in range(len(out)):
         difference = np.int32(codes[column]) - np.int32(zeros[column])
         put(out, column, rounded(np.float32(np.int32(difference)) * scales[column], kind))
@@ -56,7 +56,7 @@ def scaled_columns(codes: Any, zeros: Any, scales: Any, kind: Any, out: Any) -> 
 
 @inlined
 def unpack_stream(words: Any, bits: int, codes: Any) -> None:
-    """The first codes of the stream of bits that words are, uint8."""
+    """Unpack the first codes, uint8, of a stream of bits in words."""
     groups = words.view(np.uint8)
     if bits == 8:
         for j in range(len(codes)):
@@ -77,10 +77,10 @@ def unpack_stream(words: Any, bits: int, codes: Any) -> None:
 
 @inlined
 def unpack_across(words: Any, later: Any, bits: int, offset: int, codes: Any) -> None:
-    """One code, uint8, of each of many streams side by side.
+    """Unpack one code, uint8, of each of many adjacent streams.
 
-    words: those in which the codes begin, at bit `offset`; later: the next ones of the streams, in which they
-    end where words are too short.
+    words: words in which the codes begin, at bit `offset`; later: the streams' next words, which contain the
+    rest of codes that cross a word boundary.
     """
     mask = np.uint32((1 << bits) - 1)
     if offset + bits <= 32:
@@ -95,7 +95,7 @@ def unpack_across(words: Any, later: Any, bits: int, offset: int, codes: Any) ->
 
 @compiled
 def unpacked(words: Any, bits: int, later: int, codes: Any) -> None:
-    """codes: uint8; later: what is added to each, modulo 2^bits."""
+    """Unpack codes, uint8; later: added to each code, modulo 2^bits."""
     unpack_stream(words, bits, codes)
     if later:
         for place in range(len(codes)):

@@ -1,9 +1,10 @@
-"""Which keys a row meets one by one and which in blocks: by its position alone, wherever they lie.
+"""Choice of the keys a row attends to one by one and in blocks, by position alone.
 
-A key may be of the prefix, of a chunk of a prompt or of the tree, and a row's result must not depend on it.
-So its last keys, which may be of the tree, are listed and met one by one; those before are cut at multiples
-of a fixed number of positions, and rows that cut alike share the products. Only in a branch longer than NEAR
-are some of those before of the tree; they are gathered then, for all rows that have them in common.
+A key may be part of the prefix, of a prompt chunk or of the tree, and a row's result must not depend on
+which. So a row's last keys, which may be in the tree, are listed and attended one by one. Earlier keys are
+cut at multiples of a fixed number of positions, and rows with equal cuts share the products. Only in a branch
+longer than NEAR are some of the earlier keys in the tree; they are gathered for all rows that have them in
+common.
 """
 
 from collections.abc import Iterator
@@ -19,12 +20,12 @@ from offspec_kernels.chunks import split_evenly
 from offspec_kernels.dequant.native import Array
 from offspec_kernels.tree_attention.native import list_keys
 from offspec_kernels.tree_attention.sizes import AT_ONCE, BLOCK, FEW, NEAR, STEP
-from offspec_kernels.tree_mask import TreeMask, Window, first_seen
+from offspec_kernels.tree_mask import TreeMask, Window, first_visible
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Keys at positions [low, high) for rows [start, stop); `keys` are their rows where those are others."""
+class KeyRange:
+    """Keys at positions [low, high) for rows [start, stop); `keys`: their rows, unless equal to positions."""
 
     start: int
     stop: int
@@ -34,17 +35,18 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Queries that are done together, in order of position, and how the keys that they meet are cut.
+class QueryGroup:
+    """Queries processed together, in order of position, and the cuts between their keys.
 
     Args:
-        rows: [n] int64, which queries.
-        lists: [n, P] int32 rows of keys, padded to a multiple of AT_ONCE with the row's own.
-        counts: [n] int32, how many of them are keys.
+        rows: [n] int64, indices of the queries.
+        lists: [n, P] int32, key rows, padded to a multiple of AT_ONCE with the row's own.
+        counts: [n] int32, number of valid keys in each list.
         words: [n, W] int64, see `TreeMask`.
-        low, end: [n] int64, multiples of STEP: positions [low, end) are met in blocks, the others are listed.
-        anchors: [n] int64, the key row at the last position met in blocks, where that is of the tree, or -1.
-        shared: Positions whose key has the position as its row.
+        low, end: [n] int64, multiples of STEP: positions [low, end) are attended in blocks, others are
+            listed.
+        anchors: [n] int64, key row at the last position attended in blocks if it is in the tree, else -1.
+        shared: Positions whose key row equals the position.
     """
 
     rows: Array
@@ -57,21 +59,22 @@ class Cut:
     shared: int
 
     @cached_property
-    def pieces(self) -> list[Piece]:
-        """Those that a CPU meets, in order of position for every row."""
+    def key_ranges(self) -> list[KeyRange]:
+        """Return the key ranges for a CPU, in order of position for every row."""
         return list(_pieces(self))
 
 
-def cuts_of(
+def query_groups(
     tree_mask: TreeMask, tree: int, window: Window | None, most: int, chosen: Tensor | None = None
-) -> list[Cut]:
-    """How a tree's queries meet their keys, at most `most` in one. Waits for a GPU that alone has the words.
+) -> list[QueryGroup]:
+    """Group a tree's queries by their keys, at most `most` per group. Synchronizes if only a GPU has the
+    words.
 
-    Which queries meet the keys that were `chosen` [N, K] is decided by their position, too.
+    Position also decides which queries use the keys `chosen` [N, K].
     """
-    reach = tree_mask.reaches()[tree]
+    reach = tree_mask.extents()[tree]
     words = tree_mask.words_of(tree)
-    shared = reach.prefix + reach.causal  # positions whose key has the position as its row
+    shared = reach.prefix + reach.causal  # positions whose key row equals the position
     behind = np.arange(reach.first, reach.first + reach.count)
     branch = np.unpackbits(words.view(np.uint8), axis=1).sum(axis=1, dtype=np.int64)
     ranks = np.where(behind < reach.causal, reach.prefix + behind, shared + branch - 1)
@@ -94,8 +97,8 @@ def cuts_of(
     return cuts
 
 
-def _chosen_cut(words: Array, chosen: Array, own: Array, shared: int, rows: Array) -> Cut:
-    """Queries that meet the keys `chosen` [N, K] one by one; `own` [N] are the rows of their own keys."""
+def _chosen_cut(words: Array, chosen: Array, own: Array, shared: int, rows: Array) -> QueryGroup:
+    """Group queries that attend to the keys `chosen` [N, K] one by one; `own` [N] are their own key rows."""
     words, keys, own = (np.ascontiguousarray(of[rows]) for of in (words, np.sort(chosen, axis=1), own))
     bit = np.maximum(keys - shared, 0)
     known = np.take_along_axis(words, np.minimum(bit // 64, words.shape[1] - 1), axis=1) >> (bit % 64) & 1
@@ -107,34 +110,36 @@ def _chosen_cut(words: Array, chosen: Array, own: Array, shared: int, rows: Arra
     met = np.arange(keys.shape[1]) < counts[:, None]
     lists[:, : keys.shape[1]][met] = np.take_along_axis(keys, first, axis=1)[met]
     none, nowhere = np.zeros(len(rows), np.int64), np.full(len(rows), -1)
-    return Cut(np.ascontiguousarray(rows), lists, counts, words, none, none, nowhere, shared)
+    return QueryGroup(np.ascontiguousarray(rows), lists, counts, words, none, none, nowhere, shared)
 
 
 def _bounds(ranks: Array, window: Window | None) -> Array:
-    """[n, 3]: the first position that a row sees, and those [low, end) that it meets in blocks."""
-    start = np.maximum(first_seen(window, ranks), 0) if window else np.zeros_like(ranks)
+    """Return [n, 3]: the first visible position of a row, and the positions [low, end) attended in blocks."""
+    start = np.maximum(first_visible(window, ranks), 0) if window else np.zeros_like(ranks)
     low = -(-start // STEP) * STEP
     end = np.maximum((ranks + 1 - NEAR) // STEP * STEP, low)
     end = np.where(ranks + 1 - start <= FEW, low, end)
     return np.stack([start, low, end], axis=1)
 
 
-def _cut(words: Array, ranks: Array, bounds: Array, shared: int, rows: Array) -> Cut:
+def _cut(words: Array, ranks: Array, bounds: Array, shared: int, rows: Array) -> QueryGroup:
     words, ranks, bounds = (np.ascontiguousarray(of[rows]) for of in (words, ranks, bounds))
     longest = int((ranks + 1 - bounds[:, 0] - (bounds[:, 2] - bounds[:, 1])).max())
     lists = np.empty((len(rows), -(-longest // AT_ONCE) * AT_ONCE), np.int32)
     counts, anchors = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
     list_keys(words, ranks, bounds, shared, lists, counts, anchors)
-    if (anchors >= 0).any():  # rows of one branch side by side
+    if (anchors >= 0).any():  # make rows of one branch adjacent
         order = np.lexsort((anchors, bounds[:, 1], bounds[:, 2]))
         words, bounds, lists, counts, anchors = (
             np.ascontiguousarray(of[order]) for of in (words, bounds, lists, counts, anchors)
         )
         rows = rows[order]
-    return Cut(np.ascontiguousarray(rows), lists, counts, words, bounds[:, 1], bounds[:, 2], anchors, shared)
+    return QueryGroup(
+        np.ascontiguousarray(rows), lists, counts, words, bounds[:, 1], bounds[:, 2], anchors, shared
+    )
 
 
-def _pieces(cut: Cut) -> Iterator[Piece]:
+def _pieces(cut: QueryGroup) -> Iterator[KeyRange]:
     low, end, shared = cut.low, cut.end, cut.shared
     some = end > low
     if not some.any():
@@ -147,11 +152,11 @@ def _pieces(cut: Cut) -> Iterator[Piece]:
         for start, stop in pairwise([0, *edges.tolist(), len(low)]):
             if first[start] < last[start]:
                 keys = _keys_at(cut, start, int(first[start]), int(last[start]))
-                yield Piece(start, stop, int(first[start]), int(last[start]), keys)
+                yield KeyRange(start, stop, int(first[start]), int(last[start]), keys)
 
 
-def _keys_at(cut: Cut, row: int, low: int, high: int) -> Tensor | None:
-    """Rows of the keys at positions [low, high) of a row's path; None where they are those positions."""
+def _keys_at(cut: QueryGroup, row: int, low: int, high: int) -> Tensor | None:
+    """Return key rows at positions [low, high) of a row's path; None if they equal the positions."""
     shared = cut.shared
     if high <= shared:
         return None
@@ -161,8 +166,8 @@ def _keys_at(cut: Cut, row: int, low: int, high: int) -> Tensor | None:
     )
 
 
-def branch_of(cut: Cut, row: int) -> Array:
-    """Rows of the keys of a row's path behind the shared ones, in order of position."""
+def branch_of(cut: QueryGroup, row: int) -> Array:
+    """Return the key rows of a row's path after the shared ones, in order of position."""
     bits = np.unpackbits(cut.words[row].view(np.uint8), bitorder="little")
     branch: Array = cut.shared + np.flatnonzero(bits)
     return branch

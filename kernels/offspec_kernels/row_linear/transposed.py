@@ -1,6 +1,6 @@
-"""The product with a weight that lies as [K, N]: panels of its columns, each two rows of them interleaved.
+"""Product with a weight stored as [K, N]: panels of its columns, with pairs of rows interleaved.
 
-So the processor wants them beside the input's rows, which are taken as they lie.
+The CPU needs this layout for the second factor; the input's rows are read in place.
 
 Letters: T rows, K columns, N rows of the weight.
 """
@@ -12,33 +12,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Filler
+from offspec_kernels.dequant.format import RowDequantizer
 from offspec_kernels.dequant.native import WIDE, array, call_fill, compiled, inlined, put
-from offspec_kernels.dequant.threads import spread_product
+from offspec_kernels.dequant.threads import parallel_for_product
 from offspec_kernels.row_linear.brgemm import call_product, call_release, find_brgemm
 
-PIECE = 1024  # columns of a row; the same at any T, as the end of an uneven K is added in an order by it
-_GROUP = 512  # rows of the input that go through a panel together
-_ROWS, _FEW = 64, 16  # of them in a product, or as many times 16 as are left
+PIECE = (
+    1024  # columns per piece; the same for any T, since it determines the order of sums at an uneven K's end
+)
+_GROUP = 512  # input rows multiplied by a panel together
+_ROWS, _FEW = 64, 16  # rows of a product; the remainder uses multiples of 16
 
 
-def is_turned(weight: Tensor) -> bool:
-    """Whether a weight [N, K], K even, lies as [K, N] without gaps."""
+def is_transposed(weight: Tensor) -> bool:
+    """Return whether a weight [N, K], K even, is stored as [K, N] without gaps."""
     return weight.stride(1) != 1 and weight.mT.is_contiguous()
 
 
-def multiply(rows: Tensor, weight: Tensor | Filler, width: int) -> Tensor:
-    """[T, N] of rows [T, K], K even, and a weight [N, K], N = `width`, that lies as [K, N] or is made so."""
+def multiply(rows: Tensor, weight: Tensor | RowDequantizer, width: int) -> Tensor:
+    """Multiply rows [T, K], K even, by a weight [N, K], N = `width`, stored or dequantized as [K, N]."""
     found = find_brgemm()
     assert found is not None, "ask has_blocks first"
     count, columns = rows.shape
     out = torch.empty((count, width), dtype=rows.dtype)
     if count == 0 or width == 0:
         return out
-    # With rows of zeros to a multiple of 16: oneDNN compiles, and keeps, a product for each number.
+    # Padded with zero rows to a multiple of 16: oneDNN compiles, and keeps, a product for each row count.
     given, made = array(F.pad(rows, (0, 0, 0, -count % _FEW)).contiguous()), array(out)
     fill, parts, number, stored = 0, (0, 0, 0), 0, None
-    if isinstance(weight, Filler):
+    if isinstance(weight, RowDequantizer):
         fill, parts, number = weight.address, weight.pointers, weight.number
     else:
         stored = array(weight.mT)
@@ -51,13 +53,13 @@ def multiply(rows: Tensor, weight: Tensor | Filler, width: int) -> Tensor:
             width, start * WIDE, min(end * WIDE, width),
         )  # fmt: skip
 
-    spread_product(work, -(-width // WIDE), width * columns, count)
+    parallel_for_product(work, -(-width // WIDE), width * columns, count)
     return out
 
 
 @inlined
 def _interleave(values: Any, stride: int, wide: int, size: int, panel: Any) -> None:
-    """Each two of `size` rows of `wide` columns, `stride` apart; behind the last column zeros."""
+    """Interleave pairs of `size` rows of `wide` columns, `stride` apart; zeros after the last column."""
     for row in range(0, size, 2):
         one, two = values[row * stride :], values[(row + 1) * stride :]
         made = panel[row * WIDE : (row + 2) * WIDE]
@@ -91,7 +93,7 @@ def _multiply(
     product: int, release: int, fill: int, parts: Any, number: int, rows: Any, values: Any, panel: Any,
     sums: Any, out: Any, count: int, columns: int, width: int, start: int, end: int,
 ) -> None:  # fmt: skip
-    """Columns [start, end) of out [T, width]. values: of all the weight, or memory for what `fill` makes."""
+    """Compute columns [start, end) of out [T, width]; values: the whole weight, or a buffer for `fill`."""
     one, two, three = parts
     for first in range(start, end, WIDE):
         wide = min(end - first, WIDE)

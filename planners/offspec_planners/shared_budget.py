@@ -1,7 +1,7 @@
-"""Trees of several sequences in one pass: which nodes the next draft step expands, and which are verified.
+"""Trees of several sequences in one pass: nodes to expand in the next draft step, and nodes to verify.
 
-The link is paid once a pass, whoever uses it, so a node is worth the probability of its path wherever it
-grows, and all of them share the rows. See `tree_growth` for a tree that has a pass to itself.
+The link is paid once per pass, whichever sequences use it. So the value of a node is the probability of its
+path in any tree, and all trees compete for the rows. See `tree_growth` for a tree with a pass of its own.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ def best_width(
     costs: PassCosts | None,
     min_gain: float,
 ) -> int:
-    """How many of the nodes that a step could expand it is to expand; 0 where no step pays. See `pays`.
+    """Return the number of frontier nodes that a draft step should expand; 0 if no step pays. See `pays`.
 
     Args:
-        scores: [N], logs of the path probabilities of all trees that share a pass.
-        frontier: [W], those of the nodes that could be expanded, in the order in which they would be taken.
+        scores: [N], log-probabilities of all paths in the trees of a pass.
+        frontier: [W], log-probabilities of the nodes that could be expanded, in expansion order.
         draft: As in `pays`.
         costs: As in `pays`. None: all nodes, or none.
         min_gain: As in `pays`.
@@ -48,17 +48,17 @@ def share(
     most: int | None = None,
     floor: int = 1,
 ) -> list[int]:
-    """How many nodes of each tree are verified in a pass that all share: the likeliest, wherever they grow.
+    """Return the number of nodes to verify in each tree of a shared pass: the most likely nodes of all trees.
 
-    Of equals those of earlier trees come first, and of numbers that give as many tokens per second the
-    smallest is taken.
+    Among equal nodes those of earlier trees come first; among numbers of nodes with equal tokens per second,
+    the smallest is used.
 
     Args:
-        scores: Of each tree, logs of the path probabilities, descending, the root's first.
+        scores: For each tree, log-probabilities of its paths, descending, the root's first.
         draft: Seconds spent drafting.
-        costs: Of passes and steps; None: as many nodes as there may be.
-        most: Nodes in all; no limit by default. Every tree keeps its root.
-        floor: Nodes that each tree keeps where it has as many, and `most` has room for as many of all.
+        costs: Costs of passes and steps; None: as many nodes as allowed.
+        most: Maximum total number of nodes; no limit by default. Every tree keeps its root.
+        floor: Minimum number of nodes per tree, if available and if `most` allows it for all trees.
     """
     most = sum(map(len, scores)) if most is None else most
     floor = max(min(floor, most // max(len(scores), 1)), 1)

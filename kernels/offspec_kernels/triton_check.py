@@ -1,4 +1,4 @@
-"""Whether Triton can compile a kernel for a device and run it, which takes a driver and a C compiler."""
+"""Test that Triton can compile and run a kernel on a device, which needs a driver and a C compiler."""
 
 import torch
 import triton
@@ -14,7 +14,7 @@ def _count(out, COUNT: tl.constexpr):
 
 
 def try_triton(device: torch.device) -> None:
-    """Raises whatever Triton does, or a RuntimeError where a kernel runs and does nothing."""
+    """Run a kernel; raise Triton's error, or RuntimeError if the kernel ran without effect."""
     out = torch.zeros(_COUNT, dtype=torch.int32, device=device)
     with torch.cuda.device_of(out):
         _count[(1,)](out, COUNT=_COUNT)

@@ -1,8 +1,8 @@
-"""Values of 4-bit codes, looked up in a register (AVX-512): all that a block can hold is 16 values.
+"""Values of 4-bit codes by register lookup (AVX-512): a block contains at most 16 different values.
 
-Those are worked out at once, base[code] times the block's size, plus its offset, and rounded to bfloat16. One
-instruction then finds the values of 32 codes, where arithmetic on each code would take some twenty. LLVM has
-no form of it that fits all processors, so that it is written as LLVM's own code.
+The 16 values are computed first: base[code] times the block's scale, plus its offset, rounded to bfloat16.
+One instruction then looks up the values of 32 codes; arithmetic on each code would take about twenty. LLVM
+has no portable form of this instruction, so it is written in LLVM IR.
 """
 
 from collections.abc import Callable
@@ -18,26 +18,26 @@ from numba.extending import intrinsic
 from offspec_kernels.dequant.native import inlined
 
 Order = Literal["low", "high", "planes", "high first"]
-AHEAD = 4  # rows from the one whose piece is made to the one whose bytes are brought
+AHEAD = 4  # prefetch distance in rows, from the row being decoded
 _CODES = 16
 _BYTE, _SHORT, _INT, _FLOAT = *(ir.IntType(bits) for bits in (8, 16, 32)), ir.FloatType()
 _FLOATS, _INTS = ir.VectorType(_FLOAT, _CODES), ir.VectorType(_INT, _CODES)
 _SHORTS = ir.VectorType(_SHORT, 32)
-_NAN = 0x7FC0  # in bfloat16
+_NAN = 0x7FC0  # NaN in bfloat16
 
 
 @cache
 def has_lookups() -> bool:
-    """Whether numba compiles for a processor that has what is asked for here (AVX-512, with float16)."""
+    """Return whether numba compiles for a CPU with the required instructions (AVX-512, with float16)."""
     settings: Any = numba.config
     if settings.CPU_NAME or settings.CPU_FEATURES:
-        return False  # not for this one
+        return False  # it compiles for another CPU
     return bool(llvm.get_host_cpu_features().get("avx512bw"))
 
 
 @intrinsic
 def _fetch(context: Any, address: Any) -> Any:
-    """Have the processor bring the line of the cache at an address, which need not be anyone's."""
+    """Prefetch the cache line at an address, which need not be valid."""
 
     def generate(context: Any, build: Any, signature: Any, given: Any) -> Any:
         pointer = _BYTE.as_pointer()
@@ -57,19 +57,19 @@ _fetch_line: Callable[[int], None] = _fetch  # type: ignore[assignment]  # numba
 
 @inlined
 def fetch_ahead(address: int, nbytes: int) -> None:
-    """Have bytes brought into the cache. Pieces of rows are too short for a processor to foresee the next."""
+    """Prefetch bytes into the cache. Pieces of rows are too short for the CPU's own prefetcher."""
     for at in range(0, nbytes, 64):
         _fetch_line(address + at)
 
 
 def _lookup(order: Order, *, offset: bool, halves: bool) -> Callable[..., None]:
-    """look_up(codes, base, size, offset, out) for compiled loops; all but two numbers are addresses.
+    """Return look_up(codes, base, size, offset, out) for compiled loops; all but two numbers are addresses.
 
     Args:
-        order: Of 32 values in their bytes. "low", "high": halves of 32 bytes. "planes": low halves of 16
-            bytes, then their high ones. "high first": both halves of each of 16 bytes.
-        offset: Whether it is added; else it is not looked at, lest a value of -0 become 0.
-        halves: Whether the values are rounded to float16 first.
+        order: Order of 32 values in their bytes. "low", "high": halves of 32 bytes. "planes": low halves of
+            16 bytes, then their high halves. "high first": both halves of each of 16 bytes.
+        offset: Whether to add the offset; if not, it is ignored, so that a value of -0 does not become 0.
+        halves: Whether to round the values to float16 first.
 
     base: 16 float32; size, offset: float32; out: 32 bfloat16.
     """
@@ -82,7 +82,9 @@ def _lookup(order: Order, *, offset: bool, halves: bool) -> Callable[..., None]:
             if offset:
                 values = build.fadd(values, _everywhere(build, added, _FLOATS))
             made = _rounded(build, _through_halves(build, values) if halves else values)
-            twice = _chosen(build, made, made, [place % _CODES for place in range(32)])  # for any fifth bit
+            twice = _chosen(
+                build, made, made, [place % _CODES for place in range(32)]
+            )  # whatever the fifth bit
             found = build.call(_permute(build.module), [twice, _places(build, order, at)])
             build.store(found, build.inttoptr(target, _SHORTS.as_pointer()), align=2)
             return context.get_dummy_value()
@@ -95,15 +97,16 @@ def _lookup(order: Order, *, offset: bool, halves: bool) -> Callable[..., None]:
 
 
 def scaled_row(bits: int, places: tuple[int, ...], *, halves: bool) -> Callable[..., None]:
-    """scale_row(words, shift, zeros, scales, out) for compiled loops: (code - zero) * scale of 64 columns.
+    """Return scale_row(words, shift, zeros, scales, out) for compiled loops: (code - zero) * scale, 64
+    columns.
 
-    All but the shift are addresses: of int32, of which each has as many columns' codes as there are places;
+    All but the shift are addresses: of int32 words, each with one column's code per entry of `places`;
     64 uint8; 64 float32; 64 bfloat16.
 
     Args:
-        bits: Of a code.
-        places: In a word, of its columns' codes; the shift in bits, int32, is added to all.
-        halves: Whether the products are rounded to float16 first.
+        bits: Bits of a code.
+        places: Bit positions of the columns' codes in a word; the shift in bits, int32, is added to all.
+        halves: Whether to round the products to float16 first.
     """
     each = len(places)
 
@@ -150,12 +153,12 @@ def _everywhere(build: Any, number: Any, kind: Any) -> Any:
 
 
 def _through_halves(build: Any, values: Any) -> Any:
-    """float32 rounded to the nearest float16, as float32."""
+    """Round float32 to the nearest float16, as float32."""
     return build.fpext(build.fptrunc(values, ir.VectorType(ir.HalfType(), values.type.count)), values.type)
 
 
 def _rounded(build: Any, values: Any) -> Any:
-    """float32 rounded to the nearest bfloat16, ties to even, as 16-bit words."""
+    """Round float32 to the nearest bfloat16, ties to even, as 16-bit words."""
     kind = ir.VectorType(_INT, values.type.count)
     bits = build.bitcast(values, kind)
     even = build.and_(build.lshr(bits, _same(16, kind)), _same(1, kind))
@@ -165,7 +168,7 @@ def _rounded(build: Any, values: Any) -> Any:
 
 
 def _places(build: Any, order: Order, at: Any) -> Any:
-    """32 codes of 4 bits, whatever the bits above the fifth."""
+    """Return 32 codes of 4 bits; bits above the fifth are arbitrary."""
     if order in ("low", "high"):
         codes = build.zext(_load(build, at, ir.VectorType(_BYTE, 32)), _SHORTS)
         return codes if order == "low" else build.lshr(codes, _same(4, _SHORTS))

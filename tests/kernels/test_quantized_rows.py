@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from offspec_kernels.quantised_rows import QuantisedRows
+from offspec_kernels.quantized_rows import QuantizedRows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -13,15 +13,15 @@ def test_each_row_is_rounded_by_itself(dtype: torch.dtype) -> None:
     rows *= torch.logspace(-2, 2, 40)[:, None]
     rows[0, 3], rows[1, 5, 1:] = 0, 0
     rows = rows.to(dtype)
-    found = QuantisedRows.of(rows)
+    found = QuantizedRows.of(rows)
     for head in range(2):
         for place, row in enumerate(rows[head].double()):
             scale = float(found.scales[head, place])
             assert scale == pytest.approx(float(row.abs().max()) / 127, rel=1e-6)
-            error = (found.numbers[head, place].double() * scale - row).abs().max()
+            error = (found.codes[head, place].double() * scale - row).abs().max()
             assert float(error) <= scale * 0.5001
-            alone = QuantisedRows.of(rows[head, place : place + 1])
-            assert torch.equal(alone.numbers[0], found.numbers[head, place]) and alone.scales[0] == scale
+            alone = QuantizedRows.of(rows[head, place : place + 1])
+            assert torch.equal(alone.codes[0], found.codes[head, place]) and alone.scales[0] == scale
     assert found.values().dtype == dtype and torch.equal(found[0, 3:9].values(), found.values()[0, 3:9])
     if dtype == torch.float32:  # what has been rounded is not rounded again
-        assert torch.equal(QuantisedRows.of(found.values()).numbers, found.numbers)
+        assert torch.equal(QuantizedRows.of(found.values()).codes, found.codes)

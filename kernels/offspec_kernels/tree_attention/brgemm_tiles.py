@@ -1,12 +1,12 @@
-"""Keys that many rows see, where the processor multiplies bfloat16: a softmax that grows, tile by tile.
+"""Attention to keys shared by many rows on CPUs with bfloat16 products: an online softmax, tile by tile.
 
-A thread takes some rows of a head through all their keys, a tile at a time: scores in float32 by oneDNN's
-small product, weights relative to the largest score so far, and the weighted values, all of which stay in the
-core's cache (flash attention: Dao et al. 2022, arXiv 2205.14135). Tiles are cut by position, and a row meets
-the same ones in the same order whatever rows are beside it.
+A thread takes some rows of a head through all their keys, one tile at a time: float32 scores from oneDNN's
+small product, weights relative to the largest score so far, and the weighted values. All of these stay in the
+core's cache (flash attention: Dao et al. 2022, arXiv 2205.14135). Tiles are cut by position, so a row
+processes the same tiles in the same order whatever the other rows are.
 
-Letters: KV key heads, R folded rows of one, each a query of a head; S keys, D and E numbers of a key and
-a value.
+Letters: KV key heads, R folded rows of a key head, each a query of a head; S keys, D and E elements of a key
+and a value.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,44 +18,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.native import carray, claim, inlined, pointer, sharing
-from offspec_kernels.dequant.threads import share
-from offspec_kernels.quantised_rows import Rows, values_of
+from offspec_kernels.dequant.native import carray, claim, compile_job, inlined, pointer
+from offspec_kernels.dequant.threads import run_parallel
+from offspec_kernels.quantized_rows import Rows, values_of
 from offspec_kernels.row_linear.brgemm import call_product, call_release, find_brgemm
-from offspec_kernels.tree_attention.blocks import Sums
+from offspec_kernels.tree_attention.blocks import SoftmaxState
+from offspec_kernels.tree_attention.key_ranges import KeyRange
 from offspec_kernels.tree_attention.native import copy, exp2, narrow_sum, scale, shrink, weigh_narrow
-from offspec_kernels.tree_attention.paths import Piece
-from offspec_kernels.tree_attention.sizes import BLOCK, LEAST_ROWS, TILE_KEYS, TILE_ROWS, own_bytes
+from offspec_kernels.tree_attention.sizes import BLOCK, LEAST_ROWS, TILE_KEYS, TILE_ROWS, thread_bytes
 
-_PACKED, _TAKEN = 15, 21  # what the loops are told: counters, addresses and numbers
+_PACKED, _TAKEN = 15, 21  # sizes of the loops' arguments: counters, addresses and sizes
 
 
-def take(
-    query: Tensor, key: Rows, value: Rows, pieces: Sequence[Piece], groups: int, factor: float, sums: Sums
+def accumulate(
+    query: Tensor,
+    key: Rows,
+    value: Rows,
+    pieces: Sequence[KeyRange],
+    groups: int,
+    factor: float,
+    sums: SoftmaxState,
 ) -> None:
-    """Bring keys to sums so far.
+    """Accumulate keys into `sums`.
 
     Args:
-        query: [KV, R + LEAST_ROWS, D] bfloat16, contiguous, of G = `groups` heads a key head.
+        query: [KV, R + LEAST_ROWS, D] bfloat16, contiguous, with G = `groups` heads per key head.
         key, value: [KV, S, D] and [KV, S, E].
-        pieces: In order of position for every row.
-        factor: Scores are multiplied by it, after which they are in powers of two.
+        pieces: Key ranges in order of position for every row.
+        factor: Factor of the scores, which puts them in powers of two.
         sums: [KV, R].
     """
     for _, some in groupby(pieces, _together):
         of = list(some)
         base, laid = _laid_out(of, key, value)
         _take(query, laid, list(_tiles(of, groups, base)), factor, sums)
-        del laid  # before there are the next
+        del laid  # free it before the next allocation
 
 
-def _together(piece: Piece) -> object:
-    """Pieces in a row of which this is the same have their keys laid out at once."""
+def _together(piece: KeyRange) -> object:
+    """Return a key equal for consecutive pieces whose keys are laid out together."""
     return piece.low // BLOCK if piece.keys is None else -1 - id(piece)
 
 
-def _laid_out(pieces: list[Piece], key: Rows, value: Rows) -> tuple[int, tuple[Tensor, Tensor]]:
-    """The position at which the first tile begins, and the tiles of all keys of these pieces."""
+def _laid_out(pieces: list[KeyRange], key: Rows, value: Rows) -> tuple[int, tuple[Tensor, Tensor]]:
+    """Return the position of the first tile, and the tiles of all keys of these pieces."""
     low, high = min(piece.low for piece in pieces), max(piece.high for piece in pieces)
     where = slice(low, high) if pieces[0].keys is None else pieces[0].keys
     found = [values_of(rows[:, where]) for rows in (key, value)]
@@ -63,17 +69,17 @@ def _laid_out(pieces: list[Piece], key: Rows, value: Rows) -> tuple[int, tuple[T
     return low // TILE_KEYS * TILE_KEYS, _packed(keys, values, low % TILE_KEYS)
 
 
-def _tiles(pieces: list[Piece], groups: int, base: int) -> Iterator[tuple[int, int, int, int]]:
-    """Folded rows [first, first + count) with their keys [low, high) behind a position."""
+def _tiles(pieces: list[KeyRange], groups: int, base: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield folded rows [first, first + count) with their keys [low, high), counted from `base`."""
     for piece in pieces:
         for first in range(piece.start * groups, piece.stop * groups, TILE_ROWS):
             yield first, min(piece.stop * groups - first, TILE_ROWS), piece.low - base, piece.high - base
 
 
 def _packed(keys: Tensor, values: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-    """As a product takes its second factor, in tiles of T = TILE_KEYS, in which keys begin at place `offset`.
+    """Lay out keys and values in tiles of T = TILE_KEYS, as a product's second factor, starting at `offset`.
 
-    [KV, n, D / 2, T, 2] and [KV, n, T / 2, E, 2], flat behind n.
+    [KV, n, D / 2, T, 2] and [KV, n, T / 2, E, 2], flat after n.
     """
     (heads, count, size), width = keys.shape, values.shape[2]
     tiles = -(-(offset + count) // TILE_KEYS)
@@ -84,33 +90,35 @@ def _packed(keys: Tensor, values: Tensor, offset: int) -> tuple[Tensor, Tensor]:
         *(of.data_ptr() for of in laid),
     ))  # fmt: skip
     assert len(job) == _PACKED
-    share(sharing(_pack), job, (keys, values, *laid), keys.numel() + values.numel())
+    run_parallel(compile_job(_pack), job, (keys, values, *laid), keys.numel() + values.numel())
     return laid[0].view(heads, tiles, -1), laid[1].view(heads, tiles, -1)
 
 
 def _take(
     query: Tensor, laid: tuple[Tensor, Tensor], tiles: list[tuple[int, int, int, int]], factor: float,
-    sums: Sums,
+    sums: SoftmaxState,
 ) -> None:  # fmt: skip
     found = find_brgemm()
     assert found is not None, "ask works first"
     heads, rows, width = sums.acc.shape
     which, scaling = np.array(tiles, np.int64), np.array([factor], np.float32)
-    own = own_bytes(width)
+    own = thread_bytes(width)
     memory = torch.empty(torch.get_num_threads() * own, dtype=torch.uint8)
-    tensors = (query, *laid, sums.acc, sums.top, sums.total, memory)
+    tensors = (query, *laid, sums.acc, sums.running_max, sums.running_sum, memory)
     job = np.array((
         0, 0, *found, heads, rows, query.shape[1], query.shape[2], width, laid[0].shape[1], len(which), own,
         *(of.data_ptr() for of in tensors), which.ctypes.data, scaling.ctypes.data,
     ))  # fmt: skip
     assert len(job) == _TAKEN
     pairs = heads * int((which[:, 1] * (which[:, 3] - which[:, 2])).sum())
-    share(sharing(_take_tiles), job, (*tensors, which, scaling), pairs * query.shape[2] // LEAST_ROWS)
+    run_parallel(
+        compile_job(_take_tiles), job, (*tensors, which, scaling), pairs * query.shape[2] // LEAST_ROWS
+    )
 
 
 @cache
-def works() -> bool:
-    """Whether the processor has the product, and rows have the same bits beside any others."""
+def is_supported() -> bool:
+    """Return whether the CPU has the product and a row's bits do not depend on other rows."""
     if find_brgemm() is None:
         return False
     generator = torch.Generator().manual_seed(0)
@@ -121,10 +129,12 @@ def works() -> bool:
     query[:, -LEAST_ROWS:] = 0
 
     def made(start: int, stop: int) -> Tensor:
-        sums = Sums(*(torch.zeros(1, stop - start, *size, dtype=torch.float32) for size in ((64,), (), ())))
+        sums = SoftmaxState(
+            *(torch.zeros(1, stop - start, *size, dtype=torch.float32) for size in ((64,), (), ()))
+        )
         rows = query[:, start : stop + LEAST_ROWS].contiguous()
-        take(rows, key, value, [Piece(0, stop - start, 64, 576, None)], 1, 0.2, sums)
-        return sums.acc.div_(sums.total[:, :, None])
+        accumulate(rows, key, value, [KeyRange(0, stop - start, 64, 576, None)], 1, 0.2, sums)
+        return sums.acc.div_(sums.running_sum[:, :, None])
 
     many = made(0, 64)
     scores = 0.2 * query[0, :64].float() @ key[0, 64:].float().T
@@ -136,7 +146,7 @@ def works() -> bool:
 
 
 def _pack(job: Any) -> None:
-    """Tiles, which threads claim one by one."""
+    """Pack tiles, which threads claim one by one."""
     words = carray(job, _PACKED, np.int64)
     heads, count, offset, tiles, size, width = words[1:7]
     key, key_head, key_row, value, value_head, value_row, keys, values = words[7:]
@@ -148,7 +158,7 @@ def _pack(job: Any) -> None:
         low, high = max(first, offset), min(first + TILE_KEYS, offset + count)
         made = carray(pointer(keys + item * TILE_KEYS * size * 2), size // 2 * TILE_KEYS, np.int32)
         at = key + head * key_head - offset * key_row
-        for place in range(low, high, 16):  # a line of the cache of what is made
+        for place in range(low, high, 16):  # one cache line of the output
             for some in range(place, min(place + 16, high)):
                 row = carray(pointer(at + some * key_row), size // 2, np.int32)
                 for d in range(size // 2):
@@ -168,7 +178,7 @@ def _pack(job: Any) -> None:
 def _weigh(
     scores: Any, some: int, factor: Any, tops: Any, totals: Any, weights: Any, sums: Any, width: int
 ) -> None:
-    """The first `some` scores of each row of a tile to weights, relative to what sums then are, too."""
+    """Turn the first `some` scores of each row of a tile into weights, and rescale the sums to match."""
     for row in range(len(tops)):
         place = row * TILE_KEYS
         near, made = scores[place : place + some], weights[place : place + some]
@@ -183,7 +193,7 @@ def _weigh(
 
 
 def _take_tiles(job: Any) -> None:
-    """Rows of a head, which threads claim some at a time, through all their keys."""
+    """Process rows of a head, which threads claim in groups, through all their keys."""
     words = carray(job, _TAKEN, np.int64)
     product, release, heads, rows, stride, size, width, tiles, items, size_of_own = words[2:12]
     query, keys, values, acc, top, total, memory, which, scaling = words[12:]
