@@ -3,17 +3,17 @@
     engine = offspec.load("path-or-hub-id", memory="1.5GB")
     print(engine.generate("Why is the sky blue?").text)
 
-`load` opens a model and returns an `Engine`; `SamplingParams` says how tokens are chosen. A stream
-yields the classes of `offspec.core.events`; everything raised on purpose is an `OffspecError`, and
-`offspec.core.errors` draws the tree of them.
+`load` opens a model and returns an `Engine`; `SamplingParams` controls how tokens are chosen. A stream
+yields the classes of `offspec.core.events`. Every intended error is an `OffspecError`; see
+`offspec.core.errors` for the hierarchy.
 
-Names are looked up when they are first used (PEP 562), so that importing offspec, and asking the
-command line for help, does not wait for torch.
+Names are imported on first use (PEP 562), so that importing offspec, and the command line's `--help`, do
+not load torch.
 """
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # without typing, whose import takes longer than all before Ctrl-C is taken over
+TYPE_CHECKING = False  # not from typing: its import would delay the Ctrl-C handling of __main__
 
 __version__ = "0.1.0"
 
@@ -61,7 +61,7 @@ _HOME = {
     "UnsupportedModelError": ".core.errors",
 }
 
-__all__ = [  # noqa: RUF022 - in the order a reader meets them
+__all__ = [  # noqa: RUF022 - in the order of the documentation
     "__version__",
     "load",
     "Engine",
@@ -112,7 +112,7 @@ def __getattr__(name: str) -> "Any":
         raise AttributeError(f"module 'offspec' has no attribute {name!r}")
     from offspec.core.openmp import limit_spinning
 
-    limit_spinning()  # before what is asked for imports torch
+    limit_spinning()  # before torch is imported
     return getattr(import_module(_HOME[name], "offspec"), name)
 
 

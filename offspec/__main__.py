@@ -1,15 +1,15 @@
-"""The program `offspec`, and `python -m offspec`: it can be interrupted before it is imported, too."""
+"""Entry point of `offspec` and `python -m offspec`, which can be interrupted even during imports."""
 
 import signal
 
 
 def main() -> None:
-    """Import the program, and run it. Leaves by SystemExit.
+    """Import and run the program. Exits with SystemExit.
 
-    Until it is there Ctrl-C ends the process as the system does, without a traceback through the imports.
+    During the import Ctrl-C ends the process with the system's default action, without a traceback.
     """
-    heard = signal.getsignal(signal.SIGINT)
-    if heard is signal.default_int_handler:  # else it is ignored, as behind nohup and in scripts
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:  # otherwise SIGINT is ignored, as under nohup or in scripts
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from offspec.ui.cli.main import main as program
 

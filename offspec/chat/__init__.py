@@ -1,5 +1,5 @@
-"""A conversation: messages, the session that asks for answers, and the files that keep both.
+"""Conversations: messages, sessions that generate answers, and session files.
 
-Questions come in, events and saved conversations go out. Nothing here computes with tensors or draws on a
-screen.
+Inputs are questions; outputs are events and saved conversations. Nothing here computes with tensors or draws
+on a screen.
 """

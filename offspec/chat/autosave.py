@@ -1,4 +1,4 @@
-"""A conversation's file, kept up to date while an answer comes."""
+"""Automatic saving of a conversation to a file during answers."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -12,17 +12,17 @@ from offspec.core.errors import OffspecError
 from offspec.core.file_lock import Claim
 from offspec.core.files import real_path
 
-EVERY_S = 2.0  # an answer that is killed has lost no more than what came in this time
+INTERVAL_S = 2.0  # a killed process loses at most this much of an answer
 
 Snapshot = Callable[[], Conversation]
 _Said = tuple[list[Message], int]
 
 
 class Autosave:
-    """Writes a conversation to a file, once it has one, which no other keeper may write meanwhile.
+    """Writer of a conversation to its file, which no other session may write at the same time.
 
-    snapshot: gives the conversation as it is at that moment. It is called while no other thread writes, so
-    that no early snapshot overwrites a later one.
+    The methods take a `snapshot`, which returns the current conversation. It is called while no other thread
+    writes, so that an early snapshot never overwrites a later one.
     """
 
     def __init__(self) -> None:
@@ -32,12 +32,12 @@ class Autosave:
         self._failing = False
         self._trouble: str | None = None
 
-    def move(self, file: Path | None, snapshot: Snapshot) -> None:
-        """Write to this file from now on, or nowhere. It is claimed now if it is there, else later.
+    def set_file(self, file: Path | None, snapshot: Snapshot) -> None:
+        """Set the file to write to, or None. An existing file is locked now, a new one at the first write.
 
-        What the file before should hold and does not, its disk being full, is written to it first. Raises
-        SessionError or DiskFullError where that fails again or another has claimed the new file; nothing has
-        changed then.
+        If the last write to the previous file failed, for example because of a full disk, it is repeated
+        first. Raises SessionError or DiskFullError, without any change, if that fails again or if another
+        session has locked the new file.
         """
         file = None if file is None else real_path(file)
         with self._lock:
@@ -51,51 +51,51 @@ class Autosave:
                 if claim is not None:
                     claim.release()
                 raise
-            self._let_go()
+            self._release()
             self._file, self._claim = file, claim
 
     def close(self, snapshot: Snapshot) -> None:
-        """As `move` to nowhere, which it is even where it raises."""
+        """Set no file, as `set_file` does, and release the file even if that raises."""
         try:
-            self.move(None, snapshot)
+            self.set_file(None, snapshot)
         finally:
             with self._lock:
-                self._let_go()
+                self._release()
 
-    def keeps(self, file: Path) -> bool:
-        """Whether this is the file."""
+    def writes_to(self, file: Path) -> bool:
+        """Return whether this is the file."""
         return self._file is not None and self._file == real_path(file)
 
     def save(self, snapshot: Snapshot) -> None:
-        """Write what was said so far. Raises SessionError, DiskFullError."""
+        """Write the conversation. Raises SessionError, DiskFullError."""
         with self._lock:
             self._put(snapshot)
 
     def write(self, snapshot: Snapshot) -> None:
-        """As `save`, but trouble is told by `trouble`."""
+        """Write the conversation; an error is returned later by `take_warning`."""
         with self._lock:
             try:
                 self._put(snapshot)
             except OffspecError as error:
                 if not self._failing:
-                    self._trouble = f"what is said is not being saved: {error}"
+                    self._trouble = f"the conversation is not being saved: {error}"
                 self._failing = True
 
-    def erase(self) -> None:
-        """Take the file away again, in which nothing was said."""
+    def delete_file(self) -> None:
+        """Delete the file of an empty conversation."""
         with self._lock, suppress(OSError):
             if self._claim is not None and self._file is not None:
                 self._file.unlink(missing_ok=True)
 
-    def trouble(self) -> str | None:
-        """What the user should know, once, until writing has gone well again."""
+    def take_warning(self) -> str | None:
+        """Return a warning about a failed write, once until a write succeeds again."""
         trouble, self._trouble = self._trouble, None
         return trouble
 
     @contextmanager
-    def meanwhile(self, snapshot: Snapshot) -> Iterator[None]:
-        """In a thread, every two seconds of the block, write what was said where that is more than before."""
-        over, written = threading.Event(), _said(snapshot())  # now: the thread may begin when there is more
+    def write_periodically(self, snapshot: Snapshot) -> Iterator[None]:
+        """While the block runs, write the conversation every two seconds if it has changed, in a thread."""
+        over, written = threading.Event(), _said(snapshot())  # before the thread starts, which may be late
         thread = threading.Thread(
             target=self._watch, args=(snapshot, written, over), name="offspec keeper", daemon=True
         )
@@ -107,7 +107,7 @@ class Autosave:
             thread.join()
 
     def _watch(self, snapshot: Snapshot, written: _Said, over: threading.Event) -> None:
-        while not over.wait(EVERY_S):
+        while not over.wait(INTERVAL_S):
             said = _said(snapshot())
             if said != written:
                 self.write(snapshot)
@@ -121,15 +121,15 @@ class Autosave:
         snapshot().write(self._file)
         self._failing, self._trouble = False, None
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._claim is not None:
             self._claim.release()
         self._file, self._claim, self._failing, self._trouble = None, None, False, None
 
 
 def _said(conversation: Conversation) -> _Said:
-    """The messages without their figures: the seconds of an answer pass though nothing new was said.
+    """Return the messages without figures, since seconds change even if no text is added.
 
-    A retry that says what the answer before said shows in the number of branches.
+    The number of branches shows a retry whose text equals the earlier answer.
     """
     return [replace(message, figures=None) for message in conversation.messages], len(conversation.branches)

@@ -1,8 +1,8 @@
-"""A conversation as a tree: what a retry or an edit replaced is kept as a branch beside what is active.
+"""Conversation tree, which keeps messages replaced by a retry or an edit as branches.
 
-One path from the first question on is active, and all other code sees that path alone, as `messages`. What
-left it is a tuple of branches, each of which may have branches of its own. Trees are values: every change
-makes another one, so that a thread that saves never meets one half changed.
+One path from the first question is active, and all other code sees only that path, as `messages`. Replaced
+messages form a tuple of branches, each of which may have its own branches. Trees are immutable: every change
+creates a new tree, so that a thread that saves never sees a partial change.
 """
 
 import json
@@ -21,11 +21,11 @@ from offspec_planners.json_fields import Whole, complain, read
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A version of a turn that is not active, and what followed it.
+    """Inactive version of a turn, with the messages that followed it.
 
-    at: how many messages come before it, from the first of the conversation. number: its place among the
-    versions of its turn, 0 for the earliest. messages: its question and all that came after. branches: those
-    that leave these messages.
+    at: number of messages of the conversation before it. number: its index among the versions of its turn, 0
+    for the earliest. messages: its question and all messages that follow. branches: branches of these
+    messages.
     """
 
     at: int
@@ -36,10 +36,10 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A turn that has several versions.
+    """Turn with several versions.
 
-    at: where its question is in the messages. active: which of the versions that is. versions: the question
-    and, where one came, the answer of each, the earliest first.
+    at: index of its question in the messages. active: index of the active version. versions: question and, if
+    there is one, answer of each version, the earliest first.
     """
 
     at: int
@@ -49,53 +49,53 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class MessageTree:
-    """messages: the active path. branches: what leaves it, ordered by place and number."""
+    """Tree of messages. messages: active path. branches: its branches, ordered by position and number."""
 
     messages: tuple[Message, ...] = ()
     branches: tuple[Branch, ...] = ()
 
     def extended(self, *messages: Message) -> "MessageTree":
-        """With more messages at the end of the active path."""
+        """Return a tree with messages added at the end of the active path."""
         return replace(self, messages=(*self.messages, *messages))
 
     def cut(self, at: int) -> "MessageTree":
-        """The first `at` messages, and what leaves them. The turn behind them goes, with all its versions."""
+        """Return the first `at` messages with their branches, dropping all versions of the following turn."""
         return MessageTree(self.messages[:at], tuple(b for b in self.branches if b.at < at))
 
     def forked(self, at: int) -> "MessageTree":
-        """The first `at` messages; what came after is a branch now. What is said next is a new version."""
+        """Return the first `at` messages, with the rest as a branch; the next message is a new version."""
         stays = tuple(b for b in self.branches if b.at <= at)
         goes = tuple(b for b in self.branches if b.at > at)
         left = Branch(at, self._active(at), self.messages[at:], goes)
         return MessageTree(self.messages[:at], _ordered((*stays, left)))
 
     def switched(self, at: int, number: int) -> "MessageTree":
-        """With a version of the turn at `at` that is not active yet, and with what followed it."""
+        """Return a tree in which an inactive version of the turn at `at` is active, with its continuation."""
         tree = self.forked(at)
         chosen = next(b for b in tree.branches if (b.at, b.number) == (at, number))
         rest = (b for b in tree.branches if b is not chosen)
         return MessageTree(tree.messages + chosen.messages, _ordered((*rest, *chosen.branches)))
 
     def forks(self) -> tuple[Fork, ...]:
-        """The turns of the active path that have several versions, the earliest first."""
+        """Return the turns of the active path that have several versions, the earliest first."""
         return tuple(self._fork(at) for at in sorted({branch.at for branch in self.branches}))
 
     def fork(self, at: int | None) -> Fork:
-        """The turn whose question is at this index, by default the last with several versions.
+        """Return the turn whose question is at this index, by default the last with several versions.
 
-        Raises RequestError where there is none.
+        Raises RequestError if there is none.
         """
         forks = [fork for fork in self.forks() if at in (None, fork.at)]
         if not forks:
-            raise RequestError("there is only one version of this; a retry or an edit makes another")
+            raise RequestError("this turn has only one version; a retry or an edit creates another")
         return forks[-1]
 
     def map(self, change: Callable[[Message], Message]) -> "MessageTree":
-        """The same tree of other messages."""
+        """Return a tree of the same shape with changed messages."""
         return MessageTree(tuple(map(change, self.messages)), _mapped(self.branches, change))
 
     def _active(self, at: int) -> int:
-        """The number that the version on the active path has: the least that no branch has."""
+        """Return the number of the version on the active path: the lowest one that no branch has."""
         taken = {branch.number for branch in self.branches if branch.at == at}
         return next(number for number in count() if number not in taken)
 
@@ -118,17 +118,17 @@ def _mapped(branches: Sequence[Branch], change: Callable[[Message], Message]) ->
 
 
 def message_lines(messages: Sequence[Message]) -> str:
-    """Messages in a session file, one a line."""
+    """Format messages for a session file, one per line."""
     return ",\n".join(json.dumps(message.to_json(), ensure_ascii=False) for message in messages)
 
 
 def branch_lines(branches: Sequence[Branch], path: Sequence[Message]) -> str:
-    """Branches in a session file, one message a line. path: the messages that they leave, from the first."""
+    """Format branches for a session file, one message per line. path: messages that they branch off."""
     return ",\n".join(_lines(branch, path) for branch in branches)
 
 
 def _lines(branch: Branch, path: Sequence[Message]) -> str:
-    """A question that the path has at its place already, as after a retry, is not written again."""
+    """Format a branch. A question that equals the path's question, as after a retry, is omitted."""
     said = branch.messages
     said = said[1:] if len(said) > 1 and said[0] == path[branch.at] else said
     text = f'{{"at": {branch.at}, "number": {branch.number}, "messages": [\n{message_lines(said)}\n]'
@@ -140,7 +140,7 @@ def _lines(branch: Branch, path: Sequence[Message]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """A branch in a session file."""
+    """Branch in a session file."""
 
     at: Whole
     number: Whole
@@ -149,9 +149,9 @@ class _Saved:
 
 
 def read_messages(value: Sequence[Any], where: str, first: int = 0) -> Iterator[Message]:
-    """Messages of a session file, which take turns. first: 0 for a question, 1 for an answer.
+    """Read messages of a session file, in which questions and answers alternate.
 
-    Raises ValueError.
+    first: 0 if it begins with a question, 1 if with an answer. Raises ValueError.
     """
     for index, message in enumerate(value):
         role: Role = "assistant" if (first + index) % 2 else "user"
@@ -161,13 +161,13 @@ def read_messages(value: Sequence[Any], where: str, first: int = 0) -> Iterator[
 def read_branches(
     value: object, path: Sequence[Message], where: str = "branches", start: int = 0
 ) -> tuple[Branch, ...]:
-    """The branches in a session file. Raises ValueError, which names the one that is wrong by its place.
+    """Read the branches of a session file. Raises ValueError with the position of an invalid branch.
 
     Args:
-        value: The JSON list.
-        path: The messages that they leave, from the first of the conversation.
-        where: The list is in the file.
-        start: The least index of a question that they may take the place of.
+        value: JSON list.
+        path: Messages that they branch off, from the first of the conversation.
+        where: Position of the list in the file.
+        start: Lowest index of a question that they may replace.
     """
     if not isinstance(value, list):
         complain(where, value, "a list")

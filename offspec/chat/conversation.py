@@ -1,9 +1,8 @@
-"""Who said what, and how it is written to a file.
+"""Conversation model and its file format.
 
-The file is JSON in UTF-8 that a person may read and edit: its first line says what the conversation is, and
-each further line is one message. It begins with "offspec_session", the version of its format. What a retry or
-an edit replaced stands behind the messages, as "branches"; a file without any is one of version 1, as before
-there were branches.
+The file is UTF-8 JSON that users may read and edit: the first line describes the conversation, and each
+further line is one message. It begins with "offspec_session", the version of the format. Messages replaced by
+a retry or an edit follow as "branches"; a file without branches has version 1.
 """
 
 import hashlib
@@ -30,37 +29,37 @@ from offspec.chat.branches import (
 from offspec.chat.message import AnswerFigures, Message, checked_text
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError, SessionError
-from offspec.core.files import private_folder, real_path, write_file
+from offspec.core.files import make_private_folder, real_path, write_atomic
 from offspec.core.values import is_unicode
-from offspec_planners.json_fields import Whole, complain, parse, read, without_version
+from offspec_planners.json_fields import Whole, check_version, complain, parse, read
 
-__all__ = ["VERSION", "AnswerFigures", "Conversation", "Message", "clean_title", "copy_id", "headline"]
+__all__ = ["VERSION", "AnswerFigures", "Conversation", "Message", "clean_title", "copy_id", "title_of"]
 
 VERSION = 2
 
-_TITLE = 60  # characters of a first question that name a conversation
+_TITLE = 60  # maximum characters of a title
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-_ID = r"^[A-Za-z0-9][A-Za-z0-9-]{0,63}\Z"  # an id becomes the name of a file, and so is nothing more
-_MODE = 0o600  # of a session file, which is private
+_ID = r"^[A-Za-z0-9][A-Za-z0-9-]{0,63}\Z"  # an id becomes a file name, so it cannot contain anything else
+_MODE = 0o600  # mode of a session file, which is private
 
 
 def now() -> str:
-    """The time in UTC, in seconds, as ISO 8601 has it."""
+    """Return the current UTC time in ISO 8601, with a resolution of seconds."""
     return datetime.now(UTC).strftime(_TIME)
 
 
 def new_id() -> str:
-    """A name that no other conversation has; names sort by the time when they began."""
+    """Return a unique conversation id; ids sort by creation time."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 @dataclass(slots=True, kw_only=True)
 class Conversation:
-    """What was said so far. Questions and answers take turns; only the last question may lack its answer.
+    """Conversation of alternating questions and answers; only the last question may have no answer.
 
-    model: as the user named it. title: the first line of the first question unless the user chose another.
-    created, updated: ISO 8601 in UTC. system: what the model is told before everything else. branches: what
-    retries and edits replaced. Raises RequestError where the system message is not valid Unicode.
+    model: name given by the user. title: first line of the first question, unless the user chose another.
+    created, updated: ISO 8601 in UTC. system: system message. branches: messages replaced by retries and
+    edits. Raises RequestError if the system message is not valid Unicode.
     """
 
     model: str
@@ -75,30 +74,30 @@ class Conversation:
 
     def __post_init__(self) -> None:
         checked_text(self.system or "")
-        self.title = self.title or headline(self.messages)
+        self.title = self.title or title_of(self.messages)
 
     @property
     def turns(self) -> int:
-        """Questions asked."""
+        """Number of questions."""
         return sum(message.role == "user" for message in self.messages)
 
     @property
     def tree(self) -> MessageTree:
-        """The messages, and what branches off them."""
+        """Messages and branches as a tree."""
         return MessageTree(tuple(self.messages), self.branches)
 
     def change(self, messages: Iterable[Message], branches: tuple[Branch, ...] = ()) -> None:
-        """Other messages and branches from now on. A title that the first question gave follows them."""
-        named = self.title == headline(self.messages)
+        """Replace messages and branches, and a title that was derived from the first question."""
+        named = self.title == title_of(self.messages)
         self.messages, self.branches = list(messages), branches
         if named:
-            self.title = headline(self.messages)
+            self.title = title_of(self.messages)
         self.updated = now()
 
     def prompt(self, count: int | None = None) -> list[dict[str, str]]:
-        """The first `count` messages, by default all, as a chat template takes them; the system's in front.
+        """Return the first `count` messages, by default all, for a chat template, after the system message.
 
-        Answers in which nothing was said are left out, and a question without an answer goes with the next.
+        Empty answers are omitted; a question without an answer is merged with the next question.
         """
         said = [{"role": "system", "content": self.system}] if self.system else []
         for message in self.messages[:count]:
@@ -118,7 +117,7 @@ class Conversation:
         return {"offspec_session": VERSION if self.branches else 1, **about, "params": params}
 
     def to_text(self) -> str:
-        """A session file. Its first line is all that a list of sessions needs."""
+        """Return the text of a session file. Its first line is sufficient for a list of sessions."""
         about = json.dumps(self._about(), ensure_ascii=False)[:-1]
         text = f'{about}, "messages": [\n{message_lines(self.messages)}\n]'
         if self.branches:
@@ -127,9 +126,9 @@ class Conversation:
 
     @classmethod
     def from_json(cls, data: object) -> "Conversation":
-        """A conversation from the object of a session file.
+        """Return the conversation in the JSON object of a session file.
 
-        Raises SessionError, one line with the key, its value, and what it should be.
+        Raises SessionError, one line with the key, its value and the expected value.
         """
         try:
             return _read(data)
@@ -138,57 +137,57 @@ class Conversation:
 
     @classmethod
     def read(cls, file: Path) -> "Conversation":
-        """The conversation in a file. Raises SessionError, which names the file and what is wrong with it."""
+        """Read a conversation from a file. Raises SessionError, which names the file and the fault."""
         try:
             return _read(parse(file.read_text("utf-8")))
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise SessionError(_printable(f"cannot read the session {file}: {reason}")) from error
         except (ValueError, RecursionError) as error:
-            raise SessionError(_printable(f"{file} is not a session that can be used: {error}")) from error
+            raise SessionError(_printable(f"{file} is not a valid session file: {error}")) from error
 
     def write(self, file: Path) -> None:
-        """Write the file, whole or not at all, and its folder where there is none yet, for the user alone.
+        """Write the file atomically, readable by its owner only; create the folder if necessary.
 
-        Raises SessionError where nothing can be written, DiskFullError, RequestError for a title that could
-        not be read again.
+        Raises SessionError if the file cannot be written, DiskFullError, and RequestError if the title is not
+        valid Unicode.
         """
         checked_text(self.title)
-        # What is half of a character, as in a model's path that is not UTF-8, is written as JSON's escape.
+        # A lone surrogate, as in a model's path that is not UTF-8, is written as a JSON escape.
         data = self.to_text().encode("utf-8", "backslashreplace")
         try:
             target = real_path(file)  # a link to a session stays one
-            private_folder(target.parent)
-            write_file(target, data, _MODE)
+            make_private_folder(target.parent)
+            write_atomic(target, data, _MODE)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise SessionError(f"cannot write the session to {file} ({reason}); name another file") from error
 
 
 def copy_id(name: str, file: Path) -> str:
-    """The id of the copy that a conversation of this id has in a file; always the same, so it can be told."""
+    """Return the id for a copy of a conversation in a file: always the same for the same id and file."""
     mark = "-" + hashlib.sha256(os.fsencode(real_path(file))).hexdigest()[:8]
     return name if name.endswith(mark) else name[: 64 - len(mark)] + mark
 
 
-def headline(messages: Sequence[Message]) -> str:
-    """A title: the first line of the first question, at most 60 characters; "" where nothing was asked."""
+def title_of(messages: Sequence[Message]) -> str:
+    """Return a title: the first line of the first question, at most 60 characters; "" without questions."""
     return clean_title(messages[0].content.strip().split("\n")[0]) if messages else ""
 
 
 def clean_title(text: str) -> str:
-    """Text on one line of at most 60 characters, without those that steer a terminal."""
-    line = " ".join("".join(" " if _steers(character) else character for character in text).split())
+    """Return the text as one line of at most 60 characters, without control characters."""
+    line = " ".join("".join(" " if _is_control(character) else character for character in text).split())
     return line if len(line) <= _TITLE else line[: _TITLE - 1].rstrip() + "…"
 
 
-def _steers(character: str) -> bool:
+def _is_control(character: str) -> bool:
     return character < " " or "\x7f" <= character < "\xa0"
 
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """What a session file holds besides its version. turns: for lists of sessions, which read no further."""
+    """Contents of a session file, except its version. `turns` is used by lists of sessions only."""
 
     id: Annotated[str, Meta(pattern=_ID, description="at most 64 letters, digits and hyphens")]
     title: str
@@ -203,8 +202,8 @@ class _Saved:
 
 
 def _read(data: object) -> Conversation:
-    """What `Conversation.from_json` does, with ValueError for what is wrong."""
-    given = without_version(data, "offspec_session", VERSION, "a session")
+    """Return the conversation like `Conversation.from_json`, but raise ValueError if the data is invalid."""
+    given = check_version(data, "offspec_session", VERSION, "a session")
     for where, value in _leaves(given, ""):
         if isinstance(value, str) and where != "model" and not is_unicode(value):
             complain(where, value, "valid Unicode text")
@@ -226,7 +225,7 @@ def _read(data: object) -> Conversation:
 
 
 def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """Everything in a JSON value that holds nothing else, and where it is."""
+    """Yield the path and value of each leaf of a JSON value."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _leaves(item, f"{path}.{key}" if path else key)
@@ -245,6 +244,6 @@ def _check_time(name: str, text: str) -> None:
 
 
 def _printable(message: object) -> str:
-    """A complaint on one line that any terminal can show, whatever it quotes."""
+    """Return a message as one line without control characters or lone surrogates."""
     line = " ".join(str(message).encode("utf-8", "backslashreplace").decode().split())
-    return "".join(f"\\x{ord(letter):02x}" if _steers(letter) else letter for letter in line)
+    return "".join(f"\\x{ord(letter):02x}" if _is_control(letter) else letter for letter in line)

@@ -1,4 +1,4 @@
-"""One question or answer of a conversation, and how it is read from a file that anyone may have edited."""
+"""Message of a conversation, and its validation when it is read from a file that may have been edited."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from offspec.core.errors import RequestError
 from offspec.core.events import FinishReason
-from offspec.core.values import is_unicode, shown
+from offspec.core.values import is_unicode, short_repr
 from offspec_planners.json_fields import Number, Whole, complain, one_of, read
 
 Role = Literal["user", "assistant"]
@@ -19,7 +19,7 @@ _Ids = tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...]  # tokenizers hold ids i
 
 @dataclass(frozen=True, slots=True)
 class AnswerFigures:
-    """What an answer took. seconds: wall time; seed: what fixed its tokens, None if not recorded."""
+    """Cost figures of an answer. seconds: wall time. seed: seed of its tokens, or None if not recorded."""
 
     tokens: Whole
     passes: Whole
@@ -30,11 +30,11 @@ class AnswerFigures:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One question or answer.
+    """Question or answer.
 
-    token_ids: the tokens in which an answer was said, also those that do not show. finish: why it ended, a
-    FinishReason or "failed"; None while it comes, or where the process was killed. opened: what the chat
-    template had begun the answer with, such as "<think>\\n", which `content` leaves out.
+    token_ids: generated tokens of an answer, including tokens that are not shown. finish: a FinishReason or
+    "failed"; None during generation, or if the process was killed. opened: text with which the
+    chat template began the answer, such as "<think>\\n"; it is not part of `content`.
     """
 
     role: Annotated[Role, Meta(description='"user" or "assistant"')]
@@ -45,28 +45,28 @@ class Message:
     opened: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The object in a session file, without what is not set."""
+        """Return the object for a session file, without unset fields."""
         values = asdict(self) | {"opened": self.opened or None}
         return {key: value for key, value in values.items() if value is not None}
 
 
 def read_message(value: Any, role: Role, path: str) -> Message:
-    """A message from its object in a session file, where it is `role`'s turn. Raises ValueError."""
+    """Read a message from its object in a session file, which must have this role. Raises ValueError."""
     message = read(value, Message, path, partial=True)
     if message.role != role:
         complain(f"{path}role", message.role, f"{json.dumps(role)}: questions and answers take turns")
     for key, item in value.items():
         if role == "user" and key not in ("role", "content"):
-            raise ValueError(f"{path}{key} is not known here; known are content, role")
+            raise ValueError(f"{path}{key} is not allowed in a question; allowed are content, role")
         if item is None:
             complain(f"{path}{key}", None, "left out where there is none")
     return message
 
 
 def checked_text(text: str) -> str:
-    """Text as it was typed. Raises RequestError where it is no string, or not valid Unicode."""
+    """Return the text. Raises RequestError if it is not a string, or not valid Unicode."""
     if not isinstance(text, str):
-        raise RequestError(f"the text must be a string, not {shown(text)}")
+        raise RequestError(f"the text must be a string, not {short_repr(text)}")
     if not is_unicode(text):
-        raise RequestError("the text is not valid Unicode: it has half of a character in it")
+        raise RequestError("the text is not valid Unicode: it contains half of a character")
     return text

@@ -1,12 +1,11 @@
-"""A conversation as token ids that begin as they did before.
+"""Prompt encoding that extends the token ids of earlier prompts, so that the KV cache stays usable.
 
-A chat template renders the whole conversation again for every question. Tokenised again, an answer need not
-come out in the tokens that it was generated with, and from there on the engine's caches would be of no use.
-So the ids are continued: where a new text begins with one whose ids are known, only the rest is tokenised.
+A chat template renders the whole conversation again for every question. Tokenizing an answer again may give
+other tokens than the generated ones, so the KV cache could not be used from there on. So if a new text begins
+with a text whose ids are known, only the rest is tokenized.
 
-The first turns are left out where the context would be full, and so many at once that a quarter of it is
-free again: then the prompt begins differently once, and not at every question. Nothing is removed from the
-conversation.
+If the context would be full, enough of the first turns are dropped from the prompt to free a quarter of it,
+so that the start of the prompt rarely changes. Nothing is removed from the conversation.
 """
 
 import re
@@ -17,27 +16,27 @@ from itertools import takewhile
 from typing import Protocol
 
 from offspec.chat.conversation import Conversation, Message
-from offspec.chat.turns import asked
+from offspec.chat.turns import question_indices
 from offspec.core.errors import ContextLengthError
 
-_PIECE = 2**16  # characters that are tokenised at once, whatever comes behind them
-_ANCHOR = 16  # characters or tokens in front of others that show a tokenizer where those stand
-_ANSWER = 8  # an answer should have this part of the context
-_FREE = 4  # and this part is free once turns were left out
+_PIECE = 2**16  # characters tokenized at once, regardless of the following text
+_ANCHOR = 16  # preceding characters or tokens that give a tokenizer context
+_ANSWER = 8  # 1/8 of the context is reserved for an answer
+_FREE = 4  # 1/4 of the context is free after dropping turns
 OPENED = re.compile(r"<(?:think|thinking|reasoning)>\s*\Z")
 
 
-class Wording(Protocol):
-    """A tokenizer with its chat template; `offspec.text.TextCodec` is one."""
+class ChatTokenizer(Protocol):
+    """Tokenizer with its chat template; `offspec.text.TextCodec` implements it."""
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str: ...
     def tokenize(self, text: str) -> list[int]: ...
-    def spell(self, ids: Sequence[int]) -> str: ...
+    def decode_with_special(self, ids: Sequence[int]) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
-    """A prompt. opened: what it begins the answer with, "<think>" and what follows it, or ""."""
+class EncodedPrompt:
+    """Token ids of a prompt. `opened`: start of the answer, such as "<think>" and whitespace, or ""."""
 
     ids: list[int]
     opened: str
@@ -45,7 +44,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """The first `messages` of the conversation are the first `chars` of the text and `tokens` of the ids."""
+    """Position after the first `messages` messages: `chars` characters of the text, `tokens` token ids."""
 
     messages: int
     chars: int
@@ -53,59 +52,61 @@ class _Mark:
 
 
 class PromptReuse:
-    """What was rendered of one conversation, the ids of it, and the places where it can be taken up again."""
+    """Rendered text and ids of a conversation, with the positions from which it can be continued."""
 
-    def __init__(self, wording: Wording) -> None:
-        self._wording = wording
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
         self._system: str | None = None
         self._messages: list[Message] = []
         self._text = ""
         self._ids: list[int] = []
         self._places: list[_Mark] = []
 
-    def encode(self, conversation: Conversation) -> Encoded:
-        """The prompt that asks for the next answer. Raises RequestError where the template refuses it."""
-        self._return_to(conversation)
+    def encode(self, conversation: Conversation) -> EncodedPrompt:
+        """Return the prompt for the next answer. Raises RequestError if the template refuses it."""
+        self._truncate_to_shared(conversation)
         messages = conversation.messages
         for index in range(self._covered, len(messages)):
             message = messages[index]
             if message.token_ids and message.content.strip():
                 if self._covered < index:
-                    self._continue_to(self._wording.render(conversation.prompt(index)), index)
-                self._say(message.token_ids, index + 1)
-        self._continue_to(self._wording.render(conversation.prompt()), len(messages))
+                    self._extend_to(self._tokenizer.render(conversation.prompt(index)), index)
+                self._append_answer(message.token_ids, index + 1)
+        self._extend_to(self._tokenizer.render(conversation.prompt()), len(messages))
         self._system, self._messages = conversation.system, list(messages)
         opened = OPENED.search(self._text)
-        return Encoded(list(self._ids), opened[0] if opened else "")
+        return EncodedPrompt(list(self._ids), opened[0] if opened else "")
 
     def exceeds(self, text: str, most: int) -> bool:
-        """Whether a text has far more tokens than `most`, found out without making all of them.
+        """Return whether a text has far more tokens than `most`, without tokenizing all of it.
 
-        A megabyte of text takes two seconds and a hundred megabytes of memory, and may be one of thousands.
+        Tokenizing takes two seconds and 100 MB of memory per megabyte of text, which may be gigabytes long.
         """
         if len(text) <= _PIECE:
             return False
         count = 0
         for start in range(0, len(text), _PIECE):
-            count += len(self._wording.tokenize(text[start : start + _PIECE]))
+            count += len(self._tokenizer.tokenize(text[start : start + _PIECE]))
             if count > 2 * most:
                 return True
         return False
 
-    def knows(self, token: int) -> bool:
-        """Whether the vocabulary has this token: one that it lacks is spelt as nothing, or with an error."""
+    def has_token(self, token: int) -> bool:
+        """Return whether the vocabulary has this token; decoding others yields no text or raises."""
         try:
-            return bool(self._wording.spell([token, token]))  # alone, one that is a space may be nothing too
-        except Exception:  # tokenizers raise whatever comes to them
+            return bool(
+                self._tokenizer.decode_with_special([token, token])
+            )  # twice, since a single space may decode to no text
+        except Exception:  # the exception type depends on the tokenizer
             return False
 
     @property
     def _covered(self) -> int:
-        """Messages that the text holds."""
+        """Number of messages in the text."""
         return self._places[-1].messages if self._places else 0
 
-    def _return_to(self, conversation: Conversation) -> None:
-        """Back to what this conversation shares with the one that was encoded last."""
+    def _truncate_to_shared(self, conversation: Conversation) -> None:
+        """Truncate to the messages that this conversation shares with the one encoded last."""
         pairs = zip(self._messages, conversation.messages, strict=False)
         same = takewhile(lambda pair: pair[0] == pair[1], pairs)
         shared = len(list(same)) if conversation.system == self._system else 0
@@ -118,10 +119,10 @@ class PromptReuse:
         end = self._places[-1] if self._places else _Mark(0, 0, 0)
         self._text, self._ids = self._text[: end.chars], self._ids[: end.tokens]
 
-    def _continue_to(self, text: str, messages: int) -> None:
-        """Make `text` the text, keeping the ids of what it begins with.
+    def _extend_to(self, text: str, messages: int) -> None:
+        """Replace the text by `text`, keeping the ids of the common prefix.
 
-        A template may leave out of an answer what it thought, or spaces; then it is tokenised from there on.
+        A template may omit reasoning or spaces of an answer; the text is tokenized again from there on.
         """
         while self._places and not text.startswith(self._text[: self._places[-1].chars]):
             self._places.pop()
@@ -131,16 +132,19 @@ class PromptReuse:
         self._places.append(_Mark(messages, len(text), len(self._ids)))
 
     def _tokens_after(self, before: str, rest: str) -> list[int]:
-        """The ids of `rest` where it stands: at the start of a text some tokenizers would add a space."""
+        """Return the ids of `rest` after `before`; at the start of a text some tokenizers add a space."""
         anchor = before[-_ANCHOR:]
         if not (anchor and rest):
-            return self._wording.tokenize(rest) if rest else []
-        known, both = self._wording.tokenize(anchor), self._wording.tokenize(anchor + rest)
-        return both[len(known) :] if both[: len(known)] == known else self._wording.tokenize(rest)
+            return self._tokenizer.tokenize(rest) if rest else []
+        known, both = self._tokenizer.tokenize(anchor), self._tokenizer.tokenize(anchor + rest)
+        return both[len(known) :] if both[: len(known)] == known else self._tokenizer.tokenize(rest)
 
-    def _say(self, ids: tuple[int, ...], messages: int) -> None:
-        """Add an answer in its own tokens, with a place before the last, which the template may not write."""
-        whole, most = self._spelt(ids), self._spelt(ids[:-1])
+    def _append_answer(self, ids: tuple[int, ...], messages: int) -> None:
+        """Add an answer with its generated ids.
+
+        The template may omit the last token, so the position before it is marked, too.
+        """
+        whole, most = self._decode(ids), self._decode(ids[:-1])
         if not whole:
             return
         chars, tokens = len(self._text), len(self._ids) + len(ids)
@@ -150,41 +154,45 @@ class PromptReuse:
         self._text += whole
         self._ids += ids
 
-    def _spelt(self, ids: Sequence[int]) -> str:
-        """The text of ids where they follow: at the start of a text some tokenizers would drop its space."""
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids after the known ids; at the start of a text some tokenizers drop a space."""
         anchor = self._ids[-_ANCHOR:]
         try:
-            known, both = self._wording.spell(anchor), self._wording.spell([*anchor, *ids])
-            return both[len(known) :] if both.startswith(known) else self._wording.spell(ids)
-        except Exception:  # ids of another model's, for which tokenizers raise whatever comes to them
+            known, both = (
+                self._tokenizer.decode_with_special(anchor),
+                self._tokenizer.decode_with_special([*anchor, *ids]),
+            )
+            return both[len(known) :] if both.startswith(known) else self._tokenizer.decode_with_special(ids)
+        except Exception:  # ids of another model; the exception type depends on the tokenizer
             return ""
 
 
 class ContextWindow:
-    """Encodes conversations, of which it leaves out the beginning where that is needed.
+    """Encoder of conversations that drops the first turns if necessary to fit the context.
 
-    left_out: questions at the beginning that the last prompt left out.
+    Attributes:
+        left_out: Number of questions dropped from the last prompt.
     """
 
     def __init__(self, prompts: PromptReuse) -> None:
         self._prompts = prompts
-        self._start = 0  # where the first question of the prompt is in the messages
-        self._seen: list[Message] = []  # the messages that were encoded last
+        self._start = 0  # index of the first question of the prompt in the messages
+        self._seen: list[Message] = []  # messages encoded last
         self.left_out = 0
 
-    def encode(self, conversation: Conversation, context: int) -> Encoded:
-        """The prompt that asks for the next answer.
+    def encode(self, conversation: Conversation, context: int) -> EncodedPrompt:
+        """Return the prompt for the next answer.
 
         Args:
-            conversation: With the question at its end.
-            context: Tokens that a prompt and its answer may have together.
+            conversation: The conversation; its last message is the question.
+            context: Maximum tokens of prompt and answer.
 
         Raises:
             ContextLengthError: The last question alone leaves no room for an answer.
-            RequestError: The template refuses it.
+            RequestError: The chat template refuses the conversation.
         """
         messages = conversation.messages
-        questions = asked(messages)
+        questions = question_indices(messages)
         if messages and self._prompts.exceeds(messages[-1].content, context):
             raise ContextLengthError(
                 f"the question has more than {2 * context:,} tokens, and the context has room for "
@@ -206,7 +214,10 @@ class ContextWindow:
         return encoded
 
     def _kept_start(self, conversation: Conversation, context: int) -> int:
-        """The start of the last prompt, while the conversation only continues or the whole has no room."""
+        """Return the start of the last prompt, or 0.
+
+        The start is kept if the conversation continues the last prompt, or does not fit as a whole.
+        """
         continues = conversation.messages[: len(self._seen)] == self._seen
         if not self._start or continues:
             return self._start
@@ -217,6 +228,6 @@ class ContextWindow:
     def _tokens_from(self, start: int, conversation: Conversation) -> int:
         return len(self._encode_from(start, conversation)[0].ids)
 
-    def _encode_from(self, start: int, conversation: Conversation) -> tuple[Encoded, int]:
-        """The prompt of the messages from there on, and where that is."""
+    def _encode_from(self, start: int, conversation: Conversation) -> tuple[EncodedPrompt, int]:
+        """Return the prompt of the messages from `start` on, and `start`."""
         return self._prompts.encode(replace(conversation, messages=conversation.messages[start:])), start

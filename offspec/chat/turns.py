@@ -1,4 +1,4 @@
-"""A turn: what a question makes of the messages before it, and its answer as it comes."""
+"""Turns of a conversation: the messages for a new, edited or retried question, and the answer so far."""
 
 import time
 from collections.abc import Sequence
@@ -14,61 +14,61 @@ from offspec.core.values import read_value
 _SEEDS = 2**64
 
 
-def asked(messages: Sequence[Message]) -> list[int]:
-    """Where the questions are."""
+def question_indices(messages: Sequence[Message]) -> list[int]:
+    """Return the indices of the questions."""
     return [index for index, message in enumerate(messages) if message.role == "user"]
 
 
 def with_question(tree: MessageTree, text: str) -> MessageTree:
-    """One question more. Raises RequestError where it is empty, no string, or not valid Unicode."""
+    """Add a question. Raises RequestError if it is empty, not a string, or not valid Unicode."""
     if not checked_text(text).strip():
         raise RequestError("the question is empty")
-    # The answer to one that was asked before may never have come, and they take turns.
+    # Questions and answers alternate, but the last question may have no answer.
     missing = [Message("assistant", "")] if tree.messages and tree.messages[-1].role == "user" else []
     return tree.extended(*missing, Message("user", text))
 
 
-def with_other_question(tree: MessageTree, text: str) -> MessageTree:
-    """Another version of the last question. Raises RequestError, also where there is none."""
-    questions = asked(tree.messages)
+def with_edited_question(tree: MessageTree, text: str) -> MessageTree:
+    """Add another version of the last question. Raises RequestError, also if there is none."""
+    questions = question_indices(tree.messages)
     if not questions:
-        raise RequestError("there is no question to ask differently")
+        raise RequestError("there is no question to edit")
     return with_question(tree.forked(questions[-1]), text)
 
 
-def turns_back(tree: MessageTree, turns: int) -> int:
-    """Where the last `turns` questions begin. Raises RequestError for fewer, or no number."""
+def rewind_index(tree: MessageTree, turns: int) -> int:
+    """Return the index where the last `turns` questions begin. Raises RequestError if `turns` is invalid."""
     turns = read_value("turns", turns, int)
-    questions = asked(tree.messages)
+    questions = question_indices(tree.messages)
     if 1 <= turns <= len(questions):
         return questions[-turns]
     if not questions:
-        raise RequestError("there is no question to take back")
-    raise RequestError(f"cannot take back {turns} questions; the conversation has {len(questions)}")
+        raise RequestError("there is no question to undo")
+    raise RequestError(f"cannot undo {turns} questions; the conversation has {len(questions)}")
 
 
-def to_answer_again(tree: MessageTree) -> MessageTree:
-    """Another version of the last turn, without its answer. Raises RequestError where nothing was asked.
+def for_retry(tree: MessageTree) -> MessageTree:
+    """Add another version of the last turn, without its answer. Raises RequestError if there is no question.
 
-    Where nothing came as an answer there is nothing to keep.
+    An empty answer is not kept as a version.
     """
-    questions = asked(tree.messages)
+    questions = question_indices(tree.messages)
     if not questions:
-        raise RequestError("there is no answer to try again")
+        raise RequestError("there is no answer to retry")
     at = questions[-1]
     if any(message.content or message.token_ids for message in tree.messages[at + 1 :]):
         return tree.forked(at).extended(tree.messages[at])
     return replace(tree, messages=tree.messages[: at + 1])
 
 
-def seeded_anew(params: SamplingParams, tree: MessageTree) -> SamplingParams:
-    """Parameters for another answer to the last question: a fixed seed with which it has none yet.
+def with_fresh_seed(params: SamplingParams, tree: MessageTree) -> SamplingParams:
+    """Return parameters for another answer to the last question, with a fixed seed that was not used for it.
 
-    The next one above that which was set, and that one where no version of the turn was made with it.
+    The seed that was set is used first, then the next higher seeds.
     """
     if params.seed is None or not tree.messages:
         return params
-    at, seed = asked(tree.messages)[-1], params.seed
+    at, seed = question_indices(tree.messages)[-1], params.seed
     versions = next((fork.versions for fork in tree.forks() if fork.at == at), (tree.messages[at:],))
     used = {message.figures.seed for version in versions for message in version if message.figures}
     while seed in used:
@@ -77,15 +77,15 @@ def seeded_anew(params: SamplingParams, tree: MessageTree) -> SamplingParams:
 
 
 class PartialAnswer:
-    """Gathers what a stream of events says, so that it is there whatever ends the stream.
+    """Answer collected from a stream of events, available however the stream ends.
 
-    begun: an event came. empty: no text came, and no token. seed: the one that was asked for, if any. finish:
-    why it ended, "failed" unless something else is known. result: None until the stream has come to its end.
+    started: whether an event arrived. is_empty: whether no text and no token arrived. seed: requested seed,
+    or None. opened: text with which the prompt began the answer. finish: reason for the end, "failed" unless
+    another is known. result: None until the stream has finished.
     """
 
     def __init__(self, seed: int | None, opened: str) -> None:
-        """opened: what the prompt has begun the answer with."""
-        self.begun = False
+        self.started = False
         self.finish = "failed"
         self.result: Result | None = None
         self.ids: list[int] = []
@@ -94,12 +94,12 @@ class PartialAnswer:
         self._passes, self._bytes, self._began = 0, 0, time.perf_counter()
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.ids and not any(self._parts)
 
-    def hear(self, event: Event) -> None:
-        """Take in the next event."""
-        self.begun = True
+    def add(self, event: Event) -> None:
+        """Add the next event."""
+        self.started = True
         match event:
             case TextDelta(text=text, token_ids=ids):
                 self._parts.append(text)
@@ -111,7 +111,7 @@ class PartialAnswer:
                 self.result, self.finish = result, result.finish_reason
 
     def message(self, finish: str | None) -> Message:
-        """What came. finish: why it ended, None while more is coming."""
+        """Return the answer so far as a message. finish: reason for the end; None while it continues."""
         ids = tuple(self.ids)
         passes, seconds = self._passes, time.perf_counter() - self._began
         nbytes, seed = self._bytes, self.seed

@@ -1,4 +1,4 @@
-"""What every room uses: settings, errors, events, the trace of a run, files and memory of the process.
+"""Shared basics of all packages: settings, errors, events, tracing, files and process memory.
 
-Plain values come in and go out. Nothing here knows a tensor or imports torch.
+Inputs and outputs are plain values. Nothing here uses tensors or imports torch.
 """

@@ -1,4 +1,4 @@
-"""Folders that are made once, whole or not at all, by whichever process comes first."""
+"""Cache folders, each created once and atomically by the first process that needs it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,33 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from offspec.core.file_lock import lock_beside, release
-from offspec.core.files import disk_full, new_folder, partial_name, unfinished, writing
+from offspec.core.file_lock import lock_for, release
+from offspec.core.files import (
+    as_disk_full_error,
+    as_write_error,
+    atomic_folder,
+    partial_name,
+    removed_on_exit,
+)
 
 _PARTIAL = ".partial"
 # Folders of the cache that hold weights.
-PACKED, ROUNDED, UNPACKED, WIDENED = "packed", "rounded", "unpacked", "widened"
-PREFIXES = "prefixes"  # the folder that holds keys and values of conversations
+PACKED, QUANTIZED, UNPACKED, WIDENED = "packed", "rounded", "unpacked", "widened"
+PREFIXES = "prefixes"  # folder of the conversations' KV caches
 ELSEWHERE = "set OFFSPEC_CACHE to another folder"
 
 
 def cache_root(given: Path | None = None) -> Path:
-    """Where offspec keeps what it makes: as given, else $OFFSPEC_CACHE, $XDG_CACHE_HOME, ~/.cache."""
+    """Return the cache folder: as given, else from $OFFSPEC_CACHE, $XDG_CACHE_HOME or ~/.cache."""
     if given:
         return given
     return user_folder("OFFSPEC_CACHE", "XDG_CACHE_HOME", ".cache")
 
 
 def user_folder(ours: str, theirs: str, usual: str) -> Path:
-    """A folder for what is the user's: named by our environment variable, else "offspec" in that of theirs.
+    """Return a folder for user data: from the variable `ours`, else "offspec" in the folder of `theirs`.
 
-    usual: what theirs is called in the home folder where no variable names it.
+    usual: default of `theirs`, relative to the home folder.
     """
     if chosen := os.environ.get(ours):
         return Path(chosen).expanduser()
@@ -37,13 +43,13 @@ def user_folder(ours: str, theirs: str, usual: str) -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / usual) / "offspec"
 
 
-def folder_of(root: Path, name: str, key: str) -> Path:
-    """The folder in `root` that belongs to a key, whatever its model was called when it was made.
+def cache_folder(root: Path, name: str, key: str) -> Path:
+    """Return the folder in `root` for a key, whatever the model was called when the folder was created.
 
     Args:
         root: Part of the cache.
-        name: Name of the model, which begins the name of a new folder for people to read.
-        key: Hash of the content, which ends it.
+        name: Name of the model, used as the readable first part of a new folder's name.
+        key: Hash of the content, used as the last part.
     """
     with suppress(OSError):
         for folder in sorted(root.glob(f"[!.]*-{key}")):
@@ -54,57 +60,57 @@ def folder_of(root: Path, name: str, key: str) -> Path:
 
 
 def make_folder(folder: Path, fill: Callable[[Path], None], waiting: Callable[[], None]) -> None:
-    """Make `folder` by calling `fill` with a partial folder beside it, which is renamed when whole.
+    """Create `folder` by calling `fill` with a temporary folder next to it, which is renamed when complete.
 
-    Of two processes the second waits (after calling `waiting`) and finds the folder made. Whatever a
-    killed process left behind is removed. Raises DiskFullError, or CheckpointError where nothing can be
-    written; an error or an interrupt in `fill` leaves nothing.
+    If another process is creating the folder, call `waiting` and wait for that process. Leftovers of killed
+    processes are removed. An error or an interrupt in `fill` leaves no files. Raises DiskFullError, or
+    CheckpointError if nothing can be written.
     """
-    with claim_folder(folder, waiting):
+    with lock_folder(folder, waiting):
         _sweep(folder.parent, folder.name)
         if not folder.exists():
-            with new_folder(folder) as partial:
+            with atomic_folder(folder) as partial:
                 fill(partial)
 
 
 @contextmanager
-def claim_folder(folder: Path, waiting: Callable[[], None], fix: str = ELSEWHERE) -> Iterator[None]:
-    """The right to make `folder`, while the block runs; makes the folder's parent.
+def lock_folder(folder: Path, waiting: Callable[[], None], fix: str = ELSEWHERE) -> Iterator[None]:
+    """Hold the lock for creating `folder` while the block runs. Creates the folder's parent.
 
-    Raises DiskFullError, CheckpointError where nothing can be written.
+    Raises DiskFullError, or CheckpointError if nothing can be written.
 
     Args:
-        folder: to be made.
-        waiting: called where another process has the right now.
-        fix: what to do where nothing can be written, for the error.
+        folder: Folder to create.
+        waiting: Called if another process holds the lock.
+        fix: Advice in the error if nothing can be written.
     """
     from filelock import Timeout
 
-    with writing(folder.parent, fix), disk_full(folder):
+    with as_write_error(folder.parent, fix), as_disk_full_error(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = lock_beside(folder)
+        lock = lock_for(folder)
         try:
             lock.acquire(timeout=0)
         except Timeout:
             waiting()
             lock.acquire()
     try:
-        with unfinished(Path(lock.lock_file)):
+        with removed_on_exit(Path(lock.lock_file)):
             yield
     finally:
         release(lock)
 
 
 def remove_folder(folder: Path) -> None:
-    """Take a folder out of the cache: by renaming first, so that it is never half there."""
+    """Delete a folder from the cache. It is renamed first, so that it never exists in part."""
     grave = partial_name(folder)
-    with unfinished(grave), suppress(FileNotFoundError):
+    with removed_on_exit(grave), suppress(FileNotFoundError):
         os.rename(folder, grave)
         shutil.rmtree(grave, ignore_errors=True)
 
 
 def _sweep(root: Path, own: str) -> None:
-    """Remove partial folders that no living process is filling: ours, and those whose lock is free."""
+    """Remove partial folders that no live process is filling: our own, and those whose lock is free."""
     from filelock import Timeout
 
     for partial in root.glob(f".*{_PARTIAL}"):
@@ -113,7 +119,7 @@ def _sweep(root: Path, own: str) -> None:
             shutil.rmtree(partial, ignore_errors=True)
             continue
         with suppress(Timeout, OSError):
-            lock = lock_beside(root / key)
+            lock = lock_for(root / key)
             lock.acquire(timeout=0)
             shutil.rmtree(partial, ignore_errors=True)
             release(lock)

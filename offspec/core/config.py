@@ -1,4 +1,4 @@
-"""What a caller can ask for: sampling parameters and the engine's configuration."""
+"""Sampling parameters of a request and configuration of the engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -22,7 +22,7 @@ from offspec.core.setting import (
     sampling,
     settings_of,
 )
-from offspec.core.values import parse_bytes, shown
+from offspec.core.values import parse_bytes, short_repr
 
 Verify = Literal["coupled", "plain", "sequoia"]
 Tree = Literal["dynamic", "sequoia"]
@@ -32,133 +32,137 @@ DraftBits = Literal[2, 3, 4, 16]
 PackFormat = Literal["nf4", "int8", "int4-g64"]
 KVCache = Literal["model", "int8"]
 
-AUTO, NONE, SUBSTITUTE = "auto", "none", "substitute"
-LOOKUPS = ("suffix", "lookup")  # sources that copy from the text, and need no weights
+AUTO, NONE, SELF_DRAFT = "auto", "none", "self"
+FORMER_SELF_DRAFT = "substitute"  # accepted instead of SELF_DRAFT, and part of the keys of saved plans
+LOOKUPS = ("suffix", "lookup")  # sources that copy from the text and need no weights
 EARLY_EXIT, MTP = "early-exit", "mtp"  # layers of the target itself
-SOURCES = {  # what `draft` takes beside models and heads, and what that means
-    AUTO: "the best there is",
-    NONE: "one token a pass",
-    SUBSTITUTE: "a copy of the target in few bits",
-    "suffix": "whatever can be copied from the text",
-    "lookup": "the same, by the last few words alone",
-    EARLY_EXIT: "those layers of the target that stay in memory",
-    MTP: "the module that some checkpoints ship for it",
+SOURCES = {  # values of `draft` other than models and heads, with their meaning
+    AUTO: "the best available source",
+    NONE: "no speculation, one token per pass",
+    SELF_DRAFT: "the quantized target (self-draft)",
+    "suffix": "suffix-automaton lookup in the text",
+    "lookup": "prompt lookup (n-gram) in the text",
+    EARLY_EXIT: "the target's layers that stay in memory",
+    MTP: "the multi-token prediction module of the checkpoint",
 }
 
 
 def read_drafts(text: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
-    """The sources that `draft` names: one, or several joined by commas.
+    """Return the draft sources that `draft` names: one, or several joined by commas.
 
-    A comma in the path of something that exists does not part it. Raises RequestError for an empty name, one
-    that is named twice, and "auto" or "none" beside others.
+    A comma inside an existing path does not separate names. Raises RequestError if a name is empty or
+    repeated, or if "auto" or "none" is combined with others.
     """
     given = str(text) if isinstance(text, str | Path) else ",".join(map(str, text))
-    names = _parted(given)
+    names = _split_names(given)
     if not names or not all(names):
-        raise RequestError(f"a name is missing in `draft` {given!r}: write suffix,substitute for two sources")
+        raise RequestError(f"`draft` {given!r} has an empty name: write two sources as suffix,early-exit")
     twice = [name for at, name in enumerate(names) if name in names[:at]]
     if twice:
-        raise RequestError(f"`draft` names {twice[0]} twice; once is enough")
+        raise RequestError(f"`draft` names {twice[0]} twice: name each source once")
     for alone in (AUTO, NONE):
         if alone in names and len(names) > 1:
-            raise RequestError(f'`draft="{alone}"` stands alone: leave it out, or the others')
+            raise RequestError(
+                f'`draft="{alone}"` cannot be combined with other sources: omit it or the others'
+            )
     return tuple(names)
 
 
-def check_draws(drafts: Sequence[str]) -> None:
-    """Raises RequestError where these sources cannot draw what `verify="sequoia"` verifies."""
+def check_sequoia_drafts(drafts: Sequence[str]) -> None:
+    """Raise RequestError if these sources cannot sample the draft tokens that `verify="sequoia"` needs."""
     if len(drafts) > 1 or drafts[0] in LOOKUPS:
         raise RequestError(
-            '`verify="sequoia"` takes one draft that knows how likely every token is, not '
-            f'{",".join(drafts)}: name a model or a head alone, or take `verify="coupled"`'
+            '`verify="sequoia"` needs a single draft that gives the probability of every token, not '
+            f'{",".join(drafts)}: name one model or head, or use `verify="coupled"`'
         )
 
 
-def _parted(text: str) -> list[str]:
-    """Names between commas, but for those commas that are part of a path."""
+def _split_names(text: str) -> list[str]:
+    """Split at commas, except those inside an existing path."""
     parts, names = text.split(","), list[str]()
     while parts:
         longest = next((n for n in range(len(parts), 1, -1) if _exists(",".join(parts[:n]))), 1)
         names.append(",".join(parts[:longest]).strip())
         del parts[:longest]
-    return names
+    return [SELF_DRAFT if name == FORMER_SELF_DRAFT else name for name in names]
 
 
 def _exists(path: str) -> bool:
     try:
         return Path(path.strip()).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # a name too long, an unknown ~user, a NUL
+    except (OSError, RuntimeError, ValueError):  # too long a name, an unknown ~user, a NUL
         return False
 
 
-_FAR = 1e9  # what is added to logits or multiplies them: they are to stay finite in float32
+_FAR = 1e9  # limit of penalties and biases, so that logits stay finite in float32
 
 
 @declared
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen, and when to stop; names and meanings as in vLLM.
+    """Sampling parameters and stop conditions of a request; names and meanings as in vLLM.
 
-    Applied in this order: bias, penalties, closed tokens, temperature, top_k, top_p, min_p.
+    Applied in this order: bias, penalties, forbidden tokens, temperature, top_k, top_p, min_p.
 
     Args:
-        temperature: 0 takes the likeliest token; higher values sample more freely.
-        top_p: Sample from the likeliest tokens that together have this probability.
-        top_k: Sample from the K likeliest tokens; 0 is off.
-        min_p: Exclude tokens less likely than this share of the likeliest one's probability.
-        repetition_penalty: Values above 1 make tokens of the prompt and the answer less likely to repeat.
-        presence_penalty: Subtracted from the logit of every token that is in the answer.
-        frequency_penalty: Subtracted once for each time the token is in the answer.
-        seed: The same seed gives the same answer. Without it a random one is chosen and reported.
-        max_tokens: Stop after this many tokens.
-        stop: Stop before this text.
+        temperature: Sampling temperature; 0 is greedy, and higher values give more varied answers.
+        top_p: Keep the smallest set of most likely tokens with at least this total probability (nucleus
+            sampling).
+        top_k: Keep the K most likely tokens; 0 disables it.
+        min_p: Drop tokens less likely than this fraction of the most likely token's probability.
+        repetition_penalty: Penalty for repeating tokens of the prompt or the answer, if above 1.
+        presence_penalty: Amount subtracted from the logit of every token that is already in the answer.
+        frequency_penalty: Amount subtracted from a token's logit for each time it is in the answer.
+        seed: Random seed; the same seed gives the same answer. None: a random seed, which is reported.
+        max_tokens: Maximum number of tokens to generate.
+        stop: Text that ends the answer and is not part of it.
         ignore_eos: Continue after the model's end-of-sequence token.
-        bad_words: Never say this, at the start of a word or within it.
-        no_repeat_ngram_size: Never say the same N tokens in a row twice, those of the prompt included; 0 is
-            off.
-        min_tokens: The answer cannot end before it has so many tokens.
-        logit_bias: Add to the logits of these tokens: 13=-2.5 makes token 13 less likely. `--json` shows the
-            ids of an answer.
-        allowed_token_ids: No other tokens than these may come.
-        stop_token_ids: Tokens that end the answer, in which they are the last, also with `ignore_eos`.
-        logprobs: Report for each token the log-probability that the model itself gives it, and this many of
-            the likeliest tokens. None: do not.
-        prompt_logprobs: Report the same for each token of the prompt, all of which is computed then, whatever
-            the caches hold of it. None: do not.
-        format: What the whole answer must look like, such as a JSON schema; also a mapping of its kind and
-            text. An answer that `max_tokens` or `stop` cuts has only begun to. None: anything.
+        bad_words: Text that the answer may not contain, at the start of a word or within it.
+        no_repeat_ngram_size: Forbid repeating any N consecutive tokens of the prompt or the answer; 0
+            disables it.
+        min_tokens: Minimum number of tokens before the answer may end.
+        logit_bias: Amounts added to the logits of tokens: 13=-2.5 makes token 13 less likely. `--json` prints
+            the token ids of an answer.
+        allowed_token_ids: Ids of the only tokens that may be generated.
+        stop_token_ids: Ids of tokens that end the answer, even with `ignore_eos`. The answer includes them.
+        logprobs: Number of most likely tokens to report at each position of the answer, with their
+            log-probabilities and the chosen token's, before penalties and temperature. None: off.
+        prompt_logprobs: Number of most likely tokens to report at each position of the prompt, as in
+            `logprobs`. The whole prompt is then computed, even if it is cached. None: off.
+        format: Format of the whole answer, such as a JSON schema: a Constraint, or a mapping of its kind and
+            text. An answer that `max_tokens` or `stop` cuts off is incomplete. None: any text.
 
     Raises:
-        RequestError: A value of another type, or outside its range.
+        RequestError: A value has the wrong type or is out of range, or two values exclude each other.
     """
 
     temperature: Annotated[float, sampling("T", least=0, saved=True, chat=True, commands=PLANS)] = 0.0
     top_p: Annotated[float, sampling("P", above=0, most=1, chat=True)] = 1.0
-    top_k: Annotated[int, sampling("K", least=0, wanted="0 (off) or above", chat=True)] = 0
+    top_k: Annotated[int, sampling("K", least=0, expected="0 (off) or above", chat=True)] = 0
     min_p: Annotated[float, sampling("P", least=0, most=1, chat=True)] = 0.0
     repetition_penalty: Annotated[
-        float, sampling("X", least=1 / _FAR, most=_FAR, wanted="above 0 and at most 10^9", chat=True)
+        float, sampling("X", least=1 / _FAR, most=_FAR, expected="above 0 and at most 10^9", chat=True)
     ] = 1.0
     presence_penalty: Annotated[
-        float, sampling("X", least=-_FAR, most=_FAR, wanted="between -10^9 and 10^9", chat=True)
+        float, sampling("X", least=-_FAR, most=_FAR, expected="between -10^9 and 10^9", chat=True)
     ] = 0.0
     frequency_penalty: Annotated[
-        float, sampling("X", least=-_FAR, most=_FAR, wanted="between -10^9 and 10^9", chat=True)
+        float, sampling("X", least=-_FAR, most=_FAR, expected="between -10^9 and 10^9", chat=True)
     ] = 0.0
     seed: Annotated[
-        int | None, sampling("N", least=0, most=2**64 - 1, wanted="between 0 and 2^64 - 1", chat=True)
+        int | None, sampling("N", least=0, most=2**64 - 1, expected="between 0 and 2^64 - 1", chat=True)
     ] = None
     max_tokens: Annotated[int, output("N", least=1, chat=True)] = 256
     stop: Annotated[tuple[str, ...], output("TEXT", chat=True)] = ()
     ignore_eos: Annotated[bool, output(chat=True)] = False
     stop_token_ids: Annotated[tuple[int, ...], rule("ID[,...]")] = ()
-    min_tokens: Annotated[int, rule("N", least=0, wanted="between 0 and max_tokens", chat=True)] = 0
+    min_tokens: Annotated[int, rule("N", least=0, expected="between 0 and max_tokens", chat=True)] = 0
     logit_bias: Annotated[tuple[tuple[int, float], ...], rule("ID=BIAS[,...]")] = ()
     allowed_token_ids: Annotated[tuple[int, ...] | None, rule("ID[,...]")] = None
     bad_words: Annotated[tuple[str, ...], rule("TEXT", chat=True)] = ()
-    no_repeat_ngram_size: Annotated[int, rule("N", least=0, wanted="0 (off) or above", chat=True)] = 0
-    logprobs: Annotated[int | None, Setting(least=0, wanted="None, or 0 or above")] = None
-    prompt_logprobs: Annotated[int | None, Setting(least=0, wanted="None, or 0 or above")] = None
+    no_repeat_ngram_size: Annotated[int, rule("N", least=0, expected="0 (off) or above", chat=True)] = 0
+    logprobs: Annotated[int | None, Setting(least=0, expected="None, or 0 or above")] = None
+    prompt_logprobs: Annotated[int | None, Setting(least=0, expected="None, or 0 or above")] = None
     format: Annotated[Constraint | None, Setting()] = None
 
     def __post_init__(self) -> None:
@@ -171,48 +175,50 @@ class SamplingParams:
             (
                 not (self.format and self.ignore_eos),
                 "ignore_eos",
-                "False where there is a format, which ends",
+                "False if there is a format, which ends the answer",
             ),
         ):
             if not ok:
-                raise RequestError(f"{name} must be {wanted}, not {shown(getattr(self, name))}", field=name)
+                raise RequestError(
+                    f"{name} must be {wanted}, not {short_repr(getattr(self, name))}", field=name
+                )
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
     @property
-    def penalises(self) -> bool:
-        """Whether a token that was said before is scored otherwise."""
+    def has_penalties(self) -> bool:
+        """Whether a penalty changes the logits of tokens that occurred before."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 def checked_params(params: object) -> SamplingParams:
-    """The parameters of a request, by default greedy ones. Raises RequestError for anything else."""
+    """Return the parameters of a request, greedy ones for None. Raises RequestError for another type."""
     if not isinstance(params, SamplingParams | None):
         raise RequestError(
-            f"params must be SamplingParams, as in SamplingParams(temperature=0.7), not {shown(params)}"
+            f"params must be SamplingParams, as in SamplingParams(temperature=0.7), not {short_repr(params)}"
         )
     return params or SamplingParams()
 
 
 def check_comparable(verify: Verify, params: SamplingParams) -> None:
-    """Raises RequestError where `check` cannot compare tokens, because they depend on the draft."""
+    """Raise RequestError if `check` cannot compare tokens because they depend on the draft."""
     if verify == "sequoia" and not params.greedy:
         raise RequestError(
-            '`check` compares tokens, and those of `verify="sequoia"` depend on the draft: take '
-            '`verify="coupled"`, or `temperature=0`'
+            '`check` compares tokens, but with `verify="sequoia"` sampled tokens depend on the draft: use '
+            '`verify="coupled"` or `temperature=0`'
         )
 
 
 PARAMS = tuple(field.name for field in fields(SamplingParams))
-FOR_PARAMS = "a request takes it in its parameters, as in engine.generate(prompt, SamplingParams({}=...))"
+FOR_PARAMS = "it is a sampling parameter of a request, as in engine.generate(prompt, SamplingParams({}=...))"
 
 
 class Settings(TypedDict, total=False):
     """Settings of `EngineConfig` for type checkers, as a caller may write them: sizes like "1.5GB".
 
-    tests/core/test_setting.py compares them with the fields.
+    tests/core/test_setting.py compares the keys with the fields.
     """
 
     draft: str | Path | Sequence[str | Path]
@@ -241,65 +247,52 @@ class Settings(TypedDict, total=False):
 @declared
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything that is decided before a model is opened.
+    """Configuration of an engine, fixed before the model is opened.
 
     Args:
-        model: The target: a hub id, with `:Q4_K_M` for one of its GGUF files, a local folder, a `.gguf` file,
-            `demo`, the small model that `make env` installs, or `demo-wide`, that one made 16 times as large.
-            `offspec config set model` makes one the default.
-        draft: Draft sources, one or several with commas between: a small model or a trained head (folder,
-            file or hub id); `substitute`, a copy of the target in 4 bits or fewer; `suffix` or `lookup`,
-            which copy from the text; `early-exit` or `mtp`, layers of the target itself. `auto` selects the
-            best available; `none` turns speculation off.
-        draft_bits: Bits of the draft's weights: fewer take less memory and predict worse. Without it a named
-            draft keeps its own precision, and a substitute has 4, 3 or 2, the most that fit.
-        memory: Memory limit of the whole process, such as 1.5GB or 800MiB. What does not fit streams from
-            disk in every pass. None: what the machine has free.
-        vram: The most memory of the GPU, or of each, that may be used. What does not fit there comes from
-            RAM, and what does not fit in RAM from disk. None: most of what the GPU has free.
-        device: Where to compute. `auto` takes a GPU that is usable, else the CPU, and says which and why.
-            `cuda:0,cuda:1` divides the layers among two GPUs, `all` among all there are; drafts run on the
-            first.
-        cpu_layers: Layers that stay in RAM and are computed by the CPU instead of being copied to the GPU:
-            faster with small trees, as `offspec plan` shows, slower with long prompts. A CPU rounds in
-            another way, so in bfloat16 or with `kv_cache="int8"` answers depend on this number, and None
-            takes none; in float32 it takes as many as are fastest.
-        experts: What computes the experts of a mixture beside a GPU. `gpu`: itself; those that it has no room
-            for are copied to it when a router chooses them. `cpu`: the CPU, all of them from RAM, and only
-            rows cross to the GPU and back: faster with small trees where the GPU has room for few, slower
-            with long prompts. A CPU rounds in another way, so in bfloat16 or with `kv_cache="int8"` answers
-            depend on it, and `auto` takes the GPU; in float32 it takes what a plan says is faster.
-        dtype: Number format of weights and arithmetic. float32 doubles the bytes and rounds less.
-        context: Room for this many tokens of prompt and answer. None: as much as fits, within reason.
-        kv_cache: How the target keeps the keys and values of its context: in the numbers of the `model`, or
-            in `int8`, about half the memory and slightly different answers.
-        quantize: Round the target to fewer bits and run that: fewer bytes to stream, slightly different
-            answers. Done once, as by `offspec pack`, and kept in the cache.
-        cache_size: Disk space in the cache for conversations: their keys and values are written there when
-            another takes their place and when the program ends, and read where that is quicker than to
-            compute the prompt again. Other users cannot read them. 0 keeps none, as is usual; `offspec serve`
-            keeps 4 GB unless it is told otherwise.
-        corpus: Text that `suffix` may copy from as well: files, saved conversations, or folders of them.
-        budget: The most tree nodes verified in one pass. More nodes cost compute, and pay off while the disk
-            is the slower part; None takes the fastest by a plan, which is made on first use.
-        width: Tree nodes that one draft step expands; None takes the fastest by the plan. With a number here
-            and for `budget` nothing is planned: trees are as large as that, but for times when passes without
-            any are seen to be faster.
-        tree: `dynamic` grows every tree along its likeliest paths; `sequoia` uses one shape, optimised for
-            the measured acceptance of this draft.
-        verify: Verification rule. `coupled`: draft and target share the sampling noise, so that drafts are
-            accepted at any temperature. `plain`: the draft ranks by probability alone, as in SpecExec; for
-            comparison. `sequoia`: the draft samples tokens of its own, for `tree="sequoia"`; the distribution
-            is the target's, but the tokens depend on the draft.
-        temperature: Temperature that a plan is made for; each request has its own.
-        learn: Whether what answers teach about the draft is kept for the next run.
-        converses: Where the context is not given, room for a conversation goes before a faster draft.
-        sequences: Requests that are answered side by side: they share the trips of the weights, and each
-            takes memory for a context of its own. `auto` takes up to 8, as many as cost hardly a layer its
-            place in memory.
+        model: Target model: a Hugging Face id (`ID:Q4_K_M` for one of its GGUF files), a folder, a `.gguf`
+            file, `demo` or `demo-wide`. `offspec config set model` sets a default.
+        draft: Comma-separated draft sources: a draft model or head (folder, file or Hugging Face id),
+            `self` (quantized self-draft), `suffix`, `lookup`, `early-exit`, `mtp`. `auto` selects the
+            best available; `none` disables speculation.
+        draft_bits: Bits per weight of the draft; fewer save memory and lower the acceptance rate. None: a
+            named draft's own precision, and 4, 3 or 2 for a self-draft.
+        memory: Memory limit of the whole process, such as 1.5GB or 800MiB. Weights that do not fit are
+            streamed from disk in every pass. None: all free memory.
+        vram: Memory limit of each GPU. Weights that do not fit are streamed from RAM or disk. None: most of
+            the GPU's free memory.
+        device: Compute device. `auto` selects a usable GPU, else the CPU; `cuda:0,cuda:1` divides the layers
+            between two GPUs, and `all` among all GPUs.
+        cpu_layers: Layers computed by the CPU from RAM instead of being copied to the GPU: faster with small
+            trees, slower with long prompts. None selects 0, or the fastest number in float32.
+        experts: Device that computes the experts of an MoE model: `gpu` copies them on demand, `cpu` computes
+            all of them from RAM. `auto` selects `gpu`, or the faster in float32.
+        dtype: Data type of weights and computation. float32 takes twice the memory and is more precise.
+        context: Context size in tokens (prompt and answer). None: chosen to fit in memory.
+        kv_cache: Data type of the target's KV cache: the `model`'s own, or `int8` (about half the memory,
+            slightly different answers).
+        quantize: Quantize the target once, cached like `offspec pack`, and run that: less data to stream,
+            slightly different answers.
+        cache_size: Disk space for the KV caches of evicted conversations; 0 disables it. Default: 0, or 4 GB
+            in `offspec serve`.
+        corpus: Text file, saved conversation, or folder of them, that `suffix` may also copy from.
+        budget: Maximum tree size in nodes per pass. Larger trees pay off while the weight transfer is the
+            bottleneck. None uses the plan.
+        width: Tree nodes expanded per draft step. None uses the plan; numbers for both `width` and `budget`
+            disable planning.
+        tree: Tree shape: `dynamic` follows the most likely paths; `sequoia` is one fixed shape, optimized for
+            the draft's measured acceptance rate.
+        verify: Verification rule: `coupled` shares sampling noise between draft and target, `plain` does not
+            (SpecExec). `sequoia` needs `tree="sequoia"`; it keeps the target's distribution, but tokens
+            depend on the draft.
+        temperature: Temperature that the plan is made for; each request has its own.
+        learn: Whether calibration of the draft from answers is saved for later runs.
+        converses: Whether a default context size leaves room for a conversation before a faster draft.
+        sequences: Maximum number of concurrent requests (continuous batching); each takes memory for its own
+            context. `auto` selects up to 8, depending on memory.
 
     Raises:
-        RequestError: A value of another type, or outside its range, or two that exclude each other.
+        RequestError: A value has the wrong type or is out of range, or two values exclude each other.
     """
 
     model: Annotated[str, machine("MODEL", saved=True)]
@@ -313,7 +306,7 @@ class EngineConfig:
     dtype: Annotated[Dtype, machine(saved=True, plan="record")] = "bfloat16"
     kv_cache: Annotated[KVCache, machine(saved=True, plan="record")] = "model"
     budget: Annotated[
-        int | None, drafting("NODES|auto", unit="nodes", auto=True, least=1, because="the root is a node too")
+        int | None, drafting("NODES|auto", unit="nodes", auto=True, least=1, reason="the root is a node too")
     ] = None
     width: Annotated[int | None, drafting("NODES|auto", unit="nodes", auto=True, least=1)] = None
     context: Annotated[int | None, machine("TOKENS", least=2, saved=True)] = None
@@ -324,11 +317,11 @@ class EngineConfig:
     converses: Annotated[bool, Setting()] = False
     quantize: Annotated[
         PackFormat | None,
-        machine(wanted=f"one of {', '.join(get_args(PackFormat))}", saved=True, plan="record"),
+        machine(expected=f"one of {', '.join(get_args(PackFormat))}", saved=True, plan="record"),
     ] = None
     corpus: Annotated[tuple[Path, ...], drafting("FILE|FOLDER", option="draft-corpus", plan="none")] = ()
     cache_size: Annotated[
-        int, machine(unit="bytes", least=0, wanted="0 (none) or above", plan="none", commands=RUNS)
+        int, machine(unit="bytes", least=0, expected="0 (none) or above", plan="none", commands=RUNS)
     ] = 0
     sequences: Annotated[
         int | Literal["auto"],
@@ -337,14 +330,14 @@ class EngineConfig:
             unit="sequences",
             auto=True,
             least=1,
-            wanted="1 or above, or auto",
+            expected="1 or above, or auto",
             commands=("serve", "batch"),
         ),
     ] = 1
 
     @classmethod
     def of(cls, model: str | Path, settings: Settings) -> "EngineConfig":
-        """A configuration from settings as a caller writes them. Raises RequestError."""
+        """Return a configuration from settings as a caller writes them. Raises RequestError."""
         given: dict[str, Any] = dict(settings)
         check_keywords(given, Settings.__annotations__, "setting", {FOR_PARAMS: PARAMS})
         if isinstance(given.get("draft"), list | tuple):
@@ -356,55 +349,59 @@ class EngineConfig:
 
     @property
     def drafts(self) -> tuple[str, ...]:
-        """The sources that are named, in order; the first that is no lookup is what plans are made for."""
+        """Draft sources in the order given. Plans are made for the first that is not a lookup."""
         return read_drafts(self.draft)
 
     @property
-    def substitutes(self) -> bool:
-        """Whether the target itself, in few bits, is among the sources."""
-        return SUBSTITUTE in self.drafts
+    def uses_self_draft(self) -> bool:
+        """Whether the quantized target itself is among the draft sources."""
+        return SELF_DRAFT in self.drafts
 
     @property
-    def chooses_cpu_layers(self) -> bool:
-        """Whether a plan may have the CPU compute layers beside a GPU without being asked to.
+    def plans_cpu_layers(self) -> bool:
+        """Whether a plan may by default assign layers to the CPU when there is a GPU.
 
-        In bfloat16 it may not, nor with keys in int8: answers would depend on what the plan was made for,
-        budget and draft too.
+        False in bfloat16 and with an int8 KV cache, because answers would then depend on the plan's inputs,
+        including budget and draft.
         """
         return self.cpu_layers is None and self._exact and self.device != "cpu"
 
     @property
-    def chooses_experts(self) -> bool:
-        """Whether a plan may have the CPU compute experts beside a GPU, by the same rule."""
+    def plans_cpu_experts(self) -> bool:
+        """Whether a plan may by default assign experts to the CPU, under the rule of `plans_cpu_layers`."""
         return self.experts == AUTO and self._exact and self.device != "cpu" and not self.cpu_layers
 
     @property
     def _exact(self) -> bool:
-        """Whether answers are taken to be the same however products are rounded."""
+        """Whether rounding differences between devices are assumed not to change answers."""
         return self.dtype == "float32" and self.kv_cache == "model"
 
     @property
-    def least_sequences(self) -> int:
-        """Sequences that there must be room for."""
+    def min_sequences(self) -> int:
+        """Minimum number of sequences that memory must hold."""
         return 1 if self.sequences == AUTO else int(self.sequences)
 
     def __post_init__(self) -> None:
         check_settings(self)
         drafts = self.drafts
+        if FORMER_SELF_DRAFT in self.draft:
+            object.__setattr__(self, "draft", ",".join(drafts))
         if self.experts == "cpu" and self.cpu_layers:
-            raise RequestError("the CPU computes layers or experts: leave out `cpu_layers` or `experts`")
+            raise RequestError(
+                "the CPU cannot compute both layers and experts: omit `cpu_layers` or `experts`"
+            )
         if self.verify == "sequoia":
             if self.tree != "sequoia":
-                raise RequestError(
-                    '`verify="sequoia"` holds for trees of one shape alone: add `tree="sequoia"`'
-                )
-            check_draws(drafts)
-        if (AUTO in drafts or SUBSTITUTE in drafts) and self.draft_bits == 16:
-            raise RequestError("a substitute has 4, 3 or 2 bits: leave out `draft_bits`, or name a draft")
+                raise RequestError('`verify="sequoia"` needs trees of one fixed shape: add `tree="sequoia"`')
+            check_sequoia_drafts(drafts)
+        if (AUTO in drafts or SELF_DRAFT in drafts) and self.draft_bits == 16:
+            raise RequestError(
+                "a self-draft has 4, 3 or 2 bits, not 16: omit `draft_bits`, or name a draft model"
+            )
 
 
 PLANNED = tuple(name for name, setting in settings_of(EngineConfig).items() if setting.plan == "record")
-# Settings that have an option, in the order of the help. `temperature` is that of a request.
+# Settings that have an option, in the order of the help. `temperature` is the sampling parameter.
 OPTIONS = {
     name: setting
     for group in GROUPS

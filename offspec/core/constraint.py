@@ -1,31 +1,34 @@
-"""What a whole answer must look like: a JSON schema, a regular expression, a choice of texts, a grammar."""
+"""Output constraints: a JSON schema, a regular expression, a choice of texts, or a grammar."""
 
 import json
+import re
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from offspec.core.errors import RequestError
-from offspec.core.json_schema import closed_schema
-from offspec.core.values import is_unicode, shown
+from offspec.core.json_schema import forbid_extra_properties
+from offspec.core.values import is_unicode, short_repr
 
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "regions")
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """The format of an answer, which then has it from its first token to its last.
+    """Format that a whole answer must have.
 
     Args:
         kind: "json_schema", "json_object" (any JSON object), "regex", "choice" (one of several texts),
-            "grammar" (Lark, or the EBNF of llama.cpp) or "regions" (parts of an answer alone have a format).
+            "grammar" (Lark, or llama.cpp's EBNF) or "regions" (a format for parts of an answer only).
         text: The schema as JSON, the regular expression, the texts as a JSON list, the grammar, or the fields
-            of `Regions` as JSON. A schema, a list and fields may also be given as Python has them. Empty for
+            of `Regions` as JSON. Schemas, lists and fields may also be Python objects. Empty for
             "json_object".
 
     Raises:
-        RequestError: An unknown kind, or a text that is not what its kind needs. Whether a schema, an
-            expression or a grammar can be followed is found out when it is used.
+        RequestError: Unknown kind, or invalid text for the kind, such as a regular expression that does not
+            compile. Unsupported features of a schema or a grammar are only reported when the constraint is
+            used.
     """
 
     kind: str
@@ -33,18 +36,18 @@ class Constraint:
 
     @property
     def closed(self) -> "Constraint":
-        """The format, objects of its schema closed; see `closed_schema`."""
+        """Copy whose JSON schema forbids extra properties; see `forbid_extra_properties`."""
         if self.kind != "json_schema":
             return self
-        return replace(self, text=_written(closed_schema(json.loads(self.text))))
+        return replace(self, text=_written(forbid_extra_properties(json.loads(self.text))))
 
     @classmethod
     def of(cls, given: object) -> "Constraint | None":
-        """A format, given as one or as the mapping of its fields; None for none. Raises RequestError."""
+        """Return a Constraint from a Constraint, a mapping of its fields, or None. Raises RequestError."""
         if given is None or isinstance(given, Constraint):
             return given
         if not isinstance(given, Mapping) or not {"kind"} <= given.keys() <= {"kind", "text"}:
-            raise RequestError(f"format must be a Constraint, or its kind and text, not {shown(given)}")
+            raise RequestError(f"format must be a Constraint, or its kind and text, not {short_repr(given)}")
         return cls(**given)
 
     def __post_init__(self) -> None:
@@ -76,16 +79,18 @@ class Constraint:
             case _:
                 if not self.text:
                     raise RequestError(f"a {self.kind} must not be empty")
+                if self.kind == "regex":
+                    _check_regex(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A part of an answer that has a format: it begins behind a mark, and ends where its grammar ends.
+    """Part of an answer with a format: it begins after a mark, and ends when its grammar is complete.
 
     Args:
-        mark: The text that opens it.
-        grammar: What follows the mark, in Lark.
-        at_start: The mark opens a region only at the beginning of the answer.
+        mark: Text that opens the region.
+        grammar: Lark grammar of the text after the mark.
+        at_start: Whether the mark opens a region only at the beginning of the answer.
     """
 
     mark: str
@@ -95,15 +100,15 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """Where in an answer formats begin. Reasoning, and text outside of regions, is free.
+    """Constrained regions of an answer. Reasoning, and text outside of regions, is unconstrained.
 
     Args:
-        regions: Those that may come.
-        thought: The marks that begin and end reasoning. None: there is none.
-        thinking: The answer begins within reasoning.
-        required: The answer after its reasoning, in Lark; "": anything.
-        thought_tokens: Most tokens of reasoning before what is required. None: any number.
-        cut: The end of reasoning and what is required, in Lark: for reasoning of so many tokens.
+        regions: Regions that may occur.
+        thought: Marks that begin and end reasoning; None if the model has no reasoning.
+        thinking: Whether the answer begins within reasoning.
+        required: Lark grammar of the answer after its reasoning; "" if it is unconstrained.
+        thought_tokens: Maximum number of reasoning tokens before `required`; None for no limit.
+        cut: Lark grammar of the end of reasoning and `required`, used once `thought_tokens` is reached.
     """
 
     regions: tuple[Region, ...] = ()
@@ -115,12 +120,12 @@ class Regions:
 
     @property
     def grammars(self) -> tuple[str, ...]:
-        """All grammars that may be followed."""
+        """All grammars of the regions, `required` and `cut`."""
         return tuple(filter(None, (*(region.grammar for region in self.regions), self.required, self.cut)))
 
     @classmethod
     def read(cls, text: str) -> "Regions":
-        """Regions from JSON. Raises RequestError."""
+        """Parse regions from JSON. Raises RequestError."""
         given = _parsed(text, "regions")
         try:
             regions = tuple(Region(**region) for region in given.pop("regions", ()))
@@ -132,12 +137,41 @@ class Regions:
         return found if found.thought is None else replace(found, thought=(*found.thought,))
 
     def constraint(self) -> Constraint:
-        """The format of an answer with these regions."""
+        """Return the constraint of an answer with these regions."""
         return Constraint("regions", _written(asdict(self)))
 
 
+# In a message of llguidance: a line below the expression with carets under the error, then the reason.
+_REGEX_ERROR = re.compile(r"regex parse error:\n {4}.*\n {4}( *)\^+\nerror: (.*)")
+
+
+def _check_regex(regex: str) -> None:
+    """Raise RequestError, with the position and the reason, if a regular expression does not compile."""
+    from llguidance import LLMatcher
+
+    shown = short_repr(regex)
+    if (len(regex) - len(regex.rstrip("\\"))) % 2:  # llguidance drops it without an error
+        raise RequestError(f"invalid regex {shown}: incomplete escape at character {len(regex)}")
+    failed, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_regex(regex))
+    if not failed:
+        return
+    found = _REGEX_ERROR.search(messages[0])
+    if found is None:
+        raise RequestError(f"invalid regex {shown}: {' '.join(messages[0].split())[:200]}")
+    # llguidance escapes slashes and control characters: find the prefix that has this length with escapes.
+    at = bisect_left(range(len(regex)), len(found[1]), key=lambda end: _escaped_length(regex[:end]))
+    raise RequestError(f"invalid regex {shown}: {found[2]} at character {at + 1}, {short_repr(regex[at:])}")
+
+
+def _escaped_length(regex: str) -> int:
+    from llguidance import LLMatcher
+
+    grammar = json.loads(LLMatcher.grammar_from_regex(regex))["grammars"][0]["lark_grammar"]
+    return len(grammar.removeprefix("start: /").removesuffix("/"))
+
+
 def _written(value: Any) -> str:
-    """A schema or a list as JSON."""
+    """Serialize a schema or a list as JSON."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -151,4 +185,4 @@ def _parsed(text: str, what: str) -> Any:
         raise RequestError(f"{what} is nested too deeply") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise RequestError(f"{what} must be JSON, and {where} is not: {error.msg}") from None
+        raise RequestError(f"{what} must be JSON, but {where} is not: {error.msg}") from None

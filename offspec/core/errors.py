@@ -1,39 +1,39 @@
-"""Every error offspec raises on purpose.
+"""Exceptions that offspec raises on purpose.
 
     OffspecError
-    ├── RequestError              the caller asked for something that cannot be done (exit code 2)
-    │   └── ContextLengthError    a prompt that leaves no room for an answer in the context
-    ├── CheckpointError           what is on disk is not what it should be
-    │   ├── ModelNotFoundError    no such folder, file, or hub id
-    │   ├── HeaderError           a header that is damaged or lies about its tensors
-    │   ├── TruncatedError        a file shorter than its header says
-    │   ├── MissingTensorError    a shard or tensor that the model needs is absent
-    │   └── UnsupportedModelError an architecture that cannot be streamed or verified as a tree
-    ├── CapacityError             does not fit in the memory limit
-    ├── DiskFullError             no room to write
-    ├── DraftError                the draft cannot draft for this target
-    ├── PlanError                 a plan that is damaged or does not belong here
-    ├── SessionError              a saved conversation that is damaged, foreign, or cannot be written
-    ├── StreamError               a read failed while a model was being streamed
-    └── ClosedError               the engine was closed
+    ├── RequestError              invalid request (exit code 2)
+    │   └── ContextLengthError    prompt too long to leave room for an answer in the context
+    ├── CheckpointError           invalid or unreadable files on disk
+    │   ├── ModelNotFoundError    no such folder, file, or Hugging Face model id
+    │   ├── HeaderError           damaged header, or one that contradicts its tensors
+    │   ├── TruncatedError        file shorter than its header says
+    │   ├── MissingTensorError    missing shard or tensor
+    │   └── UnsupportedModelError architecture that cannot be streamed or verified as a tree
+    ├── CapacityError             memory limit too small
+    ├── DiskFullError             not enough disk space to write
+    ├── DraftError                draft that cannot draft for this target
+    ├── PlanError                 plan that is damaged, or for another model or machine
+    ├── SessionError              saved conversation that is damaged, foreign, or cannot be written
+    ├── StreamError               failed read while a model was streamed
+    └── ClosedError               closed engine
 
-A message is one line, says what is wrong, and names the fix where there is one. Anything that is not
-an `OffspecError` is a bug in offspec.
+A message is one line that names the problem and, if there is one, the fix. Any other exception is a bug in
+offspec.
 """
 
 from pathlib import Path
 
 
 class OffspecError(Exception):
-    """Base of all errors that offspec raises on purpose."""
+    """Base class of all errors that offspec raises on purpose."""
 
     exit_code: int = 1
 
 
 class RequestError(OffspecError):
-    """The request itself cannot be met: an empty prompt, a bad parameter, a prompt over the context.
+    """Invalid request: an empty prompt, an invalid parameter, or a prompt longer than the context.
 
-    Attributes: `field`, the parameter that is wrong, or None; `code`, a word for programs, or None.
+    Attributes: `field`, name of the invalid parameter, or None; `code`, machine-readable reason, or None.
     """
 
     exit_code = 2
@@ -51,15 +51,15 @@ class ContextLengthError(RequestError):
 
 
 class CheckpointError(OffspecError):
-    """A checkpoint could not be read as what it claims to be."""
+    """Checkpoint that cannot be read in the format it claims to have."""
 
 
 class ModelNotFoundError(CheckpointError):
-    """No folder, file or hub repository of that name."""
+    """No folder, file or Hugging Face repository has this name."""
 
 
 class HeaderError(CheckpointError):
-    """A header is damaged, or describes tensors that cannot be where it says."""
+    """A header is damaged, or gives impossible positions for its tensors."""
 
 
 class TruncatedError(CheckpointError):
@@ -67,7 +67,7 @@ class TruncatedError(CheckpointError):
 
 
 class MissingTensorError(CheckpointError):
-    """A shard file or a tensor that the model needs is absent."""
+    """A shard file or a tensor that the model needs is missing."""
 
 
 class UnsupportedModelError(CheckpointError):
@@ -75,9 +75,9 @@ class UnsupportedModelError(CheckpointError):
 
 
 class CapacityError(OffspecError):
-    """What was asked for does not fit in the memory limit.
+    """The request does not fit in the memory limit.
 
-    Attributes: `needed` and `given`, in bytes; `needed` is the smallest budget that would do.
+    Attributes: `needed` and `given`, in bytes; `needed` is the smallest sufficient memory limit.
     """
 
     def __init__(self, message: str, *, needed: int, given: int) -> None:
@@ -87,7 +87,7 @@ class CapacityError(OffspecError):
 
 
 class DiskFullError(OffspecError):
-    """A file could not be written because the disk has no room for it."""
+    """A file could not be written because the disk is full."""
 
 
 class DraftError(OffspecError):
@@ -116,7 +116,7 @@ class ClosedError(OffspecError):
 
 
 def missing_package(name: str, extra: str) -> RequestError:
-    """The error for a package that is not installed, and the extra of offspec that has it."""
+    """Return the error for a missing package. extra: the extra of offspec that installs it."""
     return RequestError(
         f"{name} is not installed; in the folder of offspec's source run: pip install '.[{extra}]'"
     )

@@ -1,24 +1,24 @@
-"""The events that an engine yields and a user interface renders. They hold no tensors."""
+"""Events that an engine yields and a user interface renders. They hold no tensors."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-Guessed = tuple[tuple[str, int], ...]  # tokens by the name of the source that guessed them
+AcceptedBySource = tuple[tuple[str, int], ...]  # accepted draft tokens by name of the draft source
 FinishReason = Literal["stop", "eos", "length", "context", "halted"]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """Work before the first token.
+    """Progress of work before the first token.
 
     Args:
-        stage: A phrase for the user.
-        done: How much of it is done, in `unit`.
-        total: How much there is, in `unit`.
-        unit: What is counted, "bytes" by default.
-        detail: What is under way, such as "layer 3 of 32", where `stage` does not say; "" by default.
+        stage: Name of the work, for display.
+        done: Finished amount, in `unit`.
+        total: Total amount, in `unit`.
+        unit: Unit of the amounts, "bytes" by default.
+        detail: Current step, such as "layer 3 of 32", if `stage` does not include it; "" by default.
     """
 
     stage: str
@@ -30,9 +30,10 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One line that the user should know: a fallback taken, a draft refused and why.
+    """One-line message for the user, such as a fallback, or a refused draft with the reason.
 
-    urgent: something is lost unless the user acts; told where other notices are not wanted, too.
+    urgent: whether something is lost unless the user acts. Urgent notices are shown even if others are
+    hidden.
     """
 
     text: str
@@ -41,13 +42,13 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The prompt is being computed. Sent before the first pass (layer 0) and again as its layers complete.
+    """Progress of the prefill. Sent before its first pass (layer 0) and again as layers complete.
 
     Args:
         tokens: New tokens of the prompt.
-        reused: Tokens that the cache already held.
-        layer: Layers done.
-        layers: Layers of the target.
+        reused: Tokens that were already in the KV cache.
+        layer: Number of finished layers.
+        layers: Number of layers of the target.
     """
 
     tokens: int
@@ -58,15 +59,15 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class PassProgress:
-    """Where a pass is. Sent through `notify` alone, while the pass runs.
+    """Progress of a running pass. Sent only through `notify`.
 
     Args:
-        index: Of the pass, from 1.
-        nodes: Of the tree that the target verifies; 0 while the draft still grows it.
-        layer: Layers done.
-        layers: Layers of the target.
-        bytes_streamed: In this pass, as in `PassStats`.
-        seconds: Since the pass began.
+        index: Number of the pass, from 1.
+        nodes: Nodes of the tree that the target verifies; 0 while the draft is still growing the tree.
+        layer: Number of finished layers.
+        layers: Number of layers of the target.
+        bytes_streamed: Bytes streamed in this pass so far, as in `PassStats`.
+        seconds: Time since the pass began.
     """
 
     index: int
@@ -82,8 +83,8 @@ class Piece:
     """Text that one token made final.
 
     Args:
-        text: Not empty.
-        source: "draft" for an accepted draft token, "bonus" for what the target added.
+        text: The text; never empty.
+        source: "draft" for an accepted draft token, "bonus" for a token that the target added.
     """
 
     text: str
@@ -92,14 +93,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """What the model itself says of one token, before any rule or temperature.
+    """Log-probabilities of the model for one token, before any rule or temperature.
 
     Args:
-        token: The chosen one.
-        logprob: Of that, in nats.
-        top: (token, logprob) of the likeliest, best first.
-        text: Text of the token; U+FFFD stands for bytes that are part of a character.
-        top_text: Texts of `top`.
+        token: Id of the chosen token.
+        logprob: Its log-probability, in nats.
+        top: (token, logprob) of the likeliest tokens, best first.
+        text: Text of the token, with U+FFFD for bytes that are part of a character.
+        top_text: Texts of the tokens in `top`.
     """
 
     token: int
@@ -109,12 +110,12 @@ class TokenLogprobs:
     top_text: tuple[str, ...] = ()
 
     def with_text(self, text_of: Callable[[int], str]) -> "TokenLogprobs":
-        """Copy with the texts of its tokens."""
+        """Return a copy with the texts of its tokens."""
         texts = tuple(text_of(token) for token, _ in self.top)
         return replace(self, text=text_of(self.token), top_text=texts)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict; the likeliest tokens are dicts with the same keys."""
+        """Return a plain dict, in which the likeliest tokens are dicts with the same keys."""
         pairs = zip(self.top, self.top_text or [""] * len(self.top), strict=True)
         top = [{"token": token, "text": text, "logprob": logprob} for (token, logprob), text in pairs]
         return {"token": self.token, "text": self.text, "logprob": self.logprob, "top": top}
@@ -125,10 +126,10 @@ class TextDelta:
     """Text that is now final.
 
     Args:
-        text: May be empty.
-        token_ids: Ids committed with it; may be empty.
-        pieces: The same text, token by token.
-        logprobs: Of each token, where they were asked for.
+        text: The text; may be empty.
+        token_ids: Ids committed with the text; may be empty.
+        pieces: The text, token by token.
+        logprobs: Log-probabilities of each token, if requested.
     """
 
     text: str
@@ -139,10 +140,10 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log-probabilities of the prompt's tokens. Sent before the first text where a request asks for them.
+    """Log-probabilities of the prompt's tokens. Sent before the first text if requested.
 
     Args:
-        logprobs: One for each token of the prompt; None for the first.
+        logprobs: One entry for each token of the prompt; None for the first.
     """
 
     logprobs: tuple[TokenLogprobs | None, ...]
@@ -150,15 +151,15 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TreeSeen:
-    """A verified tree of N nodes, for display; sent where a request asks for trees.
+    """Verified tree of N nodes, for display; sent if a request asks for trees.
 
     Args:
-        index: Of the pass, from 1.
-        parent: [N], -1 for the root.
-        text: [N], of each node's token.
-        probability: [N], that the target takes the path so far, as the draft estimated it.
-        accepted: Nodes of the walk, the root first.
-        bonus: Text of the token that the target chose at the last of them; "" where the answer ends with a
+        index: Number of the pass, from 1.
+        parent: [N], parent of each node, -1 for the root.
+        text: [N], text of each node's token.
+        probability: [N], the draft's estimate that the target accepts the path up to the node.
+        accepted: Accepted nodes, the root first.
+        bonus: Text of the token that the target chose at the last accepted node; "" if the answer ends with a
             draft token.
     """
 
@@ -172,24 +173,24 @@ class TreeSeen:
 
 @dataclass(frozen=True, slots=True)
 class PassStats:
-    """One trip of the target's weights. Seconds are wall time.
+    """Statistics of one pass of the target. Seconds are wall time.
 
     Args:
-        index: Of the pass, from 1.
-        tree_nodes: Verified.
+        index: Number of the pass, from 1.
+        tree_nodes: Verified tree nodes.
         tree_depth: Levels below the root.
         draft_steps: Steps of the draft.
-        emitted: Tokens of the answer, the bonus token included.
-        draft_seconds: Growing the tree.
-        target_seconds: The target's pass.
-        bytes_streamed: Bytes of weights copied to GPUs, or read from disk where the CPU computes with them.
-        wait_seconds: Of `target_seconds`, waiting for weights.
-        compute_seconds: Of `target_seconds`, computing layers.
-        guessed_by: Accepted tokens of each source that had any.
-        experts_asked: Experts that its rows were sent to, where those are read when they are asked for.
-        experts_read: Of those that were not in memory.
-        sequences: That shared the pass, whose seconds, bytes and experts are those of all.
-        hidden_seconds: Drafting for the next tree beside the target's pass, within `target_seconds`.
+        emitted: Emitted tokens, bonus token included.
+        draft_seconds: Time to grow the tree.
+        target_seconds: Time of the target's forward pass.
+        bytes_streamed: Bytes of weights copied to GPUs, or read from disk if the CPU computes with them.
+        wait_seconds: Part of `target_seconds` spent waiting for weights.
+        compute_seconds: Part of `target_seconds` spent computing layers.
+        guessed_by: Accepted draft tokens of each source that had any.
+        experts_asked: Experts that the rows were routed to, with on-demand expert loading.
+        experts_read: Those experts that were not in memory.
+        sequences: Sequences that shared the pass. Seconds, bytes and experts are totals of all of them.
+        hidden_seconds: Time spent drafting the next tree during the target's pass, part of `target_seconds`.
         paused: Whether drafting was paused because passes without it are faster.
         bytes_read: Bytes of weights read from disk.
     """
@@ -204,7 +205,7 @@ class PassStats:
     bytes_streamed: int
     wait_seconds: float = 0.0
     compute_seconds: float = 0.0
-    guessed_by: Guessed = ()
+    guessed_by: AcceptedBySource = ()
     experts_asked: int = 0
     experts_read: int = 0
     sequences: int = 1
@@ -213,8 +214,8 @@ class PassStats:
     bytes_read: int = 0
 
 
-def total_guessed(counts: Iterable[Guessed]) -> Guessed:
-    """Accepted tokens of each source, added up, most first."""
+def total_accepted(counts: Iterable[AcceptedBySource]) -> AcceptedBySource:
+    """Sum the accepted tokens of each source, in descending order."""
     total = Counter[str]()
     for each in counts:
         total.update(dict(each))
@@ -223,13 +224,13 @@ def total_guessed(counts: Iterable[Guessed]) -> Guessed:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Where `check` found that decoding without speculation chose another token.
+    """Token that differs from decoding without speculation, found by `check`.
 
     Args:
-        index: Of the token in the answer.
-        token: The id with speculation; None where that answer had ended.
-        unspeculated_token: The id without; None where that answer had ended.
-        gap: Between the two best noisy logits there, in nats; a near-tie is close to 0.
+        index: Position of the token in the answer.
+        token: Id with speculation; None if that answer had ended.
+        unspeculated_token: Id without speculation; None if that answer had ended.
+        gap: Difference of the two best noisy logits there, in nats; a near-tie is close to 0.
     """
 
     index: int
@@ -240,37 +241,39 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished answer. Also the object that `offspec generate --json` prints.
+    """Finished answer. Also the object that `offspec generate --json` prints.
 
     Args:
-        text: The answer, special tokens left out. Bytes that are not UTF-8 are U+FFFD, and whole characters
-            next to them stay.
-        token_ids: Its tokens.
-        passes: Trips of the target's weights.
+        text: Text of the answer without special tokens. Bytes that are not UTF-8 become U+FFFD; complete
+            characters next to them are kept.
+        token_ids: Token ids of the answer.
+        passes: Forward passes of the target.
         seconds: Wall time of the answer.
-        ttft_s: Seconds to the first token.
-        bytes_streamed: Bytes of weights copied to GPUs, or read from disk where the CPU computes with them.
-        peak_memory_bytes: Of the process.
+        ttft_s: Time to first token, in seconds.
+        bytes_streamed: Bytes of weights copied to GPUs, or read from disk if the CPU computes with them.
+        peak_memory_bytes: Peak resident memory of the process.
         finish_reason: "stop", "eos", "length", "context" or "halted".
-        draft: The draft sources.
-        budget: Most nodes verified in a pass.
-        seed: That the tokens were sampled with.
-        draft_seconds: Of all passes.
-        target_seconds: Of all passes.
-        prompt_tokens: Of the prompt.
-        reused_tokens: Of those, found in the cache.
-        peak_device_bytes: Memory of a CUDA device; 0 on a CPU.
-        cpu_layers: Layers of the target that the CPU computed beside a GPU. In bfloat16 the tokens depend on
-            this number.
-        cpu_experts: Whether the CPU computed its routed experts beside a GPU; tokens depend on it likewise.
-        mismatches: What `check` found; None where it was not asked for.
-        guessed_by: Accepted tokens of each source, most first.
-        kv_cache: How keys and values were kept: "model" or "int8", which changes answers.
+        draft: Draft sources.
+        budget: Maximum number of nodes verified in a pass.
+        seed: Seed of the sampling.
+        draft_seconds: Drafting time of all passes.
+        target_seconds: Target time of all passes.
+        prompt_tokens: Number of prompt tokens.
+        reused_tokens: Number of prompt tokens found in the KV cache.
+        peak_device_bytes: Peak memory of a CUDA device; 0 on a CPU.
+        cpu_layers: Layers of the target that the CPU computed in addition to a GPU. In bfloat16 the tokens
+            depend on this number.
+        cpu_experts: Whether the CPU computed the routed experts in addition to a GPU. In bfloat16 the tokens
+            depend on it.
+        mismatches: Mismatches that `check` found; None if it was not requested.
+        guessed_by: Accepted draft tokens of each source, in descending order.
+        logprobs: Log-probabilities of each token, if requested.
+        kv_cache: KV cache dtype: "model" or "int8", which changes answers.
         bytes_read: Bytes of weights read from disk.
         paused_passes: Passes in which drafting was paused because passes without it were faster.
         sampling: The temperature and, unless they have no effect, `top_p`, `top_k`, `min_p` and penalties, by
             name.
-        prompt_logprobs: Of each token of the prompt, where they were asked for; None for the first.
+        prompt_logprobs: Log-probabilities of each prompt token, if requested; None for the first.
     """
 
     text: str
@@ -288,14 +291,14 @@ class Result:
     target_seconds: float = 0.0
     prompt_tokens: int = 0
     reused_tokens: int = 0
-    peak_device_bytes: int = 0  # memory of a CUDA device; 0 on a CPU
-    cpu_layers: int = 0  # computed by the CPU beside a GPU
+    peak_device_bytes: int = 0
+    cpu_layers: int = 0
     cpu_experts: bool = False
-    mismatches: tuple[Mismatch, ...] | None = field(default=None)  # None: not checked
-    guessed_by: Guessed = ()  # accepted tokens of each source, most first
-    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, where they were asked for
+    mismatches: tuple[Mismatch, ...] | None = field(default=None)
+    guessed_by: AcceptedBySource = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
     kv_cache: str = "model"
-    bytes_read: int = 0  # from disk
+    bytes_read: int = 0
     paused_passes: int = 0
     sampling: Mapping[str, float] = field(default_factory=dict)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
@@ -306,7 +309,7 @@ class Result:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Emitted tokens (bonus included) for each trip of the weights."""
+        """Emitted tokens per pass, bonus tokens included."""
         return self.tokens / self.passes if self.passes else 0.0
 
     @property
@@ -314,7 +317,7 @@ class Result:
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict with the fields and the derived figures."""
+        """Return a plain dict of the fields and the derived figures."""
         return {
             **asdict(self),
             "logprobs": _listed(self.logprobs),
@@ -331,7 +334,7 @@ def _listed(tokens: Iterable[TokenLogprobs | None] | None) -> list[dict[str, Any
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a stream."""
+    """Last event of a stream."""
 
     result: Result
 
@@ -349,5 +352,5 @@ Event = (
 )
 
 
-def unheard(event: Event) -> None:
-    """Ignores an event: the default of `notify`."""
+def ignore_event(event: Event) -> None:
+    """Ignore an event; the default of `notify`."""

@@ -1,7 +1,7 @@
-"""A claim to a file that is replaced at every write, so that two processes do not write over each other.
+"""File locks that prevent two processes from overwriting each other's writes.
 
-The file itself is another one after every write, so a hidden file beside it is locked. The kernel ends the
-lock with the process, however that ends.
+Every write replaces the file, so a hidden file next to it is locked instead. The kernel releases the lock
+when the process ends, even if it is killed.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offspec.core.errors import SessionError
-from offspec.core.files import private_folder, probe, real_path
+from offspec.core.files import make_private_folder, probe_writable, real_path
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-_PATIENCE_S = 0.2  # `is_claimed` holds a lock for less
+_TIMEOUT_S = 0.2  # longer than `is_claimed` holds a lock
 
 
 class Claim:
-    """The right to write a file, until `release`, or until this object is collected."""
+    """Exclusive right to write a file, until `release` or until this object is garbage-collected."""
 
     def __init__(self, file: Path) -> None:
-        """Raises SessionError where another claim to the file is held.
+        """Lock the file. Raises SessionError if another claim to it is held.
 
-        Where no lock can be had, in a folder that is read-only or on a disk without locks, it goes without.
+        If locking is impossible, as in a read-only folder or on a disk without locks, the claim has no lock.
         """
         from filelock import Timeout
 
         self._held: weakref.finalize[[BaseFileLock], Claim] | None = None
         try:
-            private_folder(file.parent)
-            lock = lock_beside(file)
-            lock.acquire(timeout=_PATIENCE_S, poll_interval=_PATIENCE_S / 10)
+            make_private_folder(file.parent)
+            lock = lock_for(file)
+            lock.acquire(timeout=_TIMEOUT_S, poll_interval=_TIMEOUT_S / 10)
         except Timeout:
             raise SessionError(
-                f"the conversation in {file} is open in another terminal; leave it there first, or begin "
+                f"the conversation in {file} is open in another terminal; close it there first, or start "
                 "a new one"
             ) from None
         except (OSError, ValueError):
@@ -47,15 +47,15 @@ class Claim:
         self._held = weakref.finalize(self, release, lock)
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         if self._held is not None:
             self._held()
 
 
 def is_claimed(file: Path) -> bool:
-    """Whether a process holds a claim to a file, which is not touched."""
+    """Return whether a process holds a claim to a file. Does not modify the file."""
     try:
-        descriptor = os.open(_beside(real_path(file)), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(_lock_path(real_path(file)), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (OSError, ValueError):
         return False
     try:
@@ -69,20 +69,20 @@ def is_claimed(file: Path) -> bool:
     return False
 
 
-def lock_beside(path: Path) -> BaseFileLock:
-    """The lock of a file or folder: a hidden file beside it, for any thread. Raises OSError."""
+def lock_for(path: Path) -> BaseFileLock:
+    """Return the lock of a file or folder, a hidden file next to it, for any thread. Raises OSError."""
     from filelock import FileLock
 
-    probe(path)  # where no file can be made, as in /proc, a lock would wait for ever
-    return FileLock(_beside(path), mode=0o600, thread_local=False)
+    probe_writable(path)  # if no file can be created, as in /proc, the lock would wait forever
+    return FileLock(_lock_path(path), mode=0o600, thread_local=False)
 
 
 def release(lock: BaseFileLock) -> None:
-    """Give a lock back. Its file goes while it is held, so that no other process can have taken it."""
+    """Release a lock. Its file is removed first, so that no other process can have locked it."""
     with suppress(OSError):
         os.unlink(lock.lock_file)
     lock.release()
 
 
-def _beside(path: Path) -> Path:
+def _lock_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.lock")

@@ -1,4 +1,4 @@
-"""Writing so that a file is whole or absent, and a full disk is one clear error."""
+"""Atomic file writes, and typed errors for full disks and failed reads."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FALLOCATE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTSUP)
 
 _unfinished: set[Path] = set()
-"""Files and folders of this process that are to have another name, or none, soon."""
+"""Files and folders of this process that will soon be renamed or removed."""
 
 
 def require_space(folder: Path, needed: int, purpose: str, variable: str = "OFFSPEC_CACHE") -> None:
-    """Raise DiskFullError unless `needed` bytes are free where `folder` is or will be.
+    """Raise DiskFullError unless `needed` bytes are free at `folder`, which need not exist yet.
 
-    The message says what the room is for, and which environment variable names another folder.
+    purpose: subject of the message. variable: environment variable that the message suggests for another
+    folder.
     """
     place = folder
     while not place.exists() and place != place.parent:
@@ -34,26 +35,26 @@ def require_space(folder: Path, needed: int, purpose: str, variable: str = "OFFS
     free = shutil.disk_usage(place).free
     if free < needed:
         raise DiskFullError(
-            f"{purpose} needs {format_bytes(needed)} in {folder}, where {format_bytes(free)} are free: "
-            f"make room there, or set {variable} to a folder on a larger disk"
+            f"{purpose} needs {format_bytes(needed)} in {folder}, but only {format_bytes(free)} are free: "
+            f"free some space, or set {variable} to a folder on a larger disk"
         )
 
 
 @contextmanager
-def disk_full(place: Path, needed: int | None = None) -> Iterator[None]:
-    """Turn "no space left" (or a spent quota) inside the block into DiskFullError."""
+def as_disk_full_error(place: Path, needed: int | None = None) -> Iterator[None]:
+    """Turn "no space left" or "quota exceeded" inside the block into DiskFullError."""
     try:
         yield
     except OSError as error:
         if error.errno not in _FULL:
             raise
         size = f" ({format_bytes(needed)} needed)" if needed else ""
-        raise DiskFullError(f"the disk filled up while writing {place}{size}: make room there") from error
+        raise DiskFullError(f"the disk is full: cannot write {place}{size}; free some space") from error
 
 
 @contextmanager
-def reading(place: Path | str) -> Iterator[None]:
-    """Turn an OSError inside the block into a CheckpointError that says what cannot be read."""
+def as_read_error(place: Path | str) -> Iterator[None]:
+    """Turn an OSError inside the block into a CheckpointError that names the unreadable file."""
     try:
         yield
     except OSError as error:
@@ -61,7 +62,7 @@ def reading(place: Path | str) -> Iterator[None]:
 
 
 class FileStamp(NamedTuple):
-    """What tells an open file from another, and from itself once it is written to."""
+    """Identity stamp of an open file, which changes if the file is replaced or modified."""
 
     device: int
     inode: int
@@ -70,17 +71,17 @@ class FileStamp(NamedTuple):
 
     @classmethod
     def of(cls, descriptor: int) -> FileStamp:
-        """That of an open file."""
+        """Return the stamp of an open file descriptor."""
         found = os.fstat(descriptor)
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def open_regular(path: Path | str, flags: int = 0) -> int:
-    """The descriptor of a regular file, to read from; flags: more of `os.open`.
+    """Open a regular file for reading and return its descriptor. flags: further flags of `os.open`.
 
-    A pipe would be waited for, and a device may have no end. Raises OSError.
+    Raises OSError for anything else: opening a pipe would block, and a device may have no end.
     """
-    _refuse_special(os.stat(path).st_mode)  # before it is opened: to open a device may do something
+    _refuse_special(os.stat(path).st_mode)  # before opening, which may have effects on a device
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
     try:
         _refuse_special(os.fstat(descriptor).st_mode)
@@ -94,35 +95,35 @@ def _refuse_special(mode: int) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is a pipe or a device, and must be a regular file")
+        raise OSError(errno.EINVAL, "not a regular file, but a pipe or a device")
 
 
 @contextmanager
 def open_to_read(path: Path) -> Iterator[BinaryIO]:
-    """A regular file, open to read bytes from. An OSError inside the block becomes a CheckpointError."""
-    with reading(path), open(open_regular(path), "rb") as file:
+    """Open a regular file for reading bytes. An OSError inside the block becomes a CheckpointError."""
+    with as_read_error(path), open(open_regular(path), "rb") as file:
         yield file
 
 
 @contextmanager
-def writing(folder: Path, fix: str) -> Iterator[None]:
-    """Turn an OSError inside the block into a CheckpointError that says where, and how to `fix` it."""
+def as_write_error(folder: Path, fix: str) -> Iterator[None]:
+    """Turn an OSError inside the block into a CheckpointError that names the folder and the `fix`."""
     try:
         yield
-    except BrokenPipeError:  # of a listener to progress: files have none
+    except BrokenPipeError:  # from a progress listener: files do not raise it
         raise
     except OSError as error:
         raise CheckpointError(f"cannot write to {folder} ({error.strerror or error}): {fix}") from error
 
 
 def partial_name(path: Path) -> Path:
-    """A fresh hidden sibling of `path`, to be written and then renamed onto it."""
+    """Return a new hidden name next to `path`, for a file to be written and then renamed to `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
 
 
 @contextmanager
-def unfinished(path: Path) -> Iterator[None]:
-    """In the block there may be a file or folder that must not stay."""
+def removed_on_exit(path: Path) -> Iterator[None]:
+    """Have `remove_partial_files` remove a file or folder if the process exits inside the block."""
     _unfinished.add(path)
     try:
         yield
@@ -130,8 +131,8 @@ def unfinished(path: Path) -> Iterator[None]:
         _unfinished.discard(path)
 
 
-def remove_unfinished() -> None:
-    """Remove what only running code would, for a process that ends at once. Raises nothing."""
+def remove_partial_files() -> None:
+    """Delete temporary files and folders before a hard exit. Never raises."""
     for path in list(_unfinished):
         with suppress(OSError):
             path.unlink()
@@ -139,14 +140,14 @@ def remove_unfinished() -> None:
 
 
 @contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A folder that is gone when the block has ended."""
-    with TemporaryDirectory(prefix="offspec-") as name, unfinished(Path(name)):
+def temporary_folder() -> Iterator[Path]:
+    """Create a folder that is deleted when the block ends."""
+    with TemporaryDirectory(prefix="offspec-") as name, removed_on_exit(Path(name)):
         yield Path(name)
 
 
 def reserve(fd: int, size: int) -> None:
-    """Ask for all of a file's blocks at once: a full disk shows before the work, extents come whole."""
+    """Allocate all blocks of a file at once, to detect a full disk early and to get large extents."""
     if size and hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(fd, 0, size)
@@ -161,41 +162,41 @@ def write_all(fd: int, data: memoryview) -> None:
         data = data[os.write(fd, data) :]
 
 
-def private_folder(folder: Path) -> None:
-    """Make a folder, where there is none, that other users cannot read. Raises OSError."""
+def make_private_folder(folder: Path) -> None:
+    """Create a folder, if it does not exist, that other users cannot read. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def real_path(path: Path) -> Path:
-    """Where a path leads to through links, so that all its names are one."""
+    """Return a path with symbolic links resolved, so that all names of a file are equal."""
     try:
         return Path(os.path.realpath(path))
-    except (OSError, ValueError):  # the first use of it reports the error
+    except (OSError, ValueError):  # ignored here; the first use of the path raises it
         return path
 
 
-def probe(path: Path) -> None:
-    """Raise OSError unless a file can be made beside `path`."""
+def probe_writable(path: Path) -> None:
+    """Raise OSError unless a file can be created in the folder of `path`."""
     partial = partial_name(path)
     partial.touch(exist_ok=False)
     partial.unlink()
 
 
 @contextmanager
-def new_file(path: Path, size: int | None = None, mode: int = 0o666) -> Iterator[int]:
-    """The descriptor of a file that takes the place of `path`, durable, when the block has ended well.
+def atomic_file(path: Path, size: int | None = None, mode: int = 0o666) -> Iterator[int]:
+    """Yield the descriptor of a temporary file that durably replaces `path` when the block succeeds.
 
-    After an error nothing is left of it. Raises DiskFullError.
+    After an error the temporary file is removed. Raises DiskFullError.
 
     Args:
-        path: where it goes.
-        size: bytes it will have, for the error.
-        mode: its permissions, less what the user's mask takes away.
+        path: File to create or replace.
+        size: Its size in bytes, for the error.
+        mode: Its permissions, before the umask is applied.
     """
     partial = partial_name(path)
-    with unfinished(partial):
+    with removed_on_exit(partial):
         try:
-            with disk_full(path, size):
+            with as_disk_full_error(path, size):
                 fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
                 try:
                     yield fd
@@ -208,22 +209,22 @@ def new_file(path: Path, size: int | None = None, mode: int = 0o666) -> Iterator
             raise
 
 
-def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write a small file whole or not at all, as `new_file` does."""
-    with new_file(path, len(data), mode) as fd:
+def write_atomic(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a small file atomically with `atomic_file`."""
+    with atomic_file(path, len(data), mode) as fd:
         write_all(fd, memoryview(data))
 
 
 @contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill with files, which is renamed to `folder`, durable, when the block has ended well.
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that is durably renamed to `folder` when the block succeeds.
 
-    After an error nothing is left of it. Raises DiskFullError.
+    After an error the temporary folder is removed. Raises DiskFullError.
     """
     partial = partial_name(folder)
-    with unfinished(partial):
+    with removed_on_exit(partial):
         try:
-            with disk_full(folder):
+            with as_disk_full_error(folder):
                 partial.mkdir()
                 yield partial
                 for file in partial.iterdir():
@@ -237,7 +238,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, where the platform can."""
+    """Make the names in a folder durable, if the platform supports it."""
     with suppress(OSError):
         _sync(folder)
 

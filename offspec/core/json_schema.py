@@ -1,7 +1,7 @@
-"""JSON schemas whose objects have no properties but those they name.
+"""JSON schemas that forbid properties that they do not name.
 
-JSON Schema leaves objects open: a small model then adds property after property and never ends. llama.cpp
-closes them, too. What a schema says of further properties itself is kept.
+JSON Schema allows extra properties by default, and small models may then add properties without end.
+llama.cpp forbids them, too. A schema's own rules for extra properties are kept.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,18 +9,21 @@ from typing import Any
 
 _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames")
 _COMPOSED = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "$ref")
-_VALUES = ("default", "const", "enum", "examples")  # which are no schemas
+_VALUES = ("default", "const", "enum", "examples")  # keywords whose values are not schemas
 _SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")  # schemas by their names
 
 
-def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema with objects closed, but for those that are only a part of what an object must be."""
+def forbid_extra_properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema that forbids extra properties, except in schemas that describe part of an object."""
     found: dict[str, Any] = _closed(schema, frozenset(_parts(schema)))
     return found
 
 
 def _closed(schema: Any, parts: frozenset[str], path: str = "#", part: bool = False) -> Any:
-    """part: it is a part of a composed schema, which adds properties of its own. path: of the schema."""
+    """Return a schema without extra properties.
+
+    path: JSON pointer of the schema. part: whether it is part of a composed schema, which may add properties.
+    """
     if not isinstance(schema, Mapping):
         return schema
     part = part or path in parts
@@ -41,7 +44,7 @@ def _closed(schema: Any, parts: frozenset[str], path: str = "#", part: bool = Fa
 
 
 def _may_close(schema: Mapping[str, Any], properties: Mapping[str, Any]) -> bool:
-    """Whether an object can have no other properties than these."""
+    """Return whether extra properties can be forbidden for an object with these properties."""
     required = schema.get("required")
     if isinstance(required, list) and any(name not in properties for name in required):
         return False
@@ -49,12 +52,12 @@ def _may_close(schema: Mapping[str, Any], properties: Mapping[str, Any]) -> bool
 
 
 def _is_joined(name: str, value: Any) -> bool:
-    """Whether a keyword says that an object is several schemas at once."""
+    """Return whether a keyword requires an object to match several schemas at once."""
     return name == "allOf" and isinstance(value, list) and len(value) > 1
 
 
 def _parts(schema: Any, within: bool = False) -> Iterator[str]:
-    """References to schemas that are parts of composed ones."""
+    """Yield the references to schemas that are parts of composed schemas."""
     if isinstance(schema, list):
         for each in schema:
             yield from _parts(each, within)

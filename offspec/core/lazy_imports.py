@@ -1,7 +1,7 @@
-"""Imports that are put off until what they name is used, for packages that another one imports without need.
+"""Deferred imports of packages that another package imports unnecessarily.
 
-Python 3.15 has them in the language (PEP 810). Before, they take something that stands in the place of those
-packages while the other one is imported.
+Python 3.15 has lazy imports in the language (PEP 810). In earlier versions, placeholder modules replace such
+packages while the other package is imported.
 """
 
 import sys
@@ -17,14 +17,14 @@ from typing import Any
 
 
 def import_without(packages: Sequence[str], module: str) -> None:
-    """Import a module; what it imports from `packages` is imported when it is used.
+    """Import a module, deferring its imports from `packages` until they are used.
 
-    Where something of them is used at once, as another version may do, this stops, and the next import of
-    `module` is an ordinary one.
+    If the module uses one of them during its import, as another version might, the import is abandoned, and
+    the next import of `module` is an ordinary one.
 
     Args:
-        packages: full names. Those that are there already, or are not installed, make no difference.
-        module: full name.
+        packages: Full names of packages. Packages that are already imported or not installed have no effect.
+        module: Full name of the module.
     """
     finder = _Finder(package for package in packages if package not in sys.modules)
     sys.meta_path.insert(0, finder)
@@ -37,7 +37,7 @@ def import_without(packages: Sequence[str], module: str) -> None:
 
 
 class _Finder(Loader):
-    """Finds a `_LazyModule` for each of some packages and for all that is in them."""
+    """Import hook that returns a `_LazyModule` for some packages and all their submodules."""
 
     def __init__(self, packages: Iterable[str]) -> None:
         self._within = tuple(f"{package}." for package in packages)
@@ -54,10 +54,10 @@ class _Finder(Loader):
         return self._modules.setdefault(spec.name, _LazyModule(spec.name))
 
     def exec_module(self, module: ModuleType) -> None:
-        """Leave it empty."""
+        """Leave the module empty."""
 
     def remove_modules(self) -> None:
-        """Let the next import find the real ones."""
+        """Remove the placeholders, so that the next import finds the real modules."""
         for name, module in self._modules.items():
             module.importing = False
             if sys.modules.get(name) is module:
@@ -68,7 +68,7 @@ class _Finder(Loader):
 
 
 class _LazyModule(ModuleType):
-    """In the place of a module: its names are looked up in the real one when they are used."""
+    """Placeholder for a module, which looks its names up in the real module when they are used."""
 
     importing = True
 
@@ -80,14 +80,14 @@ class _LazyModule(ModuleType):
 
 
 class _Lazy:
-    """In the place of a class or function of such a module, or of what a call of one returns."""
+    """Placeholder for a class or function of a lazy module, or for the result of calling one."""
 
     def __init__(self, module: _LazyModule, find: Callable[[], Any]) -> None:
         self._module, self._find = module, cache(find)
 
     def _real(self) -> Any:
         if self._module.importing:
-            raise RuntimeError(f"{self._module.__name__} is used while it is imported")
+            raise RuntimeError(f"{self._module.__name__} was used during its import")
         return self._find()
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -104,7 +104,7 @@ class _Lazy:
         return decorated
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # which typing looks for
+        if name.startswith("__"):  # typing looks these up
             raise AttributeError(name)
         return getattr(self._real(), name)
 
@@ -112,7 +112,7 @@ class _Lazy:
         return (self._real(),)
 
     def __instancecheck__(self, instance: Any) -> bool:
-        # There are none before the module is imported.
+        # No instance exists before the module is imported.
         imported = not isinstance(sys.modules.get(self._module.__name__, self._module), _LazyModule)
         return imported and isinstance(instance, self._real())
 

@@ -1,4 +1,4 @@
-"""How much memory there is, and how much this process takes."""
+"""Available memory of the machine, and memory use of this process."""
 
 import ctypes
 import os
@@ -10,22 +10,22 @@ from pathlib import Path, PurePosixPath
 from offspec.core.events import Event, Notice
 from offspec_planners.units import format_bytes
 
-RUNTIME = 368_000_000  # bytes that Python, torch and transformers take in a process of their own, about
+RUNTIME = 368_000_000  # approximate bytes of a process with Python, torch and transformers
 _RUNTIME_STEP = 32_000_000
-_CODE = 60_000_000  # of them code that comes back after `forget_code`, while tokens are made
+_CODE = 60_000_000  # part of RUNTIME: code that decoding reloads after `evict_code_pages`
 _first_runtime = 0
-MARGIN = 64 << 20  # thread stacks, the allocator's slack, Python objects made while decoding
+MARGIN = 64 << 20  # thread stacks, allocator slack, Python objects created while decoding
 
 _M_MMAP_THRESHOLD, _LARGE = -3, 4 << 20  # of glibc's mallopt, and bytes
 _MADV_DONTNEED = 4
-_PRODUCTS = "64"  # more than one layer of a pass has, but for a long prompt
+_PRODUCTS = "64"  # more matrix products than a layer has in one pass, except for a long prompt
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-_UNLIMITED = 1 << 60  # how version 1 says that there is no limit, about
+_UNLIMITED = 1 << 60  # version 1 reports larger values if there is no limit
 
 
 def _kilobytes(file: str, key: str) -> int:
-    """Bytes that a file in /proc gives in kB; 0 without the key."""
+    """Return the bytes of an entry in kB in a file of /proc; 0 without the key."""
     for line in (_PROC / file).read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
@@ -33,16 +33,16 @@ def _kilobytes(file: str, key: str) -> int:
 
 
 def resident_bytes() -> int:
-    """Memory that this process holds now."""
+    """Return the resident memory of this process in bytes."""
     return _kilobytes("self/status", "VmRSS")
 
 
-def steady_runtime(*, fresh: bool) -> int:
-    """What to set aside for this process as it is without weights, its code forgotten, in steps.
+def runtime_overhead(*, fresh: bool) -> int:
+    """Return the bytes to reserve for this process without weights and evicted code, rounded up in steps.
 
-    It differs by a few megabytes from run to run; what fits must not, or every plan would be made twice. Nor
-    must it grow with what an engine that was closed left on the heap, where the next one will find room:
-    unless this is `fresh`, as where another engine is open, the first answer stands.
+    The size varies by a few megabytes between runs. The steps keep placements, and so plans, the same. Memory
+    that a closed engine left on the heap does not count, because the next engine reuses it: the first result
+    is kept unless `fresh` is set, for example while another engine is open.
     """
     global _first_runtime
     if fresh or not _first_runtime:
@@ -54,26 +54,25 @@ def steady_runtime(*, fresh: bool) -> int:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held since it began."""
+    """Return the peak resident memory of this process in bytes."""
     return _kilobytes("self/status", "VmHWM")
 
 
-def trim() -> None:
-    """Hand freed memory back to the system: what loading left behind would count against the limit."""
-    with suppress(OSError, AttributeError):  # another C library; nothing is lost but the slack
+def malloc_trim() -> None:
+    """Return freed memory to the system; memory left over from loading would count against the limit."""
+    with suppress(OSError, AttributeError):  # another C library: the slack stays
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def forget_code() -> None:
-    """Have the pages of libraries leave this process; those that run again come back from the page cache.
+def evict_code_pages() -> None:
+    """Evict the code pages of libraries; pages that are used again return from the page cache.
 
-    Importing and compiling run a great deal of code that nothing runs afterwards. Of a mapping that was
-    written to, every page stays.
+    Importing and compiling run much code that is not used afterwards. Mappings that were written to are kept.
     """
     try:
         madvise = ctypes.CDLL("libc.so.6").madvise
     except (OSError, AttributeError):
-        return  # another C library; nothing is lost but the room
+        return  # another C library: the pages stay
     place, size = 0, 0
     for line in _text(_PROC / "self/smaps").splitlines():
         first, *others = line.split()
@@ -85,19 +84,19 @@ def forget_code() -> None:
             madvise(ctypes.c_void_p(place), ctypes.c_size_t(size), _MADV_DONTNEED)
 
 
-def limit_products() -> None:
-    """Have oneDNN, which multiplies for torch, keep the code of few shapes of products; the environment wins.
+def limit_onednn_cache() -> None:
+    """Limit the number of compiled matrix products that oneDNN caches, unless the environment sets it.
 
-    Its default is a thousand of half a megabyte each, which answers at ever other lengths would fill. Another
-    is made in less than a millisecond. It is told by its environment, which it reads at its first product.
+    The default is a thousand entries of half a megabyte each, which answers of varying lengths would fill.
+    Compiling a new one takes less than a millisecond. oneDNN reads the environment at its first product.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _PRODUCTS)
 
 
-def return_large() -> None:
-    """Have the memory of large tensors go back to the system whenever they are freed, from now on.
+def lower_mmap_threshold() -> None:
+    """Make glibc return the memory of large tensors to the system as soon as they are freed.
 
-    glibc would keep it on the heap, where small things that stay come to lie in it: logits of ever other
+    Otherwise glibc keeps it on the heap, where small long-lived objects fragment it: logits with varying
     numbers of rows then take several times their size.
     """
     with suppress(OSError, AttributeError):  # another C library
@@ -105,28 +104,28 @@ def return_large() -> None:
 
 
 def available_bytes() -> int:
-    """Memory that could still be taken: what the machine has free, and what control groups leave of it."""
+    """Return the bytes that are still available on the machine within the limits of control groups."""
     free = _kilobytes("meminfo", "MemAvailable")
     for group in _groups():
         if group.limit is not None:
-            free = min(free, max(group.limit - group.taken(), 0))
+            free = min(free, max(group.limit - group.used_bytes(), 0))
     return free
 
 
 def cgroup_limit() -> int | None:
-    """The least memory limit of this process's control groups, in bytes; None where there is none."""
+    """Return the smallest memory limit of this process's control groups in bytes, or None."""
     return min((group.limit for group in _groups() if group.limit is not None), default=None)
 
 
 def usable_bytes() -> int:
-    """What to use where no limit was given: nine tenths of what is free and of what this process has."""
+    """Return the default memory limit in bytes: 90 % of free memory plus this process's own memory."""
     return int(0.9 * (available_bytes() + resident_bytes()))
 
 
-def within_groups(asked: int, notify: Callable[[Event], None]) -> int:
-    """The limit that was asked for; one that a control group does not allow would have the process killed.
+def limit_to_cgroup(asked: int, notify: Callable[[Event], None]) -> int:
+    """Return the requested memory limit in bytes, lowered if the control group would kill the process.
 
-    notify: takes a Notice where it is less.
+    notify: receives a Notice if the limit is lowered.
     """
     limit = cgroup_limit()
     if limit is None or asked <= limit:
@@ -134,9 +133,9 @@ def within_groups(asked: int, notify: Callable[[Event], None]) -> int:
     given = min(usable_bytes(), limit)
     notify(
         Notice(
-            f"the control group of this process allows {format_bytes(limit)} of memory, less than the "
-            f"{format_bytes(asked)} of `memory`: {format_bytes(given)} are used; for more, raise the limit "
-            "of the container or service"
+            f"the control group of this process allows {format_bytes(limit)} of memory, less than `memory` "
+            f"({format_bytes(asked)}): using {format_bytes(given)}; for more, raise the limit of the "
+            "container or service"
         )
     )
     return given
@@ -144,11 +143,11 @@ def within_groups(asked: int, notify: Callable[[Event], None]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A version of control groups: the names of its files.
+    """File and key names of one version of control groups.
 
-    limits: each has a limit, of which the least holds; used: bytes that are charged; total: how counts in
-    `memory.stat` begin that are of all processes of a group and of those below; hierarchical: the count that
-    is the least limit of a group and of those above it, which a container may not see.
+    limits: files with a limit; the smallest one applies. used: file with the charged bytes. total: prefix of
+    the keys in `memory.stat` that include descendant groups. hierarchical: key of the smallest limit of a
+    group and its ancestors, which a container may not see.
     """
 
     limits: tuple[str, ...]
@@ -172,18 +171,18 @@ class _Group:
 
     @property
     def limit(self) -> int | None:
-        """Bytes; None where there is no limit, or no such group."""
+        """Limit in bytes; None if there is no limit or no such group."""
         texts = [_text(self.folder / name) for name in self.kind.limits]
         found = [int(text) for text in texts if text.isdecimal()]
         if above := self._counts().get(self.kind.hierarchical):
             found.append(above)
         return min((limit for limit in found if limit < _UNLIMITED), default=None)
 
-    def taken(self) -> int:
-        """Bytes that are used, without pages of files that the system gives up as soon as others ask.
+    def used_bytes(self) -> int:
+        """Return the used bytes without reclaimable file pages.
 
-        Whatever was read or written lately is among those, a model that was just downloaded, too. Those that
-        programs have mapped, such as their code, they would read again at once.
+        Reclaimable pages include all recently read or written files, such as a model that was just
+        downloaded. Mapped pages, such as code, count as used: programs would read them again at once.
         """
         used, counts, total = _text(self.folder / self.kind.used), self._counts(), self.kind.total
         if not used.isdecimal():
@@ -200,7 +199,7 @@ class _Group:
 
 
 def _text(file: Path) -> str:
-    """What a file says, or nothing where it cannot be read."""
+    """Return the contents of a file, or "" if it cannot be read."""
     try:
         return file.read_text().strip()
     except (OSError, ValueError):
@@ -208,9 +207,10 @@ def _text(file: Path) -> str:
 
 
 def _groups() -> Iterator[_Group]:
-    """The control groups of this process, version 1 and 2, and those above them, whose limits hold too.
+    """Yield the control groups of this process, version 1 and 2, and their ancestors.
 
-    In a container a group may have another name than in /proc; the topmost is always there.
+    The limits of ancestors apply as well. In a container a group may have another name than in /proc; the
+    topmost group always exists.
     """
     mounts = _mounts()
     for line in _text(_PROC / "self/cgroup").splitlines():
@@ -230,7 +230,7 @@ def _groups() -> Iterator[_Group]:
 
 
 def _mounts() -> dict[int, tuple[Path, str]]:
-    """Where each version's groups are mounted, and which group is the topmost there: a container's own."""
+    """Return the mount point and topmost group, a container's own, of each version of control groups."""
     found = {1: (_CGROUPS / "memory", "/"), 2: (_CGROUPS, "/")}
     for line in _text(_PROC / "self/mountinfo").splitlines():
         about, _, kind = line.partition(" - ")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model as its files describe it.
+    """Description of a model, taken from its files.
 
     Args:
         architecture: The `model_type` of its config.json, such as "llama".
@@ -16,10 +16,11 @@ class ModelInfo:
         vocabulary: Number of token ids.
         bos_token: Text of the token that begins a text; empty if there is none.
         eos_token: Text of the token that ends a text; empty if there is none.
-        chat_template: Empty if it has none.
-        tools: Whether calls of tools are recognized in its answers.
-        thinking: Whether its answers mark reasoning.
-        infill_ends: Tokens that end text between a prefix and a suffix. None: it has no marks for these.
+        chat_template: Source of the chat template; empty if there is none.
+        tools: Whether tool calls are recognized in answers.
+        thinking: Whether answers mark reasoning.
+        infill_ends: Tokens that end text between a prefix and a suffix; None if the model has no infill
+            marks.
     """
 
     architecture: str

@@ -1,4 +1,4 @@
-"""How far work on bytes has come, told now and then."""
+"""Progress events for work that is measured in bytes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _STEPS = 1000
 
 
 class ByteProgress:
-    """Counts bytes, and sends an event for each thousandth of the whole.
+    """Counter of processed bytes that sends an event for each thousandth of the total.
 
-    done: bytes that need not be worked on any more. detail: what else to tell, such as the layer it is at.
+    done: bytes already processed at the start. detail: further text of the events, such as the current layer.
     """
 
     def __init__(self, stage: str, total: int, notify: Callable[[Event], None], done: int = 0) -> None:
@@ -23,7 +23,7 @@ class ByteProgress:
         self.add(0)
 
     def add(self, count: int) -> None:
-        """Count further bytes."""
+        """Add to the processed bytes."""
         self._done += count
         share = _STEPS * self._done // max(1, self._total)
         if share > self._sent:

@@ -1,4 +1,4 @@
-"""Sampling defaults: those of a model, what users set over them, and how they are shown."""
+"""Sampling defaults of a model, user overrides, and their display."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -6,27 +6,27 @@ from typing import Any
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
-from offspec.core.values import shown
+from offspec.core.values import short_repr
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p")  # fields that mean nothing to greedy decoding
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")  # fields without effect on greedy decoding
 FROM_MODEL = (*_SAMPLING, "repetition_penalty")
 _SHOWN = (*FROM_MODEL, "presence_penalty", "frequency_penalty")
 _GREEDY = SamplingParams()
 
 
 def model_defaults(generation: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters that a generation_config.json sets; greedy ones if it sets none.
+    """Return the sampling parameters of a generation_config.json; greedy decoding if it sets none.
 
-    As in vLLM, any of `temperature`, `top_p`, `top_k` and `min_p` means sampling unless `do_sample` is false,
-    and a missing temperature is 1. Raises RequestError for an invalid value.
+    As in vLLM, any of `temperature`, `top_p`, `top_k` and `min_p` enables sampling unless `do_sample` is
+    false, and a missing temperature is 1. Raises RequestError for an invalid value.
     """
     samples = generation.get("do_sample")
     if samples is False:
         return _GREEDY
     if samples not in (None, True):
-        raise RequestError(f"do_sample must be true or false, not {shown(samples)}")
+        raise RequestError(f"do_sample must be true or false, not {short_repr(samples)}")
     values = {name: value for name in FROM_MODEL if (value := generation.get(name)) is not None}
-    if values.get("top_k") == -1:  # as some models write "all"
+    if values.get("top_k") == -1:  # some models write "all" this way
         values["top_k"] = 0
     samples = samples or any(name in values for name in _SAMPLING)
     return SamplingParams(**{"temperature": 1.0 if samples else 0.0, **values})
@@ -34,14 +34,15 @@ def model_defaults(generation: Mapping[str, Any]) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOverrides:
-    """Sampling parameters that a user set; the model's defaults hold for the others.
+    """Sampling parameters set by the user; the model's defaults apply to all others.
 
     Args:
         values: Fields of `SamplingParams` by name.
-        greedy: Whether to ignore the model's defaults: temperature 0 unless `values` or a request sets one.
+        greedy: Whether to ignore the model's defaults and use temperature 0, unless `values` or a request
+            sets a temperature.
 
     Raises:
-        RequestError: A value of another type, or outside its range.
+        RequestError: Invalid type, or value out of range.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -52,28 +53,28 @@ class SamplingOverrides:
 
     @classmethod
     def all_of(cls, params: SamplingParams) -> "SamplingOverrides":
-        """Overrides that leave nothing to the model."""
+        """Return overrides for every parameter, so that no model default applies."""
         return cls({each.name: getattr(params, each.name) for each in fields(params)})
 
-    def over(self, defaults: SamplingParams) -> SamplingParams:
-        """The parameters of a model with these defaults."""
+    def apply_to(self, defaults: SamplingParams) -> SamplingParams:
+        """Return `defaults` with the overrides applied."""
         return replace(_GREEDY if self.greedy else defaults, **self.values)
 
     def summary(self, defaults: SamplingParams, hint: str) -> str:
-        """The parameters of a model with these defaults, on one line.
+        """Return the parameters of a model with these defaults on one line.
 
-        hint: follows where the model sets some of them, after their source.
+        hint: text appended after the source if the model sets any of the parameters.
         """
-        params = self.over(defaults)
-        text = described(sampling_values(params))
-        if params == self.over(_GREEDY):
+        params = self.apply_to(defaults)
+        text = describe_values(sampling_values(params))
+        if params == self.apply_to(_GREEDY):
             return text
         source = "generation_config.json" + " and options" * any(name in self.values for name in FROM_MODEL)
         return f"{text} (from {source}); {hint}"
 
 
 def sampling_values(params: SamplingParams) -> dict[str, float]:
-    """Temperature and, where they change anything, the filters and penalties, by name."""
+    """Return by name the temperature and all filters and penalties that have an effect."""
     return {
         name: value
         for name in _SHOWN
@@ -81,6 +82,6 @@ def sampling_values(params: SamplingParams) -> dict[str, float]:
     }
 
 
-def described(values: Mapping[str, float]) -> str:
-    """Sampling values on one line, such as "temperature 0.6, top_p 0.95"."""
+def describe_values(values: Mapping[str, float]) -> str:
+    """Format sampling values on one line, such as "temperature 0.6, top_p 0.95"."""
     return ", ".join(f"{name} {value:g}" for name, value in values.items())

@@ -1,7 +1,7 @@
-"""Declaration of a setting, from which its checks, its option, its documentation and its default follow.
+"""Declaration of settings: checks, command-line option, documentation and default in one place.
 
 A setting is a field of `EngineConfig` or `SamplingParams`, `Annotated[type, Setting(...)]`. Its help is its
-paragraph in the docstring of the class, under `Args:`: names of settings, values and commands have backticks.
+paragraph in the docstring of the class, under `Args:`, with backticks around settings, values and commands.
 """
 
 import inspect
@@ -14,16 +14,16 @@ from types import NoneType
 from typing import Any, Literal, TypeVar, get_args
 
 from offspec.core.errors import RequestError
-from offspec.core.values import is_unicode, read_fields, shown
+from offspec.core.values import is_unicode, read_fields, short_repr
 
-RUNS = ("generate", "chat", "serve", "batch", "bench")  # commands that answer
+RUNS = ("generate", "chat", "serve", "batch", "bench")  # commands that generate text
 PLANS = (*RUNS, "plan")
 # Panels of options, in the order of the help.
 GROUPS = MACHINE, DRAFT, SAMPLING, RULES, OUTPUT = (
-    "Model and machine",
-    "Speculation: how fast",
-    "Sampling: which words",
-    "Rules: what may come and what may not",
+    "Model and hardware",
+    "Speculative decoding",
+    "Sampling",
+    "Output constraints",
     "Prompt and output",
 )
 
@@ -32,24 +32,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Everything about a setting.
+    """Metadata of a setting.
 
     Args:
-        metavar: Value of the option in the help.
-        group: Panel of the option in the help, one of `GROUPS`. Default: there is no option.
+        metavar: Value placeholder of the option in the help.
+        group: Panel of the option in the help, one of `GROUPS`. Default: no option.
         commands: Commands that have the option; others may name it among their parameters.
-        option: Name of the option. Default: that of the setting, with hyphens.
-        unit: Unit of a number; "bytes" are also written as 1.5GB.
-        auto: The option takes "auto", which leaves the choice to a plan.
-        least, above, most: Range of a number.
-        wanted: Range in words. Default: from the type and the range.
-        because: Reason for the range, at the end of the error.
-        saved: `offspec config` keeps a default for it.
-        plan: Its part in plans. "key": another value has another plan; "record": a plan records it, too, and
-            overrides the default, and another value is an error; "none": it changes no plan.
-        chat: `/set` of the chat has it.
-        name, kind, default: Those of the field.
-        help: Its meaning.
+        option: Name of the option. Default: the setting's name with hyphens.
+        unit: Unit of a number; "bytes" may also be written as 1.5GB.
+        auto: Whether the option accepts "auto", which leaves the choice to a plan.
+        least, above, most: Range of a number: inclusive minimum, exclusive minimum, inclusive maximum.
+        expected: Range in words. Default: derived from the type and the range.
+        reason: Reason for the range, appended to the error.
+        saved: Whether `offspec config` can store a default.
+        plan: Effect on plans. "key": each value has its own plan; "record": the plan also records the value,
+            which overrides the default and conflicts with any other value; "none": no effect.
+        chat: Whether the chat's `/set` can change it.
+        name, kind, default: Name, type and default of the field.
+        help: Help text.
     """
 
     metavar: str | None = None
@@ -61,8 +61,8 @@ class Setting:
     least: float | None = None
     above: float | None = None
     most: float | None = None
-    wanted: str = ""
-    because: str = ""
+    expected: str = ""
+    reason: str = ""
     saved: bool = False
     plan: Literal["key", "record", "none"] = "key"
     chat: bool = False
@@ -79,22 +79,22 @@ class Setting:
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """Values of a literal type."""
+        """Allowed values of a literal type."""
         kinds = (self.type, *get_args(self.type))
         return tuple(word for kind in kinds for word in get_args(kind) if isinstance(word, str | int))
 
     @property
-    def numeric(self) -> bool:
-        """Whether it is written as a number."""
+    def is_numeric(self) -> bool:
+        """Whether a value is written as a number."""
         return self.unit != "bytes" and (
             self.type in (int, float) or any(isinstance(word, int) for word in self.choices)
         )
 
     @property
     def range(self) -> str:
-        """Values within the range, in words."""
-        if self.wanted:
-            return self.wanted
+        """Description of the valid values, in words."""
+        if self.expected:
+            return self.expected
         if self.choices:
             *words, last = map(repr, self.choices)
             return f"{', '.join(words)} or {last}"
@@ -102,8 +102,8 @@ class Setting:
             return f"above {self.above}" + ("" if self.most is None else f" and at most {self.most}")
         return f"{self.least} or above" if self.most is None else f"between {self.least} and {self.most}"
 
-    def fault(self, value: Any) -> str:
-        """The range or kind that a value of the right type misses, in words; "" for a valid one."""
+    def range_error(self, value: Any) -> str:
+        """Return the expected range or kind if a value of the right type violates it, else ""."""
         if value in self.choices or (value is None and self.default is None):
             return ""
         if self.kind == tuple[str, ...]:
@@ -128,9 +128,9 @@ _DECLARED: dict[type, dict[str, Setting]] = {}
 
 
 def declared(kind: type[T]) -> type[T]:
-    """Register the settings of a dataclass. Its fields and its signature have plain types from then on."""
+    """Register the settings of a dataclass and reduce its fields and signature to plain types."""
     found, signature = dict[str, Setting](), kind.__init__.__annotations__
-    # Without docstrings, under python -OO, there is no help.
+    # python -OO strips docstrings; the help is then empty.
     texts = dict(
         re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.cleandoc(kind.__doc__ or ""), re.MULTILINE)
     )
@@ -145,34 +145,35 @@ def declared(kind: type[T]) -> type[T]:
 
 
 def settings_of(kind: type) -> dict[str, Setting]:
-    """The settings that a dataclass declares, by name, in the order of its docstring and of the options."""
+    """Return the settings of a dataclass by name, in the order of its docstring and of the options."""
     return _DECLARED[kind]
 
 
 def check_settings(record: Any) -> None:
-    """Have every field of a dataclass as its type says, and within its range. Raises RequestError."""
+    """Convert every field of a dataclass to its type and check its range. Raises RequestError."""
     read_fields(record)
     for name, setting in settings_of(type(record)).items():
         value = getattr(record, name)
-        if wanted := setting.fault(value):
-            because = f": {setting.because}" if setting.because else ""
-            raise RequestError(f"{name} must be {wanted}, not {shown(value)}{because}", field=name)
+        if wanted := setting.range_error(value):
+            because = f": {setting.reason}" if setting.reason else ""
+            raise RequestError(f"{name} must be {wanted}, not {short_repr(value)}{because}", field=name)
 
 
 def check_keywords(
     given: Iterable[str], known: Collection[str], what: str, elsewhere: Mapping[str, Collection[str]]
 ) -> None:
-    """Raise TypeError for the first keyword that is not known.
+    """Raise TypeError for the first unknown keyword.
 
     Args:
         given: Names as the caller wrote them.
-        known: Names that are taken.
-        what: What such a keyword is called, such as "setting".
-        elsewhere: Names that belong to another call, by a hint that says to which; "{}" is for the name.
+        known: Valid names.
+        what: Noun for such a keyword, such as "setting".
+        elsewhere: Names that belong to another call, keyed by a hint that names the call; "{}" stands for
+            the name.
     """
     for name in given:
         if name not in known:
-            raise TypeError(f"there is no {what} {name!r}: {_hint(name, known, elsewhere)}")
+            raise TypeError(f"unknown {what} {name!r}: {_hint(name, known, elsewhere)}")
 
 
 def _hint(name: str, known: Collection[str], elsewhere: Mapping[str, Collection[str]]) -> str:
@@ -181,7 +182,7 @@ def _hint(name: str, known: Collection[str], elsewhere: Mapping[str, Collection[
     places = {each: place for place, names in elsewhere.items() for each in names}
     near = [name] if name in places else get_close_matches(name, [*known, *places], n=1)
     if not near:
-        return f"there are {', '.join(known)}"
+        return f"valid names are {', '.join(known)}"
     meant = [] if near == [name] else [f"did you mean {near[0]!r}?"]
     place = [] if near[0] in known else [places[near[0]].format(near[0])]
     return " ".join(meant + place)

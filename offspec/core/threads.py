@@ -1,4 +1,4 @@
-"""Who waits for whom: callers that take turns, and streams of events for `async` callers."""
+"""Thread utilities: exclusive use of a resource, and event streams for `async` callers."""
 
 import asyncio
 import threading
@@ -10,39 +10,43 @@ from dataclasses import dataclass
 from offspec.core.errors import RequestError
 from offspec.core.events import Event
 
-STOPPED = "this was stopped before its turn came"
-_LOOK_S = 0.05  # how often a caller that waits looks whether it still should
+STOPPED = "request cancelled while queued"
+_POLL_S = 0.05  # interval at which a waiting caller checks for cancellation
 
 
 class ExclusiveUse:
-    """One caller at a time; others wait. busy: what a thread is told that would wait for itself."""
+    """Lock for one caller at a time; other callers wait.
 
-    def __init__(self, busy: str) -> None:
-        self._busy = busy
+    busy_message: text of the error for a thread that would wait for itself.
+    """
+
+    def __init__(self, busy_message: str) -> None:
+        self._busy = busy_message
         self._lock = threading.Lock()
-        self._holder: int | None = None  # the thread that has the turn
+        self._holder: int | None = None  # id of the thread that holds the lock
 
     @property
-    def taken(self) -> bool:
-        """Whether a thread has its turn."""
+    def locked(self) -> bool:
+        """Whether a thread holds the lock."""
         return self._lock.locked()
 
     @contextmanager
     def take(self, halt: threading.Event | None = None, *, wait: bool = True) -> Iterator[None]:
-        """A turn, for as long as the block runs. halt: gives up waiting once it is set.
+        """Hold the lock while the block runs. halt: event that ends the wait.
 
-        Raises RequestError where it was halted, would wait for its own thread, or may not `wait` and must.
+        Raises RequestError if `halt` is set, if this thread already holds the lock, or if the lock is held
+        and `wait` is False.
         """
         if self._holder == threading.get_ident():
             raise RequestError(self._busy)
         while self._lock.locked() and (halt is not None or not wait):
             if halt is None or not wait:
                 raise RequestError(self._busy)
-            if halt.wait(_LOOK_S):
+            if halt.wait(_POLL_S):
                 break
         if halt is not None and halt.is_set():
             raise RequestError(STOPPED)
-        with self._lock:  # and not `acquire`: Ctrl-C just behind that would leave it taken for good
+        with self._lock:  # not `acquire`: Ctrl-C right after that would leave it locked for good
             if halt is not None and halt.is_set():
                 raise RequestError(STOPPED)
             self._holder = threading.get_ident()
@@ -52,8 +56,8 @@ class ExclusiveUse:
                 self._holder = None
 
 
-class Halts:
-    """Events that end what runs, or waits to, as long as something holds them."""
+class StopEvents:
+    """Weakly referenced events that cancel running and queued work."""
 
     def __init__(self) -> None:
         self._events: weakref.WeakSet[threading.Event] = weakref.WeakSet()
@@ -63,14 +67,14 @@ class Halts:
         return len(self._events)
 
     def new(self) -> threading.Event:
-        """One more, which is not set."""
+        """Create and return an event that is not set."""
         halt = threading.Event()
         with self._lock:
             self._events.add(halt)
         return halt
 
     def set(self) -> None:
-        """Set all there are, from any thread."""
+        """Set all events, from any thread."""
         with self._lock:
             for halt in self._events:
                 halt.set()
@@ -78,18 +82,18 @@ class Halts:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Nothing more comes. error: why, where it should have."""
+    """End of the stream. error: exception that ended it early, or None."""
 
     error: BaseException | None = None
 
 
-async def in_thread(
+async def stream_in_thread(
     start: Callable[[], Generator[Event, None, None]], halt: Callable[[], None]
 ) -> AsyncGenerator[Event, None]:
-    """The events of a generator that runs in a thread of its own, as fast as it goes.
+    """Yield the events of a generator that runs in its own thread at its own speed.
 
-    When it is closed or its task is cancelled, it calls `halt`, upon which the generator should soon end, and
-    waits until the thread has. Raises what the generator raises.
+    If the stream is closed or its task is cancelled, it calls `halt`, which should soon end the generator,
+    and waits until the thread has ended. Exceptions of the generator are raised here.
     """
     loop = asyncio.get_running_loop()
     queue = asyncio.Queue[Event | _End]()
@@ -103,7 +107,7 @@ async def in_thread(
             with closing(start()) as events:
                 for event in events:
                     put(event)
-        except BaseException as error:  # it is for the caller to judge
+        except BaseException as error:  # the caller handles it
             put(_End(error))
         else:
             put(_End())
@@ -124,7 +128,7 @@ async def in_thread(
 
 
 async def _end(queue: asyncio.Queue[Event | _End]) -> None:
-    """Wait for the end. A task that is cancelled meanwhile, as when its loop ends, waits all the same."""
+    """Wait for the end of the stream, even if the task is cancelled meanwhile, as when its loop ends."""
     cancelled: asyncio.CancelledError | None = None
     while True:
         try:

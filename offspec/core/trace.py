@@ -1,10 +1,10 @@
-"""A timeline of what ran when, in the trace-event format that https://ui.perfetto.dev opens.
+"""Timeline of a run in the trace-event format, which https://ui.perfetto.dev opens.
 
 "Trace Event Format", Google, 2016: complete events ("X") for spans, counter events ("C"), and metadata ("M")
 that names and orders the tracks.
 
-Work is recorded as spans on named tracks ("read 0", "copy", "compute", "draft", …). A timeline that is off
-costs a call and a comparison for each span, so the spans stay in the code that decodes.
+Work is recorded as spans on named tracks ("read 0", "copy", "compute", "draft", …). A disabled timeline costs
+a call and a comparison for each span, cheap enough to keep the spans in the decoding code.
 """
 
 import gzip
@@ -20,24 +20,24 @@ from pathlib import Path
 from types import TracebackType
 
 from offspec.core.errors import RequestError
-from offspec.core.files import disk_full, new_file, probe
+from offspec.core.files import as_disk_full_error, atomic_file, probe_writable
 
 Arg = int | float | str
 
 Record = tuple[str | None, str, int, int, str]
 """Track (None: a counter), name, start and end in nanoseconds, and arguments as the text of a JSON object."""
 
-_PROCESS = 1  # no track has this number: Perfetto would take it for the process's main thread
+_PROCESS = 1  # not used for a track: Perfetto would show it as the process's main thread
 _FIRST_TRACK = 2
 
-# From the whole to its parts, as one reads the picture from top to bottom. Others follow by name.
+# Order of the tracks from top to bottom, from the whole to its parts. Other tracks follow by name.
 _ORDER = ("engine", "load", "prefill", "draft", "verify", "compute", "copy", "read")
 
-EVENTS = 200_000  # about 60 MB at most; a pass records one span a layer and a few for each read
+EVENTS = 200_000  # about 60 MB at most; a pass records one span per layer and a few for each read
 
 
 class Span:
-    """What `Timeline.span` gives out. This one records nothing and is shared by all who need none."""
+    """Context that `Timeline.span` returns. This class records nothing; disabled timelines share one."""
 
     __slots__ = ()
 
@@ -50,11 +50,11 @@ class Span:
         pass
 
     def note(self, **args: Arg) -> None:
-        """Add what is known only now, inside the span."""
+        """Add arguments that are only known inside the span."""
 
 
 class _Recorded(Span):
-    """A span under way. It is recorded as it ends, whether by an exception or not."""
+    """Open span, recorded when it ends, also if it ends with an exception."""
 
     __slots__ = ("_args", "_began", "_name", "_timeline", "_track")
 
@@ -81,8 +81,8 @@ class Timeline:
     """Spans and counters of one run, kept in memory until `write`. Any thread may record at any time.
 
     Args:
-        on: Whether to record. Default False: then every call is nearly free.
-        limit: Most events that are kept; those after them are counted and dropped, and the file says so.
+        on: Whether to record. Default False, which makes every call nearly free.
+        limit: Maximum number of events to keep. Later events are dropped, and the file gives their number.
     """
 
     __slots__ = ("_began", "_counting", "_events", "_limit", "_names", "dropped", "on")
@@ -91,8 +91,8 @@ class Timeline:
         self.on = on
         self.dropped = 0
         self._limit = limit
-        # Appending to a list needs no lock. That matters: a span may end in a finalizer, which runs in the
-        # middle of whatever the thread is doing, and would wait for ever on a lock that is held there.
+        # Appending to a list needs no lock. A span may end in a finalizer, which can interrupt its thread
+        # anywhere and would deadlock on a lock that the thread holds.
         self._events: list[Record] = []
         self._names: dict[str, str] = {}
         self._counting = threading.RLock()
@@ -100,24 +100,24 @@ class Timeline:
 
     @property
     def kept(self) -> int:
-        """Events that `write` would write now."""
+        """Number of events that `write` would write now."""
         return len(self._events)
 
     def span(self, track: str, name: str, /, **args: Arg) -> Span:
-        """A context whose time becomes a complete event.
+        """Return a context whose duration becomes a complete event.
 
         Args:
-            track: Where it is drawn. One thread at a time uses a track; spans of two threads that overlap are
-                drawn on a second line of it.
-            name: Of the event.
-            args: Shown with the event.
+            track: Name of the track. One thread at a time uses a track; overlapping spans of two threads are
+                drawn on a second line.
+            name: Name of the event.
+            args: Arguments shown with the event.
         """
         if not self.on:
             return _NOTHING
         return _Recorded(self, track, name, args)
 
     def counter(self, name: str, value: float) -> None:
-        """Record the value of a quantity from now on, such as bytes read; drawn as a curve."""
+        """Record the current value of a quantity, such as bytes read; drawn as a curve."""
         if self.on:
             now = time.perf_counter_ns()
             self._record(None, name, now, now, {"value": value})
@@ -131,18 +131,18 @@ class Timeline:
         self._events.append((track, name, began - self._began, ended - self._began, encode(args)))
 
     def write(self, path: Path, about: Mapping[str, Arg] | None = None) -> None:
-        """Write the events recorded so far as JSON, completely or not at all.
+        """Write the events recorded so far as JSON, atomically.
 
         Args:
-            path: The file, gzipped if its name ends in .gz.
+            path: File to write, gzipped if its name ends in .gz.
             about: Metadata of the run, none by default.
 
         Raises:
-            DiskFullError: The disk filled up.
+            DiskFullError: The disk is full.
             RequestError: The file cannot be written.
         """
         path = Path(os.path.realpath(path))
-        with _complaining(path), new_file(path) as fd, open(fd, "wb", closefd=False) as plain:
+        with _as_request_errors(path), atomic_file(path) as fd, open(fd, "wb", closefd=False) as plain:
             packed = gzip.GzipFile("", "wb", 6, plain) if path.name.endswith(".gz") else nullcontext(plain)
             with packed as out:
                 for line in lines(self._events[:], self.dropped, about or {}):
@@ -150,36 +150,38 @@ class Timeline:
 
 
 OFF = Timeline()
-"""A timeline that stays off, for everything that was given none."""
+"""Disabled timeline, the default."""
 
 
 def check_writable(path: Path) -> None:
-    """Check now whether `Timeline.write` could write there. Raises what it would raise."""
+    """Check whether `Timeline.write` could write to a path. Raises the errors of `write`."""
     path = Path(os.path.realpath(path))
-    with _complaining(path):
-        probe(path)
+    with _as_request_errors(path):
+        probe_writable(path)
 
 
 @contextmanager
-def _complaining(path: Path) -> Iterator[None]:
-    """Errors of the file system as errors for the user, who may have named what is no ordinary file."""
+def _as_request_errors(path: Path) -> Iterator[None]:
+    """Turn file system errors in the block into errors for the user. Refuses anything but a regular file."""
     try:
         if not path.parent.is_dir():
-            raise RequestError(f"there is no folder {path.parent} for the timeline; make it, or name another")
+            raise RequestError(
+                f"the timeline's folder {path.parent} does not exist; create it, or choose another"
+            )
         if path.exists() and not path.is_file():  # renaming over a device such as /dev/null would destroy it
             kind = "a folder" if path.is_dir() else "not an ordinary file"
-            raise RequestError(f"the timeline cannot go to {path}, which is {kind}; name a file")
-        with disk_full(path):
+            raise RequestError(f"cannot write the timeline to {path}: it is {kind}; name a file")
+        with as_disk_full_error(path):
             yield
     except OSError as error:
         raise RequestError(
-            f"the timeline cannot be written to {path}: {error.strerror}; name a file in a folder that "
-            "you may write to"
+            f"cannot write the timeline to {path}: {error.strerror}; choose a file in a folder that you can "
+            "write to"
         ) from error
 
 
 def encode(args: Mapping[str, Arg]) -> str:
-    """Arguments as the text of a JSON object, in which infinities and NaN are strings; "" for none."""
+    """Serialize arguments as a JSON object, with infinities and NaN as strings; "" without arguments."""
     if not args:
         return ""
     try:
@@ -193,7 +195,7 @@ def encode(args: Mapping[str, Arg]) -> str:
 
 
 def lines(events: Sequence[Record], dropped: int, about: Mapping[str, Arg]) -> Iterator[str]:
-    """The text of the file, one event a line. dropped: how many events more there were than are given."""
+    """Yield the text of the file, one event per line. dropped: number of events that were not kept."""
     other = {**about, "events": len(events), "dropped_events": dropped}
     yield f'{{"displayTimeUnit":"ms","otherData":{encode(other)},"traceEvents":[\n'
     yield _metadata("process_name", 0, name="offspec")
@@ -215,7 +217,7 @@ def lines(events: Sequence[Record], dropped: int, about: Mapping[str, Arg]) -> I
 
 
 def _by_track(events: Sequence[Record]) -> dict[str, list[int]]:
-    """Indices of the spans on each track."""
+    """Return the indices of the spans on each track."""
     tracks: dict[str, list[int]] = {}
     for index, event in enumerate(events):
         if event[0] is not None:
@@ -224,7 +226,7 @@ def _by_track(events: Sequence[Record]) -> dict[str, list[int]]:
 
 
 def _rank(track: str) -> tuple[int, str, int]:
-    """Sorts tracks: by their first word as `_ORDER` has it, then by name, a number at its end by value."""
+    """Return a track's sort key: its first word in `_ORDER`, then its name, then a trailing number."""
     found = re.fullmatch(r"(.*?)\s*(\d*)", track, re.DOTALL)
     assert found is not None
     word = found[1].partition(" ")[0]
@@ -236,12 +238,12 @@ def _rank(track: str) -> tuple[int, str, int]:
 
 
 def _lanes(events: Sequence[Record], indices: list[int]) -> list[list[int]]:
-    """The spans of a track, parted into lines on which any two are apart or one lies within the other."""
-    # In nanoseconds: of two spans that begin in one microsecond, one behind the other, the first comes first.
-    # Of two spans with the same times the outer one ended, and so was recorded, later.
+    """Split the spans of a track into lines on which any two spans are disjoint or nested."""
+    # Sorting by nanoseconds keeps the order of consecutive spans that begin in the same microsecond. If two
+    # spans have the same times, the outer one ended later and was recorded later.
     ordered = sorted(indices, key=lambda i: (events[i][2], -events[i][3], -i))
     lanes: list[list[int]] = []
-    open_ends: list[list[int]] = []  # for each line, the ends of the spans that are open, inmost last
+    open_ends: list[list[int]] = []  # for each line, the ends of its open spans, innermost last
     for index in ordered:
         start, end = _micro(events[index][2]), _micro(events[index][3])
         for lane, ends in zip(lanes, open_ends, strict=True):
@@ -258,7 +260,7 @@ def _lanes(events: Sequence[Record], indices: list[int]) -> list[list[int]]:
 
 
 def _micro(nanoseconds: int) -> int:
-    """Whole microseconds, the unit of the format. Rounding down keeps the order of any two times."""
+    """Convert to whole microseconds, the unit of the format. Rounding down keeps the order of times."""
     return nanoseconds // 1000
 
 

@@ -1,4 +1,4 @@
-"""Values as callers write them, read by the type of the field that they are for."""
+"""Conversion of caller-supplied values to the types of their fields."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -11,30 +11,30 @@ from typing import Any, get_args
 
 from offspec.core.errors import RequestError
 
-_SHOWN = 60  # characters of a wrong value that an error quotes
+_SHOWN = 60  # maximum length of a quoted value in an error
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_FEWEST_BYTES = 10**6  # a smaller number that is typed without a unit was meant in another one
+_FEWEST_BYTES = 10**6  # smaller numbers without a unit were probably not meant in bytes
 
 
 def read_fields(record: Any) -> None:
-    """Have every field of a dataclass as its type says. Raises RequestError, which names the field."""
+    """Convert every field of a dataclass to its type. Raises RequestError that names the field."""
     for field in fields(record):
         value = read_value(field.name, getattr(record, field.name), field.type)
         object.__setattr__(record, field.name, value)
 
 
 def read_value(name: str, value: Any, kind: Any, wanted: str = "") -> Any:
-    """A value as its field has it: numpy's numbers become Python's, lists tuples, and paths strings.
+    """Convert a value to a field's type: numpy numbers to Python's, lists to tuples, paths to strings.
 
     Args:
-        name: The field, for the error.
-        value: As it was given.
-        kind: The type of the field. Of another type than those in `_READERS`, the value is taken as it is.
-        wanted: What it must be, for the error; by default what its type says.
+        name: Name of the field, for the error.
+        value: Value from the caller.
+        kind: Type of the field. Values of types that are not in `_READERS` are returned unchanged.
+        wanted: Description of valid values, for the error; by default that of the type.
 
     Raises:
-        RequestError: A value of another type.
+        RequestError: Wrong type.
     """
     options = get_args(kind)
     if NoneType in options:
@@ -47,17 +47,17 @@ def read_value(name: str, value: Any, kind: Any, wanted: str = "") -> Any:
     try:
         return read(value)
     except (TypeError, ValueError, OverflowError):
-        raise RequestError(f"{name} must be {wanted or what}, not {shown(value)}", field=name) from None
+        raise RequestError(f"{name} must be {wanted or what}, not {short_repr(value)}", field=name) from None
 
 
-def shown(value: object) -> str:
-    """A value for an error: on one line, and not too long."""
+def short_repr(value: object) -> str:
+    """Return a value's repr for an error: on one line, and truncated."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text can be written in UTF-8, which one with half of a character cannot."""
+    """Return whether a text can be encoded in UTF-8; one with an unpaired surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -90,7 +90,7 @@ def _text(value: Any) -> str:
 
 
 def _each(read: Callable[[Any], Any], *alone: type) -> Callable[[Any], tuple[Any, ...]]:
-    """Reads a list of values. None is an empty one, and a value of the type `alone` a list of itself."""
+    """Return a reader of lists: None becomes an empty one, a value of a type in `alone` a one-item list."""
 
     def several(value: Any) -> tuple[Any, ...]:
         if value is None:
@@ -126,9 +126,9 @@ _READERS: Mapping[Any, tuple[str, Callable[[Any], Any]]] = {
 
 
 def parse_bytes(text: str | int, name: str = "a memory size", least: int = 1) -> int:
-    """Bytes, `least` or more, from `"1.5GB"`, `"800MiB"`, `"12G"` or a plain number.
+    """Parse a number of bytes, `least` or more, from `"1.5GB"`, `"800MiB"`, `"12G"` or a plain number.
 
-    Raises RequestError, also for text without a unit that can hardly be meant in bytes.
+    Raises RequestError, also for a small number in a text without a unit, which hardly means bytes.
     """
     wanted = "above 0" if least else "0 or above"
     if not isinstance(text, str):
@@ -149,6 +149,6 @@ def parse_bytes(text: str | int, name: str = "a memory size", least: int = 1) ->
 
 
 def _without_unit(number: str) -> RequestError:
-    """The error for a number without a unit that is too small for a number of bytes."""
+    """Return the error for a number without a unit that is too small to mean bytes."""
     meant = f"{number}GB" if float(number) < 1024 else f"{number}MB"
     return RequestError(f"a memory size of {number} means {number} bytes: write {meant}")

@@ -1,11 +1,11 @@
-"""Many answers on several machines, with Ray Data.
+"""Batch inference on several machines with Ray Data.
 
     import offspec.ray, ray
 
     rows = ray.data.read_json("questions.jsonl")  # columns: messages (or prompt), sampling_params, id
     offspec.ray.predict(rows, "./Qwen3-32B", draft="./Qwen3-0.6B").write_parquet("answers")
 
-An actor on each machine, or for each GPU, loads the model. The process that begins it all imports no torch.
+One actor per machine, or per GPU, loads the model. The driver process does not import torch.
 """
 
 from offspec.ray.predict import Predictor, predict

@@ -1,4 +1,4 @@
-"""Ray Data: a class for `map_batches`, and what it is mapped with."""
+"""Callable class for Ray Data's `map_batches`, and its actor pool."""
 
 import json
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from offspec.server.batch.lines import Line
     from offspec.server.service import Loader
 
-_ASKED = ("id", "messages", "prompt", "sampling_params")
-_TOLD = {  # new columns, and their types in Arrow
+_INPUT_COLUMNS = ("id", "messages", "prompt", "sampling_params")
+_NEW_COLUMNS = {  # with their Arrow types
     "generated_text": "string",
     "finish_reason": "string",
     "num_input_tokens": "int64",
@@ -28,25 +28,25 @@ _TOLD = {  # new columns, and their types in Arrow
 
 
 class Predictor:
-    """A callable class for `Dataset.map_batches`: rows with questions get answers.
+    """Callable class for `Dataset.map_batches` that adds answers to rows.
 
-    A row has `messages`, or a `prompt`, which is one message of the user; `sampling_params`, an object with
-    any fields of Chat Completions; and an `id`. Objects and lists may be JSON as text. Other columns stay as
-    they are. A row without a seed gets one that comes from its id and what it asks, so that another run says
-    the same.
+    A row has `messages` or a `prompt` (one user message), `sampling_params` (an object with any fields of
+    Chat Completions), and an `id`. Objects and lists may be JSON strings. Other columns are kept. A row
+    without a seed gets one that is derived from its id and its messages, so that another run gives the same
+    answer.
 
     New columns: `generated_text`, `finish_reason`, `num_input_tokens`, `num_generated_tokens`, and `error`,
-    why there is no answer; what does not apply is None.
+    the reason if there is no answer. Values that do not apply are None.
+
+    The first call raises OffspecError if the model cannot be loaded.
 
     Args:
-        model: A hub id, or a path on the machine of the actor; or a whole configuration.
-        sampling_params: Parameters of rows that do not set them; greedy by default, whatever the model.
-        plan: The file of a plan, on that machine.
-        in_flight: Rows that are asked at a time. None: one more than the engine answers side by side.
-        load: Loads the engine in another way than `offspec.load`.
-        settings: Fields of `EngineConfig`, as `offspec.load` takes them.
-
-    The first call raises OffspecError where the model cannot be loaded.
+        model: Hugging Face model id, or a path on the actor's machine; or a complete configuration.
+        sampling_params: Parameters of rows that do not set them; greedy by default, for every model.
+        plan: Plan file on the actor's machine.
+        in_flight: Number of concurrent rows. None: one more than the engine's concurrent sequences.
+        load: Loader of the engine. Default: `offspec.load`.
+        settings: Fields of `EngineConfig`, as for `offspec.load`.
     """
 
     def __init__(
@@ -59,30 +59,32 @@ class Predictor:
         load: "Loader | None" = None,
         **settings: Any,
     ) -> None:
-        from offspec.ray.answerer import Answerer, loader
+        from offspec.ray.engine_actor import EngineActor, engine_loader
 
         config = _config(model, settings)
         name = str(config.model)
         sampling = SamplingOverrides.all_of(sampling_params or SamplingParams())
-        self._answerer: Answerer = Answerer(load or loader(config, plan), (name,), sampling, in_flight)
+        self._actor: EngineActor = EngineActor(
+            load or engine_loader(config, plan), (name,), sampling, in_flight
+        )
 
     def close(self) -> None:
         """Close the engine."""
-        self._answerer.close()
+        self._actor.close()
 
     def __call__(self, batch: Any) -> Any:
-        """The batch with its answers: a table of Arrow, or columns by name, each an array."""
+        """Return the batch with its answers: an Arrow table, or arrays by column name."""
         is_table = not isinstance(batch, Mapping)
         names = batch.column_names if is_table else list(batch)
         if not {"messages", "prompt"} & {*names}:
-            raise RequestError("rows must have a column messages or a column prompt")
-        asked = {name: _plain(batch[name]) for name in _ASKED if name in names}
-        count = len(next(iter(asked.values())))
-        lines = [_line(at, {name: values[at] for name, values in asked.items()}) for at in range(count)]
-        found = self._answerer.answer(lines)
+            raise RequestError("rows need a column `messages` or a column `prompt`")
+        given = {name: _plain(batch[name]) for name in _INPUT_COLUMNS if name in names}
+        count = len(next(iter(given.values())))
+        lines = [_line(at, {name: values[at] for name, values in given.items()}) for at in range(count)]
+        found = self._actor.answer(lines)
         rows = [_row(*found[at]) for at in range(count)]
-        told = {name: [row[name] for row in rows] for name in _TOLD}
-        return _with_columns(batch, told) if is_table else {**batch, **told}
+        added = {name: [row[name] for row in rows] for name in _NEW_COLUMNS}
+        return _with_columns(batch, added) if is_table else {**batch, **added}
 
 
 def predict(
@@ -93,22 +95,22 @@ def predict(
     batch_size: int = 16,
     **more: Any,
 ) -> "Dataset":
-    """Rows with answers: `Predictor` mapped over a dataset, as it streams.
+    """Map `Predictor` over a dataset in streaming mode, and return the dataset with answers.
 
-    An actor that dies is started again, and asked again what it had not answered.
+    An actor that dies is restarted and repeats its unanswered rows.
 
     Args:
-        dataset: Its columns are those of `Predictor`.
+        dataset: Dataset with the columns of `Predictor`.
         model: See `Predictor`.
-        actors: How many, each with a whole machine or, where the device is a GPU, one GPU; None: as many as
-            there is room for. With `device="auto"` they take GPUs if the cluster has any.
-        batch_size: Rows that an actor is given at a time, and has to answer again where it dies.
+        actors: Number of actors, each with a whole machine or, if the device is a GPU, one GPU. None: as many
+            as the cluster has resources for. With `device="auto"` they use GPUs if the cluster has any.
+        batch_size: Rows per batch of an actor, which are repeated if the actor dies.
         more: See `Predictor`.
     """
     settings = {name: value for name, value in more.items() if name in EngineConfig.__dataclass_fields__}
     config = _config(model, settings)
     given = {"model": config, **{name: value for name, value in more.items() if name not in settings}}
-    config, pool = on_cluster(config, actors, planned=given.get("plan") is not None)
+    config, pool = cluster_config(config, actors, planned=given.get("plan") is not None)
     given["model"] = config
     return dataset.map_batches(
         Predictor, fn_constructor_kwargs=given, batch_size=batch_size, batch_format="pyarrow", **pool
@@ -119,14 +121,14 @@ def _config(model: str | Path | EngineConfig, settings: dict[str, Any]) -> Engin
     return model if isinstance(model, EngineConfig) else EngineConfig.of(model, cast(Settings, settings))
 
 
-def on_cluster(
+def cluster_config(
     config: EngineConfig, actors: int | None, *, planned: bool
 ) -> tuple[EngineConfig, dict[str, Any]]:
-    """The configuration of all engines, and arguments of `map_batches` for their actors.
+    """Return the configuration of all engines, and arguments of `map_batches` for their actors.
 
-    "auto" becomes one GPU each if the cluster has any, else the CPU: all engines then round alike, and one
-    whose GPU cannot be used says why. planned: they follow a plan, whose device "auto" leaves as it is.
-    Raises RequestError.
+    Device "auto" becomes one GPU per actor if the cluster has any, else the CPU. All engines then round
+    alike, and an engine with an unusable GPU reports the reason. planned: whether the engines follow a plan,
+    whose device is used with "auto". Raises RequestError.
     """
     import ray
 
@@ -138,9 +140,9 @@ def on_cluster(
 
 
 def actor_pool(device: str, actors: int | None) -> dict[str, Any]:
-    """Arguments of `map_batches` for one actor on each machine, or for each GPU. Raises RequestError.
+    """Return arguments of `map_batches` for one actor per machine, or per GPU. Raises RequestError.
 
-    device: of the engines. actors: how many; None: all there is room for.
+    device: device of the engines. actors: number of actors; None for as many as possible.
     """
     import ray
     from ray.data import ActorPoolStrategy
@@ -162,20 +164,20 @@ def actor_pool(device: str, actors: int | None) -> dict[str, Any]:
 
 
 def _line(number: int, row: dict[str, Any]) -> "Line":
-    """A row as a line of `offspec batch`."""
+    """Convert a row to a line of `offspec batch`."""
     from offspec.server.batch.lines import read_line
 
     fields = {name: value for name, value in row.items() if value is not None}
     for name in ("messages", "sampling_params"):
         if isinstance(fields.get(name), str):
-            with suppress(ValueError):  # then the line has a fault
+            with suppress(ValueError):  # reading the line then reports the error
                 fields[name] = json.loads(fields[name])
     fields["id"] = str(fields.get("id", ""))
     return read_line(number, json.dumps(fields).encode())
 
 
 def _plain(value: Any) -> Any:
-    """A value, or a column, without what its type has added: arrays, and fields that other rows have."""
+    """Convert a value or a column to plain Python, dropping null fields, which only other rows have."""
     for convert in ("to_pylist", "tolist"):
         value = getattr(value, convert)() if hasattr(value, convert) else value
     if isinstance(value, Mapping):
@@ -184,23 +186,23 @@ def _plain(value: Any) -> Any:
 
 
 def _with_columns(table: Any, columns: dict[str, list[Any]]) -> Any:
-    """A table of Arrow with more columns, or with others in the place of those of the same names."""
+    """Return an Arrow table with columns added, or replaced if it has columns of the same names."""
     import pyarrow
 
     for name, values in columns.items():
         if name in table.column_names:
             table = table.drop_columns([name])
-        table = table.append_column(name, pyarrow.array(values, _TOLD[name]))
+        table = table.append_column(name, pyarrow.array(values, _NEW_COLUMNS[name]))
     return table
 
 
 def _row(status: int, value: dict[str, Any]) -> dict[str, Any]:
-    """The new columns of a row."""
-    row: dict[str, Any] = dict.fromkeys(_TOLD)
+    """Return the new columns of a row."""
+    row: dict[str, Any] = dict.fromkeys(_NEW_COLUMNS)
     if status != 200:
         return {**row, "error": value["error"]["message"]}
     if len(value["choices"]) != 1:
-        return {**row, "error": "n: a row has one answer; leave it out"}
+        return {**row, "error": "n: a row gets one answer; leave it out"}
     (choice,), usage = value["choices"], value["usage"]
     return {
         "generated_text": choice["message"]["content"],

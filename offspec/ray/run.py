@@ -1,4 +1,4 @@
-"""A batch on a Ray cluster: lines go to actors, and results come back to the one file."""
+"""Batch run on a Ray cluster, whose actors answer lines and return the results to one file."""
 
 import logging
 import os
@@ -15,25 +15,25 @@ from offspec.core.config import EngineConfig
 from offspec.core.errors import ClosedError, OffspecError, RequestError, missing_package
 from offspec.core.events import Event, Notice
 from offspec.core.sampling_defaults import SamplingOverrides
-from offspec.ray.answerer import Answerer, loader
-from offspec.ray.predict import on_cluster
-from offspec.server.batch.answering import result, usage_of
+from offspec.ray.engine_actor import EngineActor, engine_loader
+from offspec.ray.predict import cluster_config
+from offspec.server.batch.line_processor import parse_usage, result
 from offspec.server.batch.lines import Line
+from offspec.server.batch.offline_run import OfflineBatchRun
 from offspec.server.batch.results import ResultFile
-from offspec.server.batch.run import LineRun
 from offspec.server.service import Loader
 
-_MOST_ROWS = 16  # that an actor is given at a time, and has to answer again where it dies
-_PATIENCE_S = 10.0  # until a cluster must answer
-_STORE_BYTES = 2**28  # of shared memory that a cluster of our own takes: questions and answers are small
+_MOST_ROWS = 16  # rows per batch of an actor, which are repeated if the actor dies
+_CONNECT_TIMEOUT_S = 10.0
+_STORE_BYTES = 2**28  # shared memory of a new local cluster; questions and answers are small
 
 
-class LinePredictor(Answerer):
-    """A callable class for `map_batches`: lines as JSON in a column `line` become results.
+class LinePredictor(EngineActor):
+    """Callable class for `map_batches` that turns JSON lines in a column `line` into results.
 
-    Columns: `line` and `id`, then `id`, `status`, `tokens` of the answer, and `result` as JSON. Where the
-    engine fails there is one row with a status of 0, whose `result` is the error: Ray would wrap one that is
-    raised.
+    Input columns: `line` and `id`. Output columns: `id`, `status`, `tokens` of the answer, and `result` as
+    JSON. If the engine fails, the output is one row with status 0 and the error as `result`, because Ray
+    would wrap a raised exception.
     """
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
@@ -46,27 +46,28 @@ class LinePredictor(Answerer):
         return {
             "id": [line.id for line in lines],
             "status": [status for _, status, _ in answered],
-            "tokens": [usage_of(value).answer_tokens for _, _, value in answered],
+            "tokens": [parse_usage(value).answer_tokens for _, _, value in answered],
             "result": [msgspec.json.encode(result(*each)) for each in answered],
         }
 
 
-class RayBatchRun(LineRun):
-    """Lines on their way through the actors of a cluster, one on each machine or for each GPU.
+class RayBatchRun(OfflineBatchRun):
+    """Batch run whose lines are answered by actors of a cluster, one per machine or per GPU.
+
+    `run` raises RequestError if there is no such cluster, or if it lacks the resources.
 
     Args:
-        config: What each actor loads; its paths are those of the actor's machine.
-        results: Takes what is finished. Lines that are in it are not asked again.
-        notify: Takes Notice and LoadProgress events.
-        names: What lines may call the model.
-        sampling: Parameters of lines that do not set them, over the model's defaults.
-        plan: The file of a plan, on each machine.
-        address: Of the cluster, as `ray.init` takes it: "auto", the one that runs here; "local", a new one.
-        actors: How many; None: as many as there is room for.
-        in_flight: Lines that are asked at a time. None: one more than an engine answers side by side.
-        load: Loads the engines in another way.
-
-    `run` raises RequestError where there is no such cluster, or no room in it.
+        config: Configuration of each actor's engine; paths refer to the actor's machine.
+        results: File that receives the results. Lines with a result in it are skipped.
+        notify: Receives Notice and LoadProgress events.
+        names: Accepted model names in lines.
+        sampling: Sampling parameters that override the model's defaults, for lines that do not set them.
+        plan: Plan file, on each machine.
+        address: Address of the cluster, as for `ray.init`: "auto" for the running cluster, "local" for a new
+            one.
+        actors: Number of actors; None for as many as possible.
+        in_flight: Number of concurrent lines. None: one more than an engine's concurrent sequences.
+        load: Loader of the engines. Default: `engine_loader`.
     """
 
     def __init__(
@@ -91,21 +92,21 @@ class RayBatchRun(LineRun):
 
     def _answer(self, waiting: Sequence[Line]) -> None:
         self._keep_faults(waiting)
-        with connected(self._address):
+        with ray_connection(self._address):
             self._answer_on_cluster([line for line in waiting if line.fault is None])
 
     def _answer_on_cluster(self, lines: Sequence[Line]) -> None:
         import ray
         from ray.exceptions import RayError
 
-        config, pool = on_cluster(self._config, self._actors, planned=self._plan is not None)
-        load = self._load or loader(config, self._plan)
+        config, pool = cluster_config(self._config, self._actors, planned=self._plan is not None)
+        load = self._load or engine_loader(config, self._plan)
         size = pool["compute"].max_size
         what = "GPUs" if "num_gpus" in pool else "CPUs"
-        told = f"{size} {'actor answers' if size == 1 else 'actors answer'} on Ray"
-        self._notify(Notice(f"{told}; computes on {what} of the cluster"))
+        actors = f"{size} Ray {'actor' if size == 1 else 'actors'}"
+        self._notify(Notice(f"running on {actors}, computing on {what} of the cluster"))
         rows = [{"id": line.id, "line": msgspec.json.encode(line)} for line in lines]
-        # Several turns for each actor, so that none is left with many lines while others have none.
+        # Several batches per actor, so that no actor has many lines left while others are idle.
         share = max(1, min(_MOST_ROWS, len(rows) // (4 * size)))
         dataset = ray.data.from_items(rows, override_num_blocks=-(-len(rows) // share)).map_batches(
             LinePredictor,
@@ -113,7 +114,7 @@ class RayBatchRun(LineRun):
             batch_size=share,
             **pool,
         )
-        self._tell()
+        self._report_progress()
         try:
             for row in dataset.iter_rows():
                 if not row["status"]:
@@ -122,15 +123,17 @@ class RayBatchRun(LineRun):
                     self._keep(row["id"], row["tokens"], msgspec.json.decode(row["result"]))
         except RayError as error:
             reason = str(error).strip().splitlines()[0][:300]
-            raise ClosedError(f"the Ray cluster has failed, and its logs say more: {reason}") from None
+            raise ClosedError(f"the Ray cluster failed: {reason}; see its logs") from None
         if missing := [line.id for line in lines if line.id not in self._results.done]:
-            raise ClosedError(f"{len(missing)} lines have got no answer: the same command asks them again")
+            raise ClosedError(
+                f"{len(missing)} lines were not answered; run the same command again to retry them"
+            )
 
 
 @contextmanager
-def connected(address: str) -> Iterator[None]:
-    """A connection to a Ray cluster, while the block runs. Raises RequestError where there is none."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would send statistics to its makers
+def ray_connection(address: str) -> Iterator[None]:
+    """Connect to a Ray cluster while the block runs. Raises RequestError if there is none."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray sends usage statistics
     try:
         import ray
     except ImportError as error:
@@ -144,7 +147,7 @@ def connected(address: str) -> Iterator[None]:
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise RequestError(
-            f"there is no Ray cluster at {address}: {reason}; start one there with `ray start`"
+            f"no Ray cluster at {address}: {reason}; start one there with `ray start`"
         ) from None
     ray.data.DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # only now: importing ray.data sets it
@@ -155,9 +158,9 @@ def connected(address: str) -> Iterator[None]:
 
 
 def _check_address(address: str) -> None:
-    """Raises RequestError where nothing listens: Ray tries for minutes."""
+    """Raise RequestError if nothing listens at the address; Ray itself would retry for minutes."""
     if found := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):
         try:
-            socket.create_connection((found[1], int(found[2])), _PATIENCE_S).close()
+            socket.create_connection((found[1], int(found[2])), _CONNECT_TIMEOUT_S).close()
         except (OSError, OverflowError) as error:
-            raise RequestError(f"there is no Ray cluster at {address}: {error}") from None
+            raise RequestError(f"no Ray cluster at {address}: {error}") from None

@@ -1,5 +1,5 @@
-"""How a token is chosen: logits processors, noise, token trees and the rules that verify them.
+"""Token selection: logits processors, noise, token trees, and the rules that verify trees.
 
-Logits and a tree of draft tokens come in; the accepted path and one more token go out. Nothing here knows a
-model, a file or where draft tokens come from.
+Inputs are logits and a tree of draft tokens; outputs are the accepted path and one more token. Nothing here
+depends on models, files or draft sources.
 """

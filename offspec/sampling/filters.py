@@ -1,4 +1,4 @@
-"""Which of a row's tokens top_k, top_p and min_p leave, one after the other: where they cut it.
+"""Score cutoffs of the filters top_k, top_p and min_p, which apply in this order.
 
 Letters: V vocabulary, W rows.
 """
@@ -10,37 +10,37 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from offspec.core.config import SamplingParams
-from offspec_kernels.gumbel_argmax import keep_above
+from offspec_kernels.gumbel_argmax import mask_below
 
-Border = tuple[Tensor, Tensor | None]  # the `least` and `last_tie` of `keep_above`, one of each a row
+Cutoff = tuple[Tensor, Tensor | None]  # `least` and `last_tie` of `mask_below`, one of each per row
 
-# How many of the likeliest tokens top_p looks at before it sorts the whole vocabulary, which takes
-# milliseconds on a CPU.
+# Numbers of likeliest tokens that top_p tries before it sorts the whole vocabulary, which takes milliseconds
+# on a CPU.
 _PREFIXES = (256, 4096)
 
-_TOGETHER = 4  # rows that a device sorts at once, always as many: 40 bytes a token and row
-_UNITS = 2.0**52  # of a likelihood: whole numbers have one sum, in whatever order a GPU's scan adds them
-_ALL = torch.iinfo(torch.int64).max  # the last of equals that stay, where all do
+_TOGETHER = 4  # rows that a device sorts at once (a fixed number), at 40 bytes per token and row
+_UNITS = 2.0**52  # per unit of probability: sums of integers do not depend on the order of a GPU's scan
+_ALL = torch.iinfo(torch.int64).max  # `last_tie` if all ties are kept
 
 
-def borders(scores: Tensor, params: SamplingParams) -> Border:
-    """Where W rows [W, V] float32 are cut: least [W] float32 and, unless all equals stay, last_tie [W] int64.
+def cutoffs(scores: Tensor, params: SamplingParams) -> Cutoff:
+    """Return the cutoffs of W rows [W, V] float32: least [W] float32 and last_tie [W] int64 (None: all ties).
 
-    Several rows are sorted at once, and nobody waits for a device. A CPU is quicker with one after the other.
+    Several rows are sorted at once without a device synchronization. A CPU is faster with single rows.
     """
     if scores.device.type == "cpu" and len(scores) == 1:
-        return border(scores[0], params)
-    parts = [_sorted_borders(part, params) for part in scores.split(_TOGETHER)]
+        return cutoff(scores[0], params)
+    parts = [_sorted_cutoffs(part, params) for part in scores.split(_TOGETHER)]
     return torch.cat([least for least, _ in parts]), torch.cat([tie for _, tie in parts])
 
 
-def border(scores: Tensor, params: SamplingParams) -> Border:
-    """The same of a row [V]: least [1], and last_tie [1] or None."""
-    found: Border = scores.new_full((1,), -math.inf), None
+def cutoff(scores: Tensor, params: SamplingParams) -> Cutoff:
+    """Return the cutoff of a row [V]: least [1], and last_tie [1] or None."""
+    found: Cutoff = scores.new_full((1,), -math.inf), None
     kept = scores
     if 0 < params.top_k < len(scores):
-        found = torch.topk(scores, params.top_k).values[-1:], None  # all equals are kept
-        kept = keep_above(scores.clone(), *found)
+        found = torch.topk(scores, params.top_k).values[-1:], None  # all ties are kept
+        kept = mask_below(scores.clone(), *found)
     if params.top_p < 1.0:
         found = _top_p(kept, params.top_p) or found
     if params.min_p > 0.0:
@@ -49,18 +49,18 @@ def border(scores: Tensor, params: SamplingParams) -> Border:
     return found
 
 
-def _raised(found: Border, floor: Tensor) -> Border:
-    """The higher of the two. A floor keeps all that equal it, if it is above the border."""
+def _raised(found: Cutoff, floor: Tensor) -> Cutoff:
+    """Return the higher of a cutoff and a floor. A floor above the cutoff keeps all its ties."""
     least, last_tie = found
     if last_tie is not None:
         last_tie = last_tie.masked_fill(floor > least, _ALL)
     return torch.maximum(least, floor), last_tie
 
 
-def _top_p(scores: Tensor, top_p: float) -> Border | None:
-    """The border of the smallest set of likeliest tokens whose probability reaches top_p, scores [V].
+def _top_p(scores: Tensor, top_p: float) -> Cutoff | None:
+    """Return the cutoff of the smallest set of likeliest tokens whose probability reaches top_p, scores [V].
 
-    Of tokens that are equally likely at the border, those with the lowest ids are kept. None: all are.
+    Among ties at the cutoff the tokens with the lowest ids are kept. None: all tokens are kept.
     """
     (size,) = scores.shape
     logsum = torch.logsumexp(scores.double(), dim=0)
@@ -70,7 +70,7 @@ def _top_p(scores: Tensor, top_p: float) -> Border | None:
         if count <= length:
             break
     else:
-        return None  # rounding: not even all of them reach top_p
+        return None  # due to rounding, not even all tokens reach top_p
     least = ranked[count - 1 : count]
     ties = (scores == least).nonzero()[:, 0]  # ascending ids
     kept_ties = count - int((ranked[:count] > least).sum())
@@ -78,15 +78,15 @@ def _top_p(scores: Tensor, top_p: float) -> Border | None:
 
 
 def _reached(ranked: Tensor, logsum: Tensor, top_p: float) -> Tensor:
-    """[..., n] bool: whether the likelihoods of scores up to each of these [..., n] add up to top_p."""
+    """Return [..., n] bool: whether the cumulative probability of sorted scores [..., n] reaches top_p."""
     likely = (ranked.double() - logsum).exp_()
     if likely.device.type == "cpu":
         return likely.cumsum(dim=-1) >= top_p
     return likely.mul_(_UNITS).round_().to(torch.int64).cumsum(dim=-1) >= round(top_p * _UNITS)
 
 
-def _sorted_borders(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """`border` of at most _TOGETHER rows, [W] each."""
+def _sorted_cutoffs(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Return the cutoffs of at most _TOGETHER rows, [W] each."""
     rows, size = scores.shape
     ranked, ids = F.pad(scores, (0, 0, 0, _TOGETHER - rows)).sort(dim=1, descending=True, stable=True)
     least = ranked.new_full((_TOGETHER, 1), -math.inf)
@@ -98,7 +98,7 @@ def _sorted_borders(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Ten
         logsum = torch.logsumexp(kept.double(), dim=1, keepdim=True)
         short = size - _reached(kept, logsum, params.top_p).sum(dim=1, keepdim=True)
         last = short.clamp(max=size - 1)
-        cut = short < size  # or not even all of them reach top_p
+        cut = short < size  # otherwise not even all tokens reach top_p
         least = torch.where(cut, ranked.gather(1, last), least)
         last_tie = torch.where(cut, ids.gather(1, last), last_tie)
     if params.min_p > 0.0:

@@ -1,10 +1,10 @@
-"""What llguidance makes of a format: a grammar, and a matcher that follows it over a vocabulary.
+"""Grammars of output constraints, and matchers that follow them over a vocabulary, both by llguidance.
 
-llguidance rather than xgrammar: it computes the mask of a state when that state is reached, so a schema can
-be followed a millisecond after it was sent, while xgrammar checks the vocabulary against the parts of a
-grammar beforehand and keeps what it found; its matcher is copied in a microsecond or two, so that each node
-of a tree has one; and where the text is forced its mask leaves the one token that the tokenizer would write.
-What of JSON Schema it cannot enforce it refuses, by key.
+Reasons for llguidance instead of xgrammar: llguidance computes the mask of a state when the state is reached,
+so a schema is usable after a millisecond, while xgrammar checks the vocabulary against the parts of a grammar
+beforehand and caches the result. Its matcher is copied in one or two microseconds, so each node of a tree can
+have its own. If the text is forced, its mask leaves exactly the token that the tokenizer would write. It
+refuses JSON Schema keywords that it cannot enforce, by name.
 """
 
 import json
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
-# As `json.dumps` writes by default. Free whitespace would leave fewer forced tokens, and a small model that
-# begins to indent may never end. A schema can choose otherwise by its own "x-guidance".
+# The default layout of `json.dumps`. Flexible whitespace would leave fewer forced tokens, and a small model
+# that begins to indent may never stop. A schema can override this with its own "x-guidance".
 LAYOUT: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def check_format(format: Constraint) -> None:
-    """Raises RequestError, with the reason, for a format that cannot be followed; needs no model."""
+    """Raise RequestError, with the reason, for a format that cannot be enforced; needs no model."""
     from llguidance import LLMatcher
 
     if format.kind == "regions":
-        return  # made by offspec itself
+        return  # created by offspec itself
     failed, messages = LLMatcher.validate_grammar_with_warnings(_grammar(format))
     if failed:
         raise _refused(format, messages[0])
 
 
 def matcher_of(format: Constraint, tokens: "LLTokenizer") -> "LLMatcher":
-    """A matcher at the beginning of a format. Raises RequestError, with the reason, if it cannot be one."""
+    """Return a matcher at the beginning of a format. Raises RequestError, with the reason, if that fails."""
     return _matcher(_grammar(format), tokens, format)
 
 
 class Grammars:
-    """Grammars in llguidance's words, compiled for one vocabulary; the latest are kept. From any thread.
+    """Cache of llguidance grammars, compiled for one vocabulary. Thread-safe.
 
-    tokens: The vocabulary.
+    tokens: tokenizer with the vocabulary.
     """
 
     def __init__(self, tokens: "LLTokenizer") -> None:
@@ -53,14 +53,14 @@ class Grammars:
         self.compiled = lru_cache(maxsize=64)(self._compile)
 
     def matcher(self, grammar: str) -> "LLMatcher":
-        """A matcher at the beginning of a grammar. Raises RequestError if there can be none."""
+        """Return a matcher at the beginning of a grammar. Raises RequestError for an invalid grammar."""
         return self.compiled(grammar).deep_copy()
 
     def _compile(self, grammar: str) -> "LLMatcher":
         format = Constraint("grammar", grammar)
         matcher = _matcher(grammar, self.tokens, format)
         trial = matcher.deep_copy()
-        trial.compute_bitmask()  # some grammars fail only then
+        trial.compute_bitmask()  # some grammars only fail here
         if trial.is_error():
             raise _refused(format, trial.get_error())
         return matcher
@@ -75,8 +75,8 @@ def _matcher(grammar: str, tokens: "LLTokenizer", format: Constraint) -> "LLMatc
     return matcher
 
 
-def preceded(format: Constraint, before: str) -> str:
-    """The grammar of a format after something else, given in Lark. Raises RequestError."""
+def with_preamble(format: Constraint, before: str) -> str:
+    """Return the grammar of a format preceded by `before`, given in Lark. Raises RequestError."""
     grammar = _grammar(format)
     inner = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
     outer = {"name": "outer", "lark_grammar": f"start: {before} @inner"}
@@ -84,7 +84,7 @@ def preceded(format: Constraint, before: str) -> str:
 
 
 def _grammar(format: Constraint) -> str:
-    """A format in llguidance's own words. Raises RequestError."""
+    """Return the llguidance grammar of a format. Raises RequestError."""
     from llguidance import LLMatcher, grammar_from
 
     try:
@@ -104,12 +104,12 @@ def _grammar(format: Constraint) -> str:
 
 
 def _refused(format: Constraint, reason: str) -> RequestError:
-    said = " ".join(reason.split("<state>")[0].split())[:300]
-    return RequestError(f"the {format.kind.replace('_', ' ')} cannot be followed: {said}")
+    text = " ".join(reason.split("<state>")[0].split())[:300]
+    return RequestError(f"the {format.kind.replace('_', ' ')} cannot be enforced: {text}")
 
 
-def tokens_beyond(text: str, tokens: "LLTokenizer") -> list[int]:
-    """The tokens with which a text may begin that goes on after `text`; some of them only begin it."""
+def tokens_extending(text: str, tokens: "LLTokenizer") -> list[int]:
+    """Return the tokens that may begin a text longer than `text` that starts with it."""
     from llguidance import LLMatcher
 
     grammar = f"start: ALL\nALL: {json.dumps(text, ensure_ascii=False)} /(.|\\n)+/"

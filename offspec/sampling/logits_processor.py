@@ -1,9 +1,9 @@
-"""From logits to the next token: rules, temperature, filters, and the pick.
+"""Selection of the next token from logits: rules, temperature, filters, and the pick.
 
-Each node of a token tree has a history of its own: the committed tokens, then the path to the node. The
-order is transformers': the rules (`sampling.rules`), temperature, top_k, top_p, min_p. Every step is
-elementwise or compares with a threshold, and a row is processed alone, so what a node gets does not depend on
-the tree around it.
+Each node of a token tree has its own history: the committed tokens, then the path to the node. The order is
+the one of transformers: rules (`sampling.logits_rules`), temperature, top_k, top_p, min_p. Every step is
+elementwise or compares with a threshold, and each row is processed alone, so the result of a node does not
+depend on the tree around it.
 
 Letters: V vocabulary, W nodes.
 """
@@ -18,21 +18,21 @@ from torch import Tensor
 from offspec.core.config import SamplingParams
 from offspec.core.errors import CheckpointError, OffspecError, RequestError
 from offspec.core.events import TokenLogprobs
-from offspec.sampling.constraint import Format
-from offspec.sampling.filters import border, borders
+from offspec.sampling.filters import cutoff, cutoffs
+from offspec.sampling.format_rule import ConstraintRule
+from offspec.sampling.logits_rules import rules_of
 from offspec.sampling.noise import GumbelNoise
-from offspec.sampling.rules import rules_of
-from offspec_kernels.gumbel_argmax import gumbel_argmax, keep_above
+from offspec_kernels.gumbel_argmax import gumbel_argmax, mask_below
 from offspec_kernels.transfer import download
 
-# Logits divided by less than this could overflow float32. Two float32 logits that differ are then at least
+# Logits divided by less than this could overflow float32. Two different float32 logits are then at least
 # 10^10 apart, far beyond any noise: the sample is the greedy token, as it would be at a lower temperature.
-_COLDEST = 1e-20
-_HOTTEST = 1e38  # near the largest float32; all tokens are as likely, as they would be beyond
+_MIN_TEMPERATURE = 1e-20
+_MAX_TEMPERATURE = 1e38  # near the largest float32; all tokens are equally likely, as they would be above it
 
 
-class Choice(NamedTuple):
-    """A token, its noisy score, and the largest of the others."""
+class PickedToken(NamedTuple):
+    """Token with its noisy score, and the largest noisy score of the other tokens."""
 
     token: int
     best: float
@@ -40,10 +40,10 @@ class Choice(NamedTuple):
 
 
 class LogitsProcessor:
-    """Applies `SamplingParams` to logits, at any node below one committed history.
+    """Processor that applies `SamplingParams` to the logits of any node after one committed history.
 
-    A node's path is the tokens between the committed history and its logits: those after the last
-    committed token, the node's own included. They count as output.
+    The path of a node consists of the tokens after the last committed token, the node's own token included.
+    They count as output.
     """
 
     def __init__(
@@ -55,14 +55,16 @@ class LogitsProcessor:
         *,
         ends: Collection[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
-        format: Format | None = None,
+        format: ConstraintRule | None = None,
     ) -> None:
-        """format: of `params`, as a rule; the others: see `rules_of`. Raises RequestError."""
+        """format: rule of the format in `params`. Other parameters: see `rules_of`. Raises RequestError."""
         self.params = params
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         # Greedy scores are not divided.
-        self._temperature = 1.0 if params.greedy else min(max(params.temperature, _COLDEST), _HOTTEST)
+        self._temperature = (
+            1.0 if params.greedy else min(max(params.temperature, _MIN_TEMPERATURE), _MAX_TEMPERATURE)
+        )
         self._filters = not params.greedy and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
         self._rules = rules_of(params, vocab_size, prompt, self.device, ends=ends, bad_words=bad_words)
         self.format = format
@@ -71,23 +73,23 @@ class LogitsProcessor:
 
     @property
     def uses_noise(self) -> bool:
-        """False when decoding is greedy: `choose` then takes no noise."""
+        """Whether sampling uses noise; False for greedy decoding."""
         return not self.params.greedy
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Adds output tokens to the history of every node."""
+        """Add output tokens to the history of every node."""
         for rule in self._rules:
             rule.commit(tokens)
 
     def choose(
         self, logits: Tensor, path: Sequence[int], noise: GumbelNoise | None, position: int
     ) -> tuple[int, float]:
-        """The token that follows one node, and its lead on the second best in nats.
+        """Return the token that follows one node, and its lead over the second best in nats.
 
-        logits: [V]. The rest, and the errors, are those of `choices` and `settled`.
+        logits: [V]. For the other parameters and the errors see `choices` and `checked_pick`.
         """
         (choice,) = self.choices(logits[None], [path], noise, [position])
-        return self.settled(choice, logits)
+        return self.checked_pick(choice, logits)
 
     def choices(
         self,
@@ -95,87 +97,90 @@ class LogitsProcessor:
         paths: Sequence[Sequence[int]],
         noise: GumbelNoise | None,
         positions: Sequence[int],
-    ) -> list[Choice]:
-        """The token that follows each of W nodes, the lowest id among equals, by one wait for a device.
+    ) -> list[PickedToken]:
+        """Return the token that follows each of W nodes, with one device synchronization.
 
-        Nothing is said of rows without a choice: `settled` does, of those that matter.
+        Among ties the lowest id is chosen. Rows without an allowed token are not reported here; call
+        `checked_pick` for the rows that are used.
 
         Args:
-            logits: [W, V] float32, bfloat16 or float16, not changed.
-            paths: Of each node the tokens between the committed history and its logits.
-            noise: Makes each token a sample of softmax(process(logits, path)); None: the greedy choice.
-            positions: Absolute, of the tokens.
+            logits: [W, V] float32, bfloat16 or float16, not modified.
+            paths: Tokens of each node after the committed history.
+            noise: Makes each token a sample of softmax(process(logits, path)); None for the greedy choice.
+            positions: Absolute positions of the tokens.
         """
-        bare = not (self._rules or self._filters)  # then even the division is left to the kernel
+        bare = not (self._rules or self._filters)  # then the kernel even does the division
         scores = logits if bare else self.draft_scores(logits, paths)
-        least, last_tie = borders(scores, self.params) if self._filters else (None, None)
+        least, last_tie = cutoffs(scores, self.params) if self._filters else (None, None)
         picks = gumbel_argmax(
             scores,
             seed=noise.key if noise else None,
             positions=positions,
             temperature=self._temperature if bare else 1.0,
-            least=least,
+            min_score=least,
             last_tie=last_tie,
             noise=noise.row if noise else None,
             table=noise.table(positions) if noise else None,
         )
-        return [Choice(*found) for found in zip(*(part.tolist() for part in download(*picks)), strict=True)]
+        return [
+            PickedToken(*found) for found in zip(*(part.tolist() for part in download(*picks)), strict=True)
+        ]
 
-    def settled(self, choice: Choice, logits: Tensor) -> tuple[int, float]:
-        """The token that was chosen by logits [V], and its lead on the second best in nats.
+    def checked_pick(self, choice: PickedToken, logits: Tensor) -> tuple[int, float]:
+        """Return the token that was chosen from logits [V], and its lead over the second best in nats.
 
-        The lead is 0 for a tie, and inf when no other token is left.
+        The lead is 0 for a tie, and inf if no other token is left.
 
         Raises:
-            CheckpointError: The logits are not numbers.
+            CheckpointError: The logits are not finite.
             RequestError: The rules leave no token.
         """
-        if choice.best == -math.inf and self.closes:
-            raise self._closed(logits)
+        if choice.best == -math.inf and self.may_mask_tokens:
+            raise self._no_token_error(logits)
         _check_finite(choice.best)
         return choice.token, choice.best - choice.second
 
     def process(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
-        """The scores that `choose` chooses from: [V] any float -> [V] float32, filtered tokens -inf.
+        """Return the scores that `choose` uses: [V] any float -> [V] float32, filtered tokens -inf.
 
-        At temperature 0 they are the penalised logits. The input is left as it is; the result may share its
-        memory when nothing is to be done.
+        At temperature 0 the scores are the penalized logits. The input is not modified; the result may share
+        its memory if there is nothing to do.
         """
         scores = self.draft_scores(logits[None], [path])[0]
-        return keep_above(scores.clone(), *border(scores, self.params)) if self._filters else scores
+        return mask_below(scores.clone(), *cutoff(scores, self.params)) if self._filters else scores
 
     def distribution(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
-        """What the token that follows a node is a sample of: softmax(process), [V] float64 on the CPU.
+        """Return the distribution of the token that follows a node: softmax(process), [V] float64 on the CPU.
 
-        Raises CheckpointError when the logits are not numbers, RequestError where the rules leave no token.
+        Raises CheckpointError if the logits are not finite, and RequestError if the rules leave no token.
         """
         _check_finite(float(logits.max()))
         scores = self.process(logits, path)
-        if self.closes and float(scores.max()) == -math.inf:
-            raise self._closed(logits)
+        if self.may_mask_tokens and float(scores.max()) == -math.inf:
+            raise self._no_token_error(logits)
         return torch.softmax(scores.cpu().double(), dim=0)
 
-    def _closed(self, logits: Tensor) -> OffspecError:
+    def _no_token_error(self, logits: Tensor) -> OffspecError:
         _check_finite(float(logits.max()))
         return RequestError(
-            "the request closes every token: allowed_token_ids, bad_words, no_repeat_ngram_size, "
-            "min_tokens and format leave none to choose"
+            "no token is allowed here: allowed_token_ids, bad_words, no_repeat_ngram_size, min_tokens and "
+            "format together exclude all of them"
         )
 
     @property
     def needs_paths(self) -> bool:
-        """Whether scores depend on what was said, so that `draft_scores` needs paths."""
+        """Whether scores depend on earlier tokens, so that `draft_scores` needs paths."""
         return any(rule.needs_paths for rule in self._rules)
 
     @property
-    def closes(self) -> bool:
-        """Whether a rule may close tokens, and so leave a node without any."""
-        return any(rule.closes for rule in self._rules)
+    def may_mask_tokens(self) -> bool:
+        """Whether a rule may mask tokens, which can leave a node without any."""
+        return any(rule.may_mask_tokens for rule in self._rules)
 
     def logprobs(self, logits: Sequence[Tensor], tokens: Sequence[int]) -> tuple[TokenLogprobs, ...]:
-        """What the model itself says of tokens, before any rule or temperature; none unless asked for.
+        """Return the model's log-probabilities of tokens before any rule or temperature, if requested.
 
-        logits: n rows [V] of any float, of the nodes that the tokens follow.
+        logits: n rows [V] of any float, at the nodes that the tokens follow.
         """
         if self.params.logprobs is None:
             return ()
@@ -198,11 +203,10 @@ class LogitsProcessor:
     ) -> Tensor:
         """Rules and temperature without the filters: [W, V] any float -> [W, V] float32.
 
-        A draft must not filter: its top_p would hide tokens that the target's keeps. What a rule closes is
-        closed to both. Without `out` the
-        result may share memory with the input when nothing is to be done; the input is left as it is. With
-        it, [W, V] float32, the result is there; logits may then be of another width, since one family pads
-        its heads to several: what they lack is -inf.
+        A draft must not filter: its top_p would hide tokens that the target keeps. Masks of rules apply to
+        both. Without `out` the result may share memory with the input if there is nothing to do; the input is
+        not modified. With `out`, [W, V] float32, the result is stored there. The logits may then have another
+        width, because one model family pads its heads to several sizes; missing logits become -inf.
         """
         if out is not None:
             known = min(logits.shape[1], self.vocab_size)
@@ -216,7 +220,7 @@ class LogitsProcessor:
             rule.apply(scores, paths)
         if self._temperature == 1.0:
             return scores
-        # A tensor, since CUDA divides by a number by multiplying with its inverse, which rounds twice.
+        # A tensor, because CUDA divides by a number by multiplying with its inverse, which rounds twice.
         divisor = torch.full((), self._temperature, device=scores.device)
         if scores is logits:
             return scores / divisor
@@ -224,7 +228,7 @@ class LogitsProcessor:
 
 
 def _check_finite(largest: float) -> None:
-    """Raises CheckpointError for the largest of a target's logits, which a NaN among them would be."""
+    """Raise CheckpointError if the largest logit, which is NaN if any logit is NaN, is not finite."""
     if not math.isfinite(largest):
         raise CheckpointError(
             "the target's logits are not finite numbers: its weights are damaged, or overflow in this "

@@ -1,17 +1,16 @@
-"""All randomness of a request: Gumbel noise that any node can look up, and uniform numbers by name.
+"""Randomness of a request: Gumbel noise by position and token, and uniform numbers by purpose.
 
 The noise is g(key, position, token), for whole rows (`GumbelNoise`) or a few tokens (`gumbel_at`). A value
-depends on these three and on nothing else: not on the rows that were asked for before it, nor on the shape of
-a tree (`offspec_kernels.noise` says how). Adding it to log-probabilities and taking the argmax samples from
-them (the Gumbel-max trick); looking up the same noise for draft and target couples the two (Daliri et al.
-2024, arXiv 2408.07978).
+depends only on these three, not on earlier lookups or the shape of a tree (see `offspec_kernels.noise`).
+Adding the noise to log-probabilities and taking the argmax samples from them (the Gumbel-max trick). Using
+the same noise for draft and target couples the two (Daliri et al. 2024, arXiv 2408.07978).
 
-The uniform numbers are for draws and tests that must be independent of that noise. One depends on its key,
-its purpose, its place and its index there; they come from another generator of the same family
+The uniform numbers are for draws and tests that must be independent of that noise. A number depends on its
+key, purpose, place and index there. The numbers come from another generator of the same family
 (Philox-4x64-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 
-A request's key is made of its seed and of its prompt (`request_key`). With the seed alone, text that was
-sampled under it and stands in a later prompt would meet the same noise a second time, and be said again.
+A request's key is derived from its seed and its prompt (`request_key`). If it depended on the seed alone, a
+sampled text that is part of a later prompt would get the same noise again and would be repeated.
 
 Letters: n positions, V vocabulary, B = ceil(V / 4) blocks of four words.
 """
@@ -35,24 +34,24 @@ CACHED_ROWS = 64
 _NOWHERE = -1  # no position
 
 _KEYS: dict[Purpose, int] = {"draw": 0x44726177, "test": 0x54657374}
-_UNUSED = 12  # low bits of a word: 52 are left, and a half on top of them still fits a float64
+_UNUSED = 12  # low bits of a word: 52 bits plus a half still fit in a float64
 _STEP = 2.0**-52
 
 _WORD = np.uint64(32)
 _LOW = np.uint64(LOW)
 _MULTIPLIERS = np.array(MULTIPLIERS, dtype=np.uint64)[:, None]
-_STEPS = np.outer(np.arange(ROUNDS), WEYL).astype(np.uint64)  # what the key has grown by in each round
+_STEPS = np.outer(np.arange(ROUNDS), WEYL).astype(np.uint64)  # increment of the key in each round
 
 
 def request_key(seed: int, ids: Sequence[int]) -> int:
-    """The key of all randomness in a request: a hash in [0, 2^64) of its seed and its prompt's token ids."""
+    """Return the random key of a request: a hash in [0, 2^64) of its seed and its prompt's token ids."""
     hashed = blake2b(seed.to_bytes(8, "little"), digest_size=8)
     hashed.update(np.asarray(ids, dtype="<i8").tobytes())
     return int.from_bytes(hashed.digest(), "little")
 
 
 class GumbelNoise:
-    """Rows of Gumbel noise for one key, the latest CACHED_ROWS of them kept; not for two threads at once."""
+    """Rows of Gumbel noise for one key, with a cache of the latest CACHED_ROWS. Not thread-safe."""
 
     def __init__(self, key: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
         assert 0 <= key < 2**64 and vocab_size > 0
@@ -61,10 +60,10 @@ class GumbelNoise:
         self.device = torch.device(device)
         self._rows: OrderedDict[int, Tensor] = OrderedDict()
         self._table: Tensor | None = None
-        self._held = [_NOWHERE] * CACHED_ROWS  # by row of the table, its position
+        self._held = [_NOWHERE] * CACHED_ROWS  # position of each row of the table
 
     def row(self, position: int) -> Tensor:
-        """Noise of an absolute position, [V] float32. Shared: do not write to it."""
+        """Return the noise of an absolute position, [V] float32. Shared: do not write to it."""
         row = self._rows.get(position)
         if row is None:
             row = gumbel_row(self.key, position, self.vocab_size, self.device)
@@ -76,9 +75,10 @@ class GumbelNoise:
         return row
 
     def table(self, positions: Sequence[int]) -> Tensor | None:
-        """[S, V] float32 on a device with kernels that read it: row p mod S is that of p, one of `positions`.
+        """Return a table [S, V] float32 for device kernels: row p mod S is the noise of p in `positions`.
 
-        None elsewhere. It is valid until the next call, and work that was queued before may still read it.
+        None on devices without such kernels. The table is valid until the next call, and for work that was
+        queued before.
         """
         if self.device.type == "cpu" or choose_backend(self.device) != "triton" or not positions:
             return None
@@ -101,14 +101,14 @@ class GumbelNoise:
 
 
 def uniforms(key: int, purpose: Purpose, place: int, count: int) -> torch.Tensor:
-    """The first `count` numbers of a place, [n] float64, strictly inside (0, 1)."""
+    """Return the first `count` numbers of a place, [n] float64, strictly between 0 and 1."""
     words = torch.from_numpy(_generator(key, purpose, place).random_raw(count).view(np.int64))
-    # The shift smears the sign over the upper bits, which the mask takes away.
+    # The shift extends the sign into the upper bits, which the mask clears.
     return (words >> _UNUSED).bitwise_and_(2**52 - 1).double().add_(0.5).mul_(_STEP)
 
 
-def endless(key: int, purpose: Purpose, place: int) -> Iterator[float]:
-    """The same numbers, one after the other."""
+def uniform_stream(key: int, purpose: Purpose, place: int) -> Iterator[float]:
+    """Yield the numbers of `uniforms` without end."""
     generator = _generator(key, purpose, place)
     while True:
         yield ((int(generator.random_raw()) >> _UNUSED) + 0.5) * _STEP
@@ -116,14 +116,14 @@ def endless(key: int, purpose: Purpose, place: int) -> Iterator[float]:
 
 def _generator(key: int, purpose: Purpose, place: int) -> np.random.Philox:
     assert 0 <= key < 2**64 and 0 <= place < 2**64
-    # The lowest word of the counter goes up from number to number.
+    # The lowest word of the counter is incremented for each number.
     return np.random.Philox(key=key | _KEYS[purpose] << 64, counter=place << 64)
 
 
 def gumbel_at(key: int, positions: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
-    """The noise of n tokens at n absolute positions, [n] float32: `GumbelNoise.row(position)[token]`.
+    """Return the noise of n tokens at n absolute positions, [n] float32: `GumbelNoise.row(position)[token]`.
 
-    The bits are the same. The logarithm is numpy's, an ulp of float64 away at most, which is lost when the
+    The bits are identical: numpy's logarithm differs by at most one ulp of float64, which disappears when the
     value is rounded to float32.
     """
     token = np.array(tokens, dtype=np.uint64)  # [n]
@@ -135,12 +135,14 @@ def gumbel_at(key: int, positions: Sequence[int], tokens: Sequence[int]) -> NDAr
     return result
 
 
-def given_noise(probability: NDArray[np.float64], noise: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Log of the probability that the target picks tokens, from what it is beforehand and their noise, [n].
+def log_prob_given_noise(
+    probability: NDArray[np.float64], noise: NDArray[np.floating]
+) -> NDArray[np.float64]:
+    """Return the log-probability that the target picks tokens, given their probability and noise, [n].
 
-    With g_t the noise, p_t exp(g_t) is to be the largest. The largest of all other tokens is distributed as
-    a single one of probability 1 - p whose noise G is independent of g, so the probability is
-    P(G < g + log p - log(1 - p)) = exp(-exp(-g) (1 - p) / p).
+    With noise g_t, the target picks the token with the largest p_t exp(g_t). The maximum over all other
+    tokens is distributed like a single token of probability 1 - p whose noise G is independent of g, so the
+    probability is P(G < g + log p - log(1 - p)) = exp(-exp(-g) (1 - p) / p).
     """
     odds = (1.0 - probability) / probability
     result: NDArray[np.float64] = -odds * np.exp(-noise.astype(np.float64))
@@ -148,11 +150,11 @@ def given_noise(probability: NDArray[np.float64], noise: NDArray[np.floating]) -
 
 
 def _philox(block: NDArray[np.uint64], position: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
-    """The four words of n counters (block, position low, position high, PURPOSE), [4, n].
+    """Return the four words of n counters (block, position low, position high, PURPOSE), [4, n].
 
-    As in `offspec_kernels.noise.philox`, with the words in two pairs that are worked on together.
+    As in `offspec_kernels.noise.philox`, but processing the words in two pairs.
     """
-    even = np.stack([block, position >> _WORD])  # words 0 and 2: those that are multiplied
+    even = np.stack([block, position >> _WORD])  # words 0 and 2, which are multiplied
     odd = np.stack([position & _LOW, np.full_like(position, PURPOSE)])  # words 1 and 3
     keys = np.array([key & LOW, key >> 32], dtype=np.uint64) + _STEPS & _LOW  # [rounds, 2]
     for round_key in keys[:, :, None]:

@@ -1,7 +1,7 @@
-"""Formats of parts of an answer: a call of a tool from its opening mark on, or the text after reasoning.
+"""Constraints on parts of an answer: a tool call after its opening mark, or the text after reasoning.
 
-Outside of regions nothing is closed but tokens that hold the end of a mark and more, so that each region
-begins between two tokens. Where a mark is complete, a `FormatRule` of its own follows the region's grammar.
+Outside of regions only tokens that contain the end of a mark and more text are masked, so that each region
+begins at a token boundary. After a complete mark, a separate `FormatRule` follows the region's grammar.
 
 Letters: V vocabulary, W nodes.
 """
@@ -15,40 +15,40 @@ import torch
 from torch import Tensor
 
 from offspec.core.constraint import Region, Regions
-from offspec.sampling.constraint import Format, FormatRule, State
+from offspec.sampling.format_rule import ConstraintRule, FormatRule, FormatState
 from offspec_kernels.transfer import upload
 
-Rules = Callable[[str], FormatRule]  # a rule at the beginning of a grammar in Lark
-Beyond = Callable[[str], Sequence[int]]  # tokens that begin with a text; those that go on are among them
+Rules = Callable[[str], FormatRule]  # creates the rule of a Lark grammar
+Beyond = Callable[[str], Sequence[int]]  # tokens that may extend a text
 
 
 class _Stage(Enum):
-    BEGINNING = auto()  # reasoning, or a region of the beginning, may still come
+    BEGINNING = auto()  # reasoning, or a region at the start, may still begin
     THOUGHT = auto()
     TEXT = auto()
     REGION = auto()
-    DEAD = auto()  # after the end of an answer, or after a token that is closed
+    DEAD = auto()  # after the end of an answer, or after a masked token
 
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """An answer so far, by its tokens.
+    """State after a sequence of answer tokens.
 
-    depth: its tokens. tail: its latest bytes outside of regions. rule, state: of the region that it ends in.
-    closed: tokens that may not follow it outside of regions, found when they are asked for.
+    depth: number of tokens. tail: latest bytes outside of regions. rule, state: those of the region in which
+    the sequence ends. masked: tokens that may not follow outside of regions, computed on demand.
     """
 
     depth: int
     stage: _Stage
     tail: bytes = b""
     rule: FormatRule | None = None
-    state: State | None = None
-    closed: tuple[int, ...] | None = None
-    below: dict[int, "_Node"] = field(default_factory=dict)
+    state: FormatState | None = None
+    masked: tuple[int, ...] | None = None
+    children: dict[int, "_Node"] = field(default_factory=dict)
 
 
-class RegionRule(Format):
-    """Gives some parts of an answer a format."""
+class RegionRule(ConstraintRule):
+    """Rule that constrains some parts of an answer."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class RegionRule(Format):
     ) -> None:
         """
         Args:
-            regions: Where formats begin.
-            rules: Makes the rule of a grammar.
-            beyond: Finds the tokens that begin with a text.
-            token_bytes: What a token stands for, in UTF-8; of a special token its name.
+            regions: Constrained regions.
+            rules: Creates the rule of a grammar.
+            beyond: Returns the tokens that may extend a text.
+            token_bytes: Returns a token's text in UTF-8, or the name of a special token.
             ends: Tokens that end the answer.
         """
         self._given, self._rules, self._beyond = regions, rules, beyond
@@ -75,7 +75,7 @@ class RegionRule(Format):
         self._longest = max(map(len, (self._finishes, *(mark for mark, _ in self._regions))))
         self._overruns = dict[bytes, tuple[int, ...]]()
         if regions.thinking:
-            self._root = self._settled(0, _Stage.THOUGHT, b"")
+            self._root = self._resolve_stage(0, _Stage.THOUGHT, b"")
         elif regions.required:
             self._root = self._region(0, regions.required)
         else:
@@ -88,11 +88,11 @@ class RegionRule(Format):
             states = [_place(nodes[at]) for at in rows]
             masks = np.stack([rule.mask(state) for rule, state in states])
             places = torch.tensor(rows, device=scores.device)
-            closed = states[0][0].closed(masks, scores.device)
+            closed = states[0][0].disallowed(masks, scores.device)
             scores[places] = scores[places].masked_fill(closed, -torch.inf)
         if dead := [at for at, node in enumerate(nodes) if node.stage is _Stage.DEAD]:
             scores[torch.tensor(dead, device=scores.device)] = -torch.inf
-        pairs = [(at, token) for at, node in enumerate(nodes) for token in self._closed(node)]
+        pairs = [(at, token) for at, node in enumerate(nodes) for token in self._masked(node)]
         if pairs:
             (found,) = upload([np.array(pairs, np.int64)], scores.device)
             scores[found[:, 0], found[:, 1]] = -torch.inf
@@ -103,42 +103,42 @@ class RegionRule(Format):
             rule, state = _place(self._root)
             rule.move(state)
 
-    def fits(self, path: Sequence[int]) -> bool:
+    def allows_path(self, path: Sequence[int]) -> bool:
         node = self._root
         for at, token in enumerate(path):
             if not self._opens(node, token):
                 return False
             if token in self._ends:
                 return at == len(path) - 1
-            node = self._below(node, token)
+            node = self._child(node, token)
         return True
 
-    def forced(self, path: Sequence[int], most: int) -> list[int]:
+    def forced_tokens(self, path: Sequence[int], most: int) -> list[int]:
         node, found = self._node(path), list[int]()
         while len(found) < most and node.stage is _Stage.REGION:
             rule, state = _place(node)
             if not (following := rule.forced_from(state, 1)):
                 break
             found += following
-            node = self._below(node, following[0])
+            node = self._child(node, following[0])
         return found
 
     def _opens(self, node: _Node, token: int) -> bool:
         if node.stage is _Stage.REGION:
             rule, state = _place(node)
             return rule.allows(state, token)
-        return node.stage is not _Stage.DEAD and token not in self._closed(node)
+        return node.stage is not _Stage.DEAD and token not in self._masked(node)
 
     def _node(self, path: Sequence[int]) -> _Node:
         node = self._root
         for token in path:
-            node = self._below(node, token)
+            node = self._child(node, token)
         return node
 
-    def _below(self, node: _Node, token: int) -> _Node:
-        found = node.below.get(token)
+    def _child(self, node: _Node, token: int) -> _Node:
+        found = node.children.get(token)
         if found is None:
-            found = node.below[token] = self._after(node, token)
+            found = node.children[token] = self._after(node, token)
         return found
 
     def _after(self, node: _Node, token: int) -> _Node:
@@ -146,15 +146,15 @@ class RegionRule(Format):
         if token in self._ends or not self._opens(node, token):
             return _Node(depth, _Stage.DEAD)
         if node.stage is not _Stage.REGION:
-            return self._settled(depth, node.stage, node.tail + self._bytes(token))
+            return self._resolve_stage(depth, node.stage, node.tail + self._bytes(token))
         rule, state = _place(node)
-        state = rule.below(state, token)
-        if rule.complete(state) and not self._given.required:
+        state = rule.child(state, token)
+        if rule.is_complete(state) and not self._given.required:
             return _Node(depth, _Stage.TEXT)
         return _Node(depth, _Stage.REGION, b"", rule, state)
 
-    def _settled(self, depth: int, stage: _Stage, tail: bytes) -> _Node:
-        """The answer in the stage that it reaches with its latest bytes."""
+    def _resolve_stage(self, depth: int, stage: _Stage, tail: bytes) -> _Node:
+        """Return the node of the stage that the latest bytes lead to."""
         given = self._given
         if stage is _Stage.BEGINNING:
             text = tail.strip()
@@ -180,25 +180,25 @@ class RegionRule(Format):
         rule = self._rules(grammar)
         return _Node(depth, _Stage.REGION, b"", rule, rule.root)
 
-    def _closed(self, node: _Node) -> tuple[int, ...]:
-        """The tokens that may not follow an answer so far, if it does not end in a region."""
-        if node.closed is None:
+    def _masked(self, node: _Node) -> tuple[int, ...]:
+        """Return the tokens that may not follow a node outside of regions."""
+        if node.masked is None:
             found = tuple[int, ...]()
             if node.stage is _Stage.THOUGHT and self._given.required:
-                found = (*self._ends, *self._overrun(node.tail, self._finishes))
+                found = (*self._ends, *self._overrunning(node.tail, self._finishes))
             elif node.stage in (_Stage.BEGINNING, _Stage.TEXT):
                 marks = [mark for mark, _ in self._sought(node.stage)]
-                found = tuple(token for mark in marks for token in self._overrun(node.tail, mark))
-            node.closed = found
-        return node.closed
+                found = tuple(token for mark in marks for token in self._overrunning(node.tail, mark))
+            node.masked = found
+        return node.masked
 
     def _sought(self, stage: _Stage) -> list[tuple[bytes, Region]]:
-        """The regions that may begin, each with its mark."""
+        """Return the regions that may begin, each with its mark."""
         begins = stage is _Stage.BEGINNING
         return [(mark, region) for mark, region in self._regions if begins or not region.at_start]
 
-    def _overrun(self, tail: bytes, mark: bytes) -> tuple[int, ...]:
-        """The tokens with which a tail has a whole mark and more after it."""
+    def _overrunning(self, tail: bytes, mark: bytes) -> tuple[int, ...]:
+        """Return the tokens that complete a mark at the end of a tail and add more text."""
         found = self._longer(mark)
         for length in range(1, len(mark)):
             if tail.endswith(mark[:length]):
@@ -206,19 +206,19 @@ class RegionRule(Format):
         return found
 
     def _longer(self, rest: bytes) -> tuple[int, ...]:
-        """The tokens that begin with some bytes and go on."""
+        """Return the tokens that begin with `rest` and are longer."""
         if rest not in self._overruns:
             try:
                 given = self._beyond(rest.decode())
-            except UnicodeDecodeError:  # cut within a character of a mark
+            except UnicodeDecodeError:  # split within a character of a mark
                 given = ()
-            spelt = ((token, self._bytes(token)) for token in given)
-            longer = (token for token, text in spelt if text.startswith(rest) and text != rest)
+            texts = ((token, self._bytes(token)) for token in given)
+            longer = (token for token, text in texts if text.startswith(rest) and text != rest)
             self._overruns[rest] = tuple(longer)
         return self._overruns[rest]
 
 
-def _place(node: _Node) -> tuple[FormatRule, State]:
-    """The region that an answer so far ends in, and the place there."""
+def _place(node: _Node) -> tuple[FormatRule, FormatState]:
+    """Return the rule and the state of the region in which a node ends."""
     assert node.rule is not None and node.state is not None
     return node.rule, node.state

@@ -1,6 +1,6 @@
-"""Log-probabilities of given tokens at many rows of final states, with the logits of a few rows at a time.
+"""Log-probabilities of given tokens at many rows of final states, computed for a few rows at a time.
 
-Letters: T rows, n of them together, H hidden size, v tokens of a block of the vocabulary, k likeliest tokens.
+Letters: T rows, n rows at a time, H hidden size, v tokens of a vocabulary block, k likeliest tokens.
 """
 
 import math
@@ -12,13 +12,13 @@ from torch import Tensor
 from offspec.core.events import TokenLogprobs
 from offspec_kernels.transfer import download
 
-_TOGETHER = 16  # rows whose logits are in memory: a long prompt's take gigabytes
+_TOGETHER = 16  # rows whose logits are in memory; all rows of a long prompt would take gigabytes
 
 
 class RowLogprobs:
     """Log-probability of the token after each row, and the likeliest tokens there, before any rule.
 
-    The vocabulary may come in blocks: `add` takes each of them once.
+    The vocabulary may be split into blocks, which are added once each with `add`.
 
     Args:
         states: Final states [T, H].
@@ -36,7 +36,7 @@ class RowLogprobs:
         self._ids = torch.zeros((rows, top), dtype=torch.long, device=device)
 
     def add(self, project: Callable[[Tensor], Tensor], start: int = 0) -> None:
-        """Add a block of the vocabulary, from token `start` on. project: [n, H] to its logits [n, v]."""
+        """Add the vocabulary block that begins at token `start`. project: maps [n, H] to logits [n, v]."""
         for at in range(0, len(self._states), _TOGETHER):
             rows = slice(at, at + _TOGETHER)
             logits = project(self._states[rows]).float()
@@ -51,8 +51,8 @@ class RowLogprobs:
             self._values[rows], order = values.topk(self._top)
             self._ids[rows] = ids.gather(1, order)
 
-    def found(self) -> list[TokenLogprobs]:
-        """The log-probabilities, once all blocks were added."""
+    def results(self) -> list[TokenLogprobs]:
+        """Return the log-probabilities after all blocks were added."""
         values = torch.cat([self._own[:, None], self._values], 1) - self._total[:, None]
         ids = torch.cat([self._tokens[:, None], self._ids], 1)
         listed = zip(*(part.tolist() for part in download(ids, values)), strict=True)
@@ -65,33 +65,33 @@ class RowLogprobs:
 
 
 class PromptScorer:
-    """Log-probabilities of a prompt's own tokens, gathered from the passes that read it.
+    """Log-probabilities of a prompt's own tokens, collected from the passes of its prefill.
 
-    top: Number of likeliest tokens at each place.
+    top: number of likeliest tokens at each position.
     """
 
     def __init__(self, prompt: Sequence[int], top: int) -> None:
         self._prompt, self._top = prompt, top
-        self._found = list[TokenLogprobs]()  # of the second token and those after it
+        self._found = list[TokenLogprobs]()  # from the second token on
         self._rows: RowLogprobs | None = None
 
     @property
     def tokens(self) -> tuple[TokenLogprobs | None, ...]:
-        """One for each token so far; None for the first, which follows nothing."""
+        """Log-probabilities of each token so far; None for the first, which has no predecessor."""
         return (None, *self._found)
 
     def rows(self, start: int, states: Tensor) -> RowLogprobs | None:
-        """The rows of a pass that tokens of the prompt follow; None if there are none.
+        """Return the rows of a pass that precede prompt tokens, or None if there are none.
 
-        start: position of the first state. Call `take` when the pass has computed them.
+        start: position of the first state. Call `collect` when the pass has computed the rows.
         """
         following = self._prompt[start + 1 : start + 1 + len(states)]
         self._rows = RowLogprobs(states[: len(following)], following, self._top) if following else None
         del self._found[start:]  # from a pass that failed later
         return self._rows
 
-    def take(self) -> None:
-        """Take what a pass has computed."""
+    def collect(self) -> None:
+        """Store the results of a pass."""
         if self._rows is not None:
-            self._found += self._rows.found()
+            self._found += self._rows.results()
             self._rows = None

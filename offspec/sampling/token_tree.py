@@ -1,7 +1,7 @@
-"""The token tree: guesses at what the target will say, shaped so that one pass can check them all.
+"""Token tree: draft tokens that the target verifies in one pass.
 
 Letters: N nodes. Node 0 is the root: the last committed token, whose key and value the target has not
-computed yet. Every other node guesses one token that follows its parent.
+computed yet. Every other node is a draft token that follows its parent.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ NO_PARENT = -1
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """An immutable tree in topological order: a parent always stands before its children.
+    """Immutable tree in topological order: each parent comes before its children.
 
-    Siblings hold distinct tokens.
+    Siblings have distinct tokens.
 
     Args:
         token: [N] int64, vocabulary ids.
-        parent: [N] int64, -1 for the root alone.
+        parent: [N] int64, -1 for the root only.
         depth: [N] int64, 0 for the root.
-        score: [N] float64, the log of the probability that the target takes the path to this node, 0 for the
-            root and never above the parent's.
-        source: [N] int64, which drafter proposed the node.
+        score: [N] float64, log-probability that the target accepts the path to this node; 0 for the root, and
+            never above the parent's score.
+        source: [N] int64, index of the drafter that proposed the node.
     """
 
     token: NDArray[np.int64]
@@ -37,7 +37,7 @@ class TokenTree:
 
     @classmethod
     def single(cls, token: int) -> "TokenTree":
-        """The tree that guesses nothing: its root alone. A pass over it is plain decoding."""
+        """Return a tree without draft tokens, only a root. A pass over it is plain decoding."""
         return cls.build([token], [NO_PARENT], [0.0])
 
     @classmethod
@@ -48,7 +48,7 @@ class TokenTree:
         score: Sequence[float],
         source: Sequence[int] | None = None,
     ) -> "TokenTree":
-        """A tree from its columns; the depths follow from the parents. Asserts the invariants."""
+        """Build a tree from its columns; depths follow from the parents. Asserts the invariants."""
         parents = np.asarray(parent, dtype=np.int64)
         depth = np.zeros(len(parents), dtype=np.int64)
         for node in range(1, len(parents)):
@@ -68,11 +68,11 @@ class TokenTree:
 
     @property
     def expected_tokens(self) -> float:
-        """Tokens one pass over this tree is expected to emit, the bonus token included."""
+        """Expected number of tokens that a pass over this tree emits, bonus token included."""
         return float(np.exp(self.score).sum())
 
     def check(self) -> None:
-        """Assert the invariants that every other part relies on."""
+        """Assert the invariants of a tree."""
         count = len(self.token)
         assert count >= 1 and self.parent[ROOT] == NO_PARENT and self.depth[ROOT] == 0
         assert all(len(column) == count for column in (self.parent, self.depth, self.score, self.source))
@@ -84,7 +84,7 @@ class TokenTree:
         assert len(pairs) == count - 1, "siblings must hold distinct tokens"
 
     def ancestors(self) -> NDArray[np.bool_]:
-        """[N, N] bool: entry (i, j) is true where j is i itself or stands on the path from the root to i."""
+        """Return [N, N] bool: entry (i, j) is true if j is i or on the path from the root to i."""
         count = len(self)
         mask = np.eye(count, dtype=np.bool_)
         for node in range(1, count):
@@ -92,7 +92,7 @@ class TokenTree:
         return mask
 
     def path(self, node: int) -> list[int]:
-        """The nodes from the first below the root down to `node`; empty for the root."""
+        """Return the nodes on the path to `node`, without the root; empty for the root."""
         nodes: list[int] = []
         while node != ROOT:
             nodes.append(node)
@@ -100,9 +100,9 @@ class TokenTree:
         return nodes[::-1]
 
     def path_tokens(self, node: int) -> list[int]:
-        """The tokens along `path(node)`: what is committed after the root if the target goes there."""
+        """Return the tokens along `path(node)`, which are committed if the target accepts the node."""
         return [int(self.token[step]) for step in self.path(node)]
 
     def children(self, node: int) -> dict[int, int]:
-        """Token to node, for the children of `node`."""
+        """Return the children of `node` as a mapping from token to node."""
         return {int(self.token[child]): int(child) for child in np.flatnonzero(self.parent == node)}

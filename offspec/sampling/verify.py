@@ -1,10 +1,10 @@
-"""Verification: which of the tree's guesses the target agrees with.
+"""Verification of a tree of draft tokens against the target's choices.
 
 The walk decodes greedily on noisy logits (the Gumbel-max trick): at each node the target's choice is
-argmax(processed logits + g), with g fixed by seed, position and token. That choice is an exact sample, and
-it does not depend on the tree, so the emitted tokens are those of decoding without speculation, whatever
-was guessed (drafter-invariant coupling: Daliri et al. 2024, arXiv 2408.07978). SpecExec's verification
-(Svirschevski et al. 2024) is the same walk; what differs there is only that the tree is ranked without g.
+argmax(processed logits + g), with g fixed by seed, position and token. The choice is an exact sample and does
+not depend on the tree, so the emitted tokens are the tokens of decoding without speculation, whatever was
+drafted (drafter-invariant coupling: Daliri et al. 2024, arXiv 2408.07978). SpecExec's verification
+(Svirschevski et al. 2024) is the same walk; the only difference is that SpecExec ranks the tree without g.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,26 +14,26 @@ import numpy as np
 import torch
 
 from offspec.core.events import TokenLogprobs
-from offspec.sampling.logits_processor import Choice, LogitsProcessor
+from offspec.sampling.logits_processor import LogitsProcessor, PickedToken
 from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.token_tree import ROOT, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """What one pass emitted.
+class VerifyResult:
+    """Tokens that one pass emitted.
 
     Args:
-        nodes: The k accepted nodes, from the root on.
+        nodes: The k accepted nodes, beginning with the root.
         tokens: The k tokens chosen at those nodes; the last is the bonus token and has no node.
-        gaps: How far the best noisy logit stood above the second at each choice, in nats.
+        logit_gaps: Difference between the best and second-best noisy logit of each choice, in nats.
         stopped: Whether `stop` ended the walk.
-        logprobs: Of each token, where the request asks for them.
+        logprobs: Log-probabilities of each token, if requested.
     """
 
     nodes: tuple[int, ...]
     tokens: tuple[int, ...]
-    gaps: tuple[float, ...]
+    logit_gaps: tuple[float, ...]
     stopped: bool
     logprobs: tuple[TokenLogprobs, ...] = ()
 
@@ -41,21 +41,21 @@ class Walk:
 Logits = Callable[[Sequence[int]], torch.Tensor]
 
 
-class LikelyRows:
-    """The target's rows of logits at the nodes of a tree, made for several likely nodes together.
+class LazyLogits:
+    """Target logits at the nodes of a tree, computed on demand for several likely nodes together.
 
-    The product of a few rows takes as long as that of one: the time to read the head.
+    Computing a few rows takes as long as one row: the time to read the output head.
 
     Args:
-        tree: What was verified.
-        logits: Makes the rows [n, V] of n nodes; called along a walk only.
-        together: How many nodes, at most.
+        tree: Verified tree.
+        logits: Computes the rows [n, V] of n nodes; only called during a walk.
+        batch_size: Maximum number of nodes per call.
     """
 
     def __init__(
-        self, tree: TokenTree, logits: Callable[[Sequence[int]], torch.Tensor], together: int
+        self, tree: TokenTree, logits: Callable[[Sequence[int]], torch.Tensor], batch_size: int
     ) -> None:
-        self._tree, self._logits, self._together = tree, logits, together
+        self._tree, self._logits, self._batch_size = tree, logits, batch_size
         self._rows: dict[int, torch.Tensor] = {}
 
     def __contains__(self, node: int) -> bool:
@@ -67,38 +67,38 @@ class LikelyRows:
         return self._rows[node]
 
     def make(self, node: int) -> tuple[list[int], torch.Tensor]:
-        """A node and the likeliest of those below it, and their rows [n, V], which are kept."""
+        """Compute and cache the rows of a node and its likeliest descendants; return nodes and rows."""
         tree, below = self._tree, {node}
         for later, parent in enumerate(tree.parent[node + 1 :].tolist(), node + 1):
             if parent in below:
                 below.add(later)
         nodes = sorted(below)
-        order = np.argsort(-tree.score[nodes], kind="stable")[: self._together]  # none is above its parent
+        order = np.argsort(-tree.score[nodes], kind="stable")[: self._batch_size]  # none is above its parent
         some = [nodes[place] for place in order.tolist()]
         rows = self._logits(some)
         self._rows.update(zip(some, rows, strict=True))
         return some, rows
 
 
-def walk(
+def verify_tree(
     tree: TokenTree,
-    rows: LikelyRows,
+    rows: LazyLogits,
     processor: LogitsProcessor,
     noise: GumbelNoise | None,
     position: int,
     stop: Callable[[int], bool],
-) -> Walk:
+) -> VerifyResult:
     """Follow the target's choices down the tree.
 
     Args:
-        tree: What was verified.
-        rows: The target's logits at its nodes.
+        tree: Verified tree.
+        rows: Target logits at the nodes.
         processor: Penalties, temperature and filters of the request.
-        noise: Of the request; None at temperature 0.
-        position: Absolute, of the root: the first choice is for position + 1.
+        noise: Noise of the request; None at temperature 0.
+        position: Absolute position of the root; the first choice is for position + 1.
         stop: Called with each emitted token, in order; True ends the walk.
     """
-    chosen: dict[int, Choice] = {}
+    chosen: dict[int, PickedToken] = {}
 
     def choose(nodes: Sequence[int], logits: torch.Tensor) -> None:
         paths = [tree.path_tokens(node) for node in nodes]
@@ -109,11 +109,11 @@ def walk(
     while True:
         if node not in rows:
             made = rows.make(node)
-            if made[1].device.type != "cpu":  # to wait for one choice takes longer than to make them all
+            if made[1].device.type != "cpu":  # waiting for one choice takes longer than making all of them
                 choose(*made)
         if node not in chosen:
             choose([node], rows[node][None])
-        token, gap = processor.settled(chosen[node], rows[node])
+        token, gap = processor.checked_pick(chosen[node], rows[node])
         nodes.append(node)
         tokens.append(token)
         gaps.append(gap)
@@ -121,5 +121,5 @@ def walk(
         stopped = stop(token)
         if stopped or child is None:
             known = processor.logprobs([rows[node] for node in nodes], tokens)
-            return Walk(tuple(nodes), tuple(tokens), tuple(gaps), stopped, known)
+            return VerifyResult(tuple(nodes), tuple(tokens), tuple(gaps), stopped, known)
         node = child

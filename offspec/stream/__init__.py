@@ -1,1 +1,1 @@
-"""What feeds a pass: rings of slots, filled from disk and copied to a device while others compute."""
+"""Weight streaming: ring buffers that are filled from disk and copied to a device during computation."""

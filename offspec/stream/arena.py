@@ -1,7 +1,7 @@
 """Page-aligned memory of an exact size.
 
-O_DIRECT wants aligned buffers, and torch's own pinned allocator rounds up to a power of two, so arenas are
-anonymous maps: exact, aligned, and registered with CUDA where a copy to the device will read them.
+O_DIRECT needs aligned buffers, and torch's pinned allocator rounds sizes up to a power of two. So arenas are
+anonymous memory maps: exact, aligned, and registered with CUDA if they are copied to a device.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ def round_up(size: int, to: int = PAGE) -> int:
 
 
 class Arena:
-    """`nbytes` of zeroed, page-aligned memory as a uint8 tensor and a writable buffer.
+    """Zeroed, page-aligned memory of `nbytes`, as a uint8 tensor and a writable buffer.
 
-    pin: register the memory with CUDA. Where that is refused the arena stays pageable, `pinned` says so,
-    and copies from it merely stop being asynchronous. Raises CapacityError where there is no such memory.
+    pin: whether to register the memory with CUDA. If CUDA refuses, the arena stays pageable, `pinned` is
+    False, and copies from it are not asynchronous. Raises CapacityError if the memory cannot be allocated.
     """
 
     def __init__(self, nbytes: int, *, pin: bool = False) -> None:
@@ -37,7 +37,7 @@ class Arena:
                 given=0,
             ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without huge pages is slower, not wrong
+            with contextlib.suppress(OSError):  # without huge pages it is only slower
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         self.buffer = memoryview(self._map)
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
@@ -46,18 +46,18 @@ class Arena:
     def _register(self) -> bool:
         try:
             status = torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), self.nbytes, 0)
-        except (RuntimeError, AssertionError):  # no driver, or torch without CUDA: computing will say so
+        except (RuntimeError, AssertionError):  # no driver, or torch without CUDA: computing will fail
             return False
         if int(status) == 0:
             return True
-        # CUDA keeps the failure as this thread's last error, and torch asks for that behind every kernel it
-        # launches: the next one would seem to fail. This one takes it away.
+        # CUDA keeps the failure as this thread's last error, and torch checks that after every kernel launch,
+        # so the next launch would seem to fail. This launch clears the error.
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device="cuda").add_(1)
         return False
 
     def close(self) -> None:
-        """Unregister. The map itself is freed when the last tensor that looks into it is gone."""
+        """Unregister the memory. The map is freed when the last tensor that uses it is deleted."""
         if self.pinned:
             torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())
             self.pinned = False

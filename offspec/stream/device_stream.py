@@ -1,4 +1,4 @@
-"""Units copied to a device with memory of its own, from RAM and from the ring that reads them."""
+"""Copies of units to a device with its own memory, from RAM and from the ring buffer of disk reads."""
 
 from collections.abc import Sequence
 
@@ -12,19 +12,25 @@ from offspec.stream.layout import UnitLayout
 from offspec.stream.ring import Ring
 from offspec.stream.workers import WorkerDiedError
 
-# Bytes that are copied at once. What a draft's step sends waits behind two such pieces, which takes about a
-# millisecond, and not behind a layer.
+# Bytes of one copy. A transfer of a draft step waits for at most two pieces, about a millisecond, instead of
+# a whole layer.
 PIECE = 16 << 20
 
 
 class DeviceStream:
-    """One ring feeding another, so that disk reads, copies and compute overlap.
+    """Device ring buffer that is fed by the disk ring buffer, so that reads, copies and compute overlap.
 
-    layouts: the units in order. hosted: by unit, those that live in RAM; the others come from `disk`, in
-    their order. The copies run on a stream of their own, in pieces of which two are under way: other copies
-    get their turn between them. A device slot is refilled only when the kernels that read it have run, which
-    an event recorded at `release` tells; a host slot of the disk's ring is given back as soon as its copy is
-    done.
+    Copies run on their own CUDA stream in pieces, two of them in flight, so that other copies can run in
+    between. A device slot is refilled only after the kernels that read it have run, as shown by an event
+    recorded at `release`. A host slot of the disk ring is released as soon as its copy is done.
+
+    Args:
+        layouts: Layouts of the units, in order.
+        hosted: Arenas of the units that stay in RAM; the other units come from `disk`, in order.
+        disk: Stream of the units that are read from disk, or None.
+        slots: Number of device slots.
+        device: Device of the slots.
+        timeline: Timeline of the copies.
     """
 
     def __init__(
@@ -44,11 +50,11 @@ class DeviceStream:
         slot_bytes = max(layout.nbytes_on(device) for layout in layouts)
         self.memory = [torch.empty(slot_bytes, dtype=torch.uint8, device=device) for _ in range(slots)]
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._under_way: list[torch.cuda.Event] = []
+        self._in_flight: list[torch.cuda.Event] = []
         if self._copies is not None:
-            # Who waits for them sleeps: a thread that spins takes a core from those that read and compute.
-            self._under_way = [torch.cuda.Event(blocking=True) for _ in range(2)]
-            # The slots may lie where kernels still read what lay there before.
+            # Blocking events: a spinning thread would take a core from reading and computing threads.
+            self._in_flight = [torch.cuda.Event(blocking=True) for _ in range(2)]
+            # Kernels may still be reading memory that was freed and is reused for the slots.
             self._copies.wait_stream(torch.cuda.current_stream(device))
         self._free: list[torch.cuda.Event | None] = [None] * slots
         self._slot = 0
@@ -83,7 +89,7 @@ class DeviceStream:
                 if free is not None:
                     self._copies.wait_event(free)
                 self._move(unit, memory, slot)
-            for event in self._under_way:
+            for event in self._in_flight:
                 event.synchronize()
             return size
         except OffspecError:
@@ -104,14 +110,14 @@ class DeviceStream:
                 number += 1
 
     def _send(self, into: torch.Tensor, piece: torch.Tensor, number: int) -> None:
-        """Ask for a copy once the piece before the last has come."""
-        event = self._under_way[number % 2]
+        """Start a copy once the second-to-last piece has arrived."""
+        event = self._in_flight[number % 2]
         event.synchronize()
         into.copy_(piece, non_blocking=True)
         event.record(self._copies)
 
     def acquire(self, unit: int) -> torch.Tensor:
-        """The slot that holds `unit`, uint8 [slot bytes]. Raises StreamError, ClosedError."""
+        """Return the slot that holds `unit`, uint8 [slot bytes]. Raises StreamError, ClosedError."""
         try:
             self._slot = self.ring.acquire(unit)
         except WorkerDiedError as error:
@@ -128,8 +134,8 @@ class DeviceStream:
 
     def abandon(self) -> None:
         try:
-            # Kernels of the broken-off pass may still read the slot that was held. Their results are dropped,
-            # but weights are not to change under a kernel.
+            # Kernels of the cancelled pass may still read the held slot. Their results are dropped, but
+            # weights must not change during a kernel.
             self._note_readers()
         finally:
             try:

@@ -1,8 +1,8 @@
-"""Reading checkpoints past the page cache.
+"""Checkpoint reads that bypass the page cache.
 
-A streamed model is read in the same order for ever, the worst case of an LRU cache, and cached pages would
-count against the memory limit. So files are opened with O_DIRECT; where the file system
-refuses, reads are buffered and their pages dropped again, and the reader says so.
+Layers are read cyclically, which defeats an LRU page cache, and cached pages would count against the memory
+limit. So files are opened with O_DIRECT. If the file system does not support it, reads are buffered, their
+pages are dropped afterwards, and `DirectReader.buffered` lists the files.
 """
 
 import errno
@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from offspec.checkpoint.checksum import FileSum, damage
+from offspec.checkpoint.checksum import FileChecksum, find_damage
 from offspec.core.errors import CheckpointError, OffspecError, StreamError
 from offspec.core.files import FileStamp, open_regular
 from offspec.stream.arena import PAGE
@@ -23,15 +23,15 @@ from offspec.stream.layout import UnitLayout
 
 _CHANGED = (
     "the file ended early or was changed while it was in use: was it truncated or replaced? "
-    "Have it whole again (download it again if need be) and load the model again"
+    "Restore it (if necessary, download it again) and load the model again"
 )
 
-_TICK_NS = 20 * 10**6  # times of files are told in steps of up to 10 ms: two changes in one look like one
+_TICK_NS = 20 * 10**6  # mtime has a resolution of up to 10 ms, so two changes within one step look like one
 
 
 @dataclass(frozen=True, slots=True)
 class ReadShape:
-    """How a file is read: `depth` requests under way at once (a thread each), of `block` bytes each."""
+    """Shape of reads: `depth` concurrent requests, with one thread each, of `block` bytes each."""
 
     depth: int = 2
     block: int = 4 << 20
@@ -39,7 +39,7 @@ class ReadShape:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """An open file, and its stamp then. direct: opened past the page cache."""
+    """Open file with its stamp at opening. direct: whether it bypasses the page cache."""
 
     descriptor: int
     stamp: FileStamp
@@ -47,28 +47,28 @@ class _File:
 
 
 class DirectReader:
-    """Opens each file once and reads aligned ranges of it. Safe to use from several threads.
+    """Reader of aligned file ranges that opens each file once. Thread-safe.
 
-    `buffered` names the files that could not be opened with O_DIRECT. A file that is written to while it is
-    in use, or replaced before it is opened, is an error: weights of two models must never meet in one pass.
-    Whether it holds the same after that could only be told by sums of all that was ever read.
+    `buffered` lists the files that could not be opened with O_DIRECT. Modifying a file while it is in use, or
+    replacing it before it is opened, is an error, because a pass must never mix the weights of two models.
+    Only checksums of everything read could show that the contents are still the same.
 
     Args:
-        sums: What files must hold, where that is known.
-        remedy: What to do where one does not.
-        stamps: Of files as their headers were read, where they were.
+        sums: Known checksums of files.
+        remedy: Advice in the error if a checksum does not match.
+        stamps: Stamps of files whose headers were read, taken at that time.
     """
 
     def __init__(
         self,
-        sums: Mapping[Path, FileSum] | None = None,
+        sums: Mapping[Path, FileChecksum] | None = None,
         remedy: str = "",
         stamps: Mapping[Path, FileStamp] | None = None,
     ) -> None:
         self._sums, self._remedy = dict(sums or {}), remedy
         self._stamps = dict(stamps or {})
         self._summed: set[str] = set()
-        self._whole: set[Path] = set()  # files all of whose bytes were found to be right
+        self._whole: set[Path] = set()  # files whose checksum was verified
         self._files: dict[Path, _File] = {}
         self._retired: list[int] = []
         self._lock = threading.Lock()
@@ -79,9 +79,9 @@ class DirectReader:
         return {path for path, file in self._files.items() if not file.direct}
 
     def open(self, paths: Iterable[Path]) -> None:
-        """Open files now, so that what is done to them from here on is noticed.
+        """Open files now, so that later changes to them are detected.
 
-        One that cannot be opened is told about when it is read.
+        A file that cannot be opened is reported when it is read.
         """
         for path in paths:
             with suppress(StreamError):
@@ -100,14 +100,16 @@ class DirectReader:
             file = self._files[path]
             if file.direct:
                 self._retired.append(file.descriptor)  # another thread may be reading from it
-                descriptor = open_regular(f"/proc/self/fd/{file.descriptor}")  # whatever has its name by now
+                descriptor = open_regular(
+                    f"/proc/self/fd/{file.descriptor}"
+                )  # even if it was renamed or replaced
                 file = self._files[path] = replace(file, descriptor=descriptor, direct=False)
             return file
 
     def check_unit(self, layout: UnitLayout, memory: memoryview) -> None:
-        """When a unit was read for the first time, compare its whole files' bytes with their checksums.
+        """Compare the files of a unit with their checksums after its first read.
 
-        memory: where it was read to. Raises CheckpointError.
+        memory: buffer that holds the unit. Raises CheckpointError.
         """
         if not self._sums or layout.name in self._summed:
             return
@@ -116,20 +118,20 @@ class DirectReader:
             if known is None:
                 continue
             if (extent.offset, extent.needed) != (known.start, known.size - known.start):
-                self._check_file(extent.file)  # not all of it was read
+                self._check_file(extent.file)  # the file was not read completely
             elif zlib.crc32(memory[extent.start : extent.start + extent.needed]) != known.crc32:
-                raise self._damaged(extent.file, "is damaged: its checksum is not that of its pack")
+                raise self._damaged(extent.file, "is damaged: its checksum does not match its pack")
         self._summed.add(layout.name)
 
     def check_files(self, except_for: Iterable[Path]) -> None:
-        """The same for files that hold more than one unit, which are read whole. Raises CheckpointError."""
+        """Compare the checksums of all other files, reading each completely. Raises CheckpointError."""
         for path in self._sums.keys() - set(except_for):
             self._check_file(path)
 
     def _check_file(self, path: Path) -> None:
         if path in self._whole:
             return
-        if how := damage(path, self._sums[path]):
+        if how := find_damage(path, self._sums[path]):
             raise self._damaged(path, how)
         self._whole.add(path)
 
@@ -137,13 +139,13 @@ class DirectReader:
         return CheckpointError(f"{path} {how}; {self._remedy}")
 
     def read_into(self, path: Path, offset: int, target: memoryview, needed: int) -> int:
-        """Fill a buffer from a file; returns the bytes that came from it.
+        """Fill a buffer from a file and return the number of bytes read.
 
         Args:
-            path: The file.
-            offset: Of the first byte, a multiple of the page size.
-            target: The buffer, whose address and length are multiples of the page size.
-            needed: Bytes that must exist; the rest is padding that may lie beyond the file's end.
+            path: File to read.
+            offset: Offset of the first byte, a multiple of the page size.
+            target: Buffer whose address and length are multiples of the page size.
+            needed: Bytes that must exist; the rest is padding that may lie beyond the end of the file.
 
         Raises:
             StreamError: The read failed.
@@ -161,19 +163,18 @@ class DirectReader:
                 continue
             except OSError as error:
                 if error.errno == errno.EINVAL and file.direct:
-                    file = self._reopen_buffered(path)  # opened with O_DIRECT, but cannot be read so
+                    file = self._reopen_buffered(path)  # O_DIRECT can open the file but not read it
                     continue
                 raise StreamError(
                     f"read failed: {error.strerror}", file=path, offset=offset + done
                 ) from error
             if done + count < needed and file.direct:
-                count -= count % PAGE  # O_DIRECT wants an aligned offset to go on from
+                count -= count % PAGE  # O_DIRECT needs an aligned offset to continue
             if count == 0:
                 raise StreamError(_CHANGED, file=path, offset=offset + done)
             done += count
-        if (
-            now := FileStamp.of(file.descriptor)
-        ) != file.stamp:  # after the read: what it brought is of before
+        now = FileStamp.of(file.descriptor)  # after the read, to detect changes during it
+        if now != file.stamp:
             raise StreamError(_CHANGED, file=path, offset=min(offset, now.size))
         if not file.direct:
             os.posix_fadvise(file.descriptor, offset, len(target), os.POSIX_FADV_DONTNEED)
@@ -190,7 +191,7 @@ class DirectReader:
 
 @contextmanager
 def _errors_at(path: Path, offset: int) -> Iterator[None]:
-    """Any failure becomes a StreamError that names the place."""
+    """Turn any failure into a StreamError with file and offset."""
     try:
         yield
     except OffspecError:
@@ -201,7 +202,7 @@ def _errors_at(path: Path, offset: int) -> Iterator[None]:
 
 
 def _open(path: Path, stamp: FileStamp | None) -> _File:
-    """Open a file; stamp: what it must have, where that is known."""
+    """Open a file. stamp: its expected stamp, if known."""
     with_direct = getattr(os, "O_DIRECT", 0)
     try:
         if with_direct:

@@ -1,4 +1,4 @@
-"""Units read from their files into page-aligned memory: the lowest tier."""
+"""Disk reads of units into page-aligned memory, the lowest memory tier."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ from offspec.stream.workers import Job, WorkerDiedError
 
 
 class DiskStream:
-    """A ring of host slots, each the size of the largest unit, filled by `shape.depth` reading threads."""
+    """Ring buffer of host slots of the size of the largest unit, filled by `shape.depth` reader threads."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class DiskStream:
         return read_jobs(layout, self._reader, self.shape.block, lambda slot: self.memory[slot].buffer)
 
     def acquire(self, unit: int) -> torch.Tensor:
-        """The slot that holds `unit`, uint8 [slot bytes], the caller's until `release`.
+        """Return the slot that holds `unit`, uint8 [slot bytes], valid until `release`.
 
-        Raises StreamError, ClosedError, CheckpointError where its checksum is wrong.
+        Raises StreamError, ClosedError, or CheckpointError if its checksum does not match.
         """
         try:
             arena = self.memory[self.ring.acquire(unit)]
@@ -86,7 +86,7 @@ class DiskStream:
 def read_jobs(
     layout: UnitLayout, reader: DirectReader, block: int, slot_memory: Callable[[int], memoryview]
 ) -> list[Job]:
-    """What must be done to read a unit, in blocks of `block` bytes at most, into the memory of a slot."""
+    """Return the jobs that read a unit into a slot's memory, in blocks of at most `block` bytes."""
 
     def job(extent: Extent, at: int, length: int) -> Job:
         def read(slot: int) -> int:
@@ -104,9 +104,9 @@ def read_jobs(
 
 
 def read_unit(layout: UnitLayout, reader: DirectReader, *, pin: bool = False) -> Arena:
-    """Read a whole unit once, into memory of its own: one that stays.
+    """Read a unit into its own arena, to keep it in RAM.
 
-    Raises StreamError, CapacityError, CheckpointError where its checksum is wrong.
+    Raises StreamError, CapacityError, or CheckpointError if its checksum does not match.
     """
     arena = Arena(layout.nbytes, pin=pin)
     try:

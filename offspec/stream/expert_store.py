@@ -1,9 +1,9 @@
-"""Units read when they are asked for, several at once, and kept in slots until others need the room.
+"""On-demand reading of units, such as experts, into a cache of slots in RAM.
 
-Which experts a layer runs is known only when its router has run, so nothing is read ahead of that; instead,
-what is likely to be asked for soon is kept. One thread consumes; what an interrupt may strike is told in
-`workers`. All that must survive one is `_kept`: a unit is in it while its slot holds all of it, and every
-other slot is free or being filled.
+The experts of a layer are known only after its router has run, so they cannot be read ahead of time; instead,
+units that are likely to be requested soon stay cached. One thread consumes. `workers` explains how the code
+stays consistent under interrupts. The only state that must survive an interrupt is `_kept`: it maps each unit
+to its slot while the slot holds the complete unit, and all other slots are free or being filled.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,52 +18,52 @@ from offspec.stream.arena import Arena
 from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.disk_stream import read_jobs
 from offspec.stream.layout import UnitLayout
-from offspec.stream.usage import Usage
-from offspec.stream.workers import BytesMoved, Filling, RingStats, Round, WorkerDiedError, WorkerPool
+from offspec.stream.unit_usage import UnitUsage
+from offspec.stream.workers import BytesMoved, ReadRound, RingStats, SlotRead, WorkerDiedError, WorkerPool
 
 _LOADED_AT_ONCE = 32  # units
 
 
 @dataclass(slots=True)
-class StoreStats:
-    """Counters since the store was made.
+class ExpertCacheStats:
+    """Counters since the store was created.
 
     Args:
-        asked: Units that were asked for, each once a call.
-        hits: Those of them that were in a slot already.
+        requested: Requested units, counted once per call.
+        hits: Requested units that were already in a slot.
     """
 
-    asked: int = 0
+    requested: int = 0
     hits: int = 0
 
     @property
     def hit_rate(self) -> float:
-        """The share of units asked for that were in a slot; 0 before any was."""
-        return self.hits / self.asked if self.asked else 0.0
+        """Share of requested units that were in a slot; 0 before the first request."""
+        return self.hits / self.requested if self.requested else 0.0
 
 
 @dataclass(slots=True)
-class _Reads(Round):
-    """Fillings by unit. free: slots that hold nothing and are not being filled."""
+class _Reads(ReadRound):
+    """Reads by unit. free: slots that are empty and not being filled."""
 
     free: list[int] = field(default_factory=list)
 
 
 class ExpertStore:
-    """Slots of the size of the largest unit, filled by `shape.depth` reading threads.
+    """Cache of slots of the size of the largest unit, filled by `shape.depth` reader threads.
 
     Args:
-        layouts: The units, each with a name of its own.
-        slots: How many units are kept.
-        groups: The group of each unit, whose turns come in order; one of all by default. See `Usage`.
-        reader: Reads them.
-        arrange: Called with a unit and its slot when it has come; may move what lies there. Default: nothing.
-        shape: How many reads at once, and how large.
+        layouts: Layouts of the units, with unique names.
+        slots: Maximum number of cached units.
+        reader: Reader of the files.
+        groups: Group of each unit; groups are requested in cyclic order. Default: one group. See `UnitUsage`.
+        arrange: Called with a unit and its slot when it was read; may rearrange its bytes. Default: None.
+        shape: Number and size of concurrent reads.
         pin: Whether a device copies from the slots. Default False.
-        timeline: Records reads and waits.
+        timeline: Timeline of reads and waits.
 
     Raises:
-        CapacityError: There is no memory for the slots.
+        CapacityError: There is not enough memory for the slots.
     """
 
     def __init__(
@@ -80,27 +80,27 @@ class ExpertStore:
     ) -> None:
         assert layouts and slots >= 1
         self.layouts, self.slots = layouts, min(slots, len(layouts))
-        self.stats = StoreStats()
+        self.stats = ExpertCacheStats()
         self._reader, self._shape, self._arrange = reader, shape or ReadShape(), arrange
         self._slot_bytes = max(layout.nbytes for layout in layouts)
         reader.open({extent.file for layout in layouts for extent in layout.extents})
         self._arena = Arena(self._slot_bytes * self.slots, pin=pin)
         self._pin = pin
-        self._kept: dict[int, int] = {}  # unit: slot, in the order in which they came
-        self.usage = Usage(groups or [0] * len(layouts))
-        self._ahead: list[int] = []  # units that are read while nothing else is; the last is the next
+        self._kept: dict[int, int] = {}  # slot by unit, in order of arrival
+        self.usage = UnitUsage(groups or [0] * len(layouts))
+        self._ahead: list[int] = []  # units to prefetch when idle, the next one last
         self._pool = WorkerPool(
-            self._new_round(), self._shape.depth, "read expert", self._fill_ahead, timeline=timeline
+            self._new_round(), self._shape.depth, "read expert", self._prefetch_next, timeline=timeline
         )
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slots."""
+        """Total bytes of the slots."""
         return self._arena.nbytes
 
     @property
     def unpinned_bytes(self) -> int:
-        """Bytes that a device copies from, and could not be pinned."""
+        """Bytes that a device copies from but that could not be pinned."""
         return self.nbytes if self._pin and not self._arena.pinned else 0
 
     @property
@@ -110,50 +110,50 @@ class ExpertStore:
 
     @property
     def read_stats(self) -> RingStats:
-        """Bytes read, and how long `fetch` waited for them."""
+        """Bytes read, and seconds that `fetch` waited for them."""
         return self._pool.stats
 
     @property
     def bytes_moved(self) -> BytesMoved:
-        """Bytes read; experts are computed from these slots."""
+        """Bytes read, which are also the streamed bytes: experts are computed from these slots."""
         read = self.read_stats.bytes_moved
         return BytesMoved(read, read)
 
     @property
-    def kept(self) -> tuple[int, ...]:
-        """Units in slots, in the order in which they came."""
+    def cached_units(self) -> tuple[int, ...]:
+        """Units in slots, in order of arrival."""
         return tuple(self._kept)
 
     def holds(self, unit: int) -> bool:
-        """Whether a unit is in a slot."""
+        """Return whether a unit is in a slot."""
         return unit in self._kept
 
     def load(self, progress: Callable[[int], None]) -> None:
-        """Read all units, where each has a slot; progress(bytes) as it goes. Raises what `fetch` raises."""
+        """Read all units if each has a slot. progress: called with bytes read. Raises as `fetch` does."""
         units = range(len(self.layouts)) if self.load_bytes else range(0)
         for start in units[::_LOADED_AT_ONCE]:
             some = units[start : start + _LOADED_AT_ONCE]
             self._begin(list(some)[::-1], set(), iter(()))
-            while self._pool.round.fillings:
+            while self._pool.round.reads:
                 self._wait()
             progress(sum(self.layouts[unit].nbytes for unit in some))
 
     def fetch(
         self, units: Sequence[int], counts: Sequence[int] = (), rows: int = 1
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """Give each of the units with its slot, uint8 [slot bytes], which is the caller's until the next.
+        """Yield each unit with its slot, uint8 [slot bytes], which is valid until the next iteration.
 
-        Those in slots come first, while the others are being read, which begins at once, and those in the
-        order of arrival. More units than slots come in waves.
+        Reads of missing units begin at once. Cached units come first, then the others in order of arrival. If
+        there are more units than slots, they come in waves.
 
         Args:
-            units: All different, of one group.
-            counts: How many of the rows ask for each. Default one.
-            rows: Of the pass. Default 1.
+            units: Distinct units of one group.
+            counts: Number of rows that use each unit. Default 1 each.
+            rows: Number of rows of the pass. Default 1.
 
         Raises:
             StreamError: A read failed.
-            CheckpointError: A checksum is wrong.
+            CheckpointError: A checksum does not match.
             ClosedError: The store was closed.
         """
         if self._pool.closed:
@@ -164,11 +164,11 @@ class ExpertStore:
         self._keep_whole()
         here = [unit for unit in units if unit in self._kept]
         due = dict.fromkeys(unit for unit in units if unit not in self._kept)
-        self.stats.asked += len(units)
+        self.stats.requested += len(units)
         self.stats.hits += len(here)
         self.usage.note(units, counts or [1] * len(units), rows)
         waiting, pinned = list(due)[::-1], set(units)
-        leaving = self.usage.leaving(self._kept, pinned, len(due) - len(self._pool.round.free))
+        leaving = self.usage.eviction_order(self._kept, pinned, len(due) - len(self._pool.round.free))
         self._begin(waiting, pinned, leaving)
         return self._hand_out(here, due, waiting, pinned, leaving)
 
@@ -191,52 +191,52 @@ class ExpertStore:
             self._begin(waiting, pinned, leaving)
 
     def _begin(self, waiting: list[int], pinned: set[int], leaving: Iterator[int]) -> None:
-        """Have as many of the units read as there are slots for; the last of the list is the next."""
+        """Begin reading as many units as there are slots for. waiting: units to read, the next one last."""
         reads, begun = self._pool.round, False
         while waiting:
-            if waiting[-1] not in reads.fillings:  # else ahead of now, or since a call that was broken off
+            if waiting[-1] not in reads.reads:  # else prefetched, or begun by an interrupted call
                 slot = self._take_slot(pinned, leaving)
                 if slot is None:
                     break
                 begun |= self._fill(reads, waiting[-1], slot)
             waiting.pop()
         if begun:
-            self._pool.ring_for_work()
+            self._pool.notify_work()
 
     def _take_slot(self, pinned: set[int], leaving: Iterator[int]) -> int | None:
-        """A free slot, for which a unit may have to leave; None where all are needed."""
+        """Return a free slot, evicting a unit if necessary; None if all slots are in use."""
         with suppress(IndexError):  # a worker may have taken the last
             return self._pool.round.free.pop()
         unit = next(leaving, None)
-        if unit is None:  # in waves, those that were handed out
+        if unit is None:  # in waves, evict a unit that was already handed out
             unit = next((unit for unit in self._kept if unit not in pinned), None)
         return None if unit is None else self._kept.pop(unit)
 
     def _fill(self, reads: "_Reads", unit: int, slot: int) -> bool:
-        """Have a unit read into a slot, unless it is being read by now."""
+        """Begin reading a unit into a slot; return False if it is already being read."""
         layout = self.layouts[unit]
         jobs = read_jobs(layout, self._reader, self._shape.block, self._buffer)
-        filling = Filling(layout.name, slot, jobs)
-        if reads.fillings.setdefault(unit, filling) is filling:
+        slot_read = SlotRead(layout.name, slot, jobs)
+        if reads.reads.setdefault(unit, slot_read) is slot_read:
             return True
         reads.free.append(slot)
         return False
 
-    def recall(self, shares: Sequence[float]) -> None:
-        """Begin with what was learnt of the units' `usage`, and have those read ahead that were used most."""
+    def restore_usage(self, shares: Sequence[float]) -> None:
+        """Restore the `usage` of an earlier run, and prefetch the units that were used most."""
         self.usage.shares[:] = shares
-        self.read_ahead(self.usage.likeliest(self.slots))
+        self.prefetch(self.usage.most_used(self.slots))
 
-    def read_ahead(self, units: Sequence[int]) -> None:
-        """Have these read, the first of them first, while nothing is asked for and slots are free."""
+    def prefetch(self, units: Sequence[int]) -> None:
+        """Read these units in order while no unit is requested and slots are free."""
         self._ahead = list(units)[::-1]
-        self._pool.ring_for_work()
+        self._pool.notify_work()
 
-    def _fill_ahead(self, reads: "_Reads") -> bool:
-        """Begin with the next of them; called by one worker at a time."""
+    def _prefetch_next(self, reads: "_Reads") -> bool:
+        """Begin the next prefetch; return False if there is none. Called by one worker at a time."""
         while self._ahead:
             unit = self._ahead.pop()
-            if unit in reads.fillings or unit in self._kept:  # in this order: it goes from one to the other
+            if unit in reads.reads or unit in self._kept:  # in this order: units move from reads to _kept
                 continue
             try:
                 slot = reads.free.pop()
@@ -248,30 +248,30 @@ class ExpertStore:
         return False
 
     def _wait(self) -> None:
-        """Until one more of the units that are being read is whole."""
-        fillings = self._pool.round.fillings
-        unit = next(iter(fillings))
+        """Wait until the read of another unit is complete."""
+        slot_reads = self._pool.round.reads
+        unit = next(iter(slot_reads))
         try:
-            self._pool.wait_for(lambda: list(fillings.values()), fillings[unit].name)
+            self._pool.wait_for(lambda: list(slot_reads.values()), slot_reads[unit].name)
         except WorkerDiedError as error:
             raise self.layouts[unit].error(f"reading stopped: {error}") from error
         self._keep_whole()
 
     def _keep_whole(self) -> None:
         reads = self._pool.round
-        for unit, filling in list(reads.fillings.items()):
-            if not filling.whole:
+        for unit, slot_read in list(reads.reads.items()):
+            if not slot_read.is_complete:
                 continue
-            if reads.error is not None:  # one that failed looks whole as well
+            if reads.error is not None:  # a failed read also looks complete
                 raise reads.error
-            del reads.fillings[unit]  # first: nothing is arranged twice
-            if unit in self._kept:  # read ahead at the moment when it had come
-                reads.free.append(filling.slot)
+            del reads.reads[unit]  # first, so that no unit is arranged twice
+            if unit in self._kept:  # a prefetch began just after the unit had arrived
+                reads.free.append(slot_read.slot)
                 continue
-            self._reader.check_unit(self.layouts[unit], self._buffer(filling.slot))
+            self._reader.check_unit(self.layouts[unit], self._buffer(slot_read.slot))
             if self._arrange is not None:
-                self._arrange(unit, self._memory(filling.slot))
-            self._kept[unit] = filling.slot
+                self._arrange(unit, self._memory(slot_read.slot))
+            self._kept[unit] = slot_read.slot
 
     def _new_round(self) -> _Reads:
         taken = set(self._kept.values())
@@ -284,7 +284,7 @@ class ExpertStore:
         return self._arena.tensor[slot * self._slot_bytes : (slot + 1) * self._slot_bytes]
 
     def abandon(self) -> None:
-        """After an error or an interrupt: forget what was being read; what is in slots stays."""
+        """Drop unfinished reads after an error or an interrupt; cached units stay."""
         self._pool.stop_round()
 
     def close(self) -> None:

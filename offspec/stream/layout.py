@@ -1,8 +1,8 @@
-"""Where the tensors of one unit (a decoder layer, say) lie in its files, and where they land in a slot.
+"""Positions of a unit's tensors (a unit is, for example, a decoder layer) in its files and in a slot.
 
-O_DIRECT leaves a tensor where its file has it within a page, and the length of a safetensors header decides
-that: at a multiple of 8. Kernels and libraries load 16 bytes at once where they can, so what is copied to a
-device is aligned there.
+O_DIRECT keeps each tensor at its offset within a page. That offset depends on the length of the safetensors
+header and is a multiple of 8. Kernels and libraries load 16 bytes at once if they can, so tensors are aligned
+when they are copied to a device.
 """
 
 from collections.abc import Iterable
@@ -15,15 +15,15 @@ from offspec.checkpoint.tensors import TensorInfo
 from offspec.core.errors import StreamError
 from offspec.stream.arena import PAGE, round_up
 
-GAP = 256 << 10  # reading across a gap this small is cheaper than a second read
-ALIGNMENT = 16  # bytes of the address of a tensor on a device
+GAP = 256 << 10  # bytes; reading across a smaller gap is cheaper than a second read
+ALIGNMENT = 16  # bytes; alignment of tensors on a device
 
-Places = dict[str, tuple[int, TensorInfo]]  # by name, the offset in a slot
+Places = dict[str, tuple[int, TensorInfo]]  # offset in a slot and tensor, by name
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """An aligned range of a file, read in one go. `start` is its place in the slot, all in bytes.
+    """Aligned range of a file that is read at once. `start` is its offset in the slot; all values in bytes.
 
     length is a multiple of the page size; the last `length - needed` bytes are padding.
     """
@@ -37,7 +37,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """`length` bytes of a slot in RAM that go to a slot on a device, from offset `source` to `target`."""
+    """Copy of `length` bytes from offset `source` of a RAM slot to offset `target` of a device slot."""
 
     source: int
     target: int
@@ -46,9 +46,9 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class UnitLayout:
-    """One unit of streaming: its extents, and the slot offset of each of its tensors.
+    """Streaming unit: its extents, and the slot offset of each of its tensors.
 
-    moves: what is copied to a device with memory of its own; aligned: the offsets of the tensors there.
+    moves: copies to a device with its own memory. aligned: offsets of the tensors there.
     """
 
     name: str
@@ -59,35 +59,35 @@ class UnitLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of slot that the unit takes, which are also the bytes read from disk."""
+        """Bytes of the unit in a slot, which are also the bytes read from disk."""
         return sum(extent.length for extent in self.extents)
 
     def nbytes_on(self, device: torch.device) -> int:
-        """Bytes that the unit takes in a slot of a device."""
+        """Return the bytes of the unit in a slot of a device."""
         if device.type == "cpu":
             return self.nbytes
         return max((move.target + move.length for move in self.moves), default=0)
 
     def places_on(self, device: torch.device) -> Places:
-        """Where the tensors are in memory of a device that holds the unit."""
+        """Return the positions of the tensors in a slot of a device."""
         return self.places if device.type == "cpu" else self.aligned
 
     def moves_to(self, device: torch.device) -> tuple[Move, ...]:
-        """What to copy where."""
+        """Return the copies from a RAM slot to a slot of a device."""
         return (Move(0, 0, self.nbytes),) if device.type == "cpu" else self.moves
 
     def error(self, message: str) -> StreamError:
-        """What went wrong with the unit, in one line, with its first place on disk."""
+        """Return a one-line error about the unit, with its first position on disk."""
         first = self.extents[0]
         return StreamError(" ".join(message.split()), file=first.file, offset=first.offset)
 
     def moved(self, places: Places) -> "UnitLayout":
-        """The same with tensors elsewhere in the slot, between reading and a copy to a device."""
+        """Return this layout with other tensor positions, for units rearranged before a copy to a device."""
         moves, aligned = _align(places)
         return replace(self, places=places, moves=moves, aligned=aligned)
 
-    def put_on(self, memory: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Memory of a device that holds the unit: `memory` itself, uint8 [slot bytes] in RAM, for a CPU."""
+    def copy_to_device(self, memory: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Return the unit in memory of a device; for a CPU `memory` itself, uint8 [slot bytes] in RAM."""
         if device.type == "cpu":
             return memory
         copy = torch.empty(self.nbytes_on(device), dtype=torch.uint8, device=device)
@@ -97,7 +97,7 @@ class UnitLayout:
 
 
 def lay_out(name: str, tensors: Iterable[TensorInfo]) -> UnitLayout:
-    """Coalesce neighbouring tensors into aligned extents, one after the other in the slot."""
+    """Coalesce neighbouring tensors into aligned extents that are consecutive in the slot."""
     extents: list[Extent] = []
     places: Places = {}
     run: list[TensorInfo] = []
@@ -124,7 +124,7 @@ def lay_out(name: str, tensors: Iterable[TensorInfo]) -> UnitLayout:
 
 
 def _align(places: Places) -> tuple[tuple[Move, ...], Places]:
-    """Neighbours go in one move while that leaves all of them aligned."""
+    """Combine neighbouring tensors into one move as long as all of them stay aligned."""
     moves: list[Move] = []
     aligned: Places = {}
     for place, info in sorted(places.values(), key=lambda found: found[0]):

@@ -1,4 +1,4 @@
-"""How many reads at once, and how large, bring this disk's bytes fastest: found by trying."""
+"""Benchmark that chooses the number and size of concurrent reads for a disk."""
 
 import threading
 import time
@@ -11,8 +11,8 @@ from offspec.stream.arena import PAGE, Arena
 from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.layout import UnitLayout
 
-# A deeper queue is not free: its threads take turns with those that multiply. So depths rise, and a deeper
-# one is taken only when it is clearly faster.
+# A deeper queue has a cost, because its threads compete with computing threads for the CPU. So shapes are in
+# order of depth, and a deeper one is chosen only if it is clearly faster.
 _SHAPES = (
     ReadShape(1, 4 << 20),
     ReadShape(2, 4 << 20),
@@ -22,15 +22,15 @@ _SHAPES = (
     ReadShape(8, 1 << 20),
 )
 _CLEARLY = 1.04
-_SECONDS = 0.06  # of reading with each shape, in each of the two rounds
-_WORTH_IT = 1 << 30  # bytes of a pass below which any shape will do
+_SECONDS = 0.06  # reading time for each shape in each of the two rounds
+_WORTH_IT = 1 << 30  # bytes per pass; below that, the shape hardly matters
 
 
 def choose_read_shape(units: Sequence[UnitLayout], reader: DirectReader) -> ReadShape:
-    """The shape that reads these units fastest; the default where there is too little for it to matter.
+    """Return the shape that reads these units fastest, or the default if there is too little to read.
 
-    Takes less than a second. Each shape is tried twice, in turns, since a disk's speed drifts; the better
-    of the two counts.
+    Takes less than a second. Each shape is measured twice, in alternating order because a disk's speed
+    drifts; the better result counts.
     """
     block = max(shape.block for shape in _SHAPES)
     blocks = [
@@ -59,7 +59,7 @@ def _rate(
     reader: DirectReader,
     ticket: "count[int]",
 ) -> float:
-    """Bytes a second over `_SECONDS`, with blocks taken in order from where the last trial left off."""
+    """Measure bytes per second over `_SECONDS`, continuing after the blocks of the previous measurement."""
     arenas = [Arena(shape.block) for _ in range(shape.depth)]
     pieces = block // shape.block
     moved = [0] * shape.depth
@@ -74,7 +74,7 @@ def _rate(
                     path, at + turn % pieces * shape.block, arenas[worker].buffer, PAGE
                 )
             except StreamError:
-                return  # a file that cannot be read is told about when it is needed
+                return  # an unreadable file is reported when it is needed
 
     threads = [threading.Thread(target=read, args=(worker,)) for worker in range(shape.depth)]
     for thread in threads:
@@ -83,6 +83,6 @@ def _rate(
         for thread in threads:
             thread.join()
     finally:
-        for thread in threads:  # after Ctrl-C, too: the files will be closed
+        for thread in threads:  # also after Ctrl-C: the files will be closed
             thread.join()
     return sum(moved) / (time.perf_counter() - began)

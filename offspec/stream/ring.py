@@ -1,22 +1,22 @@
-"""Slots filled in a fixed cyclic order by worker threads, and emptied by one consumer.
+"""Ring buffer whose slots are filled in cyclic order by worker threads and emptied by one consumer.
 
-Units (layers) are needed in the same order for ever, so the ring wraps from one pass into the next: while
-the draft grows a tree, the first layers of the next pass are already being read. A slot belongs to the caller
-between `acquire` and `release`. What an interrupt may strike is told in `workers`.
+Units (layers) are always needed in the same order, so the ring wraps from one pass into the next: while the
+draft grows a tree, the first layers of the next pass are already being read. A slot belongs to the caller
+between `acquire` and `release`. `workers` explains how the code stays consistent under interrupts.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from offspec.core.trace import OFF, Timeline
-from offspec.stream.workers import Filling, Job, RingStats, Round, WorkerPool
+from offspec.stream.workers import Job, ReadRound, RingStats, SlotRead, WorkerPool
 
 
 @dataclass(slots=True)
-class _Cycle(Round):
-    """The ring's state between two restarts.
+class _Cycle(ReadRound):
+    """State of the ring between two restarts.
 
-    head: the sequence number that `acquire` hands out next; next_fill: the next to be filled.
+    head: sequence number that `acquire` returns next. next_fill: sequence number that is filled next.
     """
 
     head: int = 0
@@ -24,19 +24,19 @@ class _Cycle(Round):
 
 
 class Ring:
-    """Cyclic slots over units, filled by worker threads.
+    """Ring buffer of slots for n units, filled by worker threads.
 
-    Sequence number s stands for unit s mod n in slot s mod `slots`. One thread consumes: it acquires units
-    in cyclic order and releases each before the next. An error in a worker is raised by `acquire`.
+    Sequence number s is unit s mod n in slot s mod `slots`. One thread consumes: it acquires units in cyclic
+    order and releases each one before the next. Errors of workers are raised by `acquire`.
 
     Args:
-        names: One per unit, for the timeline.
-        slots: How many.
-        jobs_of: Lists what must be done to fill a slot with a unit.
-        workers: Threads.
+        names: Names of the units, for the timeline.
+        slots: Number of slots.
+        jobs_of: Returns the jobs that fill a slot with a unit.
+        workers: Number of threads.
         name: Worker i has the track "<name> <i>" in the timeline.
-        waits: The consumer's track, "compute" by default.
-        timeline: Records jobs and waits.
+        waits: Track of the consumer, "compute" by default.
+        timeline: Timeline of jobs and waits.
     """
 
     def __init__(
@@ -65,42 +65,44 @@ class Ring:
         return self._pool.round
 
     def _fill_next(self, cycle: _Cycle) -> bool:
-        """Begin with the next unit; called by one worker at a time."""
+        """Begin to read the next unit; return False if no slot is free. Called by one worker at a time."""
         if cycle.next_fill >= cycle.head + self.slots:
             return False
         unit = cycle.next_fill % self.units
-        filling = Filling(self._names[unit], cycle.next_fill % self.slots, self._jobs_of(unit))
-        cycle.fillings[cycle.next_fill] = filling
+        slot_read = SlotRead(self._names[unit], cycle.next_fill % self.slots, self._jobs_of(unit))
+        cycle.reads[cycle.next_fill] = slot_read
         cycle.next_fill += 1
         return True
 
     def acquire(self, unit: int) -> int:
-        """The slot that holds `unit`, waiting for it if need be. Raises what a worker raised, ClosedError.
+        """Return the slot that holds `unit`, waiting for it if necessary.
 
-        Asking for another unit than the next in order (after a pass was broken off) restarts the ring.
+        Acquiring a unit out of order (after a pass was cancelled) restarts the ring. Raises ClosedError, and
+        errors of the workers.
         """
         assert not self._held, "release a unit before acquiring the next"
         if self._cycle.stale or self._cycle.head % self.units != unit:
             self._pool.stop_round()
             self._pool.start_round(_Cycle(head=unit, next_fill=unit))
-        self._pool.wait_for(lambda: [self._cycle.fillings.get(self._cycle.head)], self._names[unit])
+        self._pool.wait_for(lambda: [self._cycle.reads.get(self._cycle.head)], self._names[unit])
         self._held = True
         return self._cycle.head % self.slots
 
     def release(self) -> None:
-        """Give the acquired slot back to be filled again."""
+        """Release the acquired slot, so that it can be refilled."""
         assert self._held
-        # In this order an interrupt between two of these leaves a slot that is still taken, never one that
-        # is refilled while it is held.
-        self._cycle.fillings.pop(self._cycle.head, None)
+        # In this order, an interrupt between two statements leaves a slot that is still in use, never one
+        # that is refilled while it is held.
+        self._cycle.reads.pop(self._cycle.head, None)
         self._cycle.head += 1
         self._held = False
-        self._pool.ring_for_work()
+        self._pool.notify_work()
 
     def abandon(self) -> None:
-        """After an error or an interrupt: forget what is held and what failed; the ring can be used again.
+        """Drop the held slot and stop the round after an error or an interrupt.
 
-        It stands still until the next `acquire`, by which time what failed may have been mended.
+        The ring stays usable. It is idle until the next `acquire`; by then the cause of the error may be
+        fixed.
         """
         self._held = False
         self._pool.stop_round()

@@ -1,4 +1,4 @@
-"""The units of one device in the order of a pass: kept in RAM, read from disk, or some of each."""
+"""Units of one device in the order of a pass, kept in RAM, read from disk, or both."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,16 +15,17 @@ from offspec.stream.workers import BytesMoved, RingStats
 
 
 class UnitStream:
-    """Hands out units in slots on a device, as `DiskStream` and `DeviceStream` do.
+    """Stream of units in slots on a device, using a `DiskStream`, a `DeviceStream`, or both.
 
     Args:
-        layouts: The units in order.
-        hosted: Which of them are kept in RAM, by number.
-        slots: Of the ring that units are computed from.
-        staging: Slots in RAM that units from disk pass through where they are copied on.
-        reader: Reads them.
-        device: Where they are computed with; one with memory of its own has them copied, from pinned memory.
-        timeline: Records loads, reads and copies.
+        layouts: Layouts of the units, in order.
+        hosted: Indices of the units that are kept in RAM.
+        slots: Number of slots of the ring buffer that layers are computed from.
+        staging: Number of slots in RAM for units that are read from disk and then copied.
+        reader: Reader of the files.
+        device: Device that computes with the units. To a device with its own memory they are copied, from
+            pinned memory.
+        timeline: Timeline of loads, reads and copies.
     """
 
     def __init__(
@@ -40,18 +41,20 @@ class UnitStream:
         self.layouts = list(layouts)
         self._wanted, self._slots, self._staging = list(hosted), slots, staging
         self._reader, self._device, self._timeline = reader, device, timeline
-        self._apart = device.type != "cpu"
+        self._has_own_memory = device.type != "cpu"
         self._hosted: dict[int, Arena] = {}
         self._disk: DiskStream | None = None
         self._stream: DiskStream | DeviceStream | None = None
         self.shape = ReadShape()
-        self.read_stats = self.ring_stats = RingStats()  # of what reads, and of what the layers wait for
+        self.read_stats = self.ring_stats = (
+            RingStats()
+        )  # of the disk ring, and of the ring that layers wait for
 
     @property
     def bytes_moved(self) -> BytesMoved:
-        """Bytes copied to a device with memory of its own, or read from disk if there is none; bytes read."""
+        """Bytes streamed (copied to a device, or on a CPU read from disk), and bytes read from disk."""
         read = self.read_stats.bytes_moved
-        return BytesMoved(self.ring_stats.bytes_moved if self._apart else read, read)
+        return BytesMoved(self.ring_stats.bytes_moved if self._has_own_memory else read, read)
 
     @property
     def hosted_bytes(self) -> int:
@@ -60,24 +63,25 @@ class UnitStream:
 
     @property
     def unpinned_bytes(self) -> int:
-        """Bytes of RAM that are copied to a device from, and could not be pinned."""
+        """Bytes of RAM that are copied to a device but could not be pinned."""
         arenas = [*self._hosted.values(), *(self._disk.memory if self._disk is not None else ())]
-        return sum(arena.nbytes for arena in arenas if self._apart and not arena.pinned)
+        return sum(arena.nbytes for arena in arenas if self._has_own_memory and not arena.pinned)
 
     def load(self, progress: Callable[[int], None]) -> None:
-        """Read what is kept in RAM, and start streaming; progress(bytes) after each.
+        """Read the units that are kept in RAM, and start streaming.
 
-        Raises StreamError, CapacityError, CheckpointError; `close` frees what there is by then.
+        progress: called with the bytes of each unit. Raises StreamError, CapacityError, CheckpointError;
+        `close` then frees the units loaded so far.
         """
         for unit in self._wanted:
             with self._timeline.span("load", self.layouts[unit].name):
-                self._hosted[unit] = read_unit(self.layouts[unit], self._reader, pin=self._apart)
+                self._hosted[unit] = read_unit(self.layouts[unit], self._reader, pin=self._has_own_memory)
             progress(self.layouts[unit].nbytes)
         self._stream = self._start()
 
     def _start(self) -> DiskStream | DeviceStream:
         read = [layout for unit, layout in enumerate(self.layouts) if unit not in self._hosted]
-        copied = self._apart or bool(self._hosted)
+        copied = self._has_own_memory or bool(self._hosted)
         disk = None
         if read:
             self.shape = choose_read_shape(read, self._reader)
@@ -86,7 +90,7 @@ class UnitStream:
                 self._staging if copied else self._slots,
                 self._reader,
                 shape=self.shape,
-                pin=self._apart,
+                pin=self._has_own_memory,
                 waits="copy 0" if copied else "compute",
                 timeline=self._timeline,
             )
@@ -105,7 +109,7 @@ class UnitStream:
         return copies
 
     def acquire(self, unit: int) -> torch.Tensor:
-        """The slot that holds `unit`, uint8 [slot bytes]. Raises StreamError, ClosedError."""
+        """Return the slot that holds `unit`, uint8 [slot bytes]. Raises StreamError, ClosedError."""
         assert self._stream is not None
         return self._stream.acquire(unit)
 

@@ -1,4 +1,4 @@
-"""What the tests of sessions say, and how they read what comes back."""
+"""Helpers of the session tests: messages, and reading of the answers."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation, Message
 from offspec.core.errors import SessionError
-from offspec.core.private import data_root
+from offspec.core.private_folders import data_root
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Archive:
-    return Archive(tmp_path / "sessions")
+def archive(tmp_path: Path) -> SessionArchive:
+    return SessionArchive(tmp_path / "sessions")
 
 
-def keep(archive: Archive, number: int, question: str = "", model: str = "demo") -> Conversation:
+def keep(archive: SessionArchive, number: int, question: str = "", model: str = "demo") -> Conversation:
     talk = Conversation(
         model=model,
         id=f"20260101-00000{number}-a{number}",
@@ -32,7 +32,7 @@ def keep(archive: Archive, number: int, question: str = "", model: str = "demo")
 
 def test_data_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OFFSPEC_DATA", str(tmp_path / "ours"))
-    assert data_root() == tmp_path / "ours" and Archive().folder == tmp_path / "ours" / "sessions"
+    assert data_root() == tmp_path / "ours" and SessionArchive().folder == tmp_path / "ours" / "sessions"
     monkeypatch.delenv("OFFSPEC_DATA")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "theirs"))
     assert data_root() == tmp_path / "theirs" / "offspec"
@@ -41,7 +41,7 @@ def test_data_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert data_root() == tmp_path / ".local" / "share" / "offspec"
 
 
-def test_the_latest_first(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_first(archive: SessionArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     assert archive.list() == [] and archive.latest() is None and not archive.damaged
     for number, model in ((2, "demo"), (3, "other"), (1, "demo")):
         keep(archive, number, model=model)
@@ -54,7 +54,7 @@ def test_the_latest_first(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> 
     assert archive.latest("third") is None
 
 
-def test_damaged_files_are_skipped_and_counted(archive: Archive) -> None:
+def test_damaged_files_are_skipped_and_counted(archive: SessionArchive) -> None:
     talk = keep(archive, 1)
     whole = archive.file_for(talk).read_bytes()
     otherwise = json.dumps(json.loads(whole), indent=2).replace(talk.id, "otherwise")
@@ -76,7 +76,7 @@ def test_damaged_files_are_skipped_and_counted(archive: Archive) -> None:
 
 
 def test_what_cannot_be_read_is_named_with_its_reason(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
+    archive: SessionArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, cut, closed = (keep(archive, number) for number in (1, 2, 3))
     file = archive.file_for(cut)
@@ -84,8 +84,11 @@ def test_what_cannot_be_read_is_named_with_its_reason(
     forbid(monkeypatch, archive.file_for(closed))
     assert [entry.id for entry in archive.list()] == [whole.id]
     assert [damaged.file for damaged in archive.damaged] == [file, archive.file_for(closed)]
-    assert f"{file} is not a session that can be used: line 3 is not JSON: " in archive.damaged[0].reason
-    assert f"cannot read the session {archive.file_for(closed)}: Permission denied" in archive.unread()
+    assert f"{file} is not a valid session file: line 3 is not JSON: " in archive.damaged[0].reason
+    assert (
+        f"cannot read the session {archive.file_for(closed)}: Permission denied"
+        in archive.unreadable_summary()
+    )
     with pytest.raises(SessionError, match=f"^cannot read the session .*{closed.id}.json: Permission denied"):
         archive.find(closed.id)
     with pytest.raises(SessionError, match=r"there is no session 'x'.*; .*is not JSON.*; cannot read") as one:
@@ -93,9 +96,11 @@ def test_what_cannot_be_read_is_named_with_its_reason(
     assert len(str(one.value).splitlines()) == 1
 
 
-def test_a_folder_that_cannot_be_read_is_named(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_read_is_named(
+    archive: SessionArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     archive.folder.write_text("")
-    assert archive.list() == [] and "Not a directory" in archive.unread()
+    assert archive.list() == [] and "Not a directory" in archive.unreadable_summary()
     archive.folder.unlink()
     keep(archive, 1)
     forbid(monkeypatch, archive.folder)
@@ -116,7 +121,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch, closed: Path) -> None:
         monkeypatch.setattr(Path, name, refuse)
 
 
-def test_found_by_many_names(archive: Archive, tmp_path: Path) -> None:
+def test_found_by_many_names(archive: SessionArchive, tmp_path: Path) -> None:
     first, second = keep(archive, 1, "Why is the sky blue?"), keep(archive, 2, "Ähnlich?")
     assert archive.find(first.id) == archive.find(first.id.upper()) == archive.file_for(first)
     assert archive.find("20260101-000002") == archive.file_for(second)
@@ -127,7 +132,7 @@ def test_found_by_many_names(archive: Archive, tmp_path: Path) -> None:
     assert archive.find(str(elsewhere)) == elsewhere
 
 
-def test_not_found(archive: Archive) -> None:
+def test_not_found(archive: SessionArchive) -> None:
     with pytest.raises(SessionError, match="none was saved"):
         archive.find("sky")
     keep(archive, 1, "Why is the sky blue?")

@@ -11,9 +11,9 @@ import pytest
 
 from offspec.core.errors import RequestError, StreamError
 from offspec.core.events import Event, Finished, Notice, Prefill, TreeSeen
-from offspec.core.threads import ExclusiveUse, in_thread
+from offspec.core.threads import ExclusiveUse, stream_in_thread
 from tests.chat.talks import LONG, said
-from tests.support.fake_engine import Script, ScriptedEngine, Turnstile
+from tests.support.fake_engine import PassGate, Script, ScriptedEngine
 from tests.support.waiting import PATIENCE
 
 
@@ -49,7 +49,7 @@ async def test_tasks_take_turns() -> None:
 async def test_cancelled_in_the_middle_of_a_pass() -> None:
     engine = ScriptedEngine([LONG, "Yes."])
     session = engine.chat()
-    engine.gate = Turnstile(1)
+    engine.gate = PassGate(1)
     task = asyncio.create_task(drain(session.asend("Count.")))
     await until(engine.held)
     task.cancel()
@@ -111,7 +111,7 @@ def test_a_loop_that_is_gone_does_not_keep_the_thread() -> None:
         yield Notice("two")
 
     loop = asyncio.new_event_loop()
-    stream = in_thread(events, lambda: None)
+    stream = stream_in_thread(events, lambda: None)
     assert loop.run_until_complete(anext(stream)) == Notice("one")
     loop.close()
     go.set()
@@ -131,10 +131,10 @@ async def test_one_that_may_not_wait_does_not() -> None:
             pass
 
     with turns.take():
-        assert turns.taken
+        assert turns.locked
         with pytest.raises(RequestError, match="busy"):
             await asyncio.to_thread(take)
-    assert not turns.taken
+    assert not turns.locked
     take()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from offspec.chat import autosave as keeper
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation
 from offspec.chat.session import Session
 from offspec.core.config import EngineConfig, SamplingParams
@@ -55,24 +55,24 @@ def contents(file: Path) -> list[str]:
 
 
 def test_two_sessions_do_not_keep_one_file(kept: Session, file: Path, tmp_path: Path) -> None:
-    archive, before = Archive(tmp_path), file.read_bytes()
-    assert archive.is_open(file)
+    archive, before = SessionArchive(tmp_path), file.read_bytes()
+    assert archive.is_in_use(file)
     link = tmp_path / "link.json"
     link.symlink_to(file)
-    assert archive.is_open(link)
+    assert archive.is_in_use(link)
     other = ScriptedEngine(["x"]).chat()
     list(other.send("Mine."))
     for name in (file, link):
-        with pytest.raises(SessionError, match=r"kept\.json is open in another terminal; leave it there"):
+        with pytest.raises(SessionError, match=r"kept\.json is open in another terminal; close it there"):
             other.resume(Conversation.read(name), name)
         with pytest.raises(SessionError, match="another terminal"):
             other.keep(name)
     assert [message.content for message in other.messages] == ["Mine.", "x"]
     assert file.read_bytes() == before
     kept.close()
-    assert not archive.is_open(file) and not list(tmp_path.glob(".*"))
+    assert not archive.is_in_use(file) and not list(tmp_path.glob(".*"))
     other.resume(Conversation.read(file), file)
-    assert archive.is_open(file)
+    assert archive.is_in_use(file)
     list(other.send("More."))
     assert contents(file) == ["One.", "a b", "More.", "x"]
     list(kept.send("Kept nowhere."))
@@ -82,9 +82,9 @@ def test_two_sessions_do_not_keep_one_file(kept: Session, file: Path, tmp_path: 
 def test_a_file_that_is_left_is_free(kept: Session, file: Path, tmp_path: Path) -> None:
     for leave in (kept.clear, lambda: kept.keep(None), lambda: kept.resume(Conversation(model="demo"))):
         kept.keep(file)
-        assert Archive(tmp_path).is_open(file)
+        assert SessionArchive(tmp_path).is_in_use(file)
         leave()
-        assert not Archive(tmp_path).is_open(file) and not list(tmp_path.glob(".*"))
+        assert not SessionArchive(tmp_path).is_in_use(file) and not list(tmp_path.glob(".*"))
     assert contents(file) == ["One.", "a b"]
 
 
@@ -92,26 +92,26 @@ def test_a_session_that_is_forgotten_frees_its_file(engine: ScriptedEngine, file
     session = engine.chat()
     session.keep(file)
     list(session.send("One."))
-    assert Archive(file.parent).is_open(file)
+    assert SessionArchive(file.parent).is_in_use(file)
     del session
-    assert not Archive(file.parent).is_open(file)
+    assert not SessionArchive(file.parent).is_in_use(file)
 
 
 def test_another_process_and_what_it_leaves_behind(kept: Session, file: Path, tmp_path: Path) -> None:
-    archive = Archive(tmp_path)
+    archive = SessionArchive(tmp_path)
     kept.close()
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
-        assert archive.is_open(file)
+        assert archive.is_in_use(file)
         with pytest.raises(SessionError, match="another terminal"):
             kept.keep(file)
         process.kill()
-    assert list(tmp_path.glob(".*")) and not archive.is_open(file)  # the lock of a dead process
+    assert list(tmp_path.glob(".*")) and not archive.is_in_use(file)  # the lock of a dead process
     kept.keep(file)
-    assert archive.is_open(file)
+    assert archive.is_in_use(file)
 
 
 def test_to_look_is_not_to_write(kept: Session, file: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_folder_where_no_lock_can_be_made(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    assert not Archive(file.parent).is_open(file)
+    assert not SessionArchive(file.parent).is_in_use(file)
     kept.resume(Conversation.read(file), file)
     list(kept.send("Two."))
     assert contents(file) == ["One.", "a b", "Two.", "c d"]
@@ -200,8 +200,10 @@ def test_what_is_on_no_disk_is_not_let_go(kept: Session, file: Path, full: list[
     for leave in (kept.clear, lambda: kept.resume(another, other), lambda: kept.keep(tmp_path / "new.json")):
         with pytest.raises(DiskFullError) as caught:
             leave()
-        assert kept.conversation is talk and len(kept.messages) == 4 and Archive(tmp_path).is_open(file)
-        assert not Archive(tmp_path).is_open(other) and "kept.json" in str(caught.value)
+        assert (
+            kept.conversation is talk and len(kept.messages) == 4 and SessionArchive(tmp_path).is_in_use(file)
+        )
+        assert not SessionArchive(tmp_path).is_in_use(other) and "kept.json" in str(caught.value)
     full.clear()
     kept.clear()
     assert contents(file) == ["One.", "a b", "Two.", "c d"] and kept.messages == ()
@@ -214,7 +216,7 @@ def test_closing_lets_go_even_where_it_cannot_write(
     list(kept.send("Two."))
     with pytest.raises(DiskFullError):
         kept.close()
-    assert not Archive(tmp_path).is_open(file)
+    assert not SessionArchive(tmp_path).is_in_use(file)
     kept.close()
 
 
@@ -245,7 +247,7 @@ def test_time_that_passes_is_nothing_new(
     kept: Session, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a pass takes long the file is not written again and again."""
-    monkeypatch.setattr(keeper, "EVERY_S", 0.01)
+    monkeypatch.setattr(keeper, "INTERVAL_S", 0.01)
     said: list[int] = []
     write = Conversation.write
 
@@ -270,7 +272,7 @@ def test_a_copy_is_a_conversation_of_its_own(kept: Session, file: Path, tmp_path
     assert first.id != mine.id and replace(first, id=mine.id) == mine
     kept.save(copy)
     assert Conversation.read(copy).id == first.id
-    archive = Archive(tmp_path)
+    archive = SessionArchive(tmp_path)
     assert archive.find(first.id) == copy and archive.find(mine.id) == file
     again = Session.load(ScriptedEngine(), copy)
     again.save(copy)

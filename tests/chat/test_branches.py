@@ -19,7 +19,7 @@ from offspec.core.errors import ClosedError, RequestError, SessionError, StreamE
 from offspec.core.events import Prefill, TextDelta
 from tests.chat.talks import result_of, said, stop_at
 from tests.support.fake_engine import Script, ScriptedEngine
-from tests.support.waiting import until
+from tests.support.waiting import wait_until
 
 
 def versions(session: Session) -> list[tuple[int, int, list[str]]]:
@@ -37,7 +37,7 @@ def test_a_retry_keeps_the_answer_before() -> None:
     assert said(session) == ["One?", "e f"] and versions(session) == [(0, 2, ["a b", "c d", "e f"])]
     session.switch(0)
     assert session.messages == (Message("user", "One?"), first) and first.token_ids
-    assert result_of(session.send("Two?")).reused_tokens >= len(engine.asked[0][0])
+    assert result_of(session.send("Two?")).reused_tokens >= len(engine.requests[0][0])
     session.switch(1)
     session.switch(0)
     assert said(session) == ["One?", "a b", "Two?", "g"], "with what followed it"
@@ -54,7 +54,7 @@ def test_an_edit_keeps_the_question_before() -> None:
     session.switch(0)
     assert said(session) == ["One?", "a"] and session.conversation.title == "One?"
     list(session.send("Three?"))
-    assert result_of(session.edit("Four?")).reused_tokens >= len(engine.asked[0][0]) + 1
+    assert result_of(session.edit("Four?")).reused_tokens >= len(engine.requests[0][0]) + 1
 
     async def work() -> None:
         assert [event async for event in session.aedit("Five?")]
@@ -93,14 +93,14 @@ def test_a_question_without_an_answer() -> None:
     assert said(session) == ["Two?", "c"]
 
 
-def test_what_cannot_be_switched_to_is_told() -> None:
+def test_unknown_versions_are_errors() -> None:
     session = ScriptedEngine(["a"]).chat()
     for ask in (session.send("One?"), session.retry()):
         with pytest.raises(RequestError, match="only one version"):
             session.switch(0)
         list(ask)
     for wrong in (2, -1):
-        with pytest.raises(RequestError, match="there are 0 to 1"):
+        with pytest.raises(RequestError, match="does not exist; choose from 0 to 1"):
             session.switch(wrong)
     with pytest.raises(RequestError, match="only one version"):
         session.switch(0, at=2)
@@ -110,7 +110,7 @@ def test_what_cannot_be_switched_to_is_told() -> None:
 
 
 def seeds(engine: ScriptedEngine) -> list[int | None]:
-    return [asked.params.seed for asked in engine.asked]
+    return [asked.params.seed for asked in engine.requests]
 
 
 def seeded(session: Session, seed: int | None) -> None:
@@ -127,7 +127,7 @@ def test_a_retry_moves_a_fixed_seed_on() -> None:
             list(session.retry())
         assert session.params.seed == seed
     assert seeds(engine) == [None, 2**64 - 2, 2**64 - 1, 0, 5, None]
-    assert len({tuple(asked.prompt) for asked in engine.asked}) == 1
+    assert len({tuple(asked.prompt) for asked in engine.requests}) == 1
 
 
 def test_a_fixed_seed_is_none_that_a_version_had() -> None:
@@ -251,7 +251,7 @@ def test_branches_in_branches_without_end(tmp_path: Path) -> None:
 def test_the_file_in_the_midst_of_a_retry_has_every_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autosave, "EVERY_S", 0.01)
+    monkeypatch.setattr(autosave, "INTERVAL_S", 0.01)
     file, whole = tmp_path / "kept.json", "The whole answer."
     session = ScriptedEngine([whole, "one two three four five six seven eight"]).chat()
     session.keep(file)
@@ -261,7 +261,7 @@ def test_the_file_in_the_midst_of_a_retry_has_every_answer(
     killed = Session.load(ScriptedEngine(), file)
     assert said(killed) == ["Well?", whole] and not killed.branches
     next(event for event in events if isinstance(event, TextDelta))
-    until(lambda: "one two" in file.read_text())
+    wait_until(lambda: "one two" in file.read_text())
     killed = Session.load(ScriptedEngine(), file)
     assert said(killed)[1].startswith("one two") and killed.messages[1].finish is None
     killed.switch(0)
@@ -354,7 +354,7 @@ def test_no_answer_is_lost_by_any_sequence(actions: list[tuple[str, Any]]) -> No
         else:
             ask = {"send": session.send, "edit": session.edit}.get(name)
             events = session.retry() if ask is None else ask(f"{name} {number}?")
-            words, passes = answers[len(engine.asked) % len(answers)].split(), 0
+            words, passes = answers[len(engine.requests) % len(answers)].split(), 0
             if value == 0:
                 stop_at(session, events, Prefill)
             for event in events:

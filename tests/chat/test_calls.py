@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from offspec.chat.answer_parts import Call, Part, Text
-from offspec.chat.families import family_of, thought_marks
-from offspec.chat.family_parts import FamilyParts
+from offspec.chat.answer_parser import AnswerPart, TextPart, ToolCall
+from offspec.chat.chat_format_parser import ChatFormatParser
+from offspec.chat.chat_formats import chat_format_of, reasoning_marks
 
 PROPERTIES: dict[str, Any] = {
     "path": {"type": "string"},
@@ -85,12 +85,12 @@ FORMS: dict[str, Callable[[str, Arguments], str]] = {
 }
 
 
-def taken(template: str, text: str, pieces: int) -> list[Part]:
+def taken(template: str, text: str, pieces: int) -> list[AnswerPart]:
     """The parts of a text that comes in pieces of up to so many characters."""
     dice = random.Random(pieces)
     parts, reader, at = (
-        list[Part](),
-        FamilyParts(family_of(template), thought_marks(template), tools=TOOLS),
+        list[AnswerPart](),
+        ChatFormatParser(chat_format_of(template), reasoning_marks(template), tools=TOOLS),
         0,
     )
     while at < len(text):
@@ -100,12 +100,12 @@ def taken(template: str, text: str, pieces: int) -> list[Part]:
     return [*parts, *reader.finish()]
 
 
-def calls_of(parts: list[Part]) -> list[tuple[str, Arguments]]:
-    return [(part.name, json.loads(part.arguments)) for part in parts if isinstance(part, Call)]
+def calls_of(parts: list[AnswerPart]) -> list[tuple[str, Arguments]]:
+    return [(part.name, json.loads(part.arguments)) for part in parts if isinstance(part, ToolCall)]
 
 
-def text_of(parts: list[Part]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, Text))
+def text_of(parts: list[AnswerPart]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, TextPart))
 
 
 def chosen(dice: random.Random) -> tuple[str, Arguments]:
@@ -144,7 +144,7 @@ def test_calls_of_a_family(template: str) -> None:
 def test_a_stray_mark_before_a_call_loses_nothing(template: str) -> None:
     call = FORMS[template]("write_file", {"path": "a"})
     mark = "<|channel|>" if template == "<|channel|>" else call[: call.index("write_file")].strip()[:11]
-    if family_of(template) and not family_of(template).at_start:  # type: ignore[union-attr]
+    if chat_format_of(template) and not chat_format_of(template).at_start:  # type: ignore[union-attr]
         parts = taken(template, f"Look: {mark} is a mark. {call}", 4)
         assert calls_of(parts) == [("write_file", {"path": "a"})]
         assert "is a mark." in text_of(parts)
@@ -185,7 +185,7 @@ def test_arguments_that_the_schema_does_not_allow_are_no_call(template: str, giv
 
 def test_a_schema_that_cannot_be_followed_allows_everything() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": 3}}}]
-    reader = FamilyParts(family_of("<tool_call>"), None, tools=tools)
+    reader = ChatFormatParser(chat_format_of("<tool_call>"), None, tools=tools)
     assert calls_of([*reader.feed(hermes("f", {"a": 1})), *reader.finish()]) == [("f", {"a": 1})]
 
 
@@ -208,7 +208,7 @@ def test_values_without_quotes_are_read_by_their_schema(case: int) -> None:
     schema, text, expected = VALUES[case]
     parameters = {"properties": {"a": schema}, "$defs": {"text": {"type": "string"}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-    reader = FamilyParts(family_of("<function="), None, tools=tools)
+    reader = ChatFormatParser(chat_format_of("<function="), None, tools=tools)
     call = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
     assert calls_of([*reader.feed(call), *reader.finish()]) == [("f", {"a": expected})]
 
@@ -223,7 +223,7 @@ def test_a_schema_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(urllib.request, "urlopen", forbidden)
     properties = {"a": {"$ref": "http://127.0.0.1:9/x"}, "b": {"type": "string", "pattern": "^(a+)+$"}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
-    reader = FamilyParts(family_of("<tool_call>"), None, tools=tools)
+    reader = ChatFormatParser(chat_format_of("<tool_call>"), None, tools=tools)
     given = {"b": "a" * 60 + "!", "a": 1}
     assert calls_of([*reader.feed(hermes("f", given)), *reader.finish()]) == [("f", given)]
 

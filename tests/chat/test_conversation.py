@@ -117,7 +117,7 @@ _WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     (("messages", 1, "role"), "user", "take turns"),
     (("messages", 1, "role"), "system", "messages[1].role is"),
     (("messages", 0, "content"), "a\ud83d", "messages[0].content is"),
-    (("messages", 0, "token_ids"), [1], "messages[0].token_ids is not known"),
+    (("messages", 0, "token_ids"), [1], "messages[0].token_ids is not allowed"),
     (("messages", 1, "token_ids"), [1, -1], "messages[1].token_ids is"),
     (("messages", 1, "token_ids"), [2**31], "messages[1].token_ids is"),
     (("messages", 1, "token_ids"), [_HUGE] * 3, "messages[1].token_ids is"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offspec.chat.conversation import Conversation, Message
-from offspec.chat.prompt_reuse import Encoded, PromptReuse
+from offspec.chat.prompt_reuse import EncodedPrompt, PromptReuse
 from offspec.chat.session import Session
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
@@ -22,7 +22,7 @@ END = "<|end|>"
 
 
 class Letters:
-    """Tokenises by pairs of letters, so that what was said in single letters would come out otherwise."""
+    """Tokenizes by pairs of letters, so that what was said in single letters would come out otherwise."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
@@ -43,7 +43,7 @@ class Letters:
         self.tokenized.append(text)
         return list(self.ids(re.findall(r"<\|\w+\|>|<\w+>|[^<][^<]|.", text, re.DOTALL)))
 
-    def spell(self, ids: Sequence[int]) -> str:
+    def decode_with_special(self, ids: Sequence[int]) -> str:
         return "".join(self.words[i] for i in ids)
 
 
@@ -80,7 +80,7 @@ def spoken(
     return Message("assistant", text if content is None else content, ids, "eos", opened=opened)
 
 
-def followed(wording: Letters, answer: Message) -> tuple[Encoded, Encoded]:
+def followed(wording: Letters, answer: Message) -> tuple[EncodedPrompt, EncodedPrompt]:
     """The prompt before an answer, and the one that follows it."""
     transcript = PromptReuse(wording)
     first = transcript.encode(asked(question("Hello?")))
@@ -96,11 +96,11 @@ def test_an_answer_keeps_its_tokens(ending: tuple[str, ...]) -> None:
     kept = [*first.ids, *wording.ids("Good day"), *wording.ids([END])]
     assert second.ids[: len(kept)] == kept
     talk = asked(question("Hello?"), answer, question("Why?"))
-    assert wording.spell(second.ids) == wording.render(talk.prompt())
+    assert wording.decode_with_special(second.ids) == wording.render(talk.prompt())
     assert PromptReuse(wording).encode(talk) == second  # resumed
 
 
-def test_what_a_template_trims_is_tokenised_anew() -> None:
+def test_what_a_template_trims_is_tokenized_anew() -> None:
     wording = Trimming()
     transcript = PromptReuse(wording)
     talk = [question("Hello?")]
@@ -108,7 +108,7 @@ def test_what_a_template_trims_is_tokenised_anew() -> None:
     talk += [spoken(wording, " Good day", END), question("Why?")]
     second = transcript.encode(asked(*talk))
     assert second.ids[: len(first.ids)] == first.ids
-    assert wording.spell(second.ids) == wording.render(asked(*talk).prompt())
+    assert wording.decode_with_special(second.ids) == wording.render(asked(*talk).prompt())
     talk += [spoken(wording, "So", END), question("I?")]
     kept = [*second.ids, *wording.ids(["S", "o", END])]
     assert transcript.encode(asked(*talk)).ids[: len(kept)] == kept
@@ -121,7 +121,9 @@ def test_thoughts_that_a_template_leaves_out() -> None:
     assert first.opened == "<think>\n"
     said = spoken(wording, "Hm.</think>\nGood day", END, opened=first.opened)
     second = transcript.encode(asked(question("Hello?"), said, question("Why?")))
-    assert "Hm" not in wording.spell(second.ids) and "Good day" in wording.spell(second.ids)
+    assert "Hm" not in wording.decode_with_special(second.ids) and "Good day" in wording.decode_with_special(
+        second.ids
+    )
     assert transcript.encode(asked(question("Hello?"))) == first  # taken back: as it was asked at first
 
 
@@ -143,14 +145,14 @@ def test_a_character_that_was_cut_in_two_keeps_its_tokens() -> None:
 @pytest.mark.parametrize("ids", [(10**9,), (0, 0, 0), (-1,), ()])
 def test_tokens_of_another_model_are_not_believed(ids: tuple[int, ...]) -> None:
     wording = Letters()
-    text = wording.spell(followed(wording, Message("assistant", "Good day", ids, "eos"))[1].ids)
+    text = wording.decode_with_special(followed(wording, Message("assistant", "Good day", ids, "eos"))[1].ids)
     assert text.count("Good day") == 1 and text.startswith("<|user|>Hello?")
 
 
 def test_an_answer_that_was_edited_in_the_file_says_what_it_says_now() -> None:
     wording = Letters()
     answer = spoken(wording, "Good day", END, content="Good night")
-    text = wording.spell(followed(wording, answer)[1].ids)
+    text = wording.decode_with_special(followed(wording, answer)[1].ids)
     assert "Good night" in text and "Good day" not in text
 
 
@@ -161,7 +163,7 @@ def test_another_system_text_is_another_beginning() -> None:
     plain = transcript.encode(asked(*talk))
     kind = asked(*talk, system="Be kind.")
     assert transcript.encode(kind) == PromptReuse(wording).encode(kind)
-    assert wording.spell(transcript.encode(kind).ids) == wording.render(kind.prompt())
+    assert wording.decode_with_special(transcript.encode(kind).ids) == wording.render(kind.prompt())
     assert transcript.encode(asked(*talk)) == plain
 
 
@@ -201,7 +203,9 @@ def test_whatever_was_said_the_ids_spell_what_the_template_writes(
     transcript = PromptReuse(wording)
     for cut in [*cuts, 6]:
         conversation = asked(*messages[: 2 * cut], question("End?"))
-        assert wording.spell(transcript.encode(conversation).ids) == wording.render(conversation.prompt())
+        assert wording.decode_with_special(transcript.encode(conversation).ids) == wording.render(
+            conversation.prompt()
+        )
 
 
 # With a real tokenizer and a real engine.
@@ -212,7 +216,7 @@ def test_with_a_real_tokenizer(smollm2: Any) -> None:
     """An answer said in tokens that its text would not be cut into, and a character that was cut short."""
     text = "Unbelievable naïveté, 🦊 and 日本語.\n\n```python\nprint(1)\n```"
     ids = [i for letter in text for i in smollm2.tokenize(letter)]
-    assert ids != smollm2.tokenize(text) and smollm2.spell(ids) == text
+    assert ids != smollm2.tokenize(text) and smollm2.decode_with_special(ids) == text
     for end in ([], [smollm2.tokenizer.convert_tokens_to_ids("<|im_end|>")]):
         transcript = PromptReuse(smollm2)
         first = transcript.encode(asked(question("Hello?"), system="Be kind."))
@@ -220,7 +224,7 @@ def test_with_a_real_tokenizer(smollm2: Any) -> None:
         talk = asked(question("Hello?"), answer, question("Why?"), system="Be kind.")
         second, kept = transcript.encode(talk), [*first.ids, *ids, *end]
         assert second.ids[: len(kept)] == kept
-        assert smollm2.spell(second.ids) == smollm2.render(talk.prompt())
+        assert smollm2.decode_with_special(second.ids) == smollm2.render(talk.prompt())
     # Where nothing was said in another way, the ids are those of the whole text.
     plain = Message("assistant", "Good day.", tuple(smollm2.tokenize("Good day.<|im_end|>")), "eos")
     talk = asked(question("Hello?"), plain, question("Why?"))
@@ -240,7 +244,7 @@ class Words:
         ids: list[int] = self._engine.encode(text, raw=True)
         return ids
 
-    def spell(self, ids: Sequence[int]) -> str:
+    def decode_with_special(self, ids: Sequence[int]) -> str:
         return "".join(f"w{i} " for i in ids if i > 2)  # those that do not show are not said
 
 

@@ -41,18 +41,18 @@ def test_tokens_of_another_model_are_dropped(engine: ScriptedEngine) -> None:
     assert kept_ids(session) == [False, False] and session.conversation.model == "mine"
     assert [version[1].token_ids for version in session.branches[0].versions] == [None, None]
     list(session.send("So?"))
-    assert engine.wording.spell(engine.asked[0][0]).count("Good day") == 2
+    assert engine.wording.decode_with_special(engine.requests[0][0]).count("Good day") == 2
 
 
 def test_tokens_that_the_model_lacks_are_dropped(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a conversation with a model of the same name, whose files were others then."""
-    usual, session = engine.wording.spell, engine.chat()
+    usual, session = engine.wording.decode_with_special, engine.chat()
     for unknown in (10**6, 2**31 - 1):
         session.resume(talk("mine", (0, 1), (0, unknown)))
         assert kept_ids(session) == [True, False]
-    monkeypatch.setattr(engine.wording, "spell", lambda ids: usual([i for i in ids if i < 2]))
+    monkeypatch.setattr(engine.wording, "decode_with_special", lambda ids: usual([i for i in ids if i < 2]))
     session.resume(talk("mine", (0, 1), (0, 1, 5)))  # which is spelt as nothing
     assert kept_ids(session) == [True, False]
 
@@ -64,7 +64,7 @@ def test_tokens_that_the_model_lacks_are_dropped(
         lambda session: setattr(session, "system", "Be kind."),
     ],
 )
-def test_a_long_conversation_is_not_tokenised_before_it_goes_on(
+def test_a_long_conversation_is_not_tokenized_before_it_goes_on(
     engine: ScriptedEngine, change: Callable[[Session], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = engine.chat()
@@ -76,7 +76,7 @@ def test_a_long_conversation_is_not_tokenised_before_it_goes_on(
         assert session.used > 0
     list(session.send("So?"))
     assert session.last is not None
-    assert session.used == len(engine.asked[-1][0]) + session.last.tokens  # counted now
+    assert session.used == len(engine.requests[-1][0]) + session.last.tokens  # counted now
 
 
 @pytest.mark.parametrize("stop", [0, 1])
@@ -91,10 +91,10 @@ def test_loaded_and_counted_again_it_is_as_it_was(tmp_path: Path, stop: int) -> 
     again = Session.load(engine, file)
     assert again.conversation == replace(session.conversation, id=again.conversation.id) and again.used > 0
     again.recount()
-    assert again.used == used == len(engine.asked[-1][0]) + 7
+    assert again.used == used == len(engine.requests[-1][0]) + 7
     list(again.send("And then?"))
     list(session.send("And then?"))
-    assert engine.asked[-1][0] == engine.asked[-2][0] and again.used == session.used
+    assert engine.requests[-1][0] == engine.requests[-2][0] and again.used == session.used
     again.rewind(1)
     assert again.used == used
     again.system = None

@@ -17,7 +17,7 @@ from offspec.core.errors import ClosedError, DiskFullError, RequestError, Sessio
 from offspec.core.events import Event, Finished, Notice, Piece, Prefill, TextDelta, TreeSeen
 from tests.chat.talks import LONG, on_disk, result_of, said, stop_at
 from tests.support.fake_engine import Script, ScriptedEngine
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, wait_until
 
 FOUR = "one two three four"  # what a pass brings
 
@@ -42,11 +42,11 @@ def test_a_turn() -> None:
     assert (figures.tokens, figures.passes) == (result.tokens, result.passes)
     assert (figures.seed, figures.bytes_streamed) == (result.seed, result.bytes_streamed)
     assert session.last == result and not session.busy
-    assert session.used == len(engine.asked[0][0]) + result.tokens
+    assert session.used == len(engine.requests[0][0]) + result.tokens
     assert session.conversation.title == "Why?"
-    whole = engine.asked[0][0] + list(result.token_ids)
+    whole = engine.requests[0][0] + list(result.token_ids)
     assert result_of(session.send("And?")).reused_tokens == len(whole)
-    assert engine.asked[1][0][: len(whole)] == whole
+    assert engine.requests[1][0][: len(whole)] == whole
 
 
 def test_taken_back_and_asked_otherwise() -> None:
@@ -59,7 +59,7 @@ def test_taken_back_and_asked_otherwise() -> None:
         list(session.send(question))
     assert [m.content for m in session.rewind(2)] == ["two", "c d", "three", "e f"]
     assert said(session) == ["one", "a b"]
-    assert result_of(session.send("four")).reused_tokens >= len(engine.asked[0][0]) + 2  # the first turn
+    assert result_of(session.send("four")).reused_tokens >= len(engine.requests[0][0]) + 2  # the first turn
     assert repr(session).startswith("<Session, 2 questions, ")
     wrong: Any = "x"
     with pytest.raises(RequestError, match="turns must be a whole number, not 'x'"):
@@ -134,7 +134,7 @@ def test_stopped_and_asked_again() -> None:
     assert result_of(events).finish_reason == "halted"
     assert said(session)[-1] == FOUR and session.messages[-1].finish == "halted"
     done = result_of(session.send("More?"))
-    assert done.reused_tokens == len(engine.asked[0][0]) + 4
+    assert done.reused_tokens == len(engine.requests[0][0]) + 4
     assert done.finish_reason == "eos"  # an old stop does not stop what comes later
 
 
@@ -143,7 +143,7 @@ def test_a_stop_before_its_turn_leaves_nothing() -> None:
     waiting = [session.send("One?"), session.retry(), session.edit("Two?")]
     session.stop()
     for events in waiting:
-        with pytest.raises(RequestError, match="before its turn"):
+        with pytest.raises(RequestError, match="cancelled while queued"):
             list(events)
     assert session.messages == () and not session.busy
     assert result_of(session.send("Count.")).finish_reason == "eos"
@@ -197,7 +197,7 @@ def test_an_engine_that_ends_without_a_word() -> None:
             return (event for event in list(super().stream(*args, **more))[:2])
 
     session = Ended([LONG]).chat()
-    with pytest.raises(ClosedError, match="middle of the answer"):
+    with pytest.raises(ClosedError, match="closed during the answer"):
         list(session.send("Count."))
     assert said(session)[-1] == FOUR
 
@@ -219,7 +219,7 @@ def test_the_same_thread_does_not_wait_for_itself() -> None:
         session.recount,
     ]
     for action in actions:
-        with pytest.raises(RequestError, match="under way"):
+        with pytest.raises(RequestError, match="in progress"):
             action()
     assert result_of(events).finish_reason == "eos" and said(session) == ["Count.", LONG]
 
@@ -265,7 +265,7 @@ def test_stop_reaches_those_that_wait() -> None:
     session.stop()
     first.join(PATIENCE)
     second.join(PATIENCE)
-    assert len(errors) == 1 and "before its turn" in errors[0]
+    assert len(errors) == 1 and "cancelled while queued" in errors[0]
     assert said(session) == ["One.", ""] and session.messages[-1].finish == "halted"
 
 
@@ -288,7 +288,7 @@ def test_the_system_text_changes_what_is_asked_next() -> None:
     list(session.send("Hi."))
     session.system = "Be kind."
     list(session.send("Hi again."))
-    assert engine.wording.spell(engine.asked[1][0]).startswith("<|system|>Be kind.")
+    assert engine.wording.decode_with_special(engine.requests[1][0]).startswith("<|system|>Be kind.")
     session.system = ""
     assert session.system is None
 
@@ -311,7 +311,7 @@ def test_the_question_is_written_before_the_answer_starts(tmp_path: Path) -> Non
 
 
 def test_what_comes_is_written_while_a_pass_takes_long(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autosave, "EVERY_S", 0.02)
+    monkeypatch.setattr(autosave, "INTERVAL_S", 0.02)
     engine = ScriptedEngine([LONG])
     session = engine.chat()
     session.keep(file)
@@ -324,7 +324,7 @@ def test_what_comes_is_written_while_a_pass_takes_long(file: Path, monkeypatch: 
     thread = threading.Thread(target=ask)
     thread.start()
     assert engine.held.wait(PATIENCE)
-    until(lambda: len(on_disk(file)) == 2)
+    wait_until(lambda: len(on_disk(file)) == 2)
     assert on_disk(file) == [("Count.", None), (FOUR, None)]
     assert said(Session.load(engine, file)) == ["Count.", FOUR]  # as after a kill
     engine.gate.set()

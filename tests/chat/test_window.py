@@ -23,7 +23,7 @@ def ask(session: Session, text: str) -> tuple[int, list[str]]:
 
 
 def prompts(engine: ScriptedEngine) -> list[str]:
-    return [engine.wording.spell(asked[0]) for asked in engine.asked]
+    return [engine.wording.decode_with_special(asked[0]) for asked in engine.requests]
 
 
 def test_the_first_turns_are_left_out_and_told_and_kept(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_the_first_turns_are_left_out_and_told_and_kept(tmp_path: Path) -> None:
         told, left, at = ask(session, f"Question {n} of many?")[1], session.left_out, n
         if told:
             break
-    assert told == [f"the first {left} questions are left out: the context has room for 200 tokens"]
+    assert told == [f"the first {left} questions are left out: the context holds 200 tokens"]
     assert [n for n in range(at + 1) if f"Question {n} " in prompts(engine)[-1]] == list(range(left, at + 1))
     assert all(prompt.startswith("<|system|>Be brief.\n<|user|>Question") for prompt in prompts(engine))
     assert session.conversation.turns == at + 1 == Conversation.read(tmp_path / "kept.json").turns
@@ -50,7 +50,7 @@ def test_the_prompt_begins_differently_once_and_then_a_quarter_is_free() -> None
         left = session.messages[2 * session.left_out : -1]
         plain = Conversation(model="demo", messages=list(left))
         assert prompts(engine)[-1] == engine.wording.render(plain.prompt())
-    sizes = [len(asked[0]) for asked in engine.asked]
+    sizes = [len(asked[0]) for asked in engine.requests]
     slid = [n for n, (_, notices) in enumerate(turns) if notices]
     assert len(slid) > 3
     assert all(sizes[n] <= CONTEXT * 3 // 4 for n in slid)
@@ -69,7 +69,7 @@ def test_a_retry_keeps_the_window_and_what_is_taken_back_makes_room() -> None:
     left, used = session.left_out, session.used
     assert left
     assert not [event for event in session.retry() if isinstance(event, Notice)]
-    assert engine.asked[-1][0] == engine.asked[-2][0] and session.used == used
+    assert engine.requests[-1][0] == engine.requests[-2][0] and session.used == used
     session.rewind(1)
     assert session.left_out == left and session.used < used
     session.rewind(8)
@@ -83,7 +83,7 @@ def test_a_long_question_goes_alone_and_a_longer_one_is_refused() -> None:
     for n in range(3):
         ask(session, f"Question {n} of many?")
     assert ask(session, "word " * 185)[1] == [
-        "the first 3 questions are left out: the context has room for 200 tokens"
+        "the first 3 questions are left out: the context holds 200 tokens"
     ]
     before = session.messages
     with pytest.raises(RequestError, match=r"the question has .* room for 200 .* shorten it"):
@@ -106,7 +106,7 @@ def test_a_conversation_that_is_resumed_finds_its_window(tmp_path: Path) -> None
     assert 2 < resumed.left_out < 20 and resumed.conversation.turns == 22
 
 
-def test_a_question_of_megabytes_is_refused_before_all_of_it_is_tokenised(
+def test_a_question_of_megabytes_is_refused_before_all_of_it_is_tokenized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = ScriptedEngine([ANSWER], context=CONTEXT)

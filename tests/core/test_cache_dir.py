@@ -1,4 +1,4 @@
-"""Folders made once: whole or absent, whoever is killed, and whoever comes at the same time."""
+"""Cache folders are made once and are complete or absent, even with kills and concurrent processes."""
 
 import errno
 import os
@@ -74,7 +74,7 @@ def test_a_folder_is_made_once_and_not_there_before_it_is_whole(tmp_path: Path) 
     [
         (KeyboardInterrupt("x"), KeyboardInterrupt, "x"),
         (OSError(errno.EIO, "x"), OSError, "x"),
-        (OSError(errno.ENOSPC, "No space left on device"), DiskFullError, "filled up while writing"),
+        (OSError(errno.ENOSPC, "No space left on device"), DiskFullError, "the disk is full: cannot write"),
     ],
     ids=["interrupt", "bad disk", "full disk"],
 )
@@ -146,14 +146,14 @@ def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_small_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk.write_file(tmp_path / "file", b"one")
-    disk.write_file(tmp_path / "file", b"two")
+    disk.write_atomic(tmp_path / "file", b"one")
+    disk.write_atomic(tmp_path / "file", b"two")
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(DiskFullError):
-        disk.write_file(tmp_path / "file", b"three")
+        disk.write_atomic(tmp_path / "file", b"three")
     assert (tmp_path / "file").read_bytes() == b"two"
     assert os.listdir(tmp_path) == ["file"]

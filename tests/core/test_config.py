@@ -1,4 +1,4 @@
-"""Sizes, read and written; what parameters and settings are given as."""
+"""Parsing and formatting of sizes; accepted types of parameters and settings."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from offspec import RequestError
-from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.config import EngineConfig, SamplingParams, read_drafts
 from offspec.core.values import parse_bytes
 from offspec_planners.units import format_bytes
 
@@ -122,10 +122,10 @@ def test_settings_of_another_type_are_refused(settings: Any, told: str) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("mem", "no setting 'mem': did you mean 'memory'?"),
+        ("mem", "unknown setting 'mem': did you mean 'memory'?"),
         ("max_tokens", "engine.generate(prompt, SamplingParams(max_tokens=...))"),
-        ("max_new_tokens", "did you mean 'max_tokens'? a request takes it in its parameters"),
-        ("xyzzy", "no setting 'xyzzy': there are draft, draft_bits, memory"),
+        ("max_new_tokens", "did you mean 'max_tokens'? it is a sampling parameter of a request"),
+        ("xyzzy", "unknown setting 'xyzzy': valid names are draft, draft_bits, memory"),
     ],
 )
 def test_a_setting_that_does_not_exist(name: str, told: str) -> None:
@@ -146,3 +146,11 @@ def test_an_error_quotes_the_beginning_of_a_long_value() -> None:
     wrong: Any = "x" * 100
     with pytest.raises(RequestError, match=r"budget must be .* not 'x{56}\.\.\.(;|$)"):
         EngineConfig.of("m", {"budget": wrong})
+
+
+def test_the_former_name_of_the_self_draft() -> None:
+    assert EngineConfig("demo", draft="substitute").draft == "self"
+    assert EngineConfig("demo", draft="suffix, substitute") == EngineConfig("demo", draft="suffix,self")
+    assert read_drafts("substitute,suffix") == ("self", "suffix")
+    with pytest.raises(RequestError, match="names self twice"):
+        EngineConfig("demo", draft="self,substitute")

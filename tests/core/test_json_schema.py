@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from offspec.core.constraint import Constraint
-from offspec.core.json_schema import closed_schema
+from offspec.core.json_schema import forbid_extra_properties
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
 CLOSED = {**A, "additionalProperties": False}
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_closed_schemas(case: str) -> None:
     given, expected = CASES[case]
     before = repr(given)
-    assert closed_schema(given) == expected
+    assert forbid_extra_properties(given) == expected
     assert repr(given) == before
 
 

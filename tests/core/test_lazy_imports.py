@@ -1,4 +1,4 @@
-"""Imports that are put off: until what they name is used, and no longer."""
+"""Lazy imports: deferred until the imported name is first used."""
 
 import sys
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def is_base(value):
 
 @pytest.fixture(autouse=True)
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package `heavy` with a module `parts`, and modules that import it."""
+    """A package `heavy` with a module `parts`, and modules that import the package."""
     (tmp_path / "heavy").mkdir()
     (tmp_path / "heavy" / "__init__.py").write_text(HEAVY)
     (tmp_path / "heavy" / "parts.py").write_text(HEAVY)

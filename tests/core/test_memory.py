@@ -1,4 +1,4 @@
-"""What this process takes, as the system tells it."""
+"""Memory use of this process, as reported by the system."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ MEMINFO = "MemTotal:  16000000 kB\nMemAvailable:  8000000 kB"
 def test_this_process_has_a_size() -> None:
     assert 10**6 < memory.resident_bytes() <= memory.peak_bytes() < 10**12
     assert memory.available_bytes() > 10**6
-    memory.trim()
+    memory.malloc_trim()
 
 
 _MALLOC = """
@@ -39,8 +39,8 @@ def taken(size):
     return there >= size
 
 assert taken(16 << 20) and not taken(8 << 20), "what was freed once is kept on the heap the next time"
-memory.return_large()
-memory.trim()
+memory.lower_mmap_threshold()
+memory.malloc_trim()
 assert taken(8 << 20) and taken(8 << 20) and not taken(1 << 20)
 """
 
@@ -53,7 +53,7 @@ def test_large_blocks_go_back() -> None:
 _TORCH = """
 from pathlib import Path
 from offspec.core import memory
-memory.limit_products()
+memory.limit_onednn_cache()
 import torch
 
 def resident(what):
@@ -61,7 +61,7 @@ def resident(what):
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(what))
 
 anonymous, files = resident("RssAnon"), resident("RssFile")
-memory.forget_code()
+memory.evict_code_pages()
 assert files - resident("RssFile") > 40 << 20, "most of it ran while torch was imported"
 assert abs(anonymous - resident("RssAnon")) < 4 << 20
 square = torch.arange(4.0).view(2, 2)
@@ -156,7 +156,7 @@ GROUPS = {
 
 @pytest.mark.parametrize(("files", "limit", "free"), GROUPS.values(), ids=GROUPS)
 def test_memory_left_by_groups(files: dict[str, str], limit: int | None, free: int, system: Path) -> None:
-    """Limit and what is free, in megabytes."""
+    """Limit and free memory, in megabytes."""
     write(system, {name: text.format(system / "elsewhere") for name, text in files.items()})
     assert memory.cgroup_limit() == (limit and limit * 10**6)
     assert memory.available_bytes() == free * 10**6
@@ -164,11 +164,11 @@ def test_memory_left_by_groups(files: dict[str, str], limit: int | None, free: i
 
 def test_a_limit_above_that_of_the_group_is_lowered(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notices = list[Event]()
-    assert memory.within_groups(6 * 10**9, notices.append) == 6 * 10**9 and not notices
+    assert memory.limit_to_cgroup(6 * 10**9, notices.append) == 6 * 10**9 and not notices
     write(system, V2 | group("cgroup", "4000000000", 1000))
     monkeypatch.setattr(memory, "resident_bytes", lambda: 500_000_000)
-    assert memory.within_groups(4 * 10**9, notices.append) == 4 * 10**9 and not notices
-    assert memory.within_groups(6 * 10**9, notices.append) == int(0.9 * 3_500_000_000)
+    assert memory.limit_to_cgroup(4 * 10**9, notices.append) == 4 * 10**9 and not notices
+    assert memory.limit_to_cgroup(6 * 10**9, notices.append) == int(0.9 * 3_500_000_000)
     (notice,) = notices
     assert isinstance(notice, Notice) and "4.00 GB" in notice.text and "6.00 GB" in notice.text
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from offspec.core.openmp import VARIABLES, limit_spinning, unlimited_spinning
-from offspec.model import contention as module
-from offspec.model.contention import Contention
+from offspec.core.openmp import VARIABLES, limit_spinning, spinning_warning
+from offspec.model import cpu_contention as module
+from offspec.model.cpu_contention import CpuContention
 
 SECOND = 1_000_000_000
 
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """As torch has them outside of tests: a single thread waits for no other."""
+    """Set two threads, as torch has outside of tests: a single thread never waits for another."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -95,12 +95,12 @@ except offspec.ModelNotFoundError:
 def test_nothing_is_told_where_threads_sleep_or_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
-    assert unlimited_spinning() is not None
+    assert spinning_warning() is not None
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-    assert unlimited_spinning() is None
+    assert spinning_warning() is None
     monkeypatch.delenv("OMP_WAIT_POLICY")
     torch.set_num_threads(1)
-    assert unlimited_spinning() is None
+    assert spinning_warning() is None
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -109,17 +109,17 @@ def test_threads_sleep_while_this_process_waits_for_a_processor(monkeypatch: pyt
     now, waited = 0, 0
     monkeypatch.setattr(module, "_now", lambda: (now, waited))
     monkeypatch.setattr(module, "perf_counter_ns", lambda: now)
-    contention = Contention()
+    contention = CpuContention()
 
     def work(*percents: int) -> str:
         nonlocal now, waited
         told = ""
         for percent in percents:
             now, waited = now + SECOND // 10, waited + percent * SECOND // 1000
-            contention.look()
+            contention.poll()
             told += "sleep " if contention.busy else "spin "
             now, waited = now + SECOND // 100, waited + SECOND // 100
-            contention.look()  # too soon to tell
+            contention.poll()  # too soon to tell
             now, waited = now - SECOND // 100, waited - SECOND // 100
         return told.strip()
 
@@ -151,10 +151,10 @@ def test_time_between_answers_says_nothing(before: int, clock: list[tuple[int, i
     waited, during = before * SECOND, 0 if before else SECOND
     clock += [(90 * SECOND, waited)]
     clock += [((90 + looks) * SECOND, waited + looks * during) for looks in (1, 2)]
-    contention = Contention()
+    contention = CpuContention()
     contention.begin()
-    contention.look()
-    contention.look()
+    contention.poll()
+    contention.poll()
     assert contention.busy == bool(during)
     contention.close()
 
@@ -167,11 +167,11 @@ def test_waiting_for_a_processor_is_seen_and_leaves_no_thread(
     clock += [(SECOND, SECOND), (2 * SECOND, 2 * SECOND)]
     torch.set_num_threads(threads)
     before = set(threading.enumerate())
-    contention = Contention()
-    contention.look()
-    contention.look()
+    contention = CpuContention()
+    contention.poll()
+    contention.poll()
     held = set(threading.enumerate()) - before
-    assert contention.seen and contention.busy == (threads > 1) and len(held) == threads - 1
+    assert contention.was_busy and contention.busy == (threads > 1) and len(held) == threads - 1
     contention.close()
     for thread in held:
         thread.join(60)

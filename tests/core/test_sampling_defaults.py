@@ -1,4 +1,4 @@
-"""Sampling defaults of a model, and what options set over them."""
+"""Sampling defaults of a model, and options that override them."""
 
 import json
 from dataclasses import fields
@@ -64,13 +64,13 @@ def test_an_invalid_value_is_an_error(text: str, wrong: str) -> None:
 
 
 def test_what_is_set_replaces_one_parameter_each() -> None:
-    assert SamplingOverrides().over(OWN) == OWN
+    assert SamplingOverrides().apply_to(OWN) == OWN
     cooler = SamplingOverrides({"temperature": 0.2, "max_tokens": 5})
-    assert cooler.over(OWN) == SamplingParams(temperature=0.2, top_p=0.95, top_k=20, max_tokens=5)
-    assert SamplingOverrides({"temperature": 0.0}).over(OWN).greedy
-    assert SamplingOverrides({"top_p": 0.5}, greedy=True).over(OWN) == SamplingParams(top_p=0.5)
+    assert cooler.apply_to(OWN) == SamplingParams(temperature=0.2, top_p=0.95, top_k=20, max_tokens=5)
+    assert SamplingOverrides({"temperature": 0.0}).apply_to(OWN).greedy
+    assert SamplingOverrides({"top_p": 0.5}, greedy=True).apply_to(OWN) == SamplingParams(top_p=0.5)
     fixed = SamplingParams(top_k=3, seed=1, stop=("END",))
-    assert SamplingOverrides.all_of(fixed).over(OWN) == fixed
+    assert SamplingOverrides.all_of(fixed).apply_to(OWN) == fixed
     with pytest.raises(RequestError, match="top_p must be above 0"):
         SamplingOverrides({"top_p": 2})
 

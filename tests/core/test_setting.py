@@ -15,7 +15,7 @@ PATHS = get_args(get_type_hints(Settings)["corpus"])
 
 
 def written(setting: Setting) -> set[Any]:
-    """Types of a setting as a caller may write it."""
+    """Types that a caller may pass for a setting."""
     if setting.name in ("draft", "corpus"):  # one, or several
         return {*PATHS}
     kinds = {*get_args(setting.kind)} if NoneType in get_args(setting.kind) else {setting.kind}
@@ -40,7 +40,7 @@ def test_settings_are_documented_and_have_valid_defaults(kind: type) -> None:
         assert {*setting.commands} <= {*PLANS}, name
         assert setting.group or not (setting.commands or setting.saved), f"{name} has no option"
         if name != "model":
-            assert setting.fault(setting.default) == "", name
+            assert setting.range_error(setting.default) == "", name
 
 
 @pytest.mark.parametrize(

@@ -214,9 +214,9 @@ BOTH = pytest.mark.parametrize("use", [write, check_writable])
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("no/such/t.json", "no folder"),
+        ("no/such/t.json", "no/such does not exist"),
         ("", "a folder"),
-        ("file/t.json", "no folder"),
+        ("file/t.json", "file does not exist"),
         ("pipe", "not an ordinary file"),
     ],
 )
@@ -234,7 +234,7 @@ def test_a_folder_without_permission(tmp_path: Path, use: Any, monkeypatch: pyte
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr("offspec.core.trace.os.open", refused)
-    with pytest.raises(RequestError, match="Permission denied; name a file in a folder that you may write"):
+    with pytest.raises(RequestError, match="Permission denied; choose a file in a folder that you can write"):
         use(tmp_path / "t.json")
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from offspec.core.config import EngineConfig
 from offspec.core.events import Event, LoadProgress
-from offspec.ray.predict import on_cluster, predict
-from offspec.ray.run import RayBatchRun, connected
+from offspec.ray.predict import cluster_config, predict
+from offspec.ray.run import RayBatchRun, ray_connection
 from offspec.server.batch.lines import read_lines
 from offspec.server.batch.results import ResultFile
 
@@ -24,7 +24,7 @@ CONFIG = EngineConfig("tiny")
 
 
 class NoTorch(MetaPathFinder):
-    """The driver has none."""
+    """Import hook that raises if the driver imports torch or transformers."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name.partition(".")[0] in ("torch", "transformers"):
@@ -83,7 +83,7 @@ def main() -> None:
 def _rows(address: str, load: Load, requests: Path, out: Path) -> None:
     import ray
 
-    with connected(address):
+    with ray_connection(address):
         rows = [json.loads(line) for line in requests.read_text().splitlines()]
         predict(ray.data.from_items(rows), CONFIG, load=load, batch_size=4).write_parquet(str(out))
 
@@ -91,9 +91,9 @@ def _rows(address: str, load: Load, requests: Path, out: Path) -> None:
 def _devices(address: str) -> list[str]:
     """Device of engines, what each takes, and how many there are: without a plan, with one, on CPUs."""
     found = []
-    with connected(address):
+    with ray_connection(address):
         for device, planned in (("auto", False), ("auto", True), ("cpu", False)):
-            config, pool = on_cluster(EngineConfig("tiny", device=device), None, planned=planned)
+            config, pool = cluster_config(EngineConfig("tiny", device=device), None, planned=planned)
             (kind,) = (name for name in pool if name != "compute")
             found.append(f"{config.device} {kind} {pool['compute'].max_size}")
     return found

@@ -1,4 +1,4 @@
-"""What an actor makes of rows: no Ray is needed for that, and no torch for what hands them over."""
+"""Rows processed by an actor: the actor needs no Ray, and the driver needs no torch."""
 
 import json
 import pickle
@@ -14,7 +14,7 @@ import pytest
 
 from offspec.core.errors import CapacityError, OffspecError, RequestError
 from offspec.ray import Predictor
-from offspec.ray.run import LinePredictor, connected
+from offspec.ray.run import LinePredictor, ray_connection
 from offspec.server.batch.lines import CHAT, Line, read_lines
 from tests.support.fake_engine import ScriptedEngine
 from tests.support.waiting import PATIENCE
@@ -43,7 +43,7 @@ def predictor(engine: ScriptedEngine) -> Iterator[Predictor]:
 
 def test_rows(predictor: Predictor, engine: ScriptedEngine, tmp_path: Path) -> None:
     """With the parameters, and the seeds, that the same lines have in a file; None is what was not given."""
-    engine.asked.clear()
+    engine.requests.clear()
     batch = {
         "id": column("a", "b"),
         "messages": column(np.array(ASKED, object), [{**ASKED[0], "tool_calls": None}]),
@@ -61,8 +61,8 @@ def test_rows(predictor: Predictor, engine: ScriptedEngine, tmp_path: Path) -> N
     path = tmp_path / "in"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     seeds = [line.request("tiny")["seed"] for line in read_lines(path)]
-    assert [asked.params.seed for asked in engine.asked] == seeds
-    assert [asked.params.temperature for asked in engine.asked] == [0.5, 0.0]
+    assert [asked.params.seed for asked in engine.requests] == seeds
+    assert [asked.params.temperature for asked in engine.requests] == [0.5, 0.0]
 
 
 def test_rows_that_are_wrong(predictor: Predictor) -> None:
@@ -73,7 +73,7 @@ def test_rows_that_are_wrong(predictor: Predictor) -> None:
     assert all(word in error for word, error in zip(words, told["error"], strict=False))
     assert told["generated_text"] == [None] * 4 + ["Because it is so."]
     assert not predictor({"prompt": np.array([])})["generated_text"]
-    with pytest.raises(RequestError, match="a column messages or a column prompt"):
+    with pytest.raises(RequestError, match="a column `messages` or a column `prompt`"):
         predictor({"text": np.array(["Why?"])})
 
 
@@ -124,11 +124,11 @@ def test_lines_of_an_engine_that_cannot_be_had() -> None:
 
 def test_an_address_where_nothing_listens() -> None:
     pytest.importorskip("ray")
-    with pytest.raises(RequestError, match="there is no Ray cluster"), connected("127.0.0.1:1"):
+    with pytest.raises(RequestError, match="no Ray cluster at 127"), ray_connection("127.0.0.1:1"):
         pass
 
 
 def test_ray_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(RequestError, match="\\[ray\\]"), connected("local"):
+    with pytest.raises(RequestError, match="\\[ray\\]"), ray_connection("local"):
         pass

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from offspec.core.events import unheard
+from offspec.core.events import ignore_event
 from offspec.server.batch.lines import read_lines
+from offspec.server.batch.offline_run import BatchRun
 from offspec.server.batch.results import ResultFile
-from offspec.server.batch.run import BatchRun
 from offspec.server.service import Service
 from offspec.server.settings import Settings
 from tests.server.batch_program import RandomAnswers
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, wait_until
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.exhaustive
@@ -57,8 +57,8 @@ def test_a_cluster_says_what_one_machine_says(tmp_path: Path) -> None:
     told = json.loads(done.stdout.splitlines()[-1])
     assert (told["killed"], told["workers"], told["torch"]) == (1, 3, False)
     with ResultFile(tmp_path / "single") as results:
-        service = Service(RandomAnswers().opened, Settings(names=("tiny",)))
-        BatchRun(service, results, unheard).run(read_lines(requests))
+        service = Service(RandomAnswers().opened, Settings(served_model_names=("tiny",)))
+        BatchRun(service, results, ignore_event).run(read_lines(requests))
     expected = said(tmp_path / "single")
     assert said(out) == expected
     table = pyarrow.read_table(rows).to_pylist()
@@ -74,7 +74,7 @@ def test_a_cluster_says_what_one_machine_says(tmp_path: Path) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes that live and have inherited an environment variable."""
+    """Return the live processes that inherited an environment variable."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -99,7 +99,7 @@ def test_ctrl_c_ends_it_and_keeps_what_is_answered(tmp_path: Path) -> None:
     ) as running:
         assert running.stderr is not None
         # The second result is begun when the first is on the disk, and so kept whatever comes.
-        until(
+        wait_until(
             lambda: running.poll() is not None or (out.exists() and out.read_bytes().count(b"\n") > 1),
             seconds=LONG,
         )
@@ -110,7 +110,7 @@ def test_ctrl_c_ends_it_and_keeps_what_is_answered(tmp_path: Path) -> None:
     assert 0 < len(answered) < 2000
     assert told[-1] == "stopped" and f"{len(answered)} of 2000 results are in" in told[-2]
     assert not [line for line in told if re.search("Traceback|Exception|Error", line)]
-    until(lambda: not marked(variables["OFFSPEC_TEST_MARK"]))
+    wait_until(lambda: not marked(variables["OFFSPEC_TEST_MARK"]))
     # Three more, and then the same of all on this machine alone.
     lines = requests.read_text().splitlines(keepends=True)
     known = [line for line in lines if json.loads(line)["id"] in answered]

@@ -21,10 +21,10 @@ from transformers import (
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import CheckpointError
-from offspec.sampling.filters import border, borders
+from offspec.sampling.filters import cutoff, cutoffs
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
-from offspec_kernels.gumbel_argmax import keep_above
+from offspec_kernels.gumbel_argmax import mask_below
 from tests.support.kernel_device import kernel_device
 
 V = 300
@@ -87,7 +87,7 @@ def transformers_row(logits: Tensor, history: list[int], params: SamplingParams)
     return result[0]
 
 
-def penalised_naively(logits: Tensor, prompt: list[int], output: list[int], params: SamplingParams) -> Tensor:
+def penalized_naively(logits: Tensor, prompt: list[int], output: list[int], params: SamplingParams) -> Tensor:
     counts = Counter(output)
     scores = [float(x) for x in logits]
     for token in {*prompt, *output}:
@@ -127,7 +127,7 @@ def test_penalties_equal_a_scalar_loop(
     ours, known, whole = processor(prompt, **params), list[int](), [*output, *path]
     for tokens in (output[:3], output[3:], path):
         result = ours.process(row(seed), whole[len(known) :])
-        expected = penalised_naively(row(seed), prompt, whole, SamplingParams(**params))
+        expected = penalized_naively(row(seed), prompt, whole, SamplingParams(**params))
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
         ours.commit(tokens)
         known += tokens
@@ -263,11 +263,11 @@ def test_rows_are_cut_together_as_one_by_one(filters: dict[str, Any], device: to
     params = SamplingParams(temperature=1.0, **filters)
     for count, ties in ((2, True), (4, False), (9, True)):
         scores = rows(count, ties)
-        least, last_tie = borders(scores.to(device), params)
+        least, last_tie = cutoffs(scores.to(device), params)
         assert last_tie is not None
         for row, *cut in zip(scores, least.cpu(), last_tie.cpu(), strict=True):
-            expected = keep_above(row.clone(), *border(row, params))
-            assert torch.equal(keep_above(row.clone(), *cut), expected)
+            expected = mask_below(row.clone(), *cutoff(row, params))
+            assert torch.equal(mask_below(row.clone(), *cut), expected)
             assert expected.isfinite().any()
 
 
@@ -286,4 +286,4 @@ def test_choices_of_many_nodes_are_those_of_each(params: dict[str, Any], device:
     positions = [11 + len(path) for path in paths]
     together = ours.choices(logits, paths, noise, positions)
     for choice, row, path, position in zip(together, logits, paths, positions, strict=True):
-        assert ours.settled(choice, row) == ours.choose(row, path, noise, position)
+        assert ours.checked_pick(choice, row) == ours.choose(row, path, noise, position)

@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from offspec.sampling.noise import GumbelNoise, endless, given_noise, gumbel_at, request_key, uniforms
+from offspec.sampling.noise import (
+    GumbelNoise,
+    gumbel_at,
+    log_prob_given_noise,
+    request_key,
+    uniform_stream,
+    uniforms,
+)
 from offspec_kernels.noise import gumbel, philox, uniform_bits
 
 # Known answers of Random123 for philox4x32-10: counter, key, output.
@@ -131,7 +138,7 @@ def test_what_noise_says_of_a_guess_by_simulation(probability: float) -> None:
     others = rng.dirichlet(np.ones(20)) * (1 - probability)
     noise = rng.gumbel(size=(40_000, 21))
     won = (np.log([probability, *others]) + noise).argmax(axis=1) == 0
-    said = np.exp(given_noise(np.full(len(noise), probability), noise[:, 0]))
+    said = np.exp(log_prob_given_noise(np.full(len(noise), probability), noise[:, 0]))
     for part in np.array_split(np.argsort(said), 8):  # as likely as was said, whether that is little or much
         assert won[part].mean() == pytest.approx(said[part].mean(), abs=0.025)
     assert said.mean() == pytest.approx(probability, abs=0.01)
@@ -143,7 +150,7 @@ def test_no_uniform_number_is_used_twice() -> None:
     numbers = torch.cat([uniforms(seed, purpose, place, 100) for seed, purpose, place in names])
     assert len(numbers.unique()) == len(numbers) == 2000
     assert numbers.min() > 0 and numbers.max() < 1 and abs(float(numbers.mean()) - 0.5) < 0.03
-    assert list(islice(endless(1, "test", 4), 100)) == uniforms(1, "test", 4, 100).tolist()
+    assert list(islice(uniform_stream(1, "test", 4), 100)) == uniforms(1, "test", 4, 100).tolist()
 
 
 def test_a_request_s_key_depends_on_its_seed_and_every_token_of_its_prompt() -> None:

@@ -11,16 +11,16 @@ from llguidance import LLTokenizer
 from llguidance.hf import from_tokenizer
 from transformers import AutoTokenizer
 
-from offspec.chat.answer_parts import Call
-from offspec.chat.families import family_of, thought_marks
-from offspec.chat.family_parts import FamilyParts
+from offspec.chat.answer_parser import ToolCall
+from offspec.chat.chat_format_parser import ChatFormatParser
+from offspec.chat.chat_formats import chat_format_of, reasoning_marks
 from offspec.core.config import Constraint
 from offspec.core.constraint import Regions
 from offspec.core.errors import RequestError
-from offspec.model.call_grammars import FORMS, after_thought, answer_regions
+from offspec.model.tool_call_grammars import FORMS, after_reasoning, answer_regions
 from offspec.model.vocabulary import token_bytes
-from offspec.sampling.constraint import FormatRule
-from offspec.sampling.grammar import Grammars, tokens_beyond
+from offspec.sampling.format_rule import FormatRule
+from offspec.sampling.grammar import Grammars, tokens_extending
 from offspec.sampling.regions import RegionRule
 from tests.support.tokenizers import byte_level, saved
 
@@ -57,7 +57,7 @@ def rule_of(regions: Regions, tokenizer: Any, tokens: LLTokenizer, device: str =
     return RegionRule(
         Regions.read(regions.constraint().text),
         lambda grammar: FormatRule(grammars.matcher(grammar), size, size, {END}, device),
-        lambda text: tokens_beyond(text, tokens),
+        lambda text: tokens_extending(text, tokens),
         lambda token: token_bytes(tokenizer, token),
         {END},
     )
@@ -81,16 +81,16 @@ def test_every_sampled_call_is_valid(mark: str, vocabulary: Any) -> None:
     regions = answer_regions(mark, FUNCTIONS, {}, thinking=False)
     assert regions is not None
     region = regions.regions[0]
-    family, size = family_of(mark), tokens.vocab_size
+    family, size = chat_format_of(mark), tokens.vocab_size
     for seed in range(8):
         dice = random.Random(seed)
         rule, said = rule_of(regions, tokenizer, tokens), list[int]()
         for token in ids_of(tokenizer, region.mark):
-            assert rule.fits([token]) and token in open_tokens(rule, [[]], size)[0]
+            assert rule.allows_path([token]) and token in open_tokens(rule, [[]], size)[0]
             rule.commit([token])
             said.append(token)
         for _ in range(400):
-            found = rule.forced([], 9)
+            found = rule.forced_tokens([], 9)
             if not found:
                 allowed = open_tokens(rule, [[]], size)[0]
                 if len(allowed) > size - 9:
@@ -99,17 +99,17 @@ def test_every_sampled_call_is_valid(mark: str, vocabulary: Any) -> None:
                 found = [dice.choice(sorted(allowed))]
                 if len(allowed) > size // 2 and mark in CLOSED and dice.random() < 0.3:
                     found = ids_of(tokenizer, CLOSED[mark])
-            assert rule.fits(found)
+            assert rule.allows_path(found)
             rule.commit(found)
             said += found
         else:
             pytest.fail("the call did not end")
         if family and family.messages and "to=functions" not in tokenizer.decode(said):
             continue  # the header of another message
-        reader = FamilyParts(family, None, tools=TOOLS)
+        reader = ChatFormatParser(family, None, tools=TOOLS)
         text = b"".join(token_bytes(tokenizer, token) for token in said).decode()
         parts = [*reader.feed(text), *reader.finish()]
-        assert parts and all(isinstance(part, Call) for part in parts), text
+        assert parts and all(isinstance(part, ToolCall) for part in parts), text
 
 
 def test_nodes_of_a_tree_get_what_their_own_text_allows(vocabulary: Any) -> None:
@@ -137,7 +137,7 @@ def test_nodes_of_a_tree_get_what_their_own_text_allows(vocabulary: Any) -> None
         committed.commit(path)
         assert open_tokens(committed, [[]], size) == [allowed]
     assert len(found[0]) == size == len(found[1]) and not found[5] and len(found[6]) == size
-    assert together.forced(paths[3], 99)[:2] == ids_of(tokenizer, '\n{"name": "')[:2]
+    assert together.forced_tokens(paths[3], 99)[:2] == ids_of(tokenizer, '\n{"name": "')[:2]
 
 
 @pytest.mark.gpu
@@ -158,7 +158,7 @@ def test_a_gpu_closes_the_same_tokens(vocabulary: Any) -> None:
 @pytest.mark.parametrize("tokens_of_thought", [None, 5])
 def test_a_schema_after_a_thought(vocabulary: Any, tokens_of_thought: int | None) -> None:
     tokenizer, tokens = vocabulary
-    format = after_thought("</think>", Constraint("json_schema", PERSON), {}, tokens_of_thought)
+    format = after_reasoning("</think>", Constraint("json_schema", PERSON), {}, tokens_of_thought)
     rule, size = rule_of(Regions.read(format.text), tokenizer, tokens), tokens.vocab_size
     thought = ids_of(tokenizer, "the cat sat {")[: tokens_of_thought or 99]
     for token in thought:
@@ -167,11 +167,11 @@ def test_a_schema_after_a_thought(vocabulary: Any, tokens_of_thought: int | None
     said = list(thought)
     if tokens_of_thought is None:
         for token in ids_of(tokenizer, "</think>"):
-            assert rule.fits([token])
+            assert rule.allows_path([token])
             rule.commit([token])
             said.append(token)
     while open_tokens(rule, [[]], size)[0] != {END}:
-        found = rule.forced([], 20) or [min(open_tokens(rule, [[]], size)[0] - {END})]
+        found = rule.forced_tokens([], 20) or [min(open_tokens(rule, [[]], size)[0] - {END})]
         rule.commit(found)
         said += found
         if len(said) > 400:
@@ -194,7 +194,7 @@ def test_regions_that_cannot_be() -> None:
             Constraint("regions", text)
     with pytest.raises(RequestError):
         Constraint("regions", json.dumps({"required": "start: A", "colour": 1}))
-    assert thought_marks("nothing") is None and answer_regions("nothing", FUNCTIONS, {}, False) is None
+    assert reasoning_marks("nothing") is None and answer_regions("nothing", FUNCTIONS, {}, False) is None
 
 
 ODD: dict[str, Any] = {
@@ -233,5 +233,5 @@ def test_odd_schemas_have_a_grammar(mark: str, odd: str, vocabulary: Any) -> Non
         "<arg_key>": "<tool_call>f",
     }
     for token in ids_of(tokenizer, opening[mark]):
-        assert rule.fits([token])
+        assert rule.allows_path([token])
         rule.commit([token])

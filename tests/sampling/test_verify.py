@@ -9,13 +9,13 @@ from offspec.core.config import SamplingParams
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.token_tree import TokenTree
-from offspec.sampling.verify import LikelyRows, Walk, walk
+from offspec.sampling.verify import LazyLogits, VerifyResult, verify_tree
 
 V = 6
 TREE = TokenTree.build([0, 1, 2, 3, 4], [-1, 0, 1, 2, 0], [0.0, -0.1, -0.2, -0.3, -3.0])
 
 
-def walked(choices: dict[int, int], stop: int = -1) -> Walk:
+def walked(choices: dict[int, int], stop: int = -1) -> VerifyResult:
     """choices: the target's token at each node."""
 
     def logits(nodes: Sequence[int]) -> torch.Tensor:
@@ -25,7 +25,7 @@ def walked(choices: dict[int, int], stop: int = -1) -> Walk:
         return rows
 
     processor = LogitsProcessor(SamplingParams(), V, [])
-    return walk(TREE, LikelyRows(TREE, logits, 1), processor, None, 0, lambda token: token == stop)
+    return verify_tree(TREE, LazyLogits(TREE, logits, 1), processor, None, 0, lambda token: token == stop)
 
 
 def test_it_goes_as_far_as_the_target_agrees() -> None:
@@ -47,10 +47,10 @@ def test_rows_of_likely_nodes_are_made_together() -> None:
         asked.append(list(nodes))
         return torch.arange(V).float().expand(len(nodes), V) + torch.tensor(nodes)[:, None]
 
-    rows = LikelyRows(TREE, logits, 3)
+    rows = LazyLogits(TREE, logits, 3)
     assert [int(rows[node][0]) for node in (0, 1, 2, 3, 4)] == [0, 1, 2, 3, 4]
     assert asked == [[0, 1, 2], [3], [4]], "the likeliest first, and of the others what stands below"
-    rows = LikelyRows(TREE, logits, 9)
+    rows = LazyLogits(TREE, logits, 9)
     assert 1 not in rows and int(rows[1][0]) == 1 and 3 in rows and 0 not in rows
 
 
@@ -60,10 +60,10 @@ def test_how_many_rows_are_made_together_changes_nothing(together: int) -> None:
     every[0, 1] = every[1, 2] = 9.0
     params = SamplingParams(temperature=0.8, seed=2, top_p=0.9, repetition_penalty=1.1, logprobs=2)
     processor, noise = LogitsProcessor(params, V, [1, 5]), GumbelNoise(2, V)
-    rows = LikelyRows(TREE, lambda nodes: every[list(nodes)], together)
-    found = walk(TREE, rows, processor, noise, 7, lambda token: False)
+    rows = LazyLogits(TREE, lambda nodes: every[list(nodes)], together)
+    found = verify_tree(TREE, rows, processor, noise, 7, lambda token: False)
     assert found.nodes[:2] == (0, 1) and len(found.logprobs) == len(found.tokens)
     path: list[int] = []
-    for node, token, gap in zip(found.nodes, found.tokens, found.gaps, strict=True):
+    for node, token, gap in zip(found.nodes, found.tokens, found.logit_gaps, strict=True):
         assert processor.choose(every[node], path, noise, 8 + len(path)) == (token, gap)
         path.append(token)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from offspec.core.config import SamplingParams
 from offspec.core.errors import CheckpointError
 from offspec.sampling.logits_processor import LogitsProcessor
-from offspec.sampling.noise import endless
+from offspec.sampling.noise import uniform_stream
 from offspec.sampling.token_tree import TokenTree
-from offspec.sampling.verify import LikelyRows, Walk
-from offspec.sampling.verify_sequoia import judge, walk_without_replacement
+from offspec.sampling.verify import LazyLogits, VerifyResult
+from offspec.sampling.verify_sequoia import accept_child, verify_without_replacement
 
 Law = list[Fraction]
 
@@ -52,7 +52,7 @@ def _outcomes(target: Law, draft: Law, children: Sequence[int]) -> Iterator[tupl
     laws = np.array(target, dtype=object), np.array(draft, dtype=object)
     for first in range(len(children) + 1):  # the test that is passed, after which there are none
         told = [Told(test == first) for test in range(len(children))]
-        accepted, rest = judge(*laws, children, cast(Iterator[float], iter(told)))
+        accepted, rest = accept_child(*laws, children, cast(Iterator[float], iter(told)))
         odds = prod((number.odds for number in told), start=Fraction(1))
         if accepted is not None:
             yield accepted, odds
@@ -99,7 +99,7 @@ def test_a_node_has_exactly_the_target_s_law(target: list[int], draft: list[int]
 def test_an_excess_that_rounding_ate_changes_nothing() -> None:
     """The draft stands above the target at the one child, by rounding, and below it nowhere."""
     target, draft = np.array([0.5, 0.5]), np.array([0.5 + 2.0**-53, 0.5])
-    token, rest = judge(target, draft, [0], iter([1 - 2.0**-53, 0.3]))
+    token, rest = accept_child(target, draft, [0], iter([1 - 2.0**-53, 0.3]))
     assert token is None and rest.tolist() == [0.5, 0.5]
 
 
@@ -125,10 +125,10 @@ class Scripted:
         )
         self.chances = {position: random.random(8).tolist() for position in range(5)}
 
-    def walk(self, processor: LogitsProcessor) -> Walk:
-        return walk_without_replacement(
+    def walk(self, processor: LogitsProcessor) -> VerifyResult:
+        return verify_without_replacement(
             self.tree,
-            LikelyRows(self.tree, lambda nodes: torch.stack([_logits(self.targets[n]) for n in nodes]), 3),
+            LazyLogits(self.tree, lambda nodes: torch.stack([_logits(self.targets[n]) for n in nodes]), 3),
             processor,
             lambda node: _logits(self.drafts[node]),
             lambda position: iter(self.chances[position]),
@@ -173,7 +173,7 @@ def test_floats_decide_as_fractions_do(shape: tuple[int, ...]) -> None:
         pass_ = Scripted(seed, 4, shape)
         walked = pass_.walk(_processor(4))
         assert list(walked.tokens) == pass_.reference()
-        assert len(walked.nodes) == len(walked.tokens) == len(walked.gaps) and not walked.stopped
+        assert len(walked.nodes) == len(walked.tokens) == len(walked.logit_gaps) and not walked.stopped
         lengths.add(len(walked.tokens))
     assert {1, 2} <= lengths
 
@@ -182,14 +182,14 @@ def _walk(
     tree: TokenTree,
     target: torch.Tensor,
     draft: torch.Tensor,
-    numbers: Callable[[int], Iterator[float]] = lambda position: endless(5, "test", position),
+    numbers: Callable[[int], Iterator[float]] = lambda position: uniform_stream(5, "test", position),
     stop: Callable[[int], bool] = lambda token: False,
     temperature: float = 1.0,
-) -> Walk:
+) -> VerifyResult:
     """A pass from position 10 where all rows are the same."""
     processor = _processor(len(target), temperature)
-    rows = LikelyRows(tree, lambda nodes: target.expand(len(nodes), -1), 2)
-    return walk_without_replacement(tree, rows, processor, lambda node: draft, numbers, 10, stop)
+    rows = LazyLogits(tree, lambda nodes: target.expand(len(nodes), -1), 2)
+    return verify_without_replacement(tree, rows, processor, lambda node: draft, numbers, 10, stop)
 
 
 def _tree(parents: Sequence[int], tokens: Sequence[int]) -> TokenTree:
@@ -201,7 +201,7 @@ def test_every_test_takes_a_fresh_number() -> None:
     taken: list[tuple[int, float]] = []
 
     def numbers(position: int) -> Iterator[float]:
-        for number in endless(5, "test", position):
+        for number in uniform_stream(5, "test", position):
             taken.append((position, number))
             yield number
 

@@ -1,4 +1,4 @@
-"""Files of experts for tests of their stores, and Ctrl-C at any line of a store's code."""
+"""Expert files for tests of the expert stores, and a simulated Ctrl-C at any line of a store."""
 
 import sys
 from collections.abc import Callable, Collection
@@ -41,14 +41,14 @@ def interrupt_at_each_line(
     rest: Callable[[], object],
     check: Callable[[int], object],
 ) -> int:
-    """Returns how often Ctrl-C struck.
+    """Return the number of tries in which `act` was interrupted.
 
     Args:
-        files: Whose lines are counted.
-        moments: Which line is struck, in one try after the other.
-        act: What is interrupted.
-        rest: What follows an interrupt, and is interrupted as well.
-        check: What follows all that, undisturbed.
+        files: Source files with the lines to interrupt.
+        moments: Count of executed lines after which `act` is interrupted, one per try.
+        act: Function to interrupt.
+        rest: Function called after an interrupted `act`, and itself possibly interrupted.
+        check: Function called after each try, without interrupts.
     """
     left, struck = 0, 0
 

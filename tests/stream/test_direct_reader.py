@@ -1,4 +1,4 @@
-"""The reader of weights: one file is one model's, whatever is done to it, and nothing but a file is read."""
+"""Weight reader: changed or replaced files are detected, and only regular files are read."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The store of experts: what stays, what leaves, waves, faults, and interrupts at any moment."""
+"""Expert store: kept and evicted units, waves, faults, and interrupts at any moment."""
 
 import os
 import threading
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from offspec.checkpoint.checksum import Summing
+from offspec.checkpoint.checksum import FileHasher
 from offspec.core.errors import CheckpointError, ClosedError, StreamError
 from offspec.stream import expert_store, workers
 from offspec.stream.arena import PAGE
@@ -25,7 +25,7 @@ from tests.stream.expert_files import (
     layouts_in,
     write_experts,
 )
-from tests.support.weight_files import as_it_is
+from tests.support.weight_files import restorer
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def made() -> Iterator[list[ExpertStore]]:
-    """Stores that are closed in the end."""
+    """Stores that are closed after the test."""
     every = list[ExpertStore]()
     yield every
     for store in every:
@@ -84,11 +84,11 @@ def test_what_is_needed_the_latest_leaves(file: Path, made: list[ExpertStore]) -
         assert store.read_stats.bytes_moved - before == sum(
             store.layouts[unit].nbytes for unit in set(units) - hits
         )
-        stayed, others = set(store.kept) - set(units), sorted(map(share_of(store), kept - hits))
-        assert set(units) <= set(store.kept) and stayed <= kept
+        stayed, others = set(store.cached_units) - set(units), sorted(map(share_of(store), kept - hits))
+        assert set(units) <= set(store.cached_units) and stayed <= kept
         assert sorted(map(share_of(store), stayed)) == others[max(len(units) + len(others) - 4, 0) :]
-        kept = set(store.kept)
-    assert 0 < store.stats.hits < store.stats.asked
+        kept = set(store.cached_units)
+    assert 0 < store.stats.hits < store.stats.requested
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_units_come_in_waves(file: Path, made: list[ExpertStore], slots: int, de
         read = (store.read_stats.bytes_moved - before) / sum(layout.nbytes for layout in store.layouts)
         assert turn or read == 1
         assert turn == 0 or read < 1, "what was there is not read again"
-    assert len(store.kept) == min(slots, UNITS)
+    assert len(store.cached_units) == min(slots, UNITS)
     assert right(store, contents) == []
 
 
@@ -121,19 +121,19 @@ def test_what_is_there_is_handed_out_while_the_rest_comes(
 
 
 def settled(store: ExpertStore) -> set[int]:
-    """What is kept when all that is under way has come."""
-    while any(not filling.whole for filling in list(store._pool.round.fillings.values())) or store._ahead:
+    """Return the kept units once all pending reads are done."""
+    while any(not filling.is_complete for filling in list(store._pool.round.reads.values())) or store._ahead:
         time.sleep(0.001)
     assert list(store.fetch(())) == []
-    return set(store.kept)
+    return set(store.cached_units)
 
 
 def test_what_is_read_ahead_takes_free_slots_alone(file: Path, made: list[ExpertStore]) -> None:
     contents, store = contents_of(file), new_store(made, file, 5)
     right(store, contents, 0)
-    store.read_ahead([4, 0, 7])
+    store.prefetch([4, 0, 7])
     assert settled(store) == {0, 4, 7}
-    store.read_ahead([1, 2, 3, 5])
+    store.prefetch([1, 2, 3, 5])
     assert settled(store) == {0, 4, 7, 1, 2}, "the first of them, as far as there is room"
     before = store.read_stats.bytes_moved
     right(store, contents, 0, 4, 7, 1, 2)
@@ -145,7 +145,7 @@ def test_reading_ahead_while_units_are_asked_for(file: Path, made: list[ExpertSt
     contents, generator = contents_of(file), torch.Generator().manual_seed(depth)
     for _ in range(8):
         store = new_store(made, file, 6, depth)
-        store.read_ahead(torch.randperm(UNITS, generator=generator).tolist())
+        store.prefetch(torch.randperm(UNITS, generator=generator).tolist())
         for _ in range(4):
             right(store, contents, *torch.randperm(UNITS, generator=generator)[:3].tolist())
         settled(store)
@@ -172,7 +172,7 @@ def test_an_interrupt_may_come_at_any_moment(file: Path, made: list[ExpertStore]
     def check(moment: int) -> None:
         first, *others = units(moment)
         right(store, contents, *others, (first + slots) % UNITS)
-        store.read_ahead(range(moment % 5, UNITS))
+        store.prefetch(range(moment % 5, UNITS))
 
     struck = interrupt_at_each_line(
         {expert_store.__file__, workers.__file__},
@@ -206,12 +206,12 @@ def test_a_read_that_fails_is_one_error_and_the_store_lives(
                 fetched(store, 1, 5, 2)
             assert caught.value.file == file
             store.abandon()
-    assert {1, 2} <= set(store.kept), "what was there still is"
+    assert {1, 2} <= set(store.cached_units), "what was there still is"
     right(store, contents, 5, 1, 4)
 
 
 def test_a_truncated_expert_is_one_error_and_the_store_lives(file: Path, made: list[ExpertStore]) -> None:
-    contents, store, put_back = contents_of(file), new_store(made, file, 2), as_it_is(file)
+    contents, store, put_back = contents_of(file), new_store(made, file, 2), restorer(file)
     right(store, contents, 0)
     os.truncate(file, START + 6 * SIZE + 10)
     with pytest.raises(StreamError, match="ended early") as caught:
@@ -224,7 +224,7 @@ def test_a_truncated_expert_is_one_error_and_the_store_lives(file: Path, made: l
 
 def test_bytes_are_checked_when_they_first_come(file: Path, made: list[ExpertStore]) -> None:
     contents = contents_of(file)
-    summing = Summing(START)
+    summing = FileHasher(START)
     summing.add(memoryview(file.read_bytes()))
     known = summing.result()
     store = new_store(made, file, 2, reader=DirectReader({file: known}, "pack it again"))
@@ -252,7 +252,7 @@ def test_closing_wakes_waiters(file: Path, made: list[ExpertStore], monkeypatch:
     waiter, closer = threading.Thread(target=wait), threading.Thread(target=store.close)
     waiter.start()
     begun.wait(300)
-    while not store._pool.round.fillings:
+    while not store._pool.round.reads:
         time.sleep(0.001)
     closer.start()
     waiter.join(300)

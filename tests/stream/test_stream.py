@@ -1,4 +1,4 @@
-"""The ring, the disk stream and the reader: order, refilling, faults, and that nothing is left behind."""
+"""Ring, disk stream and reader: order, refilling, faults, and no leftovers."""
 
 import gc
 import os
@@ -22,7 +22,7 @@ from offspec.stream.disk_stream import DiskStream, read_unit
 from offspec.stream.layout import ALIGNMENT, UnitLayout, lay_out
 from offspec.stream.ring import Ring
 from offspec.stream.workers import Worker
-from tests.support.weight_files import as_it_is
+from tests.support.weight_files import restorer
 
 
 def _file(folder: Path, name: str, size: int, seed: int = 0) -> tuple[Path, bytes]:
@@ -167,7 +167,7 @@ def test_a_large_unit_is_read_in_blocks(tmp_path: Path) -> None:
 def test_a_truncated_file_is_one_typed_error_and_the_stream_lives(tmp_path: Path) -> None:
     layouts, contents = _units(tmp_path)
     path = layouts[0].extents[0].file
-    put_back = as_it_is(path)
+    put_back = restorer(path)
     stream = DiskStream(layouts, 2, DirectReader())
     stream.acquire(0)  # or it may be on its way while the file changes, from offset 0
     os.truncate(path, path.stat().st_size // 2)
@@ -280,9 +280,9 @@ def test_an_interrupted_restart_hands_out_no_half_filled_slot(monkeypatch: pytes
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    while not any(filling.running for filling in list(ring._cycle.fillings.values())):
+    while not any(filling.running for filling in list(ring._cycle.reads.values())):
         time.sleep(0.001)
-    monkeypatch.setattr(ring._pool, "_listen", interrupted)
+    monkeypatch.setattr(ring._pool, "_await_signal", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ring.abandon()
     monkeypatch.undo()
@@ -341,7 +341,7 @@ def test_copies_for_a_device_are_aligned(header: int, tmp_path: Path) -> None:
         assert place % ALIGNMENT == 0
         assert bytes(slot[place:][: info.nbytes].numpy()) == data[info.offset :][: info.nbytes]
     assert len(slot) <= layout.nbytes
-    assert layout.put_on(arena.tensor, torch.device("cpu")) is arena.tensor
+    assert layout.copy_to_device(arena.tensor, torch.device("cpu")) is arena.tensor
 
 
 def test_a_whole_layer_is_one_copy(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The store of experts on a device: what stays, what is copied and read, faults, and interrupts."""
+"""Expert store on a device: kept units, copies and reads, faults, and interrupts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from offspec.core.errors import ClosedError, StreamError
-from offspec.stream import device_experts
+from offspec.stream import device_expert_store
 from offspec.stream.arena import PAGE
-from offspec.stream.device_experts import DeviceExpertStore
+from offspec.stream.device_expert_store import DeviceExpertStore
 from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.expert_store import ExpertStore
 from offspec.stream.layout import UnitLayout
@@ -30,7 +30,7 @@ def contents(file: Path) -> list[bytes]:
 
 
 class Making:
-    """Makes stores that are closed in the end."""
+    """Factory of stores that are closed after the test."""
 
     def __init__(self, layouts: list[UnitLayout]) -> None:
         self._layouts, self.made = layouts, list[DeviceExpertStore]()
@@ -76,17 +76,19 @@ def test_only_what_is_not_there_is_copied_and_what_was_asked_for_stays(
     for _ in range(40):
         count = int(torch.randint(1, 5, (), generator=generator))
         units = torch.randperm(UNITS, generator=generator)[:count].tolist()
-        before, asked = store.copy_stats.bytes_moved, store.below.stats.asked
-        hits = set(store.kept) & set(units)
+        before, asked = store.copy_stats.bytes_moved, store.host_store.stats.requested
+        hits = set(store.cached_units) & set(units)
         came = right(store, contents, *units)
         assert set(came[: len(hits)]) == hits, "what is there comes first"
         missed = set(units) - hits
         assert store.copy_stats.bytes_moved - before == sum(
             move.length for unit in missed for move in store.layouts[unit].moves_to(CUDA)
         )
-        assert store.below.stats.asked - asked == len(missed), "RAM is not asked for what is on the device"
-        assert set(units) <= set(store.kept)
-    assert 0 < store.stats.hits < store.stats.asked
+        assert store.host_store.stats.requested - asked == len(missed), (
+            "RAM is not asked for what is on the device"
+        )
+        assert set(units) <= set(store.cached_units)
+    assert 0 < store.stats.hits < store.stats.requested
 
 
 @pytest.mark.parametrize(("near", "behind"), [(1, 1), (2, 3), (UNITS, 2), (UNITS + 5, UNITS + 5)])
@@ -94,7 +96,7 @@ def test_units_come_in_waves(near: int, behind: int, contents: list[bytes], new_
     store = new_store(near, behind)
     for turn in range(3):
         right(store, contents, *sorted(range(UNITS), key=lambda unit: (unit * 5 + turn) % UNITS))
-    assert len(store.kept) == min(near, UNITS)
+    assert len(store.cached_units) == min(near, UNITS)
     assert right(store, contents) == []
 
 
@@ -104,7 +106,7 @@ def test_ram_that_holds_all_is_filled_at_once(contents: list[bytes], new_store: 
     read = store.read_stats.bytes_moved
     assert read == sum(told) == store.load_bytes == sum(layout.nbytes for layout in store.layouts)
     right(store, contents, *range(UNITS))
-    assert store.read_stats.bytes_moved == read and store.below.stats.hits == UNITS
+    assert store.read_stats.bytes_moved == read and store.host_store.stats.hits == UNITS
     less = new_store(2, UNITS - 1)
     less.load(told.append)
     assert less.load_bytes == less.read_stats.bytes_moved == 0
@@ -141,7 +143,7 @@ def test_an_interrupt_may_come_at_any_moment(behind: int, contents: list[bytes],
         right(store, contents, *others, (first + 3) % UNITS)
 
     struck = interrupt_at_each_line(
-        {device_experts.__file__},
+        {device_expert_store.__file__},
         range(1, 140),
         lambda moment: fetched(store, *units(moment)),
         store.abandon,
@@ -165,7 +167,7 @@ def test_a_copy_that_fails_is_one_error_and_the_store_lives(
         with pytest.raises(StreamError, match="copying expert 5 failed: CUDA error: unspecified"):
             fetched(store, 1, 5, 2)
         store.abandon()
-    assert {1, 2} <= set(store.kept), "what was there still is"
+    assert {1, 2} <= set(store.cached_units), "what was there still is"
     right(store, contents, 5, 1, 4)
     store.close()
     with pytest.raises(ClosedError):

@@ -123,7 +123,7 @@ def test_tokens_that_do_not_exist_and_values_out_of_range() -> None:
         ({"stop_token_ids": (99,)}, "stop_token_ids"),
     )
     for params, named in missing:
-        with pytest.raises(RequestError, match=f"{named} has the token .* from 0 to {V - 1}"):
+        with pytest.raises(RequestError, match=f"{named}: invalid token id .* from 0 to {V - 1}"):
             processor([], **params)
     wrong: tuple[dict[str, Any], ...] = (
         {"min_tokens": -1},
@@ -141,9 +141,9 @@ def test_tokens_that_do_not_exist_and_values_out_of_range() -> None:
 
 def test_rules_that_leave_nothing_are_told() -> None:
     nothing = processor([], allowed_token_ids=(END,), min_tokens=1)
-    with pytest.raises(RequestError, match="closes every token"):
+    with pytest.raises(RequestError, match="no token is allowed here"):
         nothing.choose(scores(), [], None, 0)
-    with pytest.raises(RequestError, match="closes every token"):
+    with pytest.raises(RequestError, match="no token is allowed here"):
         nothing.distribution(scores(), [])
     assert nothing.choose(scores(), [END], None, 0)[0] == END
     with pytest.raises(CheckpointError):

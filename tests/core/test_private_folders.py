@@ -1,4 +1,4 @@
-"""What users said is theirs alone, and a lock follows no link."""
+"""Conversations are private to their user, and a lock does not follow links."""
 
 import os
 import stat
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from offspec.core.events import Event, Notice
-from offspec.core.file_lock import is_claimed, lock_beside, release
-from offspec.core.private import tighten
+from offspec.core.file_lock import is_claimed, lock_for, release
+from offspec.core.private_folders import restrict_permissions
 
 
 def mode(path: Path) -> int:
@@ -28,14 +28,14 @@ def test_what_others_could_read_is_closed(tmp_path: Path, monkeypatch: pytest.Mo
         file.parent.chmod(0o755)
     (data / "sessions" / "link.json").symlink_to(elsewhere)
     told: list[Event] = []
-    tighten(told.append, cache)
+    restrict_permissions(told.append, cache)
     for path in (data / "sessions", cache / "distill", cache / "distill" / "text"):
         assert mode(path) == 0o700
     assert mode(data / "sessions" / "a.json") == mode(cache / "distill/text/text-0.safetensors") == 0o600
     assert mode(elsewhere) == 0o644 and mode(data) == mode(cache) != 0o700
     (notice,) = told
     assert isinstance(notice, Notice) and str(data / "sessions") in notice.text
-    tighten(told.append, cache)
+    restrict_permissions(told.append, cache)
     assert len(told) == 1
 
 
@@ -44,7 +44,7 @@ def test_a_lock_that_is_a_link_or_a_fifo_is_not_followed_or_waited_for(tmp_path:
     lock.symlink_to(target)
     assert not is_claimed(file)
     with pytest.raises(OSError, match=r"[Ll]ink|ELOOP|Too many"):
-        lock_beside(file).acquire(timeout=0.1)
+        lock_for(file).acquire(timeout=0.1)
     assert not target.exists()
     lock.unlink()
     os.mkfifo(lock)
@@ -61,15 +61,15 @@ def test_a_lock_is_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     sessions.chmod(0o700)
     said.write_text("said")
     said.chmod(0o644)
-    tighten(told.append)
+    restrict_permissions(told.append)
     assert told == [] and mode(lock) == mode(said) == 0o600
     sessions.chmod(0o755)
-    tighten(told.append)
+    restrict_permissions(told.append)
     assert len(told) == 1, "its names could be read"
 
 
 def test_a_lock_is_private_and_goes_with_its_release(tmp_path: Path) -> None:
-    lock = lock_beside(tmp_path / "a")
+    lock = lock_for(tmp_path / "a")
     lock.acquire()
     assert mode(tmp_path / ".a.lock") == 0o600
     release(lock)

@@ -1,4 +1,4 @@
-"""An answer of a known family in its parts, as its text comes."""
+"""Streaming parser for answers in a known chat format."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
@@ -6,9 +6,9 @@ from typing import Any
 
 import regex
 
-from offspec.chat.answer_parts import Part, Parts, Text, Thinking, Trimmed
-from offspec.chat.call_readers import Read, Reader, Tools
-from offspec.chat.families import Family
+from offspec.chat.answer_parser import AnswerParser, AnswerPart, ReasoningPart, TextPart, WhitespaceTrimmer
+from offspec.chat.chat_formats import ChatFormat
+from offspec.chat.tool_parsers import ParsedCalls, ToolParser, ToolSchemas
 
 _MOST_REFUSED = 64
 
@@ -20,16 +20,16 @@ class _Stage(Enum):
     CALL = auto()
 
 
-class FamilyParts(Parts):
-    """Takes the text of an answer apart.
+class ChatFormatParser(AnswerParser):
+    """Parser that splits an answer into reasoning, text and tool calls.
 
-    What opens like a call and is not a valid one is text; what follows its mark is read as ever. Space around
+    Invalid calls are text; the text after the opening mark is then parsed as usual. Whitespace around
     reasoning and calls belongs to their marks.
     """
 
     def __init__(
         self,
-        family: Family | None,
+        family: ChatFormat | None,
         thought: tuple[str, str] | None,
         *,
         thinking: bool = False,
@@ -38,38 +38,38 @@ class FamilyParts(Parts):
     ) -> None:
         """
         Args:
-            family: How calls are marked. None: there are none.
-            thought: The marks of reasoning. None: there is none.
-            thinking: The prompt begins the reasoning.
-            tools: What may be called, as {"type": "function", "function": {...}}.
-            shown: Special tokens that the text has to have.
+            family: Format of tool calls; None if there are no calls.
+            thought: Marks of reasoning; None if there is no reasoning.
+            thinking: Whether the prompt begins the reasoning.
+            tools: Available tools, as {"type": "function", "function": {...}}.
+            shown: Special tokens that the text must contain.
         """
         self.shown = shown
-        self._tools = Tools(tools)
+        self._tools = ToolSchemas(tools)
         self._readers = family.readers if family else {}
         self._at_start = family is not None and family.at_start
         self._marks = regex.compile("|".join(map(regex.escape, self._readers)) or r"(?!)")
         self._begins, self._ends = thought or ("", "")
         self._stage = _Stage.THOUGHT if thinking and thought else _Stage.BEGINNING
-        self._text = ""  # that is not taken apart yet
-        self._open = list[Reader]()
-        self._mark = ""  # of the call that is open
-        self._refused = 0  # calls that were none
-        self._said, self._thinking = Trimmed(Text), Trimmed(Thinking)
+        self._text = ""  # not yet parsed
+        self._open = list[ToolParser]()
+        self._mark = ""  # opening mark of the current call
+        self._refused = 0  # number of invalid calls
+        self._said, self._thinking = WhitespaceTrimmer(TextPart), WhitespaceTrimmer(ReasoningPart)
         self._any = set[type]()  # kinds of parts so far
 
-    def feed(self, text: str) -> list[Part]:
+    def feed(self, text: str) -> list[AnswerPart]:
         self._text += text
         return self._take(final=False)
 
-    def finish(self) -> list[Part]:
-        return [*self._take(final=True), *self._said.rest()]
+    def finish(self) -> list[AnswerPart]:
+        return [*self._take(final=True), *self._said.flush()]
 
-    def _take(self, final: bool) -> list[Part]:
-        parts = list[Part]()
+    def _take(self, final: bool) -> list[AnswerPart]:
+        parts = list[AnswerPart]()
         steps = {
             _Stage.BEGINNING: self._take_beginning,
-            _Stage.THOUGHT: self._take_thought,
+            _Stage.THOUGHT: self._take_reasoning,
             _Stage.TEXT: self._take_text,
             _Stage.CALL: self._take_call,
         }
@@ -77,8 +77,8 @@ class FamilyParts(Parts):
             pass
         return parts
 
-    def _take_beginning(self, parts: list[Part], final: bool) -> bool:
-        """Whether it is known if reasoning begins the answer."""
+    def _take_beginning(self, parts: list[AnswerPart], final: bool) -> bool:
+        """Check for reasoning at the start; return whether this is decided."""
         text = self._text.lstrip()
         if not final and (not text or (self._begins != text and self._begins.startswith(text))):
             return False
@@ -88,15 +88,15 @@ class FamilyParts(Parts):
             self._think(parts, self._ends)
         return True
 
-    def _think(self, parts: list[Part], ends: str) -> None:
+    def _think(self, parts: list[AnswerPart], ends: str) -> None:
         self._stage, self._ends = _Stage.THOUGHT, ends
         self._said.interrupt()
         self._thinking.interrupt()
-        if Thinking in self._any:
-            parts.append(Thinking("\n\n"))
+        if ReasoningPart in self._any:
+            parts.append(ReasoningPart("\n\n"))
 
-    def _take_thought(self, parts: list[Part], final: bool) -> bool:
-        """Whether the reasoning has ended."""
+    def _take_reasoning(self, parts: list[AnswerPart], final: bool) -> bool:
+        """Take reasoning; return whether it has ended."""
         before, found, after = self._text.partition(self._ends)
         if not found:
             before, after = _without_beginning(before, (self._ends,), final)
@@ -107,10 +107,10 @@ class FamilyParts(Parts):
             self._stage = _Stage.TEXT
         return bool(found)
 
-    def _take_text(self, parts: list[Part], final: bool) -> bool:
-        """Whether a call has begun."""
+    def _take_text(self, parts: list[AnswerPart], final: bool) -> bool:
+        """Take text; return whether a call has begun."""
         found = self._marks.search(self._text)
-        late = self._at_start and Text in self._any
+        late = self._at_start and TextPart in self._any
         if found and self._at_start and (late or self._text[: found.start()].strip()):
             found = None
         if found is None:
@@ -124,9 +124,9 @@ class FamilyParts(Parts):
         self._stage = _Stage.CALL
         return True
 
-    def _take_call(self, parts: list[Part], final: bool) -> bool:
-        """Whether it is known if this is a call."""
-        found: Read | bool = False
+    def _take_call(self, parts: list[AnswerPart], final: bool) -> bool:
+        """Parse a possible call; return whether it is decided."""
+        found: ParsedCalls | bool = False
         while self._open and (found := self._open[0].read(self._text, final)) is False:
             del self._open[0]
         if found is True:
@@ -145,20 +145,20 @@ class FamilyParts(Parts):
         self._said.interrupt()
         parts += found.calls
         self._any.update(map(type, found.calls))
-        if found.thought:
-            self._think(parts, found.thought)
-        elif found.text and Text in self._any:
-            parts.append(Text("\n\n"))
+        if found.reasoning_end:
+            self._think(parts, found.reasoning_end)
+        elif found.text and TextPart in self._any:
+            parts.append(TextPart("\n\n"))
         return True
 
-    def _add(self, parts: list[Part], kind: Trimmed, text: str) -> None:
+    def _add(self, parts: list[AnswerPart], kind: WhitespaceTrimmer, text: str) -> None:
         added = kind.add(text)
         self._any.update(map(type, added))
         parts += added
 
 
 def _without_beginning(text: str, marks: Sequence[str], final: bool) -> tuple[str, str]:
-    """A text without its end that may begin a mark, and that end."""
+    """Split a text before an end that may begin a mark."""
     if final:
         return text, ""
     longest = 0

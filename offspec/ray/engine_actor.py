@@ -1,4 +1,4 @@
-"""The work of an actor: an engine of its own answers lines, as in `offspec batch`."""
+"""Ray actor with its own engine, which answers lines as `offspec batch` does."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError
 from offspec.core.events import Event
 from offspec.core.sampling_defaults import SamplingOverrides
-from offspec.server.batch.answering import Answering
+from offspec.server.batch.line_processor import LineProcessor
 from offspec.server.batch.lines import Line
 from offspec.server.service import Loader, Service
 from offspec.server.settings import Settings
@@ -23,27 +23,28 @@ if TYPE_CHECKING:
 _CLOSING_S = 60.0
 
 
-def loader(config: EngineConfig, plan: Path | None = None) -> Loader:
-    """A loader of an engine on the machine where it is called. It can be pickled."""
+def engine_loader(config: EngineConfig, plan: Path | None = None) -> Loader:
+    """Return a picklable loader, which loads the engine on the machine where it is called."""
     return partial(_load, config, plan)
 
 
 def _load(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> "Engine":
-    from offspec.engine.load import load  # only where it is called: it imports torch
+    from offspec.engine.load import load  # imported only in the actor, because it imports torch
 
     return load(config, plan=plan, notify=notify)
 
 
-class Answerer:
-    """Answers lines.
+class EngineActor:
+    """Actor that answers lines.
+
+    If the model cannot be loaded, `answer` raises the error, because Ray restarts an actor whose constructor
+    fails.
 
     Args:
-        load: Loads the engine, in a thread of its own.
-        names: What lines may call the model.
-        sampling: Parameters of lines that do not set them, over the model's defaults.
-        in_flight: Lines that are asked at a time. None: one more than the engine answers side by side.
-
-    Where the model cannot be loaded `answer` says so: Ray makes an actor again that fails as it is made.
+        load: Loads the engine, in a separate thread.
+        names: Accepted model names in lines.
+        sampling: Sampling parameters that override the model's defaults, for lines that do not set them.
+        in_flight: Number of concurrent lines. None: one more than the engine's concurrent sequences.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Answerer:
         sampling: SamplingOverrides | None = None,
         in_flight: int | None = None,
     ) -> None:
-        settings = Settings(names=tuple(names), sampling=sampling or SamplingOverrides())
+        settings = Settings(served_model_names=tuple(names), sampling=sampling or SamplingOverrides())
         self._service = Service(load, settings)
         self._in_flight = in_flight
         self._service.start()
@@ -63,13 +64,13 @@ class Answerer:
         self.close = weakref.finalize(self, _close, self._service, self._loop)
 
     def answer(self, lines: Sequence[Line]) -> dict[int, tuple[int, dict[str, Any]]]:
-        """Status and body of each answer, by the number of its line.
+        """Return the status and body of each answer, by the number of its line.
 
         Raises:
-            OffspecError: The model could not be loaded, or its engine fails again and again.
+            OffspecError: The model could not be loaded, or its engine fails repeatedly.
         """
         if (error := self._service.error) is not None:
-            # Of the base class, which can be pickled without the fields that some of the others have.
+            # The base class can be pickled; some subclasses need further arguments.
             raise OffspecError(str(error)) if isinstance(error, OffspecError) else error
         found = dict[int, tuple[int, dict[str, Any]]]()
 
@@ -77,13 +78,13 @@ class Answerer:
             found[line.number] = status, value
 
         count = self._in_flight or self._service.engine.sequences + 1
-        answering = Answering(self._service, self._service.names[0], take, in_flight=count)
+        answering = LineProcessor(self._service, self._service.names[0], take, in_flight=count)
         self._loop.run_until_complete(answering.run(iter(lines)))
         return found
 
 
 def _close(service: Service, loop: asyncio.AbstractEventLoop) -> None:
-    """Close the engine, which saves what it has learnt."""
+    """Close the engine, which saves its learned statistics."""
     loop.run_until_complete(service.stop(0))
     service.join(_CLOSING_S)
     loop.close()

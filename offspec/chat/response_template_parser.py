@@ -1,16 +1,23 @@
-"""An answer in its parts by the response template of its tokenizer."""
+"""Answer parser that uses the response template of the tokenizer."""
 
 from collections.abc import Collection, Mapping
 from copy import copy
 from typing import Any, Literal, Protocol
 
-from offspec.chat.answer_parts import Part, Parts, Text, Thinking, Trimmed, as_call
+from offspec.chat.answer_parser import (
+    AnswerParser,
+    AnswerPart,
+    ReasoningPart,
+    TextPart,
+    WhitespaceTrimmer,
+    parse_tool_call,
+)
 
 Kind = Literal["text", "thought", "call"]
 
 
-class RegionParser(Protocol):
-    """A `ResponseParser` of transformers: tells of regions of a text; may raise anything when one ends."""
+class ResponseParser(Protocol):
+    """transformers' `ResponseParser`: reports regions of a text; may raise anything at a region's end."""
 
     initial_events: list[dict[str, Any]]
 
@@ -19,33 +26,33 @@ class RegionParser(Protocol):
 
 
 class AnswerFormat(Protocol):
-    """How a model marks the parts of its answers."""
+    """Marks for the parts of a model's answers."""
 
     shown: frozenset[int]  # special tokens that are marks, and must be in the text
 
-    def parser(self, prompt: str, tools: Collection[Mapping[str, Any]]) -> RegionParser:
-        """A parser that has read a prompt. Without tools there are no calls."""
+    def parser(self, prompt: str, tools: Collection[Mapping[str, Any]]) -> ResponseParser:
+        """Return a parser that has read a prompt. Without tools it parses no calls."""
 
-    def begun(self, prompt: str) -> str:
-        """The end of a prompt that such a parser has read as the beginning of the answer."""
+    def answer_prefix(self, prompt: str) -> str:
+        """Return the end of a prompt that the parser has read as the beginning of the answer."""
 
     def kind(self, field: str) -> Kind:
-        """Of a field of the parser."""
+        """Return the kind of a parser field."""
 
     def opening(self, field: str, text: str, at: int) -> tuple[int, int]:
-        """Where the mark that opened a field begins and ends, at some place of a text or later."""
+        """Return the start and end of the mark that opened a field, at or after a position of a text."""
 
     def closing(self, field: str, text: str, at: int) -> int:
-        """Where the mark at this place of a text, which closed a field, ends."""
+        """Return the end of the mark at a position of a text, which closed a field."""
 
 
-class MarkedParts(Parts):
-    """An answer in a format. A call that is none, or of a tool that is unknown, was said.
+class ResponseTemplateParser(AnswerParser):
+    """Parser of an answer in the model's format. Malformed calls and calls of unknown tools are text.
 
-    Space around thoughts and calls belongs to their marks, and is no part of the text.
+    Whitespace around reasoning and calls belongs to their marks and is not part of the text.
     """
 
-    _parser: RegionParser
+    _parser: ResponseParser
     _field: str
 
     def __init__(
@@ -53,50 +60,50 @@ class MarkedParts(Parts):
     ) -> None:
         """
         Args:
-            given: How parts are marked.
-            prompt: What the model was given, special tokens included: it may begin the answer.
-            tools: What may be called, as {"type": "function", "function": {...}}.
+            given: Format of the answer.
+            prompt: Prompt of the model, special tokens included: it may begin the answer.
+            tools: Available tools, as {"type": "function", "function": {...}}.
         """
         self.shown = given.shown
         self._format, self._tools = given, tools
         self._names = frozenset(tool["function"]["name"] for tool in tools)
-        self._said = Trimmed(Text)
-        self._thought = Trimmed(Thinking)
+        self._said = WhitespaceTrimmer(TextPart)
+        self._thought = WhitespaceTrimmer(ReasoningPart)
         self._begin(prompt)
 
-    def feed(self, text: str) -> list[Part]:
-        parts = list[Part]()
+    def feed(self, text: str) -> list[AnswerPart]:
+        parts = list[AnswerPart]()
         while text:
             before = copy(self._parser)
             try:
                 events = self._parser.feed(text)
-            except Exception:  # a call was not what it should be; the parser raises whatever comes up
+            except Exception:  # malformed call; the parser may raise anything
                 self._parser = before
                 text = self._feed_garbled(text, parts)
             else:
-                self._hear(text, events, parts)
+                self._handle_events(text, events, parts)
                 text = ""
         return parts
 
-    def finish(self) -> list[Part]:
-        parts = list[Part]()
+    def finish(self) -> list[AnswerPart]:
+        parts = list[AnswerPart]()
         try:
             _, events = self._parser.finalize()
-            self._hear("", events, parts)
+            self._handle_events("", events, parts)
         except Exception:
             parts += self._said.add(self._text[self._start if self._in_call else self._at :])
-        return [*parts, *self._said.rest()]
+        return [*parts, *self._said.flush()]
 
     def _begin(self, prompt: str) -> None:
         self._parser = self._format.parser(prompt, self._tools)
-        self._text = self._format.begun(prompt)  # all that the parser has read
-        self._at = 0  # the place in it up to which events have told
-        self._start = 0  # of the region, with its mark
+        self._text = self._format.answer_prefix(prompt)  # all that the parser has read
+        self._at = 0  # end of the text covered by events
+        self._start = 0  # start of the region, including its mark
         self._in_call = False
-        self._hear("", self._parser.initial_events, [])
+        self._handle_events("", self._parser.initial_events, [])
 
-    def _feed_garbled(self, text: str, parts: list[Part]) -> str:
-        """Take a text, up to the end of a region that cannot be read, for said. Returns what is behind it."""
+    def _feed_garbled(self, text: str, parts: list[AnswerPart]) -> str:
+        """Treat a text up to the end of an unreadable region as answer text. Returns the rest."""
         fed = 0
         while True:
             fed += 1
@@ -104,14 +111,14 @@ class MarkedParts(Parts):
                 events = self._parser.feed(text[fed - 1])
             except Exception:
                 break
-            self._hear(text[fed - 1], events, parts)
+            self._handle_events(text[fed - 1], events, parts)
         whole = self._text + text[fed - 1 :]
         end = max(self._format.closing(self._field, whole, self._at), self._at)
         parts += self._said.add(whole[self._start : end])
         self._begin("")
         return whole[end:]
 
-    def _hear(self, fed: str, events: list[dict[str, Any]], parts: list[Part]) -> None:
+    def _handle_events(self, fed: str, events: list[dict[str, Any]], parts: list[AnswerPart]) -> None:
         self._text += fed
         for event in events:
             field: str = event["field"]
@@ -133,12 +140,12 @@ class MarkedParts(Parts):
                         parts += self._called(event["value"])
                     self._in_call = False
 
-    def _called(self, value: Any) -> list[Part]:
-        """The calls of a region, or its text where they are none."""
+    def _called(self, value: Any) -> list[AnswerPart]:
+        """Return the calls of a region, or its text if they are invalid."""
         if value == "":  # the end of several
             return []
         values = value if isinstance(value, list) else [value]
-        calls = [as_call(item.get("function") if isinstance(item, dict) else None) for item in values]
+        calls = [parse_tool_call(item.get("function") if isinstance(item, dict) else None) for item in values]
         if not calls or not all(call and call.name in self._names for call in calls):
             return self._said.add(self._text[self._start : self._at])
         self._said.interrupt()

@@ -1,8 +1,8 @@
-"""Rules that a request sets for its tokens: each adds to a node's scores, or closes tokens.
+"""Logits rules of a request, each of which changes a node's scores or masks tokens.
 
-A rule looks at the committed tokens and at the path to a node, and at nothing else, so target, draft and tree
-read the same rules, and a node gets what it would get without a tree around it. The order is that of
-transformers and vLLM: bias, penalties, then what is closed; temperature and filters come after all of them.
+A rule depends only on the committed tokens and on the path to a node. So target, draft and tree growth see
+the same rules, and a node's scores do not depend on the tree around it. The order follows transformers and
+vLLM: bias, penalties, masks; temperature and filters come afterwards.
 
 Letters: V vocabulary, W nodes.
 """
@@ -20,26 +20,26 @@ from offspec.core.errors import RequestError
 from offspec_kernels.transfer import upload
 
 
-class Rule:
-    """One rule of a request.
+class LogitsRule:
+    """Logits rule of a request.
 
-    needs_paths: whether `apply` looks at the paths it is given; they may be empty otherwise. closes: whether
-    it makes tokens impossible.
+    needs_paths: whether `apply` uses its paths, which may be empty otherwise. may_mask_tokens: whether the
+    rule can make tokens impossible.
     """
 
     needs_paths = False
-    closes = False
+    may_mask_tokens = False
 
     def apply(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> None:
-        """Change the scores [W, V] float32 of nodes, in place; paths: behind the committed tokens."""
+        """Change the scores [W, V] float32 of nodes in place. paths: tokens after the committed ones."""
         raise NotImplementedError
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """These tokens are output now, for every node; a rule that does not look at them leaves it so."""
+        """Add committed output tokens. The default does nothing, for rules that do not use them."""
 
 
 def check_tokens(params: SamplingParams, vocab_size: int) -> None:
-    """Raises RequestError where parameters name a token that is not one of V = `vocab_size`."""
+    """Raise RequestError if parameters name a token outside of the vocabulary of size `vocab_size`."""
     for name, tokens in (
         ("logit_bias", [token for token, _ in params.logit_bias]),
         ("allowed_token_ids", params.allowed_token_ids or ()),
@@ -47,7 +47,7 @@ def check_tokens(params: SamplingParams, vocab_size: int) -> None:
     ):
         if unknown := [token for token in tokens if not 0 <= token < vocab_size]:
             raise RequestError(
-                f"{name} has the token {unknown[0]}: ids go from 0 to {vocab_size - 1}", field=name
+                f"{name}: invalid token id {unknown[0]}, ids go from 0 to {vocab_size - 1}", field=name
             )
 
 
@@ -59,25 +59,25 @@ def rules_of(
     *,
     ends: Collection[int] = (),
     bad_words: Sequence[Sequence[int]] = (),
-) -> list[Rule]:
-    """The rules that a request's parameters ask for, in the order in which they apply.
+) -> list[LogitsRule]:
+    """Return the rules for a request's parameters, in the order in which they apply.
 
     Args:
-        params: Of the request.
+        params: Parameters of the request.
         vocab_size: V.
-        prompt: Token ids that come before the output.
-        device: Of the scores.
-        ends: Tokens that end the answer, beside `params.stop_token_ids`.
+        prompt: Token ids that precede the output.
+        device: Device of the scores.
+        ends: Tokens that end the answer, in addition to `params.stop_token_ids`.
         bad_words: `params.bad_words` in tokens.
 
     Raises:
-        RequestError: A token that the vocabulary does not have, or nothing that is allowed.
+        RequestError: A token is not in the vocabulary.
     """
     check_tokens(params, vocab_size)
-    found = list[Rule]()
+    found = list[LogitsRule]()
     if params.logit_bias:
         found.append(LogitBias(dict(params.logit_bias), device))
-    if params.penalises:
+    if params.has_penalties:
         found.append(Penalties(params, prompt, device))
     if params.allowed_token_ids is not None:
         found.append(AllowedTokens(params.allowed_token_ids, vocab_size, device))
@@ -90,8 +90,8 @@ def rules_of(
     return found
 
 
-class LogitBias(Rule):
-    """Adds a number to the logits of some tokens."""
+class LogitBias(LogitsRule):
+    """Rule that adds a bias to the logits of some tokens."""
 
     def __init__(self, bias: Mapping[int, float], device: torch.device) -> None:
         self._tokens = torch.tensor(list(bias), dtype=torch.int64, device=device)
@@ -101,14 +101,14 @@ class LogitBias(Rule):
         scores[:, self._tokens] += self._bias
 
 
-class Penalties(Rule):
+class Penalties(LogitsRule):
     """Repetition penalty (of prompt and output), presence and frequency penalties (of the output)."""
 
     needs_paths = True
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int], device: torch.device) -> None:
         self._params, self._device = params, device
-        # Times each seen token was put out; 0 for one that only the prompt holds.
+        # Number of times each seen token was output; 0 for tokens that are only in the prompt.
         self._counts: Counter[int] = Counter(dict.fromkeys(prompt, 0))
         self._tables: tuple[Tensor, Tensor] | None = None
 
@@ -121,7 +121,8 @@ class Penalties(Rule):
             known = np.array(list(self._counts), np.int64), np.array(list(self._counts.values()), np.float32)
             tokens, counts = upload(known, self._device)
             self._tables = tokens, counts
-        # The tokens of a path again, from their raw scores, with its own counts on top of the history's.
+        # Tokens of a path are recomputed from their raw scores, with the path's counts added to the
+        # history's.
         hits = [
             (node, token, self._counts[token] + times)
             for node, path in enumerate(paths)
@@ -135,7 +136,7 @@ class Penalties(Rule):
         scores[nodes, of_path] = on_path
 
     def _lowered(self, scores: Tensor, counts: Tensor) -> Tensor:
-        """Penalised scores of tokens that were seen; counts are of the output alone."""
+        """Return the penalized scores of seen tokens. counts: occurrences in the output only."""
         params = self._params
         if params.repetition_penalty != 1.0:
             penalty = params.repetition_penalty
@@ -143,10 +144,10 @@ class Penalties(Rule):
         return scores - counts * params.frequency_penalty - (counts > 0) * params.presence_penalty
 
 
-class AllowedTokens(Rule):
-    """Closes every token but some."""
+class AllowedTokens(LogitsRule):
+    """Rule that masks all tokens except the allowed ones."""
 
-    closes = True
+    may_mask_tokens = True
 
     def __init__(self, tokens: Collection[int], vocab_size: int, device: torch.device) -> None:
         self._closed = torch.ones(vocab_size, dtype=torch.bool, device=device)
@@ -156,11 +157,11 @@ class AllowedTokens(Rule):
         scores.masked_fill_(self._closed, -math.inf)
 
 
-class MinTokens(Rule):
-    """Closes the tokens that end an answer until so many were put out."""
+class MinTokens(LogitsRule):
+    """Rule that masks the tokens that end an answer until it has a minimum length."""
 
     needs_paths = True
-    closes = True
+    may_mask_tokens = True
 
     def __init__(self, least: int, ends: Collection[int], device: torch.device) -> None:
         self._left = least
@@ -175,11 +176,11 @@ class MinTokens(Rule):
         self._left -= len(tokens)
 
 
-class BadWords(Rule):
-    """Closes the last token of a sequence where the others came just before it."""
+class BadWords(LogitsRule):
+    """Rule that masks the last token of a sequence if its other tokens came just before."""
 
     needs_paths = True
-    closes = True
+    may_mask_tokens = True
 
     def __init__(self, words: Sequence[Sequence[int]], prompt: Sequence[int]) -> None:
         self._words = [tuple(word) for word in words if word]
@@ -191,14 +192,14 @@ class BadWords(Rule):
         for node, path in enumerate(paths):
             before = (*self._tail, *path)
             closed += [(node, word[-1]) for word in self._words if _ends_with(before, word[:-1])]
-        _close(scores, closed)
+        _mask_tokens(scores, closed)
 
     def commit(self, tokens: Sequence[int]) -> None:
         if self._keep:
             self._tail = [*self._tail, *tokens][-self._keep :]
 
 
-def _close(scores: Tensor, tokens: Sequence[tuple[int, int]]) -> None:
+def _mask_tokens(scores: Tensor, tokens: Sequence[tuple[int, int]]) -> None:
     if tokens:
         (found,) = upload([tokens], scores.device)
         scores[found[:, 0], found[:, 1]] = -math.inf
@@ -208,11 +209,11 @@ def _ends_with(tokens: Sequence[int], last: Sequence[int]) -> bool:
     return not last or tuple(tokens[-len(last) :]) == tuple(last)
 
 
-class NoRepeatNgram(Rule):
-    """Closes tokens that would complete a sequence of n tokens that was there before, prompt included."""
+class NoRepeatNgram(LogitsRule):
+    """Rule that masks tokens that would repeat an n-gram of the prompt or the output."""
 
     needs_paths = True
-    closes = True
+    may_mask_tokens = True
 
     def __init__(self, size: int, prompt: Sequence[int]) -> None:
         self._size = size
@@ -229,7 +230,7 @@ class NoRepeatNgram(Rule):
             last = tuple(recent[len(recent) - behind :])
             closed += [(node, token) for token in self._next.get(last, ())]
             closed += [(node, token) for before, token in self._ngrams(recent) if before == last]
-        _close(scores, closed)
+        _mask_tokens(scores, closed)
 
     def commit(self, tokens: Sequence[int]) -> None:
         recent = [*self._tail, *tokens]

@@ -1,13 +1,13 @@
-"""What leaves a store that units are asked of in turns."""
+"""Eviction from a store whose groups request units in turn."""
 
 import numpy as np
 
-from offspec.stream.usage import Usage
+from offspec.stream.unit_usage import UnitUsage
 
 GROUPS, EACH = 6, 8
 
 
-def _hit_rate(usage: Usage, slots: int, asked: int, passes: int = 60) -> float:
+def _hit_rate(usage: UnitUsage, slots: int, asked: int, passes: int = 60) -> float:
     """Of a plain cache, where each group in turn is asked for some units, the first of them more often."""
     generator, kept, hits = np.random.default_rng(3), list[int](), 0
     weights = 1 / np.arange(1, EACH + 1)
@@ -19,7 +19,7 @@ def _hit_rate(usage: Usage, slots: int, asked: int, passes: int = 60) -> float:
             usage.note(units, [1] * asked, 1)
             missed = [unit for unit in units if unit not in kept]
             more = len(kept) + len(missed) - slots
-            gone = usage.latest([unit for unit in kept if unit not in units], more) if more > 0 else []
+            gone = usage.needed_latest([unit for unit in kept if unit not in units], more) if more > 0 else []
             kept = [unit for unit in kept if unit not in gone] + missed
     return hits / (passes * GROUPS * asked)
 
@@ -27,12 +27,12 @@ def _hit_rate(usage: Usage, slots: int, asked: int, passes: int = 60) -> float:
 def test_a_pass_that_asks_for_more_than_there_is_room_for_finds_some_of_it() -> None:
     """Where the least recently used left, it would never find any."""
     for slots in (12, 16, 20):
-        found = _hit_rate(Usage([unit // EACH for unit in range(GROUPS * EACH)]), slots, 4)
+        found = _hit_rate(UnitUsage([unit // EACH for unit in range(GROUPS * EACH)]), slots, 4)
         assert found > 1.15 * slots / (GROUPS * EACH), "more than by chance"
 
 
 def test_what_leaves_is_needed_the_latest() -> None:
-    usage = Usage([unit // EACH for unit in range(GROUPS * EACH)])
+    usage = UnitUsage([unit // EACH for unit in range(GROUPS * EACH)])
     generator = np.random.default_rng(1)
     shares = np.full(GROUPS * EACH, 0.1)
     for turn in range(50):
@@ -50,6 +50,6 @@ def test_what_leaves_is_needed_the_latest() -> None:
             return float((unit // EACH - group) % GROUPS / GROUPS + 1 / max(asked, 1e-4))
 
         kept = [int(unit) for unit in generator.choice(GROUPS * EACH, 20, replace=False)]
-        leaving = [needed(unit) for unit in usage.latest(kept, 5)]
+        leaving = [needed(unit) for unit in usage.needed_latest(kept, 5)]
         expected = sorted(map(needed, kept), reverse=True)[:5]
         np.testing.assert_allclose(leaving, expected, rtol=1e-3)

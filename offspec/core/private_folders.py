@@ -1,4 +1,4 @@
-"""Folders that hold what users said: theirs alone, also where an earlier version or a copy left them open."""
+"""Permissions of folders with user conversations, including folders that an earlier version left readable."""
 
 import os
 import stat
@@ -16,23 +16,23 @@ _OTHERS = 0o077
 
 
 def data_root() -> Path:
-    """Where offspec keeps what was said: $OFFSPEC_DATA, $XDG_DATA_HOME/offspec, ~/.local/share/offspec."""
+    """Return the conversation folder: $OFFSPEC_DATA, $XDG_DATA_HOME/offspec or ~/.local/share/offspec."""
     return user_folder("OFFSPEC_DATA", "XDG_DATA_HOME", ".local/share")
 
 
-def tighten(notify: Callable[[Event], None], cache: Path | None = None) -> None:
-    """Take the rights of other users away from these folders, with a notice where they had some.
+def restrict_permissions(notify: Callable[[Event], None], cache: Path | None = None) -> None:
+    """Remove other users' access to these folders, with a notice if they had any.
 
-    Raises nothing: what is another user's stays as it is.
+    Never raises: files of another user stay unchanged.
     """
     roots = [cache_root(cache) / name for name in (PREFIXES, DISTILL, RESPONSES)]
     roots += [data_root() / name for name in ("sessions", "batches")]
-    if opened := [root for root in roots if _tighten(root)]:
-        notify(Notice(f"other users could read {', '.join(map(str, opened))}; now only you can"))
+    if opened := [root for root in roots if _restrict_folder(root)]:
+        notify(Notice(f"other users could read {', '.join(map(str, opened))}; restricted to you"))
 
 
-def _tighten(folder: Path) -> bool:
-    """Whether others could read something in a folder. No link is followed."""
+def _restrict_folder(folder: Path) -> bool:
+    """Restrict a folder; return whether other users could read anything in it. Follows no links."""
     found = False
     with suppress(OSError):
         for path, mode, wanted, readable in _open_to_others(folder):
@@ -42,13 +42,13 @@ def _tighten(folder: Path) -> bool:
 
 
 def _open_to_others(place: Path, reached: bool = True) -> Iterator[tuple[Path, int, int, bool]]:
-    """Path, mode, the most that the mode may be, and whether others could read anything of what is ours.
+    """Yield the path, mode, permitted mode bits and whether other users could read it, for our open files.
 
-    The folder comes first. Others can read no empty file, such as a lock, and none in a closed folder.
+    The folder comes first. Empty files, such as locks, and files in a closed folder count as unreadable.
 
     Args:
-        place: a file or folder.
-        reached: whether others could come to it.
+        place: File or folder.
+        reached: Whether other users could reach it.
     """
     about = place.lstat()
     mode = stat.S_IMODE(about.st_mode)

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from offspec.chat.conversation import Conversation
 from offspec.core.config import Constraint, SamplingParams
 from offspec.core.errors import RequestError
-from offspec.sampling.constraint import FormatRule
+from offspec.sampling.format_rule import FormatRule
 from offspec.sampling.grammar import check_format, matcher_of
 from offspec.sampling.logits_processor import LogitsProcessor
 from tests.support.json_schema import SCHEMAS
@@ -90,10 +90,12 @@ def test_every_node_gets_what_its_own_text_allows(format: Constraint, vocabulary
         expected = [replayed(format, tokens, [*said, *path]) for path in paths]
         assert open_tokens(found, paths, size) == expected
         for path, may_come in zip(paths, expected, strict=True):
-            forced = found.forced(path, 4)
+            forced = found.forced_tokens(path, 4)
             assert (len(may_come) == 1) == bool(forced) and set(forced[:1]) <= may_come
-            assert found.fits(path) == (not path or path[-1] in replayed(format, tokens, [*said, *path[:-1]]))
-        ahead = max((path for path in paths if found.fits(path)), key=len)[: chance.randint(1, 4)]
+            assert found.allows_path(path) == (
+                not path or path[-1] in replayed(format, tokens, [*said, *path[:-1]])
+            )
+        ahead = max((path for path in paths if found.allows_path(path)), key=len)[: chance.randint(1, 4)]
         found.commit(ahead)
         said += ahead
         if END in ahead or len(said) > 40:
@@ -104,7 +106,7 @@ def test_masks_on_a_device_are_those_on_a_cpu(device: torch.device, vocabulary: 
     _, tokens = vocabulary
     size = tokens.vocab_size + 13  # no whole number of bytes
     given = FormatRule(matcher_of(FORMATS[0], tokens), size, tokens.vocab_size, {END}, device)
-    paths = [[], given.forced([], 1), given.forced([], 99)]
+    paths = [[], given.forced_tokens([], 1), given.forced_tokens([], 99)]
     there = torch.zeros(3, size, device=device)
     given.apply(there, paths)
     assert [set(row.isfinite().nonzero()[:, 0].tolist()) for row in there.cpu()] == open_tokens(
@@ -125,8 +127,8 @@ def test_an_answer_may_end_where_its_format_may(vocabulary: Any) -> None:
         assert open_tokens(found, [[*ids, END]], size) == [set()], "nothing follows the end"
     only = rule(Constraint("choice", ["a"]), tokens)
     ids = tokens.tokenize_str("a")
-    assert only.forced([], 9) == [*ids, END], "the end, too, is forced"
-    assert only.forced([], 1) == ids[:1] and only.forced(ids, 9) == [END]
+    assert only.forced_tokens([], 9) == [*ids, END], "the end, too, is forced"
+    assert only.forced_tokens([], 1) == ids[:1] and only.forced_tokens(ids, 9) == [END]
     processor = LogitsProcessor(SamplingParams(), size, [], format=only)
     assert processor.choose(torch.zeros(size), [], None, 0) == (ids[0], math.inf)
 
@@ -139,7 +141,7 @@ def test_what_is_wrong_in_a_draft_does_no_harm(vocabulary: Any) -> None:
     assert open_tokens(found, [[END], [5, 6], [size - 1, 3], [10**6], [-1], []], size) == [set()] * 5 + [
         expected
     ]
-    assert not found.fits([END]) and not found.forced([5], 3)
+    assert not found.allows_path([END]) and not found.forced_tokens([5], 3)
 
 
 def test_a_hundred_schemas() -> None:
@@ -153,14 +155,13 @@ def test_a_hundred_schemas() -> None:
     [
         ("json_schema", {"not": {"type": "string"}}, 'Unimplemented keys: \\["not"\\]'),
         ("json_schema", {"$ref": "#/nowhere"}, "/nowhere"),
-        ("regex", "(a", "unclosed group"),
         ("grammar", 'start: "a" b', 'unknown name: "b"'),
     ],
 )
 def test_what_cannot_be_followed_is_refused_with_the_reason(
     kind: str, text: Any, said: str, vocabulary: Any
 ) -> None:
-    format, refused = Constraint(kind, text), f"{kind.replace('_', ' ')} cannot be followed: .*{said}"
+    format, refused = Constraint(kind, text), f"{kind.replace('_', ' ')} cannot be enforced: .*{said}"
     for refuse in (check_format, lambda format: matcher_of(format, vocabulary[1])):
         with pytest.raises(RequestError, match=refused) as error:
             refuse(format)
@@ -177,6 +178,7 @@ def test_what_cannot_be_followed_is_refused_with_the_reason(
         ("json_schema", {"a": {1, 2}}, "cannot be written as JSON"),
         ("json_object", "{}", "did you mean json_schema"),
         ("regex", "", "must not be empty"),
+        ("regex", "(a", r"invalid regex '\(a': unclosed group at character 1, '\(a'"),
         ("regex", "\ud800", "Unicode"),
         ("choice", "[]", "list of texts"),
         ("choice", ["a", ""], "list of texts"),

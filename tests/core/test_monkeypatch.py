@@ -1,4 +1,4 @@
-"""Attributes of other packages, replaced for a while, in several threads."""
+"""Temporary replacement of attributes of other packages, from several threads."""
 
 from threading import Barrier, Thread
 from types import ModuleType
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from offspec.core.replaced import Replacement, replaced
+from offspec.core.monkeypatch import Replacement, monkeypatched
 
 
 class _Base:
@@ -35,14 +35,14 @@ def _names(module: Any) -> dict[str, object]:
 def test_the_original_comes_back_whatever_happens() -> None:
     owner = _module(first=1, second=2)
     both = [Replacement(owner, name, _doubled) for name in ("first", "second")]
-    with pytest.raises(ValueError), replaced(both):
+    with pytest.raises(ValueError), monkeypatched(both):
         assert _names(owner) == {"first": (1, 1), "second": (2, 2)}
         raise ValueError
     assert _names(owner) == {"first": 1, "second": 2}
 
 
 def test_an_attribute_that_was_inherited_is_inherited_again() -> None:
-    with replaced([Replacement(_Derived, "__init__", lambda own: lambda self: None)]):
+    with monkeypatched([Replacement(_Derived, "__init__", lambda own: lambda self: None)]):
         assert not vars(_Derived())
     assert "__init__" not in vars(_Derived) and _Derived().made == "base"
 
@@ -50,10 +50,10 @@ def test_an_attribute_that_was_inherited_is_inherited_again() -> None:
 def test_nothing_stays_where_one_of_them_is_not_there() -> None:
     owner = _module(there=1)
     both = [Replacement(owner, name, _doubled) for name in ("there", "absent")]
-    with pytest.raises(AttributeError), replaced(both):
+    with pytest.raises(AttributeError), monkeypatched(both):
         pass
     assert _names(owner) == {"there": 1}
-    with replaced([Replacement(owner, "there", _doubled)]):
+    with monkeypatched([Replacement(owner, "there", _doubled)]):
         assert owner.there == (1, 1)
     assert owner.there == 1
 
@@ -64,14 +64,14 @@ def test_blocks_of_two_threads_share_a_replacement() -> None:
     seen = list[object]()
 
     def other() -> None:
-        with replaced(one):
+        with monkeypatched(one):
             barrier.wait()  # both are inside
             barrier.wait()  # the first one has left
             seen.append(owner.there)
 
     thread = Thread(target=other)
     thread.start()
-    with replaced(one):
+    with monkeypatched(one):
         barrier.wait()
         seen.append(owner.there)
     barrier.wait()

@@ -1,4 +1,4 @@
-"""Attributes of other packages, replaced while a block runs; `offspec.model.patches` lists all of them."""
+"""Temporary replacement of attributes of other packages; `offspec.model.patches` lists all replacements."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,8 +17,8 @@ class Replacement:
     Args:
         owner: Module or class.
         name: Attribute of it.
-        make: Returns the replacement for the original. All threads of the process meet the replacement, so it
-            must do as the original does outside of offspec's own calls.
+        make: Returns the replacement for the original. All threads of the process see the replacement, so
+            outside of offspec's own calls it must behave like the original.
     """
 
     owner: Any
@@ -36,7 +36,7 @@ _INSTALLED: dict[tuple[Any, str], _Installed] = {}
 
 
 @contextmanager
-def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
+def monkeypatched(replacements: Iterable[Replacement]) -> Iterator[None]:
     """Replace attributes while the block runs.
 
     Blocks of several threads may overlap: the first one installs a replacement, the last one restores the

@@ -1,4 +1,4 @@
-"""One turn of a conversation: the engine is asked, and what comes is kept as it comes."""
+"""Base of sessions: generates the answer of a turn and saves it during generation."""
 
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -10,18 +10,18 @@ from offspec.chat.autosave import Autosave
 from offspec.chat.branches import MessageTree
 from offspec.chat.conversation import Conversation
 from offspec.chat.message import Message
-from offspec.chat.prompt_reuse import ContextWindow, PromptReuse, Wording
+from offspec.chat.prompt_reuse import ChatTokenizer, ContextWindow, PromptReuse
 from offspec.chat.turns import PartialAnswer
 from offspec.core.config import SamplingParams, checked_params
 from offspec.core.errors import ClosedError, OffspecError, RequestError
 from offspec.core.events import Event, Finished, Notice, Result
-from offspec.core.threads import ExclusiveUse, Halts
+from offspec.core.threads import ExclusiveUse, StopEvents
 
-_CHARACTERS = 4  # of a token, about
+_CHARACTERS = 4  # approximate number of characters per token
 
 
-class AnsweringEngine(Protocol):
-    """What a session needs of an engine; `offspec.Engine` is one."""
+class StreamingEngine(Protocol):
+    """Engine interface that a session needs; `offspec.Engine` implements it."""
 
     @property
     def context(self) -> int: ...
@@ -37,114 +37,115 @@ class AnsweringEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A question under way. before: the conversation until then; asked: with the question at its end."""
+    """Turn in progress. before: conversation before the turn. asked: conversation with the question added."""
 
     before: MessageTree
     asked: MessageTree
     answer: PartialAnswer
 
     @property
-    def says_nothing_new(self) -> bool:
-        """Another answer to a question that has one is wanted, and nothing of it came."""
+    def is_empty_retry(self) -> bool:
+        """Whether this is a retry that has produced no tokens."""
         count = len(self.asked.messages)
         again = count < len(self.before.messages) and self.before.messages[:count] == self.asked.messages
-        return again and self.answer.empty
+        return again and self.answer.is_empty
 
     def tree(self, finish: str | None) -> MessageTree:
-        """The conversation with what came of the answer. finish: why it ended; None while it comes."""
-        if self.says_nothing_new:
+        """Return the conversation with the answer so far. finish: reason for its end, or None."""
+        if self.is_empty_retry:
             return self.before
-        if finish is None and self.answer.empty:
+        if finish is None and self.answer.is_empty:
             return self.asked
         return self.asked.extended(self.answer.message(finish))
 
 
-Ask = Callable[[SamplingParams], tuple[MessageTree, SamplingParams]]  # called when its turn has come
+BuildTurn = Callable[[SamplingParams], tuple[MessageTree, SamplingParams]]  # called when the turn begins
 
 
-class Answering:
-    """A conversation whose engine gives one answer after the other; see `Session`."""
+class SessionBase:
+    """Conversation whose engine generates one answer at a time; see `Session`."""
 
-    def __init__(self, engine: AnsweringEngine, wording: Wording, conversation: Conversation) -> None:
+    def __init__(self, engine: StreamingEngine, tokenizer: ChatTokenizer, conversation: Conversation) -> None:
         self._engine, self._conversation = engine, conversation
         self._last: Result | None = None
         self._autosave = Autosave()
-        # Of answers, and of changes to the conversation.
+        # For answers, and for changes to the conversation.
         self._turns = ExclusiveUse(
-            "an answer of this conversation is under way; stop it, or read it to its end"
+            "an answer of this conversation is in progress; stop it, or read it to its end"
         )
-        self._halts = Halts()
+        self._halts = StopEvents()
         self._listener: Callable[[Event | None], None] = lambda event: None
-        self._wording, self._prompts = wording, PromptReuse(wording)
-        self._window, self._told = ContextWindow(self._prompts), 0  # questions that were told to be left out
+        self._tokenizer, self._prompts = tokenizer, PromptReuse(tokenizer)
+        self._window = ContextWindow(self._prompts)
+        self._reported_left_out = 0  # number of dropped questions in the last notice
         self._turn: _Turn | None = None
         self._used, self._counted = self._estimate(), False
 
     @property
     def conversation(self) -> Conversation:
-        """What was said, and how it goes on."""
+        """The conversation, with its parameters."""
         return self._conversation
 
     @property
     def last(self) -> Result | None:
-        """The result of the last answer that came to its end."""
+        """Result of the last finished answer."""
         return self._last
 
     @property
     def context(self) -> int:
-        """Tokens that a conversation and its next answer may have together."""
+        """Context size in tokens, for a conversation and its next answer together."""
         return self._engine.context
 
     @property
     def used(self) -> int:
-        """Tokens of the conversation that go into the prompt, with those of the answer under way.
+        """Tokens of the conversation in the prompt, plus tokens of the current answer.
 
-        An estimate where the conversation was resumed or its system message changed, until `recount` or the
-        next question: counting a long one takes a while.
+        After the conversation was resumed or its system message changed, this is an estimate until `recount`
+        or the next question, because counting a long conversation takes a while.
         """
         turn = self._turn
         return self._used + (len(turn.answer.ids) if turn else 0)
 
     @property
     def left_out(self) -> int:
-        """Questions at the beginning that the last prompt left out, as the context had no room for them."""
+        """Number of first questions that were dropped from the last prompt to fit the context."""
         return self._window.left_out
 
     @property
     def opened(self) -> str:
-        """Text with which the template began this answer, such as "<think>"; "" where there is none."""
+        """Text with which the template began the current answer, such as "<think>", or ""."""
         turn = self._turn
         return turn.answer.opened if turn else ""
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is under way."""
-        return self._turns.taken
+        """Whether an answer is in progress."""
+        return self._turns.locked
 
     def listen(self, listener: Callable[[Event | None], None]) -> None:
-        """Have a function take each event of the answers before their reader does, and None at their end."""
+        """Call a function with each event before the reader gets it, and with None at an answer's end."""
         self._listener = listener
 
     def recount(self) -> None:
-        """Make `used` a count where it is an estimate. Takes about half a second for 100,000 tokens.
+        """Replace an estimate in `used` by a count. Takes about half a second for 100,000 tokens.
 
-        Raises RequestError while an answer is under way, which counts as well.
+        Raises RequestError while an answer is in progress, which counts the tokens anyway.
         """
         with self._turns.take(wait=False):
             if not self._counted:
                 self._used, self._counted = self._count_all(), True
 
     def count(self, text: str) -> int:
-        """Tokens of a text by itself. Raises RequestError while an answer is under way."""
+        """Return the number of tokens of a text. Raises RequestError while an answer is in progress."""
         with self._turns.take(wait=False):
-            return len(self._wording.tokenize(text))
+            return len(self._tokenizer.tokenize(text))
 
     def stop(self) -> None:
-        """Halt the answer under way, and those that wait for it, from any thread. The text so far is kept."""
+        """Halt the current answer and all queued ones, from any thread. The text so far is kept."""
         self._halts.set()
 
     def _snapshot(self) -> Conversation:
-        """The conversation with what came of its next answer."""
+        """Return the conversation with the current answer so far."""
         turn = self._turn
         if turn is None:
             return self.conversation
@@ -152,18 +153,18 @@ class Answering:
         return replace(self.conversation, messages=list(tree.messages), branches=tree.branches)
 
     def _write(self) -> None:
-        """Write what was set between questions. A conversation in which nothing was said has no file."""
+        """Save changes made between questions. An empty conversation has no file."""
         if self.conversation.messages:
             self._autosave.write(self._snapshot)
 
     def _change(self, tree: MessageTree) -> None:
-        """Go on with other messages and branches, and write them."""
+        """Replace messages and branches, and save them."""
         self.conversation.change(tree.messages, tree.branches)
         self._used, self._counted = self._count_all(), True
         self._autosave.write(self._snapshot)
 
-    def _take_up(self, conversation: Conversation) -> None:
-        """Go on with another conversation. Answers lose the tokens that this model did not say."""
+    def _resume(self, conversation: Conversation) -> None:
+        """Continue another conversation. Token ids that another model generated are removed."""
         model, other = self.conversation.model, conversation.model
         tree = conversation.tree.map(
             lambda said: said if model == other and self._knows(said) else replace(said, token_ids=None)
@@ -171,19 +172,19 @@ class Answering:
         conversation.model = model
         conversation.messages, conversation.branches = list(tree.messages), tree.branches
         self._conversation, self._last = conversation, None
-        self._window, self._told = ContextWindow(self._prompts), 0
+        self._window, self._reported_left_out = ContextWindow(self._prompts), 0
         self._used, self._counted = self._estimate(), False
 
     def _run(
-        self, ask: Ask, given: SamplingParams | None, halt: threading.Event, *, trees: bool
+        self, ask: BuildTurn, given: SamplingParams | None, halt: threading.Event, *, trees: bool
     ) -> Generator[Event, None, None]:
-        """The events of an answer, once its turn has come.
+        """Wait for earlier answers, then yield the events of an answer.
 
         Args:
-            ask: Returns the conversation with the question at its end, and how tokens are chosen.
-            given: How tokens are chosen; None: by the conversation's parameters.
-            halt: Ends the answer once it is set.
-            trees: Send a TreeSeen for every pass.
+            ask: Returns the conversation with the question added, and the sampling parameters.
+            given: Sampling parameters; None for the conversation's parameters.
+            halt: Event that ends the answer.
+            trees: Whether to send a TreeSeen for every pass.
         """
         with self._turns.take(halt):
             asked, params = ask(checked_params(self.conversation.params if given is None else given))
@@ -194,7 +195,7 @@ class Answering:
             with closing(events), self._recorded(asked, coming, len(encoded.ids)):
                 try:
                     for event in events:
-                        coming.hear(event)
+                        coming.add(event)
                         self._listener(event)
                         if isinstance(event, Finished):
                             break
@@ -202,76 +203,74 @@ class Answering:
                         yield from self._notices()
                 except GeneratorExit:
                     halt.set()
-                    with suppress(OffspecError):  # there is no caller left to tell
-                        for event in events:  # what was held back, and the end
-                            coming.hear(event)
+                    with suppress(OffspecError):  # no caller is left
+                        for event in events:  # remaining events, and the end
+                            coming.add(event)
                     raise
                 finally:
                     self._listener(None)
                 if coming.result is None:
-                    raise ClosedError(
-                        "the engine was closed in the middle of the answer; load the model again"
-                    )
-        # The turn is over: at the end of the events the caller may ask again at once.
+                    raise ClosedError("the engine was closed during the answer; load the model again")
+        # The turn is over, so that the caller can ask again right after the last event.
         yield from self._notices()
         yield Finished(coming.result)
 
     def _notices(self) -> Iterator[Notice]:
-        """What the user should know of the prompt, and of the file."""
-        told, self._told = self._told, self.left_out
-        if self.left_out > told:
+        """Yield notices about dropped questions and about failed saves."""
+        reported, self._reported_left_out = self._reported_left_out, self.left_out
+        if self.left_out > reported:
             first = (
                 "the first question is" if self.left_out == 1 else f"the first {self.left_out} questions are"
             )
-            yield Notice(f"{first} left out: the context has room for {self._engine.context:,} tokens")
-        if trouble := self._autosave.trouble():
+            yield Notice(f"{first} left out: the context holds {self._engine.context:,} tokens")
+        if trouble := self._autosave.take_warning():
             yield Notice(trouble, urgent=True)
 
     @contextmanager
     def _recorded(self, asked: MessageTree, coming: PartialAnswer, tokens: int) -> Iterator[None]:
-        """Keep the question before the block and the answer after it, however the block ends.
+        """Save the question before the block and the answer after it, however the block ends.
 
-        tokens: of the prompt. Of what the engine refuses, before anything came, nothing is kept.
+        tokens: number of prompt tokens. A question that the engine refuses before any output is not kept.
         """
         turn = _Turn(self.conversation.tree, asked, coming)
         updated, used, refused = self.conversation.updated, (self._used, self._counted), False
         self._turn, self._used, self._counted = turn, tokens, True
         self._keep(turn.tree(None))
         try:
-            with self._autosave.meanwhile(self._snapshot):
+            with self._autosave.write_periodically(self._snapshot):
                 yield
         except (RequestError, ClosedError):
-            refused = not coming.begun
+            refused = not coming.started
             raise
         except (GeneratorExit, KeyboardInterrupt):
             if coming.result is None:
                 coming.finish = "halted"
             raise
         finally:
-            unchanged = refused or turn.says_nothing_new
+            unchanged = refused or turn.is_empty_retry
             self._turn, self._last = None, coming.result or self._last
             self._used, self._counted = used if unchanged else (tokens + len(coming.ids), True)
             self._keep(turn.before if unchanged else turn.tree(coming.finish), updated if unchanged else None)
 
     def _keep(self, tree: MessageTree, updated: str | None = None) -> None:
-        """Write this. updated: when it last changed, where that is not now."""
+        """Replace the conversation's messages and save them. updated: time of the last change if not now."""
         self.conversation.change(tree.messages, tree.branches)
         self.conversation.updated = updated or self.conversation.updated
         if tree.messages:
             self._autosave.write(self._snapshot)
         else:
-            self._autosave.erase()
+            self._autosave.delete_file()
 
     def _knows(self, message: Message) -> bool:
-        return not message.token_ids or self._prompts.knows(max(message.token_ids))
+        return not message.token_ids or self._prompts.has_token(max(message.token_ids))
 
     def _estimate(self) -> int:
-        """About how many tokens the conversation has, without making any."""
+        """Estimate the tokens of the conversation without tokenizing."""
         said = (m.token_ids or m.content[::_CHARACTERS] for m in self.conversation.messages)
         return min(sum(map(len, said)), self._engine.context)
 
     def _count_all(self) -> int:
-        """Tokens of the conversation as `_run` leaves it: of a prompt, and of the answer to it."""
+        """Count the tokens of the last prompt and its answer, as after `_run`."""
         talk, answered = self.conversation, 0
         if not talk.messages:
             return 0
@@ -279,9 +278,9 @@ class Answering:
         if last.role == "assistant":
             talk = replace(talk, messages=talk.messages[:-1])
             answered = (
-                len(self._wording.tokenize(last.content)) if last.token_ids is None else len(last.token_ids)
+                len(self._tokenizer.tokenize(last.content)) if last.token_ids is None else len(last.token_ids)
             )
         try:
             return len(self._window.encode(talk, self._engine.context).ids) + answered
-        except OffspecError:  # the chat template refuses it, or the last question has no room
+        except OffspecError:  # refused by the chat template, or the last question does not fit
             return self._estimate()

@@ -1,7 +1,7 @@
-"""Readers of calls of tools in an answer's text: whole and valid by the tool's schema, or no calls at all.
+"""Incremental parsers of tool calls, which accept only complete calls that are valid by the tool's schema.
 
-A reader is begun at the mark that opens a call and reads on as text comes. A value ends where its own syntax
-ends it, so that marks within a value are part of it.
+A parser starts at the mark that opens a call and continues as text arrives. A value ends according to its own
+syntax, so that marks inside a value are part of the value.
 """
 
 import json
@@ -12,44 +12,44 @@ from typing import Any, Protocol
 
 import regex
 
-from offspec.chat.answer_parts import Call, as_call
+from offspec.chat.answer_parser import ToolCall, parse_tool_call
 
-_TYPING = ("type", "anyOf", "oneOf", "allOf", "enum", "const", "$ref")  # keywords that may allow texts
+_TYPING = ("type", "anyOf", "oneOf", "allOf", "enum", "const", "$ref")  # keywords that may allow strings
 _STRING_END = regex.compile(r'["\\]')
-_STRUCTURE = regex.compile(r"[^\s\w.+\-:,]")  # brackets, quotes, and what is not JSON
+_STRUCTURE = regex.compile(r"[^\s\w.+\-:,]")  # brackets, quotes, and characters that are not JSON
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """Calls read from a text, and the place where they end.
+class ParsedCalls:
+    """Calls parsed from a text, and the position at which they end.
 
-    thought: The mark that ends the reasoning which begins there; "" if none does.
-    text: Whether text of the answer begins there.
+    reasoning_end: mark that ends the reasoning that begins at this position; "" if none begins.
+    text: whether text of the answer begins at this position.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
     end: int
-    thought: str = ""
+    reasoning_end: str = ""
     text: bool = False
 
 
-class Reader(Protocol):
-    """Reads one call, or several that belong together."""
+class ToolParser(Protocol):
+    """Parser of one call, or of several calls that belong together."""
 
-    def read(self, text: str, final: bool) -> Read | bool:
-        """Read on.
+    def read(self, text: str, final: bool) -> ParsedCalls | bool:
+        """Continue parsing.
 
         Args:
-            text: All text from the opening mark on, so far.
-            final: No text will follow.
+            text: All text so far, beginning with the opening mark.
+            final: Whether no more text will follow.
 
         Returns:
-            What was read; True if more text is needed; False if this is not a call.
+            The parsed calls; True if more text is needed; False if this is not a call.
         """
 
 
-class Tools:
-    """Tools that may be called, as {"type": "function", "function": {"name", "parameters"}}."""
+class ToolSchemas:
+    """Schemas of the available tools, given as {"type": "function", "function": {"name", "parameters"}}."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._parameters = {
@@ -60,12 +60,12 @@ class Tools:
         return bool(self._parameters)
 
     def properties(self, name: str) -> Mapping[str, Any]:
-        """The schemas of a tool's parameters."""
+        """Return the schemas of a tool's parameters."""
         found = self._parameters.get(name, {}).get("properties")
         return found if isinstance(found, Mapping) else {}
 
     def value(self, name: str, key: str, text: str) -> Any:
-        """The value of a parameter that is written as text: JSON if its schema allows that, else the text."""
+        """Return a parameter's value: its text parsed as JSON if the schema allows that, else the text."""
         parameters = self._parameters.get(name, {})
         schema = self.properties(name).get(key)
         kinds = schema.get("type") if isinstance(schema, dict) else None
@@ -78,9 +78,9 @@ class Tools:
         found = _json(text)
         return found if _is_valid(found, schema) else text
 
-    def call(self, name: Any, arguments: Any) -> Call | None:
-        """A call, if there is such a tool and its schema allows the arguments."""
-        call = as_call({"name": name, "arguments": arguments})
+    def call(self, name: Any, arguments: Any) -> ToolCall | None:
+        """Return a call if the tool exists and its schema allows the arguments, else None."""
+        call = parse_tool_call({"name": name, "arguments": arguments})
         if call is None or call.name not in self._parameters:
             return None
         return call if _is_valid(json.loads(call.arguments), self._parameters[call.name]) else None
@@ -91,13 +91,13 @@ def _is_valid(value: Any, schema: Mapping[str, Any]) -> bool:
         from referencing import Registry
 
         return bool(_validator()(schema, registry=Registry()).is_valid(value))  # nothing is fetched
-    except Exception:  # a schema that cannot be followed says nothing
+    except Exception:  # an unusable schema allows everything
         return True
 
 
 @cache
 def _validator() -> Any:
-    """The class that validates, but for patterns: a client's pattern could take any time."""
+    """Return a validator class that ignores patterns, because a client's pattern could take any time."""
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 
@@ -114,13 +114,13 @@ def _validator() -> Any:
 
 
 class JsonEnd:
-    """Finds the end of a JSON value in text that grows."""
+    """Scanner that finds the end of a JSON value in growing text."""
 
     def __init__(self, start: int) -> None:
         self._at, self._depth, self._in_string = start, 0, False
 
     def find(self, text: str) -> int | bool:
-        """The place after the value; True if more text is needed; False if this is not JSON."""
+        """Return the end of the value; True if more text is needed; False if this is not JSON."""
         while True:
             found = (_STRING_END if self._in_string else _STRUCTURE).search(text, self._at)
             if found is None:
@@ -146,23 +146,23 @@ class JsonEnd:
                 return self._at if self._depth == 0 and sign in "}]" else False
 
 
-class JsonCall(Reader):
-    """A call whose arguments are JSON: a head, which may have the name, the value, and a tail.
+class JsonToolParser(ToolParser):
+    """Parser of a call with JSON arguments: a head, which may contain the name, the value, and a tail.
 
     Args:
-        tools: Those that may be called.
-        head: Pattern from the opening mark to the value; a group `name` has the tool's.
-        tail: Pattern of the closing mark, which an answer may lack.
-        arguments: Key of the arguments in a value that has the name, too.
+        tools: Available tools.
+        head: Pattern from the opening mark to the value; an optional group `name` contains the tool's name.
+        tail: Pattern of the closing mark, which an answer may omit.
+        arguments: Key of the arguments in a value that also contains the name.
     """
 
-    def __init__(self, tools: Tools, head: str, tail: str = "", arguments: str = "arguments") -> None:
+    def __init__(self, tools: ToolSchemas, head: str, tail: str = "", arguments: str = "arguments") -> None:
         self._tools, self._arguments = tools, arguments
         self._head, self._tail = regex.compile(head), regex.compile(tail)
         self._begun: tuple[str | None, int, JsonEnd] | None = None
-        self._value: tuple[tuple[Call, ...], int] | None = None
+        self._value: tuple[tuple[ToolCall, ...], int] | None = None
 
-    def read(self, text: str, final: bool) -> Read | bool:
+    def read(self, text: str, final: bool) -> ParsedCalls | bool:
         if self._begun is None:
             head = self._head.match(text, partial=not final)
             if head is None or head.partial:
@@ -180,10 +180,10 @@ class JsonCall(Reader):
         tail = self._tail.match(text, end, partial=not final)
         if tail is not None and tail.partial:
             return True
-        return Read(calls, end if tail is None else tail.end())
+        return ParsedCalls(calls, end if tail is None else tail.end())
 
-    def _calls(self, name: str | None, text: str) -> tuple[Call, ...]:
-        """The calls of a value; none if one of them is not valid."""
+    def _calls(self, name: str | None, text: str) -> tuple[ToolCall, ...]:
+        """Return the calls of a value; none if one of them is invalid."""
         try:
             value = json.loads(text, strict=False)
         except (ValueError, RecursionError):
@@ -194,29 +194,37 @@ class JsonCall(Reader):
         return tuple(call for call in calls if call) if all(calls) else ()
 
     def _named(self, value: Any) -> tuple[Any, Any]:
-        """Name and arguments of an object that has both."""
+        """Return the name and arguments of an object that contains both."""
         if not isinstance(value, dict):
             return None, None
         return value.get("name"), value.get(self._arguments)
 
 
-class TaggedCall(Reader):
-    """A call with tags: a head with its name, then for each argument a tag, its value, and a closing tag.
+class TaggedToolParser(ToolParser):
+    """Parser of a call with tags: a head with the name, then a tag, value and closing tag per argument.
 
-    A closing tag ends a value only if the next tag follows it; a value that lacks one ends at the next tag.
+    A closing tag ends a value only if the next tag follows; a value without one ends at the next tag.
 
     Args:
-        tools: Those that may be called.
-        head: Pattern from the opening mark on; its group `name` has the tool's.
-        tag: Pattern of an argument's opening tag, whose group `key` has its name.
+        tools: Available tools.
+        head: Pattern from the opening mark on; its group `name` contains the tool's name.
+        tag: Pattern of an argument's opening tag; its group `key` contains the argument's name.
         close: Pattern of an argument's closing tag.
         end: Pattern of the end of the call.
-        tail: Pattern of what closes a call in addition, which an answer may lack.
-        lines: A value is on lines of its own.
+        tail: Pattern of an additional closing mark, which an answer may omit.
+        lines: Whether values are on separate lines.
     """
 
     def __init__(
-        self, tools: Tools, head: str, tag: str, close: str, end: str, tail: str = "", *, lines: bool = True
+        self,
+        tools: ToolSchemas,
+        head: str,
+        tag: str,
+        close: str,
+        end: str,
+        tail: str = "",
+        *,
+        lines: bool = True,
     ) -> None:
         self._tools = tools
         self._head = regex.compile(head)
@@ -224,24 +232,24 @@ class TaggedCall(Reader):
         self._next = regex.compile(rf"\s*(?:{tag}|(?P<end>{end}))")
         self._lines, gap = lines, r"\n?" if lines else ""
         closed = rf"{close}(?=\s*(?:{tag}|{end}))|(?<=\n)(?={tag}\n)"
-        more = tail or "<tool_call>"  # without which the mark may be part of a value
+        more = tail or "<tool_call>"  # required, because the end mark may be part of a value
         self._value_end = regex.compile(rf"{gap}(?:{closed}|(?={end}\s*{more}))")
         self._last_end = regex.compile(rf"{gap}(?:{closed}|(?={end}\s*(?:{tail})?\s*\Z))")
         self._tail = regex.compile(rf"\s*{tail}" if tail else "")
         self._name: str | None = None
         self._at = 0
-        self._key: str | None = None  # of the value that is being read
-        self._start = 0  # of that
+        self._key: str | None = None  # key of the value that is being read
+        self._start = 0  # start of that value
         self._arguments = dict[str, Any]()
 
-    def read(self, text: str, final: bool) -> Read | bool:
+    def read(self, text: str, final: bool) -> ParsedCalls | bool:
         if self._name is None:
             head = self._head.match(text, partial=not final)
             if head is None or head.partial:
                 return head is not None
             self._name, self._at = head["name"], head.end()
         if final and self._end.search(text, self._at) is None:
-            return False  # it cannot end
+            return False  # the call cannot end
         while True:
             if self._key is not None:
                 if not self._read_value(text, final):
@@ -256,7 +264,7 @@ class TaggedCall(Reader):
             self._start = self._at
 
     def _read_value(self, text: str, final: bool) -> bool:
-        """Whether the value that is being read has ended."""
+        """Read the current value; return whether it has ended."""
         assert self._key is not None and self._name is not None
         while True:
             pattern = self._last_end if final else self._value_end
@@ -268,22 +276,22 @@ class TaggedCall(Reader):
             known = self._tools.properties(self._name).keys() - {*self._arguments, self._key}
             if known.issuperset(key) or found.end() > found.start() + 1:
                 break
-            self._at = found.start() + 1  # a tag within the value
+            self._at = found.start() + 1  # the tag is part of the value
         value = text[self._start : found.start()].removeprefix("\n" if self._lines else "")
         self._arguments[self._key] = self._tools.value(self._name, self._key, value)
         self._key, self._at = None, found.end()
         return True
 
-    def _finished(self, text: str, end: int, final: bool) -> Read | bool:
+    def _finished(self, text: str, end: int, final: bool) -> ParsedCalls | bool:
         tail = self._tail.match(text, end, partial=not final)
         if tail is not None and tail.partial:
             return True
         call = self._tools.call(self._name, self._arguments)
-        return False if call is None else Read((call,), end if tail is None else tail.end())
+        return False if call is None else ParsedCalls((call,), end if tail is None else tail.end())
 
 
 def _json(text: str) -> Any:
-    """A text read as JSON, with Python's words for true and false; the text itself if it is not JSON."""
+    """Parse a text as JSON, also accepting True and False; return the text itself if it is not JSON."""
     stripped = text.strip()
     try:
         return json.loads(stripped.lower() if stripped in ("True", "False") else stripped)
