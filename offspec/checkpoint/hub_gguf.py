@@ -1,4 +1,4 @@
-"""The GGUF models of a hub repository: which files are which, and which one a name selects."""
+"""GGUF models of a hub repository: grouping files into models, and selecting one by name."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ class GgufModel:
     """A GGUF model of a repository.
 
     Args:
-        stem: Path of its file without the ending and the number of a part.
-        files: Paths of the file, or of all of its parts in order.
-        nbytes: Bytes of all of them.
+        stem: Path of its file without the ending and the part number.
+        files: Path of the file, or paths of all its parts in order.
+        nbytes: Total bytes of the files.
     """
 
     stem: str
@@ -37,13 +37,13 @@ class GgufModel:
 
     @property
     def quantization(self) -> str:
-        """Such as "Q4_K_M", as the file's name says; "" if it does not."""
+        """Quantization by the file's name, such as "Q4_K_M"; "" if the name has none."""
         found = _QUANTIZATION.search(self.name)
         return found[1] if found else ""
 
 
 def gguf_models(sizes: Mapping[str, int]) -> list[GgufModel]:
-    """The GGUF models among files of these sizes in bytes, the smallest first."""
+    """Return the GGUF models among files of these sizes in bytes, smallest first."""
     groups: dict[str, list[str]] = {}
     for path in sorted(sizes):
         if path.lower().endswith(".gguf") and not any(word in path.lower() for word in _OTHERS):
@@ -56,15 +56,15 @@ def gguf_models(sizes: Mapping[str, int]) -> list[GgufModel]:
 
 
 def choose_gguf(models: Sequence[GgufModel], wanted: str, repository: str) -> GgufModel:
-    """The GGUF model that `organisation/name:wanted` means.
+    """Return the GGUF model that `organization/name:wanted` selects.
 
     Args:
-        models: All that the repository has.
-        wanted: A quantization, a file's name or its path, in capital or small letters. "": the only one.
-        repository: For the message.
+        models: All GGUF models of the repository.
+        wanted: A quantization, a file name or a path; case-insensitive. "": the only model.
+        repository: Name used in the error.
 
     Raises:
-        ModelNotFoundError: There is none, or several; the message lists the choices with their sizes.
+        ModelNotFoundError: No model matches, or several do; the message lists the choices with their sizes.
     """
     if not models:
         raise ModelNotFoundError(
@@ -83,7 +83,7 @@ def choose_gguf(models: Sequence[GgufModel], wanted: str, repository: str) -> Gg
 
 
 def _matching(models: Sequence[GgufModel], wanted: str) -> list[GgufModel]:
-    """The models that a word selects: by path or name, then by quantization, then by that without UD-."""
+    """Return the models that a word selects: by path or name, then by quantization, then without UD-."""
     word = _PART.sub("", wanted.lower().removesuffix(".gguf"))
     rules = (
         [model for model in models if word in (model.stem.lower(), model.name.lower())],
@@ -94,7 +94,7 @@ def _matching(models: Sequence[GgufModel], wanted: str) -> list[GgufModel]:
 
 
 def _all_parts(files: Sequence[str]) -> tuple[str, ...]:
-    """All parts of a split file of which some are there."""
+    """Return all parts of a split file, given some of them."""
     match = _PART.search(files[0][: -len(".gguf")])
     if match is None:
         return tuple(files)
@@ -108,7 +108,7 @@ def _choices(models: Sequence[GgufModel]) -> str:
 
 
 def _short(model: GgufModel, among: Sequence[GgufModel]) -> str:
-    """The shortest word that selects a model."""
+    """Return the shortest word that selects a model."""
     for word in (model.quantization, model.name):
         if word and len(_matching(among, word)) == 1:
             return word

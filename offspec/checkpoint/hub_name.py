@@ -1,4 +1,4 @@
-"""Names of models on the Hugging Face Hub, as people type them or copy them from a browser."""
+"""Names of models on the Hugging Face Hub, as typed or as copied from a browser."""
 
 import os
 import re
@@ -19,10 +19,10 @@ class HubName:
     """A model of the hub.
 
     Args:
-        repository: Of the form organisation/name.
+        repository: `organization/name`.
         revision: A branch, tag or commit. None: the main branch.
-        gguf: One GGUF model of the repository: its quantization, such as "Q4_K_M", or its file. "": the
-            model in safetensors, or the only GGUF model.
+        gguf: A GGUF model of the repository: its quantization, such as "Q4_K_M", or its file. "": the
+            safetensors model, or the only GGUF model.
     """
 
     repository: str
@@ -31,11 +31,11 @@ class HubName:
 
 
 def hub_name(model: str) -> HubName | None:
-    """Parse the name of a hub model; None for anything else. Does not ask the hub whether it exists.
+    """Parse the name of a hub model; None for anything else. Makes no request to the hub.
 
     Args:
-        model: `org/name`, `org/name@revision`, `org/name:Q4_K_M`, any of them after `hf.co/`, or the address
-            of a model's page or of a GGUF file.
+        model: `org/name`, `org/name@revision`, `org/name:Q4_K_M`, each optionally after `hf.co/`, or the
+            address of a model's page or of a GGUF file.
     """
     rest = _after_host(model)
     if rest is None:
@@ -50,7 +50,7 @@ def hub_name(model: str) -> HubName | None:
 
 
 def is_address(model: str) -> bool:
-    """Return whether a name is a web address, or one of the hub without its scheme."""
+    """Return whether a name is a web address, or a hub address without its scheme."""
     return "://" in model or _after_host(model) is not None
 
 
@@ -62,7 +62,7 @@ def _named(found: re.Match[str]) -> HubName:
 
 
 def _after_host(model: str) -> str | None:
-    """The part of an address that follows the hub's host; None for what is not such an address."""
+    """Return the part of a hub address after the host; None for anything else."""
     scheme, separator, rest = model.partition("://")
     if separator and scheme.lower() == "hf":
         return rest

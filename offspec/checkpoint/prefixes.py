@@ -1,8 +1,8 @@
-"""Names of a model's tensors under the prefix of something larger that they were published in.
+"""Names of tensors of a language model that was published as a part of a multimodal model.
 
-A language model may be a part of one that sees and hears: its `model.layers.0.mlp.up_proj.weight` is then
-called `language_model.model.layers.0.mlp.up_proj.weight`, or `thinker.model.…`. No table says which prefixes
-there are: the one is taken under which most of the names are found, with the shapes that they must have.
+Its `model.layers.0.mlp.up_proj.weight` is then stored as `language_model.model.layers.0.mlp.up_proj.weight`
+or `thinker.model.…`. There is no table of prefixes: the prefix is chosen under which most names are found
+with the expected shapes.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,13 +15,13 @@ Shape = tuple[int, ...]
 def strip_prefixes(
     tensors: Mapping[str, Weight], missing: Mapping[str, Shape], present: Collection[str]
 ) -> dict[str, Weight]:
-    """The tensors by other names: those under a prefix that hides names that are missing go without it.
+    """Return the tensors, renamed without the prefix under which missing names are found.
 
     Args:
-        tensors: By their names in the checkpoint.
-        missing: Names that a model needs and that are not found, and their shapes.
-        present: Names that it needs and that are found. What lies beside them is not hidden but lost, and is
-            looked for nowhere else.
+        tensors: Tensors by their names in the checkpoint.
+        missing: Names that the model needs and the checkpoint lacks, and their shapes.
+        present: Names that the model needs and the checkpoint has. A tensor missing from a module that is
+            present is lost, not renamed, and is not searched for.
     """
     found, left = dict(tensors), dict(missing)
     while left:
@@ -45,7 +45,7 @@ def _depth(name: str) -> tuple[int, str]:
 
 
 def _pairs(found: Collection[str], wanted: str) -> set[tuple[str, str]]:
-    """Prefixes of stored names, and what stands for them in `wanted`, which ends alike."""
+    """Return pairs of a stored prefix and its counterpart in `wanted`, by names with the same ending."""
     parts = wanted.split(".")
     for first in range(len(parts) - 1):
         tail = ".".join(parts[first:])

@@ -1,4 +1,4 @@
-"""What both header formats have in common: byte ranges that must fit, and the errors when they do not."""
+"""Byte-range checks shared by both header formats, and their errors."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import NoReturn, Protocol
 from offspec.core.errors import HeaderError, TruncatedError
 from offspec_planners.units import format_bytes
 
-# What to do about a GGUF file that cannot be unpacked to the model it came from.
+# Advice for a GGUF file that cannot be unpacked to its original model.
 INSTEAD = "name the model's safetensors folder or hub id"
 
 
@@ -23,7 +23,7 @@ class Ranged(Protocol):
 
 
 def check_ranges(path: Path, tensors: Iterable[Ranged], size: int) -> None:
-    """Raise unless the ranges lie apart from each other and inside a file of `size` bytes."""
+    """Raise unless the ranges are disjoint and inside a file of `size` bytes."""
     end, last = 0, ""
     for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
         if tensor.nbytes == 0:
@@ -36,7 +36,7 @@ def check_ranges(path: Path, tensors: Iterable[Ranged], size: int) -> None:
 
 
 def truncated(path: Path, needed: int, size: int) -> TruncatedError:
-    """The error for a file of `size` bytes that should have at least `needed`."""
+    """Return the error for a file of `size` bytes that should have at least `needed`."""
     return TruncatedError(
         f"{path} is cut short: it should hold at least {needed:,} bytes ({format_bytes(needed)}) "
         f"and has {size:,}; download it again"
@@ -44,10 +44,10 @@ def truncated(path: Path, needed: int, size: int) -> TruncatedError:
 
 
 def damaged(path: Path, what: str) -> NoReturn:
-    """Raise HeaderError for a header that cannot be true, saying why."""
+    """Raise HeaderError for an invalid header, with the reason."""
     raise HeaderError(f"{path} has a damaged header: {what}; download it again")
 
 
 def one_line(error: BaseException, limit: int = 200) -> str:
-    """An error's text on one line, or its type where it has none."""
+    """Return an error's text on one line, or its type if the text is empty."""
     return " ".join(str(error).split())[:limit] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Tensors a block of rows at a time: a large one is never held twice while it is read."""
+"""Reading tensors in blocks of rows, so that a large tensor is never in memory twice."""
 
 from collections.abc import Iterator
 from io import RawIOBase
@@ -8,22 +8,22 @@ import torch
 from offspec.checkpoint.checksum import forget_pages
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
 from offspec.core.errors import TruncatedError
-from offspec.core.files import open_regular, reading
+from offspec.core.files import as_read_error, open_regular
 
 
 def row_blocks(
     found: TensorInfo | torch.Tensor, most: int, *, forget: bool = False
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Which rows, and those rows as they are stored, on the CPU, from first to last.
+    """Yield blocks of rows: their range and their stored values on the CPU, from first to last.
 
-    Rows of a file are read into the same memory again and again. Raises TruncatedError, CheckpointError,
-    UnsupportedModelError for a dtype that torch lacks.
+    Blocks of a file share one buffer. Raises TruncatedError, CheckpointError, and UnsupportedModelError for
+    a dtype that torch lacks.
 
     Args:
-        found: where a tensor lies in a file, or a tensor, perhaps mapped from one. One without dimensions is
-            one row.
-        most: bytes at a time, or one row where that has more.
-        forget: what was read from a file does not stay in the page cache.
+        found: Location of a tensor in a file, or a tensor, which may be memory-mapped. A tensor without
+            dimensions is one row.
+        most: Maximum bytes per block; a larger row is a block of its own.
+        forget: Drop the bytes from the page cache after reading.
     """
     shape = tuple(found.shape) or (1,)
     if 0 in shape:
@@ -42,7 +42,7 @@ def _read(
 ) -> Iterator[tuple[slice, torch.Tensor]]:
     dtype = torch_dtype(info.dtype)
     room = torch.empty((parts[0].stop - parts[0].start) * row, dtype=torch.uint8)
-    with reading(info.file), open(open_regular(info.file), "rb", buffering=0) as file:
+    with as_read_error(info.file), open(open_regular(info.file), "rb", buffering=0) as file:
         file.seek(info.offset)
         for part in parts:
             count = part.stop - part.start

@@ -1,7 +1,7 @@
-"""The header of a safetensors file, read without trusting any of it.
+"""Reading and validating the header of a safetensors file.
 
-A file is 8 bytes of header length, that many bytes of JSON, then the data. The JSON maps each tensor to
-its dtype, its shape and its byte range in the data. Nothing but the header is read here.
+A file is 8 bytes of header length, that many bytes of JSON, then the data. The JSON maps each tensor to its
+dtype, its shape and its byte range in the data. Only the header is read here, and all of it is validated.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Annotated, Any, BinaryIO, NoReturn
 from msgspec import Meta
 
 from offspec.checkpoint.ranges import check_ranges, damaged, one_line, truncated
-from offspec.checkpoint.tensors import DTYPE_BITS, TensorInfo, bytes_of
+from offspec.checkpoint.tensors import DTYPE_BITS, TensorInfo, nbytes_of
 from offspec.core.errors import HeaderError
 from offspec.core.files import FileStamp, open_to_read
 from offspec_planners.json_fields import Whole, read
@@ -22,11 +22,11 @@ MAX_DIMS = 16
 
 
 def read_header(path: Path | str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """The tensors of a safetensors file and its metadata.
+    """Read the tensors of a safetensors file and its metadata.
 
-    Every range lies inside the file, none overlap, and each has the size of its shape and dtype.
-    Raises HeaderError for a header that cannot be true, TruncatedError for a file that ends too
-    early, CheckpointError when it cannot be read.
+    Every range lies inside the file, no two overlap, and each has the size of its shape and dtype. Raises
+    HeaderError for an invalid header, TruncatedError for a file that is too short, and CheckpointError if it
+    cannot be read.
     """
     path = Path(path)
     with open_to_read(path) as file:
@@ -41,8 +41,8 @@ def read_header(path: Path | str) -> tuple[dict[str, TensorInfo], dict[str, str]
 
 
 def _header_text(path: Path, file: BinaryIO, size: int) -> bytes:
-    """The JSON part of the file, whose length is used only where the file and the limit allow it."""
-    if size < 10:  # the length, and the shortest header there is
+    """Return the JSON part of the file, after checking its length against the file and the limit."""
+    if size < 10:  # the length field and the shortest header
         raise truncated(path, 10, size)
     length = int.from_bytes(file.read(8), "little")
     first = file.read(1)
@@ -53,7 +53,7 @@ def _header_text(path: Path, file: BinaryIO, size: int) -> bytes:
     if length < 2:
         damaged(path, "its header is empty")
     text = first + file.read(length - 1)
-    if len(text) < length:  # the file shrank meanwhile
+    if len(text) < length:  # the file shrank while it was read
         raise truncated(path, 8 + length, 8 + len(text))
     return text
 
@@ -61,7 +61,7 @@ def _header_text(path: Path, file: BinaryIO, size: int) -> bytes:
 def _not_safetensors(path: Path, file: BinaryIO) -> NoReturn:
     file.seek(0)
     if file.read(24).startswith(b"version https://git-lfs"):
-        raise HeaderError(f"{path} is a git-lfs pointer and not the model: run `git lfs pull` in its folder")
+        raise HeaderError(f"{path} is a git-lfs pointer, not the model: run `git lfs pull` in its folder")
     raise HeaderError(f"{path} is not a safetensors file: it does not begin with a header; download it again")
 
 
@@ -82,7 +82,7 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError, MemoryError) as error:  # ValueError: not UTF-8, not JSON, a huge int
         damaged(path, one_line(error))
     if not isinstance(header, dict):
-        damaged(path, f"it is a JSON {type(header).__name__} and not an object")
+        damaged(path, f"it is a JSON {type(header).__name__}, not an object")
     return header
 
 
@@ -104,9 +104,9 @@ class _Entry:
 def _tensor(path: Path, name: str, entry: object, start: int, stamp: FileStamp) -> TensorInfo:
     shown = repr(name[:100])
     try:
-        name.encode()  # "\ud800" is legal JSON, but no name that could ever be printed
+        name.encode()  # "\ud800" is legal JSON, but such a name cannot be printed
         found = read(entry, _Entry)
-        expected = bytes_of(found.dtype, found.shape)
+        expected = nbytes_of(found.dtype, found.shape)
     except ValueError as error:
         damaged(path, f"tensor {shown}: {error}")
     begin, end = found.data_offsets

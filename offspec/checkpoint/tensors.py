@@ -1,6 +1,6 @@
-"""The place of one tensor, and the meaning of the dtype names of the safetensors format.
+"""Location of a tensor on disk, and the dtype names of the safetensors format.
 
-Some elements of a weight's first dimension, rows or experts, can be had as a weight of their own.
+A slice of a weight's first dimension (rows or experts) can be addressed as a weight of its own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from offspec_kernels.dequant import Format
 
-# Bits per element of every dtype name in the format, and what torch calls it, where it does. The 4 and 6 bit
-# ones pack across elements.
+# Bits per element of every dtype name in the format, and torch's name for it ("" if it has none). The 4-bit
+# and 6-bit dtypes pack elements across bytes.
 _DTYPES = {
     "BOOL": (8, "bool"),
     "F4": (4, ""),
@@ -51,10 +51,16 @@ DTYPE_BITS = {name: bits for name, (bits, _) in _DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor on disk: its safetensors dtype name, its shape, and the bytes that hold it.
+    """Location of a tensor on disk.
 
-    `offset` counts from the start of `file`. The bytes are row-major and little-endian. `stamp`: of the
-    file as its header was read; None where it is not known.
+    Args:
+        name: Name in the checkpoint.
+        dtype: Safetensors dtype name.
+        shape: Shape of the tensor, row-major.
+        file: File that holds the bytes (little-endian).
+        offset: Bytes from the start of `file`.
+        nbytes: Size in bytes.
+        stamp: Identity of the file when its header was read; None if unknown.
     """
 
     name: str
@@ -68,10 +74,13 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class PackedInfo:
-    """A weight that is stored in fewer bits, in one or more tensors on disk.
+    """A quantized weight, stored in one or more tensors on disk.
 
-    name and shape are the weight's, as the model knows it; parts: what the format calls each tensor, and
-    where it is. Their names are their own.
+    Args:
+        name: Name of the weight in the model.
+        shape: Shape of the weight in the model.
+        format: How the parts are decoded.
+        parts: The format's name for each stored tensor, and its location. Stored tensors keep their names.
     """
 
     name: str
@@ -93,15 +102,15 @@ class PackedInfo:
 Weight = TensorInfo | PackedInfo
 
 
-def on_disk(weight: Weight) -> tuple[TensorInfo, ...]:
-    """The tensors that a weight is stored in."""
+def stored_tensors(weight: Weight) -> tuple[TensorInfo, ...]:
+    """Return the tensors that a weight is stored in."""
     if isinstance(weight, TensorInfo):
         return (weight,)
     return tuple(part for _, part in weight.parts)
 
 
 def main_format(weights: Iterable[Weight]) -> str:
-    """Return the format of most bytes of weights, such as "BF16"."""
+    """Return the format that most bytes of the weights have, such as "BF16"."""
     sizes = Counter[str]()
     for weight in weights:
         sizes[weight.dtype if isinstance(weight, TensorInfo) else weight.format.name] += weight.nbytes
@@ -109,15 +118,15 @@ def main_format(weights: Iterable[Weight]) -> str:
 
 
 def item_size(dtype: str) -> int:
-    """Bytes per element. Raises UnsupportedModelError for an unknown dtype or one under a byte."""
+    """Return the bytes per element. Raises UnsupportedModelError for an unknown dtype or one under a byte."""
     bits = DTYPE_BITS.get(dtype, 0)
     if bits < 8:
         raise UnsupportedModelError(f"tensors of dtype {dtype} cannot be addressed element by element")
     return bits // 8
 
 
-def bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes that a tensor of a dtype in `DTYPE_BITS` takes; ValueError when it ends inside a byte."""
+def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """Return the bytes of a tensor; `dtype` is in `DTYPE_BITS`. Raises ValueError for a partial byte."""
     bits = DTYPE_BITS[dtype] * math.prod(shape)
     if bits % 8:
         raise ValueError(f"a {dtype} tensor of shape {list(shape)} ends inside a byte")
@@ -125,12 +134,12 @@ def bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """What the format calls a dtype of torch. Raises KeyError for one that it has no name for."""
+    """Return the safetensors name of a torch dtype. Raises KeyError if the format has no name for it."""
     return {torch_name: name for name, (_, torch_name) in _DTYPES.items()}[str(dtype).removeprefix("torch.")]
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a safetensors dtype name. Raises UnsupportedModelError where torch has none."""
+    """Return the torch dtype for a safetensors dtype name. Raises UnsupportedModelError if torch has none."""
     import torch
 
     found = getattr(torch, _DTYPES.get(name, (0, ""))[1], None)
@@ -140,40 +149,40 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def can_slice(weight: Weight) -> bool:
-    """Whether elements of its first dimension can be had alone, by `cut` and `slice_of`."""
+    """Return whether `slice_rows` and `slice_of` can address parts of the weight's first dimension."""
     return weight.shape != () and weight.shape[0] > 0 and _cut(weight, 0, 1) is not None
 
 
 def slice_of(weight: Weight, index: int) -> Weight:
-    """Element `index` of a weight's first dimension, such as one expert of a layer, as a weight [1, ...]."""
-    return replace(cut(weight, index, index + 1), name=f"{weight.name}[{index}]")
+    """Return element `index` of a weight's first dimension, such as one expert of a layer: shape [1, ...]."""
+    return replace(slice_rows(weight, index, index + 1), name=f"{weight.name}[{index}]")
 
 
-def cut(weight: Weight, start: int, end: int) -> Weight:
-    """Elements [start, end) of a weight's first dimension: where they lie.
+def slice_rows(weight: Weight, start: int, end: int) -> Weight:
+    """Return the location of elements [start, end) of a weight's first dimension.
 
-    Its name, and those of the tensors it is stored in, stay the same. Raises ValueError unless
-    `can_slice(weight)`, IndexError for elements that it does not have.
+    The weight and the tensors it is stored in keep their names. Raises ValueError unless
+    `can_slice(weight)`, and IndexError for a range outside the weight.
     """
     if not weight.shape or not 0 <= start <= end <= weight.shape[0]:
         raise IndexError(f"{weight.name} of {list(weight.shape)} has no elements {start} to {end}")
     found = _cut(weight, start, end)
     if found is None:
-        raise ValueError(f"{weight.name} cannot be unpacked in pieces")
+        raise ValueError(f"{weight.name} cannot be dequantized in slices")
     return found
 
 
 def _cut(weight: Weight, start: int, end: int) -> Weight | None:
     if isinstance(weight, TensorInfo):
         return _range_of(weight, start, end)
-    found = weight.format.cut(weight.shape, start, end)
+    found = weight.format.slice_rows(weight.shape, start, end)
     if found is None:
         return None
     format, ranges = found
     whole = weight.format.parts(weight.shape)
     parts = list[tuple[str, TensorInfo]]()
     for name, info in weight.parts:
-        if name in ranges and info.shape[:1] != whole[name].shape[:1]:  # in another shape of as many numbers
+        if name in ranges and info.shape[:1] != whole[name].shape[:1]:  # stored in a different shape
             return None
         parts.append((name, _range_of(info, *ranges[name]) if name in ranges else info))
     return PackedInfo(weight.name, (end - start, *weight.shape[1:]), format, tuple(parts))

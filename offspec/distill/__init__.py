@@ -1,1 +1,1 @@
-"""Heads trained on a target's own text, and written as they are published."""
+"""Draft heads trained on a target's own text, and written in their published formats."""

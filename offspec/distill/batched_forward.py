@@ -1,10 +1,9 @@
-"""Many sequences through a target at once: one trip of its weights writes a token of each.
+"""Batched forward pass of a target: one read of its weights generates a token of each sequence.
 
-A token tree is one text with branches; here there are many texts of one length, which see nothing of each
-other. So the family's own modules run as transformers runs a batch, over the same weights that are fed in
-layer by layer.
+A token tree is one text with branches. A batch is many independent texts of one length, so the model's own
+modules run as transformers runs a batch, over the same weights, which are streamed layer by layer.
 
-Letters: B sequences, T new positions of each, S all so far, H heads, KV key heads, D head size.
+Notation: B sequences, T new positions of each, S all positions so far, H heads, KV key heads, D head size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,15 +16,15 @@ from offspec.model.attention import UNSAID, window_of
 from offspec.model.cache import TreeCache
 from offspec.model.loaded import LoadedModel
 from offspec_kernels.tree_attention import Window
-from offspec_kernels.tree_mask import first_seen
+from offspec_kernels.tree_mask import first_visible
 
 NAME = "offspec_batch"
 
 
 class Batch:
-    """The states of sequences of one length, written further position by position.
+    """States of sequences of one length, extended position by position.
 
-    taps: layers whose inputs are kept, too. The target must be loaded; `running` lends its modules.
+    taps: layers whose inputs are recorded too. The target must be loaded; `running` uses its modules.
     """
 
     def __init__(self, target: LoadedModel, length: int, taps: Sequence[int] = ()) -> None:
@@ -36,7 +35,7 @@ class Batch:
         self.length = 0
 
     def run(self, tokens: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Tokens [B, T] behind what is there: states behind the final norm [B, T, hidden], and taps."""
+        """Append tokens [B, T]; return states after the final norm [B, T, hidden], and the taps."""
         rows, count = tokens.shape
         position = torch.arange(self.length, self.length + count, device=tokens.device).expand(rows, -1)
         with torch.no_grad():
@@ -48,14 +47,14 @@ class Batch:
         return out.last_hidden_state, [self._inputs[layer] for layer in self._taps]
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Go on with these sequences alone."""
+        """Drop all sequences except these."""
         for layer in self._cache.rows:
             if layer.keys is not None and layer.values is not None:
                 layer.keys, layer.values = layer.keys[rows], layer.values[rows]
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """While it lasts, the target computes batches, and no trees."""
+    def patched_target(self) -> Iterator[None]:
+        """Let the target compute batches instead of trees while the block runs."""
         model = self._target.skeleton.model
         before = model.config._attn_implementation
         hooks = [
@@ -78,7 +77,7 @@ class Batch:
 
     def _tap(self, layer: int) -> Any:
         def keep(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            self._inputs[layer] = args[0].clone()  # a layer may write into what it is given
+            self._inputs[layer] = args[0].clone()  # a layer may write to its input
 
         return keep
 
@@ -95,9 +94,10 @@ def attend_batch(
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [B, H, T, D], key and value [B, KV, S, D] to ([B, T, H, D], None); the last of S are T.
+    """Attend from query [B, H, T, D] to key and value [B, KV, S, D]: ([B, T, H, D], None).
 
-    `s_aux` [H] are attention sinks. Every sequence is whole, so there is nothing to mask but the future.
+    The queries are the last T of S positions. `s_aux` [H] are attention sinks. Sequences have no padding, so
+    only the future is masked.
     """
     batch, heads, count, size = query.shape
     groups, length = key.shape[1], key.shape[2]
@@ -121,9 +121,9 @@ def attend_batch(
 
 
 def _unseen(count: int, length: int, window: Window | None, device: torch.device) -> torch.Tensor | None:
-    """[T, S]: what a position does not see; None where it sees all."""
-    if count == 1 and (window is None or first_seen(window, length - 1) <= 0):
+    """Return [T, S]: positions that are masked; None if none is."""
+    if count == 1 and (window is None or first_visible(window, length - 1) <= 0):
         return None
     key, own = torch.arange(length, device=device), torch.arange(length - count, length, device=device)
     hidden = key > own[:, None]
-    return hidden | (key < first_seen(window, own)[:, None]) if window is not None else hidden
+    return hidden | (key < first_visible(window, own)[:, None]) if window is not None else hidden

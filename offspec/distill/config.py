@@ -1,4 +1,4 @@
-"""A head to be distilled, checked before anything is opened, and the time that the whole run may take."""
+"""Configuration of a head to be distilled, validated before anything is opened, and its time limit."""
 
 import math
 import time
@@ -15,24 +15,24 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 LEAST_TOKENS = 1000
 _LEAST_ANSWER = 16
-_TEXT = 0.5  # of what is left when the text begins; EAGLE-3 reads the text once more
-_TRAINING = 0.85  # of what is left when training begins; the rest is for measuring and writing
+_TEXT = 0.5  # share of the remaining time for generating text; EAGLE-3 then reads the text once more
+_TRAINING = 0.85  # share of the remaining time for training; the rest is for measuring and writing
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A head for a target.
+class DistillConfig:
+    """A head to train for a target.
 
     Args:
-        model: What `open_checkpoint` opens.
+        model: Model name, as in `open_checkpoint`.
         kind: "medusa", "mlp" or "eagle3".
-        out: The folder to make.
+        out: Folder to create.
         tokens: Tokens of training text that the target generates.
-        length: Most tokens of one answer.
-        epochs: Most epochs over the text.
-        minutes: Longest time of the whole run: opening the model, text, training and measuring. None: as long
+        length: Maximum tokens of one answer.
+        epochs: Maximum epochs over the text.
+        minutes: Maximum time of the whole run: opening the model, text, training and measuring. None: as long
             as the text takes, and eight minutes of training.
-        depth: Tokens that the head predicts in a row.
+        depth: Number of consecutive tokens that the head predicts.
         inner: Width of an MLPSpeculator; None: the target's.
 
     Raises:
@@ -51,10 +51,10 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise RequestError(f"the kind of a head is one of {', '.join(KINDS)}, not {self.kind!r}")
+            raise RequestError(f"unknown kind of head {self.kind!r}: use one of {', '.join(KINDS)}")
         if self.tokens < LEAST_TOKENS:
             raise RequestError(
-                f"{self.tokens} tokens are too few to learn from: give `tokens={LEAST_TOKENS}` or more"
+                f"{self.tokens} tokens are not enough to train on: give `tokens={LEAST_TOKENS}` or more"
             )
         for name, value, least in (
             ("length", self.length, _LEAST_ANSWER),
@@ -69,11 +69,11 @@ class Wanted:
 
 
 class TimeLimit:
-    """A deadline that begins with the run.
+    """A deadline that starts with the run.
 
     Args:
-        minutes: Longest time of the run. None: no limit.
-        clock: Time in seconds.
+        minutes: Maximum time of the run. None: no limit.
+        clock: Returns the time in seconds.
     """
 
     def __init__(self, minutes: float | None, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -83,7 +83,7 @@ class TimeLimit:
 
     @property
     def spent(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return self._clock() - self._began
 
     @property
@@ -92,22 +92,22 @@ class TimeLimit:
         return math.inf if self.minutes is None else 60 * self.minutes - self.spent
 
     def begin_text(self) -> None:
-        """From now on `text_is_due` counts."""
+        """Start the share of time for text, which `text_time_is_up` checks."""
         self._text_end = self.spent + _TEXT * self.left
 
     @property
-    def text_is_due(self) -> bool:
-        """Whether text has had its share."""
+    def text_time_is_up(self) -> bool:
+        """Whether the time for generating text is used up."""
         return self.spent >= self._text_end
 
     def training_minutes(self) -> float | None:
-        """Longest time for training from now on; None: no limit. Raises RequestError if none is left."""
+        """Return the maximum minutes of training; None: no limit. Raises RequestError if none remain."""
         if self.minutes is None:
             return None
         if self.left <= 0:
             began, needed = format_seconds(self.spent), math.ceil(2 * self.spent / 60)
             raise RequestError(
-                f"`minutes` {self.minutes:g} is too short: training could begin after {began}; "
+                f"`minutes` {self.minutes:g} is too short: training could start only after {began}; "
                 f"give {needed} minutes or more (the text is kept)"
             )
         return _TRAINING * self.left / 60

@@ -1,9 +1,9 @@
-"""The ends of a target that a head learns with: its output matrix and its embedding, cut to common tokens.
+"""Output matrix and embedding of a target, reduced to common tokens, for training a head.
 
-A softmax over a large vocabulary is most of what a step of training costs. So it is taken over the tokens
-that the text is made of, and a random sample of the others, a new one for each step, stands for all of them.
+A softmax over a large vocabulary is the largest cost of a training step. So it is taken over the tokens of
+the text (the common tokens) and a random sample of the others, new in each step, which represents all others.
 
-Letters: V vocabulary, H hidden size, C common tokens, R others that were drawn, n rows.
+Notation: V vocabulary, H hidden size, C common tokens, R sampled others, n rows.
 """
 
 import math
@@ -19,22 +19,22 @@ from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
 from offspec.model.skeleton import Skeleton
 
-_PROBED = 256  # tokens whose logits tell how the family scales them
+_PROBED = 256  # tokens whose logits reveal the model's logit scale
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """The tokens of one step: the common ones, then those drawn of the others.
+class TokenSample:
+    """Tokens of one step's softmax: the common tokens, then the sampled others.
 
-    token [C + R]; weight [C + R]: log of how many tokens each stands for.
+    token [C + R]: ids; weight [C + R]: log of the number of tokens that each represents.
     """
 
     token: torch.Tensor
     weight: torch.Tensor
 
 
-class Ends:
-    """Frozen. common [C]: token ids, the most frequent first; place [V]: of a token among them, else C."""
+class EmbeddingAndHead:
+    """Frozen weights. common [C]: token ids by frequency; place [V]: index in `common`, else C."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Ends:
         self._common_rows = self.matrix[common]
 
     @classmethod
-    def imagined(cls, skeleton: Skeleton, dtype: torch.dtype, most: int) -> "Ends":
-        """Without values: of a target that is not loaded, with `most` common tokens, or its vocabulary."""
+    def placeholder(cls, skeleton: Skeleton, dtype: torch.dtype, most: int) -> "EmbeddingAndHead":
+        """Return a placeholder for a target that is not loaded, with up to `most` common tokens."""
         matrix = torch.empty(
             skeleton.vocab_size, int(skeleton.config.hidden_size), dtype=dtype, device="meta"
         )
@@ -63,7 +63,7 @@ class Ends:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its matrices."""
+        """Total bytes of the matrices."""
         return self.matrix.nbytes + self.embedding.nbytes + self._common_rows.nbytes
 
     @cached_property
@@ -78,22 +78,22 @@ class Ends:
     def hidden_size(self) -> int:
         return self.matrix.shape[1]
 
-    def draw(self, most: int, random: torch.Generator) -> Columns:
-        """The common tokens and at most `most` of the others."""
+    def draw(self, most: int, random: torch.Generator) -> TokenSample:
+        """Return the common tokens and a sample of at most `most` others."""
         count = min(most, len(self._others))
         weight = torch.zeros(len(self.common) + count, device=self.matrix.device)
         if not count:
-            return Columns(self.common, weight)
+            return TokenSample(self.common, weight)
         drawn = self._others[torch.randint(len(self._others), (count,), generator=random)]
         weight[len(self.common) :] = math.log(len(self._others) / count)
-        return Columns(torch.cat([self.common, drawn]), weight)
+        return TokenSample(torch.cat([self.common, drawn]), weight)
 
-    def rows(self, columns: Columns) -> torch.Tensor:
-        """The head's rows [C + R, H] of some tokens."""
+    def rows(self, columns: TokenSample) -> torch.Tensor:
+        """Return the head's rows [C + R, H] for these tokens."""
         return torch.cat([self._common_rows, self.matrix[columns.token[len(self.common) :]]])
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """[n, H] times the head's rows of some tokens, as the family makes logits of it: float32."""
+        """Return the model's logits, scaled and capped, of states [n, H] for some rows: float32."""
         raw = (hidden.to(rows.dtype) @ rows.T).float()
         if self._bias is not None:
             raw = raw + self._bias[tokens]
@@ -101,18 +101,20 @@ class Ends:
         return raw if self._cap is None else self._cap * torch.tanh(raw / self._cap)
 
     def all_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, H] to [n, V] float32."""
+        """Return the logits [n, V] of states [n, H]: float32."""
         return self.logits(hidden, self.matrix, torch.arange(self.vocab_size, device=hidden.device))
 
 
-def take_ends(target: LoadedModel, texts: Iterable[torch.Tensor], most: int) -> Ends:
-    """The ends of a loaded target, and of its tokens at most `most`, the most frequent in some texts.
+def take_embedding_and_head(
+    target: LoadedModel, texts: Iterable[torch.Tensor], most: int
+) -> EmbeddingAndHead:
+    """Return output matrix and embedding of a loaded target; common are the `most` most frequent tokens.
 
-    Raises CapacityError where the head is not in memory.
+    Raises CapacityError if the head is not in memory.
     """
     if target.tree_model.streams_head:
         raise CapacityError(
-            "a head is trained with the target's output matrix in memory, where there is no room for it: "
+            "training a head needs the target's output matrix in memory, which has no room for it: "
             "raise `memory`",
             needed=target.head_bytes,
             given=0,
@@ -130,11 +132,11 @@ def take_ends(target: LoadedModel, texts: Iterable[torch.Tensor], most: int) -> 
         _pass(target)
         embedding = torch.cat([parts.embed(part) for part in common.split(1024)]).detach().clone()
         scale, cap = _shape_of_logits(parts, matrix, bias)
-    return Ends(matrix, bias, embedding, common, scale, cap)
+    return EmbeddingAndHead(matrix, bias, embedding, common, scale, cap)
 
 
 def _pass(target: LoadedModel) -> None:
-    """One token through the target: some families' heads want to see what their layers returned."""
+    """Run one token through the target: some models' heads use outputs of their layers."""
     target.tree_model.cache.rewind(0)
     token = torch.zeros(1, dtype=torch.int64, device=target.device)
     target.tree_model.hidden(token, TreeContext.chain(1, target.device))
@@ -144,7 +146,7 @@ def _pass(target: LoadedModel) -> None:
 def _shape_of_logits(
     parts: TargetParts, matrix: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[float, float | None]:
-    """What the family multiplies its logits by, seen in some of them, and where it caps them."""
+    """Return the model's logit scale, estimated from some logits, and its logit cap."""
     cap: float | None = getattr(parts.config, "final_logit_softcapping", None)
     probe = torch.randn(2, matrix.shape[1], generator=torch.Generator().manual_seed(0)).to(matrix)
     seen = parts.project(probe)[:, :_PROBED].double()

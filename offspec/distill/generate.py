@@ -1,8 +1,8 @@
-"""Having the target answer questions, batch by batch, until there is text enough.
+"""Generating text: the target answers questions, batch by batch, until there is enough text.
 
-EAGLE-3 alone wants what enters some of the layers, too: a second pass over the text keeps that beside it.
+EAGLE-3 also needs the inputs of some layers. A second pass over the text stores them alongside.
 
-Letters: B passages, n tokens of one, H hidden size.
+Notation: B passages, n tokens of one, H hidden size.
 """
 
 import math
@@ -14,19 +14,19 @@ from offspec.core import memory
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, LoadProgress, Notice
 from offspec.distill.batched_forward import Batch
-from offspec.distill.config import LEAST_TOKENS, TimeLimit, Wanted
-from offspec.distill.generate_batch import PIECE, Question, answer
-from offspec.distill.questions import rounds
+from offspec.distill.config import LEAST_TOKENS, DistillConfig, TimeLimit
+from offspec.distill.generate_batch import PROMPT_CHUNK, TrainingPrompt, generate_answers
+from offspec.distill.prompts import cyclic_item
 from offspec.distill.store import Store
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec
 from offspec_planners.units import format_bytes, format_seconds
 
-LONGEST_QUESTION = 512  # tokens; what is longer is left out
+LONGEST_QUESTION = 512  # tokens; longer questions are omitted
 
 _TEMPERATURES = (0.0, 0.7, 0.0, 1.0)  # of answers, in turn
-_BATCH_IN_TIME = 32  # most questions at a time if there is a limit: the first pass reads all of them
-_AGAIN = 0.8  # of an answer to a question that was answered greedily before
+_BATCH_IN_TIME = 32  # maximum questions at a time with a time limit: the first pass reads all of them
+_REPEAT_TEMPERATURE = 0.8  # temperature of repeated questions whose first answer was greedy
 
 
 def write_text(
@@ -34,29 +34,29 @@ def write_text(
     target: LoadedModel,
     codec: TextCodec,
     questions: Sequence[str],
-    wanted: Wanted,
+    wanted: DistillConfig,
     batch: int,
     limit: TimeLimit,
     notify: Callable[[Event], None],
 ) -> None:
-    """Answers to `batch` questions at a time, each kept as it is complete, beside those that are there.
+    """Generate answers to `batch` questions at a time, and add each complete batch to the store.
 
-    Raises RequestError where no question is short enough, or the time for too little text; DiskFullError.
+    Raises RequestError if every question is too long or the time is too short, DiskFullError.
     """
     missing = wanted.tokens - store.tokens
     if store.tokens:
-        notify(Notice(f"{min(store.tokens, wanted.tokens)} tokens of text were written before and are kept"))
+        notify(Notice(f"{min(store.tokens, wanted.tokens)} tokens of text from an earlier run are reused"))
     if missing <= 0:
         return
     store.require(missing)
     size = format_bytes(missing * store.bytes_per_token)
-    notify(Notice(f"{missing} tokens of text with their states take about {size} in {store.folder}"))
+    notify(Notice(f"{missing} tokens of text with their states will take about {size} in {store.folder}"))
     asked = _short(codec, questions)
     stage = f"{wanted.model} writes text"
     limit.begin_text()
     batch = batch if limit.minutes is None else min(batch, _BATCH_IN_TIME)
     began, steps, first = limit.spent, 0, 0.0
-    while store.tokens < wanted.tokens and not (steps and limit.text_is_due):
+    while store.tokens < wanted.tokens and not (steps and limit.text_time_is_up):
         before = store.tokens
 
         def step(count: int, before: int = before) -> bool:
@@ -64,32 +64,32 @@ def write_text(
             steps, first = steps + 1, first or limit.spent
             done = min(before + count, wanted.tokens)
             notify(LoadProgress(stage, done, wanted.tokens, "tokens"))
-            return limit.text_is_due
+            return limit.text_time_is_up
 
         chosen = [_question(asked, store.passages + at) for at in range(batch)]
-        chosen.sort(key=lambda question: len(question.ids))  # so that they begin to be answered together
+        chosen.sort(key=lambda question: len(question.ids))  # so that answers start at about the same time
         seed = store.passages
-        if passages := answer(target, chosen, wanted.length, codec.eos_ids, seed=seed, step=step):
+        if passages := generate_answers(target, chosen, wanted.length, codec.eos_ids, seed=seed, step=step):
             store.add(passages)
-        memory.trim()  # what a batch took is given back before the next is begun
+        memory.malloc_trim()  # return a batch's memory before the next one starts
     if store.tokens < LEAST_TOKENS:
         seconds = (limit.spent - first) / (steps - 1) if steps > 1 else first - began
         raise RequestError(_too_short(limit, began, seconds, chosen))
     if store.tokens < wanted.tokens:
-        notify(Notice(f"the time is up for text: {store.tokens} of {wanted.tokens} tokens are used"))
+        notify(Notice(f"out of time for text: {store.tokens} of {wanted.tokens} tokens are used"))
 
 
-def _too_short(limit: TimeLimit, began: float, step: float, chosen: Sequence[Question]) -> str:
-    """Why there is too little text, and the time that would do.
+def _too_short(limit: TimeLimit, began: float, step: float, chosen: Sequence[TrainingPrompt]) -> str:
+    """Return an error that there is too little text, with the time that would be enough.
 
     Args:
-        limit: The time that was given.
-        began: Seconds before the text was begun.
-        step: Seconds of a pass.
-        chosen: Questions that are answered together, the shortest first.
+        limit: The time limit.
+        began: Seconds before text generation started.
+        step: Seconds per pass.
+        chosen: Questions of one batch, the shortest first.
     """
     passes = len(chosen[-1].ids) - len(chosen[0].ids) + math.ceil(LEAST_TOKENS / len(chosen))
-    needed = (began + 2 * passes * step) / 60  # half of the time is for training
+    needed = (began + 2 * passes * step) / 60  # half of the time is reserved for training
     took = f"opening the model took {format_seconds(began)}, and a pass takes {format_seconds(step)}"
     return (
         f"`minutes` {limit.minutes:g} is too short for {LEAST_TOKENS} tokens of text: {took}; "
@@ -98,7 +98,7 @@ def _too_short(limit: TimeLimit, began: float, step: float, chosen: Sequence[Que
 
 
 def _short(codec: TextCodec, questions: Sequence[str]) -> list[tuple[int, ...]]:
-    """The questions in token ids, but for those that are too long."""
+    """Return token ids of the questions that are short enough."""
     raw = not codec.has_chat_template
     encoded = [tuple(codec.encode_prompt(text, raw=raw)) for text in questions]
     short = [ids for ids in encoded if len(ids) <= LONGEST_QUESTION]
@@ -107,10 +107,10 @@ def _short(codec: TextCodec, questions: Sequence[str]) -> list[tuple[int, ...]]:
     return short
 
 
-def _question(asked: Sequence[tuple[int, ...]], number: int) -> Question:
-    ids, turn = rounds(asked, number)
+def _question(asked: Sequence[tuple[int, ...]], number: int) -> TrainingPrompt:
+    ids, turn = cyclic_item(asked, number)
     heat = _TEMPERATURES[(number + turn) % len(_TEMPERATURES)]
-    return Question(ids, heat or (_AGAIN if turn else 0.0))
+    return TrainingPrompt(ids, heat or (_REPEAT_TEMPERATURE if turn else 0.0))
 
 
 def write_taps(
@@ -120,13 +120,13 @@ def write_taps(
     batch: int,
     notify: Callable[[Event], None],
 ) -> None:
-    """Write what enters some layers, for each file of the store that lacks it. Raises DiskFullError."""
+    """Store the inputs of some layers for each file that lacks them. Raises DiskFullError."""
     missing = store.without_taps(layers)
     if not missing:
         return
     needed = store.require_taps(missing, len(layers))
     notify(
-        Notice(f"what enters layers {', '.join(map(str, layers))} takes about {format_bytes(needed)} more")
+        Notice(f"the inputs of layers {', '.join(map(str, layers))} take about {format_bytes(needed)} more")
     )
     total = store.batches
     for file in missing:
@@ -139,13 +139,13 @@ def write_taps(
 
 
 def _tapped(target: LoadedModel, texts: Sequence[torch.Tensor], layers: Sequence[int]) -> list[torch.Tensor]:
-    """Of each text [n] its taps [taps, n, H]; texts are filled up, which what stands before does not see."""
+    """Return the taps [taps, n, H] of each text [n]. Texts are padded at the end, which is causal."""
     lengths = [len(text) for text in texts]
     tokens = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True).to(target.device)
     batch, parts = Batch(target, tokens.shape[1], layers), []
-    with batch.running():
-        for start in range(0, tokens.shape[1], PIECE):
-            _, taps = batch.run(tokens[:, start : start + PIECE])
+    with batch.patched_target():
+        for start in range(0, tokens.shape[1], PROMPT_CHUNK):
+            _, taps = batch.run(tokens[:, start : start + PROMPT_CHUNK])
             parts.append(torch.stack(taps).cpu())
     whole = torch.cat(parts, 2)  # [taps, B, n, H]
     return [whole[:, row, :length] for row, length in enumerate(lengths)]

@@ -1,8 +1,8 @@
-"""What a target says, and what it thought as it said it: answers to many questions at once.
+"""Answers of a target to a batch of questions, with the hidden states that predicted each token.
 
-The pass that writes a token also makes the states behind it, so that nothing is computed twice.
+The pass that generates a token also computes its states, so nothing is computed twice.
 
-Letters: B sequences, n tokens of one, H hidden size, V vocabulary.
+Notation: B sequences, n tokens of one, H hidden size, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,23 +14,26 @@ from offspec.core import memory
 from offspec.distill.batched_forward import Batch
 from offspec.model.loaded import LoadedModel
 
-PIECE = 64  # positions of the questions that are read together
+PROMPT_CHUNK = 64  # positions of the questions per prefill pass
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A prompt in token ids, and how it is to be answered; temperature 0 is greedy."""
+class TrainingPrompt:
+    """A prompt in token ids, and the temperature of its answer (0: greedy)."""
 
     ids: tuple[int, ...]
     temperature: float
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """tokens [n] int64, prompt and answer, the first `prompt` of them the question's.
+class GeneratedText:
+    """A question and its answer.
 
-    states [n, H] behind the final norm, of which each says what token comes next; taps, [n, H] each: what
-    enters some of the layers, where that was computed.
+    Args:
+        tokens: int64 [n]; the first `prompt` of them are the question.
+        prompt: Length of the question.
+        states: [n, H] after the final norm; each predicts the next token.
+        taps: Inputs of some layers, [n, H] each, if computed.
     """
 
     tokens: torch.Tensor
@@ -42,42 +45,42 @@ class Passage:
         return len(self.tokens)
 
 
-def answer(
+def generate_answers(
     target: LoadedModel,
-    questions: Sequence[Question],
+    questions: Sequence[TrainingPrompt],
     most: int,
-    ends: frozenset[int],
+    eos_ids: frozenset[int],
     *,
     seed: int = 0,
     step: Callable[[int], bool | None] | None = None,
-) -> list[Passage]:
-    """Answers of at most `most` tokens, or up to one of `ends`, to questions that are answered side by side.
+) -> list[GeneratedText]:
+    """Generate answers of at most `most` tokens, or up to one of `eos_ids`, to a batch of questions.
 
-    step: takes after each pass how many tokens are written. If it returns True, all answers end there, and
-        questions without one are left out; it may raise to break off.
+    step: receives the number of tokens generated so far, after each pass. If it returns True, all answers end
+        there, and questions without an answer are dropped; it may raise to abort.
     """
     length = max(len(question.ids) for question in questions) + most
     batch = Batch(target, length)
-    with batch.running():
-        return _Answers(target, batch, questions, most, ends, seed).write(step)
+    with batch.patched_target():
+        return _BatchGenerator(target, batch, questions, most, eos_ids, seed).write(step)
 
 
-class _Answers:
-    """All sequences are as long as the others at any time: a longer question is still being read while a
-    shorter one is answered already, so that none needs to be padded."""
+class _BatchGenerator:
+    """Answers in progress. All sequences have the same length at any time: a longer question is still being
+    prefilled while a shorter one is already answered, so no padding is needed."""
 
     def __init__(
         self,
         target: LoadedModel,
         batch: Batch,
-        questions: Sequence[Question],
+        questions: Sequence[TrainingPrompt],
         most: int,
-        ends: frozenset[int],
+        eos_ids: frozenset[int],
         seed: int,
     ) -> None:
         self._target, self._batch = target, batch
         self._random = torch.Generator(target.device).manual_seed(seed)
-        self._ends = torch.tensor(sorted(ends) or [-1], device=target.device)
+        self._eos_ids = torch.tensor(sorted(eos_ids) or [-1], device=target.device)
         lengths = torch.tensor([len(question.ids) for question in questions])
         count, longest = len(questions), int(lengths.max())
         self._prompt, self._stop = lengths, lengths + most
@@ -88,16 +91,16 @@ class _Answers:
         self._written = torch.zeros(count, dtype=torch.int64)
         self._states: torch.Tensor | None = None  # [B, n, H]
 
-    def write(self, step: Callable[[int], bool | None] | None) -> list[Passage]:
+    def write(self, step: Callable[[int], bool | None] | None) -> list[GeneratedText]:
         alive = torch.arange(len(self._prompt))
         position = int(self._prompt.min())
-        for start in range(0, position, PIECE):
-            hidden = self._run(alive, start, min(start + PIECE, position))
+        for start in range(0, position, PROMPT_CHUNK):
+            hidden = self._run(alive, start, min(start + PROMPT_CHUNK, position))
         while len(alive):
             self._choose(alive, position, hidden)
             hidden = self._run(alive, position, position + 1)
             said = self._tokens[alive, position]
-            ended = torch.isin(said, self._ends.cpu()) & (position >= self._prompt[alive])
+            ended = torch.isin(said, self._eos_ids.cpu()) & (position >= self._prompt[alive])
             position += 1
             ended |= position >= self._stop[alive]
             if step is not None and step(int((self._written - self._prompt).clamp_min(0).sum())):
@@ -106,11 +109,11 @@ class _Answers:
                 kept = (~ended).nonzero()[:, 0]
                 alive, hidden = alive[kept], hidden[kept.to(hidden.device)]
                 self._batch.keep(kept.to(hidden.device))
-                memory.trim()  # of the caches that were left
+                memory.malloc_trim()  # return the memory of dropped caches
         return [self._passage(row) for row in (self._written > self._prompt).nonzero()[:, 0].tolist()]
 
     def _run(self, alive: torch.Tensor, start: int, end: int) -> torch.Tensor:
-        """Positions start to end of the sequences that go on; the states [B, H] of the last."""
+        """Run positions start to end of the remaining sequences; return the states [B, H] of the last."""
         states, _ = self._batch.run(self._tokens[alive, start:end].to(self._target.device))
         if self._states is None:
             self._states = states.new_zeros(*self._tokens.shape, states.shape[-1], device="cpu")
@@ -119,7 +122,7 @@ class _Answers:
         return states[:, -1]
 
     def _choose(self, alive: torch.Tensor, position: int, hidden: torch.Tensor) -> None:
-        """The token at a position of every sequence whose question is over."""
+        """Choose the token at a position for every sequence whose question has ended."""
         asked = (position >= self._prompt[alive]).nonzero()[:, 0]
         if not len(asked):
             return
@@ -133,7 +136,7 @@ class _Answers:
             chosen[warm.to(logits.device)] = picked
         self._tokens[alive[asked], position] = chosen.cpu()
 
-    def _passage(self, row: int) -> Passage:
+    def _passage(self, row: int) -> GeneratedText:
         end = int(self._written[row])
         assert self._states is not None
-        return Passage(self._tokens[row, :end], int(self._prompt[row]), self._states[row, :end])
+        return GeneratedText(self._tokens[row, :end], int(self._prompt[row]), self._states[row, :end])

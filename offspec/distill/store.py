@@ -1,6 +1,6 @@
-"""Passages on disk, a file for each batch, written whole or not at all.
+"""Passages on disk: one file per batch, written atomically.
 
-Letters: n tokens of a passage, N of all in a file, H hidden size.
+Notation: n tokens of a passage, N tokens of a file, H hidden size.
 """
 
 import json
@@ -13,27 +13,27 @@ import torch
 from safetensors import SafetensorError
 
 from offspec.checkpoint.safetensors import read_header
-from offspec.checkpoint.write import save_tensors
+from offspec.checkpoint.safetensors_writer import save_tensors
 from offspec.core.errors import CheckpointError
-from offspec.core.events import Event, Notice, unheard
-from offspec.core.files import disk_full, private_folder, require_space
-from offspec.core.private import DISTILL, PRIVATE
-from offspec.distill.generate_batch import Passage
+from offspec.core.events import Event, Notice, ignore_event
+from offspec.core.files import as_disk_full_error, make_private_folder, require_space
+from offspec.core.private_folders import DISTILL, PRIVATE
+from offspec.distill.generate_batch import GeneratedText
 
 _TAP = "tap."
-_ROOM = 16 << 20  # bytes for headers, the state of a training and the head itself
+_RESERVED_BYTES = 16 << 20  # bytes reserved for headers, the training state and the head itself
 _HELD_OUT = 20  # one passage in this many is held out for measuring
 
 
 def text_folder(root: Path, target: str, questions: str, length: int, dtype: str) -> Path:
-    """The folder below the cache of a text: passages of another source are another text.
+    """Return the cache folder of a text; passages from another source have another folder.
 
     Args:
-        root: Of the cache.
-        target: The target's fingerprint.
+        root: Root of the cache.
+        target: Fingerprint of the target.
         questions: Fingerprint of the prompts.
-        length: Most tokens of an answer.
-        dtype: Of the target's arithmetic.
+        length: Maximum tokens of an answer.
+        dtype: Dtype of the target's arithmetic.
     """
     origin = {"target": target, "questions": questions, "length": length, "dtype": dtype}
     name = sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()[:16]
@@ -41,8 +41,8 @@ def text_folder(root: Path, target: str, questions: str, length: int, dtype: str
 
 
 @dataclass(frozen=True, slots=True)
-class PassageExtent:
-    """Where a passage lies: its file, its first row there, its length, and that of its prompt."""
+class TextExtent:
+    """Location of a passage: its file, its first row there, its length, and the length of its prompt."""
 
     file: int
     start: int
@@ -51,23 +51,23 @@ class PassageExtent:
 
 
 class Store:
-    """The passages of one source in a folder of their own; what is there already is taken up.
+    """Passages of one source in a folder of their own; existing files are reused.
 
-    bytes_per_token: what a token takes on disk with its states.
+    bytes_per_token: bytes on disk of a token with its states.
     """
 
     def __init__(
-        self, folder: Path, hidden: int, item: int, notify: Callable[[Event], None] = unheard
+        self, folder: Path, hidden: int, item: int, notify: Callable[[Event], None] = ignore_event
     ) -> None:
-        """hidden: size of a state; item: bytes of each of its numbers; notify: hears of damaged files."""
+        """hidden: size of a state; item: bytes per number; notify: receives notices of damaged files."""
         self.folder = folder
         self._hidden, self._notify = hidden, notify
         self.bytes_per_token = hidden * item + 4
-        self._places: list[PassageExtent] = []
+        self._places: list[TextExtent] = []
         self._files: list[dict[str, torch.Tensor]] = []
-        with disk_full(folder):
-            private_folder(folder)
-        for kind in ("text", "taps"):  # and not the state of a training, which may go on
+        with as_disk_full_error(folder):
+            make_private_folder(folder)
+        for kind in ("text", "taps"):  # a training state is kept, so that training can resume
             for left in folder.glob(f".{kind}-*.partial"):
                 left.unlink(missing_ok=True)
         while self._take(self._name(self.batches)):
@@ -75,30 +75,30 @@ class Store:
 
     @property
     def batches(self) -> int:
-        """How many batches are there."""
+        """Number of batches."""
         return len(self._files)
 
     @property
     def passages(self) -> int:
-        """How many answers are there."""
+        """Number of answers."""
         return len(self._places)
 
     @property
     def tokens(self) -> int:
-        """Tokens that the target wrote, without the questions."""
+        """Number of tokens that the target generated, without the questions."""
         return sum(place.length - place.prompt for place in self._places)
 
     @property
     def rows(self) -> int:
-        """Tokens in all."""
+        """Total number of tokens."""
         return sum(place.length for place in self._places)
 
     def require(self, tokens: int) -> None:
-        """Raise DiskFullError unless there is room for that many more tokens."""
-        needed = tokens * self.bytes_per_token + _ROOM
+        """Raise DiskFullError unless there is space for that many more tokens."""
+        needed = tokens * self.bytes_per_token + _RESERVED_BYTES
         require_space(self.folder, needed, "the text and the states of the target")
 
-    def add(self, passages: Sequence[Passage]) -> None:
+    def add(self, passages: Sequence[GeneratedText]) -> None:
         """Write a batch. Raises DiskFullError."""
         tensors = {
             "tokens": torch.cat([passage.tokens for passage in passages]).to(torch.int32),
@@ -111,17 +111,17 @@ class Store:
         assert self._take(path)
 
     def without_taps(self, layers: Sequence[int]) -> list[int]:
-        """Files whose taps of these layers were not made; those of the others are used from now on."""
+        """Return files that lack taps of these layers; select existing taps of these layers for reading."""
         return [file for file in range(self.batches) if not self._take_taps(file, layers)]
 
     def require_taps(self, files: Sequence[int], count: int) -> int:
-        """Bytes that `count` taps of some files take. Raises DiskFullError where there is no room."""
+        """Return the bytes that `count` taps of some files take. Raises DiskFullError if they do not fit."""
         needed = sum(self._files[file]["states"].nbytes for file in files) * count
-        require_space(self.folder, needed + _ROOM, "what enters some of the target's layers")
+        require_space(self.folder, needed + _RESERVED_BYTES, "the inputs of some of the target's layers")
         return needed
 
     def passages_of(self, file: int) -> list[int]:
-        """Numbers of the passages of one file."""
+        """Return the numbers of the passages of one file."""
         return [number for number, place in enumerate(self._places) if place.file == file]
 
     def add_taps(self, file: int, layers: Sequence[int], taps: torch.Tensor) -> None:
@@ -149,25 +149,25 @@ class Store:
         return True
 
     def training(self) -> list[int]:
-        """Numbers of the passages to learn from."""
+        """Return the numbers of the passages to train on."""
         return [number for number in range(len(self._places)) if number % _HELD_OUT != _HELD_OUT - 1]
 
     def held_out(self) -> list[int]:
-        """Numbers of the passages to measure with."""
+        """Return the numbers of the held-out passages."""
         return [number for number in range(len(self._places)) if number % _HELD_OUT == _HELD_OUT - 1]
 
     def length(self, number: int) -> int:
         return self._places[number].length
 
-    def read(self, number: int) -> Passage:
-        """One passage; its states are views of the file."""
+    def read(self, number: int) -> GeneratedText:
+        """Read one passage; its states are views of the file."""
         place = self._places[number]
         tensors, rows = self._files[place.file], slice(place.start, place.start + place.length)
         taps = tuple(tensors[name][rows] for name in tensors if name.startswith(_TAP))
-        return Passage(tensors["tokens"][rows].long(), place.prompt, tensors["states"][rows], taps)
+        return GeneratedText(tensors["tokens"][rows].long(), place.prompt, tensors["states"][rows], taps)
 
     def answers(self, numbers: Sequence[int]) -> Iterator[torch.Tensor]:
-        """The tokens [n] of the answers of some passages."""
+        """Yield the answer tokens [n] of some passages."""
         for number in numbers:
             place = self._places[number]
             yield self._files[place.file]["tokens"][place.start + place.prompt : place.start + place.length]
@@ -176,19 +176,19 @@ class Store:
         return self.folder / f"text-{batch:05d}.safetensors"
 
     def _take(self, path: Path) -> bool:
-        """Use a file; one that is damaged is removed, to be made again with those behind it."""
+        """Add a file; a damaged file is removed, to be generated again together with the files after it."""
         tensors = self._read(path, self._is_batch)
         if tensors is None:
             return False
         start = 0
         for length, prompt in zip(tensors["length"].tolist(), tensors["prompt"].tolist(), strict=True):
-            self._places.append(PassageExtent(len(self._files), start, length, prompt))
+            self._places.append(TextExtent(len(self._files), start, length, prompt))
             start += length
         self._files.append(tensors)
         return True
 
     def _is_batch(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether these are passages whose lengths add up."""
+        """Return whether these are passages with consistent lengths."""
         if tensors.keys() != {"tokens", "length", "prompt", "states"}:
             return False
         tokens, length, prompt, states = (tensors[n] for n in ("tokens", "length", "prompt", "states"))
@@ -201,7 +201,7 @@ class Store:
     def _read(
         self, path: Path, fit: Callable[[dict[str, torch.Tensor]], bool]
     ) -> dict[str, torch.Tensor] | None:
-        """The tensors of a file, as views of it; None where there is none. A damaged one is removed."""
+        """Return the tensors of a file as views of it; None if it is absent. A damaged file is removed."""
         from safetensors.torch import load_file
 
         if not path.exists():
@@ -214,7 +214,7 @@ class Store:
         except (CheckpointError, SafetensorError):
             pass
         path.unlink(missing_ok=True)
-        self._notify(Notice(f"{path} is damaged and is made again"))
+        self._notify(Notice(f"{path} is damaged and will be rebuilt"))
         return None
 
 

@@ -1,6 +1,6 @@
-"""A head that is being trained: the rows that it learns from in a step, and what every kind of it can do.
+"""A head in training: the rows of a training step, and the interface of every kind of head.
 
-Letters: M rows of a lesson, n rows at which a guess is made, H hidden size, V vocabulary, D depths.
+Notation: M rows of a batch, n rows with a prediction, H hidden size, V vocabulary, D depths.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,67 +12,75 @@ import torch
 
 from offspec.checkpoint.folder import CONFIG
 from offspec.checkpoint.json_file import write_json
-from offspec.checkpoint.write import save_tensors
-from offspec.core.files import new_folder
-from offspec.distill.embed_head import Columns, Ends
+from offspec.checkpoint.safetensors_writer import save_tensors
+from offspec.core.files import atomic_folder
+from offspec.distill.embed_head import EmbeddingAndHead, TokenSample
 from offspec.distill.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """tokens [M]; states [M, H] behind the final norm; taps, [M, H] each; left [M]: rows of the same passage
-    that follow; asked [M]: whether the row says what comes next in an answer, not in a question.
+class TrainingBatch:
+    """Rows of some passages.
+
+    Args:
+        tokens: [M].
+        states: [M, H] after the final norm.
+        taps: Inputs of some layers, [M, H] each.
+        remaining: [M]; number of following rows in the same passage.
+        in_answer: [M]; whether the next token belongs to an answer, not to a question.
     """
 
     tokens: torch.Tensor
     states: torch.Tensor
     taps: tuple[torch.Tensor, ...]
-    left: torch.Tensor
-    asked: torch.Tensor
+    remaining: torch.Tensor
+    in_answer: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def before(self, count: int, behind: int = 0) -> torch.Tensor:
-        """Rows [n] from whose states an answer may be guessed, and which `count + behind` others follow.
+    def rows_before(self, count: int, extra: int = 0) -> torch.Tensor:
+        """Return rows [n] that are followed by `count + extra` others and predict tokens of an answer.
 
-        The token behind the state is then the root of a tree: the last of a question, or one of an answer.
+        The token after such a row's state is the root of a tree: the last of a question, or one of an answer.
         """
-        rows = (self.left >= max(1, count + behind)).nonzero()[:, 0]
-        return rows[self.asked[rows + 1]]
+        rows = (self.remaining >= max(1, count + extra)).nonzero()[:, 0]
+        return rows[self.in_answer[rows + 1]]
 
 
-def read_lesson(store: Store, numbers: Sequence[int], device: torch.device, *, whole: bool) -> Lesson:
-    """Some passages. whole: their questions, too, of which else only the end is read."""
+def read_training_batch(
+    store: Store, numbers: Sequence[int], device: torch.device, *, whole: bool
+) -> TrainingBatch:
+    """Read some passages. whole: with their questions; otherwise only the end of each question is read."""
     read = [store.read(number) for number in numbers]
     starts = [0 if whole else max(0, passage.prompt - 2) for passage in read]
-    left = [torch.arange(len(p) - start - 1, -1, -1) for p, start in zip(read, starts, strict=True)]
-    asked = [torch.arange(start, len(p)) >= p.prompt - 1 for p, start in zip(read, starts, strict=True)]
+    remaining = [torch.arange(len(p) - start - 1, -1, -1) for p, start in zip(read, starts, strict=True)]
+    in_answer = [torch.arange(start, len(p)) >= p.prompt - 1 for p, start in zip(read, starts, strict=True)]
 
     def joined(of: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat([part[start:] for part, start in zip(of, starts, strict=True)]).to(device)
 
-    return Lesson(
+    return TrainingBatch(
         tokens=joined([passage.tokens for passage in read]),
         states=joined([passage.states for passage in read]),
         taps=tuple(joined(taps) for taps in zip(*(passage.taps for passage in read), strict=True)),
-        left=torch.cat(left).to(device),
-        asked=torch.cat(asked).to(device),
+        remaining=torch.cat(remaining).to(device),
+        in_answer=torch.cat(in_answer).to(device),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A head as it is published: config.json, and the tensors of one safetensors file by name."""
+    """Published format of a head: config.json, and the tensors of one safetensors file by name."""
 
     config: dict[str, Any]
     file: str
     tensors: dict[str, torch.Tensor]
 
     def write(self, out: Path) -> int:
-        """Make the folder, whole or not at all. Returns the bytes of its tensors. Raises DiskFullError."""
+        """Create the folder atomically. Returns the bytes of its tensors. Raises DiskFullError."""
         tensors = {name: _stored(tensor) for name, tensor in self.tensors.items()}
-        with new_folder(out) as partial:
+        with atomic_folder(out) as partial:
             save_tensors(partial / self.file, tensors)
             write_json(partial / CONFIG, self.config)
         return sum(value.nbytes for value in tensors.values())
@@ -85,40 +93,45 @@ def _stored(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """What the target says at the rows of one lesson: odds [M, C + R] over the columns of a step."""
+    """Distribution of the target at the rows of one batch: odds [M, C + R] over the columns of a step."""
 
-    columns: Columns
+    columns: TokenSample
     rows: torch.Tensor
     odds: torch.Tensor
 
     @classmethod
-    def of(cls, ends: Ends, columns: Columns, lesson: Lesson) -> "Teacher":
-        rows = ends.rows(columns)
+    def of(cls, embed_head: EmbeddingAndHead, columns: TokenSample, batch: TrainingBatch) -> "Teacher":
+        rows = embed_head.rows(columns)
         with torch.no_grad():
-            logits = ends.logits(lesson.states, rows, columns.token)
+            logits = embed_head.logits(batch.states, rows, columns.token)
             return cls(columns, rows, (logits + columns.weight).softmax(-1))
 
     def loss(self, logits: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy of a pupil's logits [n, C + R] with the odds at these rows of the lesson [n]."""
+        """Return the cross-entropy of a student's logits [n, C + R] with the odds at rows `at` [n]."""
         return torch.nn.functional.cross_entropy(logits + self.columns.weight, self.odds[at])
 
     def common_loss(self, logits: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """The same of a pupil that knows the common tokens alone: logits [n, C]."""
+        """Return the cross-entropy of a student that has only common tokens: logits [n, C]."""
         odds = self.odds[at, : logits.shape[1]]
         return torch.nn.functional.cross_entropy(logits, odds / odds.sum(-1, keepdim=True).clamp_min(1e-6))
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Logits [n, V] of the guesses at one depth; truth [n]: the rows of the lesson that hold the token."""
+    """Logits [n, V] of one depth's predictions. truth [n]: rows of the batch that hold the true token."""
 
     logits: torch.Tensor
     truth: torch.Tensor
 
 
-class Pupil(Protocol):
-    """kind: what `--kind` calls it; depth: D, tokens it guesses in a row; whole: its lessons hold the
-    questions, too; module: what is trained.
+class Student(Protocol):
+    """A head in training.
+
+    Args:
+        kind: Value of `--kind`.
+        depth: D, number of consecutive tokens that it predicts.
+        whole: Whether its batches include the questions.
+        module: The trained module.
     """
 
     kind: str
@@ -128,11 +141,11 @@ class Pupil(Protocol):
     @property
     def module(self) -> torch.nn.Module: ...
 
-    def losses(self, lesson: Lesson, teacher: Teacher) -> list[torch.Tensor]:
-        """The loss of each depth; a depth that no row reaches is left out."""
+    def losses(self, batch: TrainingBatch, teacher: Teacher) -> list[torch.Tensor]:
+        """Return the loss of each depth, without depths that no row reaches."""
 
-    def guesses(self, lesson: Lesson) -> Iterator[Scores]:
-        """By depth: what it guesses, given the lesson's own tokens up to there."""
+    def predictions(self, batch: TrainingBatch) -> Iterator[Scores]:
+        """Yield by depth its predictions, given the true tokens before them."""
 
-    def published(self, name: str) -> Published:
-        """As others load it. name: of the target."""
+    def to_checkpoint(self, name: str) -> Published:
+        """Return the head in its published format. name: the target's."""

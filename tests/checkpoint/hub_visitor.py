@@ -1,6 +1,6 @@
-"""Visits to a hub that stands in, reached through HF_ENDPOINT.
+"""Visits to a fake hub, reached through HF_ENDPOINT.
 
-Each is a process of its own, as the hub's client reads its environment when it is imported.
+Each is a separate process, because the hub's client reads its environment on import.
 """
 
 import json
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.hub_standin import StandIn
+from tests.support.fake_hub import FakeHub
 
 NOWHERE = "http://127.0.0.1:9"
 _PROGRAM = """
@@ -37,7 +37,7 @@ print(json.dumps(found))
 
 
 @dataclass
-class Said:
+class VisitResult:
     folder: str = ""
     tensors: dict[str, str] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
@@ -48,13 +48,13 @@ class Said:
 
 
 class Visitor:
-    """Visits by processes that share a cache. visit: code of a function that fills in what a `Said` has."""
+    """Runs processes that share a cache. visit: code of a function that fills in a `VisitResult`."""
 
-    def __init__(self, hub: StandIn, home: Path, visit: str) -> None:
+    def __init__(self, hub: FakeHub, home: Path, visit: str) -> None:
         self.hub, self.home, self.program = hub, home, _PROGRAM.format(visit=visit)
 
     def start(self, *models: str, setup: str = "", **environment: str) -> subprocess.Popen[str]:
-        """Start a process that visits these models, one after the other, after some more code."""
+        """Start a process that visits these models in turn, after the code in `setup`."""
         self.hub.log.clear()
         clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
         hub = {"HF_ENDPOINT": self.hub.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -67,15 +67,15 @@ class Visitor:
             text=True,
         )
 
-    def all(self, *models: str, setup: str = "", **environment: str) -> list[Said]:
-        """What one process says of these models, one after the other, after some more code."""
+    def all(self, *models: str, setup: str = "", **environment: str) -> list[VisitResult]:
+        """Return the results of one process that visits these models in turn, after the code in `setup`."""
         with self.start(*models, setup=setup, **environment) as process:
             stdout, stderr = process.communicate()
         assert process.returncode == 0, stderr
-        found = [Said(**said) for said in json.loads(stdout)]
+        found = [VisitResult(**said) for said in json.loads(stdout)]
         assert all("\n" not in said.text for said in found)
         return found
 
-    def __call__(self, model: str, setup: str = "", **environment: str) -> Said:
+    def __call__(self, model: str, setup: str = "", **environment: str) -> VisitResult:
         (said,) = self.all(model, setup=setup, **environment)
         return said

@@ -1,4 +1,4 @@
-"""`offspec models` and `offspec plan` agree on the least memory that a model runs in."""
+"""`offspec models` and `offspec plan` agree on the minimum memory of a model."""
 
 import json
 from pathlib import Path
@@ -17,5 +17,5 @@ def test_the_least_memory_is_that_of_plans(model: str) -> None:
     planned = RECORD["models"][model]
     size = planned["disk_bytes"]
     cached = CachedModel(model, "hub", Path(), size, size, LAYERS[model])
-    assert cached.least_ram == pytest.approx(planned["least_memory_bytes"], rel=0.1)
-    assert cached.least_vram == pytest.approx(planned["least_vram_bytes"], rel=0.1)
+    assert cached.min_ram == pytest.approx(planned["least_memory_bytes"], rel=0.1)
+    assert cached.min_vram == pytest.approx(planned["least_vram_bytes"], rel=0.1)

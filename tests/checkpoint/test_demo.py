@@ -1,4 +1,4 @@
-"""The embedded model, unpacked: the real SmolLM2, its text and its numbers."""
+"""Embedded model, unpacked: the real SmolLM2, its text and its weights."""
 
 import importlib.util
 from collections import Counter
@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.checkpoint.open import DEMO_PACKAGE, embedded_model
-from offspec.checkpoint.tensors import PackedInfo, on_disk
+from offspec.checkpoint.tensors import PackedInfo, stored_tensors
 from tests.support.versions import needs_transformers
 
 pytestmark = pytest.mark.skipif(
@@ -25,26 +25,26 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return open_checkpoint("demo", unpack=True, cache_dir=tmp_path_factory.mktemp("cache"))
 
 
-def test_what_it_is(demo: Checkpoint) -> None:
+def test_configuration(demo: Checkpoint) -> None:
     assert demo.name == "demo"
     assert demo.nbytes == 269_030_016
     assert demo.config["tie_word_embeddings"] is True
     assert "lm_head.weight" not in demo.tensors
-    stored = [info for weight in demo.tensors.values() for info in on_disk(weight)]
+    stored = [info for weight in demo.tensors.values() for info in stored_tensors(weight)]
     assert len({info.file for info in stored}) == 31
     assert all(info.dtype == "BF16" for info in stored)
     generation = GenerationConfig.from_pretrained(demo.folder)
     assert (generation.bos_token_id, generation.eos_token_id) == (1, 2)
 
 
-def test_as_it_is(demo: Checkpoint, tmp_path: Path) -> None:
+def test_streamed_in_place(demo: Checkpoint, tmp_path: Path) -> None:
     packed = open_checkpoint("demo", cache_dir=tmp_path)
     assert packed.nbytes == 96_576_768
     assert packed.tensors.keys() == demo.tensors.keys()
     assert packed.config == demo.config
     kinds = Counter(w.format.name for w in packed.tensors.values() if isinstance(w, PackedInfo))
     assert kinds == {"Q4_1": 210, "Q8_0": 1}
-    assert {info.file for w in packed.tensors.values() for info in on_disk(w)} == {embedded_model()}
+    assert {info.file for w in packed.tensors.values() for info in stored_tensors(w)} == {embedded_model()}
     for file in packed.folder.iterdir():
         assert file.read_bytes() == (demo.folder / file.name).read_bytes()
 

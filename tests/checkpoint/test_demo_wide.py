@@ -1,4 +1,4 @@
-"""`demo-wide`: written once to the cache, whole or not at all. A tiny model stands for the demo model."""
+"""`demo-wide`: written once to the cache, atomically. A tiny model replaces the demo model."""
 
 import importlib.util
 import shutil
@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from offspec.checkpoint import Checkpoint, open_checkpoint
-from offspec.checkpoint import widen as making
+from offspec.checkpoint import Checkpoint, open_checkpoint, wide_model
 from offspec.checkpoint.cached_models import cached_models, find_cached, remove_cached
 from offspec.checkpoint.open import DEMO_PACKAGE, DEMO_WIDE, check_model
-from offspec.checkpoint.widen import demo_wide_folder, open_demo_wide
+from offspec.checkpoint.wide_model import demo_wide_folder, open_demo_wide
 from offspec.core.errors import DiskFullError, ModelNotFoundError
-from offspec.core.events import Event, LoadProgress, Notice, unheard
-from offspec.plan.model_sizes import imagine
+from offspec.core.events import Event, LoadProgress, Notice, ignore_event
+from offspec.plan.model_sizes import open_on_meta
 from tests.support.bench_models import make_model
 
 
@@ -27,8 +26,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def open_small(small: Path) -> making.OpenSmall:
-    """Leaves a copy below the folder it is given, as the unpacked demo model would be."""
+def open_small(small: Path) -> wide_model.OpenSmall:
+    """Return an opener that leaves a copy in the given folder, like the unpacked demo model."""
 
     def opened(folder: Path, notify: Callable[[Event], None]) -> Checkpoint:
         shutil.copytree(small, folder / "unpacked")
@@ -37,7 +36,7 @@ def open_small(small: Path) -> making.OpenSmall:
     return opened
 
 
-def test_it_is_written_once_and_says_so_first(open_small: making.OpenSmall, tmp_path: Path) -> None:
+def test_it_is_written_once_with_a_notice(open_small: wide_model.OpenSmall, tmp_path: Path) -> None:
     events = list[Event]()
     wide = open_demo_wide(DEMO_WIDE, open_small, events.append, tmp_path)
     assert (wide.name, wide.folder, wide.config["hidden_size"]) == (DEMO_WIDE, demo_wide_folder(tmp_path), 96)
@@ -46,13 +45,13 @@ def test_it_is_written_once_and_says_so_first(open_small: making.OpenSmall, tmp_
     assert "`offspec models rm demo-wide` removes it" in told.text
     done = [event for event in progress if isinstance(event, LoadProgress)]
     assert done[0].done == 0 and done[-1].done == done[-1].total == wide.nbytes
-    assert not list(wide.folder.glob(".*")), "the small model is not kept beside it"
+    assert not list(wide.folder.glob(".*")), "the small model is not kept"
     again = list[Event]()
     assert open_demo_wide(DEMO_WIDE, open_small, again.append, tmp_path).fingerprint == wide.fingerprint
     assert again == []
 
 
-def test_ctrl_c_leaves_nothing(open_small: making.OpenSmall, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing(open_small: wide_model.OpenSmall, tmp_path: Path) -> None:
     def strike(event: Event) -> None:
         if isinstance(event, LoadProgress) and event.done:
             raise KeyboardInterrupt
@@ -61,22 +60,22 @@ def test_ctrl_c_leaves_nothing(open_small: making.OpenSmall, tmp_path: Path) -> 
         open_demo_wide(DEMO_WIDE, open_small, strike, tmp_path)
     left = demo_wide_folder(tmp_path).parent.iterdir()
     assert [file.name for file in left if not file.name.endswith(".lock")] == []
-    open_demo_wide(DEMO_WIDE, open_small, unheard, tmp_path)  # and it can be begun again
+    open_demo_wide(DEMO_WIDE, open_small, ignore_event, tmp_path)  # and it can be begun again
 
 
-def test_a_full_disk_is_told_before_anything_is_written(
-    open_small: making.OpenSmall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_is_reported_before_anything_is_written(
+    open_small: wide_model.OpenSmall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 99, 1))
     with pytest.raises(
-        DiskFullError, match=r"demo-wide needs .* free: make room there, or set OFFSPEC_CACHE"
+        DiskFullError, match=r"demo-wide needs .* free: free some space, or set OFFSPEC_CACHE"
     ):
-        open_demo_wide(DEMO_WIDE, open_small, unheard, tmp_path)
+        open_demo_wide(DEMO_WIDE, open_small, ignore_event, tmp_path)
     assert not demo_wide_folder(tmp_path).exists()
 
 
-def test_a_damaged_one_is_written_again(open_small: making.OpenSmall, tmp_path: Path) -> None:
-    wide = open_demo_wide(DEMO_WIDE, open_small, unheard, tmp_path)
+def test_a_damaged_one_is_written_again(open_small: wide_model.OpenSmall, tmp_path: Path) -> None:
+    wide = open_demo_wide(DEMO_WIDE, open_small, ignore_event, tmp_path)
     (wide.folder / "model-outer.safetensors").unlink()
     events = list[Event]()
     again = open_demo_wide(DEMO_WIDE, open_small, events.append, tmp_path)
@@ -85,10 +84,10 @@ def test_a_damaged_one_is_written_again(open_small: making.OpenSmall, tmp_path: 
 
 
 def test_it_is_listed_and_removed_by_its_name(
-    open_small: making.OpenSmall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_small: wide_model.OpenSmall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path))
-    open_demo_wide(DEMO_WIDE, open_small, unheard, None)
+    open_demo_wide(DEMO_WIDE, open_small, ignore_event, None)
     shutil.copytree(demo_wide_folder(), demo_wide_folder().with_name("other-x2"))
     kinds = {model.name: model.kind for model in cached_models()}
     assert (kinds[DEMO_WIDE], kinds["other-x2"]) == ("widened", "widened")
@@ -112,7 +111,7 @@ def test_a_plan_for_another_machine_writes_nothing(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path))
     import torch
 
-    found, _ = imagine(DEMO_WIDE, torch.bfloat16, torch.device("cpu"))
+    found, _ = open_on_meta(DEMO_WIDE, torch.bfloat16, torch.device("cpu"))
     with closing(found):
         assert found.skeleton.config.hidden_size == 4 * 576
     assert not demo_wide_folder().exists()

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.checkpoint.config_sizes import check_sizes
 from offspec.checkpoint.folder import INDEX, open_folder
-from offspec.checkpoint.shapes import known_config, known_models
+from offspec.checkpoint.known_models import known_config, known_models
 from offspec.core.errors import (
     CheckpointError,
     HeaderError,
@@ -28,7 +28,7 @@ FIRST, SECOND = "model-1.safetensors", "model-2.safetensors"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder in two shards."""
+    """Folder with two shards."""
     path = tmp_path / "model"
     path.mkdir()
     (path / "config.json").write_text('{"model_type": "llama", "vocab_size": 5}')
@@ -67,7 +67,7 @@ def test_shards_with_an_index(folder: Path) -> None:
 
 def test_a_single_file(folder: Path) -> None:
     (folder / INDEX).unlink()
-    refused(folder, CheckpointError, "2 safetensors files and no")
+    refused(folder, CheckpointError, "2 safetensors files but no")
     (folder / SECOND).rename(folder / "weights.safetensors")
     (folder / FIRST).unlink()
     assert opened(folder).tensors["c"].file == folder / "weights.safetensors"
@@ -98,7 +98,7 @@ def test_the_fingerprint_follows_what_matters(folder: Path) -> None:
         _ = found.fingerprint
 
 
-def test_what_is_missing_or_cut_short_is_named(folder: Path) -> None:
+def test_missing_and_truncated_files_are_named(folder: Path) -> None:
     (folder / FIRST).write_bytes((folder / FIRST).read_bytes()[:-1])
     refused(folder, TruncatedError, r"model-1\.safetensors is cut short")
     write_index(folder, {"z": SECOND})
@@ -121,7 +121,7 @@ PLACES += ["..\\model-1.safetensors", "model-1.bin", "..", "", "a\0.safetensors"
 @pytest.mark.parametrize("place", [*PLACES, "x" * 300 + ".safetensors", None, 1, [FIRST]], ids=str)
 def test_an_index_cannot_point_out_of_the_folder(folder: Path, place: Any) -> None:
     write_index(folder, {"a": place})
-    refused(folder, HeaderError, "no file name of this folder")
+    refused(folder, HeaderError, "not a file name of this folder")
 
 
 @pytest.mark.parametrize("weight_map", [None, [], {}, [["a", "b"]]])
@@ -131,7 +131,7 @@ def test_an_index_without_a_map(folder: Path, weight_map: Any) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"[1]", b"\xff\xfe\x00", b"[" * 100_000])
-def test_json_that_is_not(folder: Path, text: bytes) -> None:
+def test_invalid_json(folder: Path, text: bytes) -> None:
     for name in (INDEX, "config.json"):
         (folder / name).write_bytes(text)
         refused(folder, HeaderError, f"{name} .*JSON")
@@ -170,7 +170,7 @@ def model(whole: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_pipe_or_a_device_is_no_file_of_a_model(model: Path, name: str) -> None:
+def test_a_pipe_or_a_device_is_refused(model: Path, name: str) -> None:
     (model / name).unlink()
     os.mkfifo(model / name)
     refused(model, CheckpointError, "pipe or a device")
@@ -181,7 +181,7 @@ def test_a_pipe_or_a_device_is_no_file_of_a_model(model: Path, name: str) -> Non
 
 def test_a_tokenizer_of_gigabytes_is_not_read(model: Path) -> None:
     os.truncate(model / "tokenizer.json", 2**31)
-    refused(model, HeaderError, "too large")
+    refused(model, HeaderError, "implausibly large")
 
 
 def reconfigure(model: Path, **changes: object) -> None:
@@ -189,7 +189,7 @@ def reconfigure(model: Path, **changes: object) -> None:
     (model / "config.json").write_text(json.dumps(text | changes))
 
 
-def test_a_configuration_that_sends_to_another_file_is_refused(model: Path) -> None:
+def test_a_configuration_that_names_another_file_is_refused(model: Path) -> None:
     shutil.copy(model / "config.json", model / "config.4.0.0.json")
     reconfigure(model, configuration_files=["config.4.0.0.json"])
     refused(model, HeaderError, "configuration_files")

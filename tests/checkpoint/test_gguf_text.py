@@ -1,4 +1,4 @@
-"""The tokenizer that comes out of a GGUF file."""
+"""Tokenizer of a GGUF file."""
 
 import json
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedModel
 
-from offspec.checkpoint.gguf import text
+from offspec.checkpoint.gguf import tokenizer
 from offspec.core.events import Notice
-from tests.support.gguf_files import Bench, write_gguf
+from tests.support.gguf_files import UnpackEnvironment, write_gguf
 from tests.support.versions import needs_transformers
 
 pytestmark = needs_transformers("5.18")
 
 
-def test_the_tokenizer_and_its_template(bench: Bench, llama: PreTrainedModel) -> None:
+def test_the_tokenizer_and_its_template(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
     write_gguf(bench.file, llama, "llama")
     tokenizer = AutoTokenizer.from_pretrained(bench.open().folder)
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<s>", "</s>", "<pad>")
@@ -23,7 +23,7 @@ def test_the_tokenizer_and_its_template(bench: Bench, llama: PreTrainedModel) ->
     assert text == "AB</s>"
 
 
-def test_ways_for_a_turn_to_end(bench: Bench, llama: PreTrainedModel) -> None:
+def test_ways_for_a_turn_to_end(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
     def ends(**keys: Any) -> Any:
         write_gguf(bench.file, llama, "llama", keys={key.replace("__", "."): v for key, v in keys.items()})
         return json.loads((bench.open().folder / "generation_config.json").read_text())["eos_token_id"]
@@ -40,7 +40,9 @@ def test_ways_for_a_turn_to_end(bench: Bench, llama: PreTrainedModel) -> None:
     assert ends(**extra, **merges, tokenizer__chat_template="x<|im_end|>") == [2, 4]
 
 
-def test_digits_stand_alone_where_the_model_wants_it(bench: Bench, llama: PreTrainedModel) -> None:
+def test_digits_are_separate_tokens_if_the_model_requires_it(
+    bench: UnpackEnvironment, llama: PreTrainedModel
+) -> None:
     merges = {"tokenizer.ggml.merges": ["1 2"]}
     tokens = ["<pad>", "<s>", "</s>", "12", *map(chr, range(33, 125))]
     keys = {"tokenizer.ggml.tokens": tokens, **merges}
@@ -53,7 +55,7 @@ def test_digits_stand_alone_where_the_model_wants_it(bench: Bench, llama: PreTra
     assert any(isinstance(event, Notice) and "'unheard-of'" in event.text for event in bench.events)
 
 
-def test_a_sentencepiece_vocabulary(bench: Bench, llama: PreTrainedModel) -> None:
+def test_a_sentencepiece_vocabulary(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
     pieces = ["<unk>", "<s>", "</s>", "▁", "h", "i", "▁h", "hi", "▁hi"]
     pieces += [f"<0x{byte:02X}>" for byte in range(96 - len(pieces))]
     keys = {
@@ -73,20 +75,22 @@ def test_a_sentencepiece_vocabulary(bench: Bench, llama: PreTrainedModel) -> Non
     assert tokenizer.decode([1, 8, 8], skip_special_tokens=True) == "hi hi"
 
 
-def test_an_older_transformers(bench: Bench, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_transformers(
+    bench: UnpackEnvironment, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_gguf(bench.file, llama, "llama")
     with monkeypatch.context() as patch:
-        patch.setattr(text, "installed", lambda name: "5.17.0")
+        patch.setattr(tokenizer, "installed_version", lambda name: "5.17.0")
         bench.open()
     told = [event.text for event in bench.events if isinstance(event, Notice)]
     assert any("tiny.gguf" in said and "update transformers to 5.18" in said for said in told)
     bench.open()
     assert not any("update transformers" in str(event) for event in bench.events)
-    assert len(bench.left()) == 2
+    assert len(bench.cached_names()) == 2
 
 
-def test_sampling_defaults(bench: Bench, llama: PreTrainedModel) -> None:
-    """Of the keys that llama.cpp's converter copies from generation_config.json."""
+def test_sampling_defaults(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
+    """Read the keys that llama.cpp's converter copies from generation_config.json."""
 
     def generation(**keys: Any) -> dict[str, Any]:
         write_gguf(bench.file, llama, "llama", keys={f"general.sampling.{key}": keys[key] for key in keys})

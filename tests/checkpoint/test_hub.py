@@ -1,4 +1,4 @@
-"""Hub ids, against a stand-in on the loopback."""
+"""Hub ids, with a fake hub on the loopback."""
 
 import json
 import signal
@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save
 
 from tests.checkpoint.hub_visitor import NOWHERE, Visitor
-from tests.support.hub_standin import COMMIT, StandIn
-from tests.support.waiting import PATIENCE, until
+from tests.support.fake_hub import COMMIT, FakeHub
+from tests.support.waiting import PATIENCE, wait_until
 
 VISIT = """
 from offspec.checkpoint import open_checkpoint
@@ -44,17 +44,17 @@ EXTRA = {
 
 
 @pytest.fixture
-def hub(server: StandIn) -> StandIn:
+def hub(server: FakeHub) -> FakeHub:
     server.begin({"org/model": {**MODEL, **EXTRA}})
     return server
 
 
 @pytest.fixture
-def visit(hub: StandIn, tmp_path: Path) -> Visitor:
+def visit(hub: FakeHub, tmp_path: Path) -> Visitor:
     return Visitor(hub, tmp_path, VISIT)
 
 
-def test_what_the_model_needs_is_fetched_once_and_kept(hub: StandIn, visit: Visitor) -> None:
+def test_what_the_model_needs_is_fetched_once_and_kept(hub: FakeHub, visit: Visitor) -> None:
     said = visit("org/model", SMALL_PIECES)
     assert said.tensors == {"t1": FIRST, "t2": SECOND}
     assert said.files == sorted(MODEL) == sorted(hub.downloads())
@@ -81,12 +81,12 @@ def test_offline_without_a_copy_or_with_part_of_one(visit: Visitor) -> None:
     assert said.error == "ModelNotFoundError" and "connect to the network" in said.text
     (Path(visit("org/model").folder) / SECOND).unlink()
     said, absent = visit.all("org/model", "org/absent", HF_HUB_OFFLINE="1")
-    assert said.error == "ModelNotFoundError" and "not whole" in said.text
+    assert said.error == "ModelNotFoundError" and "is incomplete" in said.text
     assert absent.error == "ModelNotFoundError" and "HF_HUB_OFFLINE is set" in absent.text
-    assert visit("org/model").tensors  # and with a network it is made whole
+    assert visit("org/model").tensors  # and with a network it is completed
 
 
-def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: StandIn, visit: Visitor) -> None:
+def test_an_interrupted_connection_resumes(hub: FakeHub, visit: Visitor) -> None:
     hub.cut.add(FIRST)
     said = visit("org/model", SMALL_PIECES)
     assert list(said.tensors) == ["t1", "t2"]
@@ -96,7 +96,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: StandIn, visit
     assert said.progress[-1][1] == said.progress[-1][2]
 
 
-def test_a_download_that_stops_keeps_what_is_finished(hub: StandIn, visit: Visitor) -> None:
+def test_a_download_that_stops_keeps_what_is_finished(hub: FakeHub, visit: Visitor) -> None:
     hub.dead.add(SECOND)
     said = visit("org/model", "import time; time.sleep = lambda seconds: None")
     assert said.error == "CheckpointError" and "run the same command again" in said.text
@@ -108,13 +108,13 @@ def test_a_download_that_stops_keeps_what_is_finished(hub: StandIn, visit: Visit
     assert said.progress[-1][1:3] == [len(SHARDS[SECOND])] * 2
 
 
-def test_ctrl_c_ends_a_download_that_stalls(hub: StandIn, visit: Visitor) -> None:
+def test_ctrl_c_ends_a_download_that_stalls(hub: FakeHub, visit: Visitor) -> None:
     """Threads of a download, such as those of `snapshot_download`, keep the process until the hub answers."""
     hub.stalled.add(SECOND)
     setup = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     with visit.start("org/model", setup=setup, HF_HUB_DOWNLOAD_TIMEOUT="600") as process:
         try:
-            until(lambda: SECOND in hub.downloads())
+            wait_until(lambda: SECOND in hub.downloads())
             process.send_signal(signal.SIGINT)
             assert "KeyboardInterrupt" in process.communicate(timeout=PATIENCE)[1]
         finally:
@@ -125,21 +125,21 @@ def test_ctrl_c_ends_a_download_that_stalls(hub: StandIn, visit: Visitor) -> Non
     assert hub.downloads() == [SECOND]
 
 
-def test_answers_that_are_no(hub: StandIn, visit: Visitor) -> None:
+def test_refusals(hub: FakeHub, visit: Visitor) -> None:
     hub.repositories["org/gated"] = MODEL
     hub.gated.add("org/gated")
     expected = {
         "org/absent": ["no such public model", "check the spelling"],
         "org/model@v9": ["no revision v9"],
-        "org/gated": ["asks for permission", "hf auth login"],
-        "org/a..b": ["is not a hub id", "organisation/name"],
+        "org/gated": ["requires permission", "hf auth login"],
+        "org/a..b": ["is not a hub id", "organization/name"],
     }
     for said, words in zip(visit.all(*expected), expected.values(), strict=True):
         assert said.error == "ModelNotFoundError"
         assert all(word in said.text for word in words), said.text
 
 
-def test_repositories_that_hold_no_model(hub: StandIn, visit: Visitor) -> None:
+def test_repositories_that_hold_no_model(hub: FakeHub, visit: Visitor) -> None:
     config = {"config.json": b"{}"}
     hqq = b'{"quantization_config": {"quant_method": "hqq"}}'
     cases: list[tuple[dict[str, bytes], str]] = [
@@ -165,7 +165,7 @@ def test_repositories_that_hold_no_model(hub: StandIn, visit: Visitor) -> None:
     assert not any(name.endswith((".gguf", ".bin", ".safetensors")) for name in hub.downloads())
 
 
-def test_a_disk_that_is_too_small(hub: StandIn, visit: Visitor) -> None:
+def test_a_disk_that_is_too_small(hub: FakeHub, visit: Visitor) -> None:
     small = "usage = shutil.disk_usage('/'); shutil.disk_usage = lambda path: usage._replace(free=9999)"
     said = visit("org/model", small)
     assert said.error == "DiskFullError"
@@ -180,4 +180,4 @@ def http_get(*_, **__): raise OSError(errno.ENOSPC, "No space left on device")
 f.http_get = http_get
 """
     said = visit("org/model", full)
-    assert said.error == "DiskFullError" and "make room" in said.text
+    assert said.error == "DiskFullError" and "free some space" in said.text

@@ -1,4 +1,4 @@
-"""GGUF files of hub repositories, against a stand-in on the loopback."""
+"""GGUF files of hub repositories, with a fake hub on the loopback."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ import pytest
 from transformers import PreTrainedModel
 
 from tests.checkpoint.hub_visitor import NOWHERE, Visitor
-from tests.support.gguf_files import Bench, split_gguf, write_gguf
-from tests.support.hub_standin import COMMIT, StandIn
+from tests.support.fake_hub import COMMIT, FakeHub
+from tests.support.gguf_files import UnpackEnvironment, split_gguf, write_gguf
 
 VISIT = """
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.hub import is_reachable
-from offspec.checkpoint.open import locate
+from offspec.checkpoint.open import resolve_model
 def visit(name, events, said):
     if name == "reachable":
         said["text"] = str(is_reachable())
@@ -21,7 +21,7 @@ def visit(name, events, said):
         found = open_checkpoint(name.removeprefix("open "), notify=events.append, cache_dir=Path("CACHE"))
         said["tensors"] = dict.fromkeys(found.tensors, "")
     else:
-        said["folder"] = str(locate(name, events.append))
+        said["folder"] = str(resolve_model(name, events.append))
 """
 NAME = "org/Tiny-GGUF"
 Q8, F16 = "Tiny-Q8_0.gguf", "Tiny-F16.gguf"
@@ -29,7 +29,7 @@ Q8, F16 = "Tiny-Q8_0.gguf", "Tiny-F16.gguf"
 
 @pytest.fixture(scope="module")
 def files(llama: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """A model in 8 bits, and one in 16 that is split, in a folder of its own."""
+    """A model in 8 bits, and a split one in 16 bits in a separate folder."""
     folder = tmp_path_factory.mktemp("ggufs")
     write_gguf(folder / Q8, llama, "llama", kind=gguf.GGMLQuantizationType.Q8_0)
     write_gguf(folder / F16, llama, "llama", kind=gguf.GGMLQuantizationType.F16)
@@ -41,17 +41,17 @@ def files(llama: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 @pytest.fixture
-def hub(server: StandIn, files: dict[str, bytes]) -> StandIn:
+def hub(server: FakeHub, files: dict[str, bytes]) -> FakeHub:
     server.begin({NAME: dict(files)})
     return server
 
 
 @pytest.fixture
-def visit(hub: StandIn, bench: Bench, tmp_path: Path) -> Visitor:
+def visit(hub: FakeHub, bench: UnpackEnvironment, tmp_path: Path) -> Visitor:
     return Visitor(hub, tmp_path, VISIT.replace("CACHE", str(bench.cache)))
 
 
-def test_the_one_file_that_is_named_is_fetched_once(hub: StandIn, visit: Visitor) -> None:
+def test_the_one_file_that_is_named_is_fetched_once(hub: FakeHub, visit: Visitor) -> None:
     said = visit(f"hf.co/{NAME}:q8_0")
     assert said.folder.endswith(f"{COMMIT}/{Q8}"), said
     assert hub.downloads() == [Q8]
@@ -66,17 +66,17 @@ def test_the_one_file_that_is_named_is_fetched_once(hub: StandIn, visit: Visitor
 
 
 @pytest.mark.exhaustive
-def test_a_split_file_is_fetched_whole_and_opened(hub: StandIn, visit: Visitor) -> None:
+def test_a_split_file_is_fetched_whole_and_opened(hub: FakeHub, visit: Visitor) -> None:
     first, second, third = sorted(name for name in hub.repositories[NAME] if name.startswith("F16/"))
     said, here = visit.all(f"open {NAME}:F16", f"{NAME}:F16")
     assert "model.embed_tokens.weight" in said.tensors, said
     assert hub.downloads() == [Path(name).name for name in (first, second, third)]
     assert here.folder.endswith(first)
     (Path(here.folder).parent / Path(second).name).unlink()
-    assert "not whole" in visit(f"{NAME}:F16", HF_HUB_OFFLINE="1").text
+    assert "is incomplete" in visit(f"{NAME}:F16", HF_HUB_OFFLINE="1").text
 
 
-def test_which_file_of_a_repository_is_meant(hub: StandIn, visit: Visitor) -> None:
+def test_which_file_of_a_repository_is_meant(hub: FakeHub, visit: Visitor) -> None:
     files = hub.repositories[NAME]
     gone = sorted(name for name in files if name.startswith("F16/"))[1]
     hub.repositories |= {

@@ -1,11 +1,11 @@
-"""Hub repositories that hold only a head: a configuration, and weights that are pickles perhaps."""
+"""Hub repositories with only a head: a configuration, and weights that may be pickles."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.checkpoint.hub_visitor import NOWHERE, Visitor
-from tests.support.hub_standin import COMMIT, StandIn
+from tests.support.fake_hub import COMMIT, FakeHub
 
 # Takes all pickles of a repository whose config.json says "heads".
 VISIT = """
@@ -25,7 +25,7 @@ LISTED = b'{"heads": 3, "files": ["third.pt"]}'
 
 
 @pytest.fixture
-def hub(server: StandIn) -> StandIn:
+def hub(server: FakeHub) -> FakeHub:
     heads = NEEDED | {"README.md": b"# words", "tokenizer.json": b"{}"}
     server.begin(
         {
@@ -38,11 +38,11 @@ def hub(server: StandIn) -> StandIn:
 
 
 @pytest.fixture
-def visit(hub: StandIn, tmp_path: Path) -> Visitor:
+def visit(hub: FakeHub, tmp_path: Path) -> Visitor:
     return Visitor(hub, tmp_path, VISIT)
 
 
-def test_a_head_is_fetched_once(hub: StandIn, visit: Visitor) -> None:
+def test_a_head_is_fetched_once(hub: FakeHub, visit: Visitor) -> None:
     said, again = visit.all("org/heads", "org/heads")
     assert said.files == list(NEEDED) and said.folder.endswith(COMMIT)
     assert sorted(hub.downloads()) == list(NEEDED) and again.folder == said.folder
@@ -55,13 +55,13 @@ def test_a_head_is_fetched_once(hub: StandIn, visit: Visitor) -> None:
     (Path(said.folder) / "config.json").unlink()
     (Path(said.folder) / "config.json").write_bytes(LISTED)
     part = visit("org/heads", HF_HUB_OFFLINE="1")
-    assert part.error == "ModelNotFoundError" and "not whole" in part.text
+    assert part.error == "ModelNotFoundError" and "is incomplete" in part.text
 
 
-def test_of_a_model_only_the_configuration_is_fetched(hub: StandIn, visit: Visitor) -> None:
+def test_of_a_model_only_the_configuration_is_fetched(hub: FakeHub, visit: Visitor) -> None:
     said, less, absent = visit.all("org/model", "org/less", "org/absent")
     assert (said.folder, said.error, said.notices) == ("", "", [])
     assert set(hub.downloads()) == {"config.json"}
     assert less.error == "CheckpointError" and "lacks third.pt" in less.text
     assert absent.error == "ModelNotFoundError"
-    assert visit("org/model", HF_HUB_OFFLINE="1").error == "ModelNotFoundError"  # that is no copy
+    assert visit("org/model", HF_HUB_OFFLINE="1").error == "ModelNotFoundError"  # not a complete copy

@@ -1,4 +1,4 @@
-"""What well-known models take, as it is kept for `offspec plan list`, is what the code says now."""
+"""Stored sizes of well-known models, for `offspec plan list`, equal those that the code computes."""
 
 import importlib.util
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offspec.checkpoint.shapes import KnownSize, known_sizes, model_groups
+from offspec.checkpoint.known_models import KnownSize, known_sizes, model_groups
 
 ROOT = Path(__file__).parents[2]
 GROUPS = [names[0] for names in model_groups()]
@@ -16,7 +16,7 @@ FEW = ("Qwen/Qwen3-0.6B", "deepseek-ai/DeepSeek-V4-Flash")
 
 @pytest.fixture(scope="module")
 def sizes() -> Callable[[str], dict[str, Any]]:
-    """What writes the file."""
+    """Module that writes the file."""
     spec = importlib.util.spec_from_file_location("make_sizes", ROOT / "docs" / "make_sizes.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -26,7 +26,7 @@ def sizes() -> Callable[[str], dict[str, Any]]:
 
 
 def check(kept: KnownSize, found: KnownSize) -> None:
-    """Least sizes hold workspace, which depends on what the processor can multiply."""
+    """Minimum sizes include workspace, which depends on the processor's matrix units."""
     assert (kept.nbytes, kept.refused) == (found.nbytes, found.refused)
     assert kept.least_ram == pytest.approx(found.least_ram, rel=0.2)
     assert kept.least_vram == pytest.approx(found.least_vram, rel=0.2)

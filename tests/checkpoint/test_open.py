@@ -1,4 +1,4 @@
-"""What a user can type, and what each wrong word is answered with."""
+"""Names of models as users type them, and errors for wrong ones."""
 
 import importlib.util
 import subprocess
@@ -19,26 +19,26 @@ from offspec.core.errors import CheckpointError, HeaderError, ModelNotFoundError
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        ("", "no model was named"),
-        ("gpt2", "hub id with its organisation"),
+        ("", "no model given"),
+        ("gpt2", "hub id with its organization"),
         ("./nothing", "check the path"),
         ("/no/such/folder", "check the path"),
         ("model.gguf", "check the path"),
         ("org/model.gguf", "check the path"),
         ("org/name@", "check the path"),
         ("~nobody-of-that-name/x", "check the path"),
-        ("llama3.3:70b", "names of the Ollama library are not known here; give a hub id"),
+        ("llama3.3:70b", "names of the Ollama library are not supported; give a hub id"),
         ("https://example.com/a/model-Q4_0.gguf", "download that file and give its path"),
         ("https://huggingface.co/datasets/org/name", "copy the address of the model's page"),
-        ("https://huggingface.co/org/name/resolve/main/model.safetensors", "write organisation/name"),
-        ("hf.co/gpt2", "write organisation/name"),
-        ("x" * 5000, "there is no model x"),
-        ("a\nb", "there is no model"),
-        ("\ud800", "there is no model"),
-        ("a\0b", "there is no model"),
+        ("https://huggingface.co/org/name/resolve/main/model.safetensors", "write organization/name"),
+        ("hf.co/gpt2", "write organization/name"),
+        ("x" * 5000, "unknown model x"),
+        ("a\nb", "unknown model"),
+        ("\ud800", "unknown model"),
+        ("a\0b", "unknown model"),
     ],
 )
-def test_words_that_name_nothing(model: str, why: str) -> None:
+def test_unknown_names(model: str, why: str) -> None:
     with pytest.raises(ModelNotFoundError, match=why) as caught:
         open_checkpoint(model)
     message = str(caught.value)
@@ -68,7 +68,7 @@ def test_hub_ids_go_to_the_hub(monkeypatch: pytest.MonkeyPatch, model: str, mean
     assert asked == [meant]
 
 
-def test_a_folder_wins_over_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_takes_precedence_over_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelNotFoundError, match="org/name is empty"):
@@ -78,7 +78,7 @@ def test_a_folder_wins_over_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("name", "data", "error", "why"),
     [
-        ("model.safetensors", b"x", CheckpointError, "name its folder, .*, with config.json"),
+        ("model.safetensors", b"x", CheckpointError, "name its folder, .*, which must have a config.json"),
         ("notes.txt", b"x", CheckpointError, "not a model"),
         ("bad.gguf", b"x" * 99, HeaderError, "not a GGUF file"),
         ("no-ending", b"GGUF" + bytes(99), HeaderError, "version 0"),

@@ -1,4 +1,4 @@
-"""The manifest of a pack: written, read with suspicion, and held against the files beside it."""
+"""Manifest of a pack: written, validated, and compared with the pack's files."""
 
 import json
 import os
@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from offspec.checkpoint import open_checkpoint
-from offspec.checkpoint.checksum import Summing, damage, sum_of
+from offspec.checkpoint.checksum import FileHasher, checksum_of, find_damage
 from offspec.checkpoint.pack_manifest import MANIFEST, Manifest, Origin, PackedFile, quoted, read_manifest
-from offspec.checkpoint.quantised.packs import checksums
+from offspec.checkpoint.quantized.packs import checksums
 from offspec.checkpoint.tensors import PackedInfo
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, TruncatedError
 from offspec.model.quantize.pack import pack_model
@@ -53,14 +53,14 @@ def refused(pack: Path, error: type[CheckpointError], why: str) -> str:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    seen = Summing(3)
+    seen = FileHasher(3)
     seen.add(memoryview(b"abcdef"))
     file = PackedFile(seen.result(), {"a.weight": (2, 64)})
-    texts = {"tokenizer.json": sum_of(b"{}"), "\u3000: .txt": sum_of(b"")}
+    texts = {"tokenizer.json": checksum_of(b"{}"), "\u3000: .txt": checksum_of(b"")}
     manifest = Manifest(Origin("some/model", "f" * 64, "int4-g64"), {"x.safetensors": file}, texts)
     (tmp_path / MANIFEST).write_text(manifest.to_text())
     assert read_manifest(tmp_path) == manifest
-    changed(tmp_path, lambda value: value.pop("texts"))  # as in packs of before
+    changed(tmp_path, lambda value: value.pop("texts"))  # as in older packs
     assert read_manifest(tmp_path) == replace(manifest, texts={})
 
 
@@ -97,7 +97,7 @@ def test_any_name_of_a_model_may_be_in_a_manifest(pack: Path, name: str) -> None
 def test_sums_do_not_depend_on_the_buffers() -> None:
     data = bytes(range(250)) * 4
     for pieces in ((1000,), (3, 4, 93, 900), (100, 900), (999, 1)):
-        seen, at = Summing(100), 0
+        seen, at = FileHasher(100), 0
         for size in pieces:
             seen.add(memoryview(data)[at : at + size])
             at += size
@@ -133,26 +133,26 @@ def test_a_layer_is_one_range_that_its_checksum_is_of(pack: Path) -> None:
     assert zlib.crc32(data) == found.crc32
 
 
-def test_damage_is_told(pack: Path) -> None:
-    file, expected = pack / LAYER, read_manifest(pack).files[LAYER].sum
+def test_damage_is_reported(pack: Path) -> None:
+    file, expected = pack / LAYER, read_manifest(pack).files[LAYER].checksum
     counts: list[int] = []
-    assert damage(file, expected, add=counts.append) is None
-    assert damage(file, expected, thorough=True) is None
+    assert find_damage(file, expected, add=counts.append) is None
+    assert find_damage(file, expected, thorough=True) is None
     assert sum(counts) == expected.size - expected.start
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
     for thorough in (False, True):
-        assert "checksum" in str(damage(file, expected, thorough=thorough))
+        assert "checksum" in str(find_damage(file, expected, thorough=thorough))
     data[-1] ^= 1
-    data[20] ^= 1  # in the header, which only a thorough look sees
+    data[20] ^= 1  # in the header, which only the thorough check reads
     file.write_bytes(data)
-    assert damage(file, expected) is None
-    assert "checksum" in str(damage(file, expected, thorough=True))
+    assert find_damage(file, expected) is None
+    assert "checksum" in str(find_damage(file, expected, thorough=True))
     file.write_bytes(data[:-1])
-    assert "instead of" in str(damage(file, expected))
+    assert "instead of" in str(find_damage(file, expected))
     file.unlink()
-    assert damage(file, expected) == "is missing"
+    assert find_damage(file, expected) == "is missing"
 
 
 @pytest.mark.parametrize(
@@ -164,15 +164,15 @@ def test_damage_is_told(pack: Path) -> None:
         (lambda value: value.pop("model"), "model is missing"),
         (lambda value: value.update(fingerprint=7), "fingerprint is 7; it should be text"),
         (lambda value: value.update(files=[]), "files is .*; it should be a JSON object"),
-        (lambda value: value["files"].update({"../up.safetensors": {}}), "no file name"),
+        (lambda value: value["files"].update({"../up.safetensors": {}}), "not a file name"),
         (
             lambda value: value["files"].update({"x.safetensors": []}),
             "x.safetensors.* should be a JSON object",
         ),
         (lambda value: value.update(model="\ud800"), "surrogates not allowed"),
         (lambda value: value.update(fingerprint="a\n"), "fingerprint is .*; it should be text that prints"),
-        (lambda value: value["texts"].update({"../up.json": {}}), "no file name"),
-        (lambda value: value["texts"].update({"a\0.json": {}}), "no file name"),
+        (lambda value: value["texts"].update({"../up.json": {}}), "not a file name"),
+        (lambda value: value["texts"].update({"a\0.json": {}}), "not a file name"),
         (lambda value: value["texts"]["config.json"].pop("blake2b"), "blake2b is missing"),
         (lambda value: value["files"][LAYER].pop("crc32"), "crc32 is missing"),
         (lambda value: value["files"][LAYER].update(size=-1), "size is -1"),
@@ -180,7 +180,7 @@ def test_damage_is_told(pack: Path) -> None:
         (lambda value: value["files"][LAYER]["weights"].update({WEIGHT: [64]}), "two dimensions"),
     ],
 )
-def test_a_manifest_of_no_use(pack: Path, change: Callable[[dict[str, Any]], None], why: str) -> None:
+def test_an_unusable_manifest(pack: Path, change: Callable[[dict[str, Any]], None], why: str) -> None:
     changed(pack, change)
     refused(pack, HeaderError, why)
 
@@ -192,27 +192,27 @@ def test_a_text_of_a_name_that_breaks_lines(pack: Path) -> None:
 
 def test_a_pipe_in_the_place_of_an_empty_text(pack: Path) -> None:
     os.mkfifo(pack / "notes")
-    changed(pack, lambda value: value["texts"].update({"notes": asdict(sum_of(b""))}))
-    refused(pack, CheckpointError, "notes cannot be read .it is a pipe")
+    changed(pack, lambda value: value["texts"].update({"notes": asdict(checksum_of(b""))}))
+    refused(pack, CheckpointError, "notes cannot be read .not a regular file, but a pipe")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"version": 1}'])
-def test_a_manifest_that_is_no_manifest(pack: Path, text: str) -> None:
+def test_a_file_that_is_not_a_manifest(pack: Path, text: str) -> None:
     (pack / MANIFEST).write_text(text)
-    message = refused(pack, HeaderError, "no manifest that can be used")
+    message = refused(pack, HeaderError, "not a usable manifest")
     assert "download" not in message
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda value: value.update(format="int8"), "does not belong .* codes"),
-        (lambda value: value["files"][LAYER]["weights"].update({WEIGHT: [64, 192]}), "does not belong"),
-        (lambda value: value["files"][LAYER]["weights"].update({WEIGHT: [64, 100]}), "does not belong"),
+        (lambda value: value.update(format="int8"), "does not match .* codes"),
+        (lambda value: value["files"][LAYER]["weights"].update({WEIGHT: [64, 192]}), "does not match"),
+        (lambda value: value["files"][LAYER]["weights"].update({WEIGHT: [64, 100]}), "does not match"),
         (lambda value: value["files"][LAYER]["weights"].update({"none.weight": [64, 128]}), "none.weight"),
         (
             lambda value: value["files"]["model-rest.safetensors"]["weights"].update({WEIGHT: [64, 128]}),
-            "does not lie in",
+            "is not in",
         ),
     ],
 )
@@ -235,7 +235,7 @@ def test_a_configuration_of_another_model(pack: Path, tmp_path: Path) -> None:
     config = json.loads((pack / "config.json").read_text())
     (pack / "config.json").write_text(json.dumps({**config, "intermediate_size": 192}))
     refused(pack, CheckpointError, r"config.json has .* instead of")
-    changed(pack, lambda value: value.pop("texts"))  # as in packs of before
+    changed(pack, lambda value: value.pop("texts"))  # as in older packs
     opened = open_checkpoint(str(pack))
     with pytest.raises(CheckpointError, match="do not belong together"):
         LoadedModel(opened.folder, opened.tensors, torch.float32, torch.device("cpu"))

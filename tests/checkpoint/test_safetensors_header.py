@@ -1,4 +1,4 @@
-"""Headers of safetensors files: what is believed, and what is refused and how."""
+"""Headers of safetensors files: valid ones are read, invalid ones refused with a reason."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from offspec.checkpoint.safetensors import MAX_HEADER, read_header
-from offspec.checkpoint.tensors import DTYPE_BITS, TensorInfo, bytes_of, item_size, torch_dtype
+from offspec.checkpoint.tensors import DTYPE_BITS, TensorInfo, item_size, nbytes_of, torch_dtype
 from offspec.core.errors import (
     CheckpointError,
     HeaderError,
@@ -92,7 +92,7 @@ def test_padding_and_holes_are_allowed(path: Path) -> None:
     ],
     ids=str,
 )
-def test_an_entry_that_lies_is_refused(path: Path, entry: Any) -> None:
+def test_an_invalid_entry_is_refused(path: Path, entry: Any) -> None:
     with pytest.raises(HeaderError, match=r"damaged header.*download it again"):
         read_header(file_of(path, {"a": entry}))
 
@@ -115,7 +115,7 @@ def test_an_entry_that_lies_is_refused(path: Path, entry: Any) -> None:
     ],
     ids=lambda header: header[:30],
 )
-def test_a_header_that_is_no_object_of_tensors_is_refused(path: Path, header: bytes) -> None:
+def test_a_header_that_is_not_an_object_of_tensors_is_refused(path: Path, header: bytes) -> None:
     with pytest.raises(HeaderError) as caught:
         read_header(file_of(path, header))
     assert "\n" not in str(caught.value)
@@ -149,7 +149,7 @@ def test_a_cut_file_names_both_sizes(path: Path) -> None:
         (MAX_HEADER, TruncatedError, "cut short"),
     ],
 )
-def test_lengths_that_cannot_be(path: Path, length: int, error: type[CheckpointError], why: str) -> None:
+def test_invalid_lengths(path: Path, length: int, error: type[CheckpointError], why: str) -> None:
     with pytest.raises(error, match=why):
         read_header(file_of(path, {}, length=length))
 
@@ -168,9 +168,9 @@ def test_a_file_that_cannot_be_read(path: Path) -> None:
 
 def test_sizes_and_dtypes() -> None:
     assert [item_size(name) for name in ("U8", "BF16", "F32", "I64")] == [1, 2, 4, 8]
-    assert bytes_of("F4", (4,)) == 2
+    assert nbytes_of("F4", (4,)) == 2
     with pytest.raises(ValueError, match="inside a byte"):
-        bytes_of("F4", (3,))
+        nbytes_of("F4", (3,))
     with pytest.raises(UnsupportedModelError):
         item_size("F4")
     with pytest.raises(UnsupportedModelError):
@@ -181,7 +181,7 @@ def test_sizes_and_dtypes() -> None:
 
 
 def check_nothing_but_ours(path: Path) -> None:
-    """Read, and hold what is believed against the file."""
+    """Read the header, and compare it with the file."""
     try:
         found, _ = read_header(path)
     except OffspecError as error:
@@ -190,7 +190,7 @@ def check_nothing_but_ours(path: Path) -> None:
         return
     end = 0
     for info in sorted(found.values(), key=lambda info: (info.offset, info.nbytes)):
-        assert info.nbytes == bytes_of(info.dtype, info.shape)
+        assert info.nbytes == nbytes_of(info.dtype, info.shape)
         assert info.nbytes == 0 or info.offset >= end
         end = max(end, info.offset + info.nbytes)
     assert end <= path.stat().st_size or not any(info.nbytes for info in found.values())

@@ -1,4 +1,4 @@
-"""One expert of a fused weight, and some rows of others: the bits of the whole."""
+"""An expert of a fused weight, or some rows of a weight, have the bits of the whole."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from offspec.checkpoint.safetensors import read_header
-from offspec.checkpoint.tensors import PackedInfo, can_slice, cut, on_disk, slice_of
+from offspec.checkpoint.tensors import PackedInfo, can_slice, slice_of, slice_rows, stored_tensors
 from offspec_kernels.dequant import Format
 from offspec_kernels.dequant.awq import Awq
 from offspec_kernels.dequant.codebook import Codebook
@@ -18,7 +18,7 @@ from offspec_kernels.dequant.float8 import Float8
 from offspec_kernels.dequant.ggml import Ggml
 from offspec_kernels.dequant.grouped import Grouped
 from offspec_kernels.dequant.int8rows import Int8Rows
-from tests.support.quantised_files import values_of
+from tests.support.quantized_files import values_of
 
 STACKS: list[tuple[Format, tuple[int, ...]]] = [
     (Mxfp4(), (5, 64, 24)),
@@ -46,7 +46,7 @@ WHOLE: list[tuple[Format, tuple[int, ...]]] = [
 
 
 def written(folder: Path, format: Format, shape: tuple[int, ...]) -> PackedInfo:
-    """A weight of random bytes, behind a tensor of another size."""
+    """Write a weight of random bytes, after a tensor of another size."""
     generator = torch.Generator().manual_seed(0)
 
     def some(dtype: torch.dtype, wanted: tuple[int, ...]) -> Tensor:
@@ -61,7 +61,7 @@ def written(folder: Path, format: Format, shape: tuple[int, ...]) -> PackedInfo:
 
 
 def same(found: Tensor, wanted: Tensor) -> bool:
-    """Random bytes make some numbers that are none."""
+    """Return whether values are equal; random bytes include NaN."""
     return torch.equal(found.nan_to_num(1e30), wanted.nan_to_num(1e30))
 
 
@@ -74,7 +74,7 @@ def test_an_element_has_the_bits_of_the_whole(tmp_path: Path, format: Format, sh
     for i, piece in enumerate(pieces):
         assert piece.shape == (1, *shape[1:]) and piece.name == f"experts[{i}]"
         assert same(values_of(piece), whole[i : i + 1])
-    assert same(values_of(cut(weight, 1, 4)), whole[1:4])
+    assert same(values_of(slice_rows(weight, 1, 4)), whole[1:4])
     if len(shape) == 3:  # no byte is in two
         assert sum(piece.nbytes - _table_bytes(weight) for piece in pieces) == (
             weight.nbytes - _table_bytes(weight)
@@ -86,10 +86,10 @@ def _table_bytes(weight: PackedInfo) -> int:
 
 
 @pytest.mark.parametrize(("format", "shape"), WHOLE)
-def test_what_cannot_be_cut(tmp_path: Path, format: Format, shape: tuple[int, ...]) -> None:
+def test_weights_that_cannot_be_sliced(tmp_path: Path, format: Format, shape: tuple[int, ...]) -> None:
     weight = written(tmp_path, format, shape)
     assert not can_slice(weight)
-    with pytest.raises(ValueError, match="in pieces"):
+    with pytest.raises(ValueError, match="cannot be dequantized in slices"):
         slice_of(weight, 0)
 
 
@@ -101,8 +101,8 @@ def test_a_tensor_that_is_not_packed(tmp_path: Path) -> None:
     for i in range(3):
         piece = slice_of(weight, i)
         assert torch.equal(values_of(piece), stored["experts"][i : i + 1])
-        assert on_disk(piece) == (piece,) and piece.file == weight.file
+        assert stored_tensors(piece) == (piece,) and piece.file == weight.file
     for start, end in ((3, 4), (-1, 0), (2, 1)):
         with pytest.raises(IndexError, match="experts"):
-            cut(weight, start, end)
+            slice_rows(weight, start, end)
     assert not can_slice(found["scale"])

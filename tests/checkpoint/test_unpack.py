@@ -1,4 +1,4 @@
-"""GGUF files unpacked: the same model comes out, in any supported architecture, or nothing does."""
+"""Unpacked GGUF files: they give the original model in any supported architecture, or nothing."""
 
 import os
 import shutil
@@ -11,14 +11,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from offspec.checkpoint import Checkpoint
-from offspec.checkpoint.gguf import values as gguf_values
-from offspec.checkpoint.gguf.families import FAMILIES as READ
-from offspec.checkpoint.tensors import TensorInfo, on_disk
-from offspec.checkpoint.write import ALIGNMENT
+from offspec.checkpoint.gguf import dequantize
+from offspec.checkpoint.gguf.architectures import ARCHITECTURES
+from offspec.checkpoint.safetensors_writer import ALIGNMENT
+from offspec.checkpoint.tensors import TensorInfo, stored_tensors
 from offspec.core.errors import HeaderError, MissingTensorError, UnsupportedModelError
 from offspec.core.events import LoadProgress, Notice
 from tests.support.gguf_families import FAMILIES, tiny_model
-from tests.support.gguf_files import Bench, write_gguf
+from tests.support.gguf_files import UnpackEnvironment, write_gguf
 from tests.support.gguf_hybrids import HYBRIDS
 
 
@@ -35,16 +35,18 @@ def loaded(checkpoint: Checkpoint) -> PreTrainedModel:
 
 
 def stored(checkpoint: Checkpoint) -> list[TensorInfo]:
-    return [info for weight in checkpoint.tensors.values() for info in on_disk(weight)]
+    return [info for weight in checkpoint.tensors.values() for info in stored_tensors(weight)]
 
 
 def test_every_architecture_is_tested() -> None:
-    assert {name.split()[0] for name in FAMILIES} | {name.split()[0] for name in HYBRIDS} == set(READ)
+    assert {name.split()[0] for name in (*FAMILIES, *HYBRIDS)} == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_same_model_comes_out(bench: Bench, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_values, "PIECE", 200)  # so that even these come in pieces
+def test_the_same_model_comes_out(
+    bench: UnpackEnvironment, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dequantize, "PIECE", 200)  # so that these small tensors have several pieces
     model = tiny_model(family)
     write_gguf(bench.file, model, family)
     checkpoint = bench.open(unpack=True)
@@ -61,7 +63,9 @@ def test_the_same_model_comes_out(bench: Bench, family: str, monkeypatch: pytest
     assert checkpoint.config["architectures"] == [type(model).__name__]
 
 
-def test_files_are_laid_out_for_streaming_once_with_progress(bench: Bench, llama: PreTrainedModel) -> None:
+def test_files_are_laid_out_for_streaming_once_with_progress(
+    bench: UnpackEnvironment, llama: PreTrainedModel
+) -> None:
     write_gguf(bench.file, llama, "llama")
     checkpoint = bench.open(unpack=True)
     for name, info in checkpoint.tensors.items():
@@ -83,7 +87,7 @@ def test_files_are_laid_out_for_streaming_once_with_progress(bench: Bench, llama
     assert bench.events == []
 
 
-def test_another_file_is_another_folder(bench: Bench, llama: PreTrainedModel) -> None:
+def test_another_file_is_another_folder(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
     write_gguf(bench.file, llama, "llama")
     first = bench.open(unpack=True).folder
     moved = bench._replace(file=bench.file.with_name("moved") / "tiny.gguf")
@@ -97,7 +101,7 @@ def test_another_file_is_another_folder(bench: Bench, llama: PreTrainedModel) ->
     assert bench.open(unpack=True).folder != first
 
 
-def test_a_damaged_cache_is_made_again(bench: Bench, llama: PreTrainedModel) -> None:
+def test_a_damaged_cache_is_made_again(bench: UnpackEnvironment, llama: PreTrainedModel) -> None:
     write_gguf(bench.file, llama, "llama")
     checkpoint = bench.open(unpack=True)
     shard = checkpoint.folder / "model-layer-0001.safetensors"
@@ -105,11 +109,13 @@ def test_a_damaged_cache_is_made_again(bench: Bench, llama: PreTrainedModel) -> 
     again = bench.open(unpack=True)
     assert "damaged" in str(bench.events[0])
     assert again.tensors.keys() == checkpoint.tensors.keys()
-    assert bench.left() == [checkpoint.folder.name]
+    assert bench.cached_names() == [checkpoint.folder.name]
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "F16"])
-def test_quantised_values_are_rounded_once(bench: Bench, llama: PreTrainedModel, kind: str) -> None:
+def test_quantized_values_are_rounded_once(
+    bench: UnpackEnvironment, llama: PreTrainedModel, kind: str
+) -> None:
     number = gguf.GGMLQuantizationType[kind]
     write_gguf(bench.file, llama, "llama", kind=number)
     again = loaded(bench.open(unpack=True)).state_dict()
@@ -124,7 +130,7 @@ def test_quantised_values_are_rounded_once(bench: Bench, llama: PreTrainedModel,
         assert torch.equal(again[name], tensor.bfloat16().float()), name
 
 
-def test_llama_3_position_factors_become_configuration(bench: Bench) -> None:
+def test_llama_3_position_factors_become_configuration(bench: UnpackEnvironment) -> None:
     rope = {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -162,13 +168,13 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         (LINEAR, {"scale_linear": 2.0, "scaling.factor": 4.0}),
     ],
 )
-def test_scaled_positions(bench: Bench, rope: dict[str, Any], keys: dict[str, Any]) -> None:
+def test_scaled_positions(bench: UnpackEnvironment, rope: dict[str, Any], keys: dict[str, Any]) -> None:
     model = tiny_model("qwen2", rope_parameters={**rope, "rope_theta": 10_000.0})
     write_gguf(bench.file, model, "qwen2", keys={f"qwen2.rope.{key}": value for key, value in keys.items()})
     assert torch.equal(logits(loaded(bench.open(unpack=True))), logits(model))
 
 
-def test_gemma_3_scales_only_its_global_layers(bench: Bench) -> None:
+def test_gemma_3_scales_only_its_global_layers(bench: UnpackEnvironment) -> None:
     full = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0}
     local = {"rope_type": "default", "rope_theta": 10_000.0}
     model = tiny_model("gemma3", rope_parameters={"full_attention": full, "sliding_attention": local})
@@ -178,7 +184,9 @@ def test_gemma_3_scales_only_its_global_layers(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("partial", [1.0, 0.5])
-def test_phi_3_has_factors_for_short_texts_and_for_long_ones(bench: Bench, partial: float) -> None:
+def test_phi_3_has_factors_for_short_texts_and_for_long_ones(
+    bench: UnpackEnvironment, partial: float
+) -> None:
     rotated = int(16 * partial)
     short, long = np.linspace(1, 2, rotated // 2), np.linspace(1.5, 9, rotated // 2)
     rope = {

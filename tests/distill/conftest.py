@@ -1,4 +1,4 @@
-"""One school for all tests that only learn in it."""
+"""A shared target with its text, for tests that only read it."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What enters layers, made by a pass over text that was written before."""
+"""Inputs of layers, computed by a pass over existing text."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from offspec.core.events import Event, unheard
+from offspec.core.events import Event, ignore_event
 from offspec.distill.batched_forward import Batch
 from offspec.distill.eagle3 import published_taps
 from offspec.distill.generate import write_taps
@@ -18,7 +18,7 @@ from tests.distill.classroom import loaded, written
 @pytest.mark.parametrize(
     ("layers", "taps"), [(32, (2, 16, 29)), (30, (2, 15, 27)), (4, (0, 2, 3)), (2, (0, 1)), (1, (0,))]
 )
-def test_the_published_ones_where_there_are_layers_enough(layers: int, taps: tuple[int, ...]) -> None:
+def test_the_published_layers_if_there_are_enough(layers: int, taps: tuple[int, ...]) -> None:
     assert published_taps(layers) == taps
 
 
@@ -31,18 +31,18 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
 
 def test_they_are_those_of_each_text_alone(target: LoadedModel, tmp_path: Path) -> None:
     store = written(target, tmp_path / "text", batches=2)
-    write_taps(store, target, (0, 2), 3, unheard)
+    write_taps(store, target, (0, 2), 3, ignore_event)
     for number in range(store.passages):
         passage = store.read(number)
         batch = Batch(target, len(passage), (0, 2))
-        with batch.running():
+        with batch.patched_target():
             states, taps = batch.run(passage.tokens[None])
         for found, expected in zip(passage.taps, taps, strict=True):
             torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(passage.states, states[0], rtol=1e-4, atol=1e-4)
 
 
-def test_those_that_are_there_are_not_made_again(target: LoadedModel, tmp_path: Path) -> None:
+def test_existing_states_are_not_computed_again(target: LoadedModel, tmp_path: Path) -> None:
     store = written(target, tmp_path / "text", batches=3)
 
     def stop(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""From a model to a head in a folder, whatever comes between."""
+"""Training a head into a folder, with interruptions and errors."""
 
 import json
 from collections.abc import Callable
@@ -10,13 +10,12 @@ import torch
 
 from offspec.core import memory
 from offspec.core.errors import CapacityError, CheckpointError, DiskFullError, RequestError
-from offspec.core.events import Event, LoadProgress, Notice, unheard
-from offspec.distill import make as room
-from offspec.distill.config import KINDS, LEAST_TOKENS, Kind, TimeLimit, Wanted
-from offspec.distill.make import distill_head
+from offspec.core.events import Event, LoadProgress, Notice, ignore_event
+from offspec.distill import distill_head
+from offspec.distill.config import KINDS, LEAST_TOKENS, DistillConfig, Kind, TimeLimit
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.open import open_head
-from tests.support.products import some
+from tests.support.exhaustive import sampled_params
 from tests.support.tiny_models import write_model
 
 KINDS_LISTED: list[Kind] = ["medusa", "mlp", "eagle3"]
@@ -34,13 +33,19 @@ def prompts(tmp_path: Path) -> Path:
     return file
 
 
-def wanted(model: Path, out: Path, kind: Kind = "medusa", **given: Any) -> Wanted:
-    return Wanted(str(model), kind, out, **{"tokens": 1200, "length": 16, "epochs": 2, "depth": 2, **given})
+def wanted(model: Path, out: Path, kind: Kind = "medusa", **given: Any) -> DistillConfig:
+    return DistillConfig(
+        str(model), kind, out, **{"tokens": 1200, "length": 16, "epochs": 2, "depth": 2, **given}
+    )
 
 
-def distil(what: Wanted, prompts: Path, notify: Callable[[Event], None] = unheard, **given: Any) -> Any:
+def distil(
+    what: DistillConfig, prompts: Path, notify: Callable[[Event], None] = ignore_event, **given: Any
+) -> Any:
     cache = prompts.parent / "cache"
-    return distill_head(what, prompts=prompts, dtype="float32", notify=notify, cache_dir=cache, **given)
+    return distill_head.distill_head(
+        what, prompts=prompts, dtype="float32", notify=notify, cache_dir=cache, **given
+    )
 
 
 def weights(out: Path) -> bytes:
@@ -49,7 +54,7 @@ def weights(out: Path) -> bytes:
 
 
 def test_heads_are_made_that_open(model: Path, prompts: Path, tmp_path: Path) -> None:
-    """Text that was written for one serves the next."""
+    """Text that was generated for one head is reused for the next."""
     for kind in KINDS_LISTED:
         out, stages = tmp_path / "deep" / kind, list[str]()
 
@@ -62,25 +67,25 @@ def test_heads_are_made_that_open(model: Path, prompts: Path, tmp_path: Path) ->
         assert 1 <= made.measured.expected <= 3
         assert json.loads((out / "config.json").read_text())["base_model_name_or_path"] == str(model)
         target = TargetShape("target", 32, 96, 3, torch.float32, torch.device("cpu"), None)
-        opened = open_head(str(out), target, unheard)
+        opened = open_head(str(out), target, ignore_event)
         assert opened is not None and (kind == "eagle3" or "(2 heads)" in opened.name)
         first = kind == KINDS_LISTED[0]
         assert any(stage.endswith("writes text") for stage in stages) == first
-        assert any("were written before and are kept" in stage for stage in stages) != first
+        assert any("of text from an earlier run are reused" in stage for stage in stages) != first
         assert "training" in stages
     assert not list((tmp_path / "cache").rglob("*.pt")), "nothing is left but the text"
 
 
-@pytest.mark.parametrize("stage", some(["writes text", "training"], "training"))
-def test_after_an_interrupt_the_same_command_goes_on(
+@pytest.mark.parametrize("stage", sampled_params(["writes text", "training"], "training"))
+def test_the_same_command_resumes_after_an_interrupt(
     model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    monkeypatch.setattr(room, "_BATCHES", (8,))
+    monkeypatch.setattr(distill_head, "_BATCHES", (8,))
     distil(wanted(model, tmp_path / "whole"), prompts)
     prompts = _moved(prompts, tmp_path / "elsewhere")
 
     def stop(event: Event) -> None:
-        # Not at the first: a batch of text, or a lesson, is done by then.
+        # Not at the first event: by then a batch is complete.
         if isinstance(event, LoadProgress) and event.stage.endswith(stage) and event.done > event.total // 3:
             raise KeyboardInterrupt
 
@@ -93,13 +98,17 @@ def test_after_an_interrupt_the_same_command_goes_on(
         prompts,
         lambda event: notices.append(event.text) if isinstance(event, Notice) else None,
     )
-    kept = "are kept" if stage == "writes text" else "resumes where it was interrupted"
+    kept = (
+        "of text from an earlier run are reused"
+        if stage == "writes text"
+        else "resumes where it was interrupted"
+    )
     assert any(kept in notice for notice in notices)
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
 def _moved(prompts: Path, folder: Path) -> Path:
-    """The same questions beside another cache."""
+    """Return the same settings with another cache."""
     folder.mkdir()
     copy = folder / prompts.name
     copy.write_text(prompts.read_text())
@@ -109,24 +118,24 @@ def _moved(prompts: Path, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"kind": "hydra"}, "one of medusa, mlp, eagle3, not 'hydra'"),
-        ({"tokens": 999}, "too few"),
+        ({"kind": "hydra"}, "unknown kind of head 'hydra': use one of medusa, mlp, eagle3"),
+        ({"tokens": 999}, "are not enough to train on"),
         ({"depth": 0}, "depth must be 1 or more"),
         ({"epochs": 0}, "epochs must be 1 or more"),
         ({"length": 3}, "length must be 16 or more"),
         ({"minutes": 0.0}, "minutes must be above 0"),
     ],
 )
-def test_what_cannot_be_wanted(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+def test_invalid_settings(tmp_path: Path, given: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         wanted(tmp_path, tmp_path / "out", **given)
     assert tuple(KINDS_LISTED) == KINDS
 
 
-def test_a_folder_that_is_there_is_left_alone(model: Path, prompts: Path, tmp_path: Path) -> None:
+def test_an_existing_folder_is_left_alone(model: Path, prompts: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").touch()
-    with pytest.raises(RequestError, match="is there already"):
+    with pytest.raises(RequestError, match="exists already"):
         distil(wanted(model, tmp_path / "out"), prompts)
     with pytest.raises(CheckpointError, match="cannot write to"):
         distil(wanted(model, tmp_path / "out" / "mine" / "head"), prompts)
@@ -167,14 +176,14 @@ def test_training_that_does_not_fit_is_refused_before_text_is_written(
     model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
 ) -> None:
     given = memory.resident_bytes() + 2**29
-    monkeypatch.setattr(room, "_WEIGHT", 2**20)  # bytes of a weight, as if there were many more of them
+    monkeypatch.setattr(distill_head, "_WEIGHT", 2**20)  # bytes per weight, to simulate a larger head
     with pytest.raises(CapacityError, match=r"training the head needs .* are allowed: raise `memory`, or"):
         distil(wanted(model, tmp_path / "out", kind), prompts, memory=given)
     assert not [file for file in (tmp_path / "cache").rglob("*") if file.is_file() and file.stat().st_size]
 
 
 class Clock:
-    """A clock that goes on by some seconds whenever it is looked at."""
+    """A clock that advances by some seconds whenever it is read."""
 
     def __init__(self, step: float) -> None:
         self.now, self.step = 0.0, step
@@ -189,13 +198,13 @@ def test_the_time_of_a_whole_run_is_divided() -> None:
     limit = TimeLimit(2.0, clock)
     clock.now = 20.0  # the model was opened
     limit.begin_text()
-    assert not limit.text_is_due and limit.left == 100
+    assert not limit.text_time_is_up and limit.left == 100
     clock.now = 70.0
-    assert limit.text_is_due and limit.training_minutes() == pytest.approx(0.85 * 50 / 60)
+    assert limit.text_time_is_up and limit.training_minutes() == pytest.approx(0.85 * 50 / 60)
     clock.now = 125.0
-    with pytest.raises(RequestError, match="training could begin after 2 min; give 5 minutes"):
+    with pytest.raises(RequestError, match="training could start only after 2 min; give 5 minutes"):
         limit.training_minutes()
-    assert TimeLimit(None, clock).training_minutes() is None and not TimeLimit(None, clock).text_is_due
+    assert TimeLimit(None, clock).training_minutes() is None and not TimeLimit(None, clock).text_time_is_up
 
 
 @pytest.mark.exhaustive
@@ -210,11 +219,13 @@ def test_a_limit_cuts_text_and_training_and_a_head_comes_out(
         limit=TimeLimit(2.0, Clock(1.5)),
     )
     assert LEAST_TOKENS <= made.tokens < 10**6 and made.measured.rows > 0 and made.trained.steps > 0
-    assert any("the time is up for text" in text for text in told)
+    assert any("out of time for text" in text for text in told)
     assert (tmp_path / "head" / "config.json").exists()
 
 
-def test_a_limit_that_is_too_short_says_what_it_takes(model: Path, prompts: Path, tmp_path: Path) -> None:
+def test_a_limit_that_is_too_short_names_the_required_time(
+    model: Path, prompts: Path, tmp_path: Path
+) -> None:
     short = wanted(model, tmp_path / "head", tokens=10**6, minutes=1.0)
     with pytest.raises(RequestError, match=r"too short for 1000 tokens of text: .* give \d+ minutes or more"):
         distil(short, prompts, limit=TimeLimit(1.0, Clock(8.0)))

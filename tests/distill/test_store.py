@@ -1,4 +1,4 @@
-"""Text on disk: whole batches, taken up again, or an error that names the fix."""
+"""Text on disk: complete batches are reused; an error names the fix."""
 
 import shutil
 from collections.abc import Callable
@@ -10,20 +10,20 @@ from safetensors.torch import load_file, save_file
 
 from offspec.core.errors import DiskFullError
 from offspec.core.events import Event, Notice
-from offspec.distill.generate_batch import Passage
+from offspec.distill.generate_batch import GeneratedText
 from offspec.distill.store import Store, text_folder
-from offspec.distill.student import read_lesson
+from offspec.distill.student import read_training_batch
 
 CPU = torch.device("cpu")
 
 
-def passage(length: int, prompt: int, seed: int = 0) -> Passage:
+def passage(length: int, prompt: int, seed: int = 0) -> GeneratedText:
     random = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, 90, (length,), generator=random)
-    return Passage(tokens, prompt, torch.randn(length, 8, generator=random).to(torch.bfloat16))
+    return GeneratedText(tokens, prompt, torch.randn(length, 8, generator=random).to(torch.bfloat16))
 
 
-def filled(folder: Path, batches: int = 2) -> tuple[Store, list[Passage]]:
+def filled(folder: Path, batches: int = 2) -> tuple[Store, list[GeneratedText]]:
     store, written = Store(folder, 8, 2), []
     for batch in range(batches):
         passages = [passage(9, 4, 2 * batch), passage(6, 2, 2 * batch + 1)]
@@ -44,7 +44,7 @@ def test_passages_come_back(tmp_path: Path) -> None:
         assert [text.tolist() for text in again.answers([1])] == [written[1].tokens[2:].tolist()]
 
 
-def test_a_damaged_batch_and_those_behind_it_are_made_again(tmp_path: Path) -> None:
+def test_a_damaged_batch_and_later_ones_are_made_again(tmp_path: Path) -> None:
     _, written = filled(tmp_path, 3)
     file = tmp_path / "text-00001.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
@@ -69,7 +69,7 @@ def test_a_damaged_batch_and_those_behind_it_are_made_again(tmp_path: Path) -> N
 def test_a_file_of_other_tensors_is_made_again(
     tmp_path: Path, spoil: Callable[[dict[str, torch.Tensor]], object]
 ) -> None:
-    """As a header is right and what it describes is not."""
+    """A valid header with unexpected tensors counts as damage."""
     filled(tmp_path)
     file, heard = tmp_path / "text-00001.safetensors", list[Event]()
     tensors = load_file(file)
@@ -79,7 +79,7 @@ def test_a_file_of_other_tensors_is_made_again(
     assert Store(tmp_path, 8, 2, heard.append).batches == 1
     assert not file.exists()
     assert [event.text for event in heard if isinstance(event, Notice)] == [
-        f"{file} is damaged and is made again"
+        f"{file} is damaged and will be rebuilt"
     ]
 
 
@@ -106,7 +106,7 @@ def test_one_text_in_twenty_is_held_out(tmp_path: Path) -> None:
     assert sorted(store.training() + store.held_out()) == list(range(50))
 
 
-def test_room_is_asked_for_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_space_is_checked_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path, 8, 2)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(1, 1, 20 << 20))
     store.require(10)
@@ -125,15 +125,15 @@ def test_other_texts_have_other_places(tmp_path: Path) -> None:
     assert text_folder(tmp_path, "a", "c", 10, "bfloat16") == sources[0]
 
 
-def test_a_lesson_knows_what_follows(tmp_path: Path) -> None:
+def test_rows_of_a_training_batch(tmp_path: Path) -> None:
     store, written = filled(tmp_path, 1)
-    lesson = read_lesson(store, [0, 1], CPU, whole=False)
-    # Of each question the last two tokens: the first guess is made at the last but one.
-    assert lesson.tokens.tolist() == [*written[0].tokens[2:].tolist(), *written[1].tokens.tolist()]
-    assert lesson.left.tolist() == [6, 5, 4, 3, 2, 1, 0, 5, 4, 3, 2, 1, 0]
-    assert lesson.asked.tolist() == [False, *[True] * 6, False, *[True] * 5]
-    assert lesson.before(1).tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
-    assert lesson.before(3, 1).tolist() == [0, 1, 2, 7, 8]
-    whole = read_lesson(store, [0], CPU, whole=True)
+    batch = read_training_batch(store, [0, 1], CPU, whole=False)
+    # The last two tokens of each question: the first prediction is made at the second to last.
+    assert batch.tokens.tolist() == [*written[0].tokens[2:].tolist(), *written[1].tokens.tolist()]
+    assert batch.remaining.tolist() == [6, 5, 4, 3, 2, 1, 0, 5, 4, 3, 2, 1, 0]
+    assert batch.in_answer.tolist() == [False, *[True] * 6, False, *[True] * 5]
+    assert batch.rows_before(1).tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+    assert batch.rows_before(3, 1).tolist() == [0, 1, 2, 7, 8]
+    whole = read_training_batch(store, [0], CPU, whole=True)
     assert len(whole) == 9
-    assert whole.asked.tolist() == [False] * 3 + [True] * 6
+    assert whole.in_answer.tolist() == [False] * 3 + [True] * 6

@@ -1,1 +1,1 @@
-"""GGUF files: what their headers say, where each weight lies, and the text files that go with them."""
+"""GGUF files: their headers, the location of each weight, and their tokenizer and configuration files."""

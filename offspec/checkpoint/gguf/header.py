@@ -1,7 +1,7 @@
-"""The header of a GGUF file (versions 2 and 3, little endian), read without trusting any of it.
+"""Reading and validating the header of a GGUF file (versions 2 and 3, little-endian).
 
-Magic, version and two counts; then the metadata, key by key; then a table of tensors; then, from the next
-multiple of the alignment on, the data. Nothing but the header is read here.
+The layout is: magic, version and two counts; the metadata, key by key; a table of tensors; and, from the next
+multiple of the alignment on, the data. Only the header is read here.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -21,7 +21,7 @@ from offspec.core.files import FileStamp, open_to_read
 
 MAX_HEADER = 128 * 2**20  # a vocabulary of 262k tokens with its merges takes about 15 MB
 MAX_DIMS = 4
-MAX_DEPTH = 4  # of arrays in arrays
+MAX_DEPTH = 4  # nesting of arrays
 _MAX_INT = 2**63 - 1
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -31,7 +31,7 @@ _KIND = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class GgmlType:
-    """A tensor type: rows are cut into blocks of `block` values, `block_bytes` bytes each."""
+    """A tensor type: rows are split into blocks of `block` values, `block_bytes` bytes each."""
 
     id: int
     name: str
@@ -86,7 +86,7 @@ GGML_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor of a GGUF file. `shape` is row-major, as torch has it; `offset` is from the file's start."""
+    """A tensor of a GGUF file. `shape` is row-major, as in torch; `offset` is from the file's start."""
 
     name: str
     kind: GgmlType
@@ -103,9 +103,15 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """All a GGUF file says about itself. `digest` is over the header's bytes, in hex.
+    """Contents of a GGUF header.
 
-    `files`: the file, or all parts of a model that was split, of which `path` is the first.
+    Args:
+        path: The file, or the first part of a split model.
+        version: Version of the format.
+        metadata: Values by key.
+        tensors: Tensors by name.
+        digest: Hash of the header's bytes, in hex.
+        files: The file, or all parts of a split model.
     """
 
     path: Path
@@ -117,9 +123,9 @@ class GgufHeader:
 
 
 def special_id(header: GgufHeader, name: str) -> int | None:
-    """A token id that the metadata names ("bos", "eos", "padding", "eot", …), if it is in the vocabulary.
+    """Return a special token id by its metadata name ("bos", "eos", "padding", "eot", …).
 
-    Raises HeaderError for one that is no number.
+    Returns None if it is absent or out of range. Raises HeaderError if it is not an integer.
     """
     number = header.metadata.get(f"tokenizer.ggml.{name}_token_id")
     if number is None:
@@ -131,12 +137,11 @@ def special_id(header: GgufHeader, name: str) -> int | None:
 
 
 def read_gguf(path: Path | str) -> GgufHeader:
-    """The metadata and the tensor table of a GGUF file.
+    """Read the metadata and the tensor table of a GGUF file.
 
-    Every range lies inside the file, each has the size of its shape and type, and they follow one another
-    without overlaps or gaps, as llama.cpp asks for: a type that is not the tensor's own would leave one.
-    Raises HeaderError for a header that cannot be true, TruncatedError for a file that ends too
-    early, CheckpointError when it cannot be read.
+    Every range lies inside the file and has the size of its shape and type. Ranges follow one another without
+    overlaps or gaps, as llama.cpp requires: a wrong type would leave a gap. Raises HeaderError for an invalid
+    header, TruncatedError for a file that is too short, and CheckpointError if it cannot be read.
     """
     path = Path(path)
     with open_to_read(path) as file:
@@ -177,53 +182,53 @@ def _read(path: Path, file: BinaryIO) -> GgufHeader:
 
 
 def _check_gaps(path: Path, tensors: Iterable[GgufTensor], start: int, alignment: int, size: int) -> None:
-    """Raise unless each tensor begins at the first multiple of the alignment after the one before it."""
+    """Raise unless each tensor begins at the first multiple of the alignment after the previous tensor."""
     due, last = start, "the header"
     for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.nbytes)):
         if tensor.offset != due:
-            damaged(
-                path, f"{tensor.offset - due} bytes between {last} and {tensor.name[:100]!r} are no one's"
-            )
+            damaged(path, f"{tensor.offset - due} unused bytes between {last} and {tensor.name[:100]!r}")
         end = tensor.offset + tensor.nbytes
         due, last = -(-end // alignment) * alignment, repr(tensor.name[:100])
     if size > due:
-        damaged(path, f"{size - due} bytes after {last} are no one's")
+        damaged(path, f"{size - due} unused bytes after {last}")
 
 
 def _alignment(path: Path, metadata: dict[str, Any]) -> int:
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        damaged(path, f"general.alignment is {str(alignment)[:40]!r} and not a power of two")
+        damaged(path, f"general.alignment is {str(alignment)[:40]!r}, not a power of two")
     return alignment
 
 
 def _table_row(reader: _Reader) -> tuple[str, GgmlType, tuple[int, ...], int]:
-    """Name, type, row-major shape, and offset in the data section."""
+    """Read name, type, row-major shape, and offset in the data section."""
     name = reader.string()
     shown = repr(name[:100])
     dims = reader.kind()
     if dims > MAX_DIMS:
         damaged(reader.path, f"tensor {shown} has {dims} dimensions")
-    shape = struct.unpack(f"<{dims}Q", reader.take(8 * dims))[::-1]  # the file lists the fastest one first
+    shape = struct.unpack(f"<{dims}Q", reader.take(8 * dims))[::-1]  # the file lists the fastest axis first
     number = reader.kind()
     (offset,) = _COUNT.unpack(reader.take(8))
     kind = GGML_TYPES.get(number)
     if kind is None:
         damaged(reader.path, f"tensor {shown} has the unknown type {number}")
     if offset > _MAX_INT or any(size > _MAX_INT for size in shape):
-        damaged(reader.path, f"tensor {shown} is larger than any file")
+        damaged(reader.path, f"tensor {shown} is too large")
     return name, kind, shape, offset
 
 
 def _nbytes(path: Path, name: str, kind: GgmlType, shape: tuple[int, ...]) -> int:
     row = shape[-1] if shape else 1
     if row % kind.block:
-        damaged(path, f"tensor {name[:100]!r}: a row of {row} is no multiple of {kind.name}'s {kind.block}")
+        damaged(
+            path, f"tensor {name[:100]!r}: row size {row} is not a multiple of {kind.name}'s {kind.block}"
+        )
     return math.prod(shape) // kind.block * kind.block_bytes
 
 
 class _Reader:
-    """Reads a header front to back, and never past the file or the header limit."""
+    """Sequential reader of a header that stays within the file and the header limit."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path = path
@@ -241,17 +246,17 @@ class _Reader:
         if length > self._limit - self.position:
             self._too_long(length)
         data = self._read(length)
-        if len(data) != length:  # the file shrank meanwhile
+        if len(data) != length:  # the file shrank while it was read
             raise truncated(self.path, self.position + length, self.position + len(data))
         self.position += length
         self._hash.update(data)
         return data
 
     def _too_long(self, length: int) -> NoReturn:
-        """A length within the size of the file may be a cut; anything more is nonsense."""
+        """Raise for a truncated file if the length is plausible for its size, else for a damaged header."""
         end = self.position + length
         if (length > self.size and self.position >= 24) or end > MAX_HEADER:
-            damaged(self.path, f"a length of {length} at byte {self.position} cannot be")
+            damaged(self.path, f"invalid length {length} at byte {self.position}")
         raise truncated(self.path, end, self.size)
 
     def kind(self) -> int:
@@ -259,10 +264,10 @@ class _Reader:
         return int(value)
 
     def count(self, least: int) -> int:
-        """How many items of at least `least` bytes follow; refused when they could not all fit."""
+        """Read a count of items of at least `least` bytes each; refuse it if they could not all fit."""
         (value,) = _COUNT.unpack(self.take(8))
         if value * least > MAX_HEADER:
-            damaged(self.path, f"a count of {value} at byte {self.position - 8} cannot be")
+            damaged(self.path, f"invalid count {value} at byte {self.position - 8}")
         if value * least > self.size - self.position:
             raise truncated(self.path, self.position + value * least, self.size)
         return int(value)

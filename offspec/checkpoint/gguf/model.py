@@ -1,7 +1,7 @@
-"""A GGUF file's architecture as transformers knows it: its configuration, and a recipe for every tensor.
+"""The transformers model for a GGUF file: its configuration, and a recipe for every tensor.
 
-transformers reads the configuration (or `Family.configure` does) and names the tensors; this module adds what
-that leaves out, and refuses a file rather than unpack it to a model that is not quite the same.
+transformers reads the configuration (or `GgufArchitecture.configure` does) and names the tensors. This module
+completes it, and refuses a file that would become a slightly different model.
 """
 
 import math
@@ -9,20 +9,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from offspec.checkpoint.gguf.families import family_of
-from offspec.checkpoint.gguf.family import Family
+from offspec.checkpoint.gguf.architecture import GgufArchitecture
+from offspec.checkpoint.gguf.architectures import architecture_of
+from offspec.checkpoint.gguf.dequantize import GgufRecipe, RowOrder, Step, order_of
 from offspec.checkpoint.gguf.header import GgufHeader, GgufTensor, special_id
-from offspec.checkpoint.gguf.stub import quiet, write_outline
-from offspec.checkpoint.gguf.values import GgufRecipe, Order, Step, order_of
+from offspec.checkpoint.gguf.stub import quiet, write_stub
 from offspec.checkpoint.ranges import INSTEAD, damaged, one_line
 from offspec.core.errors import MissingTensorError, OffspecError, UnsupportedModelError
-from offspec.core.files import disk_full, scratch_folder
+from offspec.core.files import as_disk_full_error, temporary_folder
 
 _SPECIAL_IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
 _LAYER = re.compile(r"blk\.(\d{1,9})\.", re.ASCII)
 _LAYER_OF_MODEL = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.(.+)")
-# A tensor's name behind its layer's number, and those that a file may have for it: one of them, or several
-# that together make it.
+# A tensor's name within its layer, and its possible names in a file: one of them, or several that together
+# make it.
 _IN_LAYER = tuple(
     (re.compile(pattern), names)
     for pattern, names in (
@@ -49,7 +49,7 @@ _IN_LAYER = tuple(
         (r"(mamba|mixer)\.D", ("ssm_d",)),
     )
 )
-# Parts of a multi-token prediction module, which lies behind the last layer, by the names of safetensors.
+# Tensors of a multi-token prediction module, stored after the last layer, by their names in safetensors.
 _MODULE = {
     "nextn.eh_proj.weight": "mtp.fc.weight",
     "nextn.enorm.weight": "mtp.pre_fc_norm_embedding.weight",
@@ -59,103 +59,105 @@ _MODULE = {
 
 
 def read_config(header: GgufHeader) -> Any:
-    """The transformers configuration, dtype bfloat16. Raises UnsupportedModelError."""
+    """Return the transformers configuration, dtype bfloat16. Raises UnsupportedModelError."""
     from transformers import AutoConfig
 
-    family = family_of(header)
-    _check_layers(header, family.arch)
-    with scratch_folder() as folder:
+    architecture = architecture_of(header)
+    _check_layers(header, architecture.arch)
+    with temporary_folder() as folder:
         try:
-            if family.configure is None:
-                with disk_full(folder):
-                    write_outline(header, folder / "outline.gguf", tokens=False)
+            if architecture.configure is None:
+                with as_disk_full_error(folder):
+                    write_stub(header, folder / "outline.gguf", tokens=False)
             with quiet():
-                if family.configure is not None:
-                    config = family.configure(header, family)
+                if architecture.configure is not None:
+                    config = architecture.configure(header, architecture)
                 else:
                     config = AutoConfig.from_pretrained(folder, gguf_file="outline.gguf")
-                config = family.complete(config, header)
-            _complete(config, family, header)
+                config = architecture.complete(config, header)
+            _complete(config, architecture, header)
         except OffspecError:
             raise
-        except Exception as error:  # whatever transformers made of these values
+        except Exception as error:  # transformers raises many types for invalid values
             raise UnsupportedModelError(_unreadable(header, error)) from error
     return config
 
 
 def _check_layers(header: GgufHeader, arch: str) -> None:
-    """Refuse a number of layers that the tensors do not bear out: a model of it is about to be built."""
+    """Raise unless the declared number of layers matches the tensors: a model of that size is built next."""
     stated = header.metadata.get(f"{arch}.block_count")
     found = {int(match[1]) for name in header.tensors if (match := _LAYER.match(name))}
     if type(stated) is not int or stated != len(found) or found != set(range(len(found))):
-        damaged(header.path, f"it states {str(stated)[:40]!r} layers and has tensors of {len(found)}")
+        damaged(header.path, f"it declares {str(stated)[:40]!r} layers and has tensors of {len(found)}")
 
 
 def _unreadable(header: GgufHeader, error: BaseException) -> str:
     return (
-        f"the configuration in {header.path} makes no model that transformers knows "
+        f"transformers cannot build a model from the configuration in {header.path} "
         f"({one_line(error)}): {INSTEAD}"
     )
 
 
-def _complete(config: Any, family: Family, header: GgufHeader) -> None:
-    """Set what transformers leaves at a default that would be another model's."""
+def _complete(config: Any, architecture: GgufArchitecture, header: GgufHeader) -> None:
+    """Set the values that transformers leaves at another model's defaults."""
     embedding = header.tensors.get("token_embd.weight")
     if embedding is not None and len(embedding.shape) == 2:
         config.vocab_size = embedding.shape[0]
-    for key, attribute in family.keys.items():
-        if (value := header.metadata.get(f"{family.arch}.{key}")) is not None:
+    for key, attribute in architecture.keys.items():
+        if (value := header.metadata.get(f"{architecture.arch}.{key}")) is not None:
             setattr(config, attribute, value)
     for name, attribute in _SPECIAL_IDS.items():
         setattr(config, attribute, special_id(header, name))
-    if family.rope is not None:
-        family.rope(config, family.arch, header)
+    if architecture.rope is not None:
+        architecture.rope(config, architecture.arch, header)
 
 
 def recipes(header: GgufHeader, config: Any) -> list[GgufRecipe]:
-    """How to make each tensor of the model's state dict (less tied ones), and of a prediction module.
+    """Return a recipe for each tensor of the state dict, without tied ones, and of a prediction module.
 
-    Raises UnsupportedModelError for a tensor of the file that the model has no place for, or of another
-    shape; MissingTensorError for one that the file lacks.
+    Raises UnsupportedModelError for a tensor of the file that is unknown to the model or has another shape,
+    and MissingTensorError for a tensor that the file lacks.
     """
-    family = family_of(header)
-    shapes, names = _model_names(header, config, family)
+    architecture = architecture_of(header)
+    shapes, names = _model_names(header, config, architecture)
     if config.tie_word_embeddings:
         shapes.pop("lm_head.weight", None)
     sources: dict[str, list[GgufTensor]] = {}
     for tensor in sorted(header.tensors.values(), key=lambda tensor: tensor.name):  # gate before up
-        if tensor.name in family.rope_tables:
+        if tensor.name in architecture.rope_tables:
             continue
         name = names.get(tensor.name, "")
         if name not in shapes:
             raise UnsupportedModelError(
-                f"{header.path} has the tensor {tensor.name[:100]!r}, for which transformers' {family.arch} "
-                f"model has no place: {INSTEAD}"
+                f"{header.path} has the tensor {tensor.name[:100]!r}, which transformers' "
+                f"{architecture.arch} model does not have: {INSTEAD}"
             )
         sources.setdefault(name, []).append(tensor)
     if missing := [name for name in shapes if name not in sources]:
-        raise MissingTensorError(f"{header.path} has nothing for the tensor {missing[0]}; download it again")
-    return [_recipe(header, config, family, name, shape, sources[name]) for name, shape in shapes.items()]
+        raise MissingTensorError(f"{header.path} lacks the tensor {missing[0]}; download it again")
+    return [
+        _recipe(header, config, architecture, name, shape, sources[name]) for name, shape in shapes.items()
+    ]
 
 
 def _model_names(
-    header: GgufHeader, config: Any, family: Family
+    header: GgufHeader, config: Any, architecture: GgufArchitecture
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """The shapes of the model's state dict, and its name for each tensor name that a file could have."""
+    """Return the shapes of the state dict, and its name for each possible tensor name of a file."""
     import gguf
 
     from offspec.checkpoint.meta_model import meta_model
 
     try:
         model = meta_model(config)
-    except Exception as error:  # whatever transformers made of this configuration
+    except Exception as error:  # transformers raises many types for an invalid configuration
         raise UnsupportedModelError(_unreadable(header, error)) from error
     config.architectures = [type(model).__name__]
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.arch)
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.arch)
     known = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     names = {found: name for name in shapes for found in _file_names(name, known)}
-    if family.extra_layers(header):
+    if architecture.extra_layers(header):
         more, of_module = _module_names(names, shapes, config.num_hidden_layers, config.hidden_size)
         names |= more
         shapes |= of_module
@@ -163,7 +165,7 @@ def _model_names(
 
 
 def _file_names(name: str, known: Any) -> list[str]:
-    """The names that a file may have for a tensor of the state dict; none where it is not known.
+    """Return the possible names in a file for a tensor of the state dict; none if unknown.
 
     known: the gguf package's table for the architecture.
     """
@@ -180,9 +182,9 @@ def _file_names(name: str, known: Any) -> list[str]:
 def _module_names(
     names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], layers: int, size: int
 ) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
-    """Names and shapes of a multi-token prediction module: what `names` and `shapes` are to the model's.
+    """Return names and shapes of a multi-token prediction module, like `names` and `shapes` for the model.
 
-    Its layer is one of those that look back at all. layers: of the model; size: of a state.
+    Its layer has the shapes of an attention layer. layers: number of the model's layers; size: hidden size.
     """
     attends = re.compile(r"blk\.(\d+)\.attn_k\.weight")
     like = next((match[1] for name in names if (match := attends.fullmatch(name))), None)
@@ -200,7 +202,7 @@ def _module_names(
 def _recipe(
     header: GgufHeader,
     config: Any,
-    family: Family,
+    architecture: GgufArchitecture,
     name: str,
     shape: tuple[int, ...],
     sources: list[GgufTensor],
@@ -208,11 +210,15 @@ def _recipe(
     first = sources[0]
     step: Step = "as it is"
     heads = 1
-    order = order_of(config, name, sources, tiled=family.tiled_heads, turned=family.turned_experts)
-    if family.permuted and (".attn_q." in first.name or ".attn_k." in first.name):
+    order = order_of(
+        config, name, sources, tiled=architecture.tiled_heads, transposed=architecture.transposed_experts
+    )
+    if architecture.permuted and (".attn_q." in first.name or ".attn_k." in first.name):
         step = "unpermute"
         heads = config.num_attention_heads if ".attn_q." in first.name else config.num_key_value_heads
-    elif family.norms_plus_one and first.name.endswith("norm.weight") and ".ssm_norm." not in first.name:
+    elif (
+        architecture.norms_plus_one and first.name.endswith("norm.weight") and ".ssm_norm." not in first.name
+    ):
         step = "minus one"
     elif first.name.endswith(".ssm_a"):
         step = "log of minus"
@@ -221,29 +227,29 @@ def _recipe(
     if not _fits(shape, sources, order, step) or (step == "unpermute" and shape[0] % (2 * heads)):
         damaged(
             header.path,
-            f"tensor {first.name!r} is {list(first.shape)}, and the model has {list(shape)} there",
+            f"tensor {first.name!r} is {list(first.shape)}, but the model expects {list(shape)}",
         )
     return GgufRecipe(name, shape, tuple(sources), step, heads, order)
 
 
-def _fits(shape: tuple[int, ...], sources: list[GgufTensor], order: Order, step: Step) -> bool:
-    """Whether the sources have all that a weight of this shape is made of, in this order."""
+def _fits(shape: tuple[int, ...], sources: list[GgufTensor], order: RowOrder, step: Step) -> bool:
+    """Return whether the sources provide exactly the values of a weight of this shape, in this order."""
     if math.prod(shape) == 0 or sum(source.values for source in sources) != math.prod(shape):
         return False
     if order.stack is not None and len(shape) == 3:
-        rows, columns = reversed(shape[1:]) if order.stack.turned else shape[1:]
+        rows, columns = reversed(shape[1:]) if order.stack.transposed else shape[1:]
         return all(
             len(source.shape) == 3 and (source.shape[0], source.shape[2]) == (shape[0], columns)
             for source in sources
         ) and rows == sum(source.shape[1] for source in sources)
     if step == "alternate":
         return all(source.shape == (shape[0], shape[1] // 2) for source in sources)
-    if len(sources) > 1:  # all their rows, and each as long as the weight's
+    if len(sources) > 1:  # all their rows, each as long as the weight's
         rows = [math.prod(source.shape[:-1]) for source in sources]
         taken = [sum(run.rows for run in order.runs if run.source == i) for i in range(len(sources))]
         return taken == rows and all(source.shape[-1] == shape[-1] for source in sources)
     (source,) = sources
-    if source.name.endswith(".ssm_norm.weight"):  # a row for each group
+    if source.name.endswith(".ssm_norm.weight"):  # one row per group
         return True
-    # llama.cpp drops dimensions of 1, and adds some
+    # llama.cpp drops some dimensions of 1 and adds others
     return tuple(size for size in source.shape if size > 1) == tuple(size for size in shape if size > 1)

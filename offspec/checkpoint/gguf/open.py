@@ -1,7 +1,7 @@
-"""A GGUF file opened: streamed from where it is, or unpacked once into a bfloat16 folder of the cache.
+"""Opening a GGUF file: streamed in place, or unpacked once into a bfloat16 folder of the cache.
 
-A streamed file keeps its weights, and the cache holds the little else: the configuration, the tokenizer, and
-vectors that the model has in another form.
+A streamed file keeps its weights. The cache holds only the configuration, the tokenizer, and vectors that the
+model needs in another form.
 """
 
 import hashlib
@@ -12,19 +12,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from offspec.checkpoint.folder import CONFIG, Checkpoint, open_folder, open_or_make, write_index
+from offspec.checkpoint.folder import CONFIG, Checkpoint, open_folder, open_or_create, write_index
+from offspec.checkpoint.gguf.dequantize import GgufRecipe, check_types, values
 from offspec.checkpoint.gguf.header import GgufHeader
 from offspec.checkpoint.gguf.model import read_config, recipes
-from offspec.checkpoint.gguf.packed import is_little, obstacle, weight
-from offspec.checkpoint.gguf.parts import read_model
-from offspec.checkpoint.gguf.text import builds_tokenizers, sampling_defaults, write_text_files
-from offspec.checkpoint.gguf.values import GgufRecipe, check_types, values
+from offspec.checkpoint.gguf.split import read_model
+from offspec.checkpoint.gguf.streamed_weights import needs_rewrite, unstreamable_reason, weight
+from offspec.checkpoint.gguf.tokenizer import builds_tokenizers, sampling_defaults, write_text_files
 from offspec.checkpoint.json_file import read_json, write_json
 from offspec.checkpoint.ranges import one_line
 from offspec.checkpoint.safetensors import read_header
+from offspec.checkpoint.safetensors_writer import SafetensorsWriter
 from offspec.checkpoint.tensors import TensorInfo, Weight
-from offspec.checkpoint.write import SafetensorsWriter
-from offspec.core.cache_dir import UNPACKED, cache_root, folder_of
+from offspec.core.cache_dir import UNPACKED, cache_folder, cache_root
 from offspec.core.errors import CheckpointError
 from offspec.core.events import Event, Notice
 from offspec.core.files import require_space
@@ -32,24 +32,24 @@ from offspec.core.progress import ByteProgress
 from offspec_planners.units import format_bytes
 
 LITTLE = "little.safetensors"
-# Folders in the cache, and versions, to be raised when the same file would be filled in otherwise.
+# Folders in the cache, and versions, to be increased if the same file would produce other contents.
 _DESCRIBED, _UNPACKED = ("described", 2), (UNPACKED, 2)
-_TEXT_BYTES = 64 * 2**20  # room for the tokenizer's files, headers, rounding to blocks
+_TEXT_BYTES = 64 * 2**20  # for the tokenizer's files, headers, rounding up to blocks
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 def open_gguf(
     path: Path, name: str, unpack: bool, notify: Callable[[Event], None], cache_dir: Path | None
 ) -> Checkpoint:
-    """Open a GGUF file, unpacked if that is asked for or if it cannot be streamed as it is.
+    """Open a GGUF file; unpack it if requested or if it cannot be streamed in place.
 
-    Raises what `open_checkpoint` raises.
+    Raises the errors of `open_checkpoint`.
     """
     header = read_model(path)
-    reason = "" if unpack else obstacle(header)
+    reason = "" if unpack else unstreamable_reason(header)
     kept, version = _UNPACKED if unpack or reason else _DESCRIBED
     key = _key(header, version)
-    folder, file = folder_of(cache_root(cache_dir) / kept, header.path.stem, key), header.path.name
+    folder, file = cache_folder(cache_root(cache_dir) / kept, header.path.stem, key), header.path.name
 
     def read(made: Path) -> Checkpoint:
         if kept == UNPACKED:
@@ -64,12 +64,12 @@ def open_gguf(
         if _key(header, version) != key:
             raise CheckpointError(f"{file} changed while it was read: run the same command again")
 
-    return open_or_make(
+    return open_or_create(
         folder,
         read,
         fill,
         notify,
-        again=f"{folder} was damaged and is made again",
+        rebuild_hint=f"{folder} was damaged and is rebuilt",
         waiting=f"another process is preparing {file}: waiting for it",
     )
 
@@ -83,30 +83,30 @@ def _key(header: GgufHeader, version: int) -> str:
 
 
 def _describe(header: GgufHeader, partial: Path, folder: Path, notify: Callable[[Event], None]) -> None:
-    """Write what a streamed file leaves in the cache to `partial`, which is to become `folder`."""
+    """Write the cache folder of a streamed file to `partial`, which is later renamed to `folder`."""
     require_space(folder.parent, _TEXT_BYTES, f"the tokenizer of {header.path.name}")
     config = read_config(header)
     plan = recipes(header, config)
-    for recipe in plan:  # whatever is refused is so before anything is kept
-        if not is_little(recipe):
+    for recipe in plan:  # any refusal is raised before anything is written
+        if not needs_rewrite(recipe):
             weight(recipe)
     _write_texts(header, config, partial, notify)
-    if little := [recipe for recipe in plan if is_little(recipe)]:
-        _write(partial / LITTLE, "F32", little)
+    if rewritten := [recipe for recipe in plan if needs_rewrite(recipe)]:
+        _write(partial / LITTLE, "F32", rewritten)
 
 
 def _weights(header: GgufHeader, folder: Path) -> dict[str, Weight]:
-    """The place of each weight of a streamed file: in it, or in the folder that describes it."""
+    """Return the location of each weight of a streamed file: in the file itself, or in its cache folder."""
     plan = recipes(header, _config(folder))
-    little: dict[str, TensorInfo] = {}
-    if any(is_little(recipe) for recipe in plan):
-        little, _ = read_header(folder / LITTLE)
+    rewritten: dict[str, TensorInfo] = {}
+    if any(needs_rewrite(recipe) for recipe in plan):
+        rewritten, _ = read_header(folder / LITTLE)
     found: dict[str, Weight] = {}
     for recipe in plan:
-        if not is_little(recipe):
+        if not needs_rewrite(recipe):
             found[recipe.name] = weight(recipe)
-        elif recipe.name in little and little[recipe.name].shape == recipe.shape:
-            found[recipe.name] = little[recipe.name]
+        elif recipe.name in rewritten and rewritten[recipe.name].shape == recipe.shape:
+            found[recipe.name] = rewritten[recipe.name]
         else:
             raise CheckpointError(f"{folder / LITTLE} cannot be used: remove it")
     return found
@@ -117,14 +117,14 @@ def _config(folder: Path) -> Any:
 
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # any error that transformers raises for a file that was edited
+    except Exception as error:  # transformers raises many types for an edited file
         raise CheckpointError(f"{folder / CONFIG} cannot be used ({one_line(error)}): remove it") from error
 
 
 def _unpack(
     header: GgufHeader, partial: Path, folder: Path, notify: Callable[[Event], None], reason: str
 ) -> None:
-    """Write the whole model folder to `partial`, which is to become `folder`."""
+    """Write the whole model folder to `partial`, which is later renamed to `folder`."""
     config = read_config(header)
     plan = recipes(header, config)
     check_types(header.path, plan)
@@ -143,7 +143,7 @@ def _unpack(
 
 
 def _place(recipe: GgufRecipe) -> tuple[int, str]:
-    """One file for each layer, so that a layer's bytes lie together, and one for the rest."""
+    """Return a recipe's file: one file per layer, so that a layer is contiguous, and one for the rest."""
     if match := _LAYER.search(recipe.name):
         return int(match[1]), f"model-layer-{int(match[1]):04}.safetensors"
     return -1, "model-rest.safetensors"

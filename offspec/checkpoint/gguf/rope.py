@@ -1,16 +1,16 @@
-"""The rotary position scaling of a GGUF file, which transformers' own reader passes over."""
+"""Rotary position scaling of a GGUF file, which transformers' own reader ignores."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
+from offspec.checkpoint.gguf.dequantize import read_rows
 from offspec.checkpoint.gguf.header import GgufHeader
-from offspec.checkpoint.gguf.values import read_rows
 from offspec.checkpoint.ranges import INSTEAD, damaged
 from offspec.core.errors import MissingTensorError, UnsupportedModelError
 
 ROPE_FACTORS = "rope_freqs.weight"
-# What every Llama since 3.1 was trained with; a file holds only the factors that follow from it.
+# Training values of every Llama since 3.1; a file holds only the factors derived from them.
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
 _YARN = {
     "original_context_length": "original_max_position_embeddings",
@@ -21,9 +21,9 @@ _YARN = {
 
 
 def set_rope(config: Any, arch: str, header: GgufHeader, more: Mapping[str, Any] | None = None) -> None:
-    """Complete the configuration's rotary parameters, with `more` that a family has.
+    """Complete the configuration's rotary parameters, with `more` parameters of the architecture.
 
-    Raises UnsupportedModelError for an unknown scaling, HeaderError for numbers that cannot be.
+    Raises UnsupportedModelError for an unknown scaling, HeaderError for invalid numbers.
     """
     scaling = _scaling(arch, header)
     base = _positive(header, f"{arch}.rope.freq_base") or 10_000.0
@@ -37,7 +37,7 @@ def set_rope(config: Any, arch: str, header: GgufHeader, more: Mapping[str, Any]
 
 
 def set_gemma_rope(config: Any, arch: str, header: GgufHeader) -> None:
-    """`set_rope` of the layers that see the whole context, and of those that see a window."""
+    """Apply `set_rope` to global-attention layers and to sliding-window layers."""
     scaling = _scaling(arch, header)
     theta = _positive(header, f"{arch}.rope.freq_base") or 1_000_000.0
     local = _positive(header, f"{arch}.rope.freq_base_swa") or 10_000.0
@@ -48,19 +48,19 @@ def set_gemma_rope(config: Any, arch: str, header: GgufHeader) -> None:
 
 
 def set_gpt_oss_rope(config: Any, arch: str, header: GgufHeader) -> None:
-    """`set_rope` of gpt-oss, whose ramp between frequencies begins and ends at no whole number."""
-    config.rope_parameters = {"rope_type": "default"}  # by default that of gpt-oss-20b
+    """Apply `set_rope` for gpt-oss, whose ramp between frequencies has fractional bounds."""
+    config.rope_parameters = {"rope_type": "default"}  # the default is that of gpt-oss-20b
     is_yarn = _scaling(arch, header).get("rope_type") == "yarn"
     set_rope(config, arch, header, {"truncate": False} if is_yarn else {})
 
 
 def _scaling(arch: str, header: GgufHeader) -> dict[str, Any]:
-    """The scaling that the metadata names, in transformers' terms."""
+    """Return the scaling declared in the metadata, as rope parameters of transformers."""
     prefix = f"{arch}.rope.scaling"
-    kind = header.metadata.get(f"{prefix}.type", "linear")  # as llama.cpp takes a factor alone
+    kind = header.metadata.get(f"{prefix}.type", "linear")  # llama.cpp's meaning of a factor without a type
     name = f"{prefix}.factor"
     if name not in header.metadata:
-        name = f"{arch}.rope.scale_linear"  # as it was called before there were other types
+        name = f"{arch}.rope.scale_linear"  # older name, from when linear was the only type
     if kind == "none" or header.metadata.get(name) in (None, 0, 1):
         return {}
     factor = _positive(header, name)
@@ -68,23 +68,23 @@ def _scaling(arch: str, header: GgufHeader) -> dict[str, Any]:
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
         stated = {name: _positive(header, f"{prefix}.{key}") for key, name in _YARN.items()}
-        told = {name: value for name, value in stated.items() if value is not None}
-        return {"rope_type": "yarn", "factor": factor, **told}
+        more = {name: value for name, value in stated.items() if value is not None}
+        return {"rope_type": "yarn", "factor": factor, **more}
     raise UnsupportedModelError(
-        f"{header.path} scales positions by {str(kind)[:40]!r}, which cannot be unpacked: {INSTEAD}"
+        f"{header.path} scales positions by {str(kind)[:40]!r}, which is not supported: {INSTEAD}"
     )
 
 
 def _positive(header: GgufHeader, key: str) -> float | None:
-    """A number of the metadata above 0, None where there is none. Raises HeaderError for any other value."""
+    """Return a number above 0 from the metadata, None if absent. Raises HeaderError for any other value."""
     value = header.metadata.get(key)
     if value is None or (type(value) in (int, float) and 0 < value < math.inf):
         return value
-    damaged(header.path, f"{key} cannot be {str(value)[:40]!r}")
+    damaged(header.path, f"invalid {key}: {str(value)[:40]!r}")
 
 
 def _llama3(config: Any, base: float, header: GgufHeader) -> dict[str, Any]:
-    """Find the one number behind a table of factors per frequency, and check that it explains them all."""
+    """Find the scaling factor from a table of factors per frequency, and check it against all of them."""
     import numpy as np
 
     given = read_rows(header.tensors[ROPE_FACTORS], 0, 1)[0]
@@ -103,7 +103,7 @@ def _llama3(config: Any, base: float, header: GgufHeader) -> dict[str, Any]:
 
 
 def _factor(wavelength: float, factor: float) -> float:
-    """By how much Llama 3 slows a frequency of this wavelength, in tokens."""
+    """Return by how much Llama 3 slows a frequency of this wavelength, in tokens."""
     if wavelength < _ORIGINAL / _HIGH:
         return 1.0
     if wavelength > _ORIGINAL / _LOW:
@@ -116,10 +116,10 @@ PHI_TABLES = _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.wei
 
 
 def set_phi_rope(config: Any, arch: str, header: GgufHeader) -> None:
-    """`set_rope` with the tables of Phi-3.
+    """Apply `set_rope` with the tables of Phi-3.
 
-    Raises HeaderError for tables of another length than half of what is rotated, MissingTensorError for
-    one of them alone.
+    Raises HeaderError for tables whose length is not half of the rotary size, MissingTensorError if only one
+    is present.
     """
     set_rope(config, arch, header, _phi_rope(config, header))
 
@@ -147,7 +147,7 @@ def _phi_rope(config: Any, header: GgufHeader) -> dict[str, Any]:
 
 def _table(header: GgufHeader, name: str, length: int) -> list[float]:
     if name not in header.tensors:
-        raise MissingTensorError(f"{header.path} has nothing for the tensor {name}; download it again")
+        raise MissingTensorError(f"{header.path} lacks the tensor {name}; download it again")
     values = read_rows(header.tensors[name], 0, 1)[0]
     if values.size != length:
         damaged(header.path, f"tensor {name} has {values.size} factors for {length} frequencies")

@@ -1,8 +1,7 @@
-"""A small GGUF file that says what the large one says, for transformers to read.
+"""A small GGUF file with the metadata of a large one, for transformers to read.
 
-transformers' reader trusts every length and walks every string of a vocabulary; the outline is written
-from values that were already checked, leaves the vocabulary out where it is not needed, and has one zero for
-each tensor.
+transformers' reader trusts every length and walks every string of a vocabulary. The stub is written from
+validated values, omits the vocabulary if it is not needed, and has one zero for each tensor.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,17 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from offspec.checkpoint.gguf.families import family_of
+from offspec.checkpoint.gguf.architectures import architecture_of
 from offspec.checkpoint.gguf.header import GgufHeader
 
 
-def write_outline(header: GgufHeader, path: Path, *, tokens: bool) -> None:
-    """Write the outline of a GGUF file to `path`, with the vocabulary or without."""
+def write_stub(header: GgufHeader, path: Path, *, tokens: bool) -> None:
+    """Write the stub of a GGUF file to `path`, with or without the vocabulary."""
     import gguf
     import numpy as np
 
     kinds = gguf.GGUFValueType
-    family = family_of(header)
+    family = architecture_of(header)
     writer = gguf.GGUFWriter(path, family.read_as or family.arch)
     for key, value in _relevant(header, tokens).items():
         match value:
@@ -43,8 +42,8 @@ def write_outline(header: GgufHeader, path: Path, *, tokens: bool) -> None:
 
 
 def _relevant(header: GgufHeader, tokens: bool) -> Mapping[str, Any]:
-    """Keys about the architecture and the tokenizer; not its name, which transformers would guess from."""
-    family = family_of(header)
+    """Return keys about architecture and tokenizer; not the name, from which transformers would guess."""
+    family = architecture_of(header)
     arch, unread = family.arch, family.unread
     kept = {
         (family.read_as or arch) + key.removeprefix(arch): value
@@ -53,12 +52,12 @@ def _relevant(header: GgufHeader, tokens: bool) -> Mapping[str, Any]:
     }
     if tokens:
         return kept | {key: value for key, value in header.metadata.items() if key.startswith("tokenizer.")}
-    return kept | {"tokenizer.ggml.tokens": ["-"]}  # without any, transformers warns that it has to guess
+    return kept | {"tokenizer.ggml.tokens": ["-"]}  # without tokens, transformers warns that it guesses
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers from warning about defaults that are overwritten right after."""
+    """Silence transformers' warnings about defaults that are overwritten right after."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
