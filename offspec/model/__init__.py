@@ -1,9 +1,9 @@
-"""A transformers model that owns no weights, and what it needs to run over a token tree."""
+"""A transformers model that owns no weights, with the attention, caches and loading for token trees."""
 
 from offspec.core.lazy_imports import import_without
 
-# With any model transformers imports what compiles models, shards them and computes losses, and with that
-# triton and sympy: 180 MB, and of no use here. One model's module brings what all of them share.
+# With any model, transformers imports modules for compilation, sharding and losses, which import triton and
+# sympy: 180 MB that offspec does not use. Importing one model's module loads all that models share.
 _UNUSED = (
     *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
     *("torch.distributed.tensor", "accelerate", "scipy"),

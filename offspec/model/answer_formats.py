@@ -1,16 +1,17 @@
-"""How models mark reasoning and calls of tools in their answers.
+"""Answer formats: the marks of reasoning and tool calls in a model's answers.
 
-By the response template of a tokenizer, where it has one; else by the family, known by its chat template.
+The tokenizer's response template defines them if it has one. Otherwise the chat template identifies a known
+format.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from offspec.chat.answer_parts import Parts
-from offspec.chat.families import family_of, thought_marks
-from offspec.chat.family_parts import FamilyParts
-from offspec.chat.marked_parts import Kind, MarkedParts
+from offspec.chat.answer_parser import AnswerParser
+from offspec.chat.chat_format_parser import ChatFormatParser
+from offspec.chat.chat_formats import chat_format_of, reasoning_marks
 from offspec.chat.prompt_reuse import OPENED
+from offspec.chat.response_template_parser import Kind, ResponseTemplateParser
 from offspec.checkpoint.ranges import one_line
 
 if TYPE_CHECKING:
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
 
     from offspec.model.tokenizer import TextCodec
 
-PartsMaker = Callable[[str, Sequence[Mapping[str, Any]]], Parts]
+PartsMaker = Callable[[str, Sequence[Mapping[str, Any]]], AnswerParser]
 
 
-class MarkedFormat:
-    """An `AnswerFormat` of transformers.
+class ResponseTemplateFormat:
+    """`AnswerFormat` defined by a transformers response template.
 
     Args:
-        spec: The response template of a tokenizer.
-        special: The special tokens that may come within an answer, by id.
+        spec: Response template of a tokenizer.
+        special: Special tokens that may occur within an answer, by id.
     """
 
     def __init__(self, spec: Mapping[str, Any], special: Mapping[int, str]) -> None:
@@ -40,9 +41,9 @@ class MarkedFormat:
     def parser(self, prompt: str, tools: Collection[Mapping[str, Any]]) -> "ResponseParser":
         from transformers.utils.chat_parsing import ResponseParser
 
-        return ResponseParser(self._template, prefix=self.begun(prompt), tools=[*map(dict, tools)])
+        return ResponseParser(self._template, prefix=self.answer_prefix(prompt), tools=[*map(dict, tools)])
 
-    def begun(self, prompt: str) -> str:
+    def answer_prefix(self, prompt: str) -> str:
         return self._template.truncate_past_last_anchor(prompt) if prompt else ""
 
     def kind(self, field: str) -> Kind:
@@ -59,17 +60,21 @@ class MarkedFormat:
         return found.end() if found else at
 
 
-def find(codec: "TextCodec", calls: bool) -> PartsMaker | None:
-    """A maker of parsers for a model's answers, with calls of tools or without; None if no mark is known.
+def find_parts_factory(codec: "TextCodec", calls: bool) -> PartsMaker | None:
+    """Return a factory of parsers for a model's answers, or None if the model's marks are unknown.
 
-    It is called with the prompt, special tokens included, and with the tools.
+    The factory takes the prompt, including special tokens, and the tools.
+
+    Args:
+        codec: Tokenizer of the model.
+        calls: Whether parsers recognize tool calls.
     """
-    special = {i: codec.spell([i]) for i in codec.hidden_ids - codec.eos_ids}
+    special = {i: codec.decode_with_special([i]) for i in codec.special_ids - codec.eos_ids}
     if own := _own_template(codec):
-        format = MarkedFormat(_only(own, calls), special)
-        return lambda prompt, tools: MarkedParts(format, prompt, tools)
+        format = ResponseTemplateFormat(_only(own, calls), special)
+        return lambda prompt, tools: ResponseTemplateParser(format, prompt, tools)
     template = codec.answer_marks
-    thought, family = thought_marks(template), family_of(template)
+    thought, family = reasoning_marks(template), chat_format_of(template)
     if family is not None and not calls and not family.messages:
         family = None
     if family is None and thought is None:
@@ -77,47 +82,47 @@ def find(codec: "TextCodec", calls: bool) -> PartsMaker | None:
     marks = [*(thought or ()), *((*family.readers, *family.tokens) if family else ())]
     shown = frozenset(i for i, token in special.items() if any(token in mark for mark in marks))
 
-    def parts(prompt: str, tools: Sequence[Mapping[str, Any]]) -> Parts:
+    def parts(prompt: str, tools: Sequence[Mapping[str, Any]]) -> AnswerParser:
         thinking = OPENED.search(prompt) is not None
-        return FamilyParts(family, thought, thinking=thinking, tools=tools, shown=shown)
+        return ChatFormatParser(family, thought, thinking=thinking, tools=tools, shown=shown)
 
     return parts
 
 
 def kinds(codec: "TextCodec") -> frozenset[Kind]:
-    """Return the kinds of parts that are recognized in answers of a model."""
+    """Return the kinds of parts recognized in a model's answers."""
     if own := _own_template(codec):
         return frozenset(map(_kind, own["fields"]))
-    family, thought = family_of(codec.answer_marks), thought_marks(codec.answer_marks)
+    family, thought = chat_format_of(codec.answer_marks), reasoning_marks(codec.answer_marks)
     calls: set[Kind] = {"call"} if family is not None else set()
     thoughts: set[Kind] = {"thought"} if thought is not None or (family and family.messages) else set()
     return frozenset(calls | thoughts)
 
 
-def complaint(codec: "TextCodec") -> str | None:
-    """Why the tokenizer's own response template is not used; None where it is, and where there is none."""
+def template_error(codec: "TextCodec") -> str | None:
+    """Return why the tokenizer's response template cannot be used; None if it can or does not exist."""
     if not (own := getattr(codec.tokenizer, "response_template", None)):
         return None
     try:
         for calls in (True, False):
-            MarkedFormat(_only(own, calls), {}).parser("", ())
-    except Exception as error:  # whatever it is that somebody wrote there
+            ResponseTemplateFormat(_only(own, calls), {}).parser("", ())
+    except Exception as error:  # a malformed template may raise anything
         file = codec.folder / "tokenizer_config.json"
         return (
             f"the response_template in {file} cannot be used: {one_line(error)}; "
-            "calls and thoughts are found as in other models of its chat template"
+            "tool calls and reasoning are parsed by the model's chat template instead"
         )
     return None
 
 
 def _own_template(codec: "TextCodec") -> Mapping[str, Any] | None:
-    """The response template of a tokenizer; None if it has none that can be used."""
+    """Return the response template of a tokenizer, or None if it has no usable one."""
     own: Mapping[str, Any] | None = getattr(codec.tokenizer, "response_template", None)
-    return own if own and complaint(codec) is None else None
+    return own if own and template_error(codec) is None else None
 
 
 def _only(spec: Mapping[str, Any], calls: bool) -> dict[str, Any]:
-    """A response template without its calls, unless there are to be any."""
+    """Return a response template with optional fields, without tool-call fields unless `calls`."""
     fields = {name: {**field, "optional": True} for name, field in spec["fields"].items()}
     kept = {name: field for name, field in fields.items() if calls or _kind(name) != "call"}
     return {**spec, "fields": kept}
@@ -130,7 +135,7 @@ def _kind(field: str) -> Kind:
 
 
 def _marks(template: "ResponseTemplate") -> Iterator[str]:
-    """Text that the marks of a template are made of."""
+    """Yield the literal text of a template's marks."""
     for field in template.fields.values():
         for literals, pattern in (
             (field.open_literals, field.open_re),

@@ -1,7 +1,7 @@
 """Attention over a committed prefix and a token tree, registered with transformers as "offspec_tree".
 
 Letters: L prefix rows, T new rows of this pass, S = L + new rows so far, H heads, KV key heads, D head size.
-The model is called with `tree=TreeContext(...)`, which reaches this function as a keyword.
+The model is called with `tree=TreeContext(...)`, which transformers passes on to `attend_tree` as a keyword.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from offspec.core.errors import UnsupportedModelError
-from offspec.model.key_tensors import parts_in, stored_rows
+from offspec.model.kv_tensors import parts_in, stored_rows
 from offspec.model.positions import position_scale
-from offspec.model.torch_functions import never_watched
+from offspec.model.torch_functions import bypass_function_modes
 from offspec_kernels.transfer import upload
-from offspec_kernels.tree_attention import Chunk, Window, tree_attention
+from offspec_kernels.tree_attention import AttentionChunk, Window, tree_attention
 from offspec_kernels.tree_mask import TreeExtent, TreeMask, pack_rows
 
 NAME = "offspec_tree"
@@ -28,22 +28,22 @@ UNSAID = "not said"
 
 @dataclass(slots=True)
 class TreeContext:
-    """Which rows see which in one pass.
+    """Positions of one pass's rows, and which rows attend to which.
 
     Args:
         prefix: L committed rows, seen by every new row.
-        position: [M] int64, absolute position of every row behind the prefix, those of this pass last.
-        causal: Of these M rows, the first that are a plain chain (each sees those before it); the others see
-            all of the chain and part of the tree.
-        ancestors: [M - causal, M - causal] bool, which rows of the tree each row of the tree sees. It is best
-            on the CPU: rows are packed there, and those alone that a pass is over go to a device.
-        exact: Whether a row's bits are to depend on its own path alone, as a target's must.
-        padding: Rows behind those that go through a layer now, copies of the last of them: they have no keys
-            and look at nothing.
-        end: Of these M rows, those up to the last that runs now; None where the keys end with it.
-        kept: What layers have found out of all this, for those behind them.
-        tokens: [T] of this pass on the CPU, where they are known there.
-        masked: Whether layers are given the same as a dense mask, for other use than attention's.
+        position: [M] int64, absolute position of every row after the prefix, the rows of this pass last.
+        causal: Number of leading rows of the M that form a plain chain, in which each sees those before it.
+            All other rows see the whole chain and part of the tree.
+        ancestors: [M - causal, M - causal] bool, the tree rows that each tree row sees. Best kept on the CPU:
+            rows are packed there, and only those of the pass go to a device.
+        exact: Whether a row's bits must depend on its own path alone, as in a target.
+        padding: Copies of the last row that follow the rows of a layer call. They have no keys and attend to
+            nothing.
+        end: Number of the M rows up to the last one of the current layer call; None if the keys end with it.
+        masked: Whether layers also get a dense mask, for uses other than attention.
+        kept: Derived values that layers share with later layers.
+        tokens: [T] token ids of this pass on the CPU, if known there.
     """
 
     prefix: int
@@ -61,7 +61,7 @@ class TreeContext:
 
     @classmethod
     def chain(cls, rows: int, device: torch.device) -> "TreeContext":
-        """Plain causal text from position 0 on, nothing before it."""
+        """Return the context of plain causal text that starts at position 0, with no prefix."""
         empty = torch.zeros(0, 0, dtype=torch.bool)
         return cls(prefix=0, position=torch.arange(rows, device=device), causal=rows, ancestors=empty)
 
@@ -77,16 +77,16 @@ class TreeContext:
         device: torch.device,
         exact: bool = True,
     ) -> tuple[torch.Tensor, "TreeContext"]:
-        """Tokens [T] on the device and the context of their pass, by one copy that nobody waits for.
+        """Return tokens [T] on the device and the context of their pass, uploaded in one asynchronous copy.
 
         Args:
-            tokens: Of the last T of the M rows behind the prefix.
-            position: [M], absolute.
-            sees: [M - causal, M - causal], `ancestors`. On a CPU its memory is shared.
-            prefix: As above.
-            causal: As above.
-            device: Of the pass.
-            exact: As above.
+            tokens: Token ids of the last T of the M rows after the prefix.
+            position: [M] absolute positions.
+            sees: [M - causal, M - causal], `ancestors` of the context. On a CPU its memory is shared.
+            prefix: `prefix` of the context.
+            causal: `causal` of the context.
+            device: Device of the pass.
+            exact: `exact` of the context.
         """
         extent = TreeExtent(prefix, len(position) - len(tokens), len(tokens), causal)
         packed = pack_rows(_seen(sees, extent))
@@ -99,7 +99,7 @@ class TreeContext:
         return there, context
 
     def on(self, device: torch.device) -> "TreeContext":
-        """The same pass for layers on that device, itself where it is there."""
+        """Return this context for layers on `device`: itself if it is already there."""
         if self.position.device == device:
             return self
         if device not in self._elsewhere:
@@ -110,11 +110,11 @@ class TreeContext:
         return self._elsewhere[device]
 
     def pieces(self, padded: int) -> "list[tuple[TreeContext, slice]]":
-        """Of so many rows that run, copies included: those that are none, which are all of one sequence."""
+        """Return this context and its rows, those before the padding, of `padded` rows in a layer call."""
         return [(self, slice(0, padded - self.padding))]
 
     def tree_mask(self, start: int, end: int) -> TreeMask:
-        """What rows start to end, counted behind the prefix, may look at; kept for the next layer."""
+        """Return the mask of rows `start` to `end` after the prefix, cached for later layers."""
         if (start, end) not in self._masks:
             extent = TreeExtent(self.prefix, start, end - start, self.causal)
             self._masks[start, end] = TreeMask.of(
@@ -131,12 +131,13 @@ class TreeContext:
 
 @dataclass(frozen=True, slots=True)
 class MergedContext:
-    """The contexts of several sequences whose rows go through a layer together.
+    """Contexts of several sequences whose rows go through a layer together.
 
     Args:
-        contexts: Of the sequences, each told where the rows that run end.
-        places: Of each which rows are its own.
-        padding: Rows behind all of them, as in a `TreeContext`.
+        contexts: Context of each sequence, with `end` set to the end of the rows of the layer call.
+        places: Rows of each sequence.
+        padding: Padding rows after those of all sequences, as in a `TreeContext`.
+        masked: As in a `TreeContext`; always False, because masked layers take one sequence at a time.
     """
 
     contexts: tuple[TreeContext, ...]
@@ -145,15 +146,15 @@ class MergedContext:
     masked: bool = False
 
     def pieces(self, padded: int) -> list[tuple[TreeContext, slice]]:
-        """Of the rows that run, each sequence's with its context."""
+        """Return each sequence's context and its rows in a layer call."""
         return [*zip(self.contexts, self.places, strict=True)]
 
 
 def _seen(sees: NDArray[np.bool_], of: TreeExtent) -> NDArray[np.bool_]:
-    """[count, R] bool: the rows of the tree up to the last of these that each of them sees."""
+    """Return [count, R] bool: the tree rows, up to the last row of the extent, that each of its rows sees."""
     columns = max(of.first + of.count - of.causal, 0)
     seen = np.zeros((of.count, columns), np.bool_)
-    chain = min(max(of.causal - of.first, 0), of.count)  # rows of the chain, which see no tree
+    chain = min(max(of.causal - of.first, 0), of.count)  # chain rows, which see no tree rows
     seen[chain:] = sees[max(of.first - of.causal, 0) : columns, :columns]
     return seen
 
@@ -162,8 +163,8 @@ _RUNNING: ContextVar[TreeContext | MergedContext | None] = ContextVar("running",
 
 
 @contextmanager
-def running(context: TreeContext | MergedContext) -> Iterator[None]:
-    """While the block runs, layers of this thread belong to a pass."""
+def pass_context(context: TreeContext | MergedContext) -> Iterator[None]:
+    """Set the context of the pass that layers of this thread run in, for the duration of the block."""
     token = _RUNNING.set(context)
     try:
         yield
@@ -171,12 +172,12 @@ def running(context: TreeContext | MergedContext) -> Iterator[None]:
         _RUNNING.reset(token)
 
 
-def running_context() -> TreeContext | MergedContext | None:
-    """That of the pass which runs in this thread."""
+def current_context() -> TreeContext | MergedContext | None:
+    """Return the context of the pass running in this thread, or None."""
     return _RUNNING.get()
 
 
-@never_watched
+@bypass_function_modes
 def attend_tree(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -191,12 +192,13 @@ def attend_tree(
     tree: TreeContext | MergedContext | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [1, H, T, D], key and value [1, KV, S, D] to ([1, T, H, D], None).
+    """Attend from query [1, H, T, D] to key and value [1, KV, S, D]; return ([1, T, H, D], None).
 
-    Rows of several sequences attend to the keys of their own, each to what it would alone.
+    Rows of several sequences attend to their own sequence's keys, with the same result as in a pass of one
+    sequence.
 
-    `s_aux` [H] are attention sinks, `indices` [1, T, K] the keys that an index has selected.
-    Raises UnsupportedModelError where the family loses the keyword.
+    `s_aux` [H] are attention sinks, `indices` [1, T, K] the keys selected by an index.
+    Raises UnsupportedModelError if the model does not pass the `tree` keyword on.
     """
     if attention_mask is not None and not (tree is not None and tree.masked):
         raise UnsupportedModelError("it makes attention masks of its own, which a token tree would break")
@@ -231,11 +233,11 @@ def attend_tree(
 
 
 def window_of(module: torch.nn.Module) -> Window | None:
-    """The window or chunk of a layer that leaves it to its mask: what the configuration says."""
+    """Return the configured window or chunk of a layer that passes none because its mask implements it."""
     config: Any = getattr(module, "config", None)
     kinds, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
     if kinds and index is not None and kinds[index] == "chunked_attention":
-        return Chunk(config.attention_chunk_size)
+        return AttentionChunk(config.attention_chunk_size)
     if kinds and index is not None and kinds[index] != "sliding_attention":
         return None
     if getattr(config, "use_sliding_window", None) is False:

@@ -1,4 +1,4 @@
-"""Putting weights into a skeleton, and taking them out again."""
+"""Binding of weights to the parameters of a skeleton model."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -7,44 +7,44 @@ from typing import Any
 
 import torch
 
-from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, stored_tensors, torch_dtype
 from offspec.model.row_independence import has_row_blocks
 from offspec.model.unpacking import ModuleUnpacker, Scratch, is_read_directly, view_in, weight_in
 from offspec.model.weights import WeightRecipe
 from offspec.stream.layout import UnitLayout, lay_out
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.packed_linear import has_panels, packed_linear
+from offspec_kernels.packed_linear import is_supported, packed_linear
 
 _CPU = torch.device("cpu")
 
 
 def _rounds_later(module: torch.nn.Linear) -> bool:
-    """Whether a module's own product adds a bias before it rounds, as torch's does, and panels do not."""
+    """Return whether torch adds the module's bias before rounding, which panels cannot reproduce."""
     return module.bias is not None and not has_row_blocks(_CPU, torch.bfloat16)
 
 
 def layout_of(name: str, recipes: Iterable[WeightRecipe]) -> UnitLayout:
-    """The layout of all tensors that the recipes need."""
+    """Return the layout of all stored tensors that the recipes read."""
     infos: dict[str, TensorInfo] = {}
     for recipe in recipes:
-        infos.update({info.name: info for weight, _ in recipe.sources for info in on_disk(weight)})
+        infos.update({info.name: info for weight, _ in recipe.sources for info in stored_tensors(weight)})
     return lay_out(name, infos.values())
 
 
 class Binder:
-    """Binds the parameters of one unit of a skeleton (a layer, or all that is no layer).
+    """Binds the parameters of one unit of a skeleton: a layer, or everything outside the layers.
 
-    `realise` makes all tensors, in the dtype and on the device that the model computes with: views of the
-    slot where the bytes are already right, copies where they must be converted, fused or unpacked. `attach`
-    leaves packed weights packed: their values are made when their module runs. device: where its modules are
-    computed, which may be set before there is any weight.
+    `materialize` makes all tensors in the model's compute dtype and on its device. They are views of the slot
+    if the stored bytes can be used as they are, and copies if they must be converted, fused or unpacked.
+    `attach` leaves packed weights packed; they are unpacked when their module runs. `device` is the compute
+    device of the unit's modules and may be set until the first weight is bound.
     """
 
     def __init__(
         self, model: Any, name: str, recipes: list[WeightRecipe], device: torch.device, prefix: str = ""
     ) -> None:
         self.layout = layout_of(name, recipes)
-        self.prefix = prefix  # what the names of these parameters begin with inside the model
+        self.prefix = prefix  # of the names of these parameters within the model
         self._model = model
         self.recipes = recipes
         self.device = device
@@ -53,13 +53,13 @@ class Binder:
             parameter: store[key] for parameter, (store, key, _) in self._homes.items()
         }
         self.by_panels = False  # whether linear modules may multiply packed weights panel by panel
-        self._memory: torch.Tensor | None = None  # what packed weights are attached to
-        self._known: set[Weight] = set()  # packed ones whose values are numbers
+        self._memory: torch.Tensor | None = None  # slot of the attached packed weights
+        self._known: set[Weight] = set()  # packed weights checked to have finite values
         self._linears: dict[ModuleUnpacker, tuple[torch.nn.Linear, PackedInfo]] = {}
         self._plain, waiting = list[WeightRecipe](), dict[str, list[WeightRecipe]]()
         for recipe in recipes:
             modules = {parameter.rpartition(".")[0] for parameter in recipe.names}
-            # What wraps a layer itself would run before the layer has been entered.
+            # A wrapper of the layer itself would run before the layer's weights are attached.
             runs = modules != {prefix.rstrip(".")} and not any(map(is_read_directly, recipe.names))
             if recipe.is_packed and len(modules) == 1 and runs:
                 waiting.setdefault(modules.pop(), []).append(recipe)
@@ -89,17 +89,17 @@ class Binder:
 
     @cached_property
     def _by_panels(self) -> set[ModuleUnpacker]:
-        """Those that can do without all values. Asked for late: it loads and runs compiled code."""
+        """Unpackers that can multiply by panels. Evaluated lazily: it loads and runs compiled code."""
         return {
             each
             for each, (module, weight) in self._linears.items()
-            if not _rounds_later(module) and has_panels(weight.format, weight.shape)
+            if not _rounds_later(module) and is_supported(weight.format, weight.shape)
         }
 
     def _product(
         self, module: torch.nn.Linear, weight: PackedInfo, input: torch.Tensor
     ) -> torch.Tensor | None:
-        """A linear module's product, panel by panel; None where it is to be made of all values."""
+        """Return a linear module's product, panel by panel; None if the whole weight must be unpacked."""
         if not self.by_panels or _rounds_later(module):
             return None
         memory = self._attached()
@@ -108,51 +108,52 @@ class Binder:
         try:
             out = packed_linear(rows, weight.format, parts, weight.shape, module.bias)
         except ArgumentError:
-            return None  # as its values are made, the file is named
+            return None  # unpacking the whole weight raises an error that names the file
         if out is None:
             return None
         if weight not in self._known and len(rows):
-            # A value that is no number survives any product: only where one may have is all of it unpacked.
+            # A NaN or infinity survives any product, so the whole weight is unpacked only if there may be
+            # one.
             if not bool(torch.isfinite(out.sum(dtype=torch.float32))):
                 return None
             self._known.add(weight)
         return out.view(*input.shape[:-1], weight.shape[0])
 
     def scratch_elements(self, by_panels: bool) -> int:
-        """Values of the module with the most packed weights, of those that panels are not made of."""
+        """Return the packed values of the largest module that cannot multiply by panels."""
         whole = [each.elements for each in self._unpackers if not (by_panels and each in self._by_panels)]
         return max(whole, default=0)
 
     @property
     def panel_elements(self) -> int:
-        """Values of all that panels are made of."""
+        """Number of packed values that are multiplied by panels."""
         return sum(each.elements for each in self._by_panels)
 
     @cached_property
     def fused_elements(self) -> int:
-        """Values that are there besides while packed weights are fused: the outcome, and one before it."""
+        """Number of temporary values while packed weights are fused: the result and one intermediate."""
         fused = [recipe.names for recipe in self.recipes if recipe.is_packed and recipe.converter]
         return max((2 * sum(self.parameters[name].numel() for name in names) for names in fused), default=0)
 
     @property
     def unpacked_elements(self) -> int:
-        """Values that are unpacked whenever the unit runs."""
+        """Number of values unpacked each time the unit runs."""
         return sum(unpacker.elements for unpacker in self._unpackers)
 
     @property
     def unpacked_bytes(self) -> int:
-        """Bytes that those are stored in."""
+        """Stored size in bytes of the weights unpacked each time the unit runs."""
         waiting = [recipe for recipe in self.recipes if recipe.is_packed and recipe not in self._plain]
         return sum(weight.nbytes for recipe in waiting for weight, _ in recipe.sources)
 
     @cached_property
     def copied_bytes(self) -> int:
-        """Bytes that `attach` allocates beside the slot on every call."""
+        """Bytes that `attach` allocates outside the slot on every call."""
         return self._copies(self._plain)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that the tensors of `realise` take, the memory that they are views of included."""
+        """Bytes of the tensors from `materialize`, including the memory that they are views of."""
         copies = self._copies(self.recipes)
         every = sum(meta.numel() * meta.dtype.itemsize for meta in self.parameters.values())
         if copies == every or self._any_packed:
@@ -170,19 +171,19 @@ class Binder:
         return total
 
     def install(self, scratch: Scratch) -> None:
-        """Have packed weights unpacked in `scratch` whenever their module runs; before the first `attach`."""
+        """Unpack packed weights into `scratch` whenever their module runs. Call before the first `attach`."""
         for unpacker in self._unpackers:
             unpacker.install(scratch)
 
-    def realise(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Parameter name to tensor, from a slot (uint8, [slot bytes]) that holds the unit.
+    def materialize(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return tensors by parameter name, made from a slot (uint8, [slot bytes]) that holds the unit.
 
-        Raises CheckpointError for a packed weight that is damaged.
+        Raises CheckpointError if a packed weight is damaged.
         """
         if not self._any_packed:
             return self._made(memory, self.recipes, self._empty)
         if memory.device.type == "cpu":
-            memory = self.layout.put_on(memory, self.device)  # unpacked where it is used
+            memory = self.layout.copy_to_device(memory, self.device)  # unpack on the compute device
         made = self._made(memory, self.recipes, self._empty)
         # A view of a norm would keep the whole packed layer in memory.
         stored = memory.untyped_storage().data_ptr()
@@ -204,17 +205,17 @@ class Binder:
                     weight.name: weight_in(memory, self.layout, weight, out, self._known)
                     for weight, _ in recipe.sources
                 }
-                for name, tensor in recipe.realise(sources, self._model).items():
+                for name, tensor in recipe.materialize(sources, self._model).items():
                     made[name] = tensor.to(device=self.device, dtype=self.parameters[name].dtype)
         return made
 
     def attach(self, memory: torch.Tensor) -> None:
-        """Bind the weights in a slot on the model's device, which is theirs until `unbind`."""
+        """Bind the weights in a slot on the model's device. The slot must stay unchanged until `unbind`."""
         self._memory = memory
         self.bind(self._made(memory, self._plain, self._empty))
 
     def _attached(self) -> torch.Tensor:
-        assert self._memory is not None, "a module ran outside its layer's turn"
+        assert self._memory is not None, "a module ran while its layer was not attached"
         return self._memory
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -222,7 +223,7 @@ class Binder:
             _set(self._homes[name], tensor)
 
     def unbind(self, names: Iterable[str] | None = None) -> None:
-        """Put the meta tensors back, so that no one computes with a slot that is being refilled."""
+        """Restore the meta tensors, so that nothing computes with a slot that is being refilled."""
         self._memory = None
         self._restore(self._homes if names is None else names)
 
@@ -231,7 +232,7 @@ class Binder:
             _set(self._homes[name], self.parameters[name])
 
     def close(self) -> None:
-        """Unbind, and give the model its own forwards back."""
+        """Unbind and restore the model's own forward methods."""
         self.unbind()
         for unpacker in self._unpackers:
             unpacker.remove()

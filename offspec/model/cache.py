@@ -1,7 +1,7 @@
-"""Keys and values of the committed prefix, with a token tree appended behind it.
+"""KV cache of the committed prefix, followed by the rows of a token tree.
 
 Letters: L committed positions, T new rows of a pass (P pending prompt tokens, then a tree), C capacity, R
-rows of several sequences with padding behind them, KV key heads, D numbers of a row.
+rows of several sequences followed by padding, KV key heads, D numbers of a row.
 """
 
 from collections.abc import Sequence
@@ -12,24 +12,30 @@ from transformers.cache_utils import Cache
 
 from offspec.model.cache_block import CacheBlock
 from offspec.model.cache_layer import Int8CacheLayer, TreeCacheLayer
-from offspec.model.cache_windows import CacheWindows, WindowedInt8Layer, WindowedLayer
-from offspec.model.key_tensors import PartedTensor
+from offspec.model.cache_offload import CacheOffload, OffloadedInt8Layer, OffloadedLayer
+from offspec.model.kv_tensors import PerSequenceTensor
 from offspec.model.recurrence.snapshots import SPACING, Place, Snapshot, Snapshots
-from offspec.model.recurrence.state import Committed, Recurrence
-from offspec.model.recurrence.walks import HoldsStates
+from offspec.model.recurrence.state import Recurrence, RecurrentState
+from offspec.model.recurrence.state_cache import RecurrentStateCache
 from offspec_kernels.kv_compact import KVTable, kv_compact
 
-# [1, KV, n, D] each, of n positions: keys, values, and where a layer has an index, its keys [1, 1, n, D].
+# Of n positions: keys and values, [1, KV, n, D] each, and the keys [1, 1, n, D] of a layer's index, if any.
 KeysAndValues = tuple[torch.Tensor, ...]
-_WORTH_IT = 16  # positions that it takes a snapshot to be saved
+_WORTH_IT = 16  # minimum positions between snapshots
 
 
-class TreeCache(HoldsStates, Cache):
-    """The cache of a whole model. `length` counts committed positions; rows behind them are a tree's.
+class TreeCache(RecurrentStateCache, Cache):
+    """Cache of a whole model. `length` counts committed positions; later rows belong to a tree.
 
-    recurrences: of layers that carry a state, by layer and by place in it; they come when they are asked for.
-    block: memory for the rows of all layers; None: each allocates its own. int8: keep keys and values in 8
-    bits. windows: through which rows come to the device, where the block is in RAM.
+    `recurrences` are the states of recurrent layers, by layer and place within the layer, created on first
+    use.
+
+    Args:
+        layers: Number of decoder layers.
+        capacity: C, rows for which each layer allocates memory at first.
+        block: Memory for the rows of all layers. Default: each tensor has its own allocation.
+        int8: Whether keys and values are stored in 8 bits.
+        windows: Offload buffers on the device, if the block is in RAM.
     """
 
     def __init__(
@@ -39,7 +45,7 @@ class TreeCache(HoldsStates, Cache):
         block: CacheBlock | None = None,
         *,
         int8: bool = False,
-        windows: CacheWindows | None = None,
+        windows: CacheOffload | None = None,
     ) -> None:
         self.recurrences: dict[Place, Recurrence] = {}
         self.snapshots = Snapshots()
@@ -50,25 +56,25 @@ class TreeCache(HoldsStates, Cache):
         self.rows = [self._layer(capacity, int8) for _ in range(layers)]
         super().__init__(layers=[*self.rows])
         self.length = 0
-        self._broken_off = False  # within a commit or a rewind, when states and positions may not agree
+        self._broken_off = False  # during a commit or rewind, when states and positions may be inconsistent
 
-    def another(self) -> "TreeCache":
-        """An empty cache like this one, with memory of its own, for one more sequence."""
-        block = self.block.another()
+    def empty_copy(self) -> "TreeCache":
+        """Return an empty cache with this one's settings and its own memory, for another sequence."""
+        block = self.block.empty_copy()
         cache = TreeCache(len(self.rows), self._capacity, block, int8=self._int8, windows=self._windows)
         cache.snapshots.most = self.snapshots.most
         return cache
 
     def _layer(self, capacity: int, int8: bool) -> TreeCacheLayer:
         if self._windows is not None:
-            apart = WindowedInt8Layer if int8 else WindowedLayer
+            apart = OffloadedInt8Layer if int8 else OffloadedLayer
             return apart(capacity, self._tables, self.block, self._windows)
         kind = Int8CacheLayer if int8 else TreeCacheLayer
         return kind(capacity, self._tables, self.block)
 
     @property
     def padding(self) -> int:
-        """Rows at the end of those that a layer appends now that are not kept."""
+        """Number of rows at the end of each layer's appended rows that are not stored."""
         return self.rows[0].padding if self.rows else 0
 
     @padding.setter
@@ -79,13 +85,13 @@ class TreeCache(HoldsStates, Cache):
 
     @property
     def row_sizes(self) -> tuple[int, ...]:
-        """Of each layer the numbers that a position takes, keys and values together."""
+        """Numbers stored per position in each layer, keys and values together."""
         return tuple(sum(store.shape[1] * store.shape[3] for store in row.stores) for row in self.rows)
 
     def commit(self, pending: int, nodes: Sequence[int]) -> None:
-        """Commit `pending` rows in order, then the rows of `nodes` (counted from behind the pending ones).
+        """Commit `pending` rows in order, then the rows of `nodes`, counted from the end of the pending rows.
 
-        Every other uncommitted row is dropped. Rows must be ascending, which a path down a tree is.
+        All other uncommitted rows are dropped. Nodes must be ascending, as those of a path down a tree are.
         """
         start = self.length + pending
         self._broken_off = True
@@ -101,26 +107,26 @@ class TreeCache(HoldsStates, Cache):
         self.length = start + len(nodes)
         self._broken_off = False
         for layer in self.rows:
-            layer.cut(self.length)
+            layer.truncate(self.length)
 
     def committed(self, start: int) -> list[KeysAndValues | None]:
-        """Of each layer the committed positions from `start` on; None of a layer that holds nothing."""
-        return [row.between(start, self.length) or None for row in self.rows]
+        """Return each layer's committed rows from `start` on, or None for a layer that stores nothing."""
+        return [row.read_rows(start, self.length) or None for row in self.rows]
 
-    def adopt(self, start: int, layers: Sequence[KeysAndValues | None]) -> None:
-        """Take over, as committed, what another cache has from `start` on, in the place of what is there."""
+    def append_committed(self, start: int, layers: Sequence[KeysAndValues | None]) -> None:
+        """Replace the rows from `start` on with another cache's, as committed rows."""
         for layer, found in zip(self.rows, layers, strict=True):
             if found is not None:
-                layer.cut(start)
+                layer.truncate(start)
                 layer.update(*found[:2])
                 for keys in found[2:]:
                     layer.update_indexer(keys[:, 0])
                 self.length = layer.filled
 
     def rewind(self, length: int) -> int:
-        """Go back to at most `length` committed positions, dropping all behind them; how many are left.
+        """Drop all but at most `length` committed positions; return how many are left.
 
-        Where layers carry a state, these are those of the nearest snapshot.
+        With recurrent layers, these are the positions of the nearest earlier snapshot.
         """
         assert 0 <= length <= self.length
         for recurrence in self.recurrences.values():
@@ -131,20 +137,20 @@ class TreeCache(HoldsStates, Cache):
             length = snapshot.length if snapshot else 0
             for place, recurrence in self.recurrences.items():
                 found = snapshot.states.get(place) if snapshot else None
-                recurrence.committed = found.copy() if found else Committed()
+                recurrence.committed = found.copy() if found else RecurrentState()
         for layer in self.rows:
-            layer.cut(length)
+            layer.truncate(length)
         self.length = length
         self._broken_off = False
         return length
 
     def settle(self) -> None:
-        """Wait until all rows are where their stores are."""
+        """Wait until all rows have been copied to their stores."""
         if self._windows is not None:
             self._windows.settle()
 
     def close(self) -> None:
-        """Give back what is more than memory, when nothing is copied from it or to it any more."""
+        """Wait for copies from and to the cache to end, then release resources other than memory."""
         try:
             if self._windows is not None:
                 self._windows.finish()
@@ -152,43 +158,49 @@ class TreeCache(HoldsStates, Cache):
             self.block.close()
 
     def reusable(self, shared: int) -> int:
-        """How many positions `rewind(shared)` would leave."""
+        """Return how many positions `rewind(shared)` would leave."""
         if not self.recurrences or shared == self.length:
             return shared
         return max((length for length in self.snapshots.lengths if length <= shared), default=0)
 
     def states(self) -> list[Snapshot]:
-        """The states that can be gone back to, ascending, and last those that are committed."""
+        """Return the available state snapshots, ascending by length, with the committed states last."""
         if not self.recurrences:
             return []
         earlier = [snapshot for snapshot in self.snapshots.kept if snapshot.length < self.length]
         return [*earlier, self._snapshot(self.length)]
 
     def drop(self) -> None:
-        """Forget everything, before the layers' stores are written from outside; `resume` ends that."""
+        """Empty the cache before its stores are written from outside. `resume` makes it usable again."""
         self._broken_off, self.length = True, 0
         for layer in self.rows:
-            layer.cut(0)
+            layer.truncate(0)
 
     def resume(self, length: int, states: Sequence[Snapshot]) -> None:
-        """Have `length` rows that were written to the stores for committed. states: as `states` gave them."""
+        """Mark `length` rows written to the stores as committed.
+
+        Args:
+            length: Number of rows.
+            states: Snapshots as returned by `states`.
+        """
         for recurrence in self.recurrences.values():
             recurrence.drop()
-            recurrence.committed = Committed()
+            recurrence.committed = RecurrentState()
         self.snapshots = Snapshots(self.snapshots.most)
         for snapshot in states[:-1]:
             self.snapshots.add(snapshot)
         for place, found in states[-1].states.items() if states else ():
             self._recurrence(*place).committed = found
         for layer in self.rows:
-            layer.cut(length)
+            layer.truncate(length)
         self.length = length
         self._broken_off = False
 
-    def take_over(self, other: "TreeCache", length: int) -> int:
-        """Hold, as committed, what another cache of the same model has of its first `length` positions.
+    def copy_prefix(self, other: "TreeCache", length: int) -> int:
+        """Replace the contents with at most the first `length` positions of another cache of the same model.
 
-        Where layers carry a state, these are those of the nearest snapshot. How many there are is returned.
+        With recurrent layers, these are the positions of the nearest earlier snapshot. Returns how many
+        positions were copied and committed.
         """
         other.settle()
         length = other.reusable(length)
@@ -198,13 +210,13 @@ class TreeCache(HoldsStates, Cache):
         states += [state.copy() for state in states[-1:]]
         self.drop()
         for mine, its in zip(self.rows, other.rows, strict=True):
-            mine.take_over(its, length)
+            mine.copy_prefix(its, length)
         self.resume(length, states)
         return length
 
-    def adopt_states(self, other: "TreeCache") -> None:
-        """Take over the states of another cache of the same model, and with them its number of positions."""
-        self.length = other.length  # also where no layer has keys and values
+    def copy_states(self, other: "TreeCache") -> None:
+        """Copy the recurrent states of another cache of the same model, and its number of positions."""
+        self.length = other.length  # even if no layer has keys and values
         for place, recurrence in other.recurrences.items():
             self._recurrence(*place).committed = recurrence.committed.copy()
 
@@ -229,18 +241,19 @@ class TreeCache(HoldsStates, Cache):
     def _recurrence(self, layer: int, place: int) -> Recurrence:
         return self.recurrences.setdefault((layer, place), Recurrence())
 
-    def reached(self, layer: int, place: int) -> tuple[Recurrence]:
+    def recurrences_at(self, layer: int, place: int) -> tuple[Recurrence]:
         return (self._recurrence(layer, place),)
 
 
-class MergedCache(HoldsStates):
-    """The caches of several sequences as one, for a layer through which their rows go together.
+class MergedCache(RecurrentStateCache):
+    """Caches of several sequences as one, for a layer that processes their rows together.
 
-    What a layer else may ask of a cache has no one answer, and is not there.
+    Other cache methods that a layer may call have no single result for several sequences and are not
+    implemented.
 
     Args:
-        caches: Of the sequences.
-        places: Of each which rows are its own; what a layer appends behind them is padding.
+        caches: Cache of each sequence.
+        places: Rows of each sequence. Rows that a layer appends after these are padding.
     """
 
     def __init__(self, caches: Sequence[TreeCache], places: Sequence[slice]) -> None:
@@ -249,13 +262,13 @@ class MergedCache(HoldsStates):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append rows [1, KV, R, D] with padding at the end; all keys and all values of each sequence."""
+        """Append rows [1, KV, R, D], padding last; return all keys and all values of each sequence."""
         found = [
             cache.update(key_states[:, :, place], value_states[:, :, place], layer_idx)
             for cache, place in zip(self.caches, self._places, strict=True)
         ]
         keys, values = zip(*found, strict=True)
-        return PartedTensor(keys), PartedTensor(values)
+        return PerSequenceTensor(keys), PerSequenceTensor(values)
 
-    def reached(self, layer: int, place: int) -> tuple[Recurrence, ...]:
-        return tuple(found for cache in self.caches for found in cache.reached(layer, place))
+    def recurrences_at(self, layer: int, place: int) -> tuple[Recurrence, ...]:
+        return tuple(found for cache in self.caches for found in cache.recurrences_at(layer, place))

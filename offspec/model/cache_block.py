@@ -1,4 +1,4 @@
-"""The memory of all layers of a cache, in one allocation on each device, or in RAM."""
+"""Memory for all layers of a KV cache: one allocation per device, or one in RAM."""
 
 import copy
 import math
@@ -9,23 +9,23 @@ import torch
 
 from offspec.stream.arena import Arena
 
-ALIGNED = 64  # bytes: what kernels read at once begins at a multiple of it
+ALIGNED = 64  # bytes: alignment of each tensor, for vectorized kernel reads
 _CPU = torch.device("cpu")
 
 
 class CacheBlock:
-    """Memory that layers take their rows from, one behind the other, as they show what shape those have.
+    """Bump allocator for the rows of cache layers, whose shapes are known only at the first pass.
 
-    On a device that is one allocation in the place of some hundred, which would leave gaps of all sizes. What
-    finds no room, or has to grow, gets memory of its own. It is allocated by the first to take from it, or by
-    `allocate`.
+    On a device, one allocation replaces some hundred, which would fragment memory. A tensor that does not
+    fit, or has to grow, gets its own allocation. The first `take` or a call of `allocate` allocates the
+    memory.
 
     Args:
-        sizes: By device, bytes that layers take together, and how many tensors at most. Default: none, so
-            that each has memory of its own.
+        sizes: By device, total bytes for all layers and maximum number of tensors. Default: no shared memory,
+            so that each tensor has its own allocation.
     """
 
-    pinned = True  # or need not be
+    pinned = True  # or pinning is not required
 
     def __init__(self, sizes: Mapping[torch.device, tuple[int, int]] | None = None) -> None:
         self._sizes = {of: nbytes + pieces * ALIGNED for of, (nbytes, pieces) in (sizes or {}).items()}
@@ -33,22 +33,22 @@ class CacheBlock:
         self._memory: dict[torch.device, torch.Tensor] = {}
         self._taken = Counter[torch.device]()
 
-    def another(self) -> "CacheBlock":
-        """One like it for one more cache, of which nothing is allocated or taken yet."""
+    def empty_copy(self) -> "CacheBlock":
+        """Return a block of the same sizes for another cache, with nothing allocated yet."""
         block = copy.copy(self)
         block._memory, block._taken = {}, Counter()
         return block
 
     def allocate(self) -> None:
-        """Have the memory now. What an allocation raises where there is none is raised."""
+        """Allocate the memory now. Raises the allocator's error if there is not enough."""
         for device in self._sizes:
             self._on(device)
 
     def close(self) -> None:
-        """Give back what is more than memory; that goes with the last who holds some of it."""
+        """Release resources other than memory, which is freed with the last tensor in it."""
 
     def take(self, like: torch.Tensor, rows: int) -> torch.Tensor:
-        """[B, KV, rows, D] for a tensor `like` [B, KV, n, D], of its dtype and on its device."""
+        """Return an empty tensor [B, KV, rows, D] with the dtype and device of `like` [B, KV, n, D]."""
         shape, device = (*like.shape[:2], rows, like.shape[3]), like.device
         start = -(-self._taken[device] // ALIGNED) * ALIGNED
         end = start + math.prod(shape) * like.element_size()
@@ -68,7 +68,13 @@ class CacheBlock:
 
 
 class HostBlock(CacheBlock):
-    """Rows in RAM. pin: have it pinned, as memory is that a device copies from."""
+    """Cache memory in RAM.
+
+    Args:
+        nbytes: Total bytes of all tensors.
+        pieces: Maximum number of tensors.
+        pin: Whether to pin the memory for transfers to a device.
+    """
 
     def __init__(self, nbytes: int, pieces: int, *, pin: bool) -> None:
         super().__init__({_CPU: (nbytes, pieces)})
@@ -76,7 +82,7 @@ class HostBlock(CacheBlock):
         self._arena: Arena | None = None
 
     def _allocated(self, device: torch.device) -> torch.Tensor:
-        """The memory, aligned. Raises CapacityError."""
+        """Allocate aligned memory. Raises CapacityError."""
         self._arena = Arena(self.nbytes, pin=self._pin)
         self.pinned = self._arena.pinned or not self._pin
         return self._arena.tensor

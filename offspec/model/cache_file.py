@@ -1,8 +1,7 @@
-"""The cache of a conversation in a file, with the token ids that it is of.
+"""KV cache of a conversation in a file, with its token ids.
 
-A safetensors file: the ids, the states that can be gone back to, of each layer the rows of all that it keeps,
-in the form that it keeps them in, and last checksums of all before. So what is read is what was written, to
-the bit, whatever kind of cache it was.
+A safetensors file holds the ids, the recurrent state snapshots, the rows of each layer's stores in their
+storage format, and last the checksums of all these. Reading restores every kind of cache bit for bit.
 
 Letters: n positions.
 """
@@ -22,28 +21,28 @@ from numpy.typing import NDArray
 
 from offspec.checkpoint.checksum import forget_pages
 from offspec.checkpoint.safetensors import read_header
+from offspec.checkpoint.safetensors_writer import SafetensorsWriter
 from offspec.checkpoint.tensors import TensorInfo, dtype_name, torch_dtype
-from offspec.checkpoint.write import SafetensorsWriter
 from offspec.core.errors import CheckpointError
-from offspec.core.files import reading
+from offspec.core.files import as_read_error
 from offspec.model.cache import TreeCache
 from offspec.model.recurrence.snapshots import Place, Snapshot
-from offspec.model.recurrence.state import Committed
+from offspec.model.recurrence.state import RecurrentState
 
-VERSION = "2"  # of the names and their order; files of another are not read
+VERSION = "2"  # of the tensor names and their order; files of other versions are rejected
 _READERS = 2  # threads
 _IDS, _ROWS, _STATE, _SUMS = "ids", "rows", "state", "crc32"
 
 
 @dataclass(frozen=True, slots=True)
 class CacheFile:
-    """What the header of such a file says.
+    """Header and token ids of a cache file.
 
     Args:
-        path: Of the file.
-        ids: [n] int32.
-        lengths: Where its states are of, ascending; () where the model has none.
-        nbytes: Of the whole file.
+        path: Path of the file.
+        ids: [n] int32, token ids of the cached positions.
+        lengths: Positions of the recurrent state snapshots, ascending; () if the model has no states.
+        nbytes: Size of the file in bytes.
     """
 
     path: Path
@@ -52,14 +51,14 @@ class CacheFile:
     nbytes: int
 
     def reusable(self, shared: int) -> int:
-        """Positions that are left of it for a text which shares the first `shared` ids."""
+        """Return how many positions are usable for a text that shares the first `shared` ids."""
         if not self.lengths:
             return shared
         return max((length for length in self.lengths if length <= shared), default=0)
 
 
-def size_of(cache: TreeCache) -> int:
-    """Bytes that its tensors take in a file."""
+def cache_file_bytes(cache: TreeCache) -> int:
+    """Return the bytes of a cache's tensors in a file."""
     return sum(tensor.nbytes for tensor in _tensors(cache).values())
 
 
@@ -68,20 +67,20 @@ def write_cache(
     cache: TreeCache,
     ids: Sequence[int] | NDArray[np.int32],
     key: str,
-    look: Callable[[], None] = lambda: None,
+    check_cancelled: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write what is committed, whole or not at all, to a file of the user's own.
+    """Write the committed positions of a cache to a file atomically, readable by the user only.
 
     Args:
-        path: Of the file.
-        cache: With n committed positions.
-        ids: [n].
-        key: What tells caches that can stand for each other from others.
-        look: Called before each part; what it raises ends the writing.
+        path: Path of the file.
+        cache: Cache with n committed positions.
+        ids: [n] token ids of these positions.
+        key: Key that only interchangeable caches share.
+        check_cancelled: Called before each part; an error from it ends the write.
 
     Raises:
-        DiskFullError: There is no room.
-        OSError: It cannot be written.
+        DiskFullError: The disk is full.
+        OSError: The file cannot be written.
     """
     tensors = {_IDS: torch.tensor(np.asarray(ids, np.int32)), **_tensors(cache)}
     entries = [(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()]
@@ -95,25 +94,25 @@ def write_cache(
     with out:
         for name, tensor in tensors.items():
             for part in _parts(name, tensor):
-                look()
+                check_cancelled()
                 out.write(name, part)
         out.write(_SUMS, np.array(sums, "<u4"))
 
 
 def _parts(name: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What is written, read and summed up at once: the rows of one head; whole what has no heads."""
+    """Split a tensor into the parts that are written, read and checksummed at once: a head each, for rows."""
     return [*tensor] if name.startswith(_ROWS) else [tensor]
 
 
-def look_at(path: Path, key: str) -> CacheFile:
-    """What a file holds, by its header and ids alone. Raises CheckpointError where it is no such file."""
+def read_cache_header(path: Path, key: str) -> CacheFile:
+    """Read a cache file's header and token ids. Raises CheckpointError if it is not a cache for `key`."""
     infos, metadata = read_header(path)
     if (metadata.get("version"), metadata.get("key")) != (VERSION, key) or _SUMS not in infos:
-        raise CheckpointError(f"{path} is of another model, or of another version of offspec")
+        raise CheckpointError(f"{path} was written by another model or another version of offspec")
     found = infos.get(_IDS)
     if found is None or found.dtype != "I32" or len(found.shape) != 1:
         raise CheckpointError(f"{path} has no token ids")
-    with reading(path), path.open("rb") as file:
+    with as_read_error(path), path.open("rb") as file:
         file.seek(found.offset)
         ids = np.frombuffer(file.read(found.nbytes), np.int32)
     with _unforeseen(path):
@@ -127,16 +126,16 @@ def read_cache(
     cache: TreeCache,
     devices: Sequence[torch.device],
     dtype: torch.dtype,
-    look: Callable[[], None] = lambda: None,
+    check_cancelled: Callable[[], None] = lambda: None,
 ) -> None:
-    """Have a cache hold what is in a file.
+    """Replace the contents of a cache with a file's.
 
     Args:
-        found: Of a cache of the same model, of the same kind.
-        cache: What it holds is dropped, and stays so after an error.
-        devices: Of each of its layers, where it is computed.
-        dtype: Of keys and values, in whatever form they are kept.
-        look: Called before each part; what it raises ends the reading.
+        found: File of the same kind of cache of the same model.
+        cache: Cache to fill. Its contents are dropped, even if reading fails.
+        devices: Compute device of each layer.
+        dtype: Compute dtype of keys and values, whatever their storage format.
+        check_cancelled: Called before each part; an error from it ends the read.
 
     Raises:
         CheckpointError: The file is damaged, or of another kind of cache.
@@ -166,12 +165,12 @@ def read_cache(
             with _unforeseen(path):
                 _, at, layer, place, part = name.split()
                 states.setdefault(int(at), {}).setdefault((int(layer), int(place)), {})[part] = tensor
-    found_sums = _read_parts(path, [*parts, expected], look)[:-1]
+    found_sums = _read_parts(path, [*parts, expected], check_cancelled)[:-1]
     if np.array(found_sums, "<u4").tobytes() != expected.numpy().tobytes():
-        raise CheckpointError(f"{path} is damaged: its checksums are not those it was written with")
+        raise CheckpointError(f"{path} is damaged: its checksums do not match")
     with _unforeseen(path):
         kept = [
-            Snapshot(at, {place: Committed(**parts) for place, parts in of.items()})
+            Snapshot(at, {place: RecurrentState(**parts) for place, parts in of.items()})
             for at, of in sorted(states.items())
         ]
     cache.resume(length, kept)
@@ -179,7 +178,7 @@ def read_cache(
 
 @contextmanager
 def _unforeseen(path: Path) -> Iterator[None]:
-    """Turn what names and shapes of nobody's making cause inside the block into a CheckpointError."""
+    """Raise errors from unexpected names and shapes inside the block as CheckpointError."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -187,14 +186,14 @@ def _unforeseen(path: Path) -> Iterator[None]:
 
 
 def _read_parts(path: Path, parts: Sequence[torch.Tensor], look: Callable[[], None]) -> list[int]:
-    """Fill tensors with a file's bytes, one behind the other; the checksum of each.
+    """Fill consecutive tensors with a file's bytes; return the checksum of each.
 
-    Several at a time: memory that is touched for the first time takes as long as the disk. Raises
-    CheckpointError where there are too few bytes.
+    Several are read at a time, because the first touch of memory takes as long as the disk. Raises
+    CheckpointError if the file is too short.
     """
     sums, offset = list[int](), 0
     under_way = deque[tuple[torch.Tensor, torch.Tensor, Future[int]]]()
-    with reading(path), path.open("rb", buffering=0) as file, ThreadPoolExecutor(_READERS) as pool:
+    with as_read_error(path), path.open("rb", buffering=0) as file, ThreadPoolExecutor(_READERS) as pool:
         try:
             for part in parts:
                 look()
@@ -206,14 +205,14 @@ def _read_parts(path: Path, parts: Sequence[torch.Tensor], look: Callable[[], No
                     sums.append(_taken(*under_way.popleft()))
             sums += [_taken(*under_way.popleft()) for _ in range(len(under_way))]
         except EOFError:
-            raise CheckpointError(f"{path} ends too early") from None
+            raise CheckpointError(f"{path} is truncated") from None
         finally:
             pool.shutdown(cancel_futures=True)
     return sums
 
 
 def _taken(part: torch.Tensor, to: torch.Tensor, filled: Future[int]) -> int:
-    """The checksum of a part, when it is where it belongs."""
+    """Wait for a part, copy it to its tensor if needed, and return its checksum."""
     checksum = filled.result()
     if to is not part:
         part.copy_(to)
@@ -221,7 +220,7 @@ def _taken(part: torch.Tensor, to: torch.Tensor, filled: Future[int]) -> int:
 
 
 def _fill(descriptor: int, offset: int, to: torch.Tensor) -> int:
-    """Fill a tensor from a file, past the page cache as far as can be; its checksum. Raises EOFError."""
+    """Fill a tensor from a file, drop the file's cached pages, and return the checksum. Raises EOFError."""
     buffer = memoryview(to.view(-1).view(torch.uint8).numpy().data)
     done = 0
     while done < len(buffer):
@@ -234,7 +233,7 @@ def _fill(descriptor: int, offset: int, to: torch.Tensor) -> int:
 
 
 def _tensors(cache: TreeCache) -> dict[str, torch.Tensor]:
-    """All that is committed, by name: states in the order of their lengths, then rows [heads, n, numbers]."""
+    """Return all committed tensors by name: states by ascending length, then rows [heads, n, numbers]."""
     found = dict[str, torch.Tensor]()
     for snapshot in cache.states():
         for (layer, place), committed in snapshot.states.items():
@@ -254,7 +253,7 @@ def _stores(
     devices: Sequence[torch.device],
     dtype: torch.dtype,
 ) -> dict[str, torch.Tensor]:
-    """Where the rows of a file go, by their name there. Raises ValueError where a layer keeps others."""
+    """Return the stores for a file's rows by tensor name. Raises ValueError if a layer's stores differ."""
     layers = dict[int, dict[str, torch.Tensor]]()
     for info in infos.values():
         if info.name.startswith(_ROWS):
@@ -267,12 +266,12 @@ def _stores(
             layers.setdefault(int(layer), {})[name] = like
     found = dict[str, torch.Tensor]()
     for index, likes in layers.items():
-        stores = cache.rows[index].hold(likes, length, dtype)
+        stores = cache.rows[index].allocate_like(likes, length, dtype)
         if stores.keys() != likes.keys():
-            raise ValueError(f"layer {index} keeps {', '.join(stores)}")
+            raise ValueError(f"layer {index} stores {', '.join(stores)}")
         for name, store in stores.items():
             like = likes[name]
             if (store.shape[1], store.shape[3], store.dtype) != (like.shape[1], like.shape[3], like.dtype):
-                raise ValueError(f"layer {index} keeps other {name}")
+                raise ValueError(f"layer {index} stores {name} of another shape or dtype")
             found[f"{_ROWS} {index} {name}"] = store
     return found

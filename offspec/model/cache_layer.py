@@ -1,7 +1,7 @@
-"""One layer's keys and values, with a token tree's behind those of the committed prefix.
+"""KV cache of one layer: rows of the committed prefix, followed by those of a token tree.
 
-Letters: B sequences (1, but where texts are written), KV key heads, C capacity, T new rows, D numbers of a
-row.
+Letters: B sequences (1, except when texts are generated in a batch), KV key heads, C capacity, T new rows, D
+numbers of a row.
 """
 
 from collections.abc import Mapping
@@ -11,28 +11,28 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from offspec.model.cache_block import CacheBlock
-from offspec.model.key_tensors import QuantisedTensor
+from offspec.model.kv_tensors import QuantizedTensor
 from offspec_kernels.kv_compact import KVTable
-from offspec_kernels.quantised_rows import QuantisedRows
+from offspec_kernels.quantized_rows import QuantizedRows
 
 
 class TreeCacheLayer(CacheLayerMixin):
-    """One layer's keys and values, [1, KV, C, D] each, taken from a block once and filled from the left.
+    """Keys and values of one layer, [1, KV, C, D] each, taken from a block once and filled from the left.
 
-    `filled` rows are valid; the committed prefix comes first. Sliding-window layers keep all rows: the
-    window is the attention mask's business, because a tree may be rewound to before it. A layer that selects
-    keys by an index has the index's own keys, [1, 1, C, D], of which `indexed` rows are valid.
+    The first `filled` rows are valid, the committed prefix first. Sliding-window layers also keep all rows,
+    and the attention mask applies the window, because a rewind may go back beyond it. A layer that selects
+    keys by an index also stores the index's keys, [1, 1, C, D], with `indexed` valid rows.
     """
 
     is_sliding = False
 
     _NAMES: tuple[str, ...] = ("keys", "values", "index_keys")
 
-    _dtype = torch.float32  # of keys and values where they are kept in fewer bits
-    padding = 0  # of the rows that are appended, so many at the end are not kept
+    _dtype = torch.float32  # compute dtype of keys and values stored in fewer bits
+    padding = 0  # number of rows at the end of each appended chunk that are not stored
 
     def __init__(self, capacity: int, tables: list[KVTable], block: CacheBlock) -> None:
-        """`tables` say where layers lie, and keep them alive: it is emptied when this one is to move."""
+        """Create an empty layer. `tables` refer to all layers' stores and are cleared if a store moves."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.capacity = capacity
         self._tables, self._block = tables, block
@@ -45,14 +45,14 @@ class TreeCacheLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def _take(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Room for rows like these."""
+        """Allocate stores for rows of this shape and dtype."""
         self.keys = self._block.take(key_states, self.capacity)
         self.values = self._block.take(value_states, self.capacity)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append the rows [B, KV, T, D] of a chunk, without padding; returns all [B, KV, filled + T, D]."""
+        """Append the rows [B, KV, T, D] of a chunk, except padding; return all [B, KV, filled + T, D]."""
         if self.keys is None or self.values is None:
             self.lazy_initialization(key_states, value_states)
         rows = key_states.shape[2] - self.padding
@@ -75,13 +75,13 @@ class TreeCacheLayer(CacheLayerMixin):
         assert self.keys is not None and self.values is not None
         return self.keys[:, :, start:end], self.values[:, :, start:end]
 
-    def between(self, start: int, end: int) -> tuple[torch.Tensor, ...]:
-        """Keys, values and the index's keys of these rows; nothing where the layer keeps none."""
+    def read_rows(self, start: int, end: int) -> tuple[torch.Tensor, ...]:
+        """Return keys, values and index keys of rows `start` to `end`, without those that are not stored."""
         found = () if self.keys is None else self._read(start, end)
         return found if self.index_keys is None else (*found, self.index_keys[:, :, start:end])
 
     def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
-        """Append the index's keys [1, T, D] of a chunk, without padding; returns all [1, indexed + T, D]."""
+        """Append the index keys [1, T, D] of a chunk, except padding; return all [1, indexed + T, D]."""
         rows = states.shape[1] - self.padding
         end = self.indexed + rows
         self._make_room(end)
@@ -94,23 +94,26 @@ class TreeCacheLayer(CacheLayerMixin):
 
     @property
     def named_stores(self) -> dict[str, torch.Tensor]:
-        """All that is kept of rows, by name, each [B, heads, C, numbers]."""
+        """All stores by name, each [B, heads, C, numbers]."""
         return {name: store for name in self._NAMES if (store := getattr(self, name)) is not None}
 
     @property
     def stores(self) -> list[torch.Tensor]:
-        """The same without names."""
+        """All stores without their names."""
         return [*self.named_stores.values()]
 
-    def hold(
+    def allocate_like(
         self, like: Mapping[str, torch.Tensor], rows: int, dtype: torch.dtype
     ) -> Mapping[str, torch.Tensor]:
-        """The stores by name, with room for `rows` rows, to be written from the left; `cut` then counts them.
+        """Return stores by name with capacity for `rows` rows, to be written from the left.
+
+        Call `truncate` after writing, to set the number of rows.
 
         Args:
-            like: By name, [1, heads, n, numbers] of what each store is to hold, where the layer is computed.
-            rows: That are to be written.
-            dtype: Of keys and values, in whatever form they are kept.
+            like: By name, a tensor [1, heads, n, numbers] with each store's heads, numbers and dtype, on the
+                layer's compute device.
+            rows: Number of rows to be written.
+            dtype: Compute dtype of keys and values, whatever their storage format.
         """
         self.reserve(rows)
         for name, store in like.items():
@@ -120,18 +123,18 @@ class TreeCacheLayer(CacheLayerMixin):
         self.is_initialized = True
         return self.named_stores
 
-    def take_over(self, other: "TreeCacheLayer", rows: int) -> None:
-        """Hold the first rows of another cache's layer, in the form that they are kept in."""
+    def copy_prefix(self, other: "TreeCacheLayer", rows: int) -> None:
+        """Copy the first rows of another cache's layer in their storage format."""
         theirs = other.named_stores
-        for name, store in self.hold(theirs, rows, other._dtype).items():
+        for name, store in self.allocate_like(theirs, rows, other._dtype).items():
             store[:, :, :rows] = theirs[name][:, :, :rows]
 
-    def cut(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         """Drop all rows from `length` on."""
         self.filled = self.indexed = length
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` rows, keeping what is there: outside the block, a tensor at a time."""
+        """Grow to `capacity` rows, keeping the contents: outside the block, one store at a time."""
         if capacity <= self.capacity:
             return
         self.capacity = capacity
@@ -154,10 +157,10 @@ class TreeCacheLayer(CacheLayerMixin):
 
 
 class Int8CacheLayer(TreeCacheLayer):
-    """The same in 8 bits: whole numbers, and beside them scales [B, KV, C, 1] in float32.
+    """Keys and values of one layer in 8 bits: integers, with scales [B, KV, C, 1] in float32.
 
-    Rows are quantised as they are written, and never read otherwise, not even by the pass that made them.
-    So a key is the same in a tree, in a chunk of a prompt and in the prefix. Keys of an index are kept whole.
+    Rows are quantized when written, and even the pass that made them reads the quantized values. So a key is
+    the same in a tree, in a chunk of a prompt and in the prefix. Index keys are not quantized.
     """
 
     _NAMES = (*TreeCacheLayer._NAMES, "key_scales", "value_scales")
@@ -167,29 +170,29 @@ class Int8CacheLayer(TreeCacheLayer):
     def _take(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self._dtype = key_states.dtype
         for name, states in (("key", key_states), ("value", value_states)):
-            rows = QuantisedRows.of(states[:, :, :1])
-            setattr(self, f"{name}s", self._block.take(rows.numbers, self.capacity))
+            rows = QuantizedRows.of(states[:, :, :1])
+            setattr(self, f"{name}s", self._block.take(rows.codes, self.capacity))
             setattr(self, f"{name}_scales", self._block.take(rows.scales[..., None], self.capacity))
 
-    def hold(
+    def allocate_like(
         self, like: Mapping[str, torch.Tensor], rows: int, dtype: torch.dtype
     ) -> Mapping[str, torch.Tensor]:
         self._dtype = dtype
-        return super().hold(like, rows, dtype)
+        return super().allocate_like(like, rows, dtype)
 
     def _write(self, start: int, end: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        for stored, states in zip(self._quantised(start, end), (keys, values), strict=True):
-            rows = QuantisedRows.of(states)
-            stored.numbers.copy_(rows.numbers)
+        for stored, states in zip(self._quantized_rows(start, end), (keys, values), strict=True):
+            rows = QuantizedRows.of(states)
+            stored.codes.copy_(rows.codes)
             stored.scales.copy_(rows.scales)
 
     def _read(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = map(QuantisedTensor, self._quantised(start, end))
+        keys, values = map(QuantizedTensor, self._quantized_rows(start, end))
         return keys, values
 
-    def _quantised(self, start: int, end: int) -> tuple[QuantisedRows, QuantisedRows]:
+    def _quantized_rows(self, start: int, end: int) -> tuple[QuantizedRows, QuantizedRows]:
         assert self.keys is not None and self.key_scales is not None
         assert self.values is not None and self.value_scales is not None
-        keys = QuantisedRows(self.keys, self.key_scales[..., 0], self._dtype)
-        values = QuantisedRows(self.values, self.value_scales[..., 0], self._dtype)
+        keys = QuantizedRows(self.keys, self.key_scales[..., 0], self._dtype)
+        values = QuantizedRows(self.values, self.value_scales[..., 0], self._dtype)
         return keys[:, :, start:end], values[:, :, start:end]

@@ -1,11 +1,11 @@
-"""A chat template: messages become text, in forms that more templates accept.
+"""Rendering of messages with a chat template, rearranged if the template requires it.
 
-Coding agents send several system messages, some of them after the user's first, and several user messages in
-a row. Many templates refuse such messages, and others leave some of them out of the prompt.
+Coding agents send several system messages, some of them after the first user message, and several user
+messages in a row. Many templates reject such messages, and others omit some of them from the prompt.
 
-For a template that knows no tools a message of the system describes them. Calls are written as Hermes models
-write them: JSON between `<tool_call>` tags. Earlier calls are text in the same tags, and their results are
-text of the user.
+If the template does not support tools, a system message describes them. Calls then use the Hermes format:
+JSON between `<tool_call>` tags. Earlier calls are rendered as text in the same tags, and their results as
+user messages.
 """
 
 import json
@@ -36,31 +36,34 @@ To call one, write a JSON object with its name and arguments between tags:
 The result of a call then comes between <tool_response> tags. Answer without a call if none helps."""
 
 
-def takes_tools(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Return whether the chat template writes tools; else a prompt of offspec's own does."""
+def supports_tools(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Return whether the chat template supports tools. If not, offspec's own tool prompt is used."""
     return "tools" in str(tokenizer.chat_template)
 
 
 def render(
-    tokenizer: "PreTrainedTokenizerBase", messages: Messages, variables: Mapping[str, Any], continues: bool
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Messages,
+    variables: Mapping[str, Any],
+    continue_final_message: bool,
 ) -> str:
-    """Messages as the chat template of a tokenizer writes them; see `TextCodec.render`."""
+    """Render messages with the chat template of a tokenizer; see `TextCodec.render`."""
     if not tokenizer.chat_template:
         raise RequestError("this model has no chat template; pass the prompt as plain text with `raw=True`")
     from offspec.model.template_limits import TemplateLimitError
 
     checked = checked_messages(messages)
-    if "developer" not in str(tokenizer.chat_template):  # it was written before there were any
+    if "developer" not in str(tokenizer.chat_template):  # the template predates this role
         checked = [{**each, "role": "system"} if each["role"] == "developer" else each for each in checked]
-    if not takes_tools(tokenizer):
+    if not supports_tools(tokenizer):
         checked = with_tool_prompt(checked, variables.get("tools") or ())
-    if continues and checked[-1]["role"] == "assistant" and not checked[-1]["content"].strip():
-        checked.pop()  # nothing of the answer is there yet
-    continues = continues and checked[-1]["role"] == "assistant"
+    if continue_final_message and checked[-1]["role"] == "assistant" and not checked[-1]["content"].strip():
+        checked.pop()  # an empty answer has nothing to continue
+    continue_final_message = continue_final_message and checked[-1]["role"] == "assistant"
     text, failure = None, None
     for form in _written_forms(checked):
         try:
-            written = _written(tokenizer, form, variables, continues)
+            written = _written(tokenizer, form, variables, continue_final_message)
         except Exception as error:  # a template is a program: it may raise anything
             failure = failure or error
             if isinstance(error, TemplateLimitError):
@@ -83,10 +86,10 @@ def _written(
     variables: Mapping[str, Any],
     continues: bool,
 ) -> str:
-    """Messages as the chat template writes them. Raises whatever it raises."""
-    from offspec.model.template_limits import limits
+    """Apply the chat template once. Raises whatever the template raises."""
+    from offspec.model.template_limits import enforce_template_limits
 
-    with limits(_size(messages) + _size(variables)):
+    with enforce_template_limits(_size(messages) + _size(variables)):
         text = tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             tokenize=False,
@@ -99,7 +102,7 @@ def _written(
 
 
 def _size(value: object) -> int:
-    """Characters of all texts in a value of lists and mappings."""
+    """Return the total characters of all strings in nested lists and mappings, counting other values as 1."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
@@ -108,18 +111,18 @@ def _size(value: object) -> int:
 
 
 def _written_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield forms of messages in which to try a chat template, each with texts and with lists of parts.
+    """Yield variants of messages to try with a chat template, each with strings and with lists of parts.
 
-    Templates of multimodal models expect parts, and some of them leave out a string.
+    Templates of multimodal models expect parts, and some omit content that is a string.
     """
-    for form in forms(messages):
+    for form in message_variants(messages):
         yield form
         yield [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in form]
 
 
 def _says_all(messages: Messages, text: str) -> bool:
-    """Return whether the output of a template has all text of the user and of the system."""
-    at = 0  # of the message before: they are written in their order, and may be many
+    """Return whether the output of a template contains all user and system text."""
+    at = 0  # position of the previous message: searching from there keeps long conversations fast
     for message in messages:
         if message["role"] in ("user", "system", "developer"):
             said = message["content"].strip()
@@ -130,10 +133,10 @@ def _says_all(messages: Messages, text: str) -> bool:
     return True
 
 
-def forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Yield the messages as they are, and then forms of them with fewer roles in a stricter order.
+def message_variants(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """Yield the messages unchanged, then variants with fewer roles in a stricter order.
 
-    No form loses text, except reasoning before a call of a tool.
+    No variant loses text, except reasoning before a tool call.
     """
     form = list(messages)
     yield form
@@ -145,14 +148,14 @@ def forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def _one_system(messages: Sequence[Message]) -> list[Message]:
-    """Join system messages at the beginning, make later ones the user's, and join successive turns."""
+    """Join leading system messages, turn later ones into user messages, and join successive turns."""
     start = next((at for at, each in enumerate(messages) if each["role"] not in _SYSTEM), len(messages))
     changed = list[Message]()
     for at, message in enumerate(messages):
         if message["role"] in _SYSTEM:
             message = message | {"role": "system" if at < start else "user"}
         before = changed[-1] if changed else {"role": None}
-        # Calls of tools and their results stay as they are.
+        # Tool calls and their results are left unchanged.
         if before["role"] == message["role"] != "tool" and "tool_calls" not in before:
             changed[-1] = _with_texts(before | message, before, message)
         else:
@@ -161,7 +164,7 @@ def _one_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def _text_or_reasoning(messages: Sequence[Message]) -> list[Message]:
-    """Leave reasoning out of messages that have text and calls of tools."""
+    """Remove reasoning from messages that have both text and tool calls."""
     return [
         {name: value for name, value in each.items() if name not in _REASONING}
         if each.get("tool_calls") and each["content"].strip()
@@ -171,7 +174,7 @@ def _text_or_reasoning(messages: Sequence[Message]) -> list[Message]:
 
 
 def _user_in_result(messages: Sequence[Message]) -> list[Message]:
-    """Append a user message that follows the result of a tool to that result."""
+    """Append a user message that follows a tool result to that result."""
     changed = list[Message]()
     for message in messages:
         if message["role"] == "user" and changed and changed[-1]["role"] == "tool":
@@ -182,7 +185,7 @@ def _user_in_result(messages: Sequence[Message]) -> list[Message]:
 
 
 def _system_in_user(messages: Sequence[Message]) -> list[Message]:
-    """Put the system message at the beginning of the first user message."""
+    """Prepend the system message to the first user message."""
     if [message["role"] for message in messages[:2]] != ["system", "user"]:
         return list(messages)
     return [_with_texts(messages[1], *messages[:2]), *messages[2:]]
@@ -204,7 +207,7 @@ _CHANGES: tuple[Callable[[Sequence[Message]], list[Message]], ...] = (
 def with_tool_prompt(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
-    """Return messages for a template that knows neither tools nor their results."""
+    """Rewrite messages for a template that supports neither tools nor their results."""
     written = [_plain(message) for message in messages]
     if tools:
         signatures = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
@@ -217,7 +220,7 @@ def with_tool_prompt(
 
 
 def _plain(message: Mapping[str, Any]) -> Message:
-    """A message without calls and results, which are text in it."""
+    """Return a message with its tool calls or tool result written as text."""
     content = message.get("content") or ""
     if message["role"] == "tool":
         return {"role": "user", "content": f"{_RESULT}{content}\n</tool_response>"}
@@ -232,7 +235,7 @@ def _call(function: Mapping[str, Any]) -> str:
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
-    """Messages in which results of calls that follow each other are one message of the user."""
+    """Merge successive tool results into one user message."""
     found = list[Message]()
     for message in messages:
         before = found[-1] if found else None

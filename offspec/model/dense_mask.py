@@ -1,11 +1,10 @@
-"""A token tree as a dense mask, for layers that compute attention in their own way or select keys by a mask.
+"""Token tree as a dense mask, for layers with their own attention code or that select keys by a mask.
 
-Such a layer gets its mask and biases as its family makes them for plain text: one value for each key, taken
-to stand at the position that is its row's number. Keys of a tree stand elsewhere, so values are looked up by
-position. That a bias may be shifted by a constant is ALiBi's own assumption (arXiv 2108.12409), but for
-rounding: Falcon's is in bfloat16.
+The model family makes masks and biases for plain text: one value per key, assuming that a key's position is
+its row number. Keys of a tree have other positions, so values are looked up by position. Shifting a bias by a
+constant changes nothing in ALiBi (arXiv 2108.12409), except for rounding: Falcon's biases are in bfloat16.
 
-Letters: T rows that go through a layer together, S keys up to theirs, P positions of what a family made.
+Letters: T rows that go through a layer together, S keys up to these rows, P positions of the family's mask.
 """
 
 from typing import Any
@@ -14,12 +13,12 @@ import torch
 
 from offspec.model.attention import TreeContext
 
-# Biases of keys, and whether the last of them is the last key's: they are of as many keys as there may be.
+# Biases by name, and whether the last value is that of the last key: there are values for all possible keys.
 _BIASES = {"alibi": False, "position_bias": True}
 
 
-def over_tree(given: dict[str, Any], tree: TreeContext, rows: int) -> dict[str, Any]:
-    """What is to replace some of the arguments `given` of a layer, by name, for the `rows` that run now."""
+def dense_tree_arguments(given: dict[str, Any], tree: TreeContext, rows: int) -> dict[str, Any]:
+    """Return replacements by name for arguments `given` to a layer, for the `rows` of the current call."""
     assert tree.end is not None
     position = torch.cat([torch.arange(tree.prefix, device=tree.position.device), tree.position[: tree.end]])
     seen = _seen(tree, rows, tree.end)
@@ -32,7 +31,7 @@ def over_tree(given: dict[str, Any], tree: TreeContext, rows: int) -> dict[str, 
 
 
 def _seen(tree: TreeContext, rows: int, end: int) -> torch.Tensor:
-    """[T, S] bool; rows of padding see what the row before them sees."""
+    """Return [T, S] bool, the keys that each row sees; padding rows see what the row before them sees."""
     kept = rows - tree.padding
     tree_mask = tree.tree_mask(end - kept, end)
     name = ("seen", end, kept)
@@ -43,9 +42,9 @@ def _seen(tree: TreeContext, rows: int, end: int) -> torch.Tensor:
 
 
 def _mask_over(made: torch.Tensor | None, seen: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """[1, H or 1, T, S]: `seen` in the kind of mask that a family made, [1, H or 1, rows, P], or as it is.
+    """Return `seen` as [1, H or 1, T, S], in the form of the family's mask `made` [1, H or 1, rows, P].
 
-    The last row of what it made sees all positions; what that says of each is kept.
+    The last row of `made` sees all positions; its value at each is used for visible keys.
     """
     if made is None:
         return seen[None, None]

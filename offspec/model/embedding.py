@@ -1,8 +1,8 @@
-"""Token embeddings of which only the rows of the tokens in a pass are used: from disk, or from RAM.
+"""Token embedding that reads only the rows of a pass's tokens, from disk or from RAM.
 
-A target's rows are read from disk, once a pass. A draft runs many small steps while the disk is busy with
-the target's layers, each of which would wait for it, so its embedding is held in RAM: its own, or the
-target's where it looks tokens up in that.
+A target's rows are read from disk once per pass. A draft runs many small steps while the disk is busy with
+the target's layers, and each step would have to wait for it. So the draft's embedding stays in RAM: its own,
+or the target's if it uses that.
 """
 
 from collections import OrderedDict
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from offspec.checkpoint.tensors import TensorInfo, Weight, cut, on_disk, torch_dtype
+from offspec.checkpoint.tensors import TensorInfo, Weight, slice_rows, stored_tensors, torch_dtype
 from offspec.model.unpacking import values_of
 from offspec.stream.arena import PAGE, Arena, round_up
 from offspec.stream.direct_reader import DirectReader
@@ -20,13 +20,19 @@ from offspec.stream.layout import lay_out
 _KEPT_ROWS = 2048  # rows of common tokens kept in memory; a few megabytes
 
 
-class RowGather:
-    """Feeds an embedding module the rows it needs, leaving its own arithmetic (scaling, say) as it is.
+class StreamedEmbedding:
+    """Supplies an embedding module with the rows it needs, leaving the module's own arithmetic unchanged.
 
-    Before the module runs, its weight becomes the matrix of the distinct rows [U, H] and its ids become
-    indices into that. weight [V, H]: a stored tensor, or a packed one that can be cut. held: read
-    all of it now, and keep it in RAM as it is stored. Ids may come on the CPU, and it is best that they do:
-    nobody waits for a device then.
+    Before the module runs, its weight becomes the matrix of the distinct rows [U, H], and the ids become
+    indices into that matrix. Ids are best passed on the CPU, because copying them from a device would block.
+
+    Args:
+        module: Embedding module of the model.
+        weight: [V, H], a stored tensor, or a packed one that can be sliced by rows.
+        dtype: Dtype of the model.
+        device: Device of the module.
+        reader: Reader of the weight's file.
+        in_ram: Whether to read the whole weight now and keep it in RAM in its stored format.
     """
 
     def __init__(
@@ -37,18 +43,19 @@ class RowGather:
         device: torch.device,
         reader: DirectReader,
         *,
-        held: bool = False,
+        in_ram: bool = False,
     ) -> None:
         self._weight, self._dtype, self._device, self._reader = weight, dtype, device, reader
         self._kept: OrderedDict[int, torch.Tensor] = OrderedDict()
-        self._layout = lay_out("the embedding", on_disk(weight))
-        self._table = read_unit(self._layout, reader) if held else None
-        most = max(info.nbytes for info in on_disk(cut(weight, 0, 1)))
-        self._page = Arena(most + 2 * PAGE)  # a row need not begin where a page does
-        module.takes_ids_of_the_host = True
-        module.padding_idx = None  # matters to gradients alone, and must lie within the rows that are here
+        self._layout = lay_out("the embedding", stored_tensors(weight))
+        self._table = read_unit(self._layout, reader) if in_ram else None
+        most = max(info.nbytes for info in stored_tensors(slice_rows(weight, 0, 1)))
+        self._page = Arena(most + 2 * PAGE)  # a row need not start at a page boundary
+        module.accepts_cpu_ids = True
+        module.padding_idx = None  # affects only gradients, and would have to be a valid row index
         none = torch.empty(0, weight.shape[1], dtype=dtype, device=device)
-        module._parameters["weight"] = torch.nn.Parameter(none, requires_grad=False)  # where ids are to be
+        # The ids' device is derived from the weight's.
+        module._parameters["weight"] = torch.nn.Parameter(none, requires_grad=False)
         self._hook = module.register_forward_pre_hook(self._feed)
 
     def _feed(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -68,9 +75,9 @@ class RowGather:
         return row
 
     def _read(self, token: int) -> torch.Tensor:
-        """The row [H] in the model's dtype, on the CPU."""
-        weight = cut(self._weight, token, token + 1)
-        views = {info.name: self._read_part(info) for info in on_disk(weight)}
+        """Read a row [H], in the model's dtype, on the CPU."""
+        weight = slice_rows(self._weight, token, token + 1)
+        views = {info.name: self._read_part(info) for info in stored_tensors(weight)}
         values = values_of(weight, views, lambda count: torch.empty(count, dtype=self._dtype), set())
         return values[0].to(self._dtype)
 

@@ -1,7 +1,7 @@
-"""One routed expert by itself: where it lies, and how its parameters are made of what was read.
+"""A single routed expert: its location on disk and the recipe for its parameters.
 
-transformers' converters make the parameters of all experts of a layer. Fed with what belongs to one of them,
-they make its own, [1, ...] each.
+transformers' converters make the parameters of all experts of a layer. Given the tensors of one expert only,
+they make that expert's parameters, [1, ...] each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ from offspec.model.weights import WeightRecipe
 from offspec.stream.layout import UnitLayout
 
 
-class OneExpert:
-    """A model as converters are to see it: parameters of experts are those of one."""
+class SingleExpertModel:
+    """Model as converters see it, with expert parameters of a single expert."""
 
     def __init__(self, model: Any) -> None:
         self._parameters: dict[str, torch.Tensor] = {}
@@ -28,37 +28,42 @@ class OneExpert:
         self.config, self.dtype = model.config, model.dtype
 
     def get_parameter(self, name: str) -> torch.Tensor:
-        """[1, ...] on meta."""
+        """Return a parameter [1, ...] on the meta device."""
         if name not in self._parameters:
             self._parameters[name] = self._model.get_parameter(name)[:1]
         return self._parameters[name]
 
 
 class ExpertUnit:
-    """One expert: where it lies, and how its parameters are made, [1, ...] each.
+    """Single expert: its layout on disk, and the recipes for its parameters, [1, ...] each.
 
     Args:
-        model: Whose expert it is.
-        name: Of the unit.
-        recipes: Of its parameters.
+        model: Model of the expert.
+        name: Name of the unit.
+        recipes: Recipes for the expert's parameters.
     """
 
-    def __init__(self, model: OneExpert, name: str, recipes: Sequence[WeightRecipe]) -> None:
+    def __init__(self, model: SingleExpertModel, name: str, recipes: Sequence[WeightRecipe]) -> None:
         self._model, self._recipes, self._known = model, recipes, set[Weight]()
         self.layout = layout_of(name, recipes)
-        self._turn = next(filter(None, (_turn(recipe, self.layout) for recipe in recipes)), None)
-        self.arranged = self.layout if self._turn is None else self._turn.applied(self.layout)
+        self._swap = next(filter(None, (_find_swap(recipe, self.layout) for recipe in recipes)), None)
+        self.arranged = self.layout if self._swap is None else self._swap.applied(self.layout)
 
     def arrange(self, memory: torch.Tensor) -> None:
-        """Bring parts of a slot (uint8 [slot bytes]) together that `made` would have to copy, once read."""
-        if self._turn is not None:
-            self._turn.apply(memory)
+        """Make parts of a slot (uint8 [slot bytes]) adjacent after a read, which saves copies later."""
+        if self._swap is not None:
+            self._swap.apply(memory)
 
-    def made(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Its parameters by their names in the module, without the dimension of experts.
+    def make_parameters(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the expert's parameters by their names in the module, without the expert dimension.
 
-        memory: The slot that holds it, in RAM or on a device, arranged, uint8 [slot bytes], of which they are
-        views where they can be. Raises CheckpointError for a packed weight that is damaged.
+        They are views of the slot if possible.
+
+        Args:
+            memory: uint8 [slot bytes], the arranged slot of the expert, in RAM or on a device.
+
+        Raises:
+            CheckpointError: A packed weight is damaged.
         """
         found: dict[str, torch.Tensor] = {}
         empty = partial(torch.empty, dtype=self._model.dtype, device=memory.device)
@@ -67,14 +72,16 @@ class ExpertUnit:
                 weight.name: weight_in(memory, self.arranged, weight, empty, self._known)
                 for weight, _ in recipe.sources
             }
-            for name, tensor in zip(recipe.names, realised(recipe, sources, self._model), strict=True):
+            for name, tensor in zip(
+                recipe.names, materialize_with_views(recipe, sources, self._model), strict=True
+            ):
                 meta = self._model.get_parameter(name)
                 found[name.rpartition(".")[2]] = tensor.to(meta.dtype)[0]
         return found
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes that `made` allocates at most, all steps together."""
+        """Maximum bytes that `make_parameters` allocates, total of all steps."""
         total = 0
         for recipe in self._recipes:
             sizes = [self._model.get_parameter(name) for name in recipe.names]
@@ -90,8 +97,8 @@ class ExpertUnit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
-    """Bytes [begin, middle) of a slot change places with [middle, end) behind them."""
+class _Swap:
+    """Swap of bytes [begin, middle) of a slot with the following bytes [middle, end)."""
 
     begin: int
     middle: int
@@ -104,7 +111,7 @@ class _Turn:
         memory[self.begin + len(second) : self.end].copy_(first)
 
     def applied(self, layout: UnitLayout) -> UnitLayout:
-        """Where tensors are afterwards."""
+        """Return the layout after the swap."""
         return layout.moved(
             {name: (self._moved(place), info) for name, (place, info) in layout.places.items()}
         )
@@ -115,8 +122,8 @@ class _Turn:
         return place - (self.middle - self.begin) if self.middle <= place < self.end else place
 
 
-def _turn(recipe: WeightRecipe, layout: UnitLayout) -> _Turn | None:
-    """What brings two parts of a parameter together, the one right behind the other."""
+def _find_swap(recipe: WeightRecipe, layout: UnitLayout) -> _Swap | None:
+    """Return the swap that makes two parts of a parameter adjacent; None if not needed or not possible."""
     if recipe.converter is None or len(recipe.sources) != 2 or recipe.is_packed:
         return None
     operations: list[Any] = recipe.converter.operations
@@ -126,9 +133,9 @@ def _turn(recipe: WeightRecipe, layout: UnitLayout) -> _Turn | None:
     sources = sorted(recipe.sources, key=lambda source: patterns.index(source[1]))
     (first, one), (second, other) = (layout.places[weight.name] for weight, _ in sources)
     if first < second:
-        found = _Turn(first + one.nbytes, second, second + other.nbytes)
+        found = _Swap(first + one.nbytes, second, second + other.nbytes)
     else:
-        found = _Turn(second, first, first + one.nbytes)
+        found = _Swap(second, first, first + one.nbytes)
     return found if found.begin < found.middle else None
 
 
@@ -136,10 +143,10 @@ def _is_view(operation: Any) -> bool:
     return type(operation) is MergeModulelist and operation.dim == 0
 
 
-def realised(
-    recipe: WeightRecipe, sources: Mapping[str, torch.Tensor], model: OneExpert
+def materialize_with_views(
+    recipe: WeightRecipe, sources: Mapping[str, torch.Tensor], model: SingleExpertModel
 ) -> list[torch.Tensor]:
-    """What `WeightRecipe.realise` makes, in the order of its names, with views where those will do."""
+    """Make the tensors of `WeightRecipe.materialize` in the order of its names, as views if possible."""
     if recipe.converter is None:
         return [sources[recipe.sources[0][0].name]]
     converter: Any = recipe.converter
@@ -174,7 +181,7 @@ def _only(value: Any) -> torch.Tensor:
 
 
 def _joined(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor | None:
-    """The parts as one tensor where they lie one behind the other in memory; None where they do not."""
+    """Return adjacent parts in memory as one tensor, or None if they are not adjacent."""
     first, end = parts[0], parts[0].storage_offset()
     dim %= first.dim()
     for part in parts:

@@ -1,8 +1,8 @@
-"""Experts of a layer, each over the rows routed to it, registered with transformers as "offspec_rows".
+"""Computation of a layer's experts over the rows routed to each, registered as "offspec_rows".
 
-How many rows an expert has depends on the other rows of a pass, and the rounding of a product on how many
-rows it has. So each expert's rows are filled up to a row count at which rows are independent of each other,
-and what a row's experts say is summed up in the order in which its router named them.
+The number of an expert's rows depends on the other rows of a pass, and the rounding of a product depends on
+its number of rows. So each expert's rows are padded to a row count at which rows are independent of each
+other, and a row's expert outputs are summed in the order of the router's choice.
 
 Letters: T rows of a pass, k experts of a row, E experts of a layer, n rows of an expert, H hidden size.
 """
@@ -18,29 +18,29 @@ import torch
 import torch.nn.functional as F
 
 from offspec.model.row_counts import STEPS, RowCounts
-from offspec.model.torch_functions import never_watched
+from offspec.model.torch_functions import bypass_function_modes
 from offspec_kernels.backend import choose_backend
 from offspec_kernels.row_linear import grouped_linear, row_linear
 
 NAME = "offspec_rows"
 
 
-# What has the weights of a module's experts where the module itself does not. It is given the experts asked
-# for, how many rows go to each, and how many rows there are in all; it yields each expert in some order with
-# its weights, which are there until the next.
+# Source of expert weights for a module that does not hold them. It takes the requested experts, the number of
+# rows of each, and the total number of rows. It yields each expert, in any order, with its weights, which are
+# valid until the next one.
 ExpertSource = Callable[[Sequence[int], Sequence[int], int], Iterator[tuple[int, Mapping[str, torch.Tensor]]]]
 
 
 @dataclass(frozen=True)
-class ExpertsBeside:
-    """Where experts are computed that are not where their layer is.
+class ExpertDevice:
+    """Compute device of experts that differs from their layer's.
 
-    All of a layer's are, whatever is in memory at the moment: processors round in different ways, and a row's
-    bits would else depend on what was asked for before it.
+    It applies to all experts of a layer, whatever is in memory: devices round differently, and a row's bits
+    would otherwise depend on earlier requests.
 
     Args:
-        device: Of the weights; rows go there, and the sums of what the experts say come back.
-        mode: Entered meanwhile, in the place of that of the layer's device.
+        device: Device of the weights. Rows are copied there, and the summed expert outputs back.
+        mode: Mode entered for the computation, in place of that of the layer's device.
     """
 
     device: torch.device
@@ -48,84 +48,84 @@ class ExpertsBeside:
 
 
 def is_experts(module: Any) -> bool:
-    """Whether a module of transformers has `run_experts` compute its experts."""
-    return hasattr(module, "is_transposed")  # what transformers notes on modules that come here
+    """Return whether `run_experts` computes the experts of a transformers module."""
+    return hasattr(module, "is_transposed")  # set by transformers on modules that call `run_experts`
 
 
 def parameter_names(experts: Any) -> tuple[str, ...]:
-    """Names in a module of experts of all that each of them has."""
+    """Return the names of each expert's parameters in a module of experts."""
     names = ("gate_up_proj" if experts.has_gate else "up_proj", "down_proj")
     return (*names, *(f"{name}_bias" for name in names)) if experts.has_bias else names
 
 
 def set_row_counts(model: torch.nn.Module, counts: RowCounts) -> None:
-    """Have all experts of `model` run at such row counts. Without it they run at whatever comes."""
+    """Make all experts of `model` run at these row counts only. By default they run at any row count."""
     for module in model.modules():
         if is_experts(module):
             module.row_counts = counts  # type: ignore[assignment]
 
 
-@never_watched
+@bypass_function_modes
 def run_experts(
     experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """[T, H] to [T, H].
+    """Return the weighted sum of each row's expert outputs, [T, H].
 
     Args:
-        experts: A module with the weights of all experts, as transformers lays them out, or with a `source`;
-            with `beside` they are computed there.
-        hidden: [T, H].
-        chosen: [T, k], which experts each row goes to; E or more: none.
-        weights: [T, k], of what they say.
+        experts: Module with the weights of all experts in transformers' layout, or with a `source`. If it has
+            an `expert_device`, its experts are computed there.
+        hidden: [T, H], hidden states.
+        chosen: [T, k], experts of each row; E or more: none.
+        weights: [T, k], weights of the experts' outputs.
     """
-    beside: ExpertsBeside | None = getattr(experts, "beside", None)
-    if beside is None:
+    other: ExpertDevice | None = getattr(experts, "expert_device", None)
+    if other is None:
         return _run_all(experts, hidden, chosen, weights)
-    with beside.mode:
-        said = _run_all(experts, *(tensor.to(beside.device) for tensor in (hidden, chosen, weights)))
-    return said.to(hidden.device)
+    with other.mode:
+        outputs = _run_all(experts, *(tensor.to(other.device) for tensor in (hidden, chosen, weights)))
+    return outputs.to(hidden.device)
 
 
 def _run_all(experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     rows, of_each = chosen.shape
-    asked, order = chosen.flatten().sort(stable=True)  # pairs of a row and an expert, by expert
-    # Where the pairs of each end. Counting them (bincount) has the host wait for a device.
-    numbers = torch.arange(1, experts.num_experts + 1, dtype=asked.dtype, device=asked.device)
-    ends = torch.searchsorted(asked, numbers)
-    if _run_together(experts, hidden, of_each):
-        said = _said_together(experts, hidden, order, of_each, ends)
+    routed_to, order = chosen.flatten().sort(stable=True)  # pairs of a row and an expert, by expert
+    # End of each expert's pairs. Counting the pairs (bincount) would synchronize with the device.
+    numbers = torch.arange(1, experts.num_experts + 1, dtype=routed_to.dtype, device=routed_to.device)
+    ends = torch.searchsorted(routed_to, numbers)
+    if _can_group(experts, hidden, of_each):
+        outputs = _grouped_outputs(experts, hidden, order, of_each, ends)
     else:
-        said = _said_one_by_one(experts, hidden, order, of_each, ends)
-    first, *others = (said.view(rows, of_each, -1) * weights[..., None]).unbind(1)
+        outputs = _outputs_one_by_one(experts, hidden, order, of_each, ends)
+    first, *others = (outputs.view(rows, of_each, -1) * weights[..., None]).unbind(1)
     total = first.float()
     for part in others:  # a sum over a dimension adds in an order that depends on the shape
         total = total + part
     return total.to(hidden.dtype)
 
 
-def _said_one_by_one(
+def _outputs_one_by_one(
     experts: Any, hidden: torch.Tensor, order: torch.Tensor, of_each: int, ends: torch.Tensor
 ) -> torch.Tensor:
-    """[T k, H], what each pair's expert says. The host learns who is asked, to fetch them: one wait."""
+    """Return expert outputs per pair, [T k, H]. Synchronizes once, to find which experts to fetch."""
     counts: RowCounts = getattr(experts, "row_counts", None) or RowCounts()
     source: ExpertSource = getattr(experts, "source", None) or partial(_own_weights, experts)
-    said = hidden.new_zeros(len(order), hidden.shape[1])
+    outputs = hidden.new_zeros(len(order), hidden.shape[1])
     starts = [0, *ends.tolist()]
     routed = [end - start for start, end in pairwise(starts)]
-    asked = [expert for expert, count in enumerate(routed) if count]
-    for expert, own in source(asked, [routed[expert] for expert in asked], len(hidden)):
+    routed_to = [expert for expert, count in enumerate(routed) if count]
+    for expert, own in source(routed_to, [routed[expert] for expert in routed_to], len(hidden)):
         start, count = starts[expert], routed[expert]
         pairs = order[start : start + count]
         places = torch.arange(counts.padded(count), device=hidden.device).clamp_(max=count - 1)
-        said[pairs] = _run(experts, own, hidden[pairs[places] // of_each])[:count]
-    return said
+        outputs[pairs] = _run(experts, own, hidden[pairs[places] // of_each])[:count]
+    return outputs
 
 
-def _run_together(experts: Any, hidden: torch.Tensor, of_each: int) -> bool:
-    """Whether all experts run in one product each way, which no host waits for, with the same bits.
+def _can_group(experts: Any, hidden: torch.Tensor, of_each: int) -> bool:
+    """Return whether all experts run in one grouped product each, without synchronization, with equal bits.
 
-    On a GPU that has the weights of all, for as many rows as need no more memory than one by one. The wait is
-    a small part of what more rows take.
+    This requires a GPU that holds all weights, and few enough rows that it takes no more memory than running
+    experts one by one. With more rows the synchronization is a small part of the time.
     """
     if hidden.device.type != "cuda" or choose_backend(hidden.device) != "triton":
         return False
@@ -144,10 +144,10 @@ def _run_together(experts: Any, hidden: torch.Tensor, of_each: int) -> bool:
     )
 
 
-def _said_together(
+def _grouped_outputs(
     experts: Any, hidden: torch.Tensor, order: torch.Tensor, of_each: int, ends: torch.Tensor
 ) -> torch.Tensor:
-    """[T k, H], what each pair's expert says."""
+    """Return expert outputs per pair, [T k, H], in one grouped product per matrix."""
     every = torch.arange(len(order), device=order.device)
     name = "gate_up_proj" if experts.has_gate else "up_proj"
     inner = _grouped(experts, name, hidden, order // of_each, every, ends)
@@ -170,13 +170,13 @@ def _grouped(
 
 
 def scratch_bytes(rows: int, chosen: int, hidden: int, weights: int, item: int) -> int:
-    """Bytes that experts allocate at most while they run.
+    """Return the maximum bytes that experts allocate while they run.
 
     Args:
-        rows: T.
-        chosen: k.
-        hidden: H.
-        weights: Of one expert.
+        rows: T, rows of a pass.
+        chosen: k, experts of a row.
+        hidden: H, hidden size.
+        weights: Number of weights of one expert.
         item: Bytes of a value.
     """
     one = _one_values(rows, hidden, weights)
@@ -184,34 +184,34 @@ def scratch_bytes(rows: int, chosen: int, hidden: int, weights: int, item: int) 
 
 
 def _one_values(rows: int, hidden: int, weights: int) -> int:
-    """Values that one expert makes of all rows, and its weights, which a product may put in another order."""
+    """Return the values of one expert for all rows, plus its weights, which a product may copy reordered."""
     return (rows + STEPS[-1]) * (2 * hidden + _inner(hidden, weights)) + weights
 
 
 def _inner(hidden: int, weights: int) -> int:
-    """Values of a row inside an expert: gates, what they make, a copy; at least 2 of 3 matrices [I, H]."""
+    """Return a row's values inside an expert: gates, products, a copy; at least 2 of 3 matrices [I, H]."""
     return 2 * weights // hidden
 
 
 def _own_weights(
     module: Any, experts: Sequence[int], counts: Sequence[int], rows: int
 ) -> Iterator[tuple[int, Mapping[str, torch.Tensor]]]:
-    """The `ExpertSource` of a module that has the weights of its experts."""
+    """`ExpertSource` of a module that holds the weights of its experts."""
     weights = {name: getattr(module, name) for name in parameter_names(module)}
     for expert in experts:
         yield expert, {name: weight[expert] for name, weight in weights.items()}
 
 
 def _run(experts: Any, own: Mapping[str, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """What one expert says of rows [n, H]."""
-    with torch._C._EnableTorchFunction():  # modes are asked again, for what families call themselves
+    """Return the output of one expert for rows [n, H]."""
+    with torch._C._EnableTorchFunction():  # re-enable function modes for functions that families call
         inner = _linear(experts, "gate_up_proj" if experts.has_gate else "up_proj", own, rows)
         inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
         out = _linear(experts, "down_proj", own, inner)
         norm = getattr(experts, "post_expert_norm", None)
         if norm is None:
             return out
-        weight = next(norm.parameters(), out)  # the norm is a part of the layer, and where that is
+        weight = next(norm.parameters(), out)  # the norm is part of the layer and on its device
         normed: torch.Tensor = norm(out.to(weight.device))
         return normed.to(out.device)
 

@@ -1,4 +1,4 @@
-"""Gives every layer its weights just before it runs: resident ones once, the others from the stream."""
+"""Supply of each layer's weights just before it runs: resident layers once, the others from the stream."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ import torch
 
 from offspec.core.trace import OFF, Span, Timeline
 from offspec.model.binding import Binder
-from offspec.model.expert_parts import AnyExpertStore
+from offspec.model.routed_experts import AnyExpertStore
 from offspec.model.unpacking import Scratch
 from offspec.stream.direct_reader import DirectReader
 from offspec.stream.disk_stream import read_unit
@@ -18,13 +18,19 @@ from offspec_planners.placement import Placement, Tier
 
 
 class LayerFeeder:
-    """Binds layer i on `enter(i)` and takes its weights away again on `leave(i)`.
+    """Binds the weights of layer i on `enter(i)` and unbinds them on `leave(i)`.
 
-    binders: one per layer, on the device that computes it; each device has a stream of its own. blocks: the
-    units of a head that streams, which follow the last layer on `device`. scratches: by device, what packed
-    weights are unpacked in, a module at a time; without any, layers that stay are unpacked as they are
-    loaded, and none may stream packed. store: of experts that are read when they are asked for; needing: the
-    layers that have such.
+    Args:
+        binders: One per layer, with the layer's compute device; each device has its own stream.
+        blocks: Units of a streamed head, which follow the last layer on `device`.
+        placement: Tier of each layer and of the head.
+        reader: Reader of the weight files.
+        device: Device of the model outside its layers.
+        timeline: Trace of loads and layers.
+        scratches: By device, workspace to unpack one module's packed weights at a time. Without it, resident
+            layers are unpacked at load, and no layer may stream packed.
+        store: Store of on-demand experts.
+        on_demand_layers: Layers with on-demand experts.
     """
 
     def __init__(
@@ -37,12 +43,12 @@ class LayerFeeder:
         timeline: Timeline = OFF,
         scratches: Mapping[torch.device, Scratch] | None = None,
         store: AnyExpertStore | None = None,
-        needing: Collection[int] = (),
+        on_demand_layers: Collection[int] = (),
     ) -> None:
         self._binders, self._placement, self._scratches = binders, placement, dict(scratches or {})
         self._reader, self._device, self._timeline = reader, device, timeline
-        self._store, self._needing = store, needing
-        self._units: dict[int, tuple[torch.device, int]] = {}  # of layers, and of blocks behind them
+        self._store, self._on_demand_layers = store, on_demand_layers
+        self._units: dict[int, tuple[torch.device, int]] = {}  # by layer, then by head block
         layouts: dict[torch.device, list[tuple[UnitLayout, Tier]]] = {}
         streamed = [
             (binder.device, binder.layout, tier)
@@ -71,22 +77,22 @@ class LayerFeeder:
 
     @property
     def resident(self) -> tuple[int, ...]:
-        """Layers that have their weights on `device` at all times, and may run outside their turn."""
+        """Layers whose weights are always on `device`, so that they may run at any time."""
         return tuple(
             layer
             for layer in self._placement.resident
-            if self._binders[layer].device == self._device and layer not in self._needing
+            if self._binders[layer].device == self._device and layer not in self._on_demand_layers
         )
 
     @property
     def bytes_moved(self) -> BytesMoved:
-        """Bytes streamed and bytes read, on all devices."""
+        """Total bytes streamed and bytes read, on all devices."""
         moved = [source.bytes_moved for source in self._sources]
         return BytesMoved(sum(each.streamed for each in moved), sum(each.read for each in moved))
 
     @property
     def ring_stats(self) -> RingStats:
-        """Of what the layers wait for: that of one device itself, of several the sums until now."""
+        """Live statistics of the only ring buffer, or the current totals if there are several devices."""
         every = [stream.ring_stats for stream in self._streams.values()]
         if len(every) == 1:
             return every[0]
@@ -94,13 +100,13 @@ class LayerFeeder:
 
     @property
     def unpinned_bytes(self) -> int:
-        """Bytes of RAM that are copied to a device from, and could not be pinned."""
+        """Bytes of RAM used as a source of copies to a device that could not be pinned."""
         return sum(source.unpinned_bytes for source in self._sources)
 
     def load(self, progress: Callable[[int, int], None]) -> None:
-        """Read what stays, and start streaming the rest; progress(bytes done, bytes in all) as it goes.
+        """Read the resident weights and start streaming the rest, calling progress(bytes done, total bytes).
 
-        Raises StreamError, CapacityError; `close` frees what there is by then.
+        Raises StreamError or CapacityError. Call `close` afterwards to free what has been loaded.
         """
         staying = [self._binders[i] for i, tier in enumerate(self._placement.tiers) if not tier.streams]
         total = sum(binder.layout.nbytes for binder in staying)
@@ -108,7 +114,7 @@ class LayerFeeder:
         total += self._store.load_bytes if self._store is not None else 0
         done = 0
 
-        def tell(nbytes: int) -> None:
+        def add_progress(nbytes: int) -> None:
             nonlocal done
             done += nbytes
             progress(done, total)
@@ -117,19 +123,21 @@ class LayerFeeder:
             for binder in self._binders:
                 binder.install(self._scratches[binder.device])
         for binder in staying:
-            # The parameters are views that keep this memory alive; where they are copies, it is freed.
+            # Parameters that are views keep this memory alive; if all are copies, it is freed.
             with self._timeline.span("load", binder.layout.name):
-                memory = binder.layout.put_on(read_unit(binder.layout, self._reader).tensor, binder.device)
+                memory = binder.layout.copy_to_device(
+                    read_unit(binder.layout, self._reader).tensor, binder.device
+                )
                 if self._scratches:
                     binder.attach(memory)
                 else:
-                    binder.bind(binder.realise(memory))
-            tell(binder.layout.nbytes)
+                    binder.bind(binder.materialize(memory))
+            add_progress(binder.layout.nbytes)
         for source in self._sources:
-            source.load(tell)
+            source.load(add_progress)
 
     def enter(self, layer: int) -> None:
-        """Have layer's weights in place. Raises StreamError, ClosedError."""
+        """Bind a layer's weights, waiting for them if needed. Raises StreamError or ClosedError."""
         if layer in self._units:
             memory = self._acquire(layer)
             try:
@@ -156,13 +164,13 @@ class LayerFeeder:
         self._streams[self._units[index][0]].release()
 
     def _settle(self, device: torch.device) -> None:
-        """While a timeline is kept, let the layer finish, so that a span is the work and not its launch."""
+        """Wait for a traced layer to finish, so that its span covers the work and not only the launch."""
         if self._timeline.on and device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()  # and not copies of later layers
+            torch.cuda.current_stream(device).synchronize()  # without waiting for copies of later layers
 
     @contextmanager
     def head_block(self, index: int) -> Iterator[torch.Tensor]:
-        """The slot that holds block `index` of a head that streams. Raises StreamError, ClosedError."""
+        """Provide the slot with block `index` of a streamed head. Raises StreamError or ClosedError."""
         place = len(self._binders) + index
         memory = self._acquire(place)
         try:
@@ -174,7 +182,7 @@ class LayerFeeder:
             self._release(place)
 
     def recover(self) -> None:
-        """After a pass was broken off: make the stream usable for the next."""
+        """Make the stream usable again after a pass was cancelled."""
         self._span = None
         for scratch in self._scratches.values():
             scratch.taken = 0

@@ -1,7 +1,7 @@
-"""A head that streams: the matrix from hidden states to logits, in blocks of rows, behind the last layer.
+"""Streamed output head: the matrix from hidden states to logits, in blocks of rows after the last layer.
 
-The head of a large vocabulary is as large as a layer or two. Where a device has no room to keep it, its
-blocks are the last units of a pass, and the logits of all nodes are made while they go by.
+The head of a large vocabulary is as large as a layer or two. If it does not fit in device memory, its blocks
+are the last units of a pass, and the logits of all nodes are computed while the blocks are streamed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from offspec.checkpoint.tensors import PackedInfo, Weight, cut, on_disk
+from offspec.checkpoint.tensors import PackedInfo, Weight, slice_rows, stored_tensors
 from offspec.model.unpacking import weight_in
 from offspec.sampling.row_logprobs import RowLogprobs
 from offspec.stream.layout import UnitLayout, lay_out
@@ -19,7 +19,7 @@ from offspec.stream.layout import UnitLayout, lay_out
 
 @dataclass(frozen=True, slots=True)
 class HeadBlock:
-    """Rows [start, end) of the head, and where they lie on disk and in a slot."""
+    """Rows [start, end) of the head, with their layout on disk and in a slot."""
 
     start: int
     end: int
@@ -28,7 +28,7 @@ class HeadBlock:
 
 
 def head_blocks(weight: Weight, most: int, values: int) -> list[HeadBlock]:
-    """Cut the head [V, H] into blocks of at most about `most` bytes, and as many values if it is packed."""
+    """Split the head [V, H] into blocks of about `most` bytes, with at most `values` values if packed."""
     vocabulary, width = weight.shape
     step = max(1, most // (weight.nbytes // vocabulary))
     if isinstance(weight, PackedInfo):
@@ -36,16 +36,21 @@ def head_blocks(weight: Weight, most: int, values: int) -> list[HeadBlock]:
     blocks: list[HeadBlock] = []
     for start in range(0, vocabulary, step):
         end = min(start + step, vocabulary)
-        part = cut(weight, start, end)
-        blocks.append(HeadBlock(start, end, part, lay_out(f"head {len(blocks)}", on_disk(part))))
+        part = slice_rows(weight, start, end)
+        blocks.append(HeadBlock(start, end, part, lay_out(f"head {len(blocks)}", stored_tensors(part))))
     return blocks
 
 
 class StreamedHead:
-    """Makes logits block by block. module: the family's head, whose own weight stays on meta.
+    """Computes logits block by block.
 
-    memory_of(j) is a context that gives the slot [bytes] holding block j; empty(n) gives memory for n values
-    of a packed one until the next is asked for.
+    Args:
+        module: Output head of the model; its own weight stays on the meta device.
+        blocks: Blocks of the head.
+        dtype: Dtype of the model.
+        device: Device of the head.
+        memory_of: memory_of(j) is a context manager that provides the slot [bytes] with block j.
+        empty: empty(n) returns memory for n values of a packed block, valid until the next call.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class StreamedHead:
         self._module, self._blocks = module, blocks
         self._dtype, self._device = dtype, device
         self._memory_of, self._empty = memory_of, empty
-        self._known: set[Weight] = set()  # blocks of a packed one whose values are numbers
+        self._known: set[Weight] = set()  # packed blocks checked to have finite values
 
     def logits(
         self,
@@ -68,9 +73,12 @@ class StreamedHead:
         project: Callable[[torch.Tensor], torch.Tensor],
         scored: Sequence[RowLogprobs] = (),
     ) -> torch.Tensor:
-        """[n, H] to [n, V]. project(hidden) runs the family's head over the rows that are bound.
+        """Return the logits [n, V] of hidden states [n, H].
 
-        scored: take the blocks as well, while they are there.
+        Args:
+            hidden: [n, H], hidden states after the final norm.
+            project: project(hidden) runs the model's own head over the bound rows.
+            scored: Log-probability requests that also use each block while it is in memory.
         """
         whole: torch.Tensor | None = None
         for index, block in enumerate(self._blocks):

@@ -1,78 +1,81 @@
-"""A loaded model while it runs: counters of its bytes, recovery from a cancelled pass, and its end."""
+"""Loaded model: byte counters, recovery from a cancelled pass, and closing."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from offspec.core.events import Event, unheard
+from offspec.core.events import Event, ignore_event
 from offspec.model.cache import TreeCache
-from offspec.model.expert_parts import attach
-from offspec.model.fused.forward import LeanModel, lean_model
+from offspec.model.fused.model import FusedModel, build_fused_model
 from offspec.model.loading import LoadableModel
-from offspec.model.quantize.resident_layers import RoundedLayers
+from offspec.model.quantize.quantized_layers import QuantizedLayers
+from offspec.model.routed_experts import attach_expert_store
 from offspec.stream.workers import BytesMoved, RingStats
 
 
 class LoadedModel(LoadableModel):
-    """A model with its weights in memory or streamed, and a cache."""
+    """Model with its weights in memory or streamed, and a cache."""
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it holds weights."""
+        """Whether weights are loaded."""
         return self._feeder is not None
 
     @property
     def resident_layers(self) -> tuple[int, ...]:
-        """Layers that have their weights between passes, too."""
+        """Layers that keep their weights between passes."""
         return self._feeder.resident if self._feeder else ()
 
     @property
     def bytes_moved(self) -> BytesMoved:
-        """Bytes of weights streamed and read from disk so far, at one moment, read-ahead included.
+        """Bytes of weights streamed and read from disk so far, as one snapshot, including read-ahead.
 
-        Streamed are those copied to GPUs, and those read from disk for weights that the CPU computes with.
+        Streamed bytes are those copied to GPUs, and those read from disk for layers computed on the CPU.
         """
         return self._feeder.bytes_moved if self._feeder else BytesMoved()
 
     @property
     def ring_stats(self) -> RingStats:
-        """Counters of the ring that feeds the layers."""
+        """Statistics of the ring buffer that layers are streamed through."""
         return self._feeder.ring_stats if self._feeder else RingStats()
 
     @property
     def unpinned_bytes(self) -> int:
-        """Bytes of RAM that are copied to a device from, and could not be pinned."""
+        """Bytes of RAM used as a source of copies to a device that could not be pinned."""
         block = self.tree_model.cache.block
         weights = self._feeder.unpinned_bytes if self._feeder else 0
         return weights + (0 if block.pinned else block.nbytes)
 
     @property
     def buffered_files(self) -> set[Path]:
-        """Files whose file system refuses O_DIRECT."""
+        """Files on file systems without O_DIRECT support."""
         return self._reader.buffered
 
     @property
     def row_devices(self) -> list[torch.device]:
-        """Of each layer of the cache, where it is computed."""
+        """Compute device of each cache layer."""
         rows = len(self.tree_model.cache.rows)
         return [*(binder.device for binder in self.layers), *[self.device] * rows][:rows]
 
-    def lean(self, capacity: int, notify: Callable[[Event], None] = unheard) -> LeanModel | None:
-        """A faster model that takes the place of `tree_model`; None where there is none for this one.
+    def fused_model(self, capacity: int, notify: Callable[[Event], None] = ignore_event) -> FusedModel | None:
+        """Replace `tree_model` with a faster model and return it; return None if the model is not supported.
 
-        Only for a model whose layers are all in memory; they are taken over. capacity: of its cache; notify:
-        takes a Notice where CUDA graphs of its steps cannot be made.
+        All layers must be in memory; the fused model takes over their weights.
+
+        Args:
+            capacity: Positions of the cache.
+            notify: Receives a Notice if CUDA graphs of the steps cannot be captured.
         """
-        rounded = self._feeder if isinstance(self._feeder, RoundedLayers) else None
+        quantized = self._feeder if isinstance(self._feeder, QuantizedLayers) else None
 
         def release(index: int) -> None:
             self.layers[index].unbind()
-            if rounded is not None:
-                rounded.release(index)
+            if quantized is not None:
+                quantized.release(index)
 
-        self.tree_model.cache = self.new_cache(capacity)  # the old memory goes before new is taken
-        model = lean_model(self.skeleton, capacity, self.device, release, rounded, notify)
+        self.tree_model.cache = self.new_cache(capacity)  # frees the old memory before allocating the new
+        model = build_fused_model(self.skeleton, capacity, self.device, release, quantized, notify)
         if model is not None:
             self._tree_model = None
         return model
@@ -85,12 +88,12 @@ class LoadedModel(LoadableModel):
             self._tree_model.cache.rewind(self._tree_model.cache.length)
 
     def close(self) -> None:
-        """Stop reading, close files, drop the weights. May be called twice."""
+        """Stop reading, close files and drop the weights. May be called twice."""
         if self._feeder is not None:
             self._feeder.close()
         if self.store is not None:
-            self.store.close()  # again, unless loading went no further
-            attach(self.experts, None)
+            self.store.close()  # may already be closed by the feeder, unless loading failed early
+            attach_expert_store(self.experts, None)
             self.store = None
         if self._gather is not None:
             self._gather.close()

@@ -1,4 +1,4 @@
-"""Loading a model to where a placement says: in memory, or streamed through a ring for each pass."""
+"""Loading of a model according to a placement: in memory, or streamed through a ring buffer in each pass."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -7,41 +7,41 @@ from typing import Any
 
 import torch
 
-from offspec.checkpoint.quantised.packs import checksums
-from offspec.checkpoint.tensors import Weight, on_disk
+from offspec.checkpoint.quantized.packs import checksums
+from offspec.checkpoint.tensors import Weight, stored_tensors
 from offspec.core.trace import OFF, Timeline
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.cache_block import CacheBlock, HostBlock
-from offspec.model.cache_windows import CacheWindows
-from offspec.model.embedding import RowGather
-from offspec.model.expert_parts import AnyExpertStore, attach
-from offspec.model.experts import ExpertsBeside, set_row_counts
+from offspec.model.cache_offload import CacheOffload
+from offspec.model.device_transfers import DeviceTransfers, move_buffers
+from offspec.model.embedding import StreamedEmbedding
+from offspec.model.experts import ExpertDevice, set_row_counts
 from offspec.model.feeder import LayerFeeder
 from offspec.model.head import HeadBlock, StreamedHead
-from offspec.model.hops import Hops, move_buffers
-from offspec.model.positions import fix_frequencies
-from offspec.model.quantize.kept import KeptRounding
-from offspec.model.quantize.resident_layers import RoundedLayers
+from offspec.model.positions import select_rope_factors
+from offspec.model.quantize.draft_cache import QuantizedDraftCache
+from offspec.model.quantize.quantized_layers import QuantizedLayers
+from offspec.model.routed_experts import AnyExpertStore, attach_expert_store
 from offspec.model.row_counts import RowCounts
-from offspec.model.row_independence import has_row_blocks, make_even, use_row_products
+from offspec.model.row_independence import has_row_blocks, make_activations_row_independent, use_row_products
 from offspec.model.runner import TreeModel
 from offspec.model.sized import SizedModel
 from offspec.model.unpacking import Scratch
-from offspec.stream.device_experts import DeviceExpertStore
+from offspec.stream.device_expert_store import DeviceExpertStore
 from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.disk_stream import read_unit
 from offspec.stream.expert_store import ExpertStore
 from offspec.stream.read_tuning import choose_read_shape
 from offspec_planners.placement import Placement, Tier
 
-Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+Progress = Callable[[int, int], None]  # (bytes done, total bytes)
 _CPU = torch.device("cpu")
-_EXPERTS_AT_ONCE = 4  # reads under way: an expert is often smaller than what a disk wants to have to do
+_EXPERTS_AT_ONCE = 4  # queue depth: single experts are often too small to saturate the disk
 
 
 class LoadableModel(SizedModel):
-    """A model that can be loaded: its weights in memory or streamed, and a cache to run it with."""
+    """Model that can be loaded, with its weights in memory or streamed, and given a cache."""
 
     def __init__(
         self,
@@ -54,21 +54,21 @@ class LoadableModel(SizedModel):
         *,
         int8_cache: bool = False,
     ) -> None:
-        """more: further GPUs that layers may be computed on; int8_cache: see `OpenedModel`."""
+        """`more`: additional GPUs that layers may be computed on; `int8_cache`: see `OpenedModel`."""
         super().__init__(folder, tensors, dtype, device, int8_cache=int8_cache)
         self.devices = (device, *more)
         self.timeline = timeline
         self._scratches: dict[torch.device, Scratch] = {}
-        stored = [info for weight in tensors.values() for info in on_disk(weight)]
+        stored = [info for weight in tensors.values() for info in stored_tensors(weight)]
         stamps = {info.file: info.stamp for info in stored if info.stamp is not None}
         self._reader = DirectReader(*checksums(folder), stamps)
-        self._feeder: LayerFeeder | RoundedLayers | None = None
-        self.store: AnyExpertStore | None = None  # of experts that are read when they are asked for
-        self._gather: RowGather | None = None
+        self._feeder: LayerFeeder | QuantizedLayers | None = None
+        self.store: AnyExpertStore | None = None  # of on-demand experts
+        self._gather: StreamedEmbedding | None = None
         self._tree_model: TreeModel | None = None
         self.rest_tensors: dict[str, torch.Tensor] = {}
         self._caches = Tier.DEVICE
-        self.long_factors = False  # whether positions are rotated for texts beyond the original length
+        self.long_factors = False  # whether RoPE is scaled for texts beyond the original length
 
     @property
     def tree_model(self) -> TreeModel:
@@ -85,25 +85,24 @@ class LoadableModel(SizedModel):
         unpacked: bool = False,
         row_counts: RowCounts | None = None,
         context: int | None = None,
-        holds_rows: bool = False,
+        embedding_in_ram: bool = False,
     ) -> None:
-        """Read the rest and the layers that stay in memory, and start streaming the others.
+        """Read the resident weights and start streaming the other layers.
 
         Args:
-            placement: Where each layer and the head lie, and how many experts are kept that are read when
-                they are asked for.
+            placement: Tier of each layer and the head, and number of slots for on-demand experts.
             capacity: Positions of the cache.
-            progress: Called with bytes done and bytes in all.
+            progress: Called with bytes done and total bytes.
             chunk: Rows that go through a layer together; None: all.
-            unpacked: Unpack packed weights as they are loaded, where every layer stays. Default False.
+            unpacked: Unpack packed weights at load, if every layer is resident. Default False.
             row_counts: Row counts that passes run at; None: those of `find_row_counts`. A draft may have any.
-            context: Most positions of prompt and answer; None: the capacity.
-            holds_rows: Keep the embedding in RAM instead of reading its rows. Default False.
+            context: Maximum positions of prompt and answer; None: the capacity.
+            embedding_in_ram: Keep the embedding in RAM instead of reading single rows. Default False.
 
         Raises:
             StreamError: A read failed.
             CapacityError: There is too little memory.
-            CheckpointError: Weights are damaged. `close` the model after any of these.
+            CheckpointError: Weights are damaged. `close` the model after any of these errors.
         """
         self._reader.check_files(except_for=self.weight_files)
         blocks = self._head_blocks() if placement.head is not Tier.DEVICE else []
@@ -117,7 +116,7 @@ class LoadableModel(SizedModel):
         if self.is_packed and not unpacked:
             for binder in (*self.layers, *self.dense, *self._rest):
                 binder.by_panels = binder.device.type == "cpu" and self.uses_panels
-            values = self._unpacked_in(self.dense if placement.by_need else self.layers)
+            values = self._unpacked_in(self.dense if placement.on_demand_experts else self.layers)
             self._scratches = {device: Scratch(values, self.dtype, device) for device in places}
         store = self._expert_store(placement)
         self._feeder = feeder = LayerFeeder(
@@ -137,16 +136,18 @@ class LoadableModel(SizedModel):
                 row_counts = row_counts.common(self.find_row_counts(device))
         if store is not None:
             mode = self.function_mode(row_counts, _CPU) or nullcontext()
-            attach(self.experts, store, ExpertsBeside(_CPU, mode) if placement.cpu_experts else None)
+            attach_expert_store(
+                self.experts, store, ExpertDevice(_CPU, mode) if placement.cpu_experts else None
+            )
         set_row_counts(self.skeleton.layers, row_counts)
-        make_even(self.skeleton.layers)
+        make_activations_row_independent(self.skeleton.layers)
         self._caches = placement.caches
-        self._assemble(feeder, capacity, None, blocks, chunk, context, row_counts, holds_rows)
+        self._assemble(feeder, capacity, None, blocks, chunk, context, row_counts, embedding_in_ram)
         feeder.load(progress)
 
     def _expert_store(self, placement: Placement) -> AnyExpertStore | None:
-        """Experts that are read when they are asked for; None where they are parts of their layers."""
-        if not placement.by_need:
+        """Create the store of on-demand experts; return None if experts are loaded with their layers."""
+        if not placement.on_demand_experts:
             return None
         apart, units = self.device.type != "cpu", self.experts.units
         tried = choose_read_shape([binder.layout for binder in self.layers], self._reader)
@@ -167,7 +168,7 @@ class LoadableModel(SizedModel):
             self.store = DeviceExpertStore(store, arranged, slots, self.device, self.timeline)
         return self.store
 
-    def load_rounded(
+    def load_quantized(
         self,
         bits: int,
         expand: bool,
@@ -177,51 +178,52 @@ class LoadableModel(SizedModel):
         rest: dict[str, torch.Tensor] | None = None,
         chunk: int | None = None,
         context: int | None = None,
-        kept: KeptRounding | None = None,
+        kept: QuantizedDraftCache | None = None,
     ) -> None:
-        """Read all layers and round their matrices; see `RoundedLayers`. The embedding is kept in RAM.
+        """Read all layers and quantize their matrices; see `QuantizedLayers`. The embedding stays in RAM.
 
         Args:
             bits: 2, 3 or 4.
-            expand: Keep the rounded values in the model's dtype.
+            expand: Keep the quantized values in the model's dtype.
             capacity: Positions of the cache.
-            progress: Called with layers done and layers in all.
-            calibration: Token ids to measure the layers' inputs on.
-            rest: The rest of the same model, already loaded by another, to be shared; None: read it.
+            progress: Called with layers done and total layers.
+            calibration: Token ids on which to measure the layers' inputs.
+            rest: Tensors outside the layers, loaded by another instance of the same model and shared; None:
+                read them.
             chunk: Rows that go through a layer together; None: all.
-            context: Most positions of prompt and answer; None: the capacity.
-            kept: Where what was rounded is read, or else kept; None: nowhere.
+            context: Maximum positions of prompt and answer; None: the capacity.
+            kept: Cache from which quantized layers are read, or to which they are written; None: no cache.
         """
         layers = list(self.skeleton.layers)
-        rounded = RoundedLayers(self.layers, layers, self._reader, bits, expand, progress, kept)
-        self._assemble(rounded, capacity, rest, [], chunk, context, holds_rows=True)
+        quantized = QuantizedLayers(self.layers, layers, self._reader, bits, expand, progress, kept)
+        self._assemble(quantized, capacity, rest, [], chunk, context, embedding_in_ram=True)
 
-        def round_all() -> None:
+        def quantize_all() -> None:
             chain = TreeContext.chain(len(calibration), self.device)
             with torch.no_grad():
                 self.tree_model.hidden(torch.tensor(list(calibration), device=self.device), chain)
             self.tree_model.cache.rewind(0)
 
         if kept is None:
-            round_all()
-        elif kept.is_there() or not kept.make(round_all):
-            rounded.load_kept(kept)
+            quantize_all()
+        elif kept.is_complete() or not kept.make(quantize_all):
+            quantized.load_kept(kept)
 
     def new_cache(self, capacity: int) -> TreeCache:
-        """An empty cache that takes no memory yet."""
+        """Return an empty cache that has not allocated memory yet."""
         layers = len(self.skeleton.rows.kept)
         if self._caches is Tier.DEVICE:
             return TreeCache(layers, capacity, self._cache_block(capacity), int8=self.int8_cache)
         home = HostBlock(self.cache_bytes(capacity), 5 * layers, pin=self.device.type != "cpu")
-        windows = CacheWindows(self.window_bytes(capacity), self.device)
+        windows = CacheOffload(self.offload_buffer_bytes(capacity), self.device)
         return TreeCache(layers, capacity, home, int8=self.int8_cache, windows=windows)
 
     def _cache_block(self, capacity: int) -> CacheBlock:
-        """Memory for the rows of all layers, where each is computed."""
+        """Return memory for the rows of all layers, on each layer's compute device."""
         places = dict[torch.device, list[int]]()
         for layer, binder in enumerate(self.layers):
             places.setdefault(binder.device, []).append(layer)
-        if len(places) == 1:  # of a cache that has more layers than the model, too
+        if len(places) == 1:  # also for a cache with more layers than the model
             every = self.cache_bytes(capacity), 5 * len(self.skeleton.rows.kept)
             return CacheBlock(dict.fromkeys(places, every))
         return CacheBlock(
@@ -230,22 +232,22 @@ class LoadableModel(SizedModel):
 
     def _assemble(
         self,
-        feeder: LayerFeeder | RoundedLayers,
+        feeder: LayerFeeder | QuantizedLayers,
         capacity: int,
         rest: dict[str, torch.Tensor] | None,
         blocks: list[HeadBlock],
         chunk: int | None,
         context: int | None,
         row_counts: RowCounts | None = None,
-        holds_rows: bool = False,
+        embedding_in_ram: bool = False,
     ) -> None:
         self._feeder = feeder
         model: Any = self.skeleton.model
-        self.long_factors = fix_frequencies(model, context or capacity)
+        self.long_factors = select_rope_factors(model, context or capacity)
         if rest is None:
             rest = {}
             for binder in self._rest[:1] if blocks else self._rest:
-                rest |= binder.realise(read_unit(binder.layout, self._reader).tensor)
+                rest |= binder.materialize(read_unit(binder.layout, self._reader).tensor)
         self.rest_tensors = rest
         for binder in self._rest:
             binder.bind({name: tensor for name, tensor in rest.items() if name in binder.parameters})
@@ -259,13 +261,13 @@ class LoadableModel(SizedModel):
         elif self.skeleton.tied:
             model.get_output_embeddings().weight = model.get_input_embeddings().weight
         if rows is not None:
-            held = holds_rows and rows is self._rows  # not a tied head, which streams for want of room
-            self._gather = RowGather(
-                model.get_input_embeddings(), rows, self.dtype, self.device, self._reader, held=held
+            held = embedding_in_ram and rows is self._rows  # a tied head streams because it does not fit
+            self._gather = StreamedEmbedding(
+                model.get_input_embeddings(), rows, self.dtype, self.device, self._reader, in_ram=held
             )
-        places, hops = [binder.device for binder in self.layers], None
+        places, transfers = [binder.device for binder in self.layers], None
         if set(places) != {self.device}:
-            hops = Hops(places, self.device, self.function_mode(row_counts, _CPU))
+            transfers = DeviceTransfers(places, self.device, self.function_mode(row_counts, _CPU))
         if self.device.type != "cpu":
             move_buffers(model, self.skeleton.layers, places, self.device)
         self._tree_model = TreeModel(
@@ -277,14 +279,14 @@ class LoadableModel(SizedModel):
             chunk=chunk,
             row_counts=row_counts,
             mode=self.function_mode(row_counts, self.device),
-            hops=hops,
+            device_transfers=transfers,
         )
         store = self.store
         if store is not None:
-            self._tree_model.stalled = lambda: store.read_stats.wait_seconds
+            self._tree_model.expert_wait_seconds = lambda: store.read_stats.wait_seconds
 
     def _lent(self, values: int) -> torch.Tensor:
-        """Memory for values that are gone before a module runs that takes some."""
+        """Return temporary memory for values, valid until a module unpacks its weights."""
         scratch = self._scratches.get(self.device)
         if scratch is None:
             return torch.empty(values, dtype=self.dtype, device=self.device)

@@ -1,4 +1,4 @@
-"""A model whose headers were read: its parts, and how their products are computed."""
+"""Model with its headers read: its parts, and how their products are computed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,22 +11,22 @@ from torch.overrides import TorchFunctionMode
 from offspec.checkpoint.tensors import PackedInfo, Weight, can_slice, main_format
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.binding import Binder
-from offspec.model.expert_parts import RoutedExperts, split_experts
 from offspec.model.experts import is_experts
 from offspec.model.probe.build import build_skeleton
+from offspec.model.routed_experts import RoutedExperts, split_experts
 from offspec.model.row_counts import ProductShape, RowCounts, find_row_counts, panels_agree
-from offspec.model.row_independence import EvenFunctions, RowProducts, has_row_blocks, is_linear
+from offspec.model.row_independence import RowIndependentFunctions, RowProducts, has_row_blocks, is_linear
 from offspec.model.unpacking import warm_up
-from offspec.model.weights import WeightRecipe, map_weights, shared_by_layers
+from offspec.model.weights import WeightRecipe, map_weights, tied_layer_recipes
 from offspec_kernels.backend import choose_backend
 from offspec_kernels.tree_attention import warm_up as warm_up_attention
 
 
 class OpenedModel:
-    """The skeleton of a checkpoint, with its weights in four parts: layers, embedding, head, and the rest.
+    """Skeleton of a checkpoint, with its weights in four parts: layers, embedding, head, and the rest.
 
-    Opening reads only headers. An embedding stays on disk, and only the rows in use are read, unless it is
-    the very matrix of a head that stays.
+    Opening reads only headers. The embedding stays on disk, and only the rows in use are read, unless it is
+    tied to a resident head.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class OpenedModel:
         *,
         int8_cache: bool = False,
     ) -> None:
-        """int8_cache: whether its keys and values are to be kept in 8 bits. Default False."""
+        """`int8_cache`: whether the KV cache stores keys and values in 8 bits. Default False."""
         self.skeleton = build_skeleton(folder, dtype)
         self.device, self.dtype, self.int8_cache = device, dtype, int8_cache
         model = self.skeleton.model
@@ -53,10 +53,10 @@ class OpenedModel:
         self._rows: Weight | None = None
         self._head: WeightRecipe | None = None
         recipes = map_weights(model, tensors)
-        # What the head is called in a checkpoint that stores it although it is tied.
+        # Name of the head in a checkpoint that stores it although it is tied.
         names = {id(module): name for name, module in model.named_modules()}
         head_alias = names[id(model.get_output_embeddings())] + ".weight"
-        for recipe in recipes + shared_by_layers(model, recipes, self.skeleton.layer_of):
+        for recipe in recipes + tied_layer_recipes(model, recipes, self.skeleton.layer_of):
             index = self.skeleton.layer_of(recipe.names[0])
             if index is not None:
                 layers[index].append(recipe)
@@ -67,13 +67,13 @@ class OpenedModel:
                 and recipe.names == (self.skeleton.embedding,)
                 and can_slice(recipe.sources[0][0])
             ):
-                self._rows = recipe.sources[0][0]  # they are read alone, from disk
+                self._rows = recipe.sources[0][0]  # read from disk row by row
             elif not (self.skeleton.tied and recipe.names[0] == head_alias):
                 rest.append(recipe)
             elif recipe.is_packed:
                 raise UnsupportedModelError(
                     f"config.json ties the head to the embedding, and {recipe.sources[0][0].file.name} has a "
-                    "quantised head of its own: set tie_word_embeddings to false in config.json"
+                    "separate quantized head: set tie_word_embeddings to false in config.json"
                 )
         prefix = self.skeleton.layers_prefix
         self.layers = [
@@ -81,7 +81,7 @@ class OpenedModel:
         ]
         without, found = split_experts(model, layers, self.skeleton.layer_of)
         self.experts = RoutedExperts(found)
-        self.dense = [  # the layers without those experts
+        self.dense = [  # the layers without their routed experts
             whole
             if len(recipes) == len(whole.recipes)
             else Binder(model, whole.layout.name, recipes, device, whole.prefix)
@@ -93,18 +93,19 @@ class OpenedModel:
 
     @property
     def is_packed(self) -> bool:
-        """Whether layers hold weights that are unpacked as they run."""
+        """Whether layers have packed weights, which are unpacked when they run."""
         return any(binder.is_packed for binder in self.layers)
 
     @property
     def weight_files(self) -> list[Path]:
-        """Files that layers are read from."""
+        """Files that contain layers."""
         return sorted({extent.file for binder in self.layers for extent in binder.layout.extents})
 
     def warm_up(self, device: torch.device | None = None) -> None:
-        """Have the code compiled that attention and packed weights need; the first time it takes seconds.
+        """Compile the code for attention and packed weights, which takes seconds the first time.
 
-        device: Where layers are computed, the model's by default.
+        Args:
+            device: Compute device of the layers. Default: the model's device.
         """
         device = device or self.device
         if device.type == "cpu":
@@ -114,12 +115,12 @@ class OpenedModel:
 
     @staticmethod
     def has_row_products(device: torch.device) -> bool:
-        """Whether products on a device have rows that are independent at any row count."""
+        """Return whether the rows of a product on a device are independent at any row count."""
         return device.type == "cuda" and choose_backend(device) == "triton"
 
     @cached_property
     def uses_panels(self) -> bool:
-        """Whether a CPU may multiply packed weights panel by panel, and make what all values would."""
+        """Whether a CPU may multiply packed weights by panels, with the same bits as unpacked weights."""
         if not self.is_packed or has_row_blocks(torch.device("cpu"), self.dtype):
             return self.is_packed
         weights = _weights((*self.layers, *self._rest))
@@ -128,30 +129,30 @@ class OpenedModel:
         return panels_agree(shapes, self.dtype)
 
     def find_row_counts(self, device: torch.device) -> RowCounts:
-        """Row counts of passes at which no row's bits depend on the others on a device; tried once."""
+        """Find row counts at which no row's bits depend on other rows on a device; tested once."""
         shapes, sums = set[ProductShape](), {int(self.skeleton.config.hidden_size)}
         blocks = has_row_blocks(device, self.dtype)
         for module in [*self.skeleton.layers.modules(), self.skeleton.model.get_output_embeddings()]:
             plain = isinstance(module, torch.nn.Linear)
             for parameter in module.parameters(recurse=False):
-                if parameter.dim() == 1 and not plain:  # of a norm
+                if parameter.dim() == 1 and not plain:  # a norm's weight
                     sums.add(len(parameter))
                 if parameter.dim() >= 2:
                     rows, columns = parameter.shape[-2:]
                     if blocks and (is_linear(module) or is_experts(module)):
                         continue
                     shapes.add(ProductShape(rows, columns))
-                    if not plain:  # multiplied from the other side, perhaps
+                    if not plain:  # may be multiplied from the other side
                         shapes.add(ProductShape(columns, rows, transposed=True))
         weights = _weights(self.layers)
         if any(isinstance(weight, PackedInfo) and weight.format.transposed for weight in weights):
             shapes |= {replace(shape, transposed=True) for shape in shapes}
-        if self.has_row_products(device):  # whose row count does not matter
+        if self.has_row_products(device):  # any row count will do
             shapes.clear()
         return find_row_counts(shapes, sums, self.dtype, device)
 
     def function_mode(self, row_counts: RowCounts | None, device: torch.device) -> TorchFunctionMode | None:
-        """Replacement of torch functions in a pass on a device, where a row's bits would depend on others."""
+        """Return a mode that replaces functions with row-dependent bits in a pass on a device, if needed."""
         if row_counts is None:
             return None
         if self.has_row_products(device):
@@ -159,7 +160,7 @@ class OpenedModel:
         has_experts = any(is_experts(module) for module in self.skeleton.layers.modules())
         rows = self.skeleton.rows
         needs_it = device.type == "cpu" and (has_experts or rows.expanded or rows.tail_numbers)
-        return EvenFunctions(row_counts, has_row_blocks(device, self.dtype)) if needs_it else None
+        return RowIndependentFunctions(row_counts, has_row_blocks(device, self.dtype)) if needs_it else None
 
 
 def _weights(binders: Sequence[Binder]) -> list[Weight]:

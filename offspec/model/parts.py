@@ -1,4 +1,4 @@
-"""What of a loaded target its drafters may use: the embedding, the head, and how large things are."""
+"""Parts of a loaded target for drafters: the embedding, the head, and sizes."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from offspec.model.loaded import LoadedModel
 
 
 class TargetParts:
-    """The ends of a loaded target. The head must stay in memory where `project` is called.
+    """Embedding, head and sizes of a loaded target. `project` needs a resident head.
 
     Letters: n rows, H hidden size, V vocabulary.
     """
@@ -18,7 +18,7 @@ class TargetParts:
 
     @property
     def config(self) -> Any:
-        """The text configuration, as transformers reads it."""
+        """Text configuration, as transformers reads it."""
         return self._target.skeleton.config
 
     @property
@@ -42,11 +42,11 @@ class TargetParts:
         return self._target.device
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embeddings [n, H] of token ids [n], as the family has them; from disk where they are not held."""
+        """Return the model's embeddings [n, H] of token ids [n], read from disk if they are not in memory."""
         embedding: Any = self._target.skeleton.model.get_input_embeddings()
         rows: torch.Tensor = embedding(tokens[None])[0]
         return rows
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [n, V] of hidden states [n, H] that are behind the final norm; caps and scaling included."""
+        """Return logits [n, V] of hidden states [n, H] after the final norm, including caps and scaling."""
         return self._target.tree_model.project(hidden)

@@ -1,6 +1,6 @@
-"""The rows of a pass, of one sequence or several, and what of them goes through a layer together.
+"""Rows of a pass, of one sequence or several, split into parts that go through a layer together.
 
-Letters: T rows of a sequence in this pass, R rows of a pass with its padding.
+Letters: T rows of a sequence in this pass, R rows of a pass including padding.
 """
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
@@ -18,12 +18,12 @@ from offspec_kernels.chunks import split_evenly
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceRows:
-    """The rows of one sequence in a pass.
+    """Rows of one sequence in a pass.
 
     Args:
-        tokens: [T].
-        context: Which of them see which; for this pass alone.
-        cache: Of the sequence, and of the model's kind, to which their keys and values are appended.
+        tokens: [T] token ids.
+        context: Positions and visibility of the rows, for this pass only.
+        cache: Cache of the sequence, of the model's kind, to which keys and values are appended.
     """
 
     tokens: torch.Tensor
@@ -32,57 +32,57 @@ class SequenceRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PartRows:
     """Rows of one sequence that go through a layer together.
 
     Args:
-        sequence: Whose they are.
-        asked: The first of them, among all rows of the pass without padding.
-        rows: How many they are.
-        last: Where they end among all rows behind the sequence's prefix.
-        is_text: Whether they are of a prompt.
+        sequence: Sequence of the rows.
+        first_row: Index of the first row among all rows of the pass without padding.
+        rows: Number of rows.
+        last: End of the rows among all rows after the sequence's prefix.
+        is_text: Whether the rows belong to a prompt.
     """
 
     sequence: SequenceRows
-    asked: int
+    first_row: int
     rows: int
     last: int
     is_text: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What goes through a layer together: rows of one sequence or of several, then copies of the last.
+class PassPart:
+    """Rows that go through a layer together, of one sequence or several, padded with copies of the last row.
 
     Args:
-        pieces: Of different sequences, one behind the other.
-        start: The first row, among all rows of the padded pass.
-        padding: How many copies there are.
+        pieces: Consecutive rows of different sequences.
+        start: Index of the first row among all rows of the padded pass.
+        padding: Number of padding rows.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PartRows, ...]
     start: int
     padding: int
     _left: dict[int, MutableMapping[Any, Any]] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
-        """Copies included."""
+        """Number of rows, including padding."""
         return sum(piece.rows for piece in self.pieces) + self.padding
 
     @property
     def place(self) -> slice:
-        """Of its rows among those of the padded pass."""
+        """Range of this part's rows among those of the padded pass."""
         return slice(self.start, self.start + self.rows)
 
     @property
     def places(self) -> tuple[slice, ...]:
-        """Of the rows of each piece among its own."""
+        """Range of each piece's rows within this part."""
         ends = accumulate((piece.rows for piece in self.pieces), initial=0)
         return tuple(slice(start, end) for start, end in pairwise(ends))
 
     def begin(self, device: torch.device) -> TreeContext | MergedContext:
-        """Tell caches and contexts that these rows run now; the context for layers on that device."""
+        """Prepare caches and contexts for these rows; return the context for layers on `device`."""
         alone, contexts = len(self.pieces) == 1, list[TreeContext]()
         for piece in self.pieces:
             context = piece.sequence.context.on(device)
@@ -94,22 +94,24 @@ class Part:
         return MergedContext(tuple(contexts), self.places, self.padding)
 
     def cache(self) -> Any:
-        """To which keys and values of these rows are appended."""
+        """Return the cache to which keys and values of these rows are appended."""
         caches = [piece.sequence.cache for piece in self.pieces]
         return caches[0] if len(caches) == 1 else MergedCache(caches, self.places)
 
     def left_in(self, shared: MutableMapping[Any, Any]) -> MutableMapping[Any, Any]:
-        """Its own in the place of a dictionary in which layers leave keys for later layers."""
+        """Return this part's own dictionary in place of one in which layers store keys for later layers."""
         return self._left.setdefault(id(shared), type(shared)())
 
     def rows_of(self, value: Any, rows: int) -> Any:
-        """These rows of whatever is per row, where there are R of them in all."""
+        """Return these rows of every tensor in `value` that has R = `rows` rows."""
         return map_rows(value, rows, lambda tensor, axis: tensor.narrow(axis, self.start, self.rows))
 
 
 def map_rows(value: Any, rows: int, take: Callable[[torch.Tensor, int], torch.Tensor]) -> Any:
-    """`take` of each per-row tensor and its axis of R rows ([1, R, ...], [n, 1, R, ...], tuples of them); any
-    other value as it is."""
+    """Apply `take` to each per-row tensor and its axis of R rows; return any other value unchanged.
+
+    Per-row tensors are [1, R, ...] or [n, 1, R, ...], also within tuples.
+    """
     if isinstance(value, torch.Tensor) and value.dim() >= 2:
         if value.shape[0] == 1 and value.shape[1] == rows:
             return take(value, 1)
@@ -120,24 +122,29 @@ def map_rows(value: Any, rows: int, take: Callable[[torch.Tensor, int], torch.Te
     return value
 
 
-def parts_of(
+def split_pass(
     sequences: Sequence[SequenceRows],
     chunk: int,
     counts: RowCounts,
     *,
     merges: bool = False,
     mixes: bool = False,
-) -> list[Part]:
-    """What goes through the layers together, in this order: at most about `chunk` rows each.
+) -> list[PassPart]:
+    """Split a pass into parts that go through the layers one after another.
 
-    merges: whether rows of several sequences may go together; then prompts come first. mixes: whether a
-    prompt and the tree behind it go together where all their rows fit, so that packed weights are unpacked
-    once for both; else the states of a long prompt need no more room because a tree rides behind it.
+    Args:
+        sequences: Rows of each sequence.
+        chunk: Approximate maximum of a part's rows.
+        counts: Row counts that parts are padded to.
+        merges: Whether a part may have rows of several sequences; prompts then come first.
+        mixes: Whether a prompt and the tree after it share a part if all their rows fit, so that packed
+            weights are unpacked once for both. Otherwise the tree does not increase the memory for the states
+            of a long prompt.
     """
     pieces = list(_pieces(sequences, chunk, mixes))
     if merges:
         pieces.sort(key=lambda piece: not piece.is_text)
-    groups = list[list[Piece]]()
+    groups = list[list[PartRows]]()
     for piece in pieces:
         group = groups[-1] if merges and groups else []
         fits = sum(other.rows for other in group) + piece.rows <= chunk
@@ -146,15 +153,15 @@ def parts_of(
             group.append(piece)
         else:
             groups.append([piece])
-    parts, start = list[Part](), 0
+    parts, start = list[PassPart](), 0
     for group in groups:
         rows = sum(piece.rows for piece in group)
-        parts.append(Part(tuple(group), start, counts.padded(rows) - rows))
+        parts.append(PassPart(tuple(group), start, counts.padded(rows) - rows))
         start += parts[-1].rows
     return parts
 
 
-def _pieces(sequences: Sequence[SequenceRows], chunk: int, mixes: bool) -> Iterator[Piece]:
+def _pieces(sequences: Sequence[SequenceRows], chunk: int, mixes: bool) -> Iterator[PartRows]:
     before = 0
     for sequence in sequences:
         rows, tree = len(sequence.tokens), sequence.context
@@ -163,36 +170,36 @@ def _pieces(sequences: Sequence[SequenceRows], chunk: int, mixes: bool) -> Itera
         ends = [0, rows] if mixes and rows <= chunk else [0, prompt, rows]
         for cut in (cut for start, end in pairwise(ends) for cut in split_evenly(start, end, chunk)):
             count = cut.stop - cut.start
-            yield Piece(sequence, before + cut.start, count, earlier + cut.stop, cut.start < prompt)
+            yield PartRows(sequence, before + cut.start, count, earlier + cut.stop, cut.start < prompt)
         before += rows
 
 
-def order_of(parts: Sequence[Part]) -> torch.Tensor:
-    """Which of the rows without padding each row [R] of the padded pass is."""
+def order_of(parts: Sequence[PassPart]) -> torch.Tensor:
+    """Return, for each row [R] of the padded pass, its index among the rows without padding."""
     order = list[torch.Tensor]()
     for part in parts:
-        order += [torch.arange(piece.asked, piece.asked + piece.rows) for piece in part.pieces]
+        order += [torch.arange(piece.first_row, piece.first_row + piece.rows) for piece in part.pieces]
         order.append(order[-1][-1:].expand(part.padding))
     return torch.cat(order)
 
 
-def as_asked(states: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-    """The states [T, H] of a pass, of all sequences without padding, from those [R, H] of the padded pass."""
+def to_input_order(states: torch.Tensor, parts: Sequence[PassPart]) -> torch.Tensor:
+    """Return states [T, H] in input order, without padding, from those [R, H] of the padded pass."""
     found = list[tuple[int, torch.Tensor]]()
     for part in parts:
         rows = states[part.place]
-        found += [(piece.asked, rows[own]) for piece, own in zip(part.pieces, part.places, strict=True)]
+        found += [(piece.first_row, rows[own]) for piece, own in zip(part.pieces, part.places, strict=True)]
     found.sort(key=lambda piece: piece[0])
     return joined([rows for _, rows in found])
 
 
-def chunks_of(counts: Sequence[int], most: int, *, alone: bool = False) -> list[list[tuple[int, slice]]]:
-    """Rows of several sequences in order, by what is computed together: (sequence, its rows) of each chunk.
+def split_chunks(counts: Sequence[int], most: int, *, alone: bool = False) -> list[list[tuple[int, slice]]]:
+    """Split the rows of several sequences into chunks, each a list of (sequence, range of its rows).
 
     Args:
         counts: Rows of each sequence.
-        most: Rows of a chunk.
-        alone: Have no chunk with rows of several sequences.
+        most: Maximum rows of a chunk.
+        alone: Whether each chunk has rows of one sequence only.
     """
     chunks, room = list[list[tuple[int, slice]]](), 0
     for index, count in enumerate(counts):
@@ -209,5 +216,5 @@ def chunks_of(counts: Sequence[int], most: int, *, alone: bool = False) -> list[
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One behind the other, by their first dimension."""
+    """Concatenate tensors along their first dimension."""
     return parts[0] if len(parts) == 1 else torch.cat([*parts])

@@ -1,12 +1,12 @@
-"""Seconds of a pass; those of layers on a GPU are known when it has computed what was launched."""
+"""Timing of a pass; times of GPU layers are available once the GPU has finished them."""
 
 from dataclasses import dataclass, field
 
 import torch
 
 
-def mark(device: torch.device) -> torch.cuda.Event | None:
-    """An event behind what has been launched on a device; None for a CPU."""
+def record_event(device: torch.device) -> torch.cuda.Event | None:
+    """Record an event after all work launched on a device; return None for a CPU."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event(enable_timing=True)
@@ -15,38 +15,38 @@ def mark(device: torch.device) -> torch.cuda.Event | None:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceTime:
-    """A layer between two events.
+class LayerTime:
+    """Time of a layer on a GPU, between two events.
 
     Args:
-        device: That computes it.
-        first: Event in front of the layer.
-        last: Event behind it.
-        asked: Seconds that the host waited for the layer's weights before it launched the layer.
-        stalled: Seconds that the host waited for experts while it launched the layer.
+        device: Compute device of the layer.
+        first: Event before the layer.
+        last: Event after the layer.
+        weight_wait: Seconds that the host waited for the layer's weights before launching it.
+        expert_wait: Seconds that the host waited for experts while launching the layer.
     """
 
     device: torch.device
     first: torch.cuda.Event
     last: torch.cuda.Event
-    asked: float
-    stalled: float
+    weight_wait: float
+    expert_wait: float
 
     def computed(self) -> float:
-        """Seconds between the events, in which the layer did not wait for experts. Waits for the layer."""
+        """Return the seconds between the events, without waits for experts. Waits for the layer to finish."""
         self.last.synchronize()
-        return max(_seconds(self.first, self.last) - self.stalled, 0.0)
+        return max(_seconds(self.first, self.last) - self.expert_wait, 0.0)
 
-    def waited(self, before: "DeviceTime | None") -> float:
-        """Seconds that the device waited for weights, with nothing to compute since the layer before.
+    def waited(self, before: "LayerTime | None") -> float:
+        """Return the seconds that the device was idle for lack of weights since the previous layer, `before`.
 
-        While the device is still busy with that, the host may wait and the device does not. Both layers must
-        have been computed.
+        Host waits while the device is still computing that layer do not count. Both layers must have
+        finished.
         """
-        idle = self.asked
+        idle = self.weight_wait
         if before is not None and before.device == self.device:
             idle = min(idle, max(_seconds(before.last, self.first), 0.0))
-        return idle + self.stalled
+        return idle + self.expert_wait
 
 
 def _seconds(first: torch.cuda.Event, last: torch.cuda.Event) -> float:
@@ -55,11 +55,16 @@ def _seconds(first: torch.cuda.Event, last: torch.cuda.Event) -> float:
 
 
 @dataclass(slots=True)
-class Spent:
-    """Where a pass's time went: layers that are done, seconds computed in them, seconds waited for them.
+class PassTime:
+    """Time of a pass by layer.
 
-    cpu_layers, cpu_computed: those of them that the CPU computed beside a device, and their seconds. timed:
-    layers on a GPU, whose seconds `read` adds when they have been computed.
+    Args:
+        layers: Number of finished layers.
+        computed: Seconds of computation in these layers.
+        waited: Seconds of waiting for their weights.
+        cpu_layers: Number of layers computed on the CPU while a GPU computes the others.
+        cpu_computed: Seconds of computation in the CPU layers.
+        timed: Layers on a GPU whose times `read` has yet to add.
     """
 
     layers: int = 0
@@ -67,25 +72,25 @@ class Spent:
     waited: float = 0.0
     cpu_layers: int = 0
     cpu_computed: float = 0.0
-    timed: list[DeviceTime] = field(default_factory=list)
+    timed: list[LayerTime] = field(default_factory=list)
 
-    def add(self, computed: float, waited: float, *, beside: bool) -> None:
-        """Count one layer more. beside: whether the CPU computed it beside a device."""
+    def add(self, computed: float, waited: float, *, on_cpu: bool) -> None:
+        """Add a layer. `on_cpu`: whether the CPU computed it while a GPU computes others."""
         self.layers += 1
         self.computed += computed
         self.waited += waited
-        if beside:
+        if on_cpu:
             self.cpu_layers += 1
             self.cpu_computed += computed
 
-    def add_timed(self, layer: DeviceTime) -> None:
-        """Count one layer more, on a GPU."""
+    def add_timed(self, layer: LayerTime) -> None:
+        """Add a layer on a GPU."""
         self.layers += 1
         self.timed.append(layer)
 
     def read(self) -> None:
-        """Add the seconds of layers on GPUs; waits until they have been computed."""
-        before: DeviceTime | None = None
+        """Add the times of layers on GPUs, after waiting for them to finish."""
+        before: LayerTime | None = None
         for layer in self.timed:
             self.computed += layer.computed()
             self.waited += layer.waited(before)

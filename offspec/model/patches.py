@@ -1,8 +1,8 @@
-"""List of everything in transformers, torch and jinja that offspec changes, and the ways to change it.
+"""List of everything in transformers, torch and jinja that offspec changes, and helpers for such changes.
 
-An attribute of another package is replaced by `offspec.core.replaced`, only while a call of offspec needs it.
-Modules of offspec's own models get another forward by `wrap`. Functions that transformers is to call are
-registered under names of offspec's own, which no other model uses.
+`offspec.core.monkeypatch` replaces attributes of other packages only while a call of offspec needs it. `wrap`
+replaces the forward of modules in offspec's own models. Functions for transformers to call are registered
+under offspec's own names, which no other model uses.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One change outside of offspec.
+    """Change to another package or to process state.
 
     Args:
         target: Class, function, registry or setting that is changed.
@@ -37,16 +37,16 @@ PATCHES = (
         "transformers.PreTrainedModel.__init__, and that of derived classes",
         ("checkpoint.meta_model",),
         "the model is made",
-        "parts for pictures and sound are not made; other threads make theirs as ever",
+        "vision and audio parts are not built; other threads build models as usual",
     ),
     Patch(
         "transformers.utils.chat_template_utils._compile_jinja_template",
         ("model.template_limits",),
         "the template is rendered",
-        "jinja's sandbox limits neither memory nor time; other threads compile templates as ever",
+        "jinja's sandbox limits neither memory nor time; other threads compile templates as usual",
     ),
     Patch(
-        "causal_conv1d_fn and other functions of layers with a state, in transformers.models.*.modeling_*",
+        "causal_conv1d_fn and other functions of recurrent layers, in transformers.models.*.modeling_*",
         ("model.recurrence.functions", "model.runner", "model.probe.cache_rows"),
         "the pass ends",
         "states follow the branches of a token tree; other threads call the functions of transformers",
@@ -55,10 +55,10 @@ PATCHES = (
         "torch.nn hook on the registration of parameters",
         ("checkpoint.meta_model",),
         "the model is made",
-        "parameters go to the meta device as they are made; those of other threads stay where they are",
+        "parameters are created on the meta device; those of other threads are not affected",
     ),
     Patch(
-        "torch function modes EvenFunctions and RowProducts",
+        "torch function modes RowIndependentFunctions and RowProducts",
         ("model.row_independence",),
         "the pass ends",
         "bits of a row must not depend on its place, nor on the number of rows; a mode holds for one thread",
@@ -73,7 +73,7 @@ PATCHES = (
         "torch function mode _NothingDrawn",
         ("checkpoint.meta_model",),
         "the model is made",
-        "no numbers are drawn for parameters on the meta device; a mode holds for one thread",
+        "no random numbers are drawn for parameters on the meta device; a mode holds for one thread",
     ),
     Patch(
         "transformers.AttentionInterface and ALL_EXPERTS_FUNCTIONS, entries whose names begin with offspec_",
@@ -107,15 +107,15 @@ PATCHES = (
     ),
     Patch(
         "number of torch's threads",
-        ("engine.batch", "model.probe.compare"),
-        "the draft is made ahead, the trial ends",
+        ("engine.batched_pass", "model.probe.compare"),
+        "the draft for the next pass is made, the trial ends",
         "two threads share the processors; a trial computes next to nothing",
     ),
     Patch(
         "settings of torch's allocator on a GPU",
-        ("model.device",),
+        ("model.devices",),
         "the process ends",
-        "expandable segments leave fewer gaps; PYTORCH_ALLOC_CONF wins",
+        "expandable segments reduce fragmentation; PYTORCH_ALLOC_CONF takes precedence",
     ),
     Patch(
         "environment: GOMP_SPINCOUNT, OMP_WAIT_POLICY, ONEDNN_PRIMITIVE_CACHE_CAPACITY, if not set",
@@ -127,13 +127,13 @@ PATCHES = (
 
 
 def wrap(module: torch.nn.Module, run: Callable[..., Any], *given: Any) -> Callable[[], None]:
-    """Replace the forward of one module of offspec's own, and return a function that undoes it.
+    """Replace the forward of one of offspec's own modules; return a function that undoes it.
 
     Args:
-        module: Module of a model that offspec has made.
-        run: Called as run(forward, *given, ...) with the forward that the module had, and the arguments of
-            its caller.
-        given: Arguments that are known beforehand.
+        module: Module of a model built by offspec.
+        run: Called as run(forward, *given, ...) with the module's previous forward and the caller's
+            arguments.
+        given: Arguments bound in advance.
     """
     before = vars(module).get("forward")
     module.forward = partial(run, module.forward, *given)
@@ -148,7 +148,7 @@ def wrap(module: torch.nn.Module, run: Callable[..., Any], *given: Any) -> Calla
 
 
 def unwrapped(module: Any) -> Any:
-    """Copy of a module that shares its parts, with the forward of its class."""
+    """Return a copy of a module that shares its parts and has the forward of its class."""
     twin = copy(module)
     vars(twin).pop("forward", None)
     return twin
@@ -159,11 +159,12 @@ _FIELDS = {"attention": "_attn_implementation_internal", "experts": "_experts_im
 
 @contextmanager
 def implementation(model: Any, **names: str) -> Iterator[None]:
-    """While the block runs, every part of a transformers model uses the functions of these names.
+    """Use the functions of these names in every part of a transformers model while the block runs.
 
     Args:
-        model: Its configurations are set directly: transformers' own way reads the source of each module.
-        names: Of `attention` and `experts`, as registered with transformers.
+        model: Model whose configurations are set directly, because transformers' own setter reads the source
+            of each module.
+        names: Registered names for `attention` and `experts`.
     """
     configs = {id(found): found for module in model.modules() if (found := getattr(module, "config", None))}
     before = list[tuple[Any, str, Any]]()

@@ -1,13 +1,14 @@
-"""Positions in layers whose family counts them by the rows or the longest position of a call.
+"""Positions in layers that derive them from the number of rows or the longest position of a call.
 
-A query's scale: Llama 4's layers without rotary embedding scale a query by log(⌊(position + 1) / floor⌋ + 1)
-times a factor, plus one, and take the position from the length of the cache, which is wrong of a token tree:
-siblings are of one position. There the layer is told to leave it out, and attention does it.
+Query scale: Llama 4's layers without rotary embedding scale a query by log(⌊(position + 1) / floor⌋ + 1)
+times a factor, plus one. They take the position from the length of the cache, which is wrong for a token
+tree, where siblings have the same position. For a tree, the layer therefore skips the scale and attention
+applies it.
 
-Rotary frequencies: LongRoPE (arXiv 2402.13753) has two sets of factors, one for texts up to the length that a
-model was trained on, one for longer ones. transformers chooses by the longest position of each call, so that
-keys in the cache would be of two kinds as soon as a text, or a deep tree, grows past that length. As in vLLM
-the context that is asked for decides, once.
+Rotary frequencies: LongRoPE (arXiv 2402.13753) has two sets of factors, one for texts up to the training
+length and one for longer texts. transformers chooses by the longest position of each call, so the cache would
+mix keys of both kinds as soon as a text, or a deep tree, grows past that length. As in vLLM, the requested
+context decides once.
 """
 
 from collections.abc import Callable
@@ -21,10 +22,10 @@ Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, [1, T, D] eac
 
 
 def scale_in_attention(model: Any) -> None:
-    """Have layers that would count rows leave the scale of their queries to attention over a token tree.
+    """Make attention over a token tree apply the query scale of layers that would count rows.
 
     Args:
-        model: Of transformers. In a forward without a tree everything stays as it is.
+        model: transformers model. A forward without a tree is not changed.
     """
     for module in model.modules():
         if getattr(module, "attn_temperature_tuning", None) and not getattr(module, "use_rope", True):
@@ -33,7 +34,7 @@ def scale_in_attention(model: Any) -> None:
 
 
 def position_scale(module: torch.nn.Module, position: torch.Tensor) -> torch.Tensor | None:
-    """[T] float32, factors of queries at `position` [T]; None where a layer has none, or its own."""
+    """Return query factors [T] float32 at `position` [T]; None if the layer has none or applies its own."""
     layer: Any = module
     if not getattr(layer, "scales_by_position", False):
         return None
@@ -54,15 +55,17 @@ def _unscaled(
         module.attn_temperature_tuning = before
 
 
-def fix_frequencies(model: Any, context: int) -> bool:
-    """Have every position rotated by the long factors where the context is beyond the original length.
+def select_rope_factors(model: Any, context: int) -> bool:
+    """Use the long factors for every position if the context exceeds the original length.
 
-    Within that length no position is, and transformers chooses the short ones by itself. Returns whether they
-    were changed.
+    Otherwise transformers uses the short factors for all positions.
 
     Args:
-        model: Of transformers.
-        context: Most positions of prompt and answer.
+        model: transformers model.
+        context: Maximum positions of prompt and answer.
+
+    Returns:
+        Whether the model was changed.
     """
     changed = False
     for module in model.modules():
@@ -74,7 +77,7 @@ def fix_frequencies(model: Any, context: int) -> bool:
 
 
 def original_length(module: Any) -> int | None:
-    """The length up to which a rotary embedding takes the short factors; None where it has one set."""
+    """Return the length up to which a rotary embedding uses short factors; None if it has only one set."""
     kinds = getattr(module, "rope_type", None)
     if "longrope" not in (kinds.values() if isinstance(kinds, dict) else [kinds]):
         return None
@@ -93,7 +96,7 @@ def _long(
     *args: Any,
     **kwargs: Any,
 ) -> Rotation:
-    """Cosines and sines of a rotary embedding that is given one more position, beyond the original length."""
+    """Compute cosines and sines with an extra position beyond the original length, which is then removed."""
     beyond = position_ids.new_full((*position_ids.shape[:-1], 1), original)
     cosines, sines = forward(like, torch.cat([position_ids, beyond], dim=-1), *args, **kwargs)
     return cosines[..., :-1, :], sines[..., :-1, :]

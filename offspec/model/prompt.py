@@ -1,4 +1,4 @@
-"""A prompt as callers write it: text, chat messages or token ids, checked before a template sees it."""
+"""Validation of prompts: text, chat messages or token ids, checked before a template is applied."""
 
 from collections.abc import Mapping, Sequence
 from operator import index
@@ -15,19 +15,19 @@ _LOOKS = '{"role": "user", "content": "..."}'
 
 
 def token_ids(prompt: Prompt) -> list[int] | None:
-    """Ids, from a list of them, an array or a tensor; None for text and messages.
+    """Return token ids from a list, array or tensor; None for text and messages.
 
-    Raises RequestError for what is none of these, and for arrays of more than one dimension or of fractions.
+    Raises RequestError for any other type, and for arrays that are not integer and one-dimensional.
     """
     given: Any = prompt
     if hasattr(given, "tolist"):
         if getattr(given, "ndim", 1) != 1:
             raise RequestError(
-                f"token ids must be in one dimension, not in {given.ndim}: one prompt at a time is answered"
+                f"token ids must be one-dimensional, not {given.ndim}-dimensional; pass one prompt per call"
             )
         given = given.tolist()
     elif isinstance(given, bytes | bytearray | memoryview):
-        raise RequestError("a prompt must be text and not bytes: decode it first, as in prompt.decode()")
+        raise RequestError("a prompt must be text, not bytes; decode it first, as in prompt.decode()")
     elif not isinstance(given, Sequence):
         kind = type(given).__name__
         raise RequestError(f"a prompt must be a string or a list of messages or of token ids, not {kind}")
@@ -42,14 +42,14 @@ def token_ids(prompt: Prompt) -> list[int] | None:
 
 
 def checked_text(text: str) -> str:
-    """Text as it was given. Raises RequestError where it is not valid Unicode."""
+    """Return the text unchanged. Raises RequestError if it is not valid Unicode."""
     if not is_unicode(text):
         raise RequestError("the prompt is not valid Unicode text")
     return text
 
 
 def checked_messages(messages: Messages) -> list[dict[str, Any]]:
-    """Messages as a template expects them. Raises RequestError."""
+    """Return messages in the form a template expects. Raises RequestError if one is invalid."""
     checked = list[dict[str, Any]]()
     for message in messages:
         if not isinstance(message, Mapping):
@@ -71,11 +71,11 @@ def checked_messages(messages: Messages) -> list[dict[str, Any]]:
 
 
 def _refuse_pictures(content: object) -> None:
-    """Raise RequestError, by its kind, for a part of a message that is no text."""
+    """Raise RequestError with the part's type for a message part that is not text."""
     for part in content if isinstance(content, list) else []:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if isinstance(kind, str) and kind != "text":
             raise RequestError(
-                f"a message has a part of type {kind[:40]!a}: offspec runs the language "
-                "model of such models alone, on text; pictures, sound and video are not read"
+                f"a message has a part of type {kind[:40]!a}; offspec runs only the language "
+                "model of multimodal models and accepts text only, no images, audio or video"
             )

@@ -1,9 +1,9 @@
 """Row counts of a pass at which the bits of a row depend on that row alone.
 
-A library of products chooses its code by shape: a row by itself, or the last few of many, may be summed up in
-another order than the rest. So a pass runs at row counts that are multiples of a step, with copies of its
-last row behind it. The step is found by trying products of a model's own shapes, in its dtype, with the
-threads there are: it takes milliseconds a shape.
+Matrix libraries choose their code by shape: a single row, or the last few of many, may be summed in a
+different order than the rest. So a pass runs at row counts that are multiples of a step, padded with copies
+of its last row. The step is found by testing products of the model's own shapes, in its dtype, with the
+current number of threads. That takes milliseconds per shape.
 
 Letters: N rows of a weight, K columns of it.
 """
@@ -18,32 +18,32 @@ import torch.nn.functional as F
 from offspec_kernels.row_linear import blocks
 
 STEPS = (1, 2, 4, 8, 16, 32, 64)
-_MANY = 320  # rows whose bits are the ones to have
-_TIMES = (1, 2, 3, 5)  # a step is tried at so many of it
-_ALSO = (24, 36, 70, 128)  # and at these, where they are multiples of it
-_MOST_VALUES = 1 << 21  # of a weight that is tried; a larger one loses some of its rows
-_LEAST_ROWS = 64  # of a weight, however long they are
+_MANY = 320  # rows of the reference product
+_TIMES = (1, 2, 3, 5)  # multiples of a step that are tested
+_ALSO = (24, 36, 70, 128)  # also tested if they are multiples of the step
+_MOST_VALUES = 1 << 21  # of a tested weight; a larger one is truncated to fewer rows
+_LEAST_ROWS = 64  # of a tested weight, whatever its columns
 
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Multiples of `step` rows. holds: whether rows were found to be independent of each other at these."""
+    """Multiples of `step` rows. `rows_independent`: whether rows proved independent at these counts."""
 
     step: int = 1
-    holds: bool = True
+    rows_independent: bool = True
 
     def padded(self, rows: int) -> int:
-        """The least row count that will do for `rows` rows."""
+        """Return the smallest allowed row count for `rows` rows."""
         return -(-rows // self.step) * self.step
 
     def common(self, other: "RowCounts") -> "RowCounts":
-        """Those that do where either does, since every step is a power of two."""
-        return RowCounts(max(self.step, other.step), self.holds and other.holds)
+        """Return the row counts allowed by both; every step is a power of two."""
+        return RowCounts(max(self.step, other.step), self.rows_independent and other.rows_independent)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProductShape:
-    """A weight [N, K]. transposed: it lies in memory as [K, N]."""
+    """Shape of a weight [N, K]. `transposed`: whether it is stored as [K, N]."""
 
     rows: int
     columns: int
@@ -53,13 +53,13 @@ class ProductShape:
 def find_row_counts(
     shapes: Iterable[ProductShape], sums: Iterable[int], dtype: torch.dtype, device: torch.device
 ) -> RowCounts:
-    """The smallest step that holds for all of these, as this process computes them.
+    """Find the smallest step that works for all these products and sums in this process.
 
     Args:
-        shapes: Of weights.
-        sums: Values of rows that are summed up.
-        dtype: Of the weights, and of rows that are multiplied with them; sums are float32.
-        device: Where they are.
+        shapes: Shapes of the weights.
+        sums: Lengths of rows that are summed.
+        dtype: Dtype of the weights and of the rows they are multiplied with; sums are float32.
+        device: Compute device.
     """
     threads = torch.get_num_threads()
     step: int | None = STEPS[0]
@@ -67,13 +67,15 @@ def find_row_counts(
         step = step and _step_of_sums(size, step, device, threads)
     for shape in sorted({_shortened(shape) for shape in shapes}):
         step = step and _step_of(shape, step, dtype, device, threads)
-    return RowCounts(holds=False) if step is None else RowCounts(step)
+    return RowCounts(rows_independent=False) if step is None else RowCounts(step)
 
 
 def panels_agree(shapes: Iterable[ProductShape], dtype: torch.dtype) -> bool:
-    """Whether panels of weights of these shapes, on a CPU, give a row the bits of torch's own product."""
+    """Return whether CPU products by panels give a row the bits of torch's own product, for these shapes."""
     threads, short = torch.get_num_threads(), {_shortened(shape) for shape in shapes}
-    return dtype == torch.bfloat16 and blocks.works() and all(_agrees(shape, threads) for shape in short)
+    return (
+        dtype == torch.bfloat16 and blocks.is_supported() and all(_agrees(shape, threads) for shape in short)
+    )
 
 
 @lru_cache(maxsize=256)
@@ -94,7 +96,7 @@ def _shortened(shape: ProductShape) -> ProductShape:
 def _step_of(
     shape: ProductShape, least: int, dtype: torch.dtype, device: torch.device, threads: int
 ) -> int | None:
-    """The smallest step, from `least` up, at which a row has the bits it has among many, wherever it is."""
+    """Return the smallest step from `least` up at which a row has the same bits as among many rows."""
     weight, row = _cancelling(shape, dtype, device)
     others = torch.randn(_MANY, shape.columns, generator=_generator()).to(device, dtype)
 
@@ -103,7 +105,7 @@ def _step_of(
 
 @lru_cache(maxsize=16)
 def _step_of_sums(size: int, least: int, device: torch.device, threads: int) -> int | None:
-    """The same of sums over rows of `size` values, as norms have them."""
+    """Return the smallest step from `least` up for sums over rows of `size` values, as in norms."""
     others = torch.randn(_MANY + 1, size, generator=_generator()).to(device)
     return _least_step(lambda rows: rows.mean(-1, keepdim=True), others[_MANY], others[:_MANY], least)
 
@@ -112,7 +114,7 @@ def _least_step(
     function: Callable[[torch.Tensor], torch.Tensor], row: torch.Tensor, others: torch.Tensor, least: int
 ) -> int | None:
     def bits(count: int) -> torch.Tensor:
-        """Those of the function of `row`, at some places among `count` rows."""
+        """Return the function's results for `row` at several places among `count` rows."""
         places = sorted({0, count // 3, count // 2, max(count - 2, 0), count - 1})
         rows = others[:count].clone()
         rows[places] = row
@@ -132,9 +134,9 @@ def _least_step(
 def _cancelling(
     shape: ProductShape, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight and a row whose terms cancel: of their product nothing but the rounding is left.
+    """Return a weight and a row whose terms cancel, so that only rounding errors remain in their product.
 
-    Any other order of summation shows in nearly every value then, even where few bits are kept of a sum.
+    A different order of summation then changes nearly every value, even if few bits of a sum are kept.
     """
     generator, half = _generator(), shape.columns // 2
     pair, order = (

@@ -1,13 +1,13 @@
-"""Functions and products of a pass whose rows' bits depend neither on their place nor on the number of rows.
+"""Functions and products in which a row's bits depend neither on its place nor on the number of rows.
 
-torch computes SiLU, GELU and the sigmoid with vectors of several numbers, and what is left over at the end of
-each thread's share one by one, by another formula: in float32 one value in 25 differs in its last bit, of the
-exact GELU one in three. Shares end where the number of rows and of threads have it. So a call gets sizes at
-which every share is a whole number of vectors.
+torch computes SiLU, GELU and the sigmoid in vectors, and the remainder of each thread's share one value at a
+time with a different formula. In float32, one value in 25 then differs in its last bit; for the exact GELU it
+is one in three. The shares depend on the numbers of rows and of threads. So each call gets sizes at which
+every share is a whole number of vectors.
 
-Products are `row_linear`'s: on a GPU all of them, in tiles of one size; on a CPU those of linear modules and
-of experts in bfloat16, where torch's own sum up a row in another order beside other numbers of rows, with a
-matrix unit (AMX).
+`row_linear` computes the products: on a GPU all of them, in tiles of one size; on a CPU those of linear
+modules and experts in bfloat16, because with a matrix unit (AMX) torch's order of summation depends on the
+number of rows.
 """
 
 import math
@@ -21,14 +21,14 @@ from torch.overrides import TorchFunctionMode
 from offspec.model.experts import is_experts
 from offspec.model.patches import wrap
 from offspec.model.row_counts import RowCounts
-from offspec.model.torch_functions import never_watched
+from offspec.model.torch_functions import bypass_function_modes
 from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.row_linear import row_linear
 from offspec_kernels.row_linear.blocks import replaces_torch
 
-VECTOR = 64  # numbers that torch takes at once, at most: two vectors of 32 bfloat16
-_SHARE = 1 << 15  # numbers up to which one thread takes them all (at::internal::GRAIN_SIZE)
-_ALONE = 1 << 14  # the same of GELU, which gives every thread a share of more
+VECTOR = 64  # maximum numbers that torch processes at once: two vectors of 32 bfloat16
+_SHARE = 1 << 15  # numbers up to which torch uses one thread (at::internal::GRAIN_SIZE)
+_ALONE = 1 << 14  # same limit for GELU, which uses all threads above it
 _MODULES = ("torch.nn.modules.activation", "transformers.activations")
 
 _BARE = (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid, F.softplus)
@@ -38,16 +38,16 @@ _MATRIX_PRODUCTS = (*_PRODUCTS, torch.mm)
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
-def make_even(model: torch.nn.Module) -> None:
-    """Have the activations of `model` computed by `evenly`."""
+def make_activations_row_independent(model: torch.nn.Module) -> None:
+    """Make the activations of `model` run through `row_independent`."""
     for module in model.modules():
         leaf = not [*module.children(), *module.parameters()]
         if leaf and type(module).__module__ in _MODULES:
-            wrap(module, evenly)
+            wrap(module, row_independent)
 
 
 def has_row_blocks(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether linear modules and experts in this dtype are multiplied in blocks on a CPU."""
+    """Return whether linear modules and experts of this dtype are multiplied in blocks on a CPU."""
     return (
         device.type == "cpu"
         and dtype == torch.bfloat16
@@ -57,7 +57,7 @@ def has_row_blocks(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def use_row_products(model: torch.nn.Module) -> None:
-    """Have the linear modules and experts of `model` multiply by `row_linear`, wherever they run on a CPU."""
+    """Make the linear modules and experts of `model` multiply with `row_linear` when they run on a CPU."""
     for module in model.modules():
         if is_experts(module):
             module.row_products = True  # type: ignore[assignment]
@@ -66,7 +66,7 @@ def use_row_products(model: torch.nn.Module) -> None:
 
 
 def is_linear(module: torch.nn.Module) -> bool:
-    """Whether a module is torch's linear one, or GPT-2's, whose weight lies as [K, N]."""
+    """Return whether a module is torch's linear module, or GPT-2's, whose weight is stored as [K, N]."""
     from transformers.pytorch_utils import Conv1D
 
     return type(module) in (torch.nn.Linear, Conv1D)
@@ -86,18 +86,20 @@ def _product(
     *,
     path: Backend | None = None,
 ) -> torch.Tensor:
-    """Rows [..., K] and a matrix [N, K] to [..., N], by `row_linear`."""
+    """Multiply rows [..., K] by a matrix [N, K] with `row_linear`; return [..., N]."""
     rows = input.reshape(-1, input.shape[-1])
     return row_linear(rows, weight, bias, path=path).view(*input.shape[:-1], len(weight))
 
 
-class EvenFunctions(TorchFunctionMode):
-    """While entered, what families call outside of modules, or at their own row counts, is independent, too.
+class RowIndependentFunctions(TorchFunctionMode):
+    """Mode that makes functions row-independent that models call outside modules or at other row counts.
 
-    These are the sigmoid and softplus of routers, products of latents, of which a cache has any number, and
-    those of a matrix with rows that stand as columns.
+    These are the sigmoid and softplus of routers, products of cached latents, whose number varies, and
+    products of a matrix with rows stored as columns.
 
-    row_blocks: whether products in bfloat16 are `row_linear`'s, whose rows are independent at any number.
+    Args:
+        row_counts: Row counts to which products are padded.
+        row_blocks: Whether bfloat16 products use `row_linear`, whose rows are independent at any row count.
     """
 
     def __init__(self, row_counts: RowCounts, row_blocks: bool = False) -> None:
@@ -107,11 +109,11 @@ class EvenFunctions(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function in _BARE and len(args) == 1 and not kwargs:
-            return evenly(function, args[0])
+            return row_independent(function, args[0])
         if function is F.linear and not kwargs:
             return self._linear(*args)
-        if turned := _rows_as_columns(function, args):
-            return self._linear(*turned).mT
+        if columns := _rows_as_columns(function, args):
+            return self._linear(*columns).mT
         return function(*args, **kwargs)
 
     def _linear(
@@ -128,9 +130,10 @@ class EvenFunctions(TorchFunctionMode):
 
 
 class RowProducts(TorchFunctionMode):
-    """While entered, products of rows [..., K] and one matrix are `row_linear`'s.
+    """Mode that computes products of rows [..., K] and one matrix with `row_linear`.
 
-    path: Backend to use; None: what suits the device.
+    Args:
+        path: Backend to use. Default: the device's default backend.
     """
 
     def __init__(self, path: Backend | None = None) -> None:
@@ -141,37 +144,37 @@ class RowProducts(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is F.linear:
             return _product(*args, **kwargs, path=self._path)
-        if function is torch.addmm and not kwargs:  # of GPT-2's layers
+        if function is torch.addmm and not kwargs:  # used by GPT-2's layers
             return _product(args[1], args[2].mT, args[0], path=self._path)
         if function in _MATRIX_PRODUCTS and not kwargs and args[1].dim() == 2:
             return _product(args[0], args[1].mT, path=self._path)
-        if turned := _rows_as_columns(function, args):
-            return _product(*turned, path=self._path).mT
+        if columns := _rows_as_columns(function, args):
+            return _product(*columns, path=self._path).mT
         return function(*args, **kwargs)
 
 
 def _rows_as_columns(function: Any, args: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """rows [1, T, K] and weight [N, K] of a product that is written weight @ rows.mT; None of any other."""
+    """Return rows [1, T, K] and weight [N, K] of a product written weight @ rows.mT; None for other calls."""
     if function not in _PRODUCTS or len(args) != 2 or (args[0].dim(), args[1].dim()) != (2, 3):
         return None
     return args[1].mT, args[0]
 
 
-@never_watched
-def evenly(function: Function, values: torch.Tensor) -> torch.Tensor:
-    """function(values [..., I]), an elementwise one, so that no value depends on its place."""
+@bypass_function_modes
+def row_independent(function: Function, values: torch.Tensor) -> torch.Tensor:
+    """Apply an elementwise function to values [..., I] so that no result depends on its place."""
     if values.device.type != "cpu" or values.dim() == 0 or values.numel() == 0:
         return function(values)
     width = values.shape[-1]
     if width % VECTOR:
-        return evenly(function, F.pad(values, (0, -width % VECTOR)))[..., :width]
-    flat = values.contiguous().view(-1)  # with gaps, the exact GELU is another library's
+        return row_independent(function, F.pad(values, (0, -width % VECTOR)))[..., :width]
+    flat = values.contiguous().view(-1)  # for strided tensors, another library computes the exact GELU
     pieces = [function(piece) for piece in _pieces(flat)]
     return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(values.shape)
 
 
 def _pieces(flat: torch.Tensor) -> list[torch.Tensor]:
-    """Cut a multiple of VECTOR numbers where every thread's share of a piece is one, too."""
+    """Split a multiple of VECTOR numbers so that every thread's share of a piece is also such a multiple."""
     count, threads = len(flat), torch.get_num_threads()
     if count <= _ALONE:
         return [flat]
@@ -179,7 +182,7 @@ def _pieces(flat: torch.Tensor) -> list[torch.Tensor]:
     most = count - count % unit
     if most == count:
         return [flat]
-    if -(-most // _SHARE) != -(-count // _SHARE) or most == 0:  # shared among fewer then
+    if -(-most // _SHARE) != -(-count // _SHARE) or most == 0:  # would be split among fewer threads
         most = max(most // _ALONE, 1) * _ALONE
         return [*flat[:most].split(_ALONE), *_pieces(flat[most:])]
     return [flat[:most], *_pieces(flat[most:])]

@@ -1,4 +1,4 @@
-"""Bytes of an opened model: of its weights, its cache, and a pass."""
+"""Memory sizes of an opened model: its weights, its cache, and a pass."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Self
 
 import torch
 
-from offspec.checkpoint.tensors import can_slice, on_disk
+from offspec.checkpoint.tensors import can_slice, stored_tensors
 from offspec.model.binding import Binder
 from offspec.model.head import HeadBlock, head_blocks
 from offspec.model.opened import OpenedModel
@@ -17,35 +17,35 @@ from offspec_kernels.row_linear.blocks import panel_bytes
 from offspec_kernels.tree_attention import gpu_scratch_bytes, list_bytes
 from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scratch
 
-# Sets of states of a text: committed, with the text in front of a pass, and a copy under way.
+# Sets of states of a sequence: committed, including the text of the current pass, and a temporary copy.
 _STATES = 3
-# Times the bytes of rows that a scan takes: in float32, and once more while they are put together.
+# Memory of a scan as a multiple of its rows' bytes: float32 values, and a copy while they are joined.
 _WIDENED = 6
-_WINDOW_GAPS = 256  # bytes: stores of a layer begin at round addresses
-_HEAD_VALUES = 4 << 20  # of a packed head, in a block that streams, even where layers unpack fewer at once
+_WINDOW_GAPS = 256  # bytes: alignment of a layer's stores
+_HEAD_VALUES = 4 << 20  # of a packed head in a streamed block, even if layers unpack fewer at once
 
 
 class SizedModel(OpenedModel):
-    """An opened model with the bytes of each part and of passes, all known before weights are read."""
+    """Opened model with the memory sizes of each part and of passes, all known before weights are read."""
 
     @property
     def layer_bytes(self) -> list[int]:
-        """Bytes that each layer takes in a slot, which are also those read for it."""
+        """Bytes of each layer in a slot, which is also the number of bytes read for it."""
         return [binder.layout.nbytes for binder in self.layers]
 
     @property
     def layer_elements(self) -> list[int]:
-        """Weights in each layer."""
+        """Number of weights in each layer."""
         return [sum(p.numel() for p in layer.parameters()) for layer in self.skeleton.layers]
 
     @property
     def stored_bits(self) -> float:
-        """Bits that a weight of the layers is stored in, on average."""
+        """Average stored bits per weight of the layers."""
         return 8 * sum(self.layer_bytes) / sum(self.layer_elements)
 
     @property
-    def layer_extra(self) -> list[int]:
-        """Bytes that each layer takes besides, where its tensors must be converted."""
+    def layer_conversion_bytes(self) -> list[int]:
+        """Additional bytes of each layer for tensors that must be converted."""
         return [binder.copied_bytes for binder in self.layers]
 
     @property
@@ -54,48 +54,48 @@ class SizedModel(OpenedModel):
         return [binder.layout.nbytes for binder in self.dense]
 
     @property
-    def dense_extra(self) -> list[int]:
-        """Bytes that each layer takes besides, without its routed experts."""
+    def dense_conversion_bytes(self) -> list[int]:
+        """Additional bytes of each layer for conversion, without its routed experts."""
         return [binder.copied_bytes for binder in self.dense]
 
     @property
-    def held_bytes(self) -> list[int]:
-        """Bytes that each layer takes where all of it is values in the model's dtype."""
+    def unpacked_layer_bytes(self) -> list[int]:
+        """Bytes of each layer fully unpacked in the model's dtype."""
         return [binder.kept_bytes for binder in self.layers]
 
     @property
-    def held_extra(self) -> list[int]:
-        """Bytes that each layer takes besides while it is made into such values."""
+    def unpacked_conversion_bytes(self) -> list[int]:
+        """Temporary additional bytes of each layer while it is unpacked."""
         return [binder.layout.nbytes + binder.fused_elements * self.dtype.itemsize for binder in self.layers]
 
     @property
-    def rest_bytes(self) -> int:
-        """Bytes of everything that is no layer and stays: head, final norm, positions."""
+    def non_layer_bytes(self) -> int:
+        """Bytes of all resident parts outside the layers: head, final norm, positions."""
         return sum(binder.kept_bytes for binder in self._rest)
 
     @property
     def embedding_bytes(self) -> int:
-        """Bytes of RAM that an embedding takes whose rows are not read from disk; 0 where it is the head."""
-        return 0 if self._rows is None else lay_out("the embedding", on_disk(self._rows)).nbytes
+        """Bytes of an embedding kept in RAM instead of read by row from disk; 0 if it is tied to the head."""
+        return 0 if self._rows is None else lay_out("the embedding", stored_tensors(self._rows)).nbytes
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of the head, and of `rest_bytes` therefore, that may stream instead; 0 where it cannot."""
+        """Bytes of the head, included in `non_layer_bytes`, that may be streamed; 0 if it cannot be."""
         if self._head is None or not can_slice(self._head.sources[0][0]):
             return 0
         return self._rest[1].kept_bytes
 
     @property
     def head_stored_bytes(self) -> int:
-        """Bytes that the head takes on disk, which are those of a pass in which it streams."""
-        if self._head is None:  # it is the embedding
+        """Bytes of the head on disk, read in each pass if it is streamed."""
+        if self._head is None:  # tied to the embedding
             weight: torch.Tensor = self.skeleton.model.get_output_embeddings().weight
             return weight.numel() * self.dtype.itemsize
         return self._head.sources[0][0].nbytes
 
     @property
     def head_block_bytes(self) -> int:
-        """Bytes of the largest unit of a head that streams."""
+        """Bytes of the largest block of a streamed head."""
         return max((block.layout.nbytes for block in self._head_blocks()), default=0)
 
     def _head_blocks(self) -> list[HeadBlock]:
@@ -104,7 +104,7 @@ class SizedModel(OpenedModel):
         return head_blocks(self._head.sources[0][0], max(self.layer_bytes), self._unpacked_in(self.layers))
 
     def _unpacked_in(self, layers: Sequence[Binder]) -> int:
-        """Most values of packed weights that are there at once while layers run, or a head's blocks."""
+        """Return the maximum number of values unpacked at once while layers or head blocks run."""
         by_panels = self.device.type == "cpu" and self.uses_panels
         most = max(binder.scratch_elements(by_panels) for binder in layers)
         if self._head is not None and self._head.is_packed:
@@ -112,35 +112,35 @@ class SizedModel(OpenedModel):
         return most
 
     def with_int8_cache(self) -> Self:
-        """The same with keys and values in 8 bits, to see what it would take; not to be loaded."""
+        """Return a copy with an int8 KV cache, for sizes only; it must not be loaded."""
         narrow = copy(self)
         narrow.int8_cache = True
         return narrow
 
     def cache_bytes(self, capacity: int, layers: Sequence[int] | None = None) -> int:
-        """Bytes of a cache of `capacity` positions, of all layers by default."""
+        """Return the bytes of a cache of `capacity` positions, for all layers by default."""
         each = self.position_bytes
         every = each if layers is None else [each[layer] for layer in layers if layer < len(each)]
         return capacity * sum(every)
 
     def layer_cache_bytes(self, capacity: int) -> int:
-        """The same of the layer that takes most."""
+        """Return the cache bytes of the largest layer at `capacity` positions."""
         return capacity * max(self.position_bytes, default=0)
 
-    def window_bytes(self, capacity: int) -> int:
-        """Bytes of the keys and values of one layer, the largest, at `capacity` positions."""
+    def offload_buffer_bytes(self, capacity: int) -> int:
+        """Return the bytes of an offload buffer for the largest layer's rows at `capacity` positions."""
         return self.layer_cache_bytes(capacity) + _WINDOW_GAPS
 
     @property
-    def caches_move(self) -> bool:
-        """Whether keys and values may live in RAM: every layer looks at its own, by our attention alone."""
+    def can_offload_cache(self) -> bool:
+        """Whether the KV cache may be in RAM: each layer has its own, read by offspec's attention only."""
         skeleton = self.skeleton
         own = sum(numbers > 0 for numbers in skeleton.rows.kept)
-        return not (skeleton.masked or skeleton.closed) and own == len(skeleton.rows.products)
+        return not (skeleton.masked or skeleton.own_attention) and own == len(skeleton.rows.products)
 
     @property
     def position_bytes(self) -> list[int]:
-        """Bytes that a position takes in each layer of the cache."""
+        """Bytes per position in each layer of the cache."""
         kept, item = self.skeleton.rows, self.dtype.itemsize
         if not self.int8_cache:
             return [numbers * item for numbers in kept.kept]
@@ -148,26 +148,30 @@ class SizedModel(OpenedModel):
         return [numbers + index * (item - 1) + 4 * heads for numbers, index, heads in layers]
 
     def state_bytes(self, rows: int, snapshots: int) -> int:
-        """Bytes of what layers carry from token to token, with a tree of `rows` rows behind it."""
+        """Return the bytes of recurrent states, including those for a tree of `rows` rows."""
         kept, item = self.skeleton.rows, self.dtype.itemsize
         text = 4 * kept.state_numbers + item * kept.tail_numbers
         return text * (_STATES + snapshots) + rows * item * kept.row_numbers
 
     def scratch_bytes(self, rows: int, length: int, chunk: int, device: torch.device | None = None) -> int:
-        """Most bytes of activations in a pass of `rows` rows over a cache of `length` positions.
+        """Return the maximum workspace bytes of a pass, including unpacked weights.
 
-        device: Where layers are computed, the model's by default.
+        Args:
+            rows: Rows of the pass.
+            length: Positions of the cache.
+            chunk: Rows that go through a layer together.
+            device: Compute device of the layers. Default: the model's device.
         """
         return self.activation_bytes(rows, length, chunk, device) + self.unpacking_bytes
 
     @property
     def unpacking_bytes(self) -> int:
-        """Bytes for values of packed weights, which stay, and for what some are fused of."""
+        """Bytes of the workspace for unpacked weights, and of temporary parts of fused weights."""
         return self._unpacking_bytes(self.layers)
 
     @property
     def dense_unpacking_bytes(self) -> int:
-        """The same where routed experts are made one by one, without what those take."""
+        """Bytes of the workspace for unpacked weights without routed experts, if those load on demand."""
         return self._unpacking_bytes(self.dense)
 
     def _unpacking_bytes(self, layers: Sequence[Binder]) -> int:
@@ -175,14 +179,14 @@ class SizedModel(OpenedModel):
         return (self._unpacked_in(layers) + fused) * self.dtype.itemsize
 
     def activation_bytes(self, rows: int, length: int, chunk: int, device: torch.device | None = None) -> int:
-        """The same without what packed weights take."""
+        """Return the maximum activation bytes of a pass, without unpacked weights; see `scratch_bytes`."""
         kept, item = self.skeleton.rows, self.dtype.itemsize
         hidden: int = self.skeleton.config.hidden_size
         inner = max((max(shape) for shape in self._matrix_shapes()), default=hidden)
         states, chunk, keys = rows * hidden * item, min(rows, chunk), length + rows
         gated = chunk * 3 * inner * item
-        # Keys in 8 bits may become values before a layer looks at them.
-        as_values = self.int8_cache and (kept.expanded or self.skeleton.closed)
+        # 8-bit keys may be dequantized before a layer reads them.
+        as_values = self.int8_cache and (kept.expanded or self.skeleton.own_attention)
         values = max(kept.kept) * (4 + item) if as_values else 0
         part = (
             chunk * 4 * hidden * 4
@@ -196,12 +200,12 @@ class SizedModel(OpenedModel):
                 chunk, keys, kept.heads, kept.groups, self.dtype, self.int8_cache, size=kept.head_size
             ) + list_bytes(rows - chunk, keys)
             return 4 * states + part + gated + attention + laid
-        part += max(gated, gpu_scratch_bytes(rows, length, kept.heads))  # one is gone when the other comes
-        # When layers are done, the last norm runs over all rows in float32.
+        part += max(gated, gpu_scratch_bytes(rows, length, kept.heads))  # never allocated together
+        # After the layers, the last norm runs over all rows in float32.
         return 2 * states + max(part, rows * hidden * (item + 8))
 
     def _laid_for_products(self, rows: int, inner: int) -> int:
-        """Bytes in which a CPU lays out a matrix, or rows of up to `inner` numbers beside panels."""
+        """Return the bytes of a matrix that a CPU reorders, or of panels and rows of `inner` numbers."""
         blocks, item = has_row_blocks(torch.device("cpu"), self.dtype), self.dtype.itemsize
         beside = (rows * inner * item + panel_bytes(rows)) if blocks or self.uses_panels else 0
         if blocks:
@@ -210,11 +214,11 @@ class SizedModel(OpenedModel):
         return beside + min(whole, max((a * b for a, b in self._matrix_shapes()), default=0)) * item
 
     def _dense_scratch(self, rows: int, keys: int, chunk: int) -> int:
-        """Bytes of dense masks, of scores that layers make of them, and of an index's scores and choices."""
+        """Return the bytes of dense masks, layers' attention scores, and an index's scores and choices."""
         if not self.skeleton.masked:
             return 0
         config, heads = self.skeleton.config, self.skeleton.rows.heads
-        scores = heads if self.skeleton.closed else 2 * int(getattr(config, "index_n_heads", 0))
+        scores = heads if self.skeleton.own_attention else 2 * int(getattr(config, "index_n_heads", 0))
         choices = rows * min(int(getattr(config, "index_topk", 0)), keys) * 40
         return rows * keys + chunk * keys * (8 + 12 * scores) + choices
 

@@ -1,4 +1,4 @@
-"""A transformers model on the meta device: all of the architecture, none of the weights."""
+"""transformers model on the meta device: the whole architecture without weights."""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from transformers import cache_utils
 
-from offspec.checkpoint.meta_model import Unmade, meta_model
+from offspec.checkpoint.meta_model import OmittedModule, meta_model
 from offspec.checkpoint.ranges import one_line
 from offspec.core.errors import CheckpointError, UnsupportedModelError
-from offspec.core.replaced import Replacement
+from offspec.core.monkeypatch import Replacement
 from offspec.model import attention, experts
 from offspec.model.positions import scale_in_attention
 from offspec.model.probe.cache_rows import NOTHING_KEPT, CacheRows
@@ -22,17 +22,25 @@ _LONGEST_REASON = 300  # characters
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """The model and the names by which its parts are found.
+    """Model on the meta device, with its parts and their names.
 
-    model: the causal LM; decoder: its stack of layers with embedding and final norm; layers: the stack;
-    layers_prefix: what parameter names of layer i begin with, before `.i.`; embedding and head: names of
-    the two weights, the same name where they are tied. rows: what positions take in the cache, where that was
-    measured; branches: whether a token tree may be more than one path. masked: whether its layers are to be
-    given a tree as a dense mask; closed: whether they compute attention in their own way, which is why.
-    merges: whether rows of several sequences may go through a layer together, each attending to its own keys;
-    apart: and attention takes one sequence after the other. wraps: of how many values the tuples are that
-    layers return; 0: they return no tuples. functions: of transformers, replaced during a pass.
-    cache_keyword: what the decoder calls its cache.
+    Args:
+        model: Causal language model.
+        decoder: Stack of layers with embedding and final norm.
+        layers: Decoder layers.
+        layers_prefix: Prefix of the parameter names of layer i, before `.i.`.
+        embedding: Name of the embedding weight.
+        head: Name of the head weight, equal to `embedding` if they are tied.
+        rows: Cache size per position, if measured.
+        branches: Whether a token tree may have more than one path.
+        masked: Whether the layers need the tree as a dense mask.
+        own_attention: Whether the layers have their own attention code, which is why they need a mask.
+        supports_batching: Whether rows of several sequences may share a layer call, each row attending to its
+            own sequence's keys.
+        attention_per_sequence: Whether attention nevertheless runs one sequence at a time.
+        output_tuple_size: Length of the tuples that layers return; 0 if they return no tuples.
+        functions: transformers functions replaced during a pass.
+        cache_keyword: Name of the decoder's cache parameter.
     """
 
     model: Any
@@ -44,10 +52,10 @@ class Skeleton:
     rows: CacheRows = NOTHING_KEPT
     branches: bool = True
     masked: bool = False
-    closed: bool = False
-    merges: bool = False
-    apart: bool = False
-    wraps: int = 0
+    own_attention: bool = False
+    supports_batching: bool = False
+    attention_per_sequence: bool = False
+    output_tuple_size: int = 0
     functions: tuple[Replacement, ...] = ()
     cache_keyword: str = "past_key_values"
 
@@ -56,8 +64,8 @@ class Skeleton:
         return self.model.config.get_text_config()
 
     @property
-    def has_no_states(self) -> bool:
-        """Whether its layers were measured, and carry neither a state nor the tail of a convolution."""
+    def is_stateless(self) -> bool:
+        """Whether the layers were measured and have neither recurrent states nor convolution tails."""
         return bool(self.rows.kept) and not (self.rows.state_numbers or self.rows.tail_numbers)
 
     @property
@@ -66,7 +74,7 @@ class Skeleton:
 
     @property
     def context_length(self) -> int:
-        """Positions the model was made for."""
+        """Context length of the model in positions."""
         for name in ("max_position_embeddings", "n_positions", "seq_length"):
             value = getattr(self.config, name, None)
             if isinstance(value, int):
@@ -78,7 +86,7 @@ class Skeleton:
         return self.embedding == self.head
 
     def layer_of(self, parameter: str) -> int | None:
-        """The index of the layer that a parameter belongs to, None for the rest of the model."""
+        """Return the index of a parameter's layer, or None for the rest of the model."""
         prefix = self.layers_prefix + "."
         if not parameter.startswith(prefix):
             return None
@@ -86,16 +94,16 @@ class Skeleton:
 
 
 def skeleton_of(config: Any, dtype: torch.dtype) -> Skeleton:
-    """The model of a configuration as transformers reads it, its parameters on meta, its buffers real.
+    """Build the transformers model of a configuration, with parameters on meta and real buffers.
 
-    The configuration loses what it says of quantised weights. Raises UnsupportedModelError, by the family's
-    name, for what cannot be streamed; whether it can be run over a token tree is not tried here.
+    The quantization settings are removed from the configuration. Raises UnsupportedModelError, with the name
+    of the model type, if the model cannot be streamed. Support for token trees is not tested here.
     """
     from transformers import AttentionInterface
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     _refuse(config)
-    for part in (config, config.get_text_config()):  # packed weights are values before a module sees them
+    for part in (config, config.get_text_config()):  # modules only see unpacked values
         if hasattr(part, "quantization_config"):
             del part.quantization_config
     AttentionInterface.register(attention.NAME, attention.attend_tree)
@@ -103,16 +111,16 @@ def skeleton_of(config: Any, dtype: torch.dtype) -> Skeleton:
     model = _model(config, attention.NAME, dtype)
     skeleton = _find_parts(model, config) if model is not None else None
     if skeleton is None:
-        skeleton = _find_parts(_model(config, "eager", dtype), config, closed=True)
+        skeleton = _find_parts(_model(config, "eager", dtype), config, own_attention=True)
         assert skeleton is not None
-        return replace(skeleton, masked=True, closed=True)
+        return replace(skeleton, masked=True, own_attention=True)
     layers = _cache_layers(config.get_text_config())
     selects = any(isinstance(layer, cache_utils.DynamicIndexedLayer) for _, layer in layers)
     return replace(skeleton, masked=selects)
 
 
 def _model(config: Any, attention_name: str, dtype: torch.dtype) -> Any:
-    """The model with this attention; None where it does not know it."""
+    """Build the model with this attention function; return None if the model does not support it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -127,7 +135,7 @@ def _model(config: Any, attention_name: str, dtype: torch.dtype) -> Any:
         raise UnsupportedModelError(
             _first_line(f"{config.model_type} is not a decoder-only language model offspec can run: {error}")
         ) from error
-    except Exception as error:  # a size of 0, an unknown name: whatever it fails on
+    except Exception as error:  # a size of 0, an unknown name, or any other bad value
         raise _impossible(error) from error
     model.eval()
     scale_in_attention(model)
@@ -144,39 +152,38 @@ def _refuse(config: Any) -> None:
         raise UnsupportedModelError(f"{family} is an encoder-decoder model; offspec runs decoder-only ones")
     if not getattr(text, "num_hidden_layers", 0):
         raise CheckpointError("config.json describes a model without layers")
-    # By what transformers' own cache keeps for each layer.
+    # Detected by the class of transformers' own cache for each layer.
     more = {kind for kind, layer in _cache_layers(text) if type(layer).__module__ != cache_utils.__name__}
     if more:
         kinds = " and ".join(sorted(more))
-        raise UnsupportedModelError(
-            f"{family} has {kinds} layers, which keep more of a token than its keys and values"
-        )
+        raise UnsupportedModelError(f"{family} has {kinds} layers, which cache more than keys and values")
 
 
 def _cache_layers(text: Any) -> list[tuple[str, Any]]:
-    """Kind and cache layer of each layer; empty for a configuration that says too little.
+    """Return kind and cache layer of each layer; empty if the configuration lacks information.
 
-    Families that keep more than keys and values, or a state, define a cache layer next to their model. So the
-    module of the class decides: its name and the names of the kinds differ between versions of transformers.
+    Models that cache more than keys and values or a state define a cache layer class next to their model. So
+    the module of the class decides, because class names and kind names differ between versions of
+    transformers.
     """
     try:
         layers = cache_utils.DynamicCache(config=text).layers
-    except Exception:  # the model then shows what it is
+    except Exception:  # errors in the configuration show when the model is built
         return []
     kinds = getattr(text, "layer_types", None) or ["recurrent"] * len(layers)
     return list(zip(kinds, layers, strict=False))
 
 
-def _find_parts(model: Any, config: Any, closed: bool = False) -> Skeleton | None:
-    """The skeleton; None where the model computes attention in its own way, and is not said to be closed."""
+def _find_parts(model: Any, config: Any, own_attention: bool = False) -> Skeleton | None:
+    """Return the skeleton, or None if the model has its own attention and `own_attention` is not set."""
     family = config.model_type
     found = _stacks(model, model.get_decoder())
     if len(found) == 1 and config.sub_configs:
         model = text_part(model, found[0][0])
     alone = found[0][0] if len(found) == 1 else model
-    functions = () if closed else tree_functions(model)
-    # Hybrids often say nothing of it.
-    if not closed and not functions and not alone._supports_attention_backend:
+    functions = () if own_attention else tree_functions(model)
+    # Hybrid models often do not declare it.
+    if not own_attention and not functions and not alone._supports_attention_backend:
         return None
     model.tie_weights()
     names = {id(module): name for name, module in model.named_modules()}
@@ -203,7 +210,7 @@ def _find_parts(model: Any, config: Any, closed: bool = False) -> Skeleton | Non
 
 
 def _stacks(model: Any, decoder: Any) -> list[tuple[Any, torch.nn.ModuleList]]:
-    """Models with all of the layers right below them: the decoder, or where it has none, parts for text."""
+    """Return modules that directly contain all layers: the decoder, or if it has none, parts for text."""
     from transformers import PreTrainedModel
 
     text = model.config.get_text_config()
@@ -226,48 +233,48 @@ def _stacks(model: Any, decoder: Any) -> list[tuple[Any, torch.nn.ModuleList]]:
 
 
 def text_part(model: Any, decoder: torch.nn.Module) -> Any:
-    """The innermost model around `decoder` that has a head, with what lies beside these two replaced.
+    """Return the innermost model around `decoder` with a head, all other parts replaced by placeholders.
 
-    Text that needs such a part fails loudly, and a trial of the architecture then tells.
+    If text needs a replaced part, the trial of the architecture fails with an error.
 
     Args:
-        model: As transformers makes it, changed in place.
-        decoder: A part of it: its stack of layers with embedding and final norm.
+        model: transformers model, changed in place.
+        decoder: Part of the model: the stack of layers with embedding and final norm.
     """
     outer: Any
-    for outer in reversed(way_to(model, decoder)):
+    for outer in reversed(module_path(model, decoder)):
         if outer.get_output_embeddings() is not None:
             model = outer
             break
-    way = way_to(model, decoder)
-    kept = {id(part) for part in way} | {id(decoder), id(model.get_output_embeddings())}
+    path = module_path(model, decoder)
+    kept = {id(part) for part in path} | {id(decoder), id(model.get_output_embeddings())}
     kept.add(id(model.get_input_embeddings()))
-    for part in way:
+    for part in path:
         for name, child in part.named_children():
             if not any(id(inner) in kept for inner in child.modules()):
-                setattr(part, name, Unmade())
-    for part in way[1:]:  # as what stands between two pictures
+                setattr(part, name, OmittedModule())
+    for part in path[1:]:  # such as separators between images
         for name in part._parameters:
             setattr(part, name, None)
     return model
 
 
-def way_to(model: torch.nn.Module, inner: torch.nn.Module) -> list[torch.nn.Module]:
-    """`model` and the parts that lie around `inner` in it, from the outside to the inside."""
+def module_path(model: torch.nn.Module, inner: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return `model` and its parts that contain `inner`, from the outermost to the innermost."""
     if model is inner:
         return []
     for child in model.children():
         if any(part is inner for part in child.modules()):
-            return [model, *way_to(child, inner)]
+            return [model, *module_path(child, inner)]
     return [model]
 
 
 def _impossible(error: Exception) -> CheckpointError:
-    return CheckpointError(f"config.json describes a model that cannot be: {of_config(error)}")
+    return CheckpointError(f"config.json describes an invalid model: {config_error_reason(error)}")
 
 
-def of_config(error: Exception) -> str:
-    """In one line, why a library cannot make anything of a configuration."""
+def config_error_reason(error: Exception) -> str:
+    """Return in one line why a library rejects a configuration."""
     if isinstance(error, ZeroDivisionError):
         return "one of its sizes is 0; fetch the file again"
     return one_line(error, _LONGEST_REASON)

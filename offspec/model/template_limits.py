@@ -1,8 +1,8 @@
-"""Limits of a chat template, which is a program that a stranger wrote: what it may write, and for how long.
+"""Output and time limits for chat templates, which are untrusted programs.
 
-jinja's sandbox keeps a template from the machine, not from its memory and time: `"x" * 10**10`,
-`tojson(indent=10**8)` and two loops in one another are allowed. Here every operation that makes something
-larger is looked at before it runs, and what the template writes, and the time that it takes, while it runs.
+jinja's sandbox protects the machine, but not its memory and time: `"x" * 10**10`, `tojson(indent=10**8)` and
+nested loops are allowed. Here every operation with a potentially large result is checked before it runs, and
+the template's output and time are checked while it runs.
 """
 
 import re
@@ -23,14 +23,14 @@ from jinja2.nodes import Concat
 from jinja2.runtime import markup_join, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from offspec.core.replaced import Replacement, replaced
+from offspec.core.monkeypatch import Replacement, monkeypatched
 
-_ROOM = 2**20  # characters beside what the messages say
-_GROWTH = 8  # times that a template may write what the messages say
+_ROOM = 2**20  # characters in addition to those of the messages
+_GROWTH = 8  # times that a template may repeat the characters of the messages
 _SECONDS = 5.0  # of the thread's processor time
 _WIDEST = 2**12  # of padding, indentation, and parts of a list
 _BITS = 2**12  # of a whole number
-_WIDTH = re.compile(r"\d{4,}|\*|:[^{}]*\{")  # in a format: a large one, or one that is an argument
+_WIDTH = re.compile(r"\d{4,}|\*|:[^{}]*\{")  # in a format: a large width, or one given as an argument
 _PADDING = {
     "center",
     "ljust",
@@ -45,26 +45,27 @@ _PADDING = {
 }
 _TEMPLATE = "<template>"
 
-_most: ContextVar[int] = ContextVar("most", default=0)  # characters, 0: no limits are kept
+_most: ContextVar[int] = ContextVar("most", default=0)  # characters; 0: limits are not enforced
 
 
 class TemplateLimitError(Exception):
-    """A template wants more than it may have."""
+    """A template exceeds a limit."""
 
 
 @contextmanager
-def limits(said: int) -> Iterator[None]:
-    """Templates that are rendered in the block, in this thread, are kept to the limits.
-
-    Raises TemplateLimitError.
+def enforce_template_limits(message_chars: int) -> Iterator[None]:
+    """Enforce the limits on templates that this thread renders in the block.
 
     Args:
-        said: characters of what they are given.
+        message_chars: Characters of the messages and variables given to the template.
+
+    Raises:
+        TemplateLimitError: A template exceeds a limit.
     """
     from transformers.utils import chat_template_utils
 
-    most = _ROOM + _GROWTH * said
-    with replaced([Replacement(chat_template_utils, "_compile_jinja_template", _either)]):
+    most = _ROOM + _GROWTH * message_chars
+    with monkeypatched([Replacement(chat_template_utils, "_compile_jinja_template", _either)]):
         token, before = _most.set(most), sys.gettrace()
         sys.settrace(_Watch(most))
         try:
@@ -75,7 +76,7 @@ def limits(said: int) -> Iterator[None]:
 
 
 class _Watch:
-    """Sees the lines of templates, what they yield, and the calls that they make."""
+    """Trace function that checks the time at each line and call of a template, and the text it yields."""
 
     def __init__(self, most: int) -> None:
         self._left, self._until = most, time.thread_time() + _SECONDS
@@ -84,16 +85,16 @@ class _Watch:
         if time.thread_time() > self._until:
             raise TemplateLimitError(f"it takes longer than {_SECONDS:g} s")
         if frame.f_code.co_filename != _TEMPLATE:
-            return None  # calls of it are seen, lines are not
+            return None  # trace calls of other code, but not its lines
         if event == "return" and isinstance(given, str):
             self._left -= len(given)
             if self._left < 0:
-                raise TemplateLimitError("it writes far more than the messages say")
+                raise TemplateLimitError("it writes far more text than the messages have")
         return self
 
 
 def _either(original: Callable[[str], Template]) -> Callable[[str], Template]:
-    """Have templates compiled for the environment below while limits hold in this thread."""
+    """Return a compile function that uses the environment below while this thread enforces limits."""
     return lambda template: (_compile if _most.get() else original)(template)
 
 
@@ -109,7 +110,7 @@ def _compile(template: str) -> Template:
 
 
 class _Joining(CodeGenerator):
-    """`a ~ b` asks the environment, as other operators do."""
+    """Code generator in which `a ~ b` calls the environment, as other operators do."""
 
     def visit_Concat(self, node: Concat, frame: Frame) -> None:
         self.write("environment.joined((")
@@ -120,7 +121,7 @@ class _Joining(CodeGenerator):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Refuses what would make a text, a list or a number far too large."""
+    """Sandbox that also rejects operations whose text, list or number would be far too large."""
 
     concat = staticmethod(lambda parts: _concat(parts))
     intercepted_binops = frozenset(("*", "**", "+", "%"))
@@ -145,7 +146,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def joined(self, parts: tuple[Any, ...]) -> str:
-        """Texts in one."""
+        """Concatenate the operands of `~`."""
         _allow(sum(len(part) for part in parts if isinstance(part, str)))
         return (markup_join if self.autoescape else str_join)(parts)
 
@@ -153,42 +154,42 @@ class _Environment(ImmutableSandboxedEnvironment):
         name = getattr(function, "__name__", "")
         method = getattr(function, "__wrapped__", function)  # jinja wraps str.format
         owner = getattr(method, "__self__", None)
-        _look(name, (owner, *args) if isinstance(owner, str) else args, named)
+        _check_call(name, (owner, *args) if isinstance(owner, str) else args, named)
         result = super().call(context, function, *args, **named)
         return _allowed(result)
 
 
 def _concat(parts: Iterable[str]) -> str:
-    """What a template, a macro or a block has written, in one."""
+    """Concatenate the output of a template, macro or block."""
     parts = list(parts)
     _allow(sum(map(len, parts)))
     return "".join(parts)
 
 
 class _Limited(dict[str, Callable[..., Any]]):
-    """Filters, each of which looks at what it is given."""
+    """Filters that check their arguments and results."""
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
-        return _looking(name, super().__getitem__(name))
+        return _checking(name, super().__getitem__(name))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The same; jinja asks so where it computes constants beforehand."""
+        """Return the checking filter, or `default`; jinja calls this to compute constants at compile time."""
         function = super().get(name)
-        return default if function is None else _looking(name, function)
+        return default if function is None else _checking(name, function)
 
 
 @cache
-def _looking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _checking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
-    def look(*args: Any, **named: Any) -> Any:
-        _look(name, args, named)
+    def checked(*args: Any, **named: Any) -> Any:
+        _check_call(name, args, named)
         return _allowed(function(*args, **named))
 
-    return look
+    return checked
 
 
-def _look(name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-    """Refuse a call whose result would be too large. args: with the text first that it is a method of."""
+def _check_call(name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    """Reject a call whose result would be too large. `args` of a string method begin with the string."""
     if not _most.get():
         return
     texts = [value for value in args if isinstance(value, str)]
@@ -196,11 +197,11 @@ def _look(name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         widths = args[1:] if name == "tojson" else args  # its first argument is any value, such as a number
         for value in chain(widths, named.values()):
             if isinstance(value, int) and abs(value) > _WIDEST:
-                raise TemplateLimitError(f"it asks {name} for {value!s:.20}")
+                raise TemplateLimitError(f"it calls {name} with the width {value!s:.20}")
     if name == "indent" and len(texts) > 1:
         _allow((texts[0].count("\n") + 1) * len(texts[1]))
     elif name == "tojson" and any(len(text) > _WIDEST for text in named.values() if isinstance(text, str)):
-        raise TemplateLimitError("it asks tojson for wide indentation")
+        raise TemplateLimitError("it calls tojson with a very long indentation")
     elif name in ("format", "format_map") and texts:
         _allow_format(texts[0])
     elif name == "replace" and len(texts) > 2:
@@ -212,7 +213,7 @@ def _look(name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
 
 def _allow(size: int) -> None:
     if (most := _most.get()) and size > most:
-        raise TemplateLimitError("it writes far more than the messages say")
+        raise TemplateLimitError("it writes far more text than the messages have")
 
 
 def _allowed(result: Any) -> Any:
@@ -228,7 +229,7 @@ def _allow_format(text: str) -> None:
 
 def _allow_bits(bits: int) -> None:
     if _most.get() and bits > _BITS:
-        raise TemplateLimitError("it computes with numbers far too large")
+        raise TemplateLimitError("it computes with numbers that are far too large")
 
 
 def _bits(value: Any) -> int:

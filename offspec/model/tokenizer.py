@@ -1,4 +1,4 @@
-"""Token ids of prompts: a model's tokenizer, its chat template, and what its folder says about endings."""
+"""Conversion of prompts to token ids with a model's tokenizer, chat template and end-of-sequence tokens."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,31 +12,31 @@ from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.ranges import one_line
 from offspec.core.config import SamplingParams
 from offspec.core.errors import CheckpointError, ModelNotFoundError, RequestError
-from offspec.core.panics import panics_as_errors
+from offspec.core.rust_panics import panics_as_errors
 from offspec.core.sampling_defaults import model_defaults
-from offspec.core.values import shown
-from offspec.model.chat_template import CALL_MARK, render, takes_tools
+from offspec.core.values import short_repr
+from offspec.model.chat_template import CALL_MARK, render, supports_tools
 from offspec.model.prompt import Messages, Prompt, checked_text, token_ids
-from offspec.model.vocabulary import InfillMarks, infill_marks
+from offspec.model.vocabulary import FimTokens, find_fim_tokens
 from offspec.sampling.grammar import Grammars
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-_NO_TOKENIZER = "holds no tokenizer; add tokenizer.json and tokenizer_config.json"
-# Files of tokens begin like one of these.
+_NO_TOKENIZER = "has no tokenizer; add tokenizer.json and tokenizer_config.json"
+# Prefixes of vocabulary file names.
 _VOCABULARIES = ("tokenizer.", "vocab", "merges", "spiece", "sentencepiece", "spm", "tekken", "tiktoken")
-_BEGINNING = 2**16  # characters that are tokenised at once, whatever comes behind them
-_ROOMY = 8  # characters that hardly any text has for a token, on average
-# Arguments of transformers' function that are settled here, and so are no variables of a template.
+_BEGINNING = 2**16  # minimum characters of a beginning that is tokenized alone
+_ROOMY = 8  # characters per token, more than nearly any text has on average
+# Arguments of transformers' function that are set here, and so are not template variables.
 _SETTLED = {"conversation", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict"}
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer that lies beside a checkpoint. Raises CheckpointError; runs no code of the folder."""
+    """Load the tokenizer in a checkpoint folder without running code from it. Raises CheckpointError."""
     if not folder.is_dir():
-        raise ModelNotFoundError(f"{folder} is not a folder, so it holds no tokenizer")
+        raise ModelNotFoundError(f"{folder} is not a folder, so it has no tokenizer")
     from transformers import AutoTokenizer
 
     _refuse_other_files(folder)
@@ -45,51 +45,60 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             vocabulary: dict[str, int] = tokenizer.get_vocab()
             added: dict[int, Any] = tokenizer.added_tokens_decoder
-    except Exception as error:  # the parsers of a dozen formats, each with errors of its own
+    except Exception as error:  # parsers of a dozen formats raise different errors
         if not any(file.name.startswith(_VOCABULARIES) for file in folder.iterdir()):
             raise CheckpointError(f"{folder} {_NO_TOKENIZER}") from error
-        raise CheckpointError(f"{folder} holds no tokenizer that can be read: {one_line(error)}") from error
-    # Without its files a tokenizer is not refused: it is made, and knows its special tokens alone.
+        raise CheckpointError(f"the tokenizer in {folder} cannot be read: {one_line(error)}") from error
+    # If its files are missing, transformers does not fail but creates a tokenizer with special tokens only.
     if set(vocabulary.values()) <= added.keys():
         raise CheckpointError(f"{folder} {_NO_TOKENIZER}")
     return tokenizer
 
 
 def _refuse_other_files(folder: Path) -> None:
-    """Raise CheckpointError for a configuration that sends to files which nobody has looked at."""
+    """Raise CheckpointError if the configuration refers to files that offspec has not checked."""
     file = folder / "tokenizer_config.json"
     config = read_json(file) if file.exists() else {}
     others = config.get("fast_tokenizer_files")
     if others and others != ["tokenizer.json"]:
         raise CheckpointError(
-            f"{file} names other files to be read in the place of tokenizer.json: "
+            f"{file} names other files to be read instead of tokenizer.json: "
             "remove fast_tokenizer_files from it"
         )
 
 
 class TextCodec:
-    """A model's tokenizer with what its folder says about prompts and endings.
+    """A model's tokenizer, with the settings of its folder for prompts, sampling and ends of answers.
 
-    config: the parsed config.json. eos_ids: the tokens that end an answer. hidden_ids: the special tokens,
-    which never show in text. sampling_defaults: how tokens are chosen unless a user says otherwise;
-    sampling_complaint: why those of generation_config.json are ignored, or None. Raises CheckpointError when
-    generation_config.json is damaged.
+    Attributes:
+        eos_ids: Tokens that end an answer.
+        special_ids: Special tokens, which are never shown in text.
+        sampling_defaults: Default sampling parameters.
+        sampling_warning: Why those of generation_config.json are ignored, or None.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        folder: Checkpoint folder.
+        config: Parsed config.json.
+
+    Raises:
+        CheckpointError: generation_config.json is damaged.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", folder: Path, config: Mapping[str, Any]) -> None:
         self.tokenizer = tokenizer
         self.folder = folder
-        self._variables: dict[str, Any] = {}  # of the chat template, beside its own
+        self._variables: dict[str, Any] = {}  # additional variables for the chat template
         added: dict[int, Any] = tokenizer.added_tokens_decoder
-        self.hidden_ids = frozenset(tokenizer.all_special_ids) | {i for i, t in added.items() if t.special}
+        self.special_ids = frozenset(tokenizer.all_special_ids) | {i for i, t in added.items() if t.special}
         file = folder / "generation_config.json"
         generation = read_json(file) if file.exists() else {}
-        self.sampling_defaults, self.sampling_complaint = SamplingParams(), None
+        self.sampling_defaults, self.sampling_warning = SamplingParams(), None
         try:
             self.sampling_defaults = model_defaults(generation)
         except RequestError as error:
-            ignored = f"sampling defaults of {file} are ignored, so temperature 0 is the default: {error}"
-            self.sampling_complaint = ignored
+            ignored = f"the sampling defaults of {file} are ignored and the default is temperature 0: {error}"
+            self.sampling_warning = ignored
         nested = config.get("text_config")
         sources = (generation, config, nested if isinstance(nested, Mapping) else {})
         self.eos_ids = frozenset(
@@ -105,63 +114,68 @@ class TextCodec:
 
     @property
     def answer_marks(self) -> str:
-        """Text with the marks that answers may have: the chat template, and those of offspec's own prompt."""
+        """Text with all marks that answers may have: the chat template, and offspec's tool mark if used."""
         template = str(self.tokenizer.chat_template or "")
-        return template if takes_tools(self.tokenizer) else template + CALL_MARK
+        return template if supports_tools(self.tokenizer) else template + CALL_MARK
 
     @cached_property
-    def grammar_tokens(self) -> "LLTokenizer":
-        """What formats are followed by: the bytes of every token. Made once, in about a second.
+    def grammar_tokenizer(self) -> "LLTokenizer":
+        """Tokenizer for grammars, with the bytes of every token; made once, in about a second.
 
-        Raises RequestError for a tokenizer that has none, or no end of an answer.
+        Raises RequestError if the bytes are unknown, or if there is no end-of-sequence token.
         """
         from llguidance.hf import from_tokenizer
 
         known: set[int] = set(self.tokenizer.get_vocab().values())
         ends = sorted(self.eos_ids & known)
         if not ends:
-            raise RequestError("this model has no end-of-sequence token, so no answer of a format could end")
+            raise RequestError("this model has no end-of-sequence token, which a constrained answer needs")
         try:
             return from_tokenizer(cast("PreTrainedTokenizerFast", self.tokenizer), eos_token=ends)
         except ValueError as error:
-            reason = f"this model's tokenizer cannot follow a format: {one_line(error)}"
+            reason = f"this model's tokenizer does not support constrained answers: {one_line(error)}"
             raise RequestError(reason) from error
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:
-        """The ids of special tokens, by their names."""
-        return {self.spell([i]): i for i in self.hidden_ids}
+        """Ids of special tokens by name."""
+        return {self.decode_with_special([i]): i for i in self.special_ids}
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Compiled grammars of parts of answers. Raises RequestError as `grammar_tokens` does."""
-        return Grammars(self.grammar_tokens)
+        """Compiler of grammars for parts of answers. Raises RequestError as `grammar_tokenizer` does."""
+        return Grammars(self.grammar_tokenizer)
 
-    def with_template(self, variables: Mapping[str, Any] | None) -> "TextCodec":
-        """The same with variables for the chat template, such as enable_thinking. Raises RequestError."""
+    def with_template_kwargs(self, variables: Mapping[str, Any] | None) -> "TextCodec":
+        """Return a copy with chat template variables such as enable_thinking. Raises RequestError."""
         if not variables:
             return self
         if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
             raise RequestError(
-                f"chat_template_kwargs must be a mapping from names to values, not {shown(variables)}"
+                f"chat_template_kwargs must be a mapping from names to values, not {short_repr(variables)}"
             )
         if settled := _SETTLED & variables.keys():
-            raise RequestError(f"chat_template_kwargs cannot set {min(settled)}: offspec does")
+            raise RequestError(f"chat_template_kwargs cannot set {min(settled)}, which offspec sets itself")
         other = copy(self)
         other._variables = dict(variables)
         return other
 
     def encode_prompt(
-        self, prompt: Prompt, raw: bool = False, most: int | None = None, continues: bool = True
+        self, prompt: Prompt, raw: bool = False, most: int | None = None, continue_final_message: bool = True
     ) -> list[int]:
-        """Token ids of a prompt, at least one. Raises RequestError.
+        """Return the token ids of a prompt, at least one.
 
-        most: Of a text with more than twice as many tokens, only those of its beginning need to be told.
-        continues: Whether the answer continues a last message of the assistant, or follows it.
+        Args:
+            prompt: Messages, a string, or token ids, which are returned unchanged. The chat template is
+                applied to a list of {"role", "content"} messages, or to a string as one user message.
+            raw: Whether to encode a string without the chat template, with only the special tokens that the
+                tokenizer itself adds.
+            most: If a text has more than twice this many tokens, only those of its beginning are needed.
+            continue_final_message: Whether the answer continues a final assistant message instead of
+                following it.
 
-        raw encodes a string plainly, with the special tokens that the tokenizer itself puts around it.
-        Otherwise the chat template is used, for a list of {"role", "content"} messages or, given a
-        string, for one message of the user; the answer is the assistant's. Token ids are taken as they are.
+        Raises:
+            RequestError: The prompt is invalid or empty.
         """
         if (ids := token_ids(prompt)) is not None:
             return ids
@@ -171,29 +185,35 @@ class TextCodec:
             text = checked_text(prompt)
         else:
             messages: Any = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            text = self.render(messages, continues=continues)
+            text = self.render(messages, continue_final_message=continue_final_message)
         if not (text if raw else text.strip()):
             raise RequestError("the prompt is empty")
-        # A template writes the special tokens itself.
+        # Templates add the special tokens themselves.
         ids = (most and self._beginning(text, most, special=raw)) or self.tokenize(text, special=raw)
         if not ids:
             raise RequestError("the prompt is empty: it has no tokens")
         return ids
 
     @cached_property
-    def infill_marks(self) -> InfillMarks | None:
-        """The marks to fill in the middle of a text; None if the tokenizer has none that are known."""
-        return infill_marks(self.tokenizer.get_vocab())
+    def fim_tokens(self) -> FimTokens | None:
+        """Fill-in-the-middle tokens, or None if the tokenizer has no known ones."""
+        return find_fim_tokens(self.tokenizer.get_vocab())
 
     def encode_infill(self, prefix: str, suffix: str, most: int) -> list[int]:
-        """Token ids of a prompt for the text between a prefix and a suffix; most: as in `encode_prompt`.
+        """Return token ids of a prompt for the text between a prefix and a suffix.
 
-        Raises RequestError if the tokenizer has no marks for these, or a text is not valid Unicode.
+        Args:
+            prefix: Text before the gap.
+            suffix: Text after the gap.
+            most: If a text has more than twice this many tokens, only those of its beginning are needed.
+
+        Raises:
+            RequestError: The tokenizer has no fill-in-the-middle tokens, or a text is not valid Unicode.
         """
-        marks = self.infill_marks
+        marks = self.fim_tokens
         if marks is None:
             raise RequestError(
-                "suffix: this model's tokenizer has no marks for text before a suffix; leave it out",
+                "suffix: this model's tokenizer has no fill-in-the-middle tokens; omit the suffix",
                 field="suffix",
             )
         begin = [i for i in self.tokenize("", special=True) if i == self.tokenizer.bos_token_id]
@@ -203,31 +223,30 @@ class TextCodec:
         )
         return [*begin, marks.prefix, *before, marks.suffix, *after, marks.middle]
 
-    def render(self, messages: Messages, *, continues: bool = False) -> str:
-        """Messages as the chat template writes them, up to where the answer begins.
+    def render(self, messages: Messages, *, continue_final_message: bool = False) -> str:
+        """Render messages with the chat template, up to the beginning of the answer.
 
         Args:
-            messages: What was said.
-            continues: Whether the answer goes on from a last message of the assistant. Default False: it
-                follows that.
+            messages: Messages of the conversation.
+            continue_final_message: Whether the answer continues a final assistant message. Default False: the
+                answer follows it.
 
         Raises:
             RequestError: There is no template, or it refuses the messages.
         """
-        return render(self.tokenizer, messages, self._variables, continues)
+        return render(self.tokenizer, messages, self._variables, continue_final_message)
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of text; special: with those that the tokenizer itself puts around it."""
-        # Not verbose: how long a prompt may be is decided by the model and the memory, not by a number in
-        # the tokenizer's configuration.
-        with self._damage("a text"):
+        """Return the token ids of text. `special`: whether the tokenizer adds its special tokens."""
+        # Not verbose: the model and the memory limit the length of a prompt, not the tokenizer's setting.
+        with self._as_checkpoint_error("encode a text"):
             ids: list[int] = self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
         return ids
 
     def _beginning(self, text: str, most: int, *, special: bool) -> list[int] | None:
-        """Token ids of the beginning of a text, where they alone are more than twice `most`.
+        """Return the token ids of the beginning of a text if these are more than twice `most`, else None.
 
-        A megabyte of text takes two seconds and a hundred megabytes of memory.
+        Tokenizing a megabyte of text would take two seconds and a hundred megabytes of memory.
         """
         size = max(_BEGINNING, _ROOMY * most)
         while size < len(text):
@@ -237,23 +256,23 @@ class TextCodec:
             size *= 4
         return None
 
-    def spell(self, ids: Iterable[int]) -> str:
-        """The text of token ids with the special tokens in it, as a chat template would write it."""
+    def decode_with_special(self, ids: Iterable[int]) -> str:
+        """Decode token ids to text that includes special tokens, as a chat template would write it."""
         return self._text(list(ids), special=True)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids, special tokens left out, spaces as the tokens have them.
+        """Decode token ids to text without special tokens, keeping spaces as the tokens have them.
 
-        `Result.text` is the same. Bytes that are not UTF-8 become U+FFFD as Python's `errors="replace"` makes
-        them, and whole characters next to them stay. transformers' own `decode` does otherwise if a
-        vocabulary has tokens for single bytes ("<0xFF>"): one wrong byte makes U+FFFD of every byte of its
-        run, also of characters that have been shown.
+        The result equals `Result.text`. Bytes that are not UTF-8 become U+FFFD as with Python's
+        `errors="replace"`, and complete characters next to them are kept. If a vocabulary has tokens for
+        single bytes ("<0xFF>"), transformers' own `decode` differs: one invalid byte turns every byte of its
+        run into U+FFFD, including characters that have already been shown.
         """
-        return self._text([i for i in ids if i not in self.hidden_ids], special=False)
+        return self._text([i for i in ids if i not in self.special_ids], special=False)
 
     def _text(self, ids: list[int], *, special: bool) -> str:
-        # Tidying spaces up ("Hello ." to "Hello.") would change text that was already shown.
-        with self._damage("tokens"):
+        # Cleaning up spaces ("Hello ." to "Hello.") would change text that was already shown.
+        with self._as_checkpoint_error("decode tokens"):
             text = self.tokenizer.decode(
                 self._mended(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
             )
@@ -262,7 +281,7 @@ class TextCodec:
 
     @cached_property
     def _bytes(self) -> dict[int, int]:
-        """The byte of each token that is one, from 0 to 255; empty if the vocabulary has no such tokens."""
+        """Byte values 0 to 255 by token, for tokens of single bytes; empty if the vocabulary has none."""
         names = [f"<0x{byte:02X}>" for byte in range(256)]
         tokens: Any = self.tokenizer.convert_tokens_to_ids(names)
         known = None not in tokens and self.tokenizer.convert_ids_to_tokens(tokens) == names
@@ -270,7 +289,7 @@ class TextCodec:
         return found if found and self.tokenizer.decode(tokens[ord("A")]) == "A" else {}
 
     def _mended(self, ids: list[int]) -> list[int]:
-        """The tokens, with those of U+FFFD in the place of bytes that are no UTF-8."""
+        """Replace byte tokens that are not valid UTF-8 with the byte tokens of U+FFFD."""
         if self._bytes.keys().isdisjoint(ids):
             return ids
         mended, tokens = list[int](), [*self._bytes]
@@ -282,12 +301,12 @@ class TextCodec:
         return mended
 
     @contextmanager
-    def _damage(self, at: str) -> Iterator[None]:
-        """Raise CheckpointError for what a tokenizer that loaded fails with later."""
+    def _as_checkpoint_error(self, action: str) -> Iterator[None]:
+        """Raise errors of a loaded tokenizer inside the block as CheckpointError."""
         try:
             with panics_as_errors():
                 yield
-        except Exception as error:  # of Rust, of Python, of whatever its class calls
+        except Exception as error:  # from Rust, Python, or any library that its class uses
             raise CheckpointError(
-                f"the tokenizer in {self.folder} fails at {at} ({one_line(error)}); download it again"
+                f"the tokenizer in {self.folder} cannot {action} ({one_line(error)}); download it again"
             ) from error

@@ -1,7 +1,8 @@
-"""Where modes of torch's functions look, and where they need not: a look takes longer than many a function.
+"""Decorator for functions that torch function modes need not intercept, which saves their overhead.
 
-`EvenFunctions` and `RowProducts` are asked about every function and every property of a tensor, some 250 in
-a layer, of which they change two or three. What is known to need neither runs without them.
+`RowIndependentFunctions` and `RowProducts` are called for every function and tensor property, some 250 in a
+layer, and change two or three of them. Such a call takes longer than many a function, so code that needs
+neither mode bypasses both.
 """
 
 import functools
@@ -14,8 +15,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def never_watched(function: Callable[P, R]) -> Callable[P, R]:
-    """A function in which no mode has anything to change."""
+def bypass_function_modes(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function with torch function modes disabled while it runs."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,6 +1,6 @@
-"""A tokenizer's vocabulary: the bytes of its tokens, its marks for filling in, and how two of them differ.
+"""Tokenizer vocabularies: bytes of tokens, fill-in-the-middle tokens, and comparison of two vocabularies.
 
-Marks to fill in the middle (Bavarian et al. 2022) stand for text between a prefix and a suffix.
+Fill-in-the-middle tokens (Bavarian et al. 2022) ask for the text between a prefix and a suffix.
 """
 
 import re
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how tokenizers with byte fallback spell a byte
-_SPACE = "▁"  # how they spell a space
-# Tokens that only fill the vocabulary up to the size of the embedding, as GGUF files have them.
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a byte in tokenizers with byte fallback
+_SPACE = "▁"  # a space in these tokenizers
+# Tokens that only pad the vocabulary to the size of the embedding, as in GGUF files.
 _PADDING = re.compile(r"[<\[|]*(pad|unused|extra|reserved|dummy)[a-z_]*?[ _-]*\d+[>\]|]*", re.IGNORECASE)
-# Before the prefix, before the suffix, and before the text to write.
+# Tokens before the prefix, before the suffix, and before the text to generate.
 _MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
@@ -32,9 +32,9 @@ _ENDS = (
 
 
 def same_vocabulary(a: "PreTrainedTokenizerBase", b: "PreTrainedTokenizerBase") -> str | None:
-    """None when both give the same ids to the same tokens, else one line that says where they differ.
+    """Return None if two tokenizers give the same ids to the same tokens, else a line with a difference.
 
-    Numbered filler at the end of one of them (`[PAD151700]`, `<unused7>`) is no difference.
+    Numbered padding at the end of one of them (`[PAD151700]`, `<unused7>`) does not count as a difference.
     """
     first, second = ({i: token for token, i in x.get_vocab().items()} for x in (a, b))
     different = [i for i in first.keys() | second.keys() if first.get(i) != second.get(i)]
@@ -51,40 +51,41 @@ def same_vocabulary(a: "PreTrainedTokenizerBase", b: "PreTrainedTokenizerBase") 
 
 
 def token_bytes(tokenizer: "PreTrainedTokenizerBase", token: int) -> bytes:
-    """The bytes that a token stands for within a text.
+    """Return the bytes of a token within a text.
 
-    Decoded alone, a part of a character would be U+FFFD, and a space in front would be gone.
+    If the token were decoded alone, part of a character would become U+FFFD, and a leading space would be
+    lost.
     """
-    spelt = tokenizer.convert_ids_to_tokens(token)
+    name = tokenizer.convert_ids_to_tokens(token)
     text = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
-    if not isinstance(spelt, str):  # an id that the tokenizer has no token for
+    if not isinstance(name, str):  # an id without a token
         return text.encode("utf-8", "replace")
-    if byte := _BYTE.fullmatch(spelt):
+    if byte := _BYTE.fullmatch(name):
         return bytes.fromhex(byte[1])
-    if "\ufffd" in text and (found := [_letters().get(letter) for letter in spelt]) and None not in found:
+    if "\ufffd" in text and (found := [_letters().get(letter) for letter in name]) and None not in found:
         return bytes(byte for byte in found if byte is not None)
-    if spelt.startswith(_SPACE) and not text.startswith(" "):
+    if name.startswith(_SPACE) and not text.startswith(" "):
         text = f" {text}"
     return text.encode("utf-8", "replace")
 
 
 def token_text(tokenizer: "PreTrainedTokenizerBase", token: int) -> str:
-    """Text of a token within a text; U+FFFD stands for bytes that are part of a character."""
+    """Return the text of a token within a text, with U+FFFD for bytes that are only part of a character."""
     return token_bytes(tokenizer, token).decode("utf-8", "replace")
 
 
 @cache
 def _letters() -> dict[str, int]:
-    """The byte behind each letter of byte-level tokenizers (Radford et al. 2019)."""
+    """Return the byte for each letter of byte-level tokenizers (Radford et al. 2019)."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 @dataclass(frozen=True, slots=True)
-class InfillMarks:
-    """Ids of the marks before prefix, suffix and middle, and of tokens that end the middle."""
+class FimTokens:
+    """Ids of the tokens before prefix, suffix and middle, and of tokens that end the middle."""
 
     prefix: int
     suffix: int
@@ -92,11 +93,11 @@ class InfillMarks:
     ends: tuple[int, ...]
 
 
-def infill_marks(vocabulary: Mapping[str, int]) -> InfillMarks | None:
-    """Return the marks of a vocabulary; None if it has none that are known."""
+def find_fim_tokens(vocabulary: Mapping[str, int]) -> FimTokens | None:
+    """Return the fill-in-the-middle tokens of a vocabulary, or None if it has no known ones."""
     for names in _MARKS:
         if all(name in vocabulary for name in names):
             prefix, suffix, middle = (vocabulary[name] for name in names)
             ends = (vocabulary[name] for name in (*names, *_ENDS) if name in vocabulary)
-            return InfillMarks(prefix, suffix, middle, tuple(ends))
+            return FimTokens(prefix, suffix, middle, tuple(ends))
     return None

@@ -1,8 +1,8 @@
-"""From tensors in a checkpoint to parameters of a transformers model.
+"""Mapping from tensors in a checkpoint to parameters of a transformers model.
 
-Most parameters are one tensor under another name, or the same name. Some are made of several (fused
-experts). transformers knows how for every family it has (its conversion mapping), so that is asked. What is
-one tensor there may be one for each expert in our packs: `X.3` is the fourth of what `X` is made of.
+Most parameters are a single tensor with the same or another name. Some are made of several tensors (fused
+experts). transformers' conversion mapping defines this for each of its model types. A single tensor there may
+be one tensor per expert in offspec's packs: `X.3` is the fourth part of `X`.
 """
 
 import re
@@ -23,19 +23,22 @@ from transformers.core_model_loading import (
 )
 
 from offspec.checkpoint.prefixes import strip_prefixes
-from offspec.checkpoint.quantised.parts import FLOATS, INSTEAD
+from offspec.checkpoint.quantized.common import FLOATS, INSTEAD
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError
 
 _ONE = re.compile(r"(.+)\.\d{1,9}", re.ASCII)
-_STACK = "one of a stack"  # the pattern of such tensors
+_STACK = "one of a stack"  # pattern of tensors that are one part each
 
 
 @dataclass(frozen=True, slots=True)
 class WeightRecipe:
-    """How some parameters are made: from one tensor as it is, or from several by transformers' converter.
+    """Recipe for parameters: one tensor unchanged, or several combined by transformers' converter.
 
-    names: the parameters; sources: (weight, the converter's pattern it matched), in order.
+    Args:
+        names: Names of the parameters.
+        sources: Weights, each with the converter's pattern that it matched, in order.
+        converter: transformers' converter, or None for one unchanged tensor.
     """
 
     names: tuple[str, ...]
@@ -44,11 +47,11 @@ class WeightRecipe:
 
     @property
     def is_packed(self) -> bool:
-        """Whether any source has to be unpacked."""
+        """Whether any source must be unpacked."""
         return any(isinstance(weight, PackedInfo) for weight, _ in self.sources)
 
-    def realise(self, tensors: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-        """Parameter name to tensor, given the sources' values by name. A renamed tensor is not copied."""
+    def materialize(self, tensors: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+        """Return tensors by parameter name from the sources' values. Renamed tensors are not copied."""
         if self.converter is None:
             return {self.names[0]: tensors[self.sources[0][0].name]}
         converter: Any = deepcopy(self.converter)
@@ -59,11 +62,16 @@ class WeightRecipe:
 
 
 def map_weights(model: Any, tensors: Mapping[str, Weight]) -> list[WeightRecipe]:
-    """A recipe for every parameter and persistent buffer of `model` that is not tied to another.
+    """Return a recipe for every parameter and persistent buffer of `model` that is not tied to another.
 
-    model is on the meta device. Raises MissingTensorError for a parameter that nothing in the checkpoint
-    makes, HeaderError for one of codes that nothing explains, CheckpointError for one of another shape than
-    the configuration says.
+    Args:
+        model: Model on the meta device.
+        tensors: Weights of the checkpoint by name.
+
+    Raises:
+        MissingTensorError: The checkpoint has no tensor for a parameter.
+        HeaderError: A parameter is stored as codes of an unknown format.
+        CheckpointError: A parameter does not have the shape that the configuration gives.
     """
     wanted = model.state_dict()
     recipes = _matched(model, wanted, tensors)
@@ -78,7 +86,7 @@ def map_weights(model: Any, tensors: Mapping[str, Weight]) -> list[WeightRecipe]
 def _matched(
     model: Any, wanted: dict[str, torch.Tensor], tensors: Mapping[str, Weight]
 ) -> list[WeightRecipe]:
-    """Recipes for the parameters whose names transformers' mapping finds among those of the tensors."""
+    """Return recipes for all parameters that transformers' mapping finds among the tensors' names."""
     mapping = get_model_conversion_mapping(model)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
@@ -86,7 +94,7 @@ def _matched(
     gathered: dict[str, list[tuple[Weight, str]]] = {}
 
     def parameter(name: str) -> tuple[str, str]:
-        """What a tensor of this name makes, and the converter's pattern that says so."""
+        """Return the parameter for a tensor name, and the converter's pattern that matched."""
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
         return (name, "") if target not in wanted and name in wanted else (target, pattern or "")
 
@@ -100,10 +108,10 @@ def _matched(
     return [_recipe(target, sources, by_pattern) for target, sources in gathered.items()]
 
 
-def shared_by_layers(
+def tied_layer_recipes(
     model: Any, recipes: Sequence[WeightRecipe], layer_of: Callable[[str], int | None]
 ) -> list[WeightRecipe]:
-    """Recipes of layers' parameters that are those of an earlier layer, and that a checkpoint has once."""
+    """Return recipes for layer parameters tied to those of an earlier layer and stored only once."""
     made = {recipe.names[0]: recipe for recipe in recipes if len(recipe.names) == 1}
     ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     return [
@@ -128,11 +136,11 @@ def _recipe(
 
 
 def _missing(model: Any, wanted: Mapping[str, torch.Tensor], recipes: list[WeightRecipe]) -> list[str]:
-    """Parameters that no recipe makes, less those that may be tied to others."""
+    """Return the parameters that have no recipe and cannot be tied to others."""
     made = {name for recipe in recipes for name in recipe.names}
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     missing = sorted(name for name in wanted if name not in made and name not in tied)
-    # A tie declared by the family holds only where the configuration asks for it; an absent head is tied.
+    # Ties declared by the model class apply only if the configuration enables them; an absent head is tied.
     return [name for name in missing if wanted[name].device.type == "meta"]
 
 
@@ -142,14 +150,14 @@ def _check(model: Any, wanted: dict[str, torch.Tensor], recipes: list[WeightReci
         raise MissingTensorError(
             f"the checkpoint lacks {missing[0]}"
             + (f" and {len(missing) - 1} more of the tensors" if len(missing) > 1 else "")
-            + f" that {type(model).__name__} needs; is the download whole?"
+            + f" that {type(model).__name__} needs; the download may be incomplete"
         )
     for recipe in recipes:
         for info, _ in recipe.sources if wanted[recipe.names[0]].is_floating_point() else ():
             if isinstance(info, TensorInfo) and info.dtype not in FLOATS:
                 raise HeaderError(
                     f"{info.name} is stored as {info.dtype} in {info.file.name}, and the checkpoint does not "
-                    f"say what its numbers stand for; {INSTEAD}"
+                    f"define the meaning of these numbers; {INSTEAD}"
                 )
         info, shape = recipe.sources[0][0], tuple(wanted[recipe.names[0]].shape)
         found = info.shape
@@ -161,43 +169,43 @@ def _check(model: Any, wanted: dict[str, torch.Tensor], recipes: list[WeightReci
             continue
         if shape != found:
             raise CheckpointError(
-                f"{info.name} has shape {list(found)} in {info.file.name}, but config.json asks for "
-                f"{list(shape)}; the two do not belong together"
+                f"{info.name} has shape {list(found)} in {info.file.name}, but config.json requires "
+                f"{list(shape)}; the files do not belong together"
             )
 
 
 def _check_made(model: Any, wanted: Mapping[str, torch.Tensor], recipe: WeightRecipe) -> None:
-    """Raise CheckpointError for tensors that cannot be put together, or make a parameter of another shape.
+    """Raise CheckpointError if tensors cannot be combined, or their parameter would have a wrong shape.
 
-    Tried on the meta device: what an operation can do only with values is found out when it has them.
+    Tested on the meta device; operations that need values are only checked when the values are there.
     """
     first: dict[str, Weight] = {}
     for weight, pattern in recipe.sources:
         if weight.shape != (other := first.setdefault(pattern, weight)).shape and _merges(recipe):
             raise CheckpointError(
-                f"{weight.name} has shape {list(weight.shape)}, but {other.name} has {list(other.shape)}, "
-                "and experts are alike; download the model again"
+                f"{weight.name} has shape {list(weight.shape)}, but {other.name} has {list(other.shape)}; "
+                "experts must have equal shapes; download the model again"
             )
     sources = {weight.name: torch.empty(weight.shape, device="meta") for weight, _ in recipe.sources}
     name = recipe.sources[0][0].name
     try:
-        made = recipe.realise(sources, model)
+        made = recipe.materialize(sources, model)
     except (ValueError, RuntimeError, KeyError, IndexError) as error:
         if not _merges(recipe):
             return
         raise CheckpointError(
-            f"the shapes of {name} and the tensors beside it do not fit each other; download the model again"
+            f"{name} and the tensors combined with it have incompatible shapes; download the model again"
         ) from error
     for parameter, tensor in made.items():
         if parameter in wanted and tensor.shape != wanted[parameter].shape:
             raise CheckpointError(
                 f"{name} and {len(sources) - 1} more tensors make {parameter} of shape {list(tensor.shape)}, "
-                f"but config.json asks for {list(wanted[parameter].shape)}; the two do not belong together"
+                f"but config.json requires {list(wanted[parameter].shape)}; the files do not belong together"
             )
 
 
 def _merges(recipe: WeightRecipe) -> bool:
-    """Whether its tensors are only put side by side."""
+    """Return whether a recipe only stacks or concatenates its tensors."""
     assert recipe.converter is not None
     operations: list[Any] = recipe.converter.operations
     return all(type(operation) in (MergeModulelist, Concatenate) for operation in operations)

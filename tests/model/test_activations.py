@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from offspec.model.row_independence import evenly, make_even
-from tests.support.pairs import all_pairs
+from offspec.model.row_independence import make_activations_row_independent, row_independent
+from tests.support.pairwise import all_pairs
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -37,14 +37,14 @@ def test_bits_at_any_place(name: str, dtype: torch.dtype, threads: int) -> None:
         for rows in (1, 3, 33, 515):
             values = numbers.repeat(-(-rows * width // 192) + 1)[: rows * width].view(rows, width)
             wanted = expected.repeat(-(-rows * width // 192) + 1)[: rows * width].view(rows, width)
-            assert torch.equal(evenly(function, values), wanted), (rows, width)
-            beside = torch.cat([values, values], 1)[:, :width]  # rows with gaps between them
-            assert torch.equal(evenly(function, beside), wanted), (rows, width)
+            assert torch.equal(row_independent(function, values), wanted), (rows, width)
+            strided = torch.cat([values, values], 1)[:, :width]  # rows with gaps between them
+            assert torch.equal(row_independent(function, strided), wanted), (rows, width)
 
 
-def test_which_modules_are_made_even() -> None:
+def test_activations_are_made_row_independent() -> None:
     layer = torch.nn.Sequential(torch.nn.Linear(24, 24), torch.nn.SiLU())
     values = torch.randn(7, 24)
-    make_even(layer)
+    make_activations_row_independent(layer)
     with torch.no_grad():
-        assert torch.equal(layer(values), evenly(F.silu, layer[0](values)))
+        assert torch.equal(layer(values), row_independent(F.silu, layer[0](values)))

@@ -1,4 +1,4 @@
-"""Answers of every known family in their parts, however their text is cut; what is garbled was said."""
+"""Parsing of answers in every known format, however the text is split; malformed calls are text."""
 
 import json
 import random
@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from offspec.chat.answer_parts import Call, OneCall, Part, PlainText, Text, Thinking
+from offspec.chat.answer_parser import (
+    AnswerPart,
+    PlainTextParser,
+    ReasoningPart,
+    SingleCallParser,
+    TextPart,
+    ToolCall,
+)
 from offspec.model import answer_formats
 
 WEATHER = {"city": {"type": "string"}, "days": {"type": "integer"}}
@@ -43,20 +50,20 @@ OWN = {
 def codec(template: str, special: tuple[str, ...] = (), own: Any = None) -> Any:
     return SimpleNamespace(
         tokenizer=SimpleNamespace(chat_template=template, response_template=own),
-        hidden_ids=frozenset(range(len(special))),
+        special_ids=frozenset(range(len(special))),
         eos_ids=frozenset({0}) if special else frozenset(),
-        spell=lambda ids: "".join(special[i] for i in ids),
+        decode_with_special=lambda ids: "".join(special[i] for i in ids),
         folder=Path("model"),
         answer_marks=template,
     )
 
 
-def joined(parts: list[Part]) -> list[tuple[str, ...]]:
-    """The parts, neighbours of one kind as one."""
+def joined(parts: list[AnswerPart]) -> list[tuple[str, ...]]:
+    """Merge adjacent parts of one kind."""
     found = list[tuple[str, ...]]()
     for part in parts:
         kind = type(part).__name__
-        if isinstance(part, Call):
+        if isinstance(part, ToolCall):
             found.append((part.name, part.arguments))
         elif found and found[-1][0] == kind:
             found[-1] = (kind, found[-1][1] + part.text)
@@ -66,12 +73,12 @@ def joined(parts: list[Part]) -> list[tuple[str, ...]]:
 
 
 def parts_of(template: str, text: str, prompt: str = "", own: Any = None, tools: Any = TOOLS) -> Any:
-    """The same for a text in one piece, in characters, and in random pieces."""
-    make = answer_formats.find(codec(template, own=own), calls=bool(tools))
+    """Parse a text in one piece, by character, and in random pieces; return the common result."""
+    make = answer_formats.find_parts_factory(codec(template, own=own), calls=bool(tools))
     assert make is not None
     found = []
     for most in (len(text), 1, 7):
-        reader, parts, at = make(prompt, tools), list[Part](), 0
+        reader, parts, at = make(prompt, tools), list[AnswerPart](), 0
         while at < len(text):
             size = random.Random(at).randint(1, max(most, 1)) if most == 7 else max(most, 1)
             parts += reader.feed(text[at : at + size])
@@ -81,8 +88,8 @@ def parts_of(template: str, text: str, prompt: str = "", own: Any = None, tools:
     return found[0]
 
 
-SAID = ("Text", "Sunny.")
-THOUGHT = ("Thinking", "Hm.")
+SAID = ("TextPart", "Sunny.")
+THOUGHT = ("ReasoningPart", "Hm.")
 DEEPSEEK = "<｜tool▁calls▁begin｜>"
 HARMONY = "<|channel|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>Sunny."
@@ -97,10 +104,10 @@ CASES: dict[str, tuple[str, str, list[tuple[str, ...]]]] = {
     "thought of a call": (
         "</think><tool_call>",
         f"<think>{HERMES}</think>Sunny.",
-        [("Thinking", HERMES), SAID],
+        [("ReasoningPart", HERMES), SAID],
     ),
     "thought, not closed": ("</think>", "<think>Hm. ", [THOUGHT]),
-    "a tag in text": ("</think>", "Write <think> first. ", [("Text", "Write <think> first. ")]),
+    "a tag in text": ("</think>", "Write <think> first. ", [("TextPart", "Write <think> first. ")]),
     "mistral, list": (
         "[TOOL_CALLS]",
         '[TOOL_CALLS] [{"name": "weather", "arguments": ' + OSLO + '}, {"name": "time", "arguments": {}}]',
@@ -177,20 +184,23 @@ def test_families(case: str) -> None:
         "",
     ],
 )
-def test_garbled_calls_were_said(body: str) -> None:
+def test_malformed_calls_are_text(body: str) -> None:
     call = f"<tool_call>{body}</tool_call>"
-    assert parts_of("<tool_call>", f"Sunny. {call} So. {HERMES}") == [("Text", f"Sunny. {call} So."), CALL]
+    assert parts_of("<tool_call>", f"Sunny. {call} So. {HERMES}") == [
+        ("TextPart", f"Sunny. {call} So."),
+        CALL,
+    ]
     cut = f"Sunny. <tool_call>{body}"
-    assert parts_of("<tool_call>", cut) == [("Text", cut)]
+    assert parts_of("<tool_call>", cut) == [("TextPart", cut)]
 
 
-def test_garbled_calls_of_other_families() -> None:
+def test_malformed_calls_of_other_families() -> None:
     for template, text in (
         ("[TOOL_CALLS]", "[TOOL_CALLS]weather[ARGS]{"),
         ("[TOOL_CALLS]", '[TOOL_CALLS] [{"name": "weather", "arguments": {}}, 3]'),
         ("dictionary of argument name and its value", '{"name": "Alice", "age": 3}'),
     ):
-        assert parts_of(template, text) == [("Text", text)]
+        assert parts_of(template, text) == [("TextPart", text)]
 
 
 def test_a_damaged_header_of_harmony_is_not_shown() -> None:
@@ -200,13 +210,13 @@ def test_a_damaged_header_of_harmony_is_not_shown() -> None:
         "<|channel|>final final<|message|>",
         "<|start|><|message|>",
     ):
-        assert parts_of(HARMONY, f"{header}Oslo<|end|>") == [("Text", "Oslo")]
+        assert parts_of(HARMONY, f"{header}Oslo<|end|>") == [("TextPart", "Oslo")]
 
 
-def test_a_prompt_may_begin_the_thought() -> None:
-    for prompt, said in (("<bot><think>\n", [THOUGHT, SAID]), ("<bot><think>\n\n</think>\n\n", None)):
+def test_a_prompt_may_open_the_reasoning() -> None:
+    for prompt, expected in (("<bot><think>\n", [THOUGHT, SAID]), ("<bot><think>\n\n</think>\n\n", None)):
         text = "Hm.\n</think>\n\nSunny."
-        assert parts_of("</think>", text, prompt) == (said or [("Text", text)])
+        assert parts_of("</think>", text, prompt) == (expected or [("TextPart", text)])
 
 
 def test_the_tokenizers_own_template() -> None:
@@ -215,50 +225,52 @@ def test_the_tokenizers_own_template() -> None:
     assert parts_of("<tool_call>", text, prompt, OWN) == [THOUGHT, SAID, CALL]
     assert parts_of("", text.removesuffix("}</use>") + "</use> So.", prompt, OWN) == [
         THOUGHT,
-        ("Text", "Sunny.<use weather>" + OSLO.removesuffix("}") + "</use> So."),
+        ("TextPart", "Sunny.<use weather>" + OSLO.removesuffix("}") + "</use> So."),
     ]
 
 
 def test_without_tools_nothing_is_a_call() -> None:
     for template in ("<tool_call>", DEEPSEEK, "[TOOL_CALLS]"):
-        assert answer_formats.find(codec(template), calls=False) is None
+        assert answer_formats.find_parts_factory(codec(template), calls=False) is None
     assert parts_of(HARMONY, CASES["harmony"][1], tools=()) == [THOUGHT, SAID]
     text = "<think>Hm.</think>" + HERMES
-    assert parts_of("</think><tool_call>", text, tools=()) == [THOUGHT, ("Text", HERMES)]
+    assert parts_of("</think><tool_call>", text, tools=()) == [THOUGHT, ("TextPart", HERMES)]
 
 
-def test_a_format_that_nobody_knows() -> None:
-    assert answer_formats.find(codec("{{ messages }}"), calls=True) is None
-    reader = PlainText()
-    assert [*reader.feed(" <tool_call> "), *reader.feed(""), *reader.finish()] == [Text(" <tool_call> ")]
+def test_an_unknown_format() -> None:
+    assert answer_formats.find_parts_factory(codec("{{ messages }}"), calls=True) is None
+    reader = PlainTextParser()
+    assert [*reader.feed(" <tool_call> "), *reader.feed(""), *reader.finish()] == [TextPart(" <tool_call> ")]
 
 
-def test_a_response_template_that_is_none() -> None:
-    """Then its calls are found as in other models of its chat template."""
+def test_an_invalid_response_template() -> None:
+    """Calls are then parsed by the chat template."""
     every: list[Any] = [{"fields": {}}, {"fields": {"content": {"open": 3}}}, ["content"]]
     for wrong in every:
-        told = answer_formats.complaint(codec("<tool_call>", own=wrong))
-        assert told is not None and "cannot be used: " in told
-        assert answer_formats.find(codec("", own=wrong), calls=True) is None
+        error = answer_formats.template_error(codec("<tool_call>", own=wrong))
+        assert error is not None and "cannot be used: " in error
+        assert answer_formats.find_parts_factory(codec("", own=wrong), calls=True) is None
         assert parts_of("<tool_call>", HERMES, own=wrong) == [CALL]
-    assert answer_formats.complaint(codec("", own=OWN)) is None is answer_formats.complaint(codec(""))
+    assert (
+        answer_formats.template_error(codec("", own=OWN)) is None is answer_formats.template_error(codec(""))
+    )
 
 
 def test_marks_that_are_special_tokens() -> None:
     special = ("<|end|>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "<s>")  # the first ends answers
-    make = answer_formats.find(codec("[TOOL_CALLS]", special), calls=True)
+    make = answer_formats.find_parts_factory(codec("[TOOL_CALLS]", special), calls=True)
     assert make is not None and make("", TOOLS).shown == {1, 3}
 
 
 def test_one_call() -> None:
     for text in (OSLO, '{"name": "weather", "argum', '{"name": "weather", "arguments": 3}'):
-        reader = OneCall()
-        assert [*reader.feed(text[:9]), *reader.feed(text[9:]), *reader.finish()] == [Text(text)]
-    whole = OneCall()
+        reader = SingleCallParser()
+        assert [*reader.feed(text[:9]), *reader.feed(text[9:]), *reader.finish()] == [TextPart(text)]
+    whole = SingleCallParser()
     whole.feed(json.dumps({"name": "weather", "arguments": json.loads(OSLO)}))
-    assert whole.finish() == [Call(*CALL)]
-    assert OneCall().finish() == []
-    assert isinstance(Thinking(""), Thinking)
+    assert whole.finish() == [ToolCall(*CALL)]
+    assert SingleCallParser().finish() == []
+    assert isinstance(ReasoningPart(""), ReasoningPart)
 
 
 def test_kinds_of_parts() -> None:

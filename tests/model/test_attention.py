@@ -1,4 +1,4 @@
-"""Tree attention against the obvious: one path at a time, no cache, dense softmax."""
+"""Tree attention compared with a plain reference: one path at a time, no cache, dense softmax."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def _obvious(
     cap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Row i of q [H, T, D] looks at the keys rows[i] of k [KV, S, D], in float64."""
+    """Attend from row i of q [H, T, D] to the keys rows[i] of k [KV, S, D], in float64."""
     heads, group = q.shape[0], q.shape[0] // k.shape[0]
     out = torch.empty(q.shape[1], heads, v.shape[-1], dtype=torch.float64)
     for i, seen in enumerate(rows):
@@ -27,7 +27,7 @@ def _obvious(
             scores = k[head // group, seen].double() @ q[head, i].double() * scale
             if cap:
                 scores = torch.tanh(scores / cap) * cap
-            if sinks is not None:  # they take their share, and have no value
+            if sinks is not None:  # sinks add to the denominator and have no value
                 scores = torch.cat([scores, sinks[head : head + 1].double()])
             out[i, head] = torch.softmax(scores, 0)[: len(seen)] @ v[head // group, seen].double()
     return out
@@ -107,8 +107,8 @@ def test_pieces_cover_all_rows_and_leave_none_alone(start: int, rows: int, most:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_step_sends_its_new_rows_and_looks_at_all(device: str) -> None:
-    """Steps of a growing tree, each by one copy, against the masks of the whole tree cut to size."""
+def test_a_step_uploads_its_new_rows_and_attends_to_all(device: str) -> None:
+    """Steps of a growing tree, each uploaded in one copy, compared with slices of the whole tree's mask."""
     there, causal, sees = torch.device(device), 3, np.eye(70, dtype=np.bool_)
     for node in range(1, 70):
         sees[node] |= sees[(node - 1) // 2]
@@ -121,7 +121,7 @@ def test_a_step_sends_its_new_rows_and_looks_at_all(device: str) -> None:
         )
         assert tokens.tolist() == list(range(start, end)) and context.position.tolist() == position[:end]
         found, expected = context.tree_mask(start, end), whole.tree_mask(start, end)
-        assert found.reaches() == expected.reaches()
+        assert found.extents() == expected.extents()
         for name in ("prefix", "first", "count", "causal", "words"):
             assert torch.equal(getattr(found, name).cpu(), getattr(expected, name))
         assert np.array_equal(found.words_of(0), expected.words[0].numpy())

@@ -1,4 +1,4 @@
-"""The cache: rows that are appended, committed and rewound, keys of an index with them, in one allocation."""
+"""The cache: appending, committing and rewinding rows and index keys, in one allocation."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import torch
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.cache_block import CacheBlock
-from offspec.model.fused.forward import LeanModel
+from offspec.model.fused.model import FusedModel
 from tests.support.tiny_models import HYBRIDS, load_all, open_model, write_hybrid, write_model
 
 CPU = torch.device("cpu")
@@ -34,8 +34,8 @@ def test_all_layers_share_one_block(family: str, tmp_path: Path) -> None:
     model.close()
 
 
-def test_rows_of_a_block_stay_apart() -> None:
-    """Layers of other shapes, one of them with an index, that fill up and then grow out of the block."""
+def test_rows_in_a_block_do_not_overlap() -> None:
+    """Layers of different shapes, one of them with an index, that fill up and then grow out of the block."""
     sizes = [(2, 3, 5), (1, 4, 2)]
     cache = TreeCache(2, 4, CacheBlock({CPU: (4 * 4 * (2 * 3 + 2 * 5 + 4 + 2 + 7), 5)}))
     kept: list[list[torch.Tensor]] = []
@@ -55,7 +55,7 @@ def test_rows_of_a_block_stay_apart() -> None:
             assert torch.equal(store[:, :, : whole.shape[2]], whole)
 
 
-def test_without_room_in_the_block_rows_have_their_own() -> None:
+def test_rows_that_do_not_fit_the_block_are_allocated_separately() -> None:
     cache = TreeCache(1, 4, CacheBlock({CPU: (100, 0)}))
     rows = torch.randn(1, 2, 3, 8)
     keys, values = cache.rows[0].update(rows, -rows)
@@ -63,13 +63,13 @@ def test_without_room_in_the_block_rows_have_their_own() -> None:
 
 
 def test_a_fused_draft_has_no_second_block(tmp_path: Path) -> None:
-    """The rows of the model that it takes the place of are never allocated, or freed before its own are."""
+    """Rows of the replaced model are never allocated, or freed before the fused model allocates its own."""
     model = open_model(write_model(tmp_path))
     load_all(model, 16)
     before = model.tree_model
     with torch.no_grad():
         before.hidden(PROMPT, TreeContext.chain(len(PROMPT), model.device))
-    assert isinstance(model.lean(16), LeanModel)
+    assert isinstance(model.fused_model(16), FusedModel)
     assert not any(layer.stores for layer in before.cache.rows)
     model.close()
 
@@ -92,13 +92,13 @@ def test_a_cache_appends_commits_rewinds_and_grows() -> None:
     _append(cache, torch.arange(4.0))
     cache.commit(1, [0, 2])
     assert cache.length == 3 and _content(cache) == [0, 1, 3]
-    _append(cache, torch.arange(10.0, 17.0))  # two pending rows and a tree of five, over the capacity
+    _append(cache, torch.arange(10.0, 17.0))  # two pending rows and a tree of five, beyond the capacity
     cache.commit(2, [0, 2, 3])
     assert cache.length == 8 and _content(cache) == [0, 1, 3, 10, 11, 12, 14, 15]
     cache.rewind(4)
     _append(cache, torch.tensor([99.0]))
     assert _content(cache) == [0, 1, 3, 10, 99]
-    cache.rewind(4)  # a pass broken off leaves rows behind that must go
+    cache.rewind(4)  # a cancelled pass leaves rows that must be dropped
     assert _content(cache) == [0, 1, 3, 10]
     with pytest.raises(AssertionError):
         cache.rewind(5)
@@ -127,11 +127,11 @@ def test_padding_is_not_kept() -> None:
     assert _index(cache, range(6))[0, :, 0].tolist() == [0, 1, 2, 3]
 
 
-def test_what_is_adopted_has_them() -> None:
+def test_committed_rows_of_another_cache_include_index_keys() -> None:
     target, draft = TreeCache(1, 8), TreeCache(1, 2)
     _index(target, range(5))
     _index(draft, range(50, 52))
     target.commit(5, [])
     draft.commit(2, [])
-    draft.adopt(1, target.committed(1))
+    draft.append_committed(1, target.committed(1))
     assert _index(draft, range(9, 10))[0, :, 0].tolist() == [50, 1, 2, 3, 4, 9]

@@ -1,4 +1,4 @@
-"""A cache and the file of it: what is read is what was written, to the bit, of every kind of cache."""
+"""Cache files: every kind of cache is restored bit for bit."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ import torch
 from offspec.core.errors import CheckpointError
 from offspec.model.cache import TreeCache
 from offspec.model.cache_block import HostBlock
-from offspec.model.cache_file import look_at, read_cache, size_of, write_cache
-from offspec.model.cache_windows import CacheWindows
+from offspec.model.cache_file import cache_file_bytes, read_cache, read_cache_header, write_cache
+from offspec.model.cache_offload import CacheOffload
 from offspec.model.recurrence.snapshots import Snapshot
-from offspec.model.recurrence.state import Committed
+from offspec.model.recurrence.state import RecurrentState
 
 CPU = torch.device("cpu")
 IDS = list(range(7, 18))
@@ -19,14 +19,14 @@ IDS = list(range(7, 18))
 
 def cache_of(kind: str, capacity: int = 16) -> TreeCache:
     if kind.startswith("windowed"):
-        windows = CacheWindows(4096, CPU)
+        windows = CacheOffload(4096, CPU)
         home = HostBlock(1 << 14, 10, pin=False)
         return TreeCache(3, capacity, home, int8="int8" in kind, windows=windows)
     return TreeCache(3, capacity, int8=kind == "int8")
 
 
 def filled(kind: str) -> TreeCache:
-    """Eleven rows in the first layer and in the last; the one between keeps nothing."""
+    """Eleven rows in the first and the last layer; the middle layer stores nothing."""
     cache, random = cache_of(kind), torch.Generator().manual_seed(1)
     for layer in (cache.rows[0], cache.rows[2]):
         layer.update(
@@ -38,14 +38,14 @@ def filled(kind: str) -> TreeCache:
     if kind == "states":
         for length in (4, 8, 11):
             parts = [torch.randn(3, 2, generator=random), torch.randn(2, 4, 4, generator=random)]
-            states = {(1, 0): Committed(*parts), (1, 1): Committed(state=parts[1] + 1)}
+            states = {(1, 0): RecurrentState(*parts), (1, 1): RecurrentState(state=parts[1] + 1)}
             cache.snapshots.add(Snapshot(length, states))
         for place, found in states.items():
             cache._recurrence(*place).committed = found
     cache.commit(0, [])
     cache.length = len(IDS)
     for layer in cache.rows:
-        layer.cut(cache.length)
+        layer.truncate(cache.length)
     return cache
 
 
@@ -64,13 +64,13 @@ def bits(cache: TreeCache) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kind", ["plain", "int8", "windowed", "windowed int8", "index", "states"])
 @pytest.mark.parametrize("used", [False, True])
-def test_what_is_read_is_what_was_written(kind: str, used: bool, tmp_path: Path) -> None:
-    """By a cache that was never used, with less room, and by one that holds something else."""
+def test_a_cache_file_round_trips(kind: str, used: bool, tmp_path: Path) -> None:
+    """Read by an unused cache with less capacity, and by one with other contents."""
     path, cache = tmp_path / "file.safetensors", filled(kind)
     write_cache(path, cache, IDS, "key")
     assert path.stat().st_mode & 0o777 == 0o600
-    found = look_at(path, "key")
-    assert found.ids.tolist() == IDS and found.nbytes == path.stat().st_size > size_of(cache)
+    found = read_cache_header(path, "key")
+    assert found.ids.tolist() == IDS and found.nbytes == path.stat().st_size > cache_file_bytes(cache)
     assert found.lengths == ((4, 8, 11) if kind == "states" else ())
     other = filled(kind) if used else cache_of(kind, 8)
     for store in (store for row in other.rows for store in row.stores):
@@ -90,25 +90,25 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     write_cache(path, filled("plain"), IDS, "key")
     with pytest.raises(CheckpointError, match="another model"):
-        look_at(path, "other")
+        read_cache_header(path, "other")
     for kind in ("int8", "windowed int8"):
         cache = filled(kind)
-        with pytest.raises(CheckpointError, match="layer 0 keeps"):
-            read_cache(look_at(path, "key"), cache, [CPU] * 3, torch.bfloat16)
+        with pytest.raises(CheckpointError, match="layer 0 stores"):
+            read_cache(read_cache_header(path, "key"), cache, [CPU] * 3, torch.bfloat16)
         assert cache.rewind(0) == cache.length == 0
     with pytest.raises(CheckpointError, match="does not fit"):
-        read_cache(look_at(path, "key"), TreeCache(2, 16), [CPU] * 2, torch.bfloat16)
+        read_cache(read_cache_header(path, "key"), TreeCache(2, 16), [CPU] * 2, torch.bfloat16)
 
 
-def test_no_byte_can_change_unseen(tmp_path: Path) -> None:
+def test_any_changed_byte_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     write_cache(path, filled("int8"), IDS, "key")
     whole = path.read_bytes()
     for place in [9, 100, 4096, *range(4100, len(whole), 97), len(whole) - 1]:
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
         with pytest.raises(CheckpointError):
-            read_cache(look_at(path, "key"), cache_of("int8"), [CPU] * 3, torch.bfloat16)
+            read_cache(read_cache_header(path, "key"), cache_of("int8"), [CPU] * 3, torch.bfloat16)
     for length in (0, 7, 2000, 4096, len(whole) - 1):
         path.write_bytes(whole[:length])
         with pytest.raises(CheckpointError):
-            look_at(path, "key")
+            read_cache_header(path, "key")

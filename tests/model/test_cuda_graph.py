@@ -1,4 +1,4 @@
-"""Steps replayed as CUDA graphs: results of the caller's own, streams as they were, and sizes that fail."""
+"""Steps replayed as CUDA graphs: results in new memory, unchanged streams, and failed captures."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from offspec.core.events import Notice
-from offspec.model.fused.cache import LeanCache, LeanRows
-from offspec.model.fused.cuda_graph import GraphedSteps
+from offspec.model.fused.cache import FusedCache, FusedRows
+from offspec.model.fused.cuda_graph import CudaGraphRunner
 from offspec_kernels.tree_mask import TreeMask
 
 pytestmark = pytest.mark.gpu
 
 CAPACITY, HIDDEN, SIZE = 256, 8, 4
-CACHE = LeanCache(1, 1, CAPACITY, SIZE, torch.float32, torch.device("cpu"))  # that no step here looks into
+CACHE = FusedCache(1, 1, CAPACITY, SIZE, torch.float32, torch.device("cpu"))  # not used by any step here
 
 
 @pytest.fixture
@@ -23,26 +23,26 @@ def device() -> torch.device:
 
 
 class _Layers:
-    """Twice the states, and the row of the cache that each goes to; `trouble` is called in a capture."""
+    """Return twice the states, plus the cache row of each; `trouble` is called during a capture."""
 
     def __init__(self) -> None:
         self.trouble: dict[int, Any] = {}
         self.calls = 0
 
-    def __call__(self, hidden: torch.Tensor, turn: Any, rows: Sequence[LeanRows]) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, turn: Any, rows: Sequence[FusedRows]) -> torch.Tensor:
         self.calls += 1
         if len(hidden) in self.trouble and torch.cuda.is_current_stream_capturing():
             self.trouble[len(hidden)](hidden)
         return 2 * hidden + _places(rows)[:, None]
 
 
-def _places(rows: Sequence[LeanRows]) -> torch.Tensor:
+def _places(rows: Sequence[FusedRows]) -> torch.Tensor:
     (only,) = rows
     assert isinstance(only.to, torch.Tensor)
     return only.to
 
 
-def _run(steps: GraphedSteps, value: float, rows: int, start: int) -> torch.Tensor:
+def _run(steps: CudaGraphRunner, value: float, rows: int, start: int) -> torch.Tensor:
     device = torch.device("cuda", torch.cuda.current_device())
     hidden = torch.full((rows, HIDDEN), value, device=device)
     turn = torch.zeros(rows, 1, SIZE, device=device)
@@ -66,58 +66,58 @@ def _wait(hidden: torch.Tensor) -> None:
     hidden.cpu()
 
 
-def test_steps_as_wide_as_they_come_are_replayed(device: torch.device) -> None:
-    """And a result outlives the next replay."""
+def test_steps_of_any_width_are_replayed(device: torch.device) -> None:
+    """A result stays valid after the next replay."""
     layers = _Layers()
-    steps = GraphedSteps(layers, device)
-    assert steps.takes(64) and not steps.takes(65)
+    steps = CudaGraphRunner(layers, device)
+    assert steps.can_run(64) and not steps.can_run(65)
     for rows in (64, 33, 1):
         _run(steps, 1.0, rows, 0)
     calls = layers.calls
-    asked = [(3.0, 64, 7), (2.0, 33, 9), (4.0, 40, 20), (5.0, 1, 7), (6.0, 1, 9)]
-    found = [_run(steps, *one) for one in asked]
-    for one, result in zip(asked, found, strict=True):
+    cases = [(3.0, 64, 7), (2.0, 33, 9), (4.0, 40, 20), (5.0, 1, 7), (6.0, 1, 9)]
+    found = [_run(steps, *one) for one in cases]
+    for one, result in zip(cases, found, strict=True):
         assert torch.equal(result.cpu(), _expected(*one))
     assert layers.calls == calls
 
 
 @pytest.mark.parametrize("trouble", [_refuse, _wait])
-def test_a_size_that_fails_is_alone_and_told_of(trouble: Any, device: torch.device) -> None:
-    layers, told = _Layers(), list[Any]()
+def test_a_failed_capture_affects_one_size_and_is_reported(trouble: Any, device: torch.device) -> None:
+    layers, notices = _Layers(), list[Any]()
     layers.trouble = {8: trouble, 4: trouble}
-    steps = GraphedSteps(layers, device, told.append)
+    steps = CudaGraphRunner(layers, device, notices.append)
     before = torch.cuda.current_stream(device)
     for turn in range(2):
         for rows in (7, 3, 2, 16):
             assert torch.equal(_run(steps, 1.0, rows, turn).cpu(), _expected(1.0, rows, turn))
             assert torch.cuda.current_stream(device) == before
-    (notice,) = told
+    (notice,) = notices
     assert isinstance(notice, Notice) and "steps of 8 rows" in notice.text and "\n" not in notice.text
     calls = layers.calls
     for rows in (2, 16):
         _run(steps, 1.0, rows, 0)
-    assert layers.calls == calls, "these have their graphs"
+    assert layers.calls == calls, "these have graphs"
     _run(steps, 1.0, 7, 0)
     assert layers.calls == calls + 1, "this one is not tried again"
 
 
 def _seen(hidden: torch.Tensor, tree_mask: TreeMask) -> torch.Tensor:
-    """Numbers of the mask in place of states: its lengths, and the bits of each row."""
+    """Numbers of the mask instead of states: its lengths, and the bits of each row."""
     bits = (tree_mask.words[0][:, :, None] >> torch.arange(64, device=hidden.device)) & 1
     lengths = torch.cat([tree_mask.prefix, tree_mask.first, tree_mask.count, tree_mask.causal])
     return torch.cat([bits.sum(dim=(1, 2))[:, None], lengths.expand(len(hidden), 4)], dim=1).float()
 
 
 @pytest.mark.parametrize("of_host", [False, True])
-def test_a_graph_has_the_mask_of_its_step_and_nothing_of_others(of_host: bool, device: torch.device) -> None:
-    """Whether the layers read lengths from the device or, as in no graph, from the host."""
+def test_a_graph_uses_the_mask_of_its_own_step(of_host: bool, device: torch.device) -> None:
+    """Layers read lengths from the device, or from the host, which no graph allows."""
 
-    def layers(hidden: torch.Tensor, turn: Any, rows: Sequence[LeanRows]) -> torch.Tensor:
+    def layers(hidden: torch.Tensor, turn: Any, rows: Sequence[FusedRows]) -> torch.Tensor:
         mask = rows[0].tree_mask
         seen = _seen(hidden, mask)
-        return seen + mask.reaches()[0].keys if of_host else seen
+        return seen + mask.extents()[0].keys if of_host else seen
 
-    steps = GraphedSteps(layers, device)
+    steps = CudaGraphRunner(layers, device)
     for first, prefix in ((100, 7), (0, 20), (70, 9), (3, 30), (3, 31)):  # tree rows that ran before
         hidden, turn = torch.zeros(3, HIDDEN, device=device), torch.zeros(3, 1, SIZE, device=device)
         sees = torch.ones(3, first + 3, dtype=torch.bool).tril(first)
@@ -126,21 +126,21 @@ def test_a_graph_has_the_mask_of_its_step_and_nothing_of_others(of_host: bool, d
         )
         found = steps.run(hidden, (turn, turn), mask, prefix + first, CACHE).cpu()
         expected = [[first + 1 + row, prefix, first, 3, 0] for row in range(3)]
-        assert torch.equal(found, torch.tensor(expected) + of_host * mask.reaches()[0].keys * 1.0)
+        assert torch.equal(found, torch.tensor(expected) + of_host * mask.extents()[0].keys * 1.0)
 
 
-def test_a_step_that_breaks_off_writes_nothing_later(device: torch.device) -> None:
-    """What a run aside has sent before it fails is done before the steps that follow."""
+def test_a_failed_step_writes_nothing_later(device: torch.device) -> None:
+    """Work launched by a failed warm-up finishes before later steps."""
     cache = torch.zeros(CAPACITY, HIDDEN, device=device)
 
-    def layers(hidden: torch.Tensor, turn: Any, rows: Sequence[LeanRows]) -> torch.Tensor:
+    def layers(hidden: torch.Tensor, turn: Any, rows: Sequence[FusedRows]) -> torch.Tensor:
         cache[_places(rows)] = hidden
         if torch.cuda.current_stream(device) != before:
             raise RuntimeError("no room aside")
         return hidden
 
     before = torch.cuda.current_stream(device)
-    steps = GraphedSteps(layers, device)
+    steps = CudaGraphRunner(layers, device)
     for value, rows in ((0.0, 2), (1.0, 4), (2.0, 2)):
         _run(steps, value, rows, 5)
     torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""An embedding's rows: from disk, or from RAM where a draft holds it."""
+"""Rows of an embedding, from disk, or from RAM for a draft."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tests.support.tiny_models import nothing, open_model, write_model
 _CPU = torch.device("cpu")
 
 
-def test_rows_from_ram_are_those_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_from_ram_equal_those_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, reads = DirectReader.read_into, list[int]()
 
     def note(*args: Any) -> int:
@@ -22,15 +22,15 @@ def test_rows_from_ram_are_those_from_disk(tmp_path: Path, monkeypatch: pytest.M
         return read(*args)
 
     monkeypatch.setattr(DirectReader, "read_into", note)
-    folder, said = write_model(tmp_path / "model", tie_word_embeddings=False), list[torch.Tensor]()
+    folder, states = write_model(tmp_path / "model", tie_word_embeddings=False), list[torch.Tensor]()
     for holds_rows in (False, True):
         model = open_model(folder, torch.bfloat16)
         everywhere = Placement.in_memory(len(model.layers), range(len(model.layers)), 0)
-        model.load(everywhere, 64, nothing, holds_rows=holds_rows)
+        model.load(everywhere, 64, nothing, embedding_in_ram=holds_rows)
         assert model.embedding_bytes >= 96 * 32 * 4
         reads.clear()
         with torch.inference_mode():
-            said.append(model.tree_model.hidden(torch.arange(3, 40), TreeContext.chain(37, _CPU)))
+            states.append(model.tree_model.hidden(torch.arange(3, 40), TreeContext.chain(37, _CPU)))
         model.close()
         assert bool(reads) is not holds_rows, "a draft's step must not wait for a disk that is busy"
-    assert torch.equal(said[0], said[1])
+    assert torch.equal(states[0], states[1])

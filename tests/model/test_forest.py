@@ -10,14 +10,14 @@ import torch
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
-from offspec.model.key_tensors import PartedTensor, parts_in
+from offspec.model.kv_tensors import PerSequenceTensor, parts_in
 from offspec.model.loaded import LoadedModel
-from offspec.model.pass_parts import SequenceRows, as_asked, order_of, parts_of
+from offspec.model.pass_parts import SequenceRows, order_of, split_pass, to_input_order
 from offspec.model.probe.small_config import small_config
 from offspec.model.row_counts import RowCounts
 from offspec.sampling.token_tree import TokenTree
 from offspec_planners.placement import Placement, Tier
-from tests.support.products import some
+from tests.support.exhaustive import sampled_params
 from tests.support.tiny_models import (
     FAMILIES,
     HYBRIDS,
@@ -29,7 +29,7 @@ from tests.support.tiny_models import (
 )
 
 _LATENTS = ("bailing_hybrid", "deepseek_v3", "kimi_linear")  # expanded between cache and attention
-# Attention of a family's own, with and without biases, and keys that an index selects.
+# A model's own attention, with and without biases, and keys selected by an index.
 _OTHERS: dict[str, dict[str, Any]] = {
     "bloom": {},
     "deepseek_v32": {},
@@ -40,13 +40,13 @@ _EVERY = (*FAMILIES, *HYBRIDS, *_OTHERS)
 _USUAL = ("llama", "qwen3_moe", "gemma4_text", "qwen3_5_text", "deepseek_v3")
 _TREE = TokenTree.build(
     range(5, 26, 3), (-1, 0, 0, 1, 1, 3, 2), [0.0] * 7
-)  # of which a text has the first nodes
+)  # a text uses the first nodes of it
 _CHUNK = 16
 
 
 @dataclass
 class _Text:
-    """A sequence: tokens that are committed, and how many nodes its trees have."""
+    """Sequence: committed tokens, and number of nodes of its trees."""
 
     ids: list[int]
     nodes: int
@@ -60,7 +60,7 @@ def _texts() -> list[_Text]:
 
 
 def _rows(text: _Text, cache: TreeCache, device: torch.device) -> SequenceRows:
-    """Tokens that the cache does not have, and a tree below the last."""
+    """Return the uncached tokens, with a tree below the last."""
     pending, nodes = text.ids[cache.length :], text.nodes
     tokens, context = TreeContext.of_step(
         [*pending, *_TREE.token[:nodes].tolist()],
@@ -74,24 +74,24 @@ def _rows(text: _Text, cache: TreeCache, device: torch.device) -> SequenceRows:
 
 
 def _commit(text: _Text, cache: TreeCache) -> None:
-    """The path to the tree's fourth node."""
+    """Commit the path to the tree's fourth node."""
     path = [node for node in (0, 1, 3) if node < text.nodes]
     cache.commit(len(text.ids) - cache.length, path)
     text.ids += [5 + 3 * node for node in path]
 
 
 def _passes(model: LoadedModel, together: bool) -> list[list[torch.Tensor]]:
-    """Of each of three passes the states of each sequence, those aside included."""
+    """Return the states of each sequence in three passes, including auxiliary ones."""
     texts, found, tree_model = _texts(), list[list[torch.Tensor]](), model.tree_model
     caches = [model.new_cache(64) for _ in texts]
-    tree_model.taps = (1, len(model.layers))
+    tree_model.aux_layers = (1, len(model.layers))
     for _ in range(3):
         rows = [_rows(text, cache, model.device) for text, cache in zip(texts, caches, strict=True)]
         rows = [some for some in rows if len(some.tokens)]
         made = list[torch.Tensor]()
         for group in [rows] if together else [[alone] for alone in rows]:
             states = tree_model.hidden_of(group)
-            made += torch.cat([states, *tree_model.tapped.values()], 1).split(
+            made += torch.cat([states, *tree_model.aux_hidden_states.values()], 1).split(
                 [len(one.tokens) for one in group]
             )
         found.append(made)
@@ -125,18 +125,18 @@ def _load_all(model: LoadedModel, chunk: int = _CHUNK) -> None:
     model.load(everything, 64, nothing, chunk)
 
 
-@pytest.mark.parametrize("family", some(_EVERY, *_USUAL))
-def test_each_sequence_is_what_it_is_alone(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", sampled_params(_EVERY, *_USUAL))
+def test_each_sequence_has_the_same_result_as_alone(family: str, tmp_path: Path) -> None:
     model = open_model(_write(tmp_path, family))
-    assert model.skeleton.merges is (family not in _OTHERS)
-    assert model.skeleton.apart is (family in _LATENTS)
+    assert model.skeleton.supports_batching is (family not in _OTHERS)
+    assert model.skeleton.attention_per_sequence is (family in _LATENTS)
     _load_all(model)
     _check(model)
 
 
 @pytest.mark.parametrize(
     ("family", "chunk", "int8"),
-    some(
+    sampled_params(
         [("gpt_oss", 1024, False), ("qwen3_5_text", 3, True), ("gemma4_text", 6, True)],
         ("gemma4_text", 6, True),
     ),
@@ -148,8 +148,8 @@ def test_chunks_of_any_size_and_caches_in_8_bits(family: str, chunk: int, int8: 
 
 
 @pytest.mark.parametrize(("family", "calls"), [("qwen3_moe", 2), ("deepseek_v3", 2), ("deepseek_v32", 7)])
-def test_products_are_of_all_sequences(family: str, calls: int, tmp_path: Path) -> None:
-    """Of prompts once and of trees once, where the family lets them."""
+def test_products_cover_all_sequences(family: str, calls: int, tmp_path: Path) -> None:
+    """Once for prompts and once for trees, if the model supports it."""
     model = open_model(_write(tmp_path, family))
     _load_all(model, 128)
     counted = list[int]()
@@ -163,8 +163,8 @@ def test_products_are_of_all_sequences(family: str, calls: int, tmp_path: Path) 
     model.close()
 
 
-def test_a_layer_is_entered_once_a_pass(tmp_path: Path) -> None:
-    """So that its weights are streamed once for all sequences."""
+def test_a_layer_is_entered_once_per_pass(tmp_path: Path) -> None:
+    """Its weights are streamed once for all sequences."""
     model, done = open_model(write_model(tmp_path)), list[int]()
     model.load(Placement.in_memory(len(model.layers), (), 2), 64, nothing, _CHUNK)
     model.tree_model.on_layer = done.append
@@ -174,37 +174,37 @@ def test_a_layer_is_entered_once_a_pass(tmp_path: Path) -> None:
     model.close()
 
 
-def test_what_goes_together() -> None:
-    """Prompts before trees, no sequence twice, no more than a chunk but for one sequence's rows."""
+def test_split_pass_groups_rows() -> None:
+    """Prompts before trees, no sequence twice, at most a chunk except for a single sequence."""
     cpu = torch.device("cpu")
     rows = [_rows(text, TreeCache(1, 4), cpu) for text in _texts()]
-    parts = parts_of(rows, 20, RowCounts(4), merges=True)
+    parts = split_pass(rows, 20, RowCounts(4), merges=True)
     assert [[(rows.index(piece.sequence), piece.rows) for piece in part.pieces] for part in parts] == [
         [(0, 18)], [(0, 19), (1, 1)], [(2, 19)], [(3, 8)], [(0, 7), (1, 1), (2, 5)],
     ]  # fmt: skip
     assert [part.padding for part in parts] == [2, 0, 1, 0, 3]
     together = torch.cat([own.tokens for own in rows])[order_of(parts)]
     assert together[-4:].tolist() == [17, 17, 17, 17], "copies of the last row"
-    assert torch.equal(as_asked(together, parts), torch.cat([own.tokens for own in rows]))
+    assert torch.equal(to_input_order(together, parts), torch.cat([own.tokens for own in rows]))
 
 
-def test_a_prompt_and_its_tree_go_together_where_both_fit() -> None:
+def test_a_prompt_and_its_tree_share_a_part_if_both_fit() -> None:
     rows = [_rows(text, TreeCache(1, 4), torch.device("cpu")) for text in _texts()[:1]]  # 37 and a tree of 7
 
     def counts(chunk: int, mixes: bool) -> list[int]:
-        parts = parts_of(rows, chunk, RowCounts(4), mixes=mixes)
+        parts = split_pass(rows, chunk, RowCounts(4), mixes=mixes)
         together = torch.cat([own.tokens for own in rows])[order_of(parts)]
-        assert torch.equal(as_asked(together, parts), rows[0].tokens)
+        assert torch.equal(to_input_order(together, parts), rows[0].tokens)
         return [part.rows - part.padding for part in parts]
 
     assert counts(44, True) == [44]
     assert counts(44, False) == [37, 7]
-    assert counts(43, True) == [37, 7], "all of them or none: a chunk has no room for more"
+    assert counts(43, True) == [37, 7], "all rows or none: the chunk is full"
 
 
-def test_keys_of_several_sequences_are_for_attention_alone() -> None:
+def test_keys_of_several_sequences_support_only_attention() -> None:
     keys = [torch.randn(1, 2, rows, 4) for rows in (3, 5)]
-    parted = PartedTensor(keys)
+    parted = PerSequenceTensor(keys)
     assert parted.shape == (1, 2, 8, 4)
     assert all(torch.equal(*both) for both in zip(parts_in(parted), keys, strict=True))
     with pytest.raises(UnsupportedModelError):
@@ -216,9 +216,9 @@ def test_keys_of_several_sequences_are_for_attention_alone() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("hosted", [False, True])
 def test_on_a_device(hosted: bool, tmp_path: Path) -> None:
-    """Or on two: what layers leave for others hops as well.
+    """On one device or two, including values that layers store for later layers.
 
-    With an activation that a simulated device computes alike wherever a number stands, as real ones do.
+    The activation is one that a simulated device computes alike at any place, as real devices do.
     """
     folder = write_model(tmp_path, "gemma4_text", hidden_act="relu", hidden_activation="relu")
     model = open_model(folder, device=torch.device("cuda", 0))

@@ -1,4 +1,4 @@
-"""The lean forward against transformers' own, in float32: trees, prompts, commits, and what is refused."""
+"""The fused forward compared with transformers' own, in float32: trees, prompts, commits, other shapes."""
 
 import gc
 import weakref
@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from offspec.model.attention import TreeContext
-from offspec.model.fused import forward as lean
-from offspec.model.fused import products
-from offspec.model.fused.forward import LeanModel, lean_model
+from offspec.model.fused import linear
+from offspec.model.fused import model as lean
+from offspec.model.fused.model import FusedModel, build_fused_model
 from offspec.model.loaded import LoadedModel
 from offspec.model.pass_parts import SequenceRows
 from offspec.model.runner import TreeModel
 from offspec.sampling.token_tree import TokenTree
-from tests.support.products import some
+from tests.support.exhaustive import sampled_params
 from tests.support.tensor_bytes import tensor_bytes
 from tests.support.tiny_models import CALIBRATION, load_all, open_model, write_model
 
@@ -44,7 +44,7 @@ _SOME_WINDOWS = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
 
-# Each family once with what it leaves to its configuration, and once without.
+# Each family once with its optional settings, and once without.
 PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA3}),
     "llama, no groups": ("llama", {"num_key_value_heads": 4, "hidden_act": "gelu"}),
@@ -73,15 +73,15 @@ def _loaded(folder: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
     return model
 
 
-def _take(model: LoadedModel) -> LeanModel:
-    found = lean_model(model.skeleton, 64, _CPU, lambda index: model.layers[index].unbind())
+def _take(model: LoadedModel) -> FusedModel:
+    found = build_fused_model(model.skeleton, 64, _CPU, lambda index: model.layers[index].unbind())
     assert found is not None
     return found
 
 
-def _fixed(model: LeanModel) -> LeanModel:
-    """The same model with steps of fixed shape, and a cache of its own."""
-    return LeanModel(model.skeleton, model._shape, model._layers, 64, _CPU, static=True)
+def _fixed(model: FusedModel) -> FusedModel:
+    """Return the same model with steps of fixed shape, and its own cache."""
+    return FusedModel(model.skeleton, model._shape, model._layers, 64, _CPU, static=True)
 
 
 def _pair(name: str, folder: Path) -> tuple[LoadedModel, LoadedModel]:
@@ -96,17 +96,17 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[LoadedModel, L
 
 
 class _Both:
-    """Runs the same rows through two models and compares what they say."""
+    """Runs the same rows through two models and compares the results."""
 
-    def __init__(self, truth: TreeModel, other: LeanModel) -> None:
+    def __init__(self, truth: TreeModel, other: FusedModel) -> None:
         self.models = truth, other
-        # A norm behind attention makes a short vector long, and its rounding errors with it: beside float64
-        # the truth itself is off by 3e-5 then.
-        self.tolerance = 1e-4 if other._layers[0].after is not None else 1e-5
+        # A norm after attention scales up a short vector and its rounding errors: even the reference differs
+        # from float64 by 3e-5 then.
+        self.tolerance = 1e-4 if other._layers[0].post_attention_norm is not None else 1e-5
         self.generator = torch.Generator().manual_seed(4)
 
     def run(self, pending: int, parents: list[int], before: int = 0) -> None:
-        """`pending` rows of a chain (in the first step of a tree), then a tree of which `before` rows ran."""
+        """Run `pending` rows of a chain (in the first step of a tree), then one with `before` rows run."""
         rows = pending + len(parents)
         fresh = rows if not before else len(parents) - before
         tokens = torch.randint(3, 90, (fresh,), generator=self.generator)
@@ -139,9 +139,9 @@ def _conversation(both: _Both) -> None:
     both.run(9, tree[:3], before=1)
     both.run(9, tree, before=3)
     both.commit(9, [0, 2, 5, 6])  # a path that is not the first rows
-    both.run(3, tree[:1])  # three tokens that the draft had not guessed ride along
+    both.run(3, tree[:1])  # with three tokens that were not drafted
     both.run(3, tree[:5], before=1)
-    both.rewind(13)  # broken off in the middle
+    both.rewind(13)  # cancelled in the middle
     both.run(0, [-1, 0, 0, 0])
     both.commit(0, [0])  # a path that is the first rows
     both.rewind(4)  # another prompt with the same beginning
@@ -149,10 +149,10 @@ def _conversation(both: _Both) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", some(PLAIN, "llama", "mistral", "qwen3", "phi3", "gemma", "gemma2", "gemma3")
+    "name", sampled_params(PLAIN, "llama", "mistral", "qwen3", "phi3", "gemma", "gemma2", "gemma3")
 )
-def test_lean_says_what_transformers_says(name: str, tmp_path: Path) -> None:
-    """And so do steps of fixed shape: what a CUDA graph replays, operation by operation on the CPU."""
+def test_the_fused_model_matches_transformers(name: str, tmp_path: Path) -> None:
+    """So do steps of fixed shape: those of a CUDA graph, operation by operation on the CPU."""
     truth, other = _pair(name, tmp_path)
     lean_ = _take(other)
     _conversation(_Both(truth.tree_model, lean_))
@@ -160,11 +160,11 @@ def test_lean_says_what_transformers_says(name: str, tmp_path: Path) -> None:
     _conversation(_Both(truth.tree_model, _fixed(lean_)))
 
 
-def test_rows_of_several_sequences_say_what_each_says_alone(pair: tuple[LoadedModel, LoadedModel]) -> None:
-    """Attention of few rows is one product then; more rows and longer texts of one than of the others."""
+def test_rows_of_several_sequences_match_separate_passes(pair: tuple[LoadedModel, LoadedModel]) -> None:
+    """Attention of few rows is then one product; one sequence has more rows and a longer text."""
     model = _take(pair[1])
-    generator, caches = torch.Generator().manual_seed(2), [model.cache.another() for _ in range(3)]
-    for counts in ((20, 1, 9), (3, 7, 1)):  # the second time behind what was committed the first
+    generator, caches = torch.Generator().manual_seed(2), [model.cache.empty_copy() for _ in range(3)]
+    for counts in ((20, 1, 9), (3, 7, 1)):  # the second time after the first was committed
         rows = [
             SequenceRows(
                 torch.randint(3, 90, (count,), generator=generator),
@@ -185,7 +185,7 @@ def test_rows_of_several_sequences_say_what_each_says_alone(pair: tuple[LoadedMo
             own.cache.commit(len(found), [])
 
 
-def test_long_prompts_go_in_chunks_and_the_cache_grows(
+def test_long_prompts_run_in_chunks_and_the_cache_grows(
     pair: tuple[LoadedModel, LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lean, "_CHUNK", 7)
@@ -198,8 +198,8 @@ def test_long_prompts_go_in_chunks_and_the_cache_grows(
         both.rewind(0)
 
 
-def test_a_step_can_be_broken_off_before_each_layer(pair: tuple[LoadedModel, LoadedModel]) -> None:
-    """A step beside busy processes may take a second: it must notice them, and Ctrl-C, while it runs."""
+def test_a_step_can_be_cancelled_before_each_layer(pair: tuple[LoadedModel, LoadedModel]) -> None:
+    """With busy processes a step may take a second: it must notice them, and Ctrl-C, while it runs."""
     lean_ = _take(pair[1])
     both = _Both(pair[0].tree_model, lean_)
     both.run(9, [-1, 0])
@@ -213,23 +213,23 @@ def test_a_step_can_be_broken_off_before_each_layer(pair: tuple[LoadedModel, Loa
             if next(looks, None) is None:
                 raise KeyboardInterrupt
 
-        lean_.between = look
+        lean_.check_cancelled = look
         with pytest.raises(KeyboardInterrupt):
             lean_.hidden(tokens, context)
         assert next(looks, None) is None
-    lean_.between = None
+    lean_.check_cancelled = None
     both.run(2, [-1, 0])
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_what_lies_in_unused_rows_is_never_looked_at(tmp_path: Path, static: bool) -> None:
+def test_unused_cache_rows_have_no_effect(tmp_path: Path, static: bool) -> None:
     folder = write_model(tmp_path / "model", "qwen3", spread=_SPREAD)
     lean_, truth = _take(_loaded(folder)), _loaded(folder).tree_model
     lean_ = _fixed(lean_) if static else lean_
     both = _Both(truth, lean_)
     both.run(5, [-1, 0, 0])
     both.commit(5, [0])
-    # At fixed shapes the rest of the cache is multiplied by nought, so there it must be a number.
+    # At fixed shapes the rest of the cache is multiplied by zero, so its values must be finite.
     poison = 1e30 if static else torch.nan
     lean_.cache.block[:, :, 6:] = poison
     both.run(0, [-1, 0, 0, 1])
@@ -238,16 +238,16 @@ def test_what_lies_in_unused_rows_is_never_looked_at(tmp_path: Path, static: boo
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_other_shapes_keep_their_own_forward(name: str, tmp_path: Path) -> None:
+def test_unsupported_shapes_keep_their_own_forward(name: str, tmp_path: Path) -> None:
     family, overrides = REFUSED[name]
     model = _loaded(write_model(tmp_path / "model", family, **overrides))
     before = {key: id(value) for key, value in model.skeleton.layers[0].named_parameters()}
-    assert lean_model(model.skeleton, 64, _CPU, pytest.fail) is None
+    assert build_fused_model(model.skeleton, 64, _CPU, pytest.fail) is None
     assert {key: id(value) for key, value in model.skeleton.layers[0].named_parameters()} == before
 
 
-def test_weights_are_held_once(tmp_path: Path) -> None:
-    """While layers are fused, the originals of one at most are still there beside their new form."""
+def test_weights_are_in_memory_once(tmp_path: Path) -> None:
+    """While layers are fused, at most one layer is in memory in both forms."""
     model, alive = _loaded(write_model(tmp_path / "model")), list[int]()
     layers = model.skeleton.layers
     originals = [[weakref.ref(each.untyped_storage()) for each in layer.parameters()] for layer in layers]
@@ -258,19 +258,19 @@ def test_weights_are_held_once(tmp_path: Path) -> None:
         gc.collect()
         alive.append(sum(any(ref() is not None for ref in refs) for refs in originals))
 
-    lean_ = lean_model(model.skeleton, 64, _CPU, release)
+    lean_ = build_fused_model(model.skeleton, 64, _CPU, release)
     assert lean_ is not None and len(alive) == 3
     assert all(count <= 3 - index for index, count in enumerate(alive))
     assert all(parameter.is_meta for layer in layers for parameter in layer.parameters())
     fused = [x for layer in lean_._layers for x in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    kept = sum(tensor_bytes(product) for product in fused if isinstance(product, products.DenseProduct))
+    kept = sum(tensor_bytes(product) for product in fused if isinstance(product, linear.DenseLinear))
     assert kept == matrices
 
 
-def test_shared_weights_are_left_as_they_are(tmp_path: Path) -> None:
+def test_shared_weights_are_not_changed(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", tie_word_embeddings=True)
     target, draft = _loaded(folder), open_model(folder)
-    draft.load_rounded(4, True, 64, lambda done, total: None, CALIBRATION, target.rest_tensors)
+    draft.load_quantized(4, True, 64, lambda done, total: None, CALIBRATION, target.rest_tensors)
     before = {name: (id(tensor), tensor.clone()) for name, tensor in target.rest_tensors.items()}
     lean_ = _take(draft)
     with torch.inference_mode():
@@ -280,10 +280,10 @@ def test_shared_weights_are_left_as_they_are(tmp_path: Path) -> None:
         assert id(tensor) == before[name][0] and torch.equal(tensor, before[name][1])
 
 
-def test_bfloat16_packed_and_not_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_layouts_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_model(tmp_path / "model", "qwen2", spread=_SPREAD)
     models = [_take(_loaded(folder, torch.bfloat16))]
-    monkeypatch.setattr(products, "can_pack", lambda: False)
+    monkeypatch.setattr(linear, "has_mkldnn_bf16_linear", lambda: False)
     models.append(_take(_loaded(folder, torch.bfloat16)))
     outs = []
     for model in models:
@@ -294,14 +294,14 @@ def test_bfloat16_packed_and_not_agree(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("error", [AttributeError, RuntimeError])
-def test_a_torch_without_its_products_does_without(
+def test_without_torchs_packed_products_plain_ones_are_used(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class _Missing:
         def __getattr__(self, name: str) -> Any:
             raise error(name)
 
-    for space, can in (("mkldnn", products.can_pack), ("aten", products.can_multiply_four_bits)):
+    for space, can in (("mkldnn", linear.has_mkldnn_bf16_linear), ("aten", linear.has_int4_matmul)):
         monkeypatch.setattr(torch.ops, space, _Missing())
         can.cache_clear()
         try:

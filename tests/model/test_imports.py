@@ -1,4 +1,4 @@
-"""What the process loads and holds once a model is open and no weight was read."""
+"""Imports and memory of the process after a model is opened and before weights are read."""
 
 import importlib.util
 import json
@@ -25,21 +25,21 @@ from offspec.core.config import EngineConfig
 from offspec.plan.load import open_models
 
 for model in sys.argv[1:]:
-    open_models(EngineConfig(model, draft="substitute,suffix", memory=2 * 10**9, device="cpu"), print).close()
-    memory.trim()
+    open_models(EngineConfig(model, draft="self,suffix", memory=2 * 10**9, device="cpu"), print).close()
+    memory.malloc_trim()
     print(json.dumps({"modules": list(sys.modules), "bytes": memory.resident_bytes()}))
 """
 
 
 @pytest.mark.exhaustive
-def test_a_model_is_opened_without_what_it_does_not_need(tmp_path: Path) -> None:
-    """One of safetensors, and then one of a GGUF file, which needs more."""
+def test_opening_a_model_imports_nothing_unneeded(tmp_path: Path) -> None:
+    """A safetensors model, then one from a GGUF file, which needs more."""
     models = [str(write_model(tmp_path / "model"))]
     if importlib.util.find_spec(DEMO_PACKAGE) is not None:
         models.append(DEMO)
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    said = subprocess.check_output([sys.executable, "-c", OPENING, *models], text=True, env=paths)
-    found = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    output = subprocess.check_output([sys.executable, "-c", OPENING, *models], text=True, env=paths)
+    found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     assert len(found) == len(models) and "gguf" not in found[0]["modules"]
     for after in found:
         assert not set(UNUSED) & set(after["modules"])

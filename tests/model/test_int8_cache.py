@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits: the same tokens whatever tree, budget, chunks and reuse, and half the memory."""
+"""int8 KV cache: tokens do not depend on tree, tree size, chunks or reuse, and memory is halved."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,24 +12,24 @@ from offspec import SamplingParams
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.cache_layer import TreeCacheLayer
-from offspec.model.key_tensors import QuantisedTensor, stored_rows
-from offspec_kernels.quantised_rows import QuantisedRows
-from tests.support.products import some
+from offspec.model.kv_tensors import QuantizedTensor, stored_rows
+from offspec_kernels.quantized_rows import QuantizedRows
+from tests.support.exhaustive import sampled_params
 from tests.support.tiny_models import HYBRIDS, load_all, open_model, tiny_engine, write_hybrid, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 
 
-def rounded(rows: torch.Tensor) -> torch.Tensor:
-    return QuantisedRows.of(rows).values()
+def quantized(rows: torch.Tensor) -> torch.Tensor:
+    return QuantizedRows.of(rows).values()
 
 
-def round_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a cache of plain tensors round what it is given: obvious, and as large as ever."""
+def quantize_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a cache of plain tensors quantize its rows: a plain reference, without saving memory."""
     write = TreeCacheLayer._write
 
     def narrow(layer: Any, start: int, end: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        write(layer, start, end, rounded(keys), rounded(values))
+        write(layer, start, end, quantized(keys), quantized(values))
 
     monkeypatch.setattr(TreeCacheLayer, "_write", narrow)
 
@@ -48,31 +48,31 @@ def appended(cache: TreeCache, count: int, seed: int) -> Iterator[torch.Tensor]:
         yield from (stored for stored in layer.update(key, value))
 
 
-def test_it_holds_what_a_cache_of_rounded_rows_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Appended, committed, rewound, over its capacity, taken over by another."""
+def test_contents_equal_those_of_a_plain_cache_of_quantized_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appended, committed, rewound, beyond the capacity, copied to another cache."""
     caches = [TreeCache(2, 6, int8=True), TreeCache(2, 6)]
     steps = [(5, 2, [0, 2], 4), (7, 3, [0, 1, 3], 5), (9, 9, [], 14)]
     for step, (count, pending, nodes, length) in enumerate(steps):
         narrow = list(appended(caches[0], count, step))
         with monkeypatch.context() as patch:
-            round_rows(patch)
+            quantize_rows(patch)
             plain = list(appended(caches[1], count, step))
         for stored, expected in zip(narrow, plain, strict=True):
-            assert isinstance(stored, QuantisedTensor) and stored.shape == expected.shape
+            assert isinstance(stored, QuantizedTensor) and stored.shape == expected.shape
             assert torch.equal(stored.clone(), expected)
         for cache in caches:
             cache.commit(pending, nodes)
             cache.rewind(length)
     other = TreeCache(2, 3)
-    other.adopt(0, caches[0].committed(0))
+    other.append_committed(0, caches[0].committed(0))
     for taken, rows in zip(other.committed(0), caches[1].committed(0), strict=True):
         assert taken is not None and rows is not None
         assert all(map(torch.equal, taken, rows))
 
 
-def test_model_code_is_given_values() -> None:
-    rows = QuantisedRows.of(torch.randn(1, 2, 5, 4))
-    tensor, values = QuantisedTensor(rows), rows.values()
+def test_model_code_gets_dequantized_values() -> None:
+    rows = QuantizedRows.of(torch.randn(1, 2, 5, 4))
+    tensor, values = QuantizedTensor(rows), rows.values()
     weight = torch.randn(3, 4)
     assert torch.equal(F.linear(tensor, weight), F.linear(values, weight))
     assert torch.equal(torch.cat([tensor, values], dim=1), torch.cat([values, values], dim=1))
@@ -82,7 +82,7 @@ def test_model_code_is_given_values() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "deepseek_v3", "gemma3n_text", "zamba2"])
-def test_the_bytes_of_a_position(family: str, tmp_path: Path) -> None:
+def test_bytes_per_position(family: str, tmp_path: Path) -> None:
     model = open_model(written(tmp_path, family), torch.bfloat16, int8_cache=True)
     load_all(model, 16)
     with torch.no_grad():
@@ -93,13 +93,13 @@ def test_the_bytes_of_a_position(family: str, tmp_path: Path) -> None:
     model.close()
 
 
-@pytest.mark.parametrize("family", some(["llama", "mimo_v2_flash", "deepseek_v3"], "llama"))
-def test_tokens_are_those_of_rounded_rows(
+@pytest.mark.parametrize("family", sampled_params(["llama", "mimo_v2_flash", "deepseek_v3"], "llama"))
+def test_tokens_equal_those_of_a_plain_cache_of_quantized_rows(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By trees, one token a pass, in chunks, and with what a first answer left: as the obvious cache says."""
+    """With trees, one token per pass, in chunks, and with the cache of a first answer."""
     folder = written(tmp_path / "model", family)
-    asked = [
+    requests = [
         SamplingParams(max_tokens=16, ignore_eos=True),
         SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.8, seed=5),
     ]
@@ -110,16 +110,16 @@ def test_tokens_are_those_of_rounded_rows(
         ("suffix", {"budget": 9, "chunk": 4, "resident": [1]}),
     ):
         with tiny_engine(folder, draft, int8_cache=True, **options) as engine:
-            for params in asked:
+            for params in requests:
                 result = engine.generate(PROMPT, params)
                 assert result.kv_cache == "int8"
                 found.append(result.token_ids)
                 longer = [*PROMPT, *result.token_ids[:7], 40, 41]
                 found.append(engine.generate(longer, params).token_ids)
-    round_rows(monkeypatch)
+    quantize_rows(monkeypatch)
     with tiny_engine(folder, "none", budget=1) as engine:
         expected = []
-        for params in asked:
+        for params in requests:
             expected.append(engine.generate(PROMPT, params).token_ids)
             engine._states.first.forget()
             expected.append(engine.generate([*PROMPT, *expected[-1][:7], 40, 41], params).token_ids)

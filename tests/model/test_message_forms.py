@@ -1,11 +1,11 @@
-"""Messages of coding agents under chat templates that refuse some of them, or leave some of them out."""
+"""Messages of coding agents with chat templates that refuse or omit some of them."""
 
 from typing import Any
 
 import pytest
 
 from offspec.core.errors import RequestError
-from offspec.model.chat_template import forms
+from offspec.model.chat_template import message_variants
 from offspec.model.tokenizer import TextCodec, load_tokenizer
 from tests.support.tokenizers import byte_level, saved
 
@@ -34,8 +34,8 @@ EITHER = (
 CALL: dict[str, Any] = {"type": "function", "function": {"name": "ls", "arguments": {}}}
 
 
-def said(*texts: str) -> list[dict[str, Any]]:
-    """Messages of "role: text"; a + after the role stands for a call of a tool."""
+def messages_of(*texts: str) -> list[dict[str, Any]]:
+    """Return messages from "role: text"; a + after the role stands for a tool call."""
     messages = list[dict[str, Any]]()
     for text in texts:
         role, content = text.split(": ")
@@ -45,8 +45,8 @@ def said(*texts: str) -> list[dict[str, Any]]:
     return messages
 
 
-CODEX = said("developer: A", "developer: B", "user: C", "user: D")
-CLAUDE = said("system: A", "user: B", "system: C", "assistant+: D", "tool: E", "user: F")
+CODEX = messages_of("developer: A", "developer: B", "user: C", "user: D")
+CLAUDE = messages_of("system: A", "user: B", "system: C", "assistant+: D", "tool: E", "user: F")
 JOINED = "[system]A\n\nB[user]C\n\nD"
 KEPT = "[system]A[user]B\n\nC[assistant]D[tool]E"
 
@@ -75,7 +75,7 @@ def test_messages_of_agents(codec: TextCodec, template: str, codex: str, claude:
     assert codec.render(CLAUDE) == claude
 
 
-def test_what_no_form_helps_is_refused_as_it_was(codec: TextCodec) -> None:
+def test_messages_that_no_variant_fits_are_refused_with_the_first_error(codec: TextCodec) -> None:
     refuse = (
         "{% if messages | length > 1 %}{{ raise_exception('Two.') }}{% endif %}{{ raise_exception('Odd.') }}"
     )
@@ -86,19 +86,19 @@ def test_what_no_form_helps_is_refused_as_it_was(codec: TextCodec) -> None:
     assert codec.render(CLAUDE) == "system says something"
 
 
-def test_each_form_once_and_an_answer_that_goes_on(codec: TextCodec) -> None:
-    plain = said("system: A", "user: B", "assistant: C")
-    assert [*forms(plain[1:])] == [plain[1:]]
-    assert len([*forms(plain)]) == 2  # without a system message
+def test_each_variant_is_tried_once_and_an_answer_can_be_continued(codec: TextCodec) -> None:
+    plain = messages_of("system: A", "user: B", "assistant: C")
+    assert [*message_variants(plain[1:])] == [plain[1:]]
+    assert len([*message_variants(plain)]) == 2  # without a system message
     codec.tokenizer.chat_template = NO_SYSTEM
-    assert codec.render(plain, continues=True) == "[user]A\n\nB[assistant]C"
+    assert codec.render(plain, continue_final_message=True) == "[user]A\n\nB[assistant]C"
 
 
 def test_no_text_is_lost() -> None:
-    messages = said(
+    messages = messages_of(
         "user:  ", *(f"{role}: {role}{at}" for at in range(3) for role in ("system", "user", "tool"))
     )
-    for form in forms(messages):
+    for form in message_variants(messages):
         assert sorted("\n\n".join(each["content"] for each in form).split()) == sorted(
             each["content"] for each in messages[1:]
         )

@@ -1,4 +1,4 @@
-"""Seconds of layers on a GPU: between events around their kernels, without what the host waited for."""
+"""Timing of layers on a GPU: between events around their kernels, without host waits."""
 
 import math
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 
 from offspec import SamplingParams
 from offspec.model import runner
-from offspec.model.pass_time import DeviceTime
+from offspec.model.pass_time import LayerTime
 from offspec_planners.placement import Placement, Tier
 from tests.support.simulated_cuda.late import late as late
 from tests.support.tiny_models import tiny_engine, write_model
@@ -20,7 +20,7 @@ TIERS = (Tier.DEVICE, Tier.HOST, Tier.DISK, Tier.HOST)
 
 
 class _At(torch.cuda.Event):
-    """An event that comes at a known second."""
+    """Event at a known second."""
 
     second = math.nan
 
@@ -36,17 +36,17 @@ def _at(second: float) -> torch.cuda.Event:
 
 
 def _layer(
-    first: float, last: float, asked: float = 0.0, stalled: float = 0.0, place: torch.device = CUDA
-) -> DeviceTime:
-    return DeviceTime(place, _at(first), _at(last), asked, stalled)
+    first: float, last: float, weight_wait: float = 0.0, expert_wait: float = 0.0, place: torch.device = CUDA
+) -> LayerTime:
+    return LayerTime(place, _at(first), _at(last), weight_wait, expert_wait)
 
 
-def test_waits_are_not_computed() -> None:
-    """The host waits for weights while the layer before is computed: a device that is busy does not wait."""
-    assert _layer(1.0, 1.5, stalled=0.2).computed() == pytest.approx(0.3)
-    assert _layer(1.0, 1.1, stalled=0.2).computed() == 0
-    assert _layer(1.0, 1.5, stalled=0.2).waited(None) == pytest.approx(0.2)
-    layer = _layer(3.0, 4.0, asked=0.5, stalled=0.25)
+def test_waits_do_not_count_as_computation() -> None:
+    """Host waits for weights while the previous layer is still computed are not device waits."""
+    assert _layer(1.0, 1.5, expert_wait=0.2).computed() == pytest.approx(0.3)
+    assert _layer(1.0, 1.1, expert_wait=0.2).computed() == 0
+    assert _layer(1.0, 1.5, expert_wait=0.2).waited(None) == pytest.approx(0.2)
+    layer = _layer(3.0, 4.0, weight_wait=0.5, expert_wait=0.25)
     for before, waited in (
         (None, 0.5),
         (_layer(1.0, 2.9), 0.1),
@@ -58,20 +58,20 @@ def test_waits_are_not_computed() -> None:
 
 
 @pytest.mark.usefixtures("late")
-def test_events_stand_in_front_of_a_layer_and_behind_it(
+def test_events_are_recorded_before_and_after_a_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     between = list[bool]()
 
-    def noted(*given: Any) -> DeviceTime:
-        layer = DeviceTime(*given)
+    def noted(*given: Any) -> LayerTime:
+        layer = LayerTime(*given)
         layer.first.synchronize()
         between.append(not layer.last.query())
         layer.last.synchronize()
-        assert torch.cuda.current_stream(CUDA).query(), "some of the layer was still to be computed"
+        assert torch.cuda.current_stream(CUDA).query(), "part of the layer was not computed yet"
         return layer
 
-    monkeypatch.setattr(runner, "DeviceTime", noted)
+    monkeypatch.setattr(runner, "LayerTime", noted)
     model = write_model(tmp_path / "model", num_hidden_layers=len(TIERS))
     with tiny_engine(model, "none", budget=1, placement=Placement(TIERS, 2, 2), device=CUDA) as engine:
         engine.generate([5, 9, 17], SamplingParams(max_tokens=3, ignore_eos=True))

@@ -1,4 +1,4 @@
-"""What offspec changes in transformers, torch and jinja: what is listed, and nothing outside of its calls."""
+"""Changes to transformers, torch and jinja: only those listed, and only during offspec's calls."""
 
 import ast
 import json
@@ -16,15 +16,15 @@ from tests.support.tiny_models import write_config, write_hybrid
 from tests.support.wrappers import small_whole
 
 SOURCES = Path(offspec.__file__).parent
-# Names by which something outside of offspec is changed, as the code writes them.
+# Names used in code that changes something outside of offspec.
 CHANGING = {
-    *("replaced", "Replacement", "TorchFunctionMode", "TorchDispatchMode", "meta_path", "settrace"),
+    *("monkeypatched", "Replacement", "TorchFunctionMode", "TorchDispatchMode", "meta_path", "settrace"),
     *("AttentionInterface", "ALL_EXPERTS_FUNCTIONS", "register_module_parameter_registration_hook"),
     *("set_verbosity", "set_verbosity_error", "simplefilter", "set_num_threads", "manual_seed"),
     *("_accelerator_setAllocatorSettings", "GOMP_SPINCOUNT", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"),
 }
-# Modules that name one of them and change nothing by themselves: two enter a mode of another module.
-HARMLESS = {"core.replaced", "model.hops", "model.opened"}
+# Modules that use such a name without changing anything themselves: two enter a mode of another module.
+HARMLESS = {"core.monkeypatch", "model.device_transfers", "model.opened"}
 
 
 def test_an_application_finds_transformers_unchanged(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The trial of an architecture: what it admits, what it refuses, what it measures, and that it is kept."""
+"""Trials of architectures: what they accept, refuse and measure, and that results are cached."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ from offspec.model.attention import TreeContext
 from offspec.model.probe import build
 from offspec.model.probe.build import build_skeleton
 from offspec.model.probe.cache_rows import measure_rows
-from offspec.model.probe.compare import Behaviour, try_out
+from offspec.model.probe.compare import TrialResult, run_trial
 from offspec.model.probe.small_config import small_config
 from offspec.model.skeleton import skeleton_of
 from offspec_kernels.tree_attention import tree_attention
@@ -38,7 +38,7 @@ def written(folder: Path, family: str, **changed: Any) -> Path:
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "mimo_v2_flash", "gemma3n_text"])
-def test_measured_rows_are_those_of_a_cache(family: str, tmp_path: Path) -> None:
+def test_measured_rows_match_a_real_cache(family: str, tmp_path: Path) -> None:
     model = open_model(write_model(tmp_path, family))
     load_all(model, 16)
     with torch.no_grad():
@@ -64,7 +64,11 @@ def test_measured_rows_are_those_of_a_cache(family: str, tmp_path: Path) -> None
         ),  # keys, and what values are part of
         ("mimo_v2_flash", {4 * (192 + 128), 8 * (192 + 128)}, 0),
         ("gemma3n_text", {2 * 2 * 256, 0}, 0),
-        ("gemma3_text", {2 * 4 * 256}, 0),  # windows keep all rows: a tree may be rewound to before one
+        (
+            "gemma3_text",
+            {2 * 4 * 256},
+            0,
+        ),  # window layers keep all rows: a rewind may go back beyond the window
     ],
 )
 def test_rows_of_real_sizes(family: str, kept: set[int], expanded: int) -> None:
@@ -76,7 +80,7 @@ def test_rows_of_real_sizes(family: str, kept: set[int], expanded: int) -> None:
     assert not any(buffer.is_meta for buffer in skeleton.model.buffers())
 
 
-def test_room_is_left_for_what_a_latent_expands_to_and_for_a_chunk(tmp_path: Path) -> None:
+def test_memory_for_expanded_latents_and_a_chunk_is_reserved(tmp_path: Path) -> None:
     model = open_model(write_model(tmp_path, "deepseek_v3"))
     rows = model.skeleton.rows
     assert rows.expanded == 4 * (8 + 4) + 4 * (8 + 6)
@@ -87,10 +91,10 @@ def test_room_is_left_for_what_a_latent_expands_to_and_for_a_chunk(tmp_path: Pat
     model = open_model(write_model(tmp_path / "llama"))
     rows = model.skeleton.rows
     assert rows.head_size == 8
-    said = [model.activation_bytes(2048, 2048, chunk) for chunk in (256, 1024, 2048)]
-    assert said == sorted(set(said))
+    sizes = [model.activation_bytes(2048, 2048, chunk) for chunk in (256, 1024, 2048)]
+    assert sizes == sorted(set(sizes))
     model.skeleton = replace(model.skeleton, rows=replace(rows, head_size=256))
-    assert model.activation_bytes(2048, 2048, 256) > said[0]
+    assert model.activation_bytes(2048, 2048, 256) > sizes[0]
     model.close()
 
 
@@ -99,10 +103,10 @@ def test_room_is_left_for_what_a_latent_expands_to_and_for_a_chunk(tmp_path: Pat
     [
         ("doge", {}, "masks of its own"),
         ("nemotron", {"num_key_value_heads": 8}, "does not hand its keywords down"),
-        pytest.param("moshi", {}, "other logits than their paths", marks=needs_transformers("5.23")),
+        pytest.param("moshi", {}, "different logits from their paths", marks=needs_transformers("5.23")),
     ],
 )
-def test_what_a_trial_finds_wrong_is_the_reason(
+def test_the_reason_is_what_failed_in_the_trial(
     family: str, changed: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=f"^{family} cannot be run .*{reason}") as caught:
@@ -130,15 +134,15 @@ _26B: dict[str, Any] = {  # experts, and keys that are values in layers with oth
 
 
 @pytest.mark.parametrize("changed", [_E2B, _26B], ids=["E2B", "26B"])
-def test_layers_that_differ_are_tried_together(changed: dict[str, Any]) -> None:
+def test_different_layers_are_tested_together(changed: dict[str, Any]) -> None:
     config = small_config(configured("gemma4_text", **changed))
-    assert try_out(config) == Behaviour(trees=True, chains=True, reason="", merges=True)
+    assert run_trial(config) == TrialResult(trees=True, chains=True, reason="", merges=True)
 
 
-def test_a_mask_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that sees its sibling, and nothing else, is enough."""
+def test_a_wrong_mask_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single node that sees its sibling is enough."""
     config = small_config(configured("qwen3"))
-    assert try_out(config) == Behaviour(trees=True, chains=True, reason="", merges=True)
+    assert run_trial(config) == TrialResult(trees=True, chains=True, reason="", merges=True)
     seen = TreeContext.tree_mask
 
     def sees_a_sibling(context: TreeContext, start: int, end: int) -> Any:
@@ -147,30 +151,30 @@ def test_a_mask_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return seen(context, start, end)
 
     monkeypatch.setattr(TreeContext, "tree_mask", sees_a_sibling)
-    found = try_out(config)
-    assert not found.trees and "other logits" in found.reason
+    found = run_trial(config)
+    assert not found.trees and "different logits" in found.reason
 
 
-def test_a_window_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ignored_window_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_config(configured("mistral"))
-    assert try_out(config).trees
+    assert run_trial(config).trees
 
     def without(*args: Any, **kwargs: Any) -> Any:
         return tree_attention(*args, **kwargs | {"window": None})
 
     monkeypatch.setattr(attention, "tree_attention", without)
-    assert not try_out(config).chains
+    assert not run_trial(config).chains
 
 
-def test_an_architecture_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_architecture_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     tried = list[object]()
 
-    def trial(config: Any) -> Behaviour:
+    def trial(config: Any) -> TrialResult:
         tried.append(config)
-        return try_out(config)
+        return run_trial(config)
 
-    monkeypatch.setattr(build, "try_out", trial)
+    monkeypatch.setattr(build, "run_trial", trial)
     good, bad = written(tmp_path / "good", "qwen3"), written(tmp_path / "bad", "doge")
     for _ in range(2):
         assert build_skeleton(good, torch.float32).rows == build_skeleton(good, torch.bfloat16).rows
@@ -181,15 +185,15 @@ def test_an_architecture_is_tried_once(tmp_path: Path, monkeypatch: pytest.Monke
         for file in cache_root().glob("architectures/*.json"):
             file.write_text(text)
         assert build_skeleton(good, torch.float32).rows.kept
-    assert len(tried) == 5, "a record that is damaged is as good as none"
+    assert len(tried) == 5, "a damaged record counts as missing"
     build_skeleton(written(tmp_path / "other", "qwen3", head_dim=64), torch.float32)
-    assert len(tried) == 6, "another configuration is another trial"
+    assert len(tried) == 6, "another configuration needs its own trial"
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "file" / "cache"))
-    assert build_skeleton(good, torch.float32).rows.kept and len(tried) == 7, "nothing can be kept"
+    assert build_skeleton(good, torch.float32).rows.kept and len(tried) == 7, "nothing can be cached"
 
 
-def test_positions_that_a_tree_breaks_are_noticed_beside_scaled_tokens() -> None:
-    """PLBart counts rows of the cache, and multiplies the embeddings of tokens, not those of positions."""
+def test_wrong_positions_are_detected_despite_scaled_embeddings() -> None:
+    """PLBart counts cache rows, and scales the token embeddings but not those of positions."""
     config = small_config(configured("plbart", is_encoder_decoder=False))
-    assert "other logits" in try_out(config).reason
+    assert "different logits" in run_trial(config).reason

@@ -1,8 +1,8 @@
-"""A pass gives a row the same bits whatever runs beside it.
+"""A row has the same bits in a pass whatever the other rows.
 
-Attention, which has tests of its own, is left out. In its place every row looks at itself alone, and begins a
-state of its own, so that all the rest of a pass is under test: embedding, norms, rotary embedding, products,
-activations, routers and experts, what states take of a row, and the head.
+Attention has its own tests and is replaced here: every row attends only to itself and starts its own state.
+This tests the rest of a pass: embedding, norms, rotary embedding, products, activations, routers and experts,
+state updates, and the head.
 """
 
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from offspec.checkpoint import open_checkpoint
 from offspec.model import attention
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
-from offspec.model.recurrence import walks
+from offspec.model.recurrence import state_cache
 from offspec.model.recurrence.paths import PartPaths
-from offspec_kernels.tree_scan import walk_order
+from offspec_kernels.tree_scan import traversal_order
 from offspec_planners.placement import Placement
 from tests.support import packers
+from tests.support.exhaustive import sampled_params
 from tests.support.packed_models import packed_checkpoint, to_grouped
-from tests.support.products import some
 from tests.support.tiny_models import (
     FAMILIES,
     HYBRIDS,
@@ -46,18 +46,18 @@ def _look_at_itself(query: Any, key: Any, value: Any, mask: Any, *, out: torch.T
 
 
 def _begin_alone(context: TreeContext, start: int, end: int) -> PartPaths:
-    order = walk_order([-1] * (end - start)).renamed(np.arange(start, end))
+    order = traversal_order([-1] * (end - start)).remap_rows(np.arange(start, end))
     return PartPaths(False, start, np.full(end, -1), order)
 
 
 @pytest.fixture
 def no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For models that are open: the trial of an architecture would refuse it."""
+    """Replace attention in opened models only: the trial of an architecture would refuse it."""
     monkeypatch.setattr(attention, "tree_attention", _look_at_itself)
-    monkeypatch.setattr(walks, "part_paths", _begin_alone)
+    monkeypatch.setattr(state_cache, "part_paths", _begin_alone)
 
 
-# What makes families differ here: norms, activations, layouts of weights, experts and their routers.
+# Relevant differences of families: norms, activations, layouts of weights, experts and routers.
 _SOME = ("gemma2", "gpt2", "gpt_oss", "llama", "mixtral", "phi3", "qwen2_moe")
 _SOME_HYBRIDS = ("falcon_h1", "mamba", "qwen3_5_text")
 
@@ -75,7 +75,7 @@ def _load(model: LoadedModel) -> LoadedModel:
 _EVERY = (*FAMILIES, *HYBRIDS, "llama in float32", "mamba in float32")
 
 
-@pytest.fixture(scope="module", params=some(_EVERY, *_SOME, *_SOME_HYBRIDS, one_in=3))
+@pytest.fixture(scope="module", params=sampled_params(_EVERY, *_SOME, *_SOME_HYBRIDS, one_in=3))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
     family, _, dtype = request.param.partition(" in ")
     folder = tmp_path_factory.mktemp("model")
@@ -90,7 +90,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def _row(model: LoadedModel, rows: int, place: int, *, causal: bool, seed: int = 0) -> torch.Tensor:
-    """States and logits [H + V] of one row at `place` among `rows`, the others being anything at all."""
+    """Return states and logits [H + V] of one row at `place` among `rows` arbitrary rows."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(3, VOCABULARY, (rows,), generator=generator)
     tokens[place] = _TOKEN
@@ -114,27 +114,31 @@ def test_the_bits_of_a_row(model: LoadedModel) -> None:
     alone = _row(model, 1, 0, causal=False)
     assert alone.isfinite().all()
     for turn, rows in enumerate((2, 3, 5, 9, 13, 31, 64, 65, 96, 512)):
-        for place in {0, rows // 2, rows - 1}:  # by turns in a prompt and in a tree
+        for place in {0, rows // 2, rows - 1}:  # alternately in a prompt and in a tree
             causal = (turn + (place > 0) + (place == rows - 1)) % 2 == 0
             row = _row(model, rows, place, causal=causal, seed=rows + place)
             assert torch.equal(row, alone), f"{rows} rows, at {place}, {causal=}"
 
 
 @pytest.mark.usefixtures("no_attention")
-def test_padding_is_neither_kept_nor_returned(model: LoadedModel) -> None:
-    """Taps, states and cache have the rows that were asked for, behind a prompt that is padded too."""
+def test_padding_is_neither_stored_nor_returned(model: LoadedModel) -> None:
+    """Auxiliary states, states and cache have the requested rows only, after a prompt that is also padded."""
     tree_model, rows = model.tree_model, 11
-    tree_model.taps = (0, len(model.layers))
+    tree_model.aux_layers = (0, len(model.layers))
     tree_model.cache.rewind(0)
     sees = torch.eye(6, dtype=torch.bool)
     context = TreeContext(0, torch.arange(rows), 5, sees)
     with torch.no_grad():
         hidden = tree_model.hidden(torch.arange(3, 3 + rows), context)
-    assert [len(states) for states in tree_model.tapped.values()] == [rows, rows] and len(hidden) == rows
-    filled = {layer.filled for layer in tree_model.cache.rows}  # 0: it shares another's, or has a state
+    assert [len(states) for states in tree_model.aux_hidden_states.values()] == [rows, rows] and len(
+        hidden
+    ) == rows
+    filled = {
+        layer.filled for layer in tree_model.cache.rows
+    }  # 0: the layer shares another's keys, or is recurrent
     assert filled - {0} == {rows} or not any(model.skeleton.rows.kept)
     assert tree_model.cache.padding == context.padding == 0
-    tree_model.taps = ()
+    tree_model.aux_layers = ()
 
 
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
@@ -145,13 +149,13 @@ _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False,
 def test_the_bits_of_a_row_with_packed_weights(
     tmp_path: Path, format: str, request: pytest.FixtureRequest
 ) -> None:
-    """Values that lie as rows, and as columns."""
+    """Values stored by rows, and by columns."""
     dense = write_model(tmp_path / "dense", spread=0.3, hidden_size=64, intermediate_size=128)
     packed = tmp_path / "packed"
     if format == "awq":
-        packers.requantise(dense, packed, _AWQ, lambda shape: packers.awq(shape, 32))
+        packers.requantize(dense, packed, _AWQ, lambda shape: packers.awq(shape, 32))
     elif format == "gptq":
-        packers.requantise(dense, packed, _GPTQ, lambda shape: packers.gptq(shape, 4, 32))
+        packers.requantize(dense, packed, _GPTQ, lambda shape: packers.gptq(shape, 4, 32))
     if format == "grouped":
         checkpoint, _ = packed_checkpoint(dense, packed, to_grouped(4))
     else:

@@ -1,4 +1,4 @@
-"""On triton's path a pass makes all products by rows: layers, routers, experts, head, whatever the family."""
+"""With the triton backend `row_linear` computes all products: layers, routers, experts and head."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,12 @@ from offspec.model import row_independence
 from offspec.model.attention import TreeContext
 from offspec.model.experts import run_experts
 from offspec.model.row_counts import RowCounts
-from offspec.model.row_independence import EvenFunctions, RowProducts, has_row_blocks, use_row_products
+from offspec.model.row_independence import (
+    RowIndependentFunctions,
+    RowProducts,
+    has_row_blocks,
+    use_row_products,
+)
 from offspec_kernels.row_linear import row_linear
 from tests.support.tiny_models import load_all, open_model, write_model
 
@@ -79,7 +84,7 @@ def test_the_bits_of_a_row_on_a_cpu(kind: str) -> None:
 def _products_of(kind: str, weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     module: Any
     if kind == "router":
-        mode = EvenFunctions(RowCounts(), row_blocks=True)
+        mode = RowIndependentFunctions(RowCounts(), row_blocks=True)
 
         def route(rows: torch.Tensor) -> torch.Tensor:
             with mode:
@@ -96,11 +101,11 @@ def _products_of(kind: str, weight: torch.Tensor) -> Callable[[torch.Tensor], to
         module.down_proj = back[None]
         use_row_products(module)
 
-        def say(rows: torch.Tensor) -> torch.Tensor:
+        def respond(rows: torch.Tensor) -> torch.Tensor:
             chosen = torch.zeros(len(rows), 1, dtype=torch.long)
             return run_experts(module, rows, chosen, torch.ones(len(rows), 1).bfloat16())
 
-        return say
+        return respond
     if kind == "conv1d":
         module = Conv1D(*weight.shape).bfloat16()
         module.weight.data = weight.mT.contiguous()

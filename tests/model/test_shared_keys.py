@@ -1,4 +1,4 @@
-"""Keys and values of a target in its substitute's cache: what is taken over, and what is not."""
+"""Keys and values of a target in the cache of its self-draft: what is copied, and what is not."""
 
 from pathlib import Path
 
@@ -33,12 +33,10 @@ def _read(model: DraftModel, tokens: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("lean", "own"), [(False, 20), (True, 0), (True, 5)])
-def test_what_was_adopted_is_looked_back_on(
-    pair: tuple[LoadedModel, LoadedModel], lean: bool, own: int
-) -> None:
-    """A draft with other keys and values of its own says what one says that read the same text."""
+def test_shared_rows_are_attended_to(pair: tuple[LoadedModel, LoadedModel], lean: bool, own: int) -> None:
+    """The draft gives the same result as one that processed the text with its own keys and values."""
     target, draft = pair
-    model: DraftModel = (draft.lean(8) if lean else None) or draft.tree_model
+    model: DraftModel = (draft.fused_model(8) if lean else None) or draft.tree_model
     assert isinstance(model.cache, TreeCache) != lean
     _read(target.tree_model, TOKENS)
     target.tree_model.cache.commit(12, [0, 3])
@@ -46,21 +44,21 @@ def test_what_was_adopted_is_looked_back_on(
     if own:
         _read(model, TOKENS[:own].flip(0))
         model.cache.commit(own, [])
-    drafter.adopt()
+    drafter.adopt_target_cache()
     assert model.cache.length == 14
     mine, theirs = (_read(one, TOKENS[:4]) for one in (model, target.tree_model))
     assert torch.allclose(mine, theirs, atol=1e-4)
 
 
-def test_only_what_is_new_is_copied(
+def test_only_new_rows_are_copied(
     pair: tuple[LoadedModel, LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a draft of its own adopts nothing."""
+    """A separate draft model copies nothing."""
     target, draft = pair
-    asked, real = list[int](), TreeCache.committed
+    starts, real = list[int](), TreeCache.committed
 
     def noted(cache: TreeCache, start: int) -> list[KeysAndValues | None]:
-        asked.append(start)
+        starts.append(start)
         return real(cache, start)
 
     monkeypatch.setattr(TreeCache, "committed", noted)
@@ -68,15 +66,15 @@ def test_only_what_is_new_is_copied(
     for _ in range(2):
         _read(target.tree_model, TOKENS[:6])
         target.tree_model.cache.commit(6, [])
-        drafter.adopt()
-        drafter.adopt()
-    assert asked == [0, 6]
+        drafter.adopt_target_cache()
+        drafter.adopt_target_cache()
+    assert starts == [0, 6]
     target.tree_model.cache.rewind(4)
     drafter.rewind(4)
-    drafter.adopt()
+    drafter.adopt_target_cache()
     _read(target.tree_model, TOKENS[:3])
     target.tree_model.cache.commit(3, [])
-    drafter.adopt()
-    assert asked == [0, 6, 4] and draft.tree_model.cache.length == 7
-    LMDrafter("draft", draft.tree_model, CPU, draft.close).adopt()
-    assert asked == [0, 6, 4] and draft.tree_model.cache.length == 7
+    drafter.adopt_target_cache()
+    assert starts == [0, 6, 4] and draft.tree_model.cache.length == 7
+    LMDrafter("draft", draft.tree_model, CPU, draft.close).adopt_target_cache()
+    assert starts == [0, 6, 4] and draft.tree_model.cache.length == 7

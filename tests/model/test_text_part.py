@@ -1,4 +1,4 @@
-"""The language model in a model that sees: what is made, what is read, what is said of what lacks."""
+"""The language model of a multimodal model: parts built, tensors read, and errors for missing ones."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from offspec import MissingTensorError, SamplingParams
 from offspec.checkpoint import open_checkpoint
-from offspec.checkpoint.meta_model import Unmade, meta_model
+from offspec.checkpoint.meta_model import OmittedModule, meta_model
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.model.skeleton import skeleton_of
@@ -30,7 +30,7 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rename(source: Path, folder: Path, change: Callable[[str], str | None]) -> Path:
-    """A copy of a model whose tensors have other names, or are left out."""
+    """Return a copy of a model with renamed or omitted tensors."""
     folder.mkdir()
     for file in source.glob("*.json"):
         (folder / file.name).write_bytes(file.read_bytes())
@@ -49,13 +49,13 @@ def is_seen(name: str) -> bool:
     return "vision" in name or "projector" in name
 
 
-def test_what_sees_is_neither_made_nor_read_nor_counted(llava: Path, tmp_path: Path) -> None:
+def test_vision_parts_are_neither_built_nor_read_nor_counted(llava: Path, tmp_path: Path) -> None:
     model, whole = open_model(llava), open_checkpoint(str(llava))
     assert any(is_seen(name) for name in whole.tensors)
     assert not any(is_seen(name) for name in model.skeleton.model.state_dict())
     blind = rename(llava, tmp_path / "blind", lambda name: None if is_seen(name) else name)
     other = open_model(blind)
-    assert model.layer_bytes == other.layer_bytes and model.rest_bytes == other.rest_bytes
+    assert model.layer_bytes == other.layer_bytes and model.non_layer_bytes == other.non_layer_bytes
     read = {
         weight.name
         for binder in (*model.layers, *model._rest)
@@ -68,21 +68,23 @@ def test_what_sees_is_neither_made_nor_read_nor_counted(llava: Path, tmp_path: P
     assert answer(blind) == answer(llava)
 
 
-def test_parts_that_see_are_not_made_at_all() -> None:
+def test_vision_parts_are_never_constructed() -> None:
     from transformers import AutoConfig
 
-    config = AutoConfig.for_model("gemma3n")  # whose eyes are a library's that need not be there
+    config = AutoConfig.for_model("gemma3n")  # its vision part is from a library that may not be installed
     skeleton = skeleton_of(config, torch.bfloat16)
-    assert isinstance(skeleton.model.model.vision_tower, Unmade)
-    assert isinstance(skeleton.model.model.embed_vision, Unmade)
+    assert isinstance(skeleton.model.model.vision_tower, OmittedModule)
+    assert isinstance(skeleton.model.model.embed_vision, OmittedModule)
     assert len(skeleton.layers) == config.text_config.num_hidden_layers
     assert skeleton.layers_prefix == "model.language_model.layers"
-    with pytest.raises(RuntimeError, match="made for something else"):
+    with pytest.raises(RuntimeError, match="built for another modality"):
         skeleton.model.model.vision_tower(torch.zeros(1))
-    assert not any(isinstance(part, Unmade) for part in meta_model(AutoConfig.for_model("llama")).modules())
+    assert not any(
+        isinstance(part, OmittedModule) for part in meta_model(AutoConfig.for_model("llama")).modules()
+    )
 
 
-def test_what_stands_between_pictures_is_not_asked_for() -> None:
+def test_image_separators_are_not_required() -> None:
     from transformers import AutoConfig
 
     skeleton = skeleton_of(AutoConfig.for_model("llava_next"), torch.bfloat16)
@@ -102,12 +104,14 @@ def test_the_text_part_of_a_hybrid_is_found(family: str) -> None:
     ("new", "old"),
     [
         ("language_model.model.", "model.language_model."),
-        ("thinker.language.model.", "model.language_model."),  # which no table of transformers has
+        ("thinker.language.model.", "model.language_model."),  # not in any of transformers' tables
     ],
 )
-def test_names_are_found_under_other_prefixes(new: str, old: str, llava: Path, tmp_path: Path) -> None:
+def test_tensors_are_found_under_other_prefixes(new: str, old: str, llava: Path, tmp_path: Path) -> None:
     def change(name: str) -> str:
-        plain = "model." * name.startswith("language_model.model.") + name  # as the family's table reads it
+        plain = (
+            "model." * name.startswith("language_model.model.") + name
+        )  # as the model's conversion mapping reads it
         plain = plain.replace("model.language_model.model.", old).replace("language_model.lm_head", "lm_head")
         head = new.removesuffix("model.") + "lm_head.weight"
         return head if plain == "lm_head.weight" else plain.replace(old, new)
@@ -115,15 +119,15 @@ def test_names_are_found_under_other_prefixes(new: str, old: str, llava: Path, t
     assert answer(rename(llava, tmp_path / "model", change)) == answer(llava)
 
 
-def test_a_language_model_with_the_names_it_had_inside_another(tmp_path: Path) -> None:
+def test_a_language_model_with_the_names_of_a_wrapper(tmp_path: Path) -> None:
     plain = write_model(tmp_path / "plain", "qwen3", vocab_size=128)
     inside = rename(plain, tmp_path / "inside", lambda name: f"llm.{name}")
     assert answer(inside) == answer(plain)
 
 
 @needs_transformers("5.23")
-def test_text_that_cannot_go_the_whole_way_goes_by_itself(tmp_path: Path) -> None:
-    """Gemma 3n asks what reads pictures which tokens are its own, and there is nothing that reads them."""
+def test_text_that_the_wrapper_cannot_run_uses_the_language_model_alone(tmp_path: Path) -> None:
+    """Gemma 3n asks its vision part for the image tokens, and there is no vision part."""
     from transformers import AutoConfig
 
     plain = write_model(tmp_path / "plain", "gemma3n_text", vocab_size=128)
@@ -135,7 +139,7 @@ def test_text_that_cannot_go_the_whole_way_goes_by_itself(tmp_path: Path) -> Non
     assert answer(inside) == answer(plain)
 
 
-def test_a_text_tensor_that_lacks_is_named(llava: Path, tmp_path: Path) -> None:
+def test_a_missing_text_tensor_is_named(llava: Path, tmp_path: Path) -> None:
     lost = "layers.1.mlp.up_proj.weight"
     folder = rename(llava, tmp_path / "model", lambda name: None if name.endswith(lost) else name)
     with pytest.raises(MissingTensorError, match=f"model.language_model.{lost}") as caught:
@@ -143,10 +147,10 @@ def test_a_text_tensor_that_lacks_is_named(llava: Path, tmp_path: Path) -> None:
     assert " more of" not in str(caught.value)
 
 
-def test_what_lies_elsewhere_does_not_stand_in_for_what_is_lost(tmp_path: Path) -> None:
-    """One tensor that is gone is not taken from another part that has one of its name and shape.
+def test_a_missing_tensor_is_not_replaced_by_a_similar_one(tmp_path: Path) -> None:
+    """A missing tensor is not taken from another part with a tensor of the same name and shape.
 
-    Nor is a whole layer looked for under the name of another, for ever.
+    The search for a missing layer under other names also ends.
     """
     lost = "model.layers.1.mlp.up_proj.weight"
     folder = write_model(tmp_path / "plain", "qwen3")
@@ -161,7 +165,7 @@ def test_what_lies_elsewhere_does_not_stand_in_for_what_is_lost(tmp_path: Path) 
         open_model(folder)
 
 
-def test_packed_text_of_a_model_that_sees(llava: Path, tmp_path: Path) -> None:
+def test_packed_text_part_of_a_vision_model(llava: Path, tmp_path: Path) -> None:
     checkpoint, dense = packed_checkpoint(llava, tmp_path / "packed", to_grouped(8))
     packed = LoadedModel(checkpoint.folder, checkpoint.tensors, torch.float32, torch.device("cpu"))
     plain = open_model(dense)

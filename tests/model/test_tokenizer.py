@@ -1,4 +1,4 @@
-"""Tokenizers: bytes of single tokens, panics of Rust, and chat templates that want all memory or all time."""
+"""Tokenizers: bytes of tokens, Rust panics, and chat templates that exceed memory or time limits."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 
 from offspec.core.errors import CheckpointError, RequestError
-from offspec.core.panics import panics_as_errors
+from offspec.core.rust_panics import panics_as_errors
 from offspec.model import template_limits
 from offspec.model.tokenizer import TextCodec, load_tokenizer
 from offspec.model.vocabulary import token_bytes
@@ -27,10 +27,10 @@ def test_bytes_of_tokens_are_the_bytes_of_the_text(
     for text in TEXTS:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         found = [token_bytes(tokenizer, token) for token in ids]
-        front = b" " if make is byte_fallback else b""  # which it puts in front of every text
+        front = b" " if make is byte_fallback else b""  # added before every text
         assert b"".join(found) == front + text.encode()
         parts.update(found)
-    assert any(not _is_text(part) for part in parts)  # there were halves of characters among them
+    assert any(not _is_text(part) for part in parts)  # some tokens are parts of characters
 
 
 def test_special_tokens_and_ids_without_a_token(tmp_path: Path) -> None:
@@ -48,12 +48,12 @@ def _is_text(part: bytes) -> bool:
 
 
 class PanicException(BaseException):
-    """As pyo3 has it."""
+    """Exception like pyo3's."""
 
 
 class _Panicking:
     def convert_tokens_to_ids(self, names: list[str]) -> list[None]:
-        return [None] * len(names)  # no token stands for a byte
+        return [None] * len(names)  # no byte tokens
 
     def __call__(self, *given: object, **more: object) -> None:
         raise PanicException("index out of range\nat line 7")
@@ -69,17 +69,21 @@ def test_a_panic_is_an_error_and_an_interrupt_stays_one() -> None:
             raise other
 
 
-def test_one_while_a_tokenizer_works(tmp_path: Path) -> None:
+def test_a_panic_during_tokenization(tmp_path: Path) -> None:
     folder = saved(byte_level(), tmp_path)
     codec = TextCodec(load_tokenizer(folder), folder, {})
 
     codec.tokenizer = _Panicking()  # type: ignore[assignment]
-    for use in (lambda: codec.tokenize("x"), lambda: codec.decode([1]), lambda: codec.spell([1])):
-        with pytest.raises(CheckpointError, match=r"fails at .*index out of range at line 7"):
+    for use, action in (
+        (lambda: codec.tokenize("x"), "encode a text"),
+        (lambda: codec.decode([1]), "decode tokens"),
+        (lambda: codec.decode_with_special([1]), "decode tokens"),
+    ):
+        with pytest.raises(CheckpointError, match=rf"cannot {action} .*index out of range at line 7"):
             use()
 
 
-def test_a_configuration_that_sends_to_another_file(tmp_path: Path) -> None:
+def test_a_configuration_that_refers_to_another_file(tmp_path: Path) -> None:
     folder = saved(byte_level(), tmp_path)
     file = folder / "tokenizer_config.json"
     config = json.loads(file.read_text())
@@ -134,19 +138,19 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
     return TextCodec(load_tokenizer(folder), folder, {})
 
 
-def render(codec: TextCodec, template: str, said: str = "Why?") -> str:
+def render(codec: TextCodec, template: str, content: str = "Why?") -> str:
     codec.tokenizer.chat_template = template
-    return codec.render([{"role": "user", "content": said}])
+    return codec.render([{"role": "user", "content": content}])
 
 
 @pytest.mark.parametrize("template", LARGE)
-def test_one_that_wants_too_much_is_refused(codec: TextCodec, template: str) -> None:
+def test_a_template_with_excessive_output_is_refused(codec: TextCodec, template: str) -> None:
     with pytest.raises(RequestError, match="the model's chat template refuses the prompt: it "):
         render(codec, template + SAY)
 
 
 @pytest.mark.parametrize("template", LONG)
-def test_one_that_never_ends_is_refused(
+def test_an_endless_template_is_refused(
     codec: TextCodec, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template_limits, "_SECONDS", 0.2)
@@ -154,17 +158,17 @@ def test_one_that_never_ends_is_refused(
         render(codec, template + SAY)
 
 
-def test_ordinary_ones_write_what_they_wrote(codec: TextCodec) -> None:
+def test_ordinary_templates_are_not_affected(codec: TextCodec) -> None:
     long = "word " * 500_000
     assert render(codec, SAY, long) == f"user: {long}\n"
-    said = "{{ '%5.2f' % 1.5 }} {{ '{:>4}'.format(7) }} {{ 2 ** 10 }} {{ 'ab' * 3 }} {{ [1] + [2] }}"
-    said += "{{ {'a': [1]} | tojson(indent=4) }} {{ 'a' ~ 1 ~ 'b' }} {{ 'xay'.replace('a', 'b') }}"
-    said += " {{ 30000 | tojson }}"
+    template = "{{ '%5.2f' % 1.5 }} {{ '{:>4}'.format(7) }} {{ 2 ** 10 }} {{ 'ab' * 3 }} {{ [1] + [2] }}"
+    template += "{{ {'a': [1]} | tojson(indent=4) }} {{ 'a' ~ 1 ~ 'b' }} {{ 'xay'.replace('a', 'b') }}"
+    template += " {{ 30000 | tojson }}"
     shown = ' 1.50    7 1024 ababab [1, 2]{\n    "a": [\n        1\n    ]\n} a1b xby 30000'
-    assert render(codec, said + "{{ messages[0].content }}") == shown + "Why?"
+    assert render(codec, template + "{{ messages[0].content }}") == shown + "Why?"
 
 
-def test_limits_end_with_the_rendering(codec: TextCodec) -> None:
+def test_limits_end_after_rendering(codec: TextCodec) -> None:
     before = sys.gettrace()
     render(codec, SAY)
     assert sys.gettrace() is before

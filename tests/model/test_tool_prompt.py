@@ -1,4 +1,4 @@
-"""Tools, calls and results in text, for chat templates that know none."""
+"""Tools, calls and results as text, for chat templates without tool support."""
 
 from typing import Any
 
@@ -33,5 +33,5 @@ def test_calls_and_results_are_text() -> None:
     assert written[2]["content"] == "\n".join(results)
 
 
-def test_other_messages_are_as_they_were() -> None:
+def test_other_messages_are_unchanged() -> None:
     assert with_tool_prompt([USER], []) == [USER]

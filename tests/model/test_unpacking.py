@@ -1,4 +1,4 @@
-"""Packed weights, streamed and unpacked as their modules run, against the same values stored whole."""
+"""Packed weights, unpacked as their modules run, compared with the same values stored unpacked."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -12,12 +12,12 @@ import torch
 from transformers import AutoConfig
 
 from offspec.checkpoint import open_checkpoint
-from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, stored_tensors
 from offspec.core.errors import CheckpointError, UnsupportedModelError
 from offspec.model import binding, row_counts, unpacking
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
-from offspec.model.quantize.resident_layers import RoundedLayers
+from offspec.model.quantize.quantized_layers import QuantizedLayers
 from offspec.model.row_counts import ProductShape
 from offspec.model.unpacking import Scratch
 from offspec_kernels.dequant.codebook import Codebook
@@ -36,12 +36,12 @@ _STREAMED = Placement.in_memory(3, [], 2)
 _HEAD_TOO = replace(_STREAMED, head=Tier.DISK)
 _MIXED = Placement.in_memory(3, [1], 2)
 _PLACEMENTS = {"memory": _EVERYTHING, "streamed": _STREAMED, "head too": _HEAD_TOO}
-needs_blocks = pytest.mark.skipif(not blocks.works(), reason="no product of blocks on this processor")
+needs_blocks = pytest.mark.skipif(not blocks.is_supported(), reason="no product of blocks on this processor")
 _FAMILIES = ("llama", "gemma2", "mixtral", "qwen3_moe", "gpt2", "phi3")
 
 
 class Pair:
-    """A model with packed weights, and one with the same values stored whole; both are closed at the end."""
+    """A model with packed weights, and one with the same values unpacked; both are closed at the end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.models = folder, list[LoadedModel]()
@@ -74,7 +74,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 def _logits(
     model: LoadedModel, placement: Placement, *, unpacked: bool = False, passes: int = 2
 ) -> torch.Tensor:
-    """Of the last of some passes over the same text."""
+    """Return the logits of the last of several passes over the same text."""
     model.load(placement, 32, nothing, chunk=4, unpacked=unpacked)
     for _ in range(passes):
         with torch.no_grad():
@@ -88,7 +88,7 @@ def _logits(
     ("place", "family"),
     [*(("mixed", family) for family in _FAMILIES), *((place, "mixtral") for place in _PLACEMENTS)],
 )
-def test_the_same_as_stored_whole(pair: Pair, place: str, family: str) -> None:
+def test_packed_weights_match_stored_values(pair: Pair, place: str, family: str) -> None:
     sizes = {"n_embd": 64, "n_inner": 128} if family == "gpt2" else {"moe_intermediate_size": 64}
     pair.pack(pair.write(family, **sizes), to_grouped(4), everything=True)
     packed, whole = pair.packed(), pair.whole()
@@ -98,8 +98,8 @@ def test_the_same_as_stored_whole(pair: Pair, place: str, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
-def test_what_layers_read_directly(pair: Pair, family: str) -> None:
-    """The module of a matrix that a layer takes for itself never runs, so its values are made beforehand."""
+def test_matrices_that_layers_read_directly(pair: Pair, family: str) -> None:
+    """The module of a matrix that a layer reads directly never runs, so it is unpacked in advance."""
     rank = "mamba_dt_rank" if family == "jamba" else "time_step_rank"
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, rank: 64}
     config = AutoConfig.for_model(family, vocab_size=VOCABULARY, pad_token_id=0, **sizes)
@@ -122,15 +122,15 @@ def test_widths_and_dtypes(pair: Pair, bits: int, dtype: torch.dtype) -> None:
     assert torch.equal(_logits(pair.packed(dtype), _EVERYTHING, unpacked=True), expected)
 
 
-def test_what_it_takes(pair: Pair) -> None:
-    """A layer takes its bytes on disk while it is packed, and those of its values where it is not."""
+def test_memory_of_packed_layers(pair: Pair) -> None:
+    """A packed layer takes its bytes on disk, an unpacked one those of its values."""
     pair.pack(pair.write(), to_grouped(4))
     packed, whole = pair.packed(), pair.whole()
     layer = [weight for name, weight in pair.checkpoint.tensors.items() if ".layers.0." in name]
-    stored = sum(info.nbytes for weight in layer for info in on_disk(weight))
+    stored = sum(info.nbytes for weight in layer for info in stored_tensors(weight))
     assert stored <= packed.layer_bytes[0]
     values = sum(parameter.numel() for parameter in whole.skeleton.layers[0].parameters())
-    assert 4 * values <= packed.held_bytes[0] <= 4 * values + packed.layer_bytes[0]
+    assert 4 * values <= packed.unpacked_layer_bytes[0] <= 4 * values + packed.layer_bytes[0]
     largest = 64 * 128
     assert packed.scratch_bytes(8, 32, 8) - whole.scratch_bytes(8, 32, 8) == 4 * largest
     _logits(packed, _STREAMED, passes=3)
@@ -138,7 +138,7 @@ def test_what_it_takes(pair: Pair) -> None:
 
 
 def _strike(model: LoadedModel) -> None:
-    """Ctrl-C between a weight's unpacking and its product."""
+    """Raise KeyboardInterrupt between a weight's unpacking and its product."""
     module: Any = model.skeleton.model.get_submodule("model.layers.1.mlp.down_proj")
     forward = module.forward
 
@@ -152,7 +152,7 @@ def _strike(model: LoadedModel) -> None:
 
 
 def test_an_interrupt_within_a_module(pair: Pair) -> None:
-    """It leaves a model that goes on as before."""
+    """The model remains usable."""
     pair.pack(pair.write(), to_grouped(4))
     packed = pair.packed()
     packed.load(_MIXED, 32, nothing, chunk=4)
@@ -166,12 +166,12 @@ def test_an_interrupt_within_a_module(pair: Pair) -> None:
 
 
 def test_an_interrupt_within_a_packed_draft(pair: Pair) -> None:
-    """What its scratch lent when Ctrl-C struck is given back before the next pass."""
+    """Workspace in use at the Ctrl-C is released before the next pass."""
     model = open_model(pair.write())
     pair.models.append(model)
-    model.load_rounded(4, False, 32, nothing, IDS.tolist())
+    model.load_quantized(4, False, 32, nothing, IDS.tolist())
     layers = model._feeder
-    assert isinstance(layers, RoundedLayers)
+    assert isinstance(layers, QuantizedLayers)
     scratch = layers.room()
     _strike(model)
     model.tree_model.cache.rewind(0)
@@ -183,25 +183,25 @@ def test_an_interrupt_within_a_packed_draft(pair: Pair) -> None:
 def _damaged(
     rounding: Callable[[torch.Tensor], Any], value: float = torch.nan
 ) -> Callable[[torch.Tensor], Any]:
-    def rounded(weight: torch.Tensor) -> Any:
+    def dequantized(weight: torch.Tensor) -> Any:
         format_, parts = rounding(weight)
         parts["step"][-1, -1] = value
         return format_, parts
 
-    return rounded
+    return dequantized
 
 
 @pytest.mark.parametrize(("unpacked", "value"), [(True, torch.nan), (False, torch.nan), (False, torch.inf)])
 def test_damaged_scales(pair: Pair, unpacked: bool, value: float) -> None:
     pair.pack(pair.write(), _damaged(to_grouped(4), value))
-    with pytest.raises(CheckpointError, match=r"no numbers.*download"):
+    with pytest.raises(CheckpointError, match=r"NaN or infinite values.*download"):
         _logits(pair.packed(), _EVERYTHING if unpacked else _STREAMED, unpacked=unpacked)
 
 
 @needs_blocks
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_first_product_checks_values(pair: Pair, damaged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what it makes of them: no weight is unpacked whole unless one of its values may be no number."""
+    """By its result: a whole weight is unpacked only if a value may be NaN or infinite."""
     whole, values_of = list[str](), unpacking.values_of
 
     def unpacked(weight: Weight, *given: Any) -> Any:
@@ -211,16 +211,16 @@ def test_a_first_product_checks_values(pair: Pair, damaged: bool, monkeypatch: p
 
     monkeypatch.setattr(unpacking, "values_of", unpacked)
     pair.pack(pair.write(), _damaged(to_grouped(4)) if damaged else to_grouped(4))
-    refused = pytest.raises(CheckpointError, match=r"no numbers") if damaged else nullcontext()
-    with poisoned(), refused:  # rows that only fill a chunk up are numbers as well
+    refused = pytest.raises(CheckpointError, match=r"NaN or infinite values") if damaged else nullcontext()
+    with poisoned(), refused:  # padding rows are finite as well
         _logits(pair.packed(torch.bfloat16), _STREAMED, passes=1)
     assert len(whole) == damaged
 
 
 @needs_blocks
 @pytest.mark.parametrize("biased", [False, True])
-def test_panels_make_what_all_values_make(pair: Pair, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the last bit: whether weights are unpacked as they are loaded depends on the memory there is."""
+def test_panels_match_unpacked_weights(pair: Pair, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, because the available memory decides whether weights are unpacked at load."""
     made = list[bool]()
 
     def watched(*given: Any) -> torch.Tensor | None:
@@ -236,11 +236,11 @@ def test_panels_make_what_all_values_make(pair: Pair, biased: bool, monkeypatch:
     assert made and all(made)
 
 
-def test_panels_that_do_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they give a row other bits than torch's product, they are not used."""
+def test_panels_with_other_bits_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels are not used if they give a row other bits than torch's product."""
     shapes = [ProductShape(64, 128), ProductShape(128, 64)]
     if not blocks.replaces_torch():
-        assert row_counts.panels_agree(shapes, torch.bfloat16) == blocks.works()
+        assert row_counts.panels_agree(shapes, torch.bfloat16) == blocks.is_supported()
     assert not row_counts.panels_agree(shapes, torch.float32)
     monkeypatch.setattr(
         blocks, "row_linear", lambda rows, weight: (rows @ weight.mT).nextafter(rows.new_ones(()))
@@ -259,8 +259,8 @@ def test_scratch_is_a_stack() -> None:
     assert scratch.take(4).data_ptr() == second.data_ptr()
 
 
-def test_code_is_compiled_once_for_a_kind_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that differ in nothing but a number of their own are not each unpacked for it."""
+def test_code_is_compiled_once_per_kind_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that differ only in a number of their own are not all unpacked."""
     unpacked = list[int]()
     monkeypatch.setattr(
         unpacking, "values_of", lambda weight, *rest: unpacked.append(weight.format.nested_offset)
@@ -272,8 +272,8 @@ def test_code_is_compiled_once_for_a_kind_of_weights(monkeypatch: pytest.MonkeyP
     assert len(unpacked) == 1
 
 
-def test_heads_that_are_packed(pair: Pair) -> None:
-    """Over plain layers they stream in large blocks; a tied model cannot have one of its own."""
+def test_packed_heads(pair: Pair) -> None:
+    """With plain layers, heads are streamed in large blocks; a tied model cannot have its own head."""
     source = pair.write(tie_word_embeddings=False)
     pair.pack(source, to_grouped(8), everything=True)
     plain = open_checkpoint(str(source)).tensors

@@ -1,1 +1,1 @@
-"""A forward for small resident models with fused weights and CUDA graphs, for draft steps."""
+"""Fast forward for small resident models in draft steps, with fused weights and CUDA graphs."""

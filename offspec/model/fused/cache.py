@@ -1,4 +1,4 @@
-"""Keys and values of a lean model: all layers in one block, committed and rewound at once.
+"""KV cache of a fused model: all layers in one block, committed and rewound together.
 
 Letters: N layers, KV key heads, C capacity, D head size.
 """
@@ -13,17 +13,17 @@ from offspec_kernels.kv_compact import KVTable, kv_compact
 from offspec_kernels.tree_mask import TreeMask
 
 
-class LeanCache:
-    """`TreeCache`'s semantics over one block [N, 2 KV, C, D]: of each layer the keys, then the values.
+class FusedCache:
+    """Cache with `TreeCache`'s semantics in one block [N, 2 KV, C, D]: per layer the keys, then the values.
 
-    `length` rows are committed; rows up to `filled` belong to the tree in work. What lies behind them is
-    finite, since a step at fixed capacity reads it, if only to multiply it by nought.
+    `length` rows are committed; rows up to `filled` belong to the current tree. Later rows must have finite
+    values, because a step at fixed capacity reads them, even though it multiplies them by zero.
     """
 
     def __init__(
-        self, layers: int, heads: int, capacity: int, size: int, dtype: torch.dtype, device: torch.device
+        self, layers: int, heads: int, capacity: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._take(torch.zeros(layers, 2 * heads, capacity, size, dtype=dtype, device=device))
+        self._take(torch.zeros(layers, 2 * heads, capacity, head_dim, dtype=dtype, device=device))
         self.length = 0
         self.filled = 0
 
@@ -35,13 +35,13 @@ class LeanCache:
     def capacity(self) -> int:
         return self.block.shape[2]
 
-    def another(self) -> "LeanCache":
-        """An empty cache of the same capacity for one more sequence."""
+    def empty_copy(self) -> "FusedCache":
+        """Return an empty cache of the same capacity for another sequence."""
         layers, heads, capacity, size = self.block.shape
-        return LeanCache(layers, heads // 2, capacity, size, self.block.dtype, self.block.device)
+        return FusedCache(layers, heads // 2, capacity, size, self.block.dtype, self.block.device)
 
     def reserve(self, capacity: int) -> bool:
-        """Make room for `capacity` rows, keeping what is there; says whether anything moved."""
+        """Grow to `capacity` rows, keeping the contents; return whether the memory moved."""
         if capacity <= self.capacity:
             return False
         layers, heads, _, size = self.block.shape
@@ -51,10 +51,10 @@ class LeanCache:
         return True
 
     def commit(self, pending: int, nodes: Sequence[int], below: Sequence[int] = ()) -> None:
-        """Commit `pending` rows in order, then the rows of `nodes` (counted from behind the pending ones).
+        """Commit `pending` rows in order, then the rows of `nodes`, counted from the end of the pending rows.
 
-        Rows of `below` stay behind them, uncommitted, and every other one is dropped. Rows must be ascending,
-        which a path down a tree is, and what hangs below its end behind it.
+        Rows of `below` are kept after these, uncommitted, and all others are dropped. Rows must be ascending,
+        as those of a path down a tree and of the nodes below its end are.
         """
         start = self.length + pending
         end = start + len(nodes)
@@ -62,41 +62,41 @@ class LeanCache:
         kv_compact(self._table, start, [start + node for node in (*nodes, *below)])
         self.length, self.filled = end, end + len(below)
 
-    def adopt(self, start: int, layers: Sequence[KeysAndValues | None]) -> None:
-        """As `TreeCache.adopt`; makes room where it must."""
+    def append_committed(self, start: int, layers: Sequence[KeysAndValues | None]) -> None:
+        """Replace the rows from `start` on with another cache's, as committed rows; grow if needed."""
         end = start + max((found[0].shape[2] for found in layers if found is not None), default=0)
         self.reserve(end)
         for kept, found in zip(self.layers, layers, strict=True):
-            assert found is not None, "every layer of a plain model looks back"
+            assert found is not None, "every layer of a fused model has keys and values"
             keys, values = found
             kept[: keys.shape[1], start:end] = keys[0]
             kept[keys.shape[1] :, start:end] = values[0]
         self.length = self.filled = end
 
-    def adopt_states(self, other: object) -> None:
-        """No layer of such a model carries a state."""
+    def copy_states(self, other: object) -> None:
+        """Do nothing: no layer of a fused model is recurrent."""
 
     def rewind(self, length: int) -> int:
-        """Go back to `length` committed positions, dropping everything behind them; returns `length`."""
+        """Drop all but `length` committed positions; return `length`."""
         assert 0 <= length <= self.length
         self.length = self.filled = length
         return length
 
 
 @dataclass(frozen=True, slots=True)
-class LeanRows:
-    """Some rows of a forward, all of one sequence.
+class FusedRows:
+    """Rows of one sequence in a forward.
 
     Args:
-        which: Of the forward's rows.
-        cache: Of the sequence.
-        tree_mask: What they may look at.
-        to: Where in the cache they go: a slice, or [n] int64.
-        end: Rows of the cache that are looked at, at most.
+        which: Range of the rows within the forward.
+        cache: Cache of the sequence.
+        tree_mask: Keys that the rows may attend to.
+        to: Destination in the cache: a slice, or [n] int64.
+        end: Maximum number of cache rows that are read.
     """
 
     which: slice
-    cache: LeanCache
+    cache: FusedCache
     tree_mask: TreeMask
     to: slice | torch.Tensor
     end: int

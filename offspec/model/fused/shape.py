@@ -1,7 +1,7 @@
-"""Which decoders the lean forward computes, and what it has to know of them.
+"""Decoder shapes that the fused forward supports.
 
-Plain is the shape that most small models have: RMS norms, rotary attention with grouped queries, a gated
-product behind SiLU or GELU. Families differ in what `_Family` lists.
+Most small models have this plain shape: RMS norms, rotary attention with grouped queries, and a gated MLP
+with SiLU or GELU. `_Family` lists the differences between model families.
 
 Letters: Q query heads, KV key heads, D head size, R numbers of a head that are rotated.
 """
@@ -16,7 +16,8 @@ import torch.nn.functional as F
 
 from offspec.model.skeleton import Skeleton
 
-_ROPES = ("default", "linear", "llama3", "yarn", "longrope")  # frequencies fixed, whatever a text's length
+# Types with frequencies that do not depend on the length of a text.
+_ROPES = ("default", "linear", "llama3", "yarn", "longrope")
 _ACTIVATIONS = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -28,16 +29,15 @@ _HEAD_NORMS = {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """How a family differs from Llama.
+    """Differences of a model family from Llama.
 
     Args:
-        qkv, gate_up: Matrices that a layer has for these, which are one here.
-        norms: Names of the norms before and behind attention, before and behind the gated product; "" for
-            one that there is not.
-        from_one: Whether a norm's weight is what is added to 1.
-        all_slide: Whether the configuration's window is every layer's; else layers that have one are named.
-        caps: Whether scores and logits have soft caps where the configuration says so.
-        activation: What the configuration calls the activation's name.
+        qkv, gate_up: Names of a layer's matrices that are fused into one here.
+        norms: Names of the norms before and after attention, and before and after the MLP; "" if absent.
+        from_one: Whether norm weights are offsets from 1.
+        all_slide: Whether the configured window applies to all layers, instead of only to those listed.
+        caps: Configuration entries for soft caps of scores and logits that apply if set.
+        activation: Configuration entry with the name of the activation.
     """
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -50,7 +50,7 @@ class _Family:
 
     @property
     def products(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the matrices that one product takes, for each of a layer."""
+        """Names of the matrices of each fused product in a layer."""
         return self.qkv, ("self_attn.o_proj",), self.gate_up, ("mlp.down_proj",)
 
 
@@ -74,7 +74,7 @@ _FAMILIES = {
     "phi3": _Family(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",), all_slide=True),
     "gemma": _Family(from_one=True),
     "gemma2": _GEMMA2,
-    # Its configuration has a cap for scores as well, which the model leaves alone.
+    # The configuration also has a cap for scores, which the model ignores.
     "gemma3_text": _Family(
         norms=_GEMMA2.norms,
         from_one=True,
@@ -86,37 +86,37 @@ FAMILIES = tuple(_FAMILIES)
 
 
 @dataclass(frozen=True, slots=True)
-class PlainShape:
-    """Sizes of a plain decoder, and what its family computes in its own way.
+class DecoderShape:
+    """Sizes of a plain decoder, and the differences of its family.
 
     Args:
-        heads: Q.
-        kv_heads: KV.
-        size: D.
-        rotated: R.
-        eps: Of every norm.
+        heads: Q, query heads.
+        kv_heads: KV, key heads.
+        head_dim: D, head size.
+        rotary_dim: R, rotated numbers of a head.
+        eps: Epsilon of all norms.
         scale: Factor of the scores.
-        windows: One per layer, None where attention reaches all the way back.
-        rotations: One per layer: an index into `rotation_kinds`.
-        rotation_kinds: What the rotary embedding is asked for: kinds of layers, or None where all are alike.
-        activation: Of the gate.
-        score_cap: Soft cap of the scores, None without.
-        logit_cap: Soft cap of the logits, None without.
-        family: Names of the weights, and how norms hold theirs.
+        windows: Window of each layer; None for full attention.
+        rotations: Index into `rotation_kinds` for each layer.
+        rotation_kinds: Layer kinds for the rotary embedding, or (None,) if all layers share one rotation.
+        activation: Activation function of the gate.
+        attn_softcap: Soft cap of the scores, or None.
+        logit_softcap: Soft cap of the logits, or None.
+        family: Names of the weights and form of the norms.
     """
 
     heads: int
     kv_heads: int
-    size: int
-    rotated: int
+    head_dim: int
+    rotary_dim: int
     eps: float
     scale: float
     windows: tuple[int | None, ...]
     rotations: tuple[int, ...]
     rotation_kinds: tuple[str | None, ...]
     activation: Any
-    score_cap: float | None
-    logit_cap: float | None
+    attn_softcap: float | None
+    logit_softcap: float | None
     family: _Family
 
     @property
@@ -124,8 +124,8 @@ class PlainShape:
         return self.heads // self.kv_heads
 
 
-def plain_shape(skeleton: Skeleton) -> PlainShape | None:
-    """The sizes, or None for a model that has anything which the lean forward does not compute."""
+def decoder_shape(skeleton: Skeleton) -> DecoderShape | None:
+    """Return the shape of a model, or None if the fused forward does not support it."""
     config, decoder = skeleton.config, skeleton.decoder
     family = _FAMILIES.get(config.model_type)
     if family is None or getattr(config, "use_bidirectional_attention", None):
@@ -141,22 +141,22 @@ def plain_shape(skeleton: Skeleton) -> PlainShape | None:
     if not all(_is_plain(layer, family, size) for layer in skeleton.layers):
         return None
     named = getattr(config, "layer_types", None) or ("full_attention",) * config.num_hidden_layers
-    # As transformers has it: some families' window is every layer's, others name those that have one.
+    # As in transformers: in some families the window applies to all layers, others list the layers.
     window: int | None = getattr(config, "sliding_window", None) or None
     caps = {name: getattr(config, name, None) or None for name in family.caps}
-    return PlainShape(
+    return DecoderShape(
         heads=heads,
         kv_heads=kv_heads,
-        size=size,
-        rotated=rotated,
+        head_dim=size,
+        rotary_dim=rotated,
         eps=float(config.rms_norm_eps),
         scale=(getattr(config, "query_pre_attn_scalar", None) or size) ** -0.5,
         windows=tuple(window if family.all_slide or of == "sliding_attention" else None for of in named),
         rotations=tuple(kinds.index(kind) if kind in kinds else 0 for kind in named),
         rotation_kinds=kinds,
         activation=activation,
-        score_cap=caps.get("attn_logit_softcapping"),
-        logit_cap=caps.get("final_logit_softcapping"),
+        attn_softcap=caps.get("attn_logit_softcapping"),
+        logit_softcap=caps.get("final_logit_softcapping"),
         family=family,
     )
 
@@ -166,9 +166,9 @@ def _children(module: torch.nn.Module) -> set[str]:
 
 
 def _rotations(decoder: Any, config: Any) -> tuple[tuple[str | None, ...], int | None]:
-    """Kinds of layers that have rotations of their own, (None,) where all layers share one; and R.
+    """Return the layer kinds with their own rotations, (None,) if all layers share one, and R.
 
-    R is the same of all kinds; None for frequencies that change with the length of a text.
+    R is None if it differs between kinds, or if the frequencies depend on the length of a text.
     """
     ropes: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     kinds = tuple(kind for kind, rope in sorted(ropes.items()) if isinstance(rope, dict)) or (None,)

@@ -1,4 +1,4 @@
-"""Weights of a plain decoder, fused and laid out for the few rows of a draft step.
+"""Weights of a plain decoder, fused and arranged for the few rows of a draft step.
 
 Letters: T rows, H hidden size, Q query heads, KV key heads, D head size, I inner size.
 """
@@ -9,53 +9,70 @@ from dataclasses import dataclass
 
 import torch
 
-from offspec.core.memory import trim
-from offspec.model.fused.products import Product, UnpackingProduct, product_of, rounded_kind
-from offspec.model.fused.shape import PlainShape, plain_shape
-from offspec.model.quantize.resident_layers import RoundedLayers, rounded_bytes, unpacked_values
-from offspec.model.quantize.rounding import RoundedMatrix
+from offspec.core.memory import malloc_trim
+from offspec.model.fused.linear import (
+    DequantizingLinear,
+    LinearFunction,
+    make_linear,
+    select_quantized_linear,
+)
+from offspec.model.fused.shape import DecoderShape, decoder_shape
+from offspec.model.quantize.quantized_layers import QuantizedLayers, quantized_layer_bytes, unpacked_values
+from offspec.model.quantize.quantized_matrix import QuantizedMatrix
 from offspec.model.skeleton import Skeleton
 from offspec.model.unpacking import Scratch
 
-Weights = Mapping[str, torch.Tensor | RoundedMatrix]
+Weights = Mapping[str, torch.Tensor | QuantizedMatrix]
 
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """One layer. qkv [(Q + 2 KV) D, H] and gate_up [2 I, H] are what most families hold as five matrices.
+    """Fused weights of one layer. Norms are in the form of `norm_gain`.
 
-    before and between: the norms before attention and before the gate; after and last: those behind attention
-    and behind the gated product, where there are such. As `norm_gain` has them.
+    Args:
+        input_norm: Norm before attention.
+        qkv: Product [(Q + 2 KV) D, H], three matrices in most families.
+        q_norm: Norm of query heads, or None.
+        k_norm: Norm of key heads, or None.
+        out: Output product of attention.
+        post_attention_norm: Norm after attention, or None.
+        mlp_norm: Norm before the MLP.
+        gate_up: Product [2 I, H], two matrices in most families.
+        down: Output product of the MLP.
+        post_mlp_norm: Norm after the MLP, or None.
     """
 
-    before: torch.Tensor
-    qkv: Product
+    input_norm: torch.Tensor
+    qkv: LinearFunction
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    out: Product
-    after: torch.Tensor | None
-    between: torch.Tensor
-    gate_up: Product
-    down: Product
-    last: torch.Tensor | None
+    out: LinearFunction
+    post_attention_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    gate_up: LinearFunction
+    down: LinearFunction
+    post_mlp_norm: torch.Tensor | None
 
 
-def layer_weights(skeleton: Skeleton, index: int, packed: RoundedLayers | None) -> Weights:
-    """The weights of a layer by their names inside it: on meta where there are none."""
+def layer_weights(skeleton: Skeleton, index: int, packed: QuantizedLayers | None) -> Weights:
+    """Return a layer's weights by their names within it; missing ones are on the meta device."""
     bound = dict(skeleton.layers[index].named_parameters())
     return bound if packed is None else {**bound, **packed.packed(index)}
 
 
 def fuse_layers(
-    skeleton: Skeleton, shape: PlainShape, release: Callable[[int], None], packed: RoundedLayers | None = None
+    skeleton: Skeleton,
+    shape: DecoderShape,
+    release: Callable[[int], None],
+    packed: QuantizedLayers | None = None,
 ) -> list[FusedLayer]:
-    """Every layer's weights in their new form, layer by layer, so that one at most is held twice.
+    """Fuse the weights of all layers, one layer at a time, so that at most one is in memory twice.
 
     Args:
-        skeleton: With its weights bound.
-        shape: What it is.
-        release: Called with the index of each layer whose weights can go.
-        packed: What is not bound, being rounded.
+        skeleton: Skeleton with bound weights.
+        shape: Shape of the model.
+        release: Called with the index of each layer whose weights can be freed.
+        packed: Quantized weights, which are not bound.
     """
     fused = []
     for index in range(len(skeleton.layers)):
@@ -63,43 +80,43 @@ def fuse_layers(
         fused.append(_fuse(weights, shape, None if packed is None else packed.room))
         del weights
         release(index)
-        trim()  # the freed originals would otherwise stay on the heap
+        malloc_trim()  # the freed originals would otherwise stay on the heap
     return fused
 
 
 @dataclass(frozen=True, slots=True)
 class PackedSize:
-    """What layers take once they are rounded: bytes, and values of scratch to unpack them in."""
+    """Size of quantized layers: bytes, and number of workspace values for unpacking them."""
 
     nbytes: int
     scratch: int
 
 
 def packed_size(skeleton: Skeleton, bits: int, device: torch.device) -> PackedSize:
-    """Of all layers, in the form in which they will be used.
+    """Return the size of all layers quantized to `bits`, in the form used on a device.
 
     Args:
-        skeleton: With or without weights.
-        bits: That matrices are rounded to.
-        device: Where they would be; it need not be there.
+        skeleton: Skeleton with or without weights.
+        bits: Bits of the quantized matrices.
+        device: Device of the weights; it need not exist on this machine.
     """
-    shape, layers = plain_shape(skeleton), list(skeleton.layers)
-    total, unpacks = sum(rounded_bytes(layer, bits) for layer in layers), shape is None
+    shape, layers = decoder_shape(skeleton), list(skeleton.layers)
+    total, unpacks = sum(quantized_layer_bytes(layer, bits) for layer in layers), shape is None
     if shape is not None:
         dtype: torch.dtype = skeleton.model.dtype
         for layer in layers:
             for names in shape.family.products:
                 matrices = [layer.get_parameter(f"{name}.weight").shape for name in names]
-                unpacks |= rounded_kind(matrices, bits, device, dtype) is UnpackingProduct
+                unpacks |= select_quantized_linear(matrices, bits, device, dtype) is DequantizingLinear
     return PackedSize(total, max(map(unpacked_values, layers)) if unpacks else 0)
 
 
-def norm_gain(weight: torch.Tensor, shape: PlainShape) -> torch.Tensor:
-    """A norm's factors times the root of H, float32 [H]: for x over its length instead of its mean square."""
+def norm_gain(weight: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
+    """Return a norm's factors times sqrt(H), float32 [H], for x divided by its length instead of its RMS."""
     return (weight.detach().float() + shape.family.from_one) * math.sqrt(len(weight))
 
 
-def _fuse(given: Weights, shape: PlainShape, room: Callable[[], Scratch] | None) -> FusedLayer:
+def _fuse(given: Weights, shape: DecoderShape, room: Callable[[], Scratch] | None) -> FusedLayer:
     def vector(name: str) -> torch.Tensor | None:
         # Copied: a view would keep the memory of the whole layer.
         found = given.get(name)
@@ -113,9 +130,9 @@ def _fuse(given: Weights, shape: PlainShape, room: Callable[[], Scratch] | None)
         weight = vector(f"self_attn.{name}_norm.weight")
         return weight if weight is None else weight.add_(int(shape.family.from_one))
 
-    def product(*names: str) -> Product:
+    def product(*names: str) -> LinearFunction:
         weights = [given[f"{name}.weight"] for name in names]
-        return product_of(
+        return make_linear(
             [w.detach() if isinstance(w, torch.Tensor) else w for w in weights],
             _joined([vector(f"{name}.bias") for name in names], [w.shape[0] for w in weights]),
             room,
@@ -125,21 +142,21 @@ def _fuse(given: Weights, shape: PlainShape, room: Callable[[], Scratch] | None)
     assert before is not None and between is not None
     qkv, out, gate_up, down = (product(*names) for names in shape.family.products)
     return FusedLayer(
-        before=before,
+        input_norm=before,
         qkv=qkv,
         q_norm=head_norm("q"),
         k_norm=head_norm("k"),
         out=out,
-        after=after,
-        between=between,
+        post_attention_norm=after,
+        mlp_norm=between,
         gate_up=gate_up,
         down=down,
-        last=last,
+        post_mlp_norm=last,
     )
 
 
 def _joined(biases: Sequence[torch.Tensor | None], sizes: Sequence[int]) -> torch.Tensor | None:
-    """Biases of so many outputs each as one, zeros where there is none; None where there is none at all."""
+    """Concatenate biases of these sizes, with zeros for missing ones; return None if all are missing."""
     some = next((bias for bias in biases if bias is not None), None)
     if some is None:
         return None

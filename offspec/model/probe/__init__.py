@@ -1,1 +1,1 @@
-"""Whether an architecture runs over token trees, and what it keeps of a token: tried, not looked up."""
+"""Trial of an architecture on token trees, and measurement of its cache size per position."""

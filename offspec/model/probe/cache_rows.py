@@ -1,7 +1,7 @@
-"""What a position really takes in the cache: the layers are run as far as their attention, and looked at.
+"""Measurement of the cache size per position: layers run up to their attention, and their stores are sized.
 
-No formula knows it: latent attention keeps a latent and expands it for every pass, layers differ in heads and
-widths, and some keep nothing because they read what another has kept.
+No formula gives these sizes: latent attention caches a latent and expands it in every pass, layers differ in
+heads and widths, and some cache nothing because they read another layer's cache.
 
 Letters: T rows of a pass, S keys, H heads, KV key heads, D and E sizes of a key and of a value.
 """
@@ -15,33 +15,33 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from offspec.core.errors import UnsupportedModelError
-from offspec.core.replaced import replaced
-from offspec.model.attention import TreeContext, running
+from offspec.core.monkeypatch import monkeypatched
+from offspec.model.attention import TreeContext, pass_context
 from offspec.model.cache import TreeCache
 from offspec.model.patches import implementation, wrap
 from offspec_kernels.tree_attention import MOST_NUMBERS
 
 _NAME = "offspec_shapes"
 _ROWS = 3
-_SLOTS = 4  # layers of the cache that a layer of the model may have, at most
+_SLOTS = 4  # maximum cache layers per model layer
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRows:
-    """Numbers that each position takes.
+    """Sizes of a model's cache and attention, as counts of numbers.
 
     Args:
-        kept: By layer of the cache, numbers that are kept: keys and values, and an index's keys.
-        index: By layer of the cache, those of them that are an index's keys.
-        key_heads: By layer of the cache, heads of keys and of values, together.
-        expanded: Most numbers that a layer makes of what is kept for each position, for one pass.
-        products: By layer of the model, multiplications of a query's row with a key's and with a value's.
-        heads: Most heads of a layer's queries.
-        groups: Most heads of queries for one head of keys.
-        head_size: Most numbers of a head's key or value.
-        state_numbers: Of the states that all layers carry from token to token, in float32; not by position.
-        tail_numbers: Of the tokens that their convolutions look back at.
-        row_numbers: That layers keep of a row of a tree until it is committed, beside its keys and values.
+        kept: By cache layer, numbers per position: keys, values and index keys.
+        index: By cache layer, numbers of index keys among these.
+        key_heads: By cache layer, total heads of keys and of values.
+        expanded: Maximum temporary numbers per position that a layer computes from its cache in a pass.
+        products: By model layer, multiplications of a query row with one key and one value.
+        heads: Maximum query heads of a layer.
+        groups: Maximum query heads per key head.
+        head_size: Maximum numbers of a head's key or value.
+        state_numbers: Total numbers of all recurrent states, in float32, independent of the position.
+        tail_numbers: Total numbers of the inputs that convolutions look back at.
+        row_numbers: Numbers that layers keep per tree row until the commit, in addition to keys and values.
     """
 
     kept: tuple[int, ...] = ()
@@ -61,7 +61,7 @@ NOTHING_KEPT = CacheRows()
 
 
 class _AttentionError(Exception):
-    """Ends a layer at its attention: what comes behind it keeps nothing. indices: of keys it had selected."""
+    """Ends a layer at its attention, after which nothing is cached. `indices`: keys selected by an index."""
 
     def __init__(self, indices: torch.Tensor | None) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _AttentionError(Exception):
 
 @dataclass(slots=True)
 class _Seen:
-    """What the attention of each layer was given."""
+    """Sizes observed in each layer's call of attention."""
 
     cache: TreeCache
     expanded: int = 0
@@ -79,7 +79,7 @@ class _Seen:
     groups: int = 1
     head_size: int = 1
 
-    def look(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    def observe(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         kept = {_storage(store) for row in self.cache.rows for store in row.stores}
         made = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in (key, value)}
         numbers = sum(size for storage, size in made.items() if storage not in kept) // key.dtype.itemsize
@@ -91,22 +91,22 @@ class _Seen:
         self.head_size = max(self.head_size, key.shape[3], value.shape[3])
         self.products.append(heads * (key.shape[3] + value.shape[3]))
 
-    def look_at_cache(self, heads: int) -> None:
-        """The same of layers whose attention is not seen, from what they keep."""
+    def observe_cache(self, heads: int) -> None:
+        """Observe layers with their own attention code, by their cache stores."""
         for row in self.cache.rows:
             if row.keys is not None and row.values is not None:
                 self._note(heads, row.keys, row.values)
 
 
 def measure_rows(skeleton: Any, wraps: int = 0) -> CacheRows:
-    """The numbers of a model, whose weights are neither there nor needed.
+    """Measure the sizes of a model, without weights.
 
     Args:
-        skeleton: On the meta device.
-        wraps: Of how many values the tuples are that its layers return. Default 0: they return no tuples.
+        skeleton: Model on the meta device.
+        wraps: Length of the tuples that its layers return. Default 0: they return no tuples.
 
     Raises:
-        UnsupportedModelError: It cannot be run so.
+        UnsupportedModelError: The model cannot be measured.
     """
     from transformers import AttentionInterface
 
@@ -115,7 +115,7 @@ def measure_rows(skeleton: Any, wraps: int = 0) -> CacheRows:
     seen = _Seen(cache)
     siblings = torch.eye(_ROWS, dtype=torch.bool)
     context = TreeContext(0, torch.zeros(_ROWS, dtype=torch.long), 0, siblings, end=_ROWS)
-    ours = not skeleton.closed
+    ours = not skeleton.own_attention
     given: dict[str, Any] = {"tree": seen} if ours else {}
     if ours and skeleton.masked:
         given["attention_mask"] = torch.ones(1, 1, _ROWS, _ROWS, dtype=torch.bool)
@@ -124,8 +124,8 @@ def measure_rows(skeleton: Any, wraps: int = 0) -> CacheRows:
             torch.no_grad(),
             implementation(skeleton.model, **({"attention": _NAME} if ours else {})),
             _ending_at_attention(skeleton.layers, wraps) if ours else nullcontext(),
-            replaced(skeleton.functions),
-            running(context),
+            monkeypatched(skeleton.functions),
+            pass_context(context),
             _WithoutWeights(),
         ):
             skeleton.decoder(
@@ -135,10 +135,10 @@ def measure_rows(skeleton: Any, wraps: int = 0) -> CacheRows:
                 **{skeleton.cache_keyword: cache},
                 **given,
             )
-        if skeleton.closed:
-            seen.look_at_cache(int(skeleton.config.num_attention_heads))
-    except Exception as error:  # code of any family, which was made for weights
-        reason = f"what it keeps of a token cannot be measured ({error}".splitlines()[0]
+        if skeleton.own_attention:
+            seen.observe_cache(int(skeleton.config.num_attention_heads))
+    except Exception as error:  # model code may fail in any way without weights
+        reason = f"its cache size per token cannot be measured ({error}".splitlines()[0]
         raise UnsupportedModelError(f"{reason})") from error
     kept = list(cache.row_sizes)
     while len(kept) > len(skeleton.layers) and not kept[-1]:
@@ -170,22 +170,22 @@ def _attend(
     indices: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [1, H, T, D], key [1, KV, S, D], value [1, KV, S, E]."""
+    """Observe query [1, H, T, D], key [1, KV, S, D] and value [1, KV, S, E], then end the layer."""
     assert tree is not None
-    tree.look(query, key, value)
+    tree.observe(query, key, value)
     raise _AttentionError(indices)
 
 
 @contextmanager
 def _ending_at_attention(layers: Any, wraps: int) -> Iterator[None]:
-    """Layers that hand on their input as soon as their attention was called."""
+    """Make layers return their input as soon as their attention is called."""
 
     def end(forward: Callable[..., Any], hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         try:
             return forward(hidden, *args, **kwargs)
         except _AttentionError as ended:
-            beside = [None] * (wraps - 1)
-            return (hidden, *[ended.indices, *beside][: wraps - 1]) if wraps else hidden
+            nothing = [None] * (wraps - 1)
+            return (hidden, *[ended.indices, *nothing][: wraps - 1]) if wraps else hidden
 
     with ExitStack() as stack:
         for layer in layers:
@@ -194,9 +194,9 @@ def _ending_at_attention(layers: Any, wraps: int) -> Iterator[None]:
 
 
 class _WithoutWeights(TorchFunctionMode):
-    """Computes with zeros where a parameter is on the meta device, and leaves large products out.
+    """Mode that computes with zeros in place of meta parameters, and skips large products.
 
-    On the meta device itself torch would import its compiler, which takes a second and much memory.
+    Computing on the meta device would make torch import its compiler, which takes a second and much memory.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -211,7 +211,7 @@ class _WithoutWeights(TorchFunctionMode):
 
 
 def _zeros(value: Any) -> Any:
-    """In the place of a tensor on the meta device, one that takes no memory either."""
+    """Replace meta tensors in a value with zeros that share one element and so take no memory."""
     if isinstance(value, torch.Tensor) and value.is_meta:
         return torch.zeros((), dtype=value.dtype).expand(value.shape)
     return type(value)(map(_zeros, value)) if type(value) in (list, tuple) else value

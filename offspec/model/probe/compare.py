@@ -1,8 +1,8 @@
-"""A small model of an architecture over token trees, against transformers' own forward over each path alone.
+"""Comparison of a small model over token trees with transformers' own forward over each path alone.
 
-Also whether layers of the model can take the rows of several sequences together. They can if a layer does
-nothing with keys but hand them from its cache to its attention, or if a module of it takes the cache, and
-processes keys of one sequence after the other.
+It also tests whether layers can process rows of several sequences together. They can if a layer only passes
+keys from its cache to its attention, or if a module of the layer takes the cache and can process one sequence
+at a time.
 
 Letters: N nodes, V vocabulary, T tokens.
 """
@@ -16,8 +16,8 @@ import torch
 
 from offspec.checkpoint.gguf.stub import quiet
 from offspec.core.errors import OffspecError, UnsupportedModelError
-from offspec.model.apart import take_apart
 from offspec.model.attention import TreeContext
+from offspec.model.attention_per_sequence import attend_per_sequence
 from offspec.model.cache import TreeCache
 from offspec.model.pass_parts import SequenceRows
 from offspec.model.patches import implementation
@@ -28,46 +28,46 @@ from offspec.model.runner import CHUNK, TreeModel
 from offspec.model.skeleton import Skeleton, skeleton_of
 from offspec.sampling.token_tree import TokenTree
 
-_PROMPT = 11  # tokens, of which the last is the root of the first tree
+_PROMPT = 11  # tokens; the last is the root of the first tree
 _CHUNK = 4  # rows that go through a layer together
-_COUNTS = RowCounts(3)  # with padding behind them
+_COUNTS = RowCounts(3)  # forces padding
 _MOST_VALUES = 64_000_000  # of a small model
-_GAIN = 1.5  # of random matrices: weak ones would leave attention without a say
-_TABLE = 4.0  # spread of other tables than that of tokens, which are often scaled: positions must tell
-# Parents of two trees. A path of the first is kept, whose rows do not lie side by side.
+_GAIN = 1.5  # of random matrices: with smaller ones attention would hardly affect the output
+_TABLE = 4.0  # standard deviation of tables other than the token embedding, so that positions matter
+# Parents of two trees. The path kept of the first has rows that are not adjacent.
 _TREES = ((-1, 0, 0, 1, 1, 2, 3, 4, 6, 6), (-1, 0, 0, 0, 2, 4, 4, 5))
 _CHAINS = ((-1, 0, 1, 2, 3, 4, 5, 6, 7), (-1, 0, 1, 2))
-_TOLERANCE = 2e-3  # of the spread of what a model puts out, where float32 rounds to some millionths
-_NODES = 4  # of a tree behind each text
+_TOLERANCE = 2e-3  # of the logits' standard deviation; float32 rounding errors are some millionths
+_NODES = 4  # of the tree after each text
 
 
 @dataclass(frozen=True, slots=True)
-class Behaviour:
-    """What a trial showed.
+class TrialResult:
+    """Result of a trial.
 
     Args:
         trees: Whether every node of a tree has the logits of its path alone.
-        chains: Whether that holds where the tree is one path.
-        reason: What goes wrong with a tree; empty where nothing does.
-        wraps: Of how many values the tuples are that layers return; 0: they return no tuples.
+        chains: Whether trees that are a single path do.
+        reason: What fails with a tree; empty if nothing does.
+        output_tuple_size: Length of the tuples that layers return; 0 if they return no tuples.
         runs: Whether transformers' own forward runs.
-        merges: Whether rows of two sequences that go through the layers together are as they are alone.
-        apart: Whether that takes attention of one sequence after the other.
+        merges: Whether rows of two sequences in one layer call have the same results as alone.
+        attention_per_sequence: Whether this requires attention to run one sequence at a time.
     """
 
     trees: bool
     chains: bool
     reason: str
-    wraps: int = 0
+    output_tuple_size: int = 0
     runs: bool = True
     merges: bool = False
-    apart: bool = False
+    attention_per_sequence: bool = False
 
 
-def try_out(config: Any) -> Behaviour:
-    """Run a model of a configuration, which is small, over trees, and over chains where trees go wrong.
+def run_trial(config: Any) -> TrialResult:
+    """Run a model of a small configuration over trees, and over chains if trees fail.
 
-    Raises UnsupportedModelError, CheckpointError where there is no model of it to run.
+    Raises UnsupportedModelError or CheckpointError if the model cannot be built.
     """
     with _one_thread():
         trial = _Trial(config)
@@ -75,16 +75,18 @@ def try_out(config: Any) -> Behaviour:
         if reason:
             trial = _Trial(config)
             if trial.differs(_CHAINS):
-                return Behaviour(False, False, reason, runs=trial.runs)
+                return TrialResult(False, False, reason, runs=trial.runs)
         if measure_rows(skeleton_of(config, torch.float32), trial.wraps).kept != trial.kept:
-            return Behaviour(False, False, "what it keeps of a token cannot be measured")
-        merges, apart = trial.merges()
-    return Behaviour(not reason, True, reason, trial.wraps, merges=merges, apart=apart)
+            return TrialResult(False, False, "its cache size per token cannot be measured")
+        merges, per_sequence = trial.merges()
+    return TrialResult(
+        not reason, True, reason, trial.wraps, merges=merges, attention_per_sequence=per_sequence
+    )
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Small products wait longer for a second thread than they take."""
+    """Use a single thread in the block: for small products a second one costs more than it saves."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -93,17 +95,16 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-_Turn = tuple[
-    list[int], TokenTree, list[int]
-]  # a text, the tree at its last token, and the path that is kept
+# (text, tree at its last token, accepted path)
+_Step = tuple[list[int], TokenTree, list[int]]
 
 
 class _UnrunnableError(Exception):
-    """A model is no language model by transformers' own forward."""
+    """The model does not run as a language model with transformers' own forward."""
 
 
 class _Trial:
-    """One model with random weights."""
+    """Trial of one model with random weights."""
 
     def __init__(self, config: Any) -> None:
         self._special = special_tokens(config.to_dict())
@@ -116,67 +117,68 @@ class _Trial:
         values = sum(parameter.numel() for parameter in self._skeleton.model.parameters())
         if values > _MOST_VALUES:
             raise UnsupportedModelError(
-                f"no small model of {config.model_type} can be made to try it: it would have {values} values"
+                f"no small test model of {config.model_type} can be built: it would have {values} values"
             )
         draw_weights(self._skeleton, self._random)
 
     @torch.no_grad()
     def differs(self, shapes: Sequence[Sequence[int]]) -> str:
-        """Run trees of these parents one behind the other; what goes wrong, or nothing.
+        """Run successive trees with these parents; return what fails, or "".
 
-        Of each tree the path to its deepest node is kept, but for its last node, and another token follows.
+        Of each tree, the path to the deepest node is accepted, without its last node, and followed by a new
+        token.
         """
-        ids, turns = self._tokens(_PROMPT), list[_Turn]()
+        ids, steps = self._tokens(_PROMPT), list[_Step]()
         for parents in shapes:
             tree = TokenTree.build([ids[-1], *self._tokens(len(parents) - 1)], parents, [0.0] * len(parents))
             path = tree.path(int(tree.depth.argmax()))[:-1]
-            turns.append((ids, tree, path))
+            steps.append((ids, tree, path))
             ids = ids + [int(tree.token[node]) for node in path] + self._tokens(1)
         try:
-            wanted = [self._alone(start, tree) for start, tree, _ in turns]
+            expected = [self._path_logits(start, tree) for start, tree, _ in steps]
         except _UnrunnableError as error:
             self.runs = False
             return str(error)
         try:
-            found = self._together(turns)
+            found = self._tree_logits(steps)
         except OffspecError as error:
             return str(error)
-        except Exception as error:  # code of any family, which was made for other caches and masks
+        except Exception as error:  # model code written for other caches and masks
             return f"it fails over a token tree ({_first_line(error)})"
-        if not all(map(_equal, wanted, found)):
-            return "nodes of a token tree get other logits than their paths by themselves"
+        if not all(map(_equal, expected, found)):
+            return "nodes of a token tree get different logits from their paths alone"
         return ""
 
     @torch.no_grad()
     def merges(self) -> tuple[bool, bool]:
-        """Whether rows of two sequences have the states that they have in a pass by themselves, and whether
-        attention has to take them apart for it. Asked for last, after `differs`."""
+        """Return whether two sequences in one pass have the same states as alone, and whether attention must
+        run one sequence at a time for this. Must be called last, after `differs`."""
         assert self._model is not None
         model, tokens = self._model, self._tokens(_PROMPT + 1)
         if model.skeleton.masked:
             return False, False
-        model.skeleton, model.chunk = replace(model.skeleton, merges=True), CHUNK
-        texts = [tokens[3:], tokens[:-1]]  # the positions and the number of tokens are others
+        model.skeleton, model.chunk = replace(model.skeleton, supports_batching=True), CHUNK
+        texts = [tokens[3:], tokens[:-1]]  # different positions and numbers of tokens
         alone = [model.hidden_of([_rows(text, model)]) for text in texts]
-        for apart in (False, True):
-            if apart:
+        for per_sequence in (False, True):
+            if per_sequence:
                 for layer in model.skeleton.layers:
-                    take_apart(layer, model.row_counts)
+                    attend_per_sequence(layer, model.row_counts)
             try:
                 together = model.hidden_of([_rows(text, model) for text in texts])
-            except Exception:  # code of any family, which was made for the keys of one sequence
+            except Exception:  # model code written for the keys of one sequence
                 continue
             if _equal(torch.cat(alone), together):
-                return True, apart
+                return True, per_sequence
         return False, False
 
     def _tokens(self, count: int) -> list[int]:
-        """Different ones, of those that are only text."""
+        """Return `count` different random tokens that are ordinary text."""
         found: list[int] = torch.randperm(self._skeleton.vocab_size, generator=self._random).tolist()
         return [token for token in found if token not in self._special][:count]
 
-    def _alone(self, ids: list[int], tree: TokenTree) -> torch.Tensor:
-        """Logits [N, V] of each node by transformers' own forward over its path. Raises _UnrunnableError."""
+    def _path_logits(self, ids: list[int], tree: TokenTree) -> torch.Tensor:
+        """Return logits [N, V] of transformers' own forward over each path. Raises _UnrunnableError."""
         rows: dict[int, torch.Tensor] = {}
         leaves = [node for node in range(len(tree)) if node not in tree.parent]
         before = None
@@ -189,24 +191,24 @@ class _Trial:
                 reason = f"it does not run as a language model ({_first_line(error)})"
                 raise _UnrunnableError(reason) from error
             if not logits.isfinite().all():
-                raise _UnrunnableError("random weights give no numbers")
+                raise _UnrunnableError("random weights give logits that are not finite")
             common = logits[: len(ids)]
             if before is not None and not _equal(before, common):
-                raise _UnrunnableError("what it says of a token depends on those that follow")
+                raise _UnrunnableError("its logits depend on later tokens (it is not causal)")
             before = common
             rows[0] = common[-1]
             for depth, node in enumerate(tree.path(leaf)):
                 rows[node] = logits[len(ids) + depth]
         return torch.stack([rows[node] for node in range(len(tree))])
 
-    def _together(self, turns: Sequence[_Turn]) -> list[torch.Tensor]:
-        """Logits [N, V] of each tree, all of its nodes at once, behind what is in the cache."""
+    def _tree_logits(self, steps: Sequence[_Step]) -> list[torch.Tensor]:
+        """Return logits [N, V] of each tree, computed in one pass after the cached positions."""
         layer = self._skeleton.layers[0]
         hook = layer.register_forward_hook(self._note_output)
         cache = TreeCache(len(self._skeleton.layers), 4)
         model = self._model = TreeModel(self._skeleton, cache, chunk=_CHUNK, row_counts=_COUNTS)
         found = list[torch.Tensor]()
-        for ids, tree, path in turns:
+        for ids, tree, path in steps:
             root, cached = len(ids) - 1, model.cache.length
             positions = torch.cat([torch.arange(cached, root), root + torch.from_numpy(tree.depth)])
             context = TreeContext(cached, positions, root - cached, torch.from_numpy(tree.ancestors()))
@@ -222,7 +224,7 @@ class _Trial:
 
 
 def draw_weights(skeleton: Skeleton, random: torch.Generator) -> None:
-    """Random weights in the place of all parameters on the meta device; those that are one stay one."""
+    """Replace all parameters on the meta device with random weights; shared parameters stay shared."""
     made: dict[int, torch.nn.Parameter] = {}
     tokens = skeleton.model.get_input_embeddings()
     for module in skeleton.model.modules():
@@ -247,12 +249,12 @@ def _first_line(error: Exception) -> str:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two results are the same but for rounding."""
+    """Return whether two results are equal up to rounding errors."""
     return bool((one - other).abs().max() <= _TOLERANCE * one.std())
 
 
 def _rows(tokens: Sequence[int], model: TreeModel) -> SequenceRows:
-    """A text with a chain of a few nodes behind it, which even models run that know no other tree."""
+    """Return a text followed by a chain of a few nodes, a tree that every supported model can run."""
     rows, text = len(tokens), len(tokens) - _NODES
     seen = torch.ones(_NODES, _NODES, dtype=torch.bool).tril()
     cache = TreeCache(len(model.skeleton.layers), 4)

@@ -1,7 +1,7 @@
-"""A small configuration of the same architecture: every kind of layer, few of each, and narrow.
+"""Small configuration of the same architecture: a few narrow layers of every kind.
 
-Sizes are found by what configurations call them, and divided alike, so that products and sums of them still
-agree: heads by one number, widths of a head by another, the model's own widths by both.
+Sizes are recognized by their names in configurations. Similar sizes are divided by the same number, so that
+products and sums still match: heads by one number, head widths by another, model widths by both.
 """
 
 import math
@@ -12,16 +12,16 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 VOCABULARY = 128
-_POSITIONS = 128  # that a small model has at most
-_REACH = 4  # of windows, chunks and selections: a few tokens must be beyond it
-_MULTIPLE = 8  # of widths: products of experts ask for it
-_LAYERS = 4  # kept at least
+_POSITIONS = 128  # maximum of a small model
+_REACH = 4  # of windows, chunks and selections: the prompt must be longer
+_MULTIPLE = 8  # of widths, required by products of experts
+_LAYERS = 4  # minimum number of layers
 
 _TOKENS = ("token_id", "token_index")
 _HEADS = re.compile(r"heads|n_head$|num_query_groups|multi_query_group_num")
 _PER_HEAD = re.compile(r"head_dim|headdim|d_head|dim_head|head_size|rotary_dim|kv_channels|d_kv|d_rel")
-# Heads that score keys for a selection: with few, all of them say nought of many keys, and which of those are
-# selected is undefined.
+# Heads that score keys for a selection. With few heads, many keys would have a score of zero, and the
+# selection among these is undefined.
 _INDEX, _INDEX_HEADS = "index_n_heads", 16
 _ROTARY = ("partial_rotary_factor", "rotary_pct")
 _RANK = re.compile(r"rank$")
@@ -36,7 +36,7 @@ _REACHES = re.compile(
 _ROUTES = re.compile(r"moe_topk|chunk_size_feed|max_window|router|expert")
 _EXPERTS = re.compile(r"^(moe_)?num_(local_)?experts$|^n_routed_experts$")
 _CHOSEN = re.compile(r"^(num_experts_per_tok(en)?|num_selected_experts|moe_top_?k|moe_k|top_k(_experts)?)$")
-_SHARED = re.compile(r"(^|mamba_)n_groups$")  # groups that heads of a state share keys in
+_SHARED = re.compile(r"(^|mamba_)n_groups$")  # groups of state heads with shared keys
 _GROUPS = re.compile(r"^(n_group|num_expert_group)$")
 _BOUNDARY = re.compile(r"layers$|first_k_dense|layer_(start|end)_index")
 _PLACES = re.compile(r"layers$|layer_ids$|idxs$|indices$")
@@ -44,11 +44,13 @@ _POSITION = re.compile(r"max_position|n_positions|n_ctx|max_seq_len|model_max_le
 
 
 def small_config(config: Any, heads: int = 2) -> Any:
-    """The same architecture with a few narrow layers. Raises whatever its class raises where that cannot be.
+    """Return a configuration of the same architecture with a few narrow layers.
+
+    Raises any error of the configuration's class if it rejects the small sizes.
 
     Args:
-        config: As transformers reads it; it is left as it is.
-        heads: Down to how many heads. Default 2; there is code that takes 4 for granted.
+        config: Configuration as transformers reads it; not changed.
+        heads: Minimum number of heads. Default 2; the code of some models assumes at least 4.
     """
     text = config.get_text_config()
     layers = dict(text.attribute_map).get("num_hidden_layers", "num_hidden_layers")
@@ -57,13 +59,13 @@ def small_config(config: Any, heads: int = 2) -> Any:
     except Exception:
         if text is config:
             raise
-    whole = deepcopy(config)  # its parts do not agree any more, of which the text alone matters
+    whole = deepcopy(config)  # the parts no longer match each other, but only the text matters
     _set_text(whole, whole.get_text_config(), small_config(text, heads))
     return whole
 
 
 def _set_text(whole: Any, text: Any, small: Any) -> None:
-    """Of what is beside the text nothing is made, so that it may stay as large as it is."""
+    """Replace the text part of a configuration. Other parts are never built, so their sizes can stay."""
     for name in whole.sub_configs:
         part = getattr(whole, name, None)
         if part is text:
@@ -73,7 +75,7 @@ def _set_text(whole: Any, text: Any, small: Any) -> None:
 
 
 def special_tokens(given: dict[str, Any]) -> set[int]:
-    """Ids that stand for something else than text: an image, an end."""
+    """Return the ids of tokens that are not text, such as image or end tokens."""
     found = set[int]()
     for name, value in given.items():
         if isinstance(value, dict) and "model_type" in value:
@@ -84,7 +86,7 @@ def special_tokens(given: dict[str, Any]) -> set[int]:
 
 
 def _shrunk(given: dict[str, Any], layers_name: str, heads: int = 2) -> dict[str, Any]:
-    """One level of a configuration, and all below it; what it repeats of its text's sizes follows these."""
+    """Shrink one level of a configuration and all levels below; keep copies of text sizes consistent."""
     text = dict(given.get("text_config") or {})
     repeated = [name for name, value in text.items() if type(value) is int and given.get(name) == value]
     for name, value in given.items():
@@ -106,7 +108,7 @@ def _shrunk(given: dict[str, Any], layers_name: str, heads: int = 2) -> dict[str
 
 
 def _divisors(given: dict[str, Any], levels: Iterable[dict[str, Any]], few: int) -> tuple[int, int]:
-    """What numbers of heads are divided by, down to `few`, and widths of a head."""
+    """Return the divisors of head counts, which must stay at least `few`, and of head widths."""
     heads, sizes = list[int](), list[int]()
     for level in levels:
         for name, value in level.items():
@@ -119,24 +121,24 @@ def _divisors(given: dict[str, Any], levels: Iterable[dict[str, Any]], few: int)
         next((given[name] for name in names if given.get(name)), None)
         for names in (("hidden_size", "n_embd", "d_model"), ("num_attention_heads", "n_head", "n_heads"))
     )
-    follows = not given.get("head_dim")  # the size of a head, from the width
+    follows = not given.get("head_dim")  # the head size follows from the width
     if follows and isinstance(size, int) and isinstance(count, int) and size % count == 0:
         sizes.append(size // count)
     common = math.gcd(*heads) if heads else 1
     least = min(heads, default=1)
     by_head = max(n for n in range(1, common + 1) if common % n == 0 and least // n >= min(least, few))
     products = [size * part for size in sizes for part in _rotary_parts(given)]
-    turned = [int(size) for size in products if size % 1 < 0.2]  # others are of no head that is turned
+    rotated = [int(size) for size in products if size % 1 < 0.2]  # other products are not rotary widths
     by_width = 1
     while sizes and all(n % (4 * by_width) == 0 and n // (2 * by_width) >= 8 for n in sizes):
-        if any(n % (4 * by_width) for n in turned):
+        if any(n % (4 * by_width) for n in rotated):
             break
         by_width *= 2
     return by_head, by_width
 
 
 def _fewer_groups(levels: Iterable[dict[str, Any]], by_head: int) -> None:
-    """Groups that divide the heads there will be."""
+    """Reduce group counts to divisors of the reduced head counts."""
     for level in levels:
         heads = [
             value // by_head for name, value in level.items() if _is_heads(name) for value in _whole(value)
@@ -151,15 +153,15 @@ def _is_heads(name: str) -> bool:
 
 
 def _rotary_parts(given: dict[str, Any]) -> list[float]:
-    """Parts of a head that are turned by its position, which must stay even."""
+    """Return the fractions of a head that rotary embedding rotates; the rotated width must stay even."""
     rope = given.get("rope_parameters")
     levels = [given, *([rope, *rope.values()] if isinstance(rope, dict) else [])]
-    said = [level.get(name) for level in levels if isinstance(level, dict) for name in _ROTARY]
-    return [part for part in said if isinstance(part, float) and 0 < part < 1]
+    parts = [level.get(name) for level in levels if isinstance(level, dict) for name in _ROTARY]
+    return [part for part in parts if isinstance(part, float) and 0 < part < 1]
 
 
 def _fewer_experts(given: dict[str, Any]) -> None:
-    """As many as leave a choice, in the same groups."""
+    """Reduce experts to the fewest that still leave a choice, in the same groups."""
     chosen, groups = (
         max([1, *(value for name, value in given.items() if names.search(name) and type(value) is int)])
         for names in (_CHOSEN, _GROUPS)
@@ -199,7 +201,7 @@ def _sized(name: str, value: Any, by_head: int, by_width: int) -> Any:
 
 
 def _rope(given: dict[str, Any], by_width: int) -> dict[str, Any]:
-    """Factors for each frequency are as many as there are frequencies; sections of them add up to that."""
+    """Shrink rotary settings: one factor per frequency, and sections that add up to their number."""
     found = dict[str, Any]()
     for name, value in given.items():
         if isinstance(value, dict):
@@ -219,7 +221,7 @@ def _rope(given: dict[str, Any], by_width: int) -> dict[str, Any]:
 
 
 def _keep_layers(given: dict[str, Any], layers_name: str, count: int) -> None:
-    """The first few layers, the last, two of each kind, and those on both sides of a boundary."""
+    """Keep the first few layers, the last, two of each kind, and those on both sides of a boundary."""
     lists = [value for value in given.values() if isinstance(value, list) and len(value) == count]
     lists = [value for value in lists if not _are_places(value, count)]
     own = given.get("per_layer_config") or {}
@@ -253,7 +255,7 @@ def _keep_layers(given: dict[str, Any], layers_name: str, count: int) -> None:
 
 
 def _are_places(value: Any, count: int) -> bool:
-    """Whether a list names layers, instead of saying something of each."""
+    """Return whether a list has layer numbers, instead of one entry per layer."""
     if not isinstance(value, list) or not value or not all(type(item) is int for item in value):
         return False
     return all(0 <= a < b < count for a, b in pairwise(value)) or (len(value) == 1 and 0 <= value[0] < count)

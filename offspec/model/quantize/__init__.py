@@ -1,1 +1,1 @@
-"""Weights in fewer bits: rounding, what it is calibrated with, and packs on disk."""
+"""Quantization of weights, its calibration, and packs (quantized checkpoints) on disk."""

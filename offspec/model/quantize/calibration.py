@@ -1,7 +1,7 @@
-"""A short text of many kinds, and what a layer's inputs are like on it.
+"""Calibration text of many kinds, and measurement of a layer's inputs on it.
 
-Rounding weights to few bits goes far better when it is known which inputs are large. A few hundred tokens
-are enough for that, and they are fixed, so a substitute is the same for every user and prompt.
+Quantization to few bits is much more accurate if it is known which inputs are large. A few hundred tokens are
+enough. The text is fixed, so that a self-draft is the same for every user and prompt.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ FROM orders WHERE year = 2021 GROUP BY name ORDER BY 2 DESC LIMIT 5;
 
 
 class InputMoments:
-    """The mean square of every input feature of the matrices in a module, gathered as it runs."""
+    """Mean square of every input feature of the matrices in a module, gathered while it runs."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._sums: dict[str, torch.Tensor] = {}
@@ -57,10 +57,10 @@ class InputMoments:
         return gather
 
     def importance(self, name: str, weight: torch.Tensor) -> torch.Tensor | None:
-        """For the matrix of that name, what each weight's input weighs: it broadcasts to weight's shape.
+        """Return the importance of each input of a matrix, in a shape that broadcasts to that of `weight`.
 
-        A linear layer has its inputs along the last dimension, GPT-2's Conv1D along the first. None for a
-        matrix that no input was seen to meet.
+        A linear layer has its inputs along the last dimension, GPT-2's Conv1D along the first. The result is
+        None for a matrix without observed inputs.
         """
         sums = self._sums.get(name)
         if sums is None or weight.dim() != 2:

@@ -1,5 +1,6 @@
-"""Layers that carry a state from token to token: short convolutions and linear attention, over token trees.
+"""Recurrent layers over token trees: short convolutions and linear attention.
 
-A state per node would take a hundred megabytes and more. So the committed state is kept, and of the rows
-behind it what they add to it; a pass walks the tree with one state, and a commit adds the accepted path.
+One state per node would take a hundred megabytes or more. So only the committed state is stored, plus the
+updates of later rows. A pass traverses the tree with one state, and a commit applies the updates of the
+accepted path.
 """

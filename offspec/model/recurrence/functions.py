@@ -1,8 +1,9 @@
-"""Transformers' functions for layers with a state, over token trees while a pass of ours runs.
+"""Replacements of transformers' functions for recurrent layers, which run over token trees during a pass.
 
-A family's code calls one of a few functions of its own module, the same in every family of a kind, with the
-state that its cache holds. During a pass these names stand for functions that look whether the pass runs in
-this thread, and if so walk its rows with our state; else they do what they did. The names are transformers'.
+The code of a recurrent model calls one of a few functions of its own module with the state from its cache.
+The functions have the same names in all models of a kind. During a pass, these names refer to replacements.
+If the pass runs in the current thread, a replacement traverses its rows with offspec's state; otherwise it
+calls the original.
 
 Letters: T rows, C channels, K taps, G heads of keys, H of values, D numbers of a key, E of a value.
 """
@@ -15,17 +16,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from offspec.core.replaced import Replacement
-from offspec.model.attention import running_context
-from offspec.model.recurrence.state import Rows, Update
-from offspec.model.recurrence.walks import Walks
-from offspec.model.row_independence import evenly
+from offspec.core.monkeypatch import Replacement
+from offspec.model.attention import current_context
+from offspec.model.recurrence.state import Rows, StateUpdate
+from offspec.model.recurrence.state_cache import SequenceScans
+from offspec.model.row_independence import row_independent
 
-_NO_STATE = torch.empty(0)  # in the place of a state that a family hands to its cache
+_NO_STATE = torch.empty(0)  # placeholder for the state that model code passes to its cache
 
 
 def tree_functions(model: torch.nn.Module) -> tuple[Replacement, ...]:
-    """Functions that the parts of `model` call, to be replaced during a pass."""
+    """Return replacements for functions that the modules of `model` call, for use during a pass."""
     modules = {type(part).__module__ for part in model.modules()}
     return tuple(
         Replacement(sys.modules[module], name, partial(_either, over_tree))
@@ -39,16 +40,16 @@ def tree_functions(model: torch.nn.Module) -> tuple[Replacement, ...]:
 def _either(over_tree: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return (original if running_context() is None else over_tree)(*args, **kwargs)
+        return (original if current_context() is None else over_tree)(*args, **kwargs)
 
     return call
 
 
 def _step(dt: torch.Tensor, bias: torch.Tensor | None, softplus: bool) -> torch.Tensor:
-    """The steps dt [T, ...] of rows, with what a family adds to them."""
+    """Return the time steps dt [T, ...] of rows, with optional bias and softplus."""
     if bias is not None:
         dt = dt + bias.to(dt.dtype)
-    return evenly(F.softplus, dt) if softplus else dt
+    return row_independent(F.softplus, dt) if softplus else dt
 
 
 def _causal_conv(
@@ -58,15 +59,15 @@ def _causal_conv(
     activation: str | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """hidden_states [1, C, T], weight [C, K] to [1, C, T]."""
+    """Convolve hidden_states [1, C, T] with weight [C, K]; return [1, C, T]."""
     from transformers.activations import ACT2FN
 
-    walks = Walks.of(hidden_states.shape[2])
-    rows = walks.rows
-    out = walks.convolve(hidden_states[0, :, :rows].T, weight, bias)
+    scans = SequenceScans.of(hidden_states.shape[2])
+    rows = scans.rows
+    out = scans.convolve(hidden_states[0, :, :rows].T, weight, bias)
     if activation is not None:
-        out = evenly(ACT2FN[activation], out)
-    return walks.with_copies(out.to(hidden_states.dtype)).T[None]
+        out = row_independent(ACT2FN[activation], out)
+    return scans.with_copies(out.to(hidden_states.dtype)).T[None]
 
 
 def _delta_rule(
@@ -78,9 +79,12 @@ def _delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """query and key [1, T, G, D], value [1, T, H, E], g [1, T, H] or [1, T, H, D], beta [1, T, H]."""
-    walks = Walks.of(value.shape[1])
-    rows = walks.rows
+    """Apply the gated delta rule; return [1, T, H, E] and a placeholder for the state.
+
+    Shapes: query and key [1, T, G, D], value [1, T, H, E], g [1, T, H] or [1, T, H, D], beta [1, T, H].
+    """
+    scans = SequenceScans.of(value.shape[1])
+    rows = scans.rows
 
     def unit(vectors: torch.Tensor) -> torch.Tensor:
         wide = vectors.float()
@@ -88,13 +92,13 @@ def _delta_rule(
             wide = wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + 1e-6)
         return wide
 
-    def update(kept: Rows) -> Update:
-        return Update(unit(kept["key"]), kept["value"], kept["decay"], kept["beta"])
+    def update(kept: Rows) -> StateUpdate:
+        return StateUpdate(unit(kept["key"]), kept["value"], kept["decay"], kept["beta"])
 
     given = {"key": key, "value": value, "decay": g, "beta": beta}
-    asked = unit(query[0, :rows]) * query.shape[-1] ** -0.5
-    out = walks.scan({name: rest[0, :rows] for name, rest in given.items()}, asked, update)
-    return walks.with_copies(out.to(query.dtype))[None], _NO_STATE
+    queries = unit(query[0, :rows]) * query.shape[-1] ** -0.5
+    out = scans.scan({name: rest[0, :rows] for name, rest in given.items()}, queries, update)
+    return scans.with_copies(out.to(query.dtype))[None], _NO_STATE
 
 
 def _mamba2(
@@ -111,20 +115,23 @@ def _mamba2(
     return_final_states: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """hidden_states [1, T, H, E], dt [1, T, H], A [H], B and C [1, T, G, D] to [1, T, H, E] float32."""
-    walks = Walks.of(hidden_states.shape[1])
-    rows = walks.rows
+    """Scan a Mamba-2 layer; return [1, T, H, E] float32.
+
+    Shapes: hidden_states [1, T, H, E], dt [1, T, H], A [H], B and C [1, T, G, D].
+    """
+    scans = SequenceScans.of(hidden_states.shape[1])
+    rows = scans.rows
     step = _step(dt[0, :rows], dt_bias, dt_softplus).clamp(*dt_limit).float()
     inputs = hidden_states[0, :rows]
 
-    def update(kept: Rows) -> Update:
-        return Update(kept["key"], kept["inputs"].float() * kept["step"][..., None], kept["decay"])
+    def update(kept: Rows) -> StateUpdate:
+        return StateUpdate(kept["key"], kept["inputs"].float() * kept["step"][..., None], kept["decay"])
 
     kept = {"key": B[0, :rows], "inputs": inputs, "step": step, "decay": A.float() * step}
-    out = walks.scan(kept, C[0, :rows], update)
+    out = scans.scan(kept, C[0, :rows], update)
     if D is not None:
         out = out + D[:, None] * inputs.float()
-    out = walks.with_copies(out)[None]
+    out = scans.with_copies(out)[None]
     return (out, _NO_STATE) if return_final_states else out
 
 
@@ -141,23 +148,26 @@ def _mamba1(
     return_last_state: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """hidden_states, dt and z [1, E, T], A [E, D], B and C [1, D, T] to [1, E, T] float32."""
-    walks = Walks.of(hidden_states.shape[2])
-    rows = walks.rows
+    """Scan a Mamba layer; return [1, E, T] float32.
+
+    Shapes: hidden_states, dt and z [1, E, T], A [E, D], B and C [1, D, T].
+    """
+    scans = SequenceScans.of(hidden_states.shape[2])
+    rows = scans.rows
     step, inputs = _step(dt[0, :, :rows].T, delta_bias, delta_softplus), hidden_states[0, :, :rows].T
     rates = A.float().T.contiguous()[None]
 
-    def update(kept: Rows) -> Update:
+    def update(kept: Rows) -> StateUpdate:
         value = kept["step"].float() * kept["inputs"].float()
-        return Update(kept["key"], value[:, None], kept["step"][:, None], rates=rates)
+        return StateUpdate(kept["key"], value[:, None], kept["step"][:, None], rates=rates)
 
     kept = {"key": B[0, :, :rows].T[:, None], "inputs": inputs, "step": step}
-    out = walks.scan(kept, C[0, :, :rows].T[:, None], update)[:, 0]
+    out = scans.scan(kept, C[0, :, :rows].T[:, None], update)[:, 0]
     if D is not None:
         out = out + D * inputs.float()
     if z is not None:
-        out = out * evenly(F.silu, z[0, :, :rows].T.float())
-    out = walks.with_copies(out).T[None]
+        out = out * row_independent(F.silu, z[0, :, :rows].T.float())
+    out = scans.with_copies(out).T[None]
     return (out, _NO_STATE) if return_last_state else out
 
 

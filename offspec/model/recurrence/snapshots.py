@@ -1,29 +1,29 @@
-"""States that a text can be taken up again from: a state cannot be cut, as keys and values can."""
+"""Snapshots of recurrent states to resume a text from, since a state cannot be truncated like a KV cache."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from offspec.model.recurrence.state import Committed
+from offspec.model.recurrence.state import RecurrentState
 
-MOST, OF_DRAFT = 4, 1  # are kept of a target, and of a draft, whose text is soon read again
-SPACING = 256  # committed positions without one, at most, until the number is reached
-Place = tuple[int, int]  # a layer, and which of its recurrences
+MOST, OF_DRAFT = 4, 1  # maximum number for a target, and for a draft, which recomputes quickly
+SPACING = 256  # maximum committed positions between snapshots, before any is dropped
+Place = tuple[int, int]  # layer, and index of a recurrence in it
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All states of a model behind `length` positions."""
+    """All recurrent states of a model after `length` positions."""
 
     length: int
-    states: Mapping[Place, Committed]
+    states: Mapping[Place, RecurrentState]
 
     def copy(self) -> "Snapshot":
-        """The same with states of its own."""
+        """Return a copy with its own states."""
         return Snapshot(self.length, {place: found.copy() for place, found in self.states.items()})
 
 
 class Snapshots:
-    """Snapshots of one text, `kept` in the order of their lengths. most: are kept at most."""
+    """Snapshots of one text in `kept`, ascending by length; at most `most`."""
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
@@ -31,16 +31,16 @@ class Snapshots:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Of all of them, ascending."""
+        """Lengths of all snapshots, ascending."""
         return tuple(kept.length for kept in self.kept)
 
     @property
     def newest(self) -> int:
-        """Positions of the longest; 0 where there is none."""
+        """Length of the longest snapshot; 0 if there is none."""
         return self.kept[-1].length if self.kept else 0
 
     def add(self, snapshot: Snapshot) -> None:
-        """Keep one more, at the expense of the one that leaves the smallest gap; the newest stays."""
+        """Add a snapshot, if needed dropping the one that leaves the smallest gap; the newest is kept."""
         if snapshot.length <= self.newest:
             return
         self.kept.append(snapshot)
@@ -50,7 +50,7 @@ class Snapshots:
             del self.kept[gaps.index(min(gaps))]
 
     def nearest(self, length: int) -> Snapshot | None:
-        """The longest of at most `length` positions; longer ones are dropped."""
+        """Drop snapshots longer than `length` positions; return the longest that is left, or None."""
         while self.kept and self.kept[-1].length > length:
             self.kept.pop()
         return self.kept[-1] if self.kept else None

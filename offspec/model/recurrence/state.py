@@ -1,4 +1,4 @@
-"""One recurrence of a layer: what is committed of it, and the rows behind.
+"""One recurrence of a layer: its committed state, and the rows after it.
 
 Letters: T rows of a part, R rows of the tree so far, C channels, K taps, G heads of keys, H of values, D
 numbers of a key, E of a value.
@@ -11,32 +11,34 @@ import torch
 
 from offspec.model.recurrence.paths import PartPaths
 from offspec_kernels.tree_conv import tree_conv
-from offspec_kernels.tree_scan import WalkOrder, tree_scan, walk_order
+from offspec_kernels.tree_scan import TraversalOrder, traversal_order, tree_scan
 
-Rows = dict[str, torch.Tensor]  # what is known of rows, by name, each [T, ...]
+Rows = dict[str, torch.Tensor]  # inputs of rows by name, each [T, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
-    """What is kept of a text: the last K - 1 inputs [K - 1, C] of a convolution, and a state [H, D, E].
+class RecurrentState:
+    """State after a text: the last K - 1 inputs [K - 1, C] of a convolution, and a scan state [H, D, E].
 
-    Either is None where there is none of it, and before the first row.
+    Each is None if the layer has none, and before the first row.
     """
 
     tail: torch.Tensor | None = None
     state: torch.Tensor | None = None
 
-    def on(self, device: torch.device) -> "Committed":
-        """The same on a device."""
-        return Committed(*(None if part is None else part.to(device) for part in (self.tail, self.state)))
+    def on(self, device: torch.device) -> "RecurrentState":
+        """Return this state on a device."""
+        return RecurrentState(
+            *(None if part is None else part.to(device) for part in (self.tail, self.state))
+        )
 
-    def copy(self) -> "Committed":
-        return Committed(*(None if part is None else part.clone() for part in (self.tail, self.state)))
+    def copy(self) -> "RecurrentState":
+        return RecurrentState(*(None if part is None else part.clone() for part in (self.tail, self.state)))
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
-    """What rows add to a state, as `tree_scan` takes it."""
+class StateUpdate:
+    """Update of a state by rows, as arguments of `tree_scan`."""
 
     key: torch.Tensor
     value: torch.Tensor
@@ -47,11 +49,11 @@ class Update:
     def scan(
         self,
         state: torch.Tensor | None,
-        order: WalkOrder,
+        order: TraversalOrder,
         query: torch.Tensor | None = None,
         final: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """`tree_scan` from a state, nought where it is None."""
+        """Run `tree_scan` from a state; None stands for zeros."""
         if state is None:
             state = self.nothing()
         return tree_scan(
@@ -61,67 +63,67 @@ class Update:
 
     @property
     def numbers(self) -> int:
-        """Of a state, and of the rates that are kept with it."""
+        """Numbers of a state, including the rates stored with it."""
         state = self.value[0].numel() * self.key.shape[2]
         return state if self.rates is None else 2 * state
 
     def nothing(self) -> torch.Tensor:
-        """The state before the first row."""
+        """Return the state before the first row."""
         _, heads, width = self.value.shape
         return torch.zeros(heads, self.key.shape[2], width, device=self.key.device)
 
 
 class Recurrence:
-    """A convolution, a scan, or one behind the other.
+    """Convolution, scan, or a convolution followed by a scan.
 
-    committed: of the committed positions. What the text in front of a pass makes of it waits beside it, and
-    of the tree's rows what they add.
+    `committed` is the state after the committed positions. The state after the text of the current pass, and
+    the updates of the tree's rows, are stored separately until the commit.
     """
 
     def __init__(self) -> None:
-        self.committed = Committed()
-        self._tail: torch.Tensor | None = None  # behind the text of this pass, where there is some
+        self.committed = RecurrentState()
+        self._tail: torch.Tensor | None = None  # after the text of this pass, if any
         self._state: torch.Tensor | None = None
         self._taps = 0
         self._inputs: torch.Tensor | None = None  # of the convolution, [R, C]
         self._rows: Rows = {}  # of the scan
-        self._update: Callable[[Rows], Update] | None = None
-        self.state_numbers = self.tail_numbers = 0  # as soon as there is a row
+        self._update: Callable[[Rows], StateUpdate] | None = None
+        self.state_numbers = self.tail_numbers = 0  # set by the first row
 
     @property
     def row_bytes(self) -> int:
-        """Bytes kept of the rows of the tree."""
+        """Bytes stored for the rows of the tree."""
         return sum(rows.nbytes for rows in (self._inputs, *self._rows.values()) if rows is not None)
 
     def convolve(
         self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, paths: PartPaths
     ) -> torch.Tensor:
-        """rows [T, C], weight [C, K] to [T, C] float32."""
-        self._bring(rows.device)
+        """Convolve rows [T, C] with weight [C, K]; return [T, C] float32."""
+        self._move_to(rows.device)
         if not self._taps:
             self._taps = weight.shape[1]
             self.tail_numbers = (self._taps - 1) * rows.shape[1]
         if paths.is_text:
-            inputs = self._behind_tail(rows)
+            inputs = self._after_tail(rows)
             self._tail = inputs[len(rows) :].clone()
         else:
             self._inputs = _appended(self._inputs, rows, paths.first)
-            inputs = self._behind_tail(self._inputs)
+            inputs = self._after_tail(self._inputs)
         return tree_conv(inputs, paths.window(self._taps, rows.device), weight, bias)
 
     def scan(
-        self, rows: Rows, query: torch.Tensor, update: Callable[[Rows], Update], paths: PartPaths
+        self, rows: Rows, query: torch.Tensor, update: Callable[[Rows], StateUpdate], paths: PartPaths
     ) -> torch.Tensor:
-        """What rows get, [T, H, E] float32.
+        """Return the scan's output for rows, [T, H, E] float32.
 
         Args:
-            rows: All that `update` needs of them.
-            query: [T, G, D].
-            update: Makes of rows what is added to the state.
-            paths: How they follow each other.
+            rows: Inputs of `update`, by name.
+            query: [T, G, D], queries of the rows.
+            update: Returns the state update for rows.
+            paths: Predecessors of the rows.
         """
         self._update = update
-        self._bring(query.device)
+        self._move_to(query.device)
         before, state = paths.first, self.committed.state if self._state is None else self._state
         if paths.is_text:
             step, final = update(rows), self._state
@@ -138,12 +140,12 @@ class Recurrence:
         self.state_numbers = step.numbers
         return out[before:]
 
-    def commit_text(self) -> Committed | None:
-        """Commit the text of the pass; what was committed before it, or None where there was no text."""
+    def commit_text(self) -> RecurrentState | None:
+        """Commit the text of the pass; return the previous committed state, or None if there was no text."""
         before = self.committed
         if self._tail is None and self._state is None:
             return None
-        self.committed = Committed(self._tail, self._state)
+        self.committed = RecurrentState(self._tail, self._state)
         self._tail = self._state = None
         return before
 
@@ -151,29 +153,29 @@ class Recurrence:
         """Commit a path of the tree's rows, a parent before its child, and drop the others."""
         tail, state = self.committed.tail, self.committed.state
         if nodes and self._inputs is not None:
-            tail = self._behind_tail(self._inputs[list(nodes)])[len(nodes) :].clone()
+            tail = self._after_tail(self._inputs[list(nodes)])[len(nodes) :].clone()
         if nodes and self._rows:
             assert self._update is not None
             step = self._update({name: rows[list(nodes)] for name, rows in self._rows.items()})
             if state is None:
                 state = step.nothing()
-            step.scan(state, walk_order(range(-1, len(nodes) - 1)), final=state)
-        self.committed = Committed(tail, state)
+            step.scan(state, traversal_order(range(-1, len(nodes) - 1)), final=state)
+        self.committed = RecurrentState(tail, state)
         self.drop()
 
     def drop(self) -> None:
-        """Forget what is not committed."""
+        """Discard everything that is not committed."""
         self._tail = self._state = self._inputs = None
         self._rows = {}
 
-    def _bring(self, device: torch.device) -> None:
-        """Have what is committed where the rows are: it may have been another cache's, on another device."""
+    def _move_to(self, device: torch.device) -> None:
+        """Move the committed state to the rows' device, as it may come from a cache on another device."""
         parts = (self.committed.tail, self.committed.state)
         if any(part is not None and part.device != device for part in parts):
             self.committed = self.committed.on(device)
 
-    def _behind_tail(self, rows: torch.Tensor) -> torch.Tensor:
-        """[K - 1 + n, C]: rows [n, C] with the inputs before them in front."""
+    def _after_tail(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return [K - 1 + n, C]: the preceding inputs, followed by rows [n, C]."""
         tail = self.committed.tail if self._tail is None else self._tail
         if tail is None:
             tail = rows.new_zeros(self._taps - 1, rows.shape[1])
@@ -181,5 +183,5 @@ class Recurrence:
 
 
 def _appended(kept: torch.Tensor | None, rows: torch.Tensor, before: int) -> torch.Tensor:
-    """rows behind the first `before` that are kept; what is kept is no view of something larger."""
+    """Return the first `before` kept rows followed by `rows`, never as a view of a larger tensor."""
     return rows.clone() if kept is None or not before else torch.cat([kept[:before], rows])

@@ -1,4 +1,4 @@
-"""A tiny model to pack, a folder to pack into, and what is said meanwhile."""
+"""A tiny model to pack, a target folder, and the events of packing."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.tensors import PackedInfo
 from offspec.core.config import PackFormat
 from offspec.core.events import Event, LoadProgress, Notice
-from offspec.model.quantize.pack import Pack, pack_model
+from offspec.model.quantize.pack import PackResult, pack_model
 
 FORMATS: tuple[PackFormat, ...] = get_args(PackFormat)
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
@@ -25,12 +25,12 @@ class Bench:
         self.model, self.out = model, folder / "pack"
         self.events: list[Event] = []
 
-    def pack(self, to: PackFormat = "nf4", **settings: Any) -> Pack:
+    def pack(self, to: PackFormat = "nf4", **settings: Any) -> PackResult:
         self.events.clear()
         return pack_model(str(self.model), to, **{"out": self.out, "notify": self.events.append, **settings})
 
     def stopping(self, layer: int, error: BaseException) -> Callable[[Event], None]:
-        """A listener that raises once a layer is at work."""
+        """Return a listener that raises when a layer is being packed."""
 
         def notify(event: Event) -> None:
             self.events.append(event)
@@ -40,7 +40,7 @@ class Bench:
         return notify
 
     @property
-    def said(self) -> str:
+    def messages(self) -> str:
         return "\n".join(event.text for event in self.events if isinstance(event, Notice))
 
     def left(self) -> list[str]:
@@ -51,7 +51,7 @@ class Bench:
 
 
 def values(folder: Path, name: str) -> torch.Tensor:
-    """A weight of a pack as its format's reference has it."""
+    """Return a weight of a pack, dequantized by its format's reference."""
     weight = open_checkpoint(str(folder)).tensors[name]
     assert isinstance(weight, PackedInfo)
     tensors = load_file(weight.file)

@@ -1,4 +1,4 @@
-"""What becomes of a model's tensors in a pack."""
+"""Contents of packs."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from transformers import AutoConfig
 import offspec
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.pack_manifest import MANIFEST
-from offspec.checkpoint.tensors import PackedInfo, TensorInfo, on_disk
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, stored_tensors
 from offspec.core.config import PackFormat
 from offspec.core.errors import CheckpointError, UnsupportedModelError
 from offspec.model.attention import TreeContext
@@ -23,16 +23,16 @@ from offspec.model.quantize.pack import files, pack_model
 from offspec.model.weights import map_weights
 from offspec_planners.placement import Placement
 from tests.model.quantize.stage import FORMATS, LAYERS, SIZES, Bench, values
-from tests.support.expert_models import by_need
-from tests.support.products import some
+from tests.support.exhaustive import sampled_params
+from tests.support.expert_models import on_demand_placement
 from tests.support.tiny_models import VOCABULARY, nothing, open_model, write_config, write_model
 
 
-@pytest.mark.parametrize("to", some(FORMATS, "int4-g64"))
-def test_matrices_of_layers_are_rounded_and_the_rest_stays(
+@pytest.mark.parametrize("to", sampled_params(FORMATS, "int4-g64"))
+def test_matrices_of_layers_are_quantized_and_others_are_kept(
     bench: Bench, to: PackFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However much is rounded at a time."""
+    """For any slab size."""
     pack = bench.pack(to)
     assert pack.files == LAYERS + 1 and pack.kept == 0
     assert pack.nbytes < pack.source_bytes
@@ -54,7 +54,7 @@ def test_matrices_of_layers_are_rounded_and_the_rest_stays(
 
 
 def test_a_pack_is_a_model_folder_with_a_file_for_each_layer(bench: Bench) -> None:
-    """Whose data lies at a page."""
+    """The data starts at a page boundary."""
     bench.pack()
     for name, weight in open_checkpoint(str(bench.out)).tensors.items():
         layer = name.split(".")[2] if ".layers." in name else ""
@@ -69,9 +69,9 @@ def test_a_pack_is_a_model_folder_with_a_file_for_each_layer(bench: Bench) -> No
     assert config["quantization_config"] == {"quant_method": "offspec", "format": "nf4"}
 
 
-@pytest.mark.parametrize("family", some(["mixtral", "qwen2_moe", "gpt_oss"], "gpt_oss"))
-def test_experts_are_rounded_and_routers_are_not(tmp_path: Path, family: str) -> None:
-    """And each expert is one extent."""
+@pytest.mark.parametrize("family", sampled_params(["mixtral", "qwen2_moe", "gpt_oss"], "gpt_oss"))
+def test_experts_are_quantized_and_routers_are_not(tmp_path: Path, family: str) -> None:
+    """Each expert is one extent."""
     sizes = {**SIZES, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
     source = write_model(tmp_path / "moe", family, **sizes)
     pack_model(str(source), "int8", out=tmp_path / "pack")
@@ -85,11 +85,11 @@ def test_experts_are_rounded_and_routers_are_not(tmp_path: Path, family: str) ->
         stack, _, expert = name.rpartition(".")
         original = stored[name] if name in stored else stored[stack][int(expert)]
         assert (values(tmp_path / "pack", name) - original).abs().max() < 0.02
-    if family == "gpt_oss":  # a stack of experts, which the next test divides
+    if family == "gpt_oss":  # a stack of experts, split in the next test
         return
     extents: dict[str, list[TensorInfo]] = {}
     for name in experts:
-        extents.setdefault(name.rsplit(".", 2)[0], []).extend(on_disk(tensors[name]))
+        extents.setdefault(name.rsplit(".", 2)[0], []).extend(stored_tensors(tensors[name]))
     assert len(extents) == LAYERS * 4
     for parts in extents.values():
         parts.sort(key=lambda info: info.offset)
@@ -97,7 +97,7 @@ def test_experts_are_rounded_and_routers_are_not(tmp_path: Path, family: str) ->
         assert all(info.offset + info.nbytes == after.offset for info, after in pairwise(parts))
 
 
-def test_what_layers_read_directly_is_not_rounded(tmp_path: Path) -> None:
+def test_matrices_that_layers_read_directly_are_not_quantized(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "pad_token_id": 0}
     config = AutoConfig.for_model("mamba", vocab_size=VOCABULARY, time_step_rank=64, **sizes)
     pack_model(str(write_config(tmp_path / "mamba", config)), "int8", out=tmp_path / "pack")
@@ -108,8 +108,8 @@ def test_what_layers_read_directly_is_not_rounded(tmp_path: Path) -> None:
     assert packed == {"in_proj.weight", "out_proj.weight", "x_proj.weight"}
 
 
-def test_an_expert_of_a_stack_is_one_extent_as_well(tmp_path: Path) -> None:
-    """Matrices and biases are divided; the model says the same with all of them and with some."""
+def test_an_expert_of_a_stack_is_one_extent(tmp_path: Path) -> None:
+    """Matrices and biases are split; results are the same with all experts in memory and with some."""
     pack_model(str(write_model(tmp_path / "moe", "gpt_oss", **SIZES)), "nf4", out=tmp_path / "pack")
     model = open_model(tmp_path / "pack")
     assert model.experts.count and all(len(unit.layout.extents) == 1 for unit in model.experts.units)
@@ -118,7 +118,7 @@ def test_an_expert_of_a_stack_is_one_extent_as_well(tmp_path: Path) -> None:
         assert all(start + info.nbytes == after for (start, info), (after, _) in pairwise(parts))
     says = list[torch.Tensor]()
     layers = len(model.layers)
-    for placement in (Placement.in_memory(layers, range(layers), 0), by_need(layers, 3)):
+    for placement in (Placement.in_memory(layers, range(layers), 0), on_demand_placement(layers, 3)):
         model = open_model(tmp_path / "pack")
         model.load(placement, 8, nothing)
         with torch.no_grad():
@@ -130,18 +130,18 @@ def test_an_expert_of_a_stack_is_one_extent_as_well(tmp_path: Path) -> None:
     assert torch.equal(*says)
 
 
-def test_a_stack_that_lacks_an_expert_is_refused(tmp_path: Path) -> None:
+def test_a_stack_with_a_missing_expert_is_refused(tmp_path: Path) -> None:
     source, pack = write_model(tmp_path / "moe", "gpt_oss", **SIZES), tmp_path / "pack"
     pack_model(str(source), "int8", out=pack)
     tensors = dict(open_checkpoint(str(pack)).tensors)
     model = build_skeleton(pack, torch.float32).model
     assert map_weights(model, tensors)
     del tensors["model.layers.1.mlp.experts.down_proj.3"]
-    with pytest.raises(CheckpointError, match=r"experts.*\[3, .*config.json asks for \[4, "):
+    with pytest.raises(CheckpointError, match=r"experts.*\[3, .*config.json requires \[4, "):
         map_weights(model, tensors)
 
 
-def test_float16_becomes_bfloat16_where_it_stays(bench: Bench, tmp_path: Path) -> None:
+def test_kept_float16_becomes_bfloat16(bench: Bench, tmp_path: Path) -> None:
     source = Path(shutil.copytree(bench.model, tmp_path / "half"))
     tensors = {name: tensor.half() for name, tensor in load_file(source / "model.safetensors").items()}
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
@@ -150,7 +150,7 @@ def test_float16_becomes_bfloat16_where_it_stays(bench: Bench, tmp_path: Path) -
     assert torch.equal(load_file(bench.out / "model-layer-0000.safetensors")[name], tensors[name].bfloat16())
 
 
-def test_a_gguf_file_is_rounded_twice_only_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_quantized_gguf_file_is_quantized_again_only_on_request(tmp_path: Path) -> None:
     from gguf import GGMLQuantizationType
 
     from tests.support.gguf_families import tiny_model
@@ -158,9 +158,9 @@ def test_a_gguf_file_is_rounded_twice_only_where_that_is_asked_for(tmp_path: Pat
 
     file, cache = tmp_path / "tiny.gguf", tmp_path / "cache"
     write_gguf(file, tiny_model("llama"), "llama", kind=GGMLQuantizationType.Q8_0)
-    with pytest.raises(UnsupportedModelError, match=r"quantised already \(Q8_0\): run it as it is"):
+    with pytest.raises(UnsupportedModelError, match=r"quantized already \(Q8_0\): run it as it is"):
         pack_model(str(file), "nf4", out=tmp_path / "pack", cache_dir=cache)
-    assert not cache.exists()  # nothing was unpacked for it
+    assert not cache.exists()  # nothing was unpacked
     assert pack_model(str(file), "nf4", twice=True, out=tmp_path / "pack", cache_dir=cache).files == 4
     weight = open_checkpoint(str(tmp_path / "pack")).tensors["model.layers.0.self_attn.q_proj.weight"]
     assert isinstance(weight, PackedInfo)
@@ -174,15 +174,15 @@ def test_the_engine_packs_on_first_use(bench: Bench, tmp_path: Path, monkeypatch
         "draft": "none",
         "notify": bench.events.append,
     }
-    asked = [5, 6, 7], offspec.SamplingParams(max_tokens=12, ignore_eos=True)
+    request = [5, 6, 7], offspec.SamplingParams(max_tokens=12, ignore_eos=True)
     with offspec.load(str(bench.model), quantize="nf4", **settings) as engine:
-        answer = engine.generate(*asked)
+        answer = engine.generate(*request)
         assert engine.config.model == str(bench.model)
-    assert "packing" in bench.said
+    assert "packing" in bench.messages
     bench.events.clear()
     with offspec.load(str(bench.model), quantize="nf4", **settings) as engine:
-        assert engine.generate(*asked).token_ids == answer.token_ids
-    assert "packing" not in bench.said
+        assert engine.generate(*request).token_ids == answer.token_ids
+    assert "packing" not in bench.messages
     plain = Path(shutil.copytree(bench.model, tmp_path / "plain"))
     tensors = load_file(plain / "model.safetensors")
     (pack,) = (tmp_path / "cache" / "packed").glob("tiny-nf4-*")
@@ -191,4 +191,4 @@ def test_the_engine_packs_on_first_use(bench: Bench, tmp_path: Path, monkeypatch
         tensors[name] = values(pack, name) if packed else load_file(weight.file)[name].float()
     save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
     with offspec.load(str(plain), **settings) as engine:
-        assert engine.generate(*asked).token_ids == answer.token_ids
+        assert engine.generate(*request).token_ids == answer.token_ids

@@ -1,4 +1,4 @@
-"""Where a pack may be made, and what is never written over."""
+"""Locations of packs, and folders that are never overwritten."""
 
 import errno
 import json
@@ -21,18 +21,18 @@ from tests.support.tiny_models import write_model
 
 
 @pytest.mark.parametrize("name", ["\u30e2\u30c7\u30eb\u30007B", "\U0001f469\u200d\U0001f680", "\udcff"])
-def test_a_model_whose_name_does_not_print(bench: Bench, tmp_path: Path, name: str) -> None:
+def test_a_model_with_an_unprintable_name(bench: Bench, tmp_path: Path, name: str) -> None:
     bench.model = Path(shutil.copytree(bench.model, tmp_path / name))
     bench.pack()
     assert open_checkpoint(str(bench.out)).nbytes
     assert bench.pack().kept == 4
-    with pytest.raises(RequestError, match="holds a pack of") as caught:
+    with pytest.raises(RequestError, match="already has a pack of") as caught:
         bench.pack("int8")
     assert str(caught.value).isprintable()
 
 
-def test_links(bench: Bench, tmp_path: Path) -> None:
-    """To an empty folder, and to nothing."""
+def test_symbolic_links(bench: Bench, tmp_path: Path) -> None:
+    """Links to an empty folder, and to nothing."""
     for place in (tmp_path / "real", tmp_path / "nowhere"):
         bench.out = bench.out.parent / place.name
         bench.out.symlink_to(place)
@@ -43,7 +43,7 @@ def test_links(bench: Bench, tmp_path: Path) -> None:
         verify_pack(place, bench.events.append)
 
 
-def test_places_that_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_locations_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, file, disk = (bench.out.parent / name for name in ("loop", "file", "disk"))
     loop.symlink_to(loop)
     file.write_text("mine")
@@ -51,30 +51,34 @@ def test_places_that_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os.path, "ismount", lambda path: path in (Path("/"), disk))
     refused: list[tuple[Path, type[Exception], str]] = [
         (loop, CheckpointError, "cannot read the folder"),
-        (file, RequestError, "is no folder"),
-        (file / "pack", CheckpointError, "name another folder by `out`"),
-        (bench.model, RequestError, "exists and is no pack"),
-        (Path("/"), RequestError, "`out` / is the root of a disk: name a folder in it"),
+        (file, RequestError, "is not a folder"),
+        (file / "pack", CheckpointError, "use another folder with `out`"),
+        (bench.model, RequestError, "exists and is not a pack"),
+        (Path("/"), RequestError, "`out` / is the root of a disk; use a folder in it"),
         (disk, RequestError, "the root of a disk"),
     ]
     if Path("/proc/self").is_dir():
-        refused.append((Path("/proc/x"), CheckpointError, r"cannot write to /proc .*another folder by `out`"))
+        refused.append(
+            (Path("/proc/x"), CheckpointError, r"cannot write to /proc .*use another folder with `out`")
+        )
     for out, error, why in refused:
         with pytest.raises(error, match=why):
             bench.pack(out=out)
     assert file.read_text() == "mine" and bench.left() == ["disk", "file", "loop"]
 
 
-def test_the_room_is_that_of_the_folder_it_goes_to(
+def test_free_space_is_checked_in_the_target_folder(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And it is asked for beforehand."""
+    """It is checked in advance."""
     (tmp_path / "real").mkdir()
     bench.out.symlink_to(tmp_path / "real" / "pack")
     usage = shutil.disk_usage(tmp_path)
     free = {tmp_path / "real": 2**20}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free.get(path, 2**50)))
-    with pytest.raises(DiskFullError, match=f"packing .*tiny to nf4 needs .* in {tmp_path / 'real'}, where"):
+    with pytest.raises(
+        DiskFullError, match=f"packing .*tiny to nf4 needs .* in {tmp_path / 'real'}, but only"
+    ):
         bench.pack()
     assert bench.left() == ["pack"] and not any((tmp_path / "real").iterdir())
 
@@ -95,7 +99,7 @@ def test_a_renamed_model_finds_its_pack(bench: Bench, tmp_path: Path) -> None:
         (lambda value: value.update(fingerprint="0" * 64), "remove this one"),
     ],
 )
-def test_what_may_be_another_pack_is_left_as_it_is(
+def test_a_possible_other_pack_is_not_changed(
     bench: Bench, change: Callable[[dict[str, Any]], None], why: str
 ) -> None:
     bench.pack()
@@ -108,7 +112,7 @@ def test_what_may_be_another_pack_is_left_as_it_is(
     assert bench.content() == before and bench.left() == ["pack"]
 
 
-def test_a_manifest_that_cannot_be_read_now(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporarily_unreadable_manifest(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.pack()
     opened = files.open_regular
 
@@ -125,7 +129,7 @@ def test_a_manifest_that_cannot_be_read_now(bench: Bench, monkeypatch: pytest.Mo
     assert bench.content() == before and bench.left() == ["pack"]
 
 
-def test_the_error_names_what_failed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_the_failed_operation(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     listed, rename = Path.iterdir, os.rename
     last = bench.out.parent / ".pack.packing" / "model-layer-0002.safetensors"
 
@@ -139,7 +143,7 @@ def test_the_error_names_what_failed(bench: Bench, monkeypatch: pytest.MonkeyPat
             raise OSError(errno.EBUSY, "Device or resource busy")
         rename(old, new)
 
-    with pytest.raises(BrokenPipeError):  # of who is told, not of a file
+    with pytest.raises(BrokenPipeError):  # an error of the listener, not of a file
         bench.pack(notify=bench.stopping(1, BrokenPipeError(errno.EPIPE, "Broken pipe")))
     monkeypatch.setattr(Path, "iterdir", unlisted)
     with pytest.raises(CheckpointError, match=f"cannot read the folder {bench.model}: Input/output error"):
@@ -152,14 +156,14 @@ def test_the_error_names_what_failed(bench: Bench, monkeypatch: pytest.MonkeyPat
     assert bench.pack().kept == 4
 
 
-def test_requests_that_cannot_be(bench: Bench, tmp_path: Path) -> None:
+def test_impossible_requests(bench: Bench, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"quantize must be one of nf4, .* not 'nf3'"):
         EngineConfig("model", quantize="nf3")
     with pytest.raises(UnsupportedModelError, match="no matrix of its layers"):
         pack_model(str(write_model(tmp_path / "narrow")), "nf4", out=tmp_path / "pack")
     bench.out.mkdir()
-    assert bench.pack().kept == 0, "an empty folder is as good as none"
-    with pytest.raises(RequestError, match=r"holds a pack of .* in nf4"):
+    assert bench.pack().kept == 0, "an empty folder counts as missing"
+    with pytest.raises(RequestError, match=r"already has a pack of .* in nf4"):
         bench.pack("int8")
-    with pytest.raises(UnsupportedModelError, match="is quantised already"):
+    with pytest.raises(UnsupportedModelError, match="is quantized already"):
         pack_model(str(bench.out), "int8", out=tmp_path / "twice")

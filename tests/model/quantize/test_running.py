@@ -1,4 +1,4 @@
-"""A pack that runs: what is damaged in it is noticed when it is first read, and never computed with."""
+"""Running packs: damage is noticed at the first read, before any computation with it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +8,9 @@ import torch
 
 from offspec.core.config import EngineConfig
 from offspec.core.errors import CheckpointError
-from offspec.core.events import unheard
+from offspec.core.events import ignore_event
 from offspec.model.attention import TreeContext
-from offspec.plan.fit import find_fit, fit_needs, keeps_unpacked, least_memory
+from offspec.plan.fit import find_fit, fit_needs, fits_unpacked, min_memory
 from offspec.plan.load import open_models
 from offspec.plan.needs import memory_parts
 from offspec_planners.placement import Placement, Tier
@@ -43,7 +43,7 @@ def _run(folder: Path, placement: Placement, *, unpacked: bool = False) -> torch
         (HOSTED, "layer-0001", -1),
         (HOSTED, "layer-0002", -1),
         ("unpacked", "layer-0001", 5000),
-        (STREAMED, "rest", -1),  # whose embedding is read row by row: compared whole before the first
+        (STREAMED, "rest", -1),  # the embedding is read by row: verified whole before the first
     ],
 )
 def test_a_flipped_byte(bench: Bench, place: Placement | str, file: str, byte: int) -> None:
@@ -55,16 +55,16 @@ def test_a_flipped_byte(bench: Bench, place: Placement | str, file: str, byte: i
         _run(bench.out, placement, unpacked=place == "unpacked")
 
 
-def test_unpacked_once_where_there_is_room(bench: Bench) -> None:
-    """Where all values fit in memory they are made while loading, else whenever a layer runs."""
+def test_unpacked_once_if_all_values_fit(bench: Bench) -> None:
+    """If all values fit in memory, they are unpacked at load, otherwise whenever a layer runs."""
     bench.pack("nf4")
     config = EngineConfig(str(bench.out), draft="none", dtype="float32", budget=1, context=16)
-    opened = open_models(config, unheard)
+    opened = open_models(config, ignore_event)
     try:
         fit = find_fit(opened, config)
-        assert keeps_unpacked(opened, config, fit)
-        tight = replace(opened, memory=least_memory(opened, config)[0])
-        assert not keeps_unpacked(tight, config, find_fit(tight, config))
+        assert fits_unpacked(opened, config, fit)
+        tight = replace(opened, memory=min_memory(opened, config)[0])
+        assert not fits_unpacked(tight, config, find_fit(tight, config))
         taken = [
             {
                 part.what: part.bytes
@@ -72,12 +72,12 @@ def test_unpacked_once_where_there_is_room(bench: Bench) -> None:
                     each,
                     fit_needs(each, config, fit),
                     fit.placement,
-                    unpacked=keeps_unpacked(each, config, fit),
+                    unpacked=fits_unpacked(each, config, fit),
                 )
             }
             for each in (opened, tight)
         ]
-        assert taken[0]["layers"] == sum(opened.target.held_bytes) > taken[1]["layers"]
+        assert taken[0]["layers"] == sum(opened.target.unpacked_layer_bytes) > taken[1]["layers"]
     finally:
         opened.close()
     assert torch.equal(_run(bench.out, EVERYTHING, unpacked=True), _run(bench.out, EVERYTHING))

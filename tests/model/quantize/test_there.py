@@ -1,4 +1,4 @@
-"""Packs that are there already: checked, mended and verified; and sources that cannot be packed."""
+"""Existing packs: checks, repair and verification; and sources that cannot be packed."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from tests.model.quantize.stage import FORMATS, Bench, flip
 LAST = "model-layer-0002.safetensors"
 
 
-def test_a_pack_that_is_there_is_checked_and_not_made_again(bench: Bench) -> None:
+def test_an_existing_pack_is_checked_and_not_made_again(bench: Bench) -> None:
     bench.pack()
     stamps = {file.name: file.stat().st_mtime_ns for file in bench.out.iterdir()}
     again = bench.pack()
@@ -41,7 +41,7 @@ def _another(file: Path) -> None:
         ("tokenizer.json", Path.unlink, 4, "is missing"),
     ],
 )
-def test_what_is_damaged_is_found_and_mended(
+def test_damage_is_found_and_repaired(
     bench: Bench, name: str, spoil: Callable[[Path], None], kept: int, why: str
 ) -> None:
     bench.pack()
@@ -55,10 +55,10 @@ def test_what_is_damaged_is_found_and_mended(
     verify_pack(bench.out, bench.events.append)
 
 
-def test_verifying_looks_at_headers_and_counts_what_is_wrong(bench: Bench) -> None:
+def test_verification_checks_headers_and_counts_damaged_files(bench: Bench) -> None:
     with pytest.raises(ModelNotFoundError, match="there is no folder"):
         verify_pack(bench.out, bench.events.append)
-    with pytest.raises(ModelNotFoundError, match="is no pack"):
+    with pytest.raises(ModelNotFoundError, match="is not a pack"):
         verify_pack(bench.model, bench.events.append)
     bench.pack()
     flip(bench.out / LAST, 20)  # a letter of the header
@@ -79,20 +79,24 @@ def test_a_damaged_pack_of_the_cache_is_made_again_on_use(bench: Bench, tmp_path
     pack = use()
     before = bench.content(pack)
     use()
-    assert not bench.said
+    assert not bench.messages
     for name in (LAST, MANIFEST):
         for spoil in (Path.unlink, lambda file: os.truncate(file, file.stat().st_size // 2)):
             spoil(pack / name)
             use()
-            assert bench.content(pack) == before and ("was damaged" in bench.said or name == MANIFEST)
+            assert bench.content(pack) == before and (
+                "is damaged; its damaged files are made again" in bench.messages or name == MANIFEST
+            )
     (pack / "config.json").unlink()
     use()
-    assert "was damaged" in bench.said
+    assert "is damaged; its damaged files are made again" in bench.messages
 
 
 @pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize(("value", "why"), [(float("nan"), "no numbers"), (1e6, "cannot be packed")])
-def test_values_that_no_scale_can_hold(
+@pytest.mark.parametrize(
+    ("value", "why"), [(float("nan"), "NaN or infinite values"), (1e6, "cannot be packed")]
+)
+def test_values_too_large_for_a_scale(
     bench: Bench, tmp_path: Path, to: PackFormat, value: float, why: str
 ) -> None:
     bench.model = Path(shutil.copytree(bench.model, tmp_path / "copy"))
@@ -103,7 +107,7 @@ def test_values_that_no_scale_can_hold(
         bench.pack(to)
 
 
-def test_memory_that_is_too_little(bench: Bench) -> None:
+def test_too_little_memory(bench: Bench) -> None:
     with pytest.raises(CapacityError, match="`memory`") as caught:
         bench.pack(memory=1_000_000)
     assert bench.pack(memory=caught.value.needed + 50_000_000).files == 4

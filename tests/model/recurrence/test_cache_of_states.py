@@ -1,4 +1,4 @@
-"""A cache with states: what is committed, dropped, taken up again, and handed to another."""
+"""Caches of recurrent models: states that are committed, dropped, resumed and copied."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from offspec.model.cache import TreeCache
 from offspec.model.loaded import LoadedModel
 from offspec.model.recurrence.snapshots import MOST, SPACING
 from offspec.sampling.token_tree import TokenTree
-from tests.support.products import some
+from tests.support.exhaustive import sampled_params
 from tests.support.tiny_models import HYBRIDS, load_all, open_model, write_hybrid
 
 TEXT = [3 + (7 * i * i + i) % 90 for i in range(64)]
@@ -39,13 +39,15 @@ def model(loaded: LoadedModel) -> LoadedModel:
     return loaded
 
 
-every = pytest.mark.parametrize("folder", some(sorted(HYBRIDS), *USUAL), indirect=True)
-usual = pytest.mark.parametrize("folder", some((*USUAL, "falcon_h1", "qwen3_5_text"), *USUAL), indirect=True)
+every = pytest.mark.parametrize("folder", sampled_params(sorted(HYBRIDS), *USUAL), indirect=True)
+usual = pytest.mark.parametrize(
+    "folder", sampled_params((*USUAL, "falcon_h1", "qwen3_5_text"), *USUAL), indirect=True
+)
 
 
 @torch.no_grad()
 def run(model: LoadedModel, text: Sequence[int], tree: TokenTree) -> torch.Tensor:
-    """Hidden states of the text's rows and the tree's, behind what is committed."""
+    """Return hidden states of text rows and tree rows after the committed positions."""
     start, rows = model.tree_model.cache.length, len(text)
     positions = torch.cat([torch.arange(rows), rows + torch.from_numpy(tree.depth)]) + start
     context = TreeContext(start, positions, rows, torch.from_numpy(tree.ancestors()))
@@ -79,10 +81,10 @@ def _looks_at_itself(
 
 
 @every
-def test_states_are_the_same_bits_on_every_way_to_them(
+def test_states_have_the_same_bits_however_they_are_computed(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As text, as text in parts, as paths of trees that are committed, and one by one."""
+    """As text, as text in parts, as committed paths of trees, and one by one."""
     monkeypatch.setattr(attention, "tree_attention", _looks_at_itself)
     cache, one = model.tree_model.cache, tree_of([TEXT[20]], [-1])
     last = run(model, TEXT[:20], one)[-1]
@@ -116,7 +118,7 @@ def test_states_are_the_same_bits_on_every_way_to_them(
 
 
 @usual
-def test_what_is_not_committed_leaves_no_trace(model: LoadedModel) -> None:
+def test_uncommitted_rows_leave_no_trace(model: LoadedModel) -> None:
     cache = model.tree_model.cache
     run(model, TEXT[:20], tree_of(TEXT[20:22], [-1, 0]))
     cache.commit(20, [0, 1])
@@ -130,7 +132,7 @@ def test_what_is_not_committed_leaves_no_trace(model: LoadedModel) -> None:
 
 
 @usual
-def test_going_back_is_to_the_end_of_a_prompt(model: LoadedModel) -> None:
+def test_a_rewind_goes_back_to_the_end_of_a_prompt(model: LoadedModel) -> None:
     cache, one = model.tree_model.cache, tree_of([9], [-1])
     kept = list[list[torch.Tensor]]()
     for turn in range(3):
@@ -140,14 +142,16 @@ def test_going_back_is_to_the_end_of_a_prompt(model: LoadedModel) -> None:
         run(model, [], one)
         cache.commit(0, [0])
     assert cache.rewind(59) == 59 and same(states(cache), kept[2]), "the question again"
-    assert cache.rewind(50) == 40, "another question behind the same answer"
+    assert cache.rewind(50) == 40, "another question after the same answer"
     assert cache.rewind(39) == 39 and same(states(cache), kept[1])
     assert cache.rewind(38) == 20
-    assert cache.rewind(19) == 0 and not states(cache), "there is room for two turns"
+    assert cache.rewind(19) == 0 and not states(cache), "snapshots of two turns fit"
 
 
 @usual
-def test_a_long_answer_has_states_along_the_way(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_answer_has_intermediate_snapshots(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner, "CHUNK", 64)
     cache = model.tree_model.cache
     chain = tree_of(TEXT, range(-1, len(TEXT) - 1))
@@ -160,19 +164,19 @@ def test_a_long_answer_has_states_along_the_way(model: LoadedModel, monkeypatch:
 
 
 @usual
-def test_states_are_handed_on_with_their_length(model: LoadedModel, folder: Path) -> None:
-    """To a rounding of the model, which drafts from where the target is."""
+def test_states_are_copied_with_their_length(model: LoadedModel, folder: Path) -> None:
+    """To the self-draft, which continues from the target's position."""
     cache = model.tree_model.cache
     run(model, TEXT[:30], tree_of([9], [-1]))
     cache.commit(30, [0])
     other = open_model(folder)
     load_all(other, 128)
     drafts = other.tree_model.cache
-    drafts.adopt(0, cache.committed(0))
-    drafts.adopt_states(cache)
+    drafts.append_committed(0, cache.committed(0))
+    drafts.copy_states(cache)
     assert drafts.length == cache.length == 31 and same(states(drafts), states(cache))
     ahead = tree_of(TEXT[31:34], [-1, 0, 1])
     assert torch.allclose(run(other, [], ahead), run(model, [], ahead), atol=1e-4)
     cache.commit(0, [0, 1])
-    assert not same(states(drafts), states(cache)), "each has its own"
+    assert not same(states(drafts), states(cache)), "each cache has its own"
     other.close()

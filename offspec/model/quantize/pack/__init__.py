@@ -1,5 +1,5 @@
-"""A model's matrices rounded to fewer bits, once, into a folder that is streamed in place of the model's."""
+"""Packs: folders with a model's matrices quantized once, which are streamed in place of the model."""
 
-from offspec.model.quantize.pack.make import Pack, pack_model, packed_model, verify_pack
+from offspec.model.quantize.pack.make import PackResult, pack_model, packed_model, verify_pack
 
-__all__ = ["Pack", "pack_model", "packed_model", "verify_pack"]
+__all__ = ["PackResult", "pack_model", "packed_model", "verify_pack"]

@@ -1,4 +1,4 @@
-"""What a pack will hold: which weights are rounded, which stay, and the file that each goes to."""
+"""Contents of a pack: which weights are quantized, which are kept, and in which file."""
 
 import math
 import re
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from offspec.checkpoint import Checkpoint
-from offspec.checkpoint.open import gguf_rounding
+from offspec.checkpoint.open import gguf_quantization
 from offspec.checkpoint.pack_manifest import Shape, format_of
-from offspec.checkpoint.tensors import PackedInfo, TensorInfo, bytes_of, cut, item_size
-from offspec.checkpoint.write import Entry
+from offspec.checkpoint.safetensors_writer import Entry
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, item_size, nbytes_of, slice_rows
 from offspec.core.config import PackFormat
 from offspec.core.errors import UnsupportedModelError
 from offspec.core.events import Event
@@ -21,9 +21,9 @@ from offspec.model.probe.build import build_skeleton
 from offspec.model.unpacking import is_read_directly
 from offspec.model.weights import WeightRecipe, map_weights
 
-GROUP = 64  # weights that share a scale in every format; groups do not go beyond a row
+GROUP = 64  # weights that share a scale in every format; groups do not span rows
 FLOATS = ("BF16", "F16", "F32")
-# A tensor of one expert, by the checkpoint's name, or by that of a stack of them.
+# Name of one expert's tensor: in the checkpoint, or derived from that of a stack.
 _EXPERT = re.compile(r"(.+\.experts)\.(?:(\d{1,9})\..+|\w+\.(\d{1,9}))", re.ASCII)
 _REST = "model-rest.safetensors"
 _DTYPES = {torch.uint8: "U8", torch.float16: "F16"}
@@ -31,10 +31,15 @@ _DTYPES = {torch.uint8: "U8", torch.float16: "F16"}
 
 @dataclass(frozen=True, slots=True)
 class FileContents:
-    """One file of a pack: a decoder layer, or all that is no layer. packed: rounded; kept: as they are.
+    """Contents of one file of a pack: a decoder layer, or everything outside the layers.
 
-    Those that are kept come first, the wider before the others, so that all are aligned to their own size.
-    What belongs to an expert comes behind all that does not, in one piece, to be read in one go.
+    Kept tensors come first, wider dtypes before narrower ones, so that all are aligned to their item size.
+    Tensors of experts come after all others, each expert's in one piece, so that one read gets them all.
+
+    Args:
+        name: Name of the file.
+        packed: Tensors that are quantized.
+        kept: Tensors that are not quantized.
     """
 
     name: str
@@ -43,17 +48,17 @@ class FileContents:
 
     @property
     def source_bytes(self) -> int:
-        """Bytes that are read for it."""
+        """Bytes of the source tensors."""
         return sum(info.nbytes for info in (*self.packed, *self.kept))
 
     @property
     def tensors(self) -> list[tuple[TensorInfo, bool]]:
-        """In the order in which they are written, and whether each is rounded."""
+        """Tensors in the order of writing, each with whether it is quantized."""
         every = [(info, False) for info in self.kept] + [(info, True) for info in self.packed]
         return sorted(every, key=lambda each: _place(each[0]))
 
     def entries(self, to: PackFormat) -> list[Entry]:
-        """The tensors it is written as."""
+        """Return the tensors that are written to the file."""
         found = list[Entry]()
         for info, rounds in self.tensors:
             if rounds:
@@ -65,11 +70,11 @@ class FileContents:
 
 
 def plan_contents(source: Checkpoint, to: PackFormat) -> list[FileContents]:
-    """The files of a pack, the rest first.
+    """Return the files of a pack, with the one outside the layers first.
 
-    Rounded are the matrices of decoder layers whose rows are whole groups, except routers and what layers
-    read directly. Reads headers only; raises what opening the model raises, and UnsupportedModelError where
-    nothing can be rounded.
+    Matrices of decoder layers are quantized if their rows consist of whole groups, except routers and
+    matrices that layers read directly. Reads only headers. Raises the errors of opening the model, and
+    UnsupportedModelError if nothing can be quantized.
     """
     skeleton = build_skeleton(source.folder, torch.bfloat16)
     by_layer: dict[int, list[WeightRecipe]] = {}
@@ -80,25 +85,25 @@ def plan_contents(source: Checkpoint, to: PackFormat) -> list[FileContents]:
     files = [_contents(layer, recipes, experts) for layer, recipes in sorted(by_layer.items())]
     if not any(file.packed for file in files):
         raise UnsupportedModelError(
-            f"{source.name} cannot be packed: no matrix of its layers has rows of whole groups of {GROUP}"
+            f"{source.name} cannot be packed: no matrix of its layers has a row length divisible by {GROUP}"
         )
     return files
 
 
 def stored_parts(shape: Shape, to: PackFormat) -> list[tuple[str, str, Shape]]:
-    """Name, safetensors dtype and shape of what a weight is stored in; the first are its codes."""
+    """Return name, safetensors dtype and shape of each stored part of a weight, the codes first."""
     parts = format_of(to).parts(shape)
     return [(name, _DTYPES[part.dtype], part.shape) for name, part in parts.items() if name != "table"]
 
 
 def kept_dtype(info: TensorInfo) -> str:
-    """What a tensor that is not rounded is stored as: numbers in bfloat16, anything else as it is."""
+    """Return the stored dtype of a kept tensor: bfloat16 for floats, anything else unchanged."""
     return "BF16" if info.dtype in FLOATS else info.dtype
 
 
 def packed_bytes(files: Sequence[FileContents], to: PackFormat) -> int:
-    """Bytes of all tensors that will be written."""
-    return sum(bytes_of(dtype, tuple(shape)) for file in files for _, dtype, shape in file.entries(to))
+    """Return the total bytes of all tensors to be written."""
+    return sum(nbytes_of(dtype, tuple(shape)) for file in files for _, dtype, shape in file.entries(to))
 
 
 def _contents(layer: int, recipes: list[WeightRecipe], experts: Mapping[str, int]) -> FileContents:
@@ -116,7 +121,7 @@ def _contents(layer: int, recipes: list[WeightRecipe], experts: Mapping[str, int
 
 
 def _experts(model: Any) -> dict[str, int]:
-    """Parameters that have something of each expert of a layer, and how many those are."""
+    """Return parameters that contain all experts of a layer, with the number of experts."""
     return {
         f"{path}.{name}": module.num_experts
         for path, module in model.named_modules()
@@ -126,25 +131,25 @@ def _experts(model: Any) -> dict[str, int]:
 
 
 def _each_expert(info: TensorInfo, count: int) -> list[TensorInfo]:
-    """What a tensor that is stacked of `count` experts has of each; the tensor where it is none such."""
+    """Split a stack of `count` experts' tensors; return any other tensor unchanged."""
     if not count or info.shape[:1] != (count,):
         return [info]
     found = list[TensorInfo]()
     for expert in range(count):
-        one = cut(info, expert, expert + 1)
+        one = slice_rows(info, expert, expert + 1)
         assert isinstance(one, TensorInfo)
         found.append(replace(one, name=f"{info.name}.{expert}", shape=info.shape[1:]))
     return found
 
 
 def _place(info: TensorInfo) -> tuple[int, str, int]:
-    """Experts come in their order, behind what is none; what has the same place stays as it was."""
+    """Return a sort key that puts experts in order after all other tensors."""
     found = _EXPERT.fullmatch(info.name)
     return (1, found[1], int(found[2] or found[3])) if found else (0, "", 0)
 
 
 def _is_matrix(info: TensorInfo) -> bool:
-    """Whether a tensor can be rounded: a matrix, or a stack of one for each expert, with whole groups."""
+    """Return whether a tensor can be quantized: a matrix, or a stack of experts, in whole groups."""
     return (
         len(info.shape) in (2, 3)
         and info.dtype in FLOATS
@@ -154,30 +159,30 @@ def _is_matrix(info: TensorInfo) -> bool:
 
 
 def is_router(parameter: str) -> bool:
-    """Whether a parameter decides which experts a token goes to: small, and the worse for every rounding."""
+    """Return whether a parameter routes tokens to experts; it is small, and quantization errors harm most."""
     modules = parameter.split(".")[:-1]
     return any(name in ("gate", "shared_expert_gate") or name.startswith("router") for name in modules)
 
 
-def refuse_rounded(model: str, notify: Callable[[Event], None]) -> None:
-    """Raise UnsupportedModelError for a GGUF file whose weights were rounded before."""
-    if kind := gguf_rounding(model, notify):
+def refuse_quantized(model: str, notify: Callable[[Event], None]) -> None:
+    """Raise UnsupportedModelError for a GGUF file whose weights are already quantized."""
+    if kind := gguf_quantization(model, notify):
         raise UnsupportedModelError(
-            f"{_rounded(model, kind)}; `offspec pack --again` rounds it a second time, which loses more"
+            f"{_quantized(model, kind)}; `offspec pack --again` quantizes it again, with a further loss"
         )
 
 
 def refuse_packed(source: Checkpoint) -> None:
-    """Raise UnsupportedModelError for weights that were rounded before and cannot be unpacked here."""
+    """Raise UnsupportedModelError for quantized weights that cannot be unpacked here."""
     for weight in source.tensors.values():
         if isinstance(weight, PackedInfo):
-            raise UnsupportedModelError(_rounded(source.name, weight.format.name))
+            raise UnsupportedModelError(_quantized(source.name, weight.format.name))
         if weight.dtype.startswith("F8"):
             raise UnsupportedModelError(
-                f"{source.name} holds {weight.dtype} weights without scales: name the bf16 model"
+                f"{source.name} has {weight.dtype} weights without scales; use the bf16 model"
             )
 
 
-def _rounded(model: str, kind: str) -> str:
+def _quantized(model: str, kind: str) -> str:
     original = "the bf16 model that it was made from"
-    return f"{model} is quantised already ({kind}): run it as it is, or name {original}"
+    return f"{model} is quantized already ({kind}): run it as it is, or use {original}"

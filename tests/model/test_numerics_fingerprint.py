@@ -1,4 +1,4 @@
-"""Whatever decides how a pass rounds is part of the identity of its arithmetic."""
+"""Everything that affects the rounding of a pass is part of the numerics fingerprint."""
 
 import shutil
 from importlib import metadata
@@ -8,39 +8,39 @@ import pytest
 import torch
 
 import offspec_kernels
-from offspec.model.arithmetic import arithmetic, digest_of
+from offspec.model.numerics_fingerprint import digest_of, numerics_fingerprint
 
 
-def test_it_stays_the_same() -> None:
-    assert arithmetic() == arithmetic()
+def test_the_fingerprint_is_stable() -> None:
+    assert numerics_fingerprint() == numerics_fingerprint()
 
 
 @pytest.mark.parametrize(
     ("setting", "value"),
     [("ONEDNN_MAX_CPU_ISA", "AVX2"), ("MKL_CBWR", "COMPATIBLE"), ("OFFSPEC_KERNELS", "reference")],
 )
-def test_settings_of_libraries(setting: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_settings_change_it(setting: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(setting, raising=False)
-    before = arithmetic()
+    before = numerics_fingerprint()
     monkeypatch.setenv(setting, value)
-    assert arithmetic() != before
+    assert numerics_fingerprint() != before
 
 
-def test_versions_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, version = arithmetic(), metadata.version
+def test_library_versions_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, version = numerics_fingerprint(), metadata.version
     assert torch.__version__.partition("+")[0] in torch.__config__.show()
     for package in ("offspec", "transformers", "numba"):
         monkeypatch.setattr(
             metadata, "version", lambda name, of=package: "0" if name == of else version(name)
         )
-        assert arithmetic() != before
+        assert numerics_fingerprint() != before
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(torch.__config__, "show", lambda: "another build")
-    assert arithmetic() != before
+    assert numerics_fingerprint() != before
 
 
-def test_code(tmp_path: Path) -> None:
-    """A byte of a kernel, a file more, a file of another name."""
+def test_code_changes_it(tmp_path: Path) -> None:
+    """A changed byte of a kernel, an additional file, a renamed file."""
     folders = [tmp_path / name for name in ("as it is", "byte", "more", "renamed")]
     for folder in folders:
         shutil.copytree(Path(offspec_kernels.__file__).parent, folder)

@@ -1,4 +1,4 @@
-"""Keys or values in the place of a tensor, on their way from a cache to attention through a family's code."""
+"""Tensor subclasses for keys and values that pass from a cache through a model's code to attention."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -7,32 +7,32 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from offspec.core.errors import UnsupportedModelError
-from offspec_kernels.quantised_rows import QuantisedRows, Rows
+from offspec_kernels.quantized_rows import QuantizedRows, Rows
 
 
 class _StandIn(torch.Tensor):
-    """A tensor without values of its own, for what its class does with operations."""
+    """Wrapper tensor without storage; subclasses define how operations treat it."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def _of(cls, shape: Sequence[int], like: torch.Tensor | QuantisedRows) -> Self:
+    def _of(cls, shape: Sequence[int], like: torch.Tensor | QuantizedRows) -> Self:
         made: Self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)
         return made
 
 
-class QuantisedTensor(_StandIn):
-    """A tensor that has numbers and scales in 8 bits in the place of values.
+class QuantizedTensor(_StandIn):
+    """Tensor of 8-bit integers with scales.
 
-    `stored_rows` gives them to attention, which reads them as they are. Any other operation is given the
-    values, so that a family may do with keys what it likes: expand a latent, repeat heads, attend in a way of
-    its own.
+    `stored_rows` passes them to attention, which reads them directly. Any other operation gets the
+    dequantized values, so that a model may compute with keys: expand a latent, repeat heads, or use its own
+    attention.
     """
 
-    rows: QuantisedRows
+    rows: QuantizedRows
 
     @staticmethod
-    def __new__(cls, rows: QuantisedRows) -> "QuantisedTensor":
+    def __new__(cls, rows: QuantizedRows) -> "QuantizedTensor":
         made = cls._of(rows.shape, rows)
         made.rows = rows
         return made
@@ -45,17 +45,17 @@ class QuantisedTensor(_StandIn):
         return function(*args, **kwargs)
 
 
-class PartedTensor(_StandIn):
-    """A tensor that has one [1, KV, S, D] for each sequence, with as many rows as all of them.
+class PerSequenceTensor(_StandIn):
+    """Tensor of several sequences' rows, with one part [1, KV, S, D] per sequence.
 
-    `parts` are for attention, and may be copied to a device. Any other operation raises
-    UnsupportedModelError: what a family does with keys in between is made for those of one sequence.
+    Attention uses `parts`, and the tensor may be copied to a device. Any other operation raises
+    UnsupportedModelError, because a model's own computation with keys assumes a single sequence.
     """
 
     parts: tuple[torch.Tensor, ...]
 
     @staticmethod
-    def __new__(cls, parts: Sequence[torch.Tensor]) -> "PartedTensor":
+    def __new__(cls, parts: Sequence[torch.Tensor]) -> "PerSequenceTensor":
         _, heads, _, width = parts[0].shape
         made = cls._of((1, heads, sum(part.shape[2] for part in parts), width), parts[0])
         made.parts = tuple(parts)
@@ -71,10 +71,10 @@ class PartedTensor(_StandIn):
 
 
 def stored_rows(tensor: torch.Tensor) -> Rows:
-    """What attention reads."""
-    return tensor.rows if isinstance(tensor, QuantisedTensor) else tensor
+    """Return the stored rows of a tensor, as attention reads them."""
+    return tensor.rows if isinstance(tensor, QuantizedTensor) else tensor
 
 
 def parts_in(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Of each sequence what attention reads."""
-    return tensor.parts if isinstance(tensor, PartedTensor) else (tensor,)
+    """Return the tensor of each sequence."""
+    return tensor.parts if isinstance(tensor, PerSequenceTensor) else (tensor,)

@@ -1,7 +1,7 @@
-"""Grammars of calls of tools, as each family of models writes them: in Lark, from the opening mark on.
+"""Grammars of tool calls in the format of each model family: in Lark, from the opening mark on.
 
-A call that follows one has the name of a tool and arguments that are valid by its schema. Families are known
-by what their chat templates write, as in `chat.families`.
+A call that follows such a grammar has the name of a tool and arguments that are valid by its schema. Families
+are recognized by marks in their chat templates, as in `chat.chat_formats`.
 """
 
 import json
@@ -9,19 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from offspec.chat.families import thought_marks
+from offspec.chat.chat_formats import reasoning_marks
 from offspec.core.constraint import Constraint, Region, Regions
 from offspec.core.errors import RequestError
-from offspec.core.json_schema import closed_schema
-from offspec.sampling.grammar import LAYOUT, check_format, preceded
+from offspec.core.json_schema import forbid_extra_properties
+from offspec.sampling.grammar import LAYOUT, check_format, with_preamble
 
 Function = Mapping[str, Any]  # {"name", "parameters"} of a tool
 
 
 class GrammarText:
-    """Writes rules in Lark for one tokenizer.
+    """Writer of Lark rules for one tokenizer.
 
-    special: ids of special tokens, which are not text to a grammar, by their names.
+    Args:
+        special: Ids of special tokens by name. A grammar does not treat these as text.
     """
 
     def __init__(self, special: Mapping[str, int]) -> None:
@@ -29,7 +30,7 @@ class GrammarText:
         self.rules = list[str]()
 
     def literals(self, text: str) -> str:
-        """Text in Lark: special tokens in it by their ids, and a number for each NUL."""
+        """Return text in Lark, with special tokens as ids, and a number pattern for each NUL."""
         parts = [f"<[{token}]>" for name, token in self._special if name == text]
         if not text or parts:
             return "".join(parts)
@@ -41,26 +42,26 @@ class GrammarText:
         return json.dumps(text, ensure_ascii=False)
 
     def rule(self, name: str, body: str) -> str:
-        """Add a rule, and return its name."""
+        """Add a rule and return its name."""
         self.rules.append(f"{name}: {body}")
         return name
 
     def schema(self, name: str, schema: Mapping[str, Any]) -> str:
-        """Add a rule for JSON with a schema; for any value if the schema cannot be followed."""
+        """Add a rule for JSON with a schema, or for any value if the schema is not supported."""
         return self.rule(name, f"%json {json.dumps(_laid_out(schema), ensure_ascii=False)}")
 
 
 def _laid_out(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema that grammars can follow: what of it they cannot is left open."""
+    """Return a schema that grammars support; unsupported parts allow any value."""
     for one in (schema, _simpler(schema), {"type": schema.get("type", "object")}, {}):
-        closed = closed_schema(one)
+        closed = forbid_extra_properties(one)
         if _can_be_followed(closed):
             return {"x-guidance": LAYOUT, **{name: closed[name] for name in closed if name != "x-guidance"}}
     return {"x-guidance": LAYOUT}
 
 
 def _simpler(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """An object whose properties are anything, if they are not schemas that can be followed by themselves."""
+    """Return an object schema in which properties with unsupported schemas allow any value."""
     properties = schema.get("properties")
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     kept = {
@@ -89,13 +90,12 @@ def _parameters(function: Function) -> dict[str, Any]:
     return {**(given if isinstance(given, dict) else {}), "type": "object"}
 
 
-Calls = Callable[
-    [GrammarText, int, Function], str
-]  # the body of the rule for a call of one function, by its number
+# (grammar, number of the function, function) -> body of the rule for its call
+Calls = Callable[[GrammarText, int, Function], str]
 
 
 def _json_calls(before: str, between: str, after: str) -> Calls:
-    """A call with arguments in JSON: `before` NAME `between` ARGUMENTS `after`."""
+    """Return the format of a call with JSON arguments: `before` NAME `between` ARGUMENTS `after`."""
 
     def call(text: GrammarText, at: int, function: Function) -> str:
         arguments = text.schema(f"arguments{at}", _parameters(function))
@@ -106,17 +106,17 @@ def _json_calls(before: str, between: str, after: str) -> Calls:
 
 
 def _tag_calls(before: str, named: str, key: str, value: str, close: str, after: str) -> Calls:
-    """A call with a tag for each argument, in the order of its schema.
+    """Return the format of a call with a tag for each argument, in the order of the schema.
 
-    A text stands as it is, up to the first `close`; other values are JSON.
+    A string value is written as plain text up to the first `close`; other values are JSON.
 
     Args:
-        before: Before the name of the function.
-        named: After it.
-        key: Before the name of an argument.
-        value: Between that and its value.
-        close: After the value.
-        after: After the last argument.
+        before: Text before the name of the function.
+        named: Text after the name of the function.
+        key: Text before the name of an argument.
+        value: Text between the name of an argument and its value.
+        close: Text after a value.
+        after: Text after the last argument.
     """
 
     def call(text: GrammarText, at: int, function: Function) -> str:
@@ -137,7 +137,7 @@ def _tag_calls(before: str, named: str, key: str, value: str, close: str, after:
 
 
 def _is_flat(schema: Mapping[str, Any]) -> bool:
-    """Whether a schema lists its properties, under names that tags can have."""
+    """Return whether a schema lists all its properties, with names that tags can have."""
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         return False
@@ -148,7 +148,7 @@ def _is_flat(schema: Mapping[str, Any]) -> bool:
 
 
 def _may_be_text(kind: Any) -> bool:
-    """Whether a schema allows texts, as far as can be told at once."""
+    """Return whether a schema may allow strings, judged without resolving references."""
     if not isinstance(kind, dict) or "$ref" in kind:
         return True
     for name in ("anyOf", "oneOf"):
@@ -162,7 +162,7 @@ def _may_be_text(kind: Any) -> bool:
 
 
 def _tag_value(text: GrammarText, name: str, kind: Any, close: str, schema: Mapping[str, Any]) -> str:
-    """Add the rule of a value, and return it with what closes it."""
+    """Add the rule of a value; return it followed by the closing text."""
     kind = kind if isinstance(kind, dict) else {}
     choices = kind.get("enum", [kind["const"]] if "const" in kind else None)
     if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
@@ -183,17 +183,17 @@ def _tag_value(text: GrammarText, name: str, kind: Any, close: str, schema: Mapp
 
 
 @dataclass(frozen=True, slots=True)
-class CallForm:
-    """How a family writes calls.
+class ToolCallFormat:
+    """Tool call format of a model family.
 
     Args:
-        mark: Opens a region.
-        calls: Writes a call of one function.
-        before: What the region begins with, after the mark.
-        between: Between two calls; None: a region has one.
-        after: After the last.
-        at_start: Calls are only at the beginning of an answer.
-        others: Alternatives to a call, each a text; the call then begins with `before`.
+        mark: Text that opens a region of calls.
+        calls: Returns the grammar for a call of one function.
+        before: Text at the beginning of a region, after the mark.
+        between: Text between two calls; None: a region has a single call.
+        after: Text after the last call.
+        at_start: Whether calls occur only at the beginning of an answer.
+        others: Texts that may come instead of `before` and a call.
     """
 
     mark: str
@@ -205,7 +205,7 @@ class CallForm:
     others: tuple[str, ...] = ()
 
     def grammar(self, functions: Sequence[Function], special: Mapping[str, int], mark: str = "") -> str:
-        """The grammar after the mark, in Lark. mark: comes before it."""
+        """Return the grammar of a region after its mark, in Lark. `mark`: text to match before it."""
         text = GrammarText(special)
         calls = [text.rule(f"call{at}", self.calls(text, at, of)) for at, of in enumerate(functions)]
         call = text.rule("call", " | ".join(calls))
@@ -220,31 +220,31 @@ _XML = ("<parameter=", ">\n", "\n</parameter>\n")
 _LLAMA = ('", "parameters": ', "}")
 
 
-def _mistral(template: str) -> tuple[CallForm, ...]:
+def _mistral(template: str) -> tuple[ToolCallFormat, ...]:
     if "[ARGS]" in template:
-        return (CallForm("[TOOL_CALLS]", _json_calls("", "[ARGS]", "")),)
-    return (CallForm("[TOOL_CALLS]", _OBJECT, before=" [", between=", ", after="]"),)
+        return (ToolCallFormat("[TOOL_CALLS]", _json_calls("", "[ARGS]", "")),)
+    return (ToolCallFormat("[TOOL_CALLS]", _OBJECT, before=" [", between=", ", after="]"),)
 
 
-def _deepseek(template: str) -> tuple[CallForm, ...]:
+def _deepseek(template: str) -> tuple[ToolCallFormat, ...]:
     begins, separator, ends = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
     if "```json" in template:  # V3, R1
         calls = _json_calls(f"{begins}function{separator}", "\n```json\n", f"\n```{ends}")
-        return (CallForm("<｜tool▁calls▁begin｜>", calls, between="\n", after="<｜tool▁calls▁end｜>"),)
+        return (ToolCallFormat("<｜tool▁calls▁begin｜>", calls, between="\n", after="<｜tool▁calls▁end｜>"),)
     calls = _json_calls(begins, separator, ends)
-    return (CallForm("<｜tool▁calls▁begin｜>", calls, between="", after="<｜tool▁calls▁end｜>"),)
+    return (ToolCallFormat("<｜tool▁calls▁begin｜>", calls, between="", after="<｜tool▁calls▁end｜>"),)
 
 
-# By what a chat template has in it, as in `chat.families`.
-FORMS: dict[str, Callable[[str], tuple[CallForm, ...]]] = {
+# By a mark in the chat template, as in `chat.chat_formats`.
+FORMS: dict[str, Callable[[str], tuple[ToolCallFormat, ...]]] = {
     "<|channel|>": lambda _: (
-        CallForm(
+        ToolCallFormat(
             "<|channel|>",
             _json_calls("", " <|constrain|>json<|message|>", ""),
             before="commentary to=functions.",
             others=("analysis<|message|>", "commentary<|message|>", "final<|message|>"),
         ),
-        CallForm(
+        ToolCallFormat(
             "<|start|>assistant to=functions.",
             _json_calls("", "<|channel|>commentary <|constrain|>json<|message|>", ""),
         ),
@@ -252,7 +252,7 @@ FORMS: dict[str, Callable[[str], tuple[CallForm, ...]]] = {
     "[TOOL_CALLS]": _mistral,
     "<｜tool▁calls▁begin｜>": _deepseek,
     "<|tool_calls_section_begin|>": lambda _: (
-        CallForm(
+        ToolCallFormat(
             "<|tool_calls_section_begin|>",
             _json_calls(
                 "<|tool_call_begin|>functions.", ":\0<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -262,61 +262,66 @@ FORMS: dict[str, Callable[[str], tuple[CallForm, ...]]] = {
         ),
     ),
     "<arg_key>": lambda _: (
-        CallForm(
+        ToolCallFormat(
             "<tool_call>",
             _tag_calls("", "\n", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n", "</tool_call>"),
         ),
     ),
     "<function=": lambda _: (
-        CallForm("<tool_call>", _tag_calls("\n<function=", ">\n", *_XML, "</function>\n</tool_call>")),
-        CallForm("<function=", _tag_calls("", ">\n", *_XML, "</function>")),
+        ToolCallFormat("<tool_call>", _tag_calls("\n<function=", ">\n", *_XML, "</function>\n</tool_call>")),
+        ToolCallFormat("<function=", _tag_calls("", ">\n", *_XML, "</function>")),
     ),
-    "<tool_call>": lambda _: (CallForm("<tool_call>", _OBJECT, before="\n", after="\n</tool_call>"),),
+    "<tool_call>": lambda _: (ToolCallFormat("<tool_call>", _OBJECT, before="\n", after="\n</tool_call>"),),
     "dictionary of argument name and its value": lambda _: (
-        CallForm("<|python_tag|>", _json_calls('{"name": "', *_LLAMA)),
-        CallForm('{"name":', _json_calls(' "', *_LLAMA), at_start=True),
+        ToolCallFormat("<|python_tag|>", _json_calls('{"name": "', *_LLAMA)),
+        ToolCallFormat('{"name":', _json_calls(' "', *_LLAMA), at_start=True),
     ),
 }
 
 
-def call_forms(template: str) -> tuple[CallForm, ...]:
-    """How a model with this chat template writes calls; () if that is unknown."""
+def tool_call_formats(template: str) -> tuple[ToolCallFormat, ...]:
+    """Return the tool call formats of a model with this chat template; () if unknown."""
     return next((forms(template) for mark, forms in FORMS.items() if mark in template), ())
 
 
 def answer_regions(
     template: str, functions: Sequence[Function], special: Mapping[str, int], thinking: bool
 ) -> Regions | None:
-    """The format of an answer that may call functions; None for a family whose calls are unknown.
+    """Return the format of an answer that may call functions; None if the model's call format is unknown.
 
     Args:
-        template: The chat template.
-        functions: Those that may be called.
-        special: Special tokens, by their names.
-        thinking: The prompt begins the answer's reasoning.
+        template: Chat template of the model.
+        functions: Functions that may be called.
+        special: Ids of special tokens by name.
+        thinking: Whether the prompt opens the answer's reasoning.
     """
-    forms = call_forms(template)
+    forms = tool_call_formats(template)
     if not forms or not functions:
         return None
     regions = tuple(Region(form.mark, form.grammar(functions, special), form.at_start) for form in forms)
-    return Regions(regions, thought=thought_marks(template), thinking=thinking)
+    return Regions(regions, thought=reasoning_marks(template), thinking=thinking)
 
 
-def only_calls(
+def required_call_regions(
     template: str,
     functions: Sequence[Function],
     special: Mapping[str, int],
     thinking: bool,
     tokens: int | None = None,
 ) -> Regions | None:
-    """The format of an answer that is a call after its reasoning; None for an unknown family.
+    """Return the format of an answer that must be a call, after reasoning; None if the format is unknown.
 
-    tokens: Most tokens of the reasoning; the others: see `answer_regions`.
+    Args:
+        template: Chat template of the model.
+        functions: Functions that may be called.
+        special: Ids of special tokens by name.
+        thinking: Whether the prompt opens the answer's reasoning.
+        tokens: Maximum tokens of the reasoning. Default: unlimited.
     """
-    forms = [form for form in call_forms(template) if not form.others]
+    forms = [form for form in tool_call_formats(template) if not form.others]
     if not forms or not functions:
         return None
-    thought = thought_marks(template)
+    thought = reasoning_marks(template)
     return Regions(
         thought=thought,
         thinking=thinking and thought is not None,
@@ -326,25 +331,27 @@ def only_calls(
     )
 
 
-def after_thought(
+def after_reasoning(
     template: str, format: Constraint, special: Mapping[str, int], tokens: int | None = None
 ) -> Constraint:
-    """A format that an answer has after the reasoning that its prompt begins.
+    """Return a constraint that applies `format` after the reasoning that the prompt opens.
 
     Args:
-        template: The chat template.
-        format: Of the answer.
-        special: Special tokens, by their names.
-        tokens: Most tokens of the reasoning. None: any number.
+        template: Chat template of the model.
+        format: Format of the answer.
+        special: Ids of special tokens by name.
+        tokens: Maximum tokens of the reasoning. Default: unlimited.
     """
-    thought = thought_marks(template)
+    thought = reasoning_marks(template)
     if thought is None or format.kind == "regions":
         return format
     gap = '"\\n\\n"?'
     return Regions(
         thought=thought,
         thinking=True,
-        required=preceded(format, gap),
+        required=with_preamble(format, gap),
         thought_tokens=tokens,
-        cut="" if tokens is None else preceded(format, f"{GrammarText(special).literals(thought[1])} {gap}"),
+        cut=""
+        if tokens is None
+        else with_preamble(format, f"{GrammarText(special).literals(thought[1])} {gap}"),
     ).constraint()

@@ -1,9 +1,9 @@
-"""Products of a few rows with weights that stay where they are, each in the layout that is quickest here.
+"""Products of a few rows with resident weights, each in the fastest layout for the machine.
 
-A product of 16 rows is bound by how fast the weights arrive. A matrix as it lies in a checkpoint is
-rearranged on every call by oneDNN, which doubles that traffic; here it is rearranged once. Weights in 4 bits
-go through torch's own product of such weights, which makes their values in registers, again for every few
-rows; where the processor multiplies bfloat16, more rows have them made a tile at a time.
+A product of 16 rows is bound by memory bandwidth. oneDNN rearranges a matrix in checkpoint layout on every
+call, which doubles the traffic; here it is rearranged once. 4-bit weights use torch's own 4-bit product,
+which unpacks them in registers, again for every few rows. For more rows, on processors that multiply
+bfloat16, they are unpacked a tile at a time.
 
 Letters: T rows, N outputs, K inputs, G = 64 weights of a group.
 """
@@ -14,29 +14,31 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from offspec.model.quantize.rounding import RoundedMatrix, round_matrix, unpack
+from offspec.model.quantize.quantized_matrix import QuantizedMatrix, dequantize_matrix, quantize_matrix
 from offspec.model.unpacking import Scratch
 from offspec_kernels.dequant.grouped import GROUP, Grouped, unpack_codes
 from offspec_kernels.dequant.grouped.tiles import TILE, has_tiles, multiply
-from offspec_kernels.packed_linear import has_panels, packed_linear
+from offspec_kernels.packed_linear import is_supported, packed_linear
 
-Product = Callable[[torch.Tensor], torch.Tensor]  # x [T, K] to x @ w.T + bias [T, N]
+LinearFunction = Callable[[torch.Tensor], torch.Tensor]  # x [T, K] to x @ w.T + bias [T, N]
 
-_ROWS_HINT = 16  # what oneDNN lays weights out for; other counts run as well with it
-_MIDDLE = 8  # torch's 4-bit product takes codes around it
-_TILE_ROWS = 16  # outputs are multiples of it
-_TILES = 4  # of 16 inputs that lie together on a CUDA device
+_ROWS_HINT = 16  # row count for oneDNN's layout; other counts run equally well with it
+_MIDDLE = 8  # zero point of codes in torch's 4-bit product
+_TILE_ROWS = 16  # the number of outputs must be a multiple of it
+_TILES = 4  # of 16 inputs that are adjacent on a CUDA device
 _FOUR_BIT_DTYPE = torch.bfloat16  # of rows and scales
-_FEW_ROWS = 12  # up to which torch's 4-bit product is quicker than one that makes tiles
-_AT_ONCE = 1 << 22  # codes that are rearranged together, four bytes each meanwhile
+_FEW_ROWS = 12  # up to which torch's 4-bit product is faster than the one with tiles
+_AT_ONCE = 1 << 22  # codes that are rearranged together, at four bytes each
 
 
-class DenseProduct:
-    """With weights [N, K] at 16 or 32 bits, in oneDNN's own layout where it has one."""
+class DenseLinear:
+    """Product with weights [N, K] at 16 or 32 bits, in oneDNN's own layout if it has one."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._bias = bias
-        self._packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and can_pack()
+        self._packed = (
+            weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_mkldnn_bf16_linear()
+        )
         if self._packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
         self._weight = weight
@@ -50,14 +52,14 @@ class DenseProduct:
         return F.linear(x, self._weight, self._bias)
 
 
-class FourBitProduct:
-    """With weights in 4 bits: codes in torch's layout, a scale and a middle for each group of a row.
+class Int4Linear:
+    """Product with 4-bit weights: codes in torch's layout, a scale and a zero point per group of a row.
 
-    What was rounded is rounded no more, but for scales and middles, and rows of a model in float32: torch's
-    product is 40 times slower in float32, and draft tokens are hints.
+    The only additional rounding is that of scales and zero points, and of a float32 model's rows, to
+    bfloat16: torch's product is 40 times slower in float32, and draft tokens need not be exact.
     """
 
-    def __init__(self, weights: Sequence[RoundedMatrix], bias: torch.Tensor | None) -> None:
+    def __init__(self, weights: Sequence[QuantizedMatrix], bias: torch.Tensor | None) -> None:
         first = weights[0].parts["codes"]
         self._bias = bias
         step, offset = (torch.cat([w.parts[name].float() for w in weights]) for name in ("step", "offset"))
@@ -81,7 +83,7 @@ class FourBitProduct:
 
 
 def _arranged(codes: torch.Tensor) -> torch.Tensor:
-    """Codes in planes, uint8 [N, K / 2], to torch's layout for their device, a slab of rows at a time."""
+    """Rearrange codes in planes, uint8 [N, K / 2], to torch's layout for their device, in slabs of rows."""
     rows, columns = codes.shape[0], 2 * codes.shape[1]
     height = max(_AT_ONCE // columns // 64, 1) * 64
     slabs = []
@@ -96,77 +98,81 @@ def _arranged(codes: torch.Tensor) -> torch.Tensor:
     return torch.cat(slabs)
 
 
-class PanelProduct:
-    """With rounded weights [N, K] of which a panel of values at a time is made and multiplied."""
+class PanelLinear:
+    """Product with quantized weights [N, K], unpacked and multiplied one panel at a time."""
 
-    def __init__(self, weights: Sequence[RoundedMatrix], bias: torch.Tensor | None) -> None:
+    def __init__(self, weights: Sequence[QuantizedMatrix], bias: torch.Tensor | None) -> None:
         self._bias, self._format = bias, Grouped(weights[0].bits)
         self._parts = {name: torch.cat([w.parts[name] for w in weights]) for name in weights[0].parts}
         self._shape = sum(w.shape[0] for w in weights), weights[0].shape[1]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = packed_linear(x, self._format, self._parts, self._shape, self._bias)
-        assert out is not None, "ask has_panels first"
+        assert out is not None, "check is_supported first"
         return out
 
 
-class UnpackingProduct:
-    """With rounded weights whose values are made for each call, matrix by matrix in shared scratch."""
+class DequantizingLinear:
+    """Product with quantized weights, unpacked in each call, matrix by matrix, in a shared workspace."""
 
-    def __init__(self, weights: Sequence[RoundedMatrix], bias: torch.Tensor | None, scratch: Scratch) -> None:
+    def __init__(
+        self, weights: Sequence[QuantizedMatrix], bias: torch.Tensor | None, scratch: Scratch
+    ) -> None:
         self._weights, self._bias, self._scratch = weights, bias, scratch
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         outs = []
         for weight in self._weights:
             values = self._scratch.lend(weight.shape.numel())
-            outs.append(F.linear(x, unpack(weight, values)))
+            outs.append(F.linear(x, dequantize_matrix(weight, values)))
         out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
         return out if self._bias is None else out.add_(self._bias)
 
 
-def product_of(
-    weights: Sequence[torch.Tensor | RoundedMatrix],
+def make_linear(
+    weights: Sequence[torch.Tensor | QuantizedMatrix],
     bias: torch.Tensor | None,
     room: Callable[[], Scratch] | None,
-) -> Product:
-    """The product with matrices [N_i, K] below one another.
+) -> LinearFunction:
+    """Return the product with vertically stacked matrices [N_i, K].
 
     Args:
-        weights: All of them rounded, or none.
+        weights: Matrices, either all quantized or none.
         bias: [sum of N_i], or None.
-        room: Gives scratch for the values of rounded ones, where those have to be made.
+        room: Returns workspace for the values of quantized matrices, if they must be unpacked.
     """
     dense = [weight for weight in weights if isinstance(weight, torch.Tensor)]
     if dense:
-        return DenseProduct(torch.cat(dense) if len(dense) > 1 else dense[0].clone(), bias)
-    rounded = [weight for weight in weights if isinstance(weight, RoundedMatrix)]
-    first = rounded[0]
-    kind = rounded_kind([w.shape for w in rounded], first.bits, first.parts["codes"].device, first.dtype)
-    if kind is UnpackingProduct:
-        assert room is not None, "values need room"
-        return UnpackingProduct(rounded, bias, room())
-    return (PanelProduct if kind is PanelProduct else FourBitProduct)(rounded, bias)
+        return DenseLinear(torch.cat(dense) if len(dense) > 1 else dense[0].clone(), bias)
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
+    first = quantized[0]
+    kind = select_quantized_linear(
+        [w.shape for w in quantized], first.bits, first.parts["codes"].device, first.dtype
+    )
+    if kind is DequantizingLinear:
+        assert room is not None, "unpacked values need workspace"
+        return DequantizingLinear(quantized, bias, room())
+    return (PanelLinear if kind is PanelLinear else Int4Linear)(quantized, bias)
 
 
-def rounded_kind(
+def select_quantized_linear(
     shapes: Sequence[Sequence[int]], bits: int, device: torch.device, dtype: torch.dtype
-) -> type[PanelProduct | FourBitProduct | UnpackingProduct]:
-    """The product that is quickest there with rounded matrices of these shapes, below one another."""
+) -> type[PanelLinear | Int4Linear | DequantizingLinear]:
+    """Return the fastest product on a device for stacked quantized matrices of these shapes."""
     if any(len(shape) != 2 or shape[1] % GROUP for shape in shapes):
-        return UnpackingProduct
+        return DequantizingLinear
     outputs = sum(shape[0] for shape in shapes)
-    if bits == 4 and outputs % _TILE_ROWS == 0 and can_multiply_four_bits(device, dtype):
-        return FourBitProduct
+    if bits == 4 and outputs % _TILE_ROWS == 0 and has_int4_matmul(device, dtype):
+        return Int4Linear
     narrow = device.type == "cpu" and dtype == torch.bfloat16
-    if narrow and has_panels(Grouped(bits), (outputs, shapes[0][1])):
-        return PanelProduct
-    return UnpackingProduct
+    if narrow and is_supported(Grouped(bits), (outputs, shapes[0][1])):
+        return PanelLinear
+    return DequantizingLinear
 
 
 @cache
-def can_pack() -> bool:
-    """Whether this torch and this processor multiply bfloat16 matrices in oneDNN's layout, and rightly."""
+def has_mkldnn_bf16_linear() -> bool:
+    """Return whether torch multiplies bfloat16 matrices in oneDNN's layout correctly on this processor."""
     w = torch.arange(-32, 32).remainder(7).repeat(64, 1).to(torch.bfloat16)
     x = w[:3].flip(1)
     try:
@@ -180,19 +186,19 @@ def can_pack() -> bool:
 
 
 @cache
-def can_multiply_four_bits(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this torch multiplies weights in 4 bits on this device, and rightly.
+def has_int4_matmul(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether torch multiplies 4-bit weights correctly on a device.
 
-    Taken for granted of a device that is not there, for which a plan is made.
+    Assumed for a device that this machine does not have, for which a plan is made.
     """
     if device.type == "cuda" and not torch.cuda.is_available():
         return True
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(80, 2 * GROUP, generator=generator).to(device, dtype)
     x = torch.randn(3, 2 * GROUP, generator=generator).to(device, dtype)
-    rounded = round_matrix(weight)
+    quantized = quantize_matrix(weight)
     try:
-        out = FourBitProduct([rounded], None)(x)
+        out = Int4Linear([quantized], None)(x)
     except (AttributeError, RuntimeError, NotImplementedError, TypeError):
         return False
-    return torch.allclose(out.float(), F.linear(x, unpack(rounded)).float(), rtol=0.05, atol=0.5)
+    return torch.allclose(out.float(), F.linear(x, dequantize_matrix(quantized)).float(), rtol=0.05, atol=0.5)

@@ -1,7 +1,8 @@
-"""Keys and values that live in RAM and come to the device a layer at a time, while the layer before computes.
+"""KV cache offload: rows stay in RAM and are copied to the device one layer ahead of the computation.
 
-A context that a device has no room for takes two windows there, each as large as the rows of one layer. A
-layer computes from its window as it would from memory of its own, so no bit depends on where rows live.
+A context too large for the device's memory needs only two buffers ("windows") there, each as large as the
+rows of one layer. A layer computes from its window exactly as from its own memory, so results do not depend
+on where rows are stored.
 """
 
 from collections.abc import Mapping
@@ -15,14 +16,14 @@ from offspec.stream.device_stream import PIECE
 from offspec_kernels.kv_compact import KVTable
 
 
-class WindowedLayer(TreeCacheLayer):
-    """A layer whose rows live in RAM, and are on the device while it is its turn; see `CacheWindows`.
+class OffloadedLayer(TreeCacheLayer):
+    """Layer whose rows are stored in RAM and copied to the device while the layer runs; see `CacheOffload`.
 
-    home: by name, what is in RAM. Keys of an index have no place there.
+    `home` has the stores in RAM by name. Index keys are not supported.
     """
 
     def __init__(
-        self, capacity: int, tables: list[KVTable], block: CacheBlock, windows: "CacheWindows"
+        self, capacity: int, tables: list[KVTable], block: CacheBlock, windows: "CacheOffload"
     ) -> None:
         super().__init__(capacity, tables, block)
         self._windows = windows
@@ -38,7 +39,7 @@ class WindowedLayer(TreeCacheLayer):
         self._windows.enter(self)
 
     def bind(self, stores: dict[str, torch.Tensor]) -> None:
-        """Compute with these from now on."""
+        """Use `stores` for subsequent computation."""
         for name, store in stores.items():
             setattr(self, name, store)
 
@@ -52,7 +53,7 @@ class WindowedLayer(TreeCacheLayer):
         self._windows.keep(self, start, self.filled)
         return found
 
-    def between(self, start: int, end: int) -> tuple[torch.Tensor, ...]:
+    def read_rows(self, start: int, end: int) -> tuple[torch.Tensor, ...]:
         if not self.home:
             return ()
         self._windows.settle()
@@ -66,20 +67,20 @@ class WindowedLayer(TreeCacheLayer):
     def named_stores(self) -> dict[str, torch.Tensor]:
         return self.home
 
-    def hold(
+    def allocate_like(
         self, like: Mapping[str, torch.Tensor], rows: int, dtype: torch.dtype
     ) -> Mapping[str, torch.Tensor]:
         self.reserve(rows)
         self._go_home()
-        super().hold({name: store.cpu() for name, store in like.items()}, rows, dtype)
+        super().allocate_like({name: store.cpu() for name, store in like.items()}, rows, dtype)
         if not self.home:
             self._windows.add(self)
         self.home = {name: getattr(self, name) for name in like}
         return self.home
 
-    def cut(self, length: int) -> None:
-        super().cut(length)
-        self._windows.cut(length)
+    def truncate(self, length: int) -> None:
+        super().truncate(length)
+        self._windows.truncate(length)
 
     def reserve(self, capacity: int) -> None:
         if capacity > self.capacity and self.home:
@@ -91,25 +92,26 @@ class WindowedLayer(TreeCacheLayer):
             super().reserve(capacity)
 
     def _go_home(self) -> None:
-        """Compute with what is in RAM, and have it copied again when it is next this layer's turn."""
+        """Use the stores in RAM, and copy them to a window again when the layer runs next."""
         self._windows.settle()
         self._windows.forget()
         self.bind(self.home)
 
 
-class WindowedInt8Layer(WindowedLayer, Int8CacheLayer):
-    """The same in 8 bits."""
+class OffloadedInt8Layer(OffloadedLayer, Int8CacheLayer):
+    """Offloaded layer with keys and values in 8 bits."""
 
 
-class CacheWindows:
-    """Two windows that the rows of layers pass through, in the order of a pass.
+class CacheOffload:
+    """Two device buffers ("windows") through which the rows of all layers pass, in the order of a pass.
 
-    While a layer computes in one, the committed rows of the next are copied into the other, and those of the
-    first while the last computes. Rows that a layer appends are written to its window, and from there to RAM.
+    While a layer computes from one window, the committed rows of the next layer are copied into the other.
+    After the last layer comes the first. Rows that a layer appends are written to its window, and copied from
+    there to RAM.
 
     Args:
         nbytes: Bytes of a window.
-        device: Where the windows are.
+        device: Device of the windows.
     """
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
@@ -117,19 +119,19 @@ class CacheWindows:
         self._memory = [torch.empty(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._ready: list[torch.cuda.Event | None] = [None, None]
-        self._held: list[WindowedLayer | None] = [None, None]
-        self._loaded = [0, 0]  # rows that are there of the layer
-        self._layers: list[WindowedLayer] = []
-        self._now = 0  # the window of the layer whose turn it is
-        self._running = False  # whether it is the turn of any
-        self._length = 0  # rows that are committed
+        self._held: list[OffloadedLayer | None] = [None, None]
+        self._loaded = [0, 0]  # rows of the layer in each window
+        self._layers: list[OffloadedLayer] = []
+        self._now = 0  # window of the current layer
+        self._running = False  # whether there is a current layer
+        self._length = 0  # committed rows
 
-    def add(self, layer: WindowedLayer) -> None:
-        """Take in a layer, the first time that it comes to its turn."""
+    def add(self, layer: OffloadedLayer) -> None:
+        """Register a layer when it first runs."""
         self._layers.append(layer)
 
-    def enter(self, layer: WindowedLayer) -> None:
-        """Make it the turn of a layer: its rows are in a window, and its stores are views of that."""
+    def enter(self, layer: OffloadedLayer) -> None:
+        """Make `layer` current: load its rows into a window and bind views of it as the layer's stores."""
         if self._running and self._held[self._now] is layer:
             return
         window = self._held.index(layer) if layer in self._held else 1 - self._now
@@ -144,40 +146,40 @@ class CacheWindows:
         if following is not layer:
             self._bring(1 - window, following, self._length)
 
-    def keep(self, layer: WindowedLayer, start: int, end: int) -> None:
-        """Copy rows [start, end) that a layer has appended to RAM."""
+    def keep(self, layer: OffloadedLayer, start: int, end: int) -> None:
+        """Copy a layer's appended rows [start, end) from its window to RAM."""
         _copy_rows(layer.home, self._views(self._now, layer), start, end)
 
-    def cut(self, length: int) -> None:
-        """Keep `length` rows of every layer; the next pass begins."""
+    def truncate(self, length: int) -> None:
+        """Keep `length` rows of every layer, and end the current pass."""
         self._length, self._running = length, False
         self._loaded = [min(loaded, length) for loaded in self._loaded]
 
     def forget(self) -> None:
-        """Whatever the windows hold, it is copied again."""
+        """Discard the contents of the windows, so that rows are copied again."""
         self._held, self._running = [None, None], False
 
     def settle(self) -> None:
-        """Wait until what layers have appended is in RAM."""
+        """Wait until all appended rows are in RAM."""
         if self._copies is not None:
             torch.cuda.current_stream(self.device).synchronize()
 
     def finish(self) -> None:
-        """Wait until nothing is copied any more, in either direction, before the memory is given back.
+        """Wait for all copies in both directions to end, before the memory is freed.
 
-        The rows of the next layer may be on their way to a window, and no pass waits for those that it does
-        not come to: they would be written to memory that is another's by then.
+        The copy of the next layer's rows to a window may still be running if the pass ended early. It would
+        write to memory that may already be reused.
         """
         if self._copies is not None:
             self.settle()
             self._copies.synchronize()
 
-    def _bring(self, window: int, layer: WindowedLayer, rows: int) -> None:
-        """Copy what is missing of the first `rows` rows of a layer, behind all that is launched by now."""
+    def _bring(self, window: int, layer: OffloadedLayer, rows: int) -> None:
+        """Copy the missing rows of a layer's first `rows` rows, after all work launched so far."""
         start = self._loaded[window] if self._held[window] is layer else 0
         if self._held[window] is layer and start >= rows:
             return
-        self._held[window] = None  # until all of it has been launched
+        self._held[window] = None  # until the whole copy has been launched
         views = self._views(window, layer)
         if self._copies is None:
             _copy_rows(views, layer.home, start, rows)
@@ -188,8 +190,8 @@ class CacheWindows:
                 self._ready[window] = self._copies.record_event()
         self._held[window], self._loaded[window] = layer, max(start, rows)
 
-    def _views(self, window: int, layer: WindowedLayer) -> dict[str, torch.Tensor]:
-        """The window as stores of a layer, each like its home."""
+    def _views(self, window: int, layer: OffloadedLayer) -> dict[str, torch.Tensor]:
+        """Return views of a window as a layer's stores, with the shapes and dtypes of those in RAM."""
         views, end = dict[str, torch.Tensor](), 0
         for name, home in layer.home.items():
             start = -(-end // ALIGNED) * ALIGNED
@@ -203,7 +205,7 @@ class CacheWindows:
 
 
 def _copy_rows(to: dict[str, torch.Tensor], source: dict[str, torch.Tensor], start: int, end: int) -> None:
-    """Rows [start, end) of each store [1, heads, C, D], in pieces without gaps."""
+    """Copy rows [start, end) of each store [1, heads, C, D] in contiguous pieces."""
     for name, store in source.items():
         step = max(PIECE // max(store.shape[3] * store.element_size(), 1), 1)
         for head in range(store.shape[1]):

@@ -1,8 +1,7 @@
-"""The folder that a pack is to be made in, and what is there before: another pack, or one that is unfinished.
+"""Folder of a pack, and detection of an existing or partial pack in it.
 
-An unfinished pack outlives the process that makes it. Its folder holds the files that are finished, each
-whole, and the manifest of these. What makes it a model, config.json and the index, comes last; then it is
-renamed.
+A partial pack is kept when its process ends. Its folder has the finished files and their manifest. The index
+and config.json, which make the folder a model, are written last; then the folder is renamed.
 """
 
 import hashlib
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint import Checkpoint
-from offspec.checkpoint.checksum import FileSum, damage, sum_of
+from offspec.checkpoint.checksum import FileChecksum, checksum_of, find_damage
 from offspec.checkpoint.folder import CONFIG, INDEX, TEXT_FILES, open_folder
 from offspec.checkpoint.pack_manifest import (
     MANIFEST,
@@ -29,10 +28,17 @@ from offspec.checkpoint.pack_manifest import (
     read_manifest,
 )
 from offspec.checkpoint.safetensors import read_header
-from offspec.core.cache_dir import PACKED, cache_root, claim_folder, folder_of
+from offspec.core.cache_dir import PACKED, cache_folder, cache_root, lock_folder
 from offspec.core.errors import CheckpointError, RequestError
 from offspec.core.events import Event, Notice
-from offspec.core.files import disk_full, reading, real_path, sync_folder, write_file, writing
+from offspec.core.files import (
+    as_disk_full_error,
+    as_read_error,
+    as_write_error,
+    real_path,
+    sync_folder,
+    write_atomic,
+)
 from offspec.core.progress import ByteProgress
 from offspec.model.quantize.pack.contents import FileContents
 
@@ -43,46 +49,52 @@ Notify = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class PackLocation:
-    """Where a pack is to be. cached: under a name that only a pack of the same origin has."""
+    """Folder of a pack. `cached`: whether its name is unique to packs of the same origin."""
 
     folder: Path
     cached: bool
 
     @classmethod
     def of(cls, out: Path | None, origin: Origin, cache_dir: Path | None) -> "PackLocation":
-        """`out`, or a place in the cache. Raises RequestError where no folder can be renamed to `out`."""
+        """Return the location `out`, or one in the cache. Raises RequestError if `out` cannot be a folder."""
         if out is not None:
             folder = real_path(Path(os.path.expanduser(out)))
             if not folder.name or os.path.ismount(folder):
-                raise RequestError(f"`out` {folder} is the root of a disk: name a folder in it")
+                raise RequestError(f"`out` {folder} is the root of a disk; use a folder in it")
             return cls(folder, cached=False)
         seen = repr((VERSION, origin.fingerprint, origin.format)).encode()
         key = f"{origin.format}-{hashlib.sha256(seen).hexdigest()[:16]}"
-        return cls(folder_of(cache_root(cache_dir) / PACKED, Path(origin.model).stem, key), cached=True)
+        return cls(cache_folder(cache_root(cache_dir) / PACKED, Path(origin.model).stem, key), cached=True)
 
     @property
     def partial(self) -> Path:
-        """The folder of an unfinished pack."""
+        """Folder of a partial pack."""
         return self.folder.with_name(f".{self.folder.name}.packing")
 
     @property
     def setting(self) -> str:
-        """What names another place."""
+        """Setting that chooses another location."""
         return "OFFSPEC_CACHE" if self.cached else "`out`"
 
-    def claimed(self, notify: Notify) -> AbstractContextManager[None]:
-        """No other process makes this pack in the block. Raises CheckpointError where it cannot write."""
-        waiting = Notice(f"another process is making {self.folder}: waiting for it")
-        return claim_folder(self.folder, lambda: notify(waiting), f"name another folder by {self.setting}")
+    def lock(self, notify: Notify) -> AbstractContextManager[None]:
+        """Keep other processes from making this pack in the block. Raises CheckpointError if not writable."""
+        waiting = Notice(f"waiting for another process that is making {self.folder}")
+        return lock_folder(self.folder, lambda: notify(waiting), f"use another folder with {self.setting}")
 
     def writing(self) -> AbstractContextManager[None]:
-        """Turn an OSError into CheckpointError; for blocks that convert what they read elsewhere."""
-        return writing(self.folder.parent, f"name another folder by {self.setting}")
+        """Raise an OSError inside the block as CheckpointError; read errors must be handled elsewhere."""
+        return as_write_error(self.folder.parent, f"use another folder with {self.setting}")
 
-    def there(self, origin: Origin, again: bool, notify: Notify) -> Manifest | None:
-        """The manifest of a pack that is there and whole; a damaged one becomes an unfinished one.
+    def find_existing(self, origin: Origin, again: bool, notify: Notify) -> Manifest | None:
+        """Return the manifest of an existing, complete pack; turn a damaged pack into a partial one.
 
-        Raises RequestError where the folder is something else, or cannot be known to be this pack.
+        Args:
+            origin: Origin of the pack.
+            again: Whether to check the contents of all weight files.
+            notify: Receives LoadProgress and Notice events.
+
+        Raises:
+            RequestError: The folder is not a pack, or not known to be this pack.
         """
         if self._is_free():
             return None
@@ -91,15 +103,17 @@ class PackLocation:
             if not manifest.origin.matches(origin):
                 other = f"{quoted(manifest.origin.model)} in {manifest.origin.format}"
                 raise RequestError(
-                    f"{self.folder} holds a pack of {other}, or of that model as it was before: name another "
-                    "folder by `out`, or remove this one"
+                    f"{self.folder} already has a pack of {other}, possibly of older files of that model; "
+                    "use another folder with `out`, or remove this one"
                 )
             if self._opens():
-                # Of weights alone: the other files are checked on opening.
-                sums = {name: file.sum for name, file in manifest.files.items()}
-                if not again or not any(damaged(self.folder, sums, f"checking {self.folder.name}", notify)):
+                # Only of weights: the other files are checked on opening.
+                sums = {name: file.checksum for name, file in manifest.files.items()}
+                if not again or not any(
+                    find_damaged_files(self.folder, sums, f"checking {self.folder.name}", notify)
+                ):
                     return manifest
-        notify(Notice(f"{self.folder} was damaged: what is wrong in it is made again"))
+        notify(Notice(f"{self.folder} is damaged; its damaged files are made again"))
         with self.writing():
             shutil.rmtree(self.partial, ignore_errors=True)
             os.rename(self.folder, self.partial)
@@ -113,14 +127,14 @@ class PackLocation:
         return True
 
     def _is_free(self) -> bool:
-        """Whether there is nothing, or an empty folder."""
+        """Return whether the folder does not exist or is empty."""
         try:
             return not any(self.folder.iterdir())
         except FileNotFoundError:
             return True
         except NotADirectoryError:
             raise RequestError(
-                f"{self.folder} exists and is no folder: name another by {self.setting}"
+                f"{self.folder} exists and is not a folder; use another one with {self.setting}"
             ) from None
         except OSError as error:
             raise CheckpointError(
@@ -128,9 +142,11 @@ class PackLocation:
             ) from error
 
     def _manifest(self) -> Manifest | None:
-        """Of the pack that is there; None for one in the cache that cannot be read."""
+        """Return the manifest of the existing pack; None if it is in the cache and cannot be read."""
         if not os.path.lexists(self.folder / MANIFEST) and not self.cached:
-            raise RequestError(f"{self.folder} exists and is no pack: name another folder by {self.setting}")
+            raise RequestError(
+                f"{self.folder} exists and is not a pack; use another folder with {self.setting}"
+            )
         try:
             return read_manifest(self.folder)
         except CheckpointError as error:
@@ -139,10 +155,10 @@ class PackLocation:
             raise RequestError(str(error)) from error
 
 
-class Unfinished:
-    """Takes up what an earlier run has finished of the same pack; `files` are those, by name.
+class PartialPack:
+    """Partial pack that resumes from the finished files of an earlier run, `files` by name.
 
-    Of another pack nothing is kept. A file whose checksum is wrong is not kept either.
+    Files of another pack, and files with a wrong checksum, are not kept.
     """
 
     def __init__(
@@ -150,31 +166,31 @@ class Unfinished:
     ) -> None:
         self.folder, self.origin = folder, origin
         self.files: dict[str, PackedFile] = {}
-        with disk_full(folder):
+        with as_disk_full_error(folder):
             folder.mkdir(exist_ok=True)
         for left in folder.glob(".*.partial"):
             left.unlink(missing_ok=True)
         wanted = {file.name for file in contents}
         found = {name: file for name, file in self._before(notify).items() if name in wanted}
         if found:
-            sums = {name: file.sum for name, file in found.items()}
-            wrong = dict(damaged(folder, sums, "checking what is finished", notify))
+            sums = {name: file.checksum for name, file in found.items()}
+            wrong = dict(find_damaged_files(folder, sums, "checking finished files", notify))
             self.files = {name: file for name, file in found.items() if name not in wrong}
 
     def _before(self, notify: Notify) -> dict[str, PackedFile]:
-        """What the manifest of an earlier run lists, if that was of this pack."""
+        """Return the files in the manifest of an earlier run, if it made the same pack."""
         if not (self.folder / MANIFEST).exists():
             return {}
         try:
             manifest = read_manifest(self.folder)
         except CheckpointError:
-            notify(Notice(f"what was begun in {self.folder} cannot be read: the pack is begun anew"))
+            notify(Notice(f"the partial pack in {self.folder} cannot be read; starting again"))
             self._clear()
             return {}
         if manifest.origin.matches(self.origin):
             return dict(manifest.files)
         before = f"{quoted(manifest.origin.model)} in {manifest.origin.format}"
-        notify(Notice(f"an unfinished pack of {before}, of another state of the files, is dropped"))
+        notify(Notice(f"discarding a partial pack of {before}, made from other files"))
         self._clear()
         return {}
 
@@ -183,49 +199,49 @@ class Unfinished:
         self.folder.mkdir()
 
     def add(self, name: str, file: PackedFile) -> None:
-        """A file is finished. Raises DiskFullError."""
+        """Record a finished file in the manifest. Raises DiskFullError."""
         files = {**self.files, name: file}
-        write_file(self.folder / MANIFEST, Manifest(self.origin, files).to_text().encode())
+        write_atomic(self.folder / MANIFEST, Manifest(self.origin, files).to_text().encode())
         self.files = files
 
     def finish(self, source: Checkpoint, folder: Path) -> Manifest:
-        """Write what else a model folder has, and rename it. Raises DiskFullError, CheckpointError."""
-        texts = dict[str, FileSum]()
+        """Write the other files of a model folder, and rename it. Raises DiskFullError or CheckpointError."""
+        texts = dict[str, FileChecksum]()
 
         def write(name: str, data: bytes) -> None:
-            write_file(self.folder / name, data)
-            texts[name] = sum_of(data)
+            write_atomic(self.folder / name, data)
+            texts[name] = checksum_of(data)
 
         for file in _texts(source.folder):
-            with reading(file):
+            with as_read_error(file):
                 data = file.read_bytes()
             write(file.name, data)
         tensors = {name: list(read_header(self.folder / name)[0]) for name in self.files}
         index = {
-            "metadata": {"total_size": sum(file.sum.size for file in self.files.values())},
+            "metadata": {"total_size": sum(file.checksum.size for file in self.files.values())},
             "weight_map": {tensor: name for name, of in tensors.items() for tensor in of},
         }
         write(INDEX, _json(index))
-        # The model's configuration, which says that these weights are not ordinary ones.
+        # The model's configuration, with an entry for the quantization of these weights.
         kept = {key: value for key, value in source.config.items() if key not in ("dtype", "torch_dtype")}
         method = {"quant_method": METHOD, "format": self.origin.format}
         config = _json({**kept, "dtype": "bfloat16", "quantization_config": method})
-        manifest = Manifest(self.origin, self.files, {**texts, CONFIG: sum_of(config)})
-        write_file(self.folder / MANIFEST, manifest.to_text().encode())
-        write_file(self.folder / CONFIG, config)
+        manifest = Manifest(self.origin, self.files, {**texts, CONFIG: checksum_of(config)})
+        write_atomic(self.folder / MANIFEST, manifest.to_text().encode())
+        write_atomic(self.folder / CONFIG, config)
         sync_folder(self.folder)
         os.rename(self.folder, folder)
         return manifest
 
     def remove(self) -> None:
-        """Keep nothing."""
+        """Delete the partial pack."""
         self.files = {}
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _texts(folder: Path) -> list[Path]:
-    """What a model has beside its weights and what is written for a pack."""
-    with reading(f"the folder {folder}"):
+    """Return the model's other files, without weights and the files written for a pack."""
+    with as_read_error(f"the folder {folder}"):
         return sorted(
             file
             for file in folder.iterdir()
@@ -240,12 +256,12 @@ def _json(value: dict[str, Any]) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
-def damaged(
-    folder: Path, files: Mapping[str, FileSum], stage: str, notify: Notify, *, thorough: bool = False
+def find_damaged_files(
+    folder: Path, files: Mapping[str, FileChecksum], stage: str, notify: Notify, *, thorough: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Names of files that have not the checksums they should have, and how they differ; `damage` for each."""
+    """Yield the names of files with a wrong checksum, each with the difference found by `find_damage`."""
     progress = ByteProgress(stage, sum(expected.size for expected in files.values()), notify)
     for number, (name, expected) in enumerate(files.items(), 1):
         progress.detail = f"file {number} of {len(files)}" if thorough else ""
-        if found := damage(folder / name, expected, thorough=thorough, add=progress.add):
+        if found := find_damage(folder / name, expected, thorough=thorough, add=progress.add):
             yield name, found

@@ -1,9 +1,10 @@
-"""Attention that takes sequences one by one, in layers that take the rows of several together.
+"""Attention computed one sequence at a time, in layers that otherwise process the rows of all together.
 
-Some families do more with keys than attend to them: a latent that is cached, say, is expanded for each pass.
-That is done for each sequence, and the rest of the layer, with experts most of it, over the rows of all.
+Some model families transform keys before attending to them, for example by expanding a cached latent in each
+pass. Attention then runs per sequence. The rest of the layer, mostly experts, still runs over the rows of
+all.
 
-Letters: T rows of a sequence, R rows of all with padding behind them.
+Letters: T rows of a sequence, R rows of all sequences, followed by padding.
 """
 
 import inspect
@@ -13,19 +14,21 @@ from typing import Any
 
 import torch
 
-from offspec.model.attention import MergedContext, TreeContext, running, running_context
+from offspec.model.attention import MergedContext, TreeContext, current_context, pass_context
 from offspec.model.cache import MergedCache, TreeCache
 from offspec.model.pass_parts import map_rows
 from offspec.model.patches import wrap
 from offspec.model.row_counts import RowCounts
 
-_CACHE = "past_key_values"  # as modules call it that keep keys
+_CACHE = "past_key_values"  # parameter name in modules that use the KV cache
 
 
-def take_apart(layer: torch.nn.Module, counts: RowCounts) -> None:
-    """Have the modules of a layer that are given a cache of keys take sequences one by one.
+def attend_per_sequence(layer: torch.nn.Module, counts: RowCounts) -> None:
+    """Make a layer's modules that take a KV cache run one sequence at a time.
 
-    counts: what row counts they run at.
+    Args:
+        layer: Decoder layer to change.
+        counts: Row counts that the modules may run at.
     """
     for module in layer.modules():
         if module is not layer and _CACHE in inspect.signature(module.forward).parameters:
@@ -33,24 +36,24 @@ def take_apart(layer: torch.nn.Module, counts: RowCounts) -> None:
 
 
 def _one_by_one(forward: Callable[..., Any], counts: RowCounts, /, *args: Any, **kwargs: Any) -> Any:
-    context = running_context()
+    context = current_context()
     if not isinstance(context, MergedContext):
         return forward(*args, **kwargs)
     rows = (args[0] if args else kwargs["hidden_states"]).shape[1]
-    found, beside = list[torch.Tensor](), list[Any]()
+    found, others = list[torch.Tensor](), list[Any]()
     for sequence, (own, place) in enumerate(context.pieces(rows)):
         count = place.stop - place.start
-        turn = _Turn(sequence, own, place, counts.padded(count) - count, rows)
-        out = turn.run(forward, args, kwargs)
-        beside = [*out[1:]] if isinstance(out, tuple) else []
+        call = _SequenceCall(sequence, own, place, counts.padded(count) - count, rows)
+        out = call.run(forward, args, kwargs)
+        others = [*out[1:]] if isinstance(out, tuple) else []
         found.append((out[0] if isinstance(out, tuple) else out)[:, :count])
     joined = torch.cat([*found, found[-1][:, -1:].expand(-1, context.padding, -1)], 1)
-    return (joined, *beside) if isinstance(out, tuple) else joined
+    return (joined, *others) if isinstance(out, tuple) else joined
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
-    """Of one sequence: which of the R rows are its own, and how many copies of the last go with them."""
+class _SequenceCall:
+    """Arguments of one sequence's call: its rows of the R, and how many copies of its last row pad them."""
 
     sequence: int
     context: TreeContext
@@ -59,14 +62,14 @@ class _Turn:
     rows: int
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a module makes of the sequence's rows, with copies behind them."""
+        """Run a module on the sequence's rows, padded with copies of the last."""
         given = {name: self._own(value) for name, value in kwargs.items()}
         caches = [value for value in given.values() if isinstance(value, TreeCache)]
         padded: list[TreeContext | TreeCache] = [self.context, *caches]
         for one in padded:
             one.padding = self.padding
         try:
-            with running(self.context):
+            with pass_context(self.context):
                 return forward(*map(self._own, args), **given)
         finally:
             for one in padded:

@@ -1,4 +1,4 @@
-"""Says that numba compiles loops, which takes up to a minute the first time on a machine."""
+"""Notices about numba compiling loops, which takes up to a minute the first time on a machine."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,14 +10,14 @@ _QUIET_S = 2.0
 
 
 @contextmanager
-def tell_of_compiling(
+def notify_compilation(
     notify: Callable[[LoadProgress | Notice], None], *, wanted: bool = True
 ) -> Iterator[None]:
-    """Notify when numba starts to compile, and then how long that took; of code that is kept nothing is said.
+    """Notify when numba starts to compile, and afterwards how long it took; cached code causes no notice.
 
     Args:
-        notify: Takes LoadProgress and Notice events.
-        wanted: False where a GPU computes, which numba compiles nothing for. Default True.
+        notify: Receives LoadProgress and Notice events.
+        wanted: False if a GPU computes, for which numba compiles nothing. Default True.
     """
     if not wanted:
         yield
@@ -30,7 +30,7 @@ def tell_of_compiling(
         def on_start(self, event: object) -> None:
             if not began:
                 began.append(time.perf_counter())
-                notify(LoadProgress("Compiling loops for this processor, once", 0, 0, "steps"))
+                notify(LoadProgress("Compiling CPU kernels (once per machine)", 0, 0, "steps"))
 
         def on_end(self, event: object) -> None:
             pass
@@ -38,4 +38,4 @@ def tell_of_compiling(
     with events.install_listener("numba:run_pass", Passes()):
         yield
     if began and (seconds := time.perf_counter() - began[0]) > _QUIET_S:
-        notify(Notice(f"Compiled loops for this processor in {seconds:.0f} s; they are kept for later runs"))
+        notify(Notice(f"Compiled CPU kernels in {seconds:.0f} s; later runs reuse them"))

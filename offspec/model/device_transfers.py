@@ -1,4 +1,4 @@
-"""Rows on their way between devices, where the layers of a model are computed on more than one.
+"""Transfer of activations between devices if a model's layers are computed on more than one.
 
 Letters: T rows of a pass, H hidden size.
 """
@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from offspec.model.attention import MergedContext, TreeContext, running, running_context
+from offspec.model.attention import MergedContext, TreeContext, current_context, pass_context
 
 Layer = Callable[[torch.Tensor, tuple[Any, ...], dict[str, Any]], Any]
 
 
-class Hops:
-    """Brings what a layer takes to where it is computed, and its rows to where the next one is.
+class DeviceTransfers:
+    """Moves each layer's inputs to its device, and its output to the next layer's device.
 
-    What several layers take, as positions and masks, is brought once a pass.
+    Inputs shared by several layers, such as positions and masks, are moved once per pass.
 
     Args:
-        places: Where each layer is computed.
-        home: Where the model's other parts are.
-        cpu_mode: Entered around layers on a CPU, where some of torch's own functions would not do.
+        places: Compute device of each layer.
+        home: Device of the rest of the model.
+        cpu_mode: Mode entered around CPU layers, which replaces torch functions that give a row other bits.
     """
 
     def __init__(
@@ -31,46 +31,46 @@ class Hops:
     ) -> None:
         self.home = home
         self.places, self._cpu_mode = tuple(places), cpu_mode
-        self._pass: TreeContext | None = None  # that everything below belongs to
+        self._pass: TreeContext | None = None  # that `_brought` belongs to
         self._brought: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def run(
         self, index: int, layer: Layer, hidden: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What `layer` makes of hidden states [..., T, H], with these where the layer behind it will be."""
-        place, context = self.places[index], running_context()
+        """Run `layer` on hidden states [..., T, H]; return its output on the next layer's device."""
+        place, context = self.places[index], current_context()
         if context is None or context is not self._pass:
             self.forget()
-            assert not isinstance(context, MergedContext), "a layer hops with all parts of a pass"
+            assert not isinstance(context, MergedContext), "sequences must be merged after the transfer"
             self._pass = context
-        args, kwargs = self.bring(args, place), self.bring(dict(kwargs), place)
+        args, kwargs = self.to_device(args, place), self.to_device(dict(kwargs), place)
         with self._on(place):
             out = layer(hidden.to(place), args, kwargs)
         after = self.places[index + 1] if index + 1 < len(self.places) else self.home
         return (out[0].to(after), *out[1:]) if isinstance(out, tuple) else out.to(after)
 
     def forget(self) -> None:
-        """Let go of what was brought."""
+        """Release the tensors moved for the current pass."""
         self._pass = None
         self._brought.clear()
 
-    def bring(self, value: Any, place: torch.device) -> Any:
-        """The same on a device. A dictionary stays the same object: layers may leave things in it."""
+    def to_device(self, value: Any, place: torch.device) -> Any:
+        """Move a value recursively. Updates dictionaries in place, because layers store values in them."""
         if isinstance(value, torch.Tensor):
             return value if value.device == place else self._tensor(value, place)
         if isinstance(value, TreeContext):
             return value.on(place)
         if type(value) in (tuple, list):
-            return type(value)(self.bring(item, place) for item in value)
-        if isinstance(value, MutableMapping):  # transformers has one of its own for keys that layers share
-            value.update({name: self.bring(item, place) for name, item in value.items()})
+            return type(value)(self.to_device(item, place) for item in value)
+        if isinstance(value, MutableMapping):  # includes transformers' own class for keys shared by layers
+            value.update({name: self.to_device(item, place) for name, item in value.items()})
         return value
 
     @contextmanager
     def _on(self, place: torch.device) -> Iterator[None]:
         with ExitStack() as stack:
             if self._pass is not None:
-                stack.enter_context(running(self._pass.on(place)))
+                stack.enter_context(pass_context(self._pass.on(place)))
             if place.type == "cuda":
                 stack.enter_context(torch.cuda.device(place))  # where Triton launches its kernels
             elif self._cpu_mode is not None:
@@ -92,13 +92,13 @@ def move_buffers(
     places: Sequence[torch.device],
     home: torch.device,
 ) -> None:
-    """Move buffers of layers to where those are computed, all others to `home`.
+    """Move each layer's buffers to its compute device and all other buffers to `home`.
 
     Args:
-        model: The model with these layers.
+        model: Model that contains the layers.
         layers: Decoder layers.
-        places: Where each layer is computed.
-        home: Where the model's other parts are.
+        places: Compute device of each layer.
+        home: Device of the rest of the model.
     """
     layer_places = zip(places, layers, strict=True)
     place_of = {id(module): place for place, layer in layer_places for module in layer.modules()}

@@ -1,4 +1,4 @@
-"""The routed experts of a model taken apart from its layers, to be read when they are asked for."""
+"""Routed experts of a model, separated from its layers for on-demand loading."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,29 +8,29 @@ from typing import Any
 import torch
 
 from offspec.checkpoint.tensors import Weight, can_slice, slice_of
-from offspec.model.expert_unit import ExpertUnit, OneExpert, realised
-from offspec.model.experts import ExpertsBeside, is_experts, parameter_names
+from offspec.model.expert_unit import ExpertUnit, SingleExpertModel, materialize_with_views
+from offspec.model.experts import ExpertDevice, is_experts, parameter_names
 from offspec.model.weights import WeightRecipe
-from offspec.stream.device_experts import DeviceExpertStore
+from offspec.stream.device_expert_store import DeviceExpertStore
 from offspec.stream.expert_store import ExpertStore
 
-Recipe = Callable[[int], WeightRecipe]  # of some parameters, for one expert by its number
+Recipe = Callable[[int], WeightRecipe]  # expert number -> recipe for some of its parameters
 AnyExpertStore = ExpertStore | DeviceExpertStore
 
 
 @dataclass(frozen=True)
 class ExpertModule:
-    """The routed experts of one module.
+    """Routed experts of one module.
 
     Args:
-        model: As `OneExpert` shows it.
-        module: Of transformers, which asks `run_experts`.
-        layer: Its layer's number.
-        name: Of the layer's unit, with the module's number where there are several.
-        recipes: Of its parameters.
+        model: Model with single-expert parameters.
+        module: transformers module that calls `run_experts`.
+        layer: Number of the module's layer.
+        name: Name of the layer's unit, with the module's number if the layer has several.
+        recipes: Recipes for the parameters of an expert.
     """
 
-    model: OneExpert
+    model: SingleExpertModel
     module: Any
     layer: int
     name: str
@@ -38,7 +38,7 @@ class ExpertModule:
 
     @cached_property
     def units(self) -> list[ExpertUnit]:
-        """By expert."""
+        """Units of the experts, by expert number."""
         return [
             ExpertUnit(self.model, f"{self.name}, expert {expert}", [of(expert) for of in self.recipes])
             for expert in range(self.module.num_experts)
@@ -46,114 +46,119 @@ class ExpertModule:
 
     @property
     def is_packed(self) -> bool:
-        """Whether any of their weights has to be unpacked."""
+        """Whether any expert weight must be unpacked."""
         return any(recipe(0).is_packed for recipe in self.recipes)
 
 
 class RoutedExperts:
-    """All routed experts of a model that can be read one by one; there may be none."""
+    """All routed experts of a model that can be read one by one; may be empty."""
 
     def __init__(self, modules: Sequence[ExpertModule]) -> None:
         self.modules = tuple(modules)
 
     @cached_property
     def units(self) -> list[ExpertUnit]:
-        """Those of all modules."""
+        """Units of all modules' experts."""
         return [unit for module in self.modules for unit in module.units]
 
     @property
     def groups(self) -> list[int]:
-        """Of each unit the number of its module."""
+        """Module number of each unit."""
         return [place for place, module in enumerate(self.modules) for _ in range(module.module.num_experts)]
 
     @property
     def layers(self) -> frozenset[int]:
-        """Layers that have any."""
+        """Layers with routed experts."""
         return frozenset(module.layer for module in self.modules)
 
     @property
     def count(self) -> int:
-        """How many there are in all."""
+        """Total number of experts."""
         return sum(module.module.num_experts for module in self.modules)
 
     @cached_property
     def slot_bytes(self) -> int:
-        """Bytes of the largest; 0 where there are none."""
+        """Bytes of the largest expert; 0 if there are none."""
         return max((unit.layout.nbytes for unit in self.units), default=0)
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes that all of them take on disk."""
+        """Total bytes of all experts on disk."""
         return sum(unit.layout.nbytes for unit in self.units)
 
     @cached_property
     def copied_bytes(self) -> int:
-        """Bytes that are allocated while one runs, at most."""
+        """Maximum bytes allocated while one expert runs."""
         return max((module.units[0].copied_bytes for module in self.modules), default=0)
 
 
-class ExpertFetch:
-    """The experts of one module out of a store of all.
+class ModuleExpertStore:
+    """View of a store of all experts for the experts of one module.
 
     Args:
-        store: Of the units of all modules.
-        module: Whose experts these are.
-        first: The number of its first unit.
+        store: Store of the units of all modules.
+        module: Module of the experts.
+        first: Number of the module's first unit.
     """
 
     def __init__(self, store: AnyExpertStore, module: ExpertModule, first: int) -> None:
         self._store, self._module, self._first = store, module, first
-        self._views: dict[int, tuple[int, dict[str, torch.Tensor]]] = {}  # by expert, and where it was
+        self._views: dict[int, tuple[int, dict[str, torch.Tensor]]] = {}  # offset of the slot, parameters
 
     def fetch(
         self, experts: Sequence[int], counts: Sequence[int], rows: int
     ) -> Iterator[tuple[int, Mapping[str, torch.Tensor]]]:
-        """See `ExpertSource`. Raises what `ExpertStore.fetch` raises."""
+        """Fetch experts as an `ExpertSource`. Raises the errors of `ExpertStore.fetch`."""
         for unit, memory in self._store.fetch([self._first + expert for expert in experts], counts, rows):
             expert = unit - self._first
             yield expert, self._made(expert, memory)
 
     def _made(self, expert: int, memory: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Making views takes longer than a small product, so they are kept while their slot is the same."""
-        place, made = self._views.get(expert, (-1, {}))  # all slots are of one memory
+        """Return an expert's parameters, cached by slot: making views is slower than a small product."""
+        place, made = self._views.get(expert, (-1, {}))  # all slots are in one allocation
         if place == memory.storage_offset():
             return made
-        made = self._module.units[expert].made(memory)
+        made = self._module.units[expert].make_parameters(memory)
         slot = memory.untyped_storage().data_ptr()
         if all(tensor.untyped_storage().data_ptr() == slot for tensor in made.values()):
             self._views[expert] = int(memory.storage_offset()), made
         return made
 
 
-def attach(experts: RoutedExperts, store: AnyExpertStore | None, beside: ExpertsBeside | None = None) -> None:
-    """Have all modules ask the store, or nobody where it is None.
+def attach_expert_store(
+    experts: RoutedExperts, store: AnyExpertStore | None, expert_device: ExpertDevice | None = None
+) -> None:
+    """Make all modules fetch their experts from a store, or detach them if it is None.
 
-    beside: where they are computed, if not where their layers are. Default None.
+    Args:
+        experts: Routed experts of the model.
+        store: Store of all experts, or None.
+        expert_device: Compute device of the experts. Default: the devices of their layers.
     """
     first = 0
     for found in experts.modules:
-        found.module.source = ExpertFetch(store, found, first).fetch if store is not None else None
-        found.module.beside = beside
+        found.module.source = ModuleExpertStore(store, found, first).fetch if store is not None else None
+        found.module.expert_device = expert_device
         first += found.module.num_experts
 
 
 def split_experts(
     model: Any, layers: Sequence[Sequence[WeightRecipe]], layer_of: Callable[[str], int | None]
 ) -> tuple[list[list[WeightRecipe]], list[ExpertModule]]:
-    """The recipes of each layer without its routed experts, and those experts.
+    """Return each layer's recipes without its routed experts, and the modules of these experts.
 
-    Experts that cannot be made one by one stay with their layer.
+    Experts that cannot be made one by one stay in their layer.
     """
     dense, found = [list(recipes) for recipes in layers], list[ExpertModule]()
-    one = OneExpert(model)
+    one = SingleExpertModel(model)
     for path, module in model.named_modules():
         layer = layer_of(path + ".") if is_experts(module) else None
         if layer is None or module.num_experts < 2:
             continue
         names = {f"{path}.{name}" for name in parameter_names(module)}
         own = [recipe for recipe in dense[layer] if names.issuperset(recipe.names)]
-        apart = [_apart(recipe, module.num_experts, one) for recipe in own]
-        recipes = tuple(recipe for recipe in apart if recipe is not None)
+        single = [_single_recipe(recipe, module.num_experts, one) for recipe in own]
+        recipes = tuple(recipe for recipe in single if recipe is not None)
         if {name for recipe in own for name in recipe.names} != names or len(recipes) < len(own):
             continue
         before = sum(other.layer == layer for other in found)
@@ -163,8 +168,8 @@ def split_experts(
     return dense, found
 
 
-def _apart(recipe: WeightRecipe, experts: int, model: OneExpert) -> Recipe | None:
-    """The recipe for one expert alone; None where there can be none."""
+def _single_recipe(recipe: WeightRecipe, experts: int, model: SingleExpertModel) -> Recipe | None:
+    """Return the recipe for a single expert, or None if experts cannot be separated."""
     by_pattern: dict[str, list[Weight]] = {}
     for weight, pattern in recipe.sources:
         by_pattern.setdefault(pattern, []).append(weight)
@@ -172,16 +177,16 @@ def _apart(recipe: WeightRecipe, experts: int, model: OneExpert) -> Recipe | Non
         stacked = len(weights) == 1 and can_slice(weights[0]) and weights[0].shape[0] == experts
         if len(weights) != experts and not stacked:
             return None
-    made = partial(_alone, recipe, by_pattern)
+    made = partial(_recipe_for, recipe, by_pattern)
     try:
         sources = {weight.name: torch.empty(weight.shape, device="meta") for weight, _ in made(0).sources}
-        shapes = [tensor.shape for tensor in realised(made(0), sources, model)]
+        shapes = [tensor.shape for tensor in materialize_with_views(made(0), sources, model)]
     except (ValueError, RuntimeError, KeyError, IndexError):  # an operation over all experts
         return None
     return made if shapes == [model.get_parameter(name).shape for name in recipe.names] else None
 
 
-def _alone(recipe: WeightRecipe, by_pattern: Mapping[str, list[Weight]], expert: int) -> WeightRecipe:
+def _recipe_for(recipe: WeightRecipe, by_pattern: Mapping[str, list[Weight]], expert: int) -> WeightRecipe:
     sources = tuple(
         (slice_of(weights[0], expert) if len(weights) == 1 else weights[expert], pattern)
         for pattern, weights in by_pattern.items()

@@ -1,4 +1,4 @@
-"""What is computed on: the CPU, or a CUDA device with memory of its own and a limit of it."""
+"""Compute devices: the CPU, or CUDA devices with a memory limit."""
 
 import os
 import sys
@@ -8,23 +8,23 @@ import torch
 
 from offspec.core.config import AUTO
 from offspec.core.errors import CapacityError, RequestError
-from offspec_kernels.backend import VARIABLE, choose_backend, refusal
+from offspec_kernels.backend import VARIABLE, choose_backend, triton_disabled_reason
 from offspec_kernels.errors import ArgumentError, PathError
 from offspec_planners.measure import gpu
 from offspec_planners.units import format_bytes
 
-# What a process takes on a CUDA device before its first tensor, which torch's allocator does not count.
+# Bytes of the CUDA context and libraries, which torch's allocator does not count.
 RUNTIME = 700_000_000
 
-# What it does count and no plan does: work space of libraries, up to 32 MiB for each of two streams; and what
-# is set aside and not in use, up to 115 MB in tests/plan/test_device_memory.py.
+# Bytes that the allocator counts and no plan does: library workspaces, up to 32 MiB for each of two streams,
+# and reserved but unused memory, up to 115 MB in tests/plan/test_device_memory.py.
 SLACK = 192_000_000
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name, a CUDA device with its index: "cuda" is cuda:0.
+    """Return the device with a name, CUDA devices with their index: "cuda" is cuda:0.
 
-    Raises RequestError, also for OFFSPEC_KERNELS that cannot run on it.
+    Raises RequestError, also if the kernels selected by OFFSPEC_KERNELS cannot run on it.
     """
     try:
         device = torch.device(name)
@@ -47,10 +47,10 @@ def find_device(name: str) -> torch.device:
 
 
 def _use_expandable_segments() -> None:
-    """Have torch's allocator grow segments instead of making new ones, unless the user set it up otherwise.
+    """Make torch's allocator grow its segments instead of adding new ones, unless the user configured it.
 
-    A free block between two that are in use can then not make the memory that is set aside outgrow what is
-    asked for by much. Where the driver cannot do it, torch goes on as before.
+    Free blocks between used ones then cannot make reserved memory much larger than allocated memory. If the
+    driver does not support this, torch ignores the setting.
     """
     given = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     if sys.platform != "linux" or "expandable_segments" in given or "backend" in given:
@@ -60,32 +60,36 @@ def _use_expandable_segments() -> None:
 
 
 def missing_kernels(device: torch.device) -> str | None:
-    """What the user should know of a CUDA device that runs none of our kernels; None where it does."""
-    if device.type != "cuda" or os.environ.get(VARIABLE) or (reason := refusal(device)) is None:
+    """Return a warning if a CUDA device cannot run offspec's kernels, else None."""
+    if (
+        device.type != "cuda"
+        or os.environ.get(VARIABLE)
+        or (reason := triton_disabled_reason(device)) is None
+    ):
         return None
-    return f"{device} computes with torch's own operations, which takes longer: {reason}"
+    return f"{device} uses torch's own operations, which are slower than offspec's kernels: {reason}"
 
 
 def find_devices(names: str) -> tuple[torch.device, ...]:
-    """The devices of these names, joined by commas; the first has what is no layer. "all": every GPU.
+    """Return the devices of comma-separated names; the first holds everything but layers. "all": every GPU.
 
-    Raises RequestError, as `find_device`, and for a device that is named twice, or a CPU beside others.
+    Raises RequestError, as `find_device` does, for duplicate devices, or for the CPU together with GPUs.
     """
     if names == "all":
         first = find_device("cuda")
         return tuple(torch.device(first.type, index) for index in range(torch.cuda.device_count()))
     found = tuple(map(find_device, names.split(",")))
     if len(set(found)) < len(found):
-        raise RequestError(f'`device="{names}"` names a device twice; once is enough')
+        raise RequestError(f'`device="{names}"` names a device twice')
     if len(found) > 1 and any(device.type == "cpu" for device in found):
         raise RequestError(
-            "`device` takes the CPU alone: for layers on it beside a GPU there is `cpu_layers`"
+            "`device` cannot combine the CPU with GPUs; to compute layers on the CPU, use `cpu_layers`"
         )
     return found
 
 
-def resolve(names: str) -> str:
-    """The same devices by name and index, "cuda:0,cuda:1" for "all"; "auto" is a usable GPU, else the CPU.
+def resolve_devices(names: str) -> str:
+    """Return device names with indices, "cuda:0,cuda:1" for "all"; "auto" is a usable GPU, else the CPU.
 
     Raises RequestError.
     """
@@ -95,42 +99,42 @@ def resolve(names: str) -> str:
     return ",".join(map(str, find_devices(names)))
 
 
-def described(devices: Sequence[torch.device]) -> str:
-    """Devices by the names of their cards: "NVIDIA GeForce RTX 4090 (cuda:0)", or "the CPU"."""
+def describe_devices(devices: Sequence[torch.device]) -> str:
+    """Return the devices with the names of the GPUs: "NVIDIA GeForce RTX 4090 (cuda:0)", or "the CPU"."""
     return ", ".join(
         "the CPU" if device.type == "cpu" else f"{torch.cuda.get_device_name(device)} ({device})"
         for device in devices
     )
 
 
-def claim(device: torch.device, vram: int | None) -> int | None:
-    """Bytes of device memory that may be used in all; None for the CPU, which has only RAM.
+def claim_vram(device: torch.device, vram: int | None) -> int | None:
+    """Set torch's memory limit; return the total usable bytes of device memory, or None for the CPU.
 
     Args:
-        device: The CPU, or a CUDA device.
-        vram: Memory limit in bytes, which torch is kept within. None: most of what is free.
+        device: The CPU or a CUDA device.
+        vram: Memory limit in bytes that torch must not exceed. None: most of the free memory.
 
     Raises:
-        CapacityError: The limit is more than the device has free, or less than CUDA and torch take.
+        CapacityError: The limit is more than the device's free memory, or less than CUDA and torch need.
     """
     if device.type == "cpu":
         return None
     if vram is not None and vram < RUNTIME + SLACK:
         raise CapacityError(
-            f"{format_bytes(vram)} of device memory are less than CUDA and torch take before any weight, "
-            f"{format_bytes(RUNTIME + SLACK)}; give a larger `vram`",
+            f"{format_bytes(vram)} of device memory are not enough: CUDA and torch alone need "
+            f"{format_bytes(RUNTIME + SLACK)}; use a larger `vram`",
             needed=RUNTIME + SLACK,
             given=vram,
         )
-    torch.cuda.set_device(device)  # or streams and graphs would be made on the first one
+    torch.cuda.set_device(device)  # otherwise streams and graphs would be created on the first one
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     if vram is None:
-        vram = int(0.95 * free) + RUNTIME  # which is taken by now, so not free
+        vram = int(0.95 * free) + RUNTIME  # already in use, so not counted as free
     elif vram > free + RUNTIME:
         raise CapacityError(
-            f"{format_bytes(vram)} of device memory were asked for, and {format_bytes(free)} are free; close "
-            "what else uses the device, or give a smaller `vram`",
+            f"{format_bytes(vram)} of device memory were requested, but only {format_bytes(free)} are free; "
+            "close other programs that use the device, or use a smaller `vram`",
             needed=vram,
             given=free,
         )
@@ -142,12 +146,12 @@ def claim(device: torch.device, vram: int | None) -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation was refused: torch has a class for a device that is full, and words for a CPU."""
+    """Return whether an allocation failed: torch has an error class for devices, but only a text for CPUs."""
     refused = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     return refused or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def peak_bytes(devices: Sequence[torch.device]) -> int:
-    """The most memory of GPUs held since `claim`, what was set aside included; 0 on a CPU."""
+    """Return the total peak of GPU memory since `claim_vram`, including reserved memory; 0 on a CPU."""
     gpus = [device for device in devices if device.type == "cuda"]
     return sum(RUNTIME + torch.cuda.max_memory_reserved(device) for device in gpus)

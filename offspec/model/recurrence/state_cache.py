@@ -1,4 +1,4 @@
-"""Which recurrences the layer that runs has come to, and walks of its rows with them.
+"""Cache interface of recurrent layers, and scans of the current layer's rows with its recurrences.
 
 Letters: T rows of a part, C channels, K taps, G heads of keys, H of values, D numbers of a key, E of a value.
 """
@@ -10,22 +10,22 @@ from typing import Any
 
 import torch
 
-from offspec.model.attention import running_context
+from offspec.model.attention import current_context
 from offspec.model.recurrence.paths import PartPaths, part_paths
-from offspec.model.recurrence.state import Recurrence, Rows, Update
+from offspec.model.recurrence.state import Recurrence, Rows, StateUpdate
 
 _REACHED: ContextVar[tuple[Recurrence, ...]] = ContextVar("reached", default=())
 
 
-class HoldsStates:
-    """What families ask of a cache with states. They are ours; a family is told that there is none yet."""
+class RecurrentStateCache:
+    """Cache methods that recurrent models call. States are managed by offspec; models see an empty cache."""
 
-    def reached(self, layer: int, place: int) -> tuple[Recurrence, ...]:
-        """The recurrences at a place of a layer, of each sequence whose rows run."""
+    def recurrences_at(self, layer: int, place: int) -> tuple[Recurrence, ...]:
+        """Return the recurrence at a place of a layer for each sequence in the layer call."""
         raise NotImplementedError
 
     def _reach(self, layer: int, place: int) -> None:
-        _REACHED.set(self.reached(layer, place))
+        _REACHED.set(self.recurrences_at(layer, place))
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         self._reach(layer_idx, state_idx)
@@ -50,44 +50,44 @@ class HoldsStates:
 
 
 @dataclass(frozen=True, slots=True)
-class Walks:
-    """Of the rows that run, one walk a sequence, with its own recurrence.
+class SequenceScans:
+    """Scans of the rows in a layer call, one per sequence with its own recurrence.
 
     Args:
-        rows: How many rows are no copies.
-        copies: How many copies of the last come behind them.
-        walks: Of each sequence which rows are its own, its recurrence, and how its rows follow each other.
+        rows: Number of rows without padding.
+        copies: Number of padding rows, copies of the last row.
+        scans: Range of rows, recurrence, and predecessors of the rows, for each sequence.
     """
 
     rows: int
     copies: int
-    walks: Sequence[tuple[slice, Recurrence, PartPaths]]
+    scans: Sequence[tuple[slice, Recurrence, PartPaths]]
 
     @classmethod
-    def of(cls, padded: int) -> "Walks":
-        """Of so many rows of the layer that runs, copies at their end included."""
-        context = running_context()
+    def of(cls, padded: int) -> "SequenceScans":
+        """Return the scans of the current layer call with `padded` rows, including padding."""
+        context = current_context()
         assert context is not None
-        walks = list[tuple[slice, Recurrence, PartPaths]]()
+        scans = list[tuple[slice, Recurrence, PartPaths]]()
         for (own, place), reached in zip(context.pieces(padded), _REACHED.get(), strict=True):
             assert own.end is not None
-            walks.append((place, reached, part_paths(own, own.end - place.stop + place.start, own.end)))
-        return cls(padded - context.padding, context.padding, walks)
+            scans.append((place, reached, part_paths(own, own.end - place.stop + place.start, own.end)))
+        return cls(padded - context.padding, context.padding, scans)
 
     def with_copies(self, out: torch.Tensor) -> torch.Tensor:
-        """What rows get, [rows, ...], with copies of the last behind them."""
+        """Append padding, copies of the last row, to output [rows, ...]."""
         return torch.cat([out, out[-1:].expand(self.copies, *out.shape[1:])]) if self.copies else out
 
     def convolve(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """rows [T, C], weight [C, K] to [T, C] float32."""
-        return _joined([own.convolve(rows[place], weight, bias, paths) for place, own, paths in self.walks])
+        """Convolve rows [T, C] with weight [C, K]; return [T, C] float32."""
+        return _joined([own.convolve(rows[place], weight, bias, paths) for place, own, paths in self.scans])
 
-    def scan(self, rows: Rows, query: torch.Tensor, update: Callable[[Rows], Update]) -> torch.Tensor:
-        """What rows get, [T, H, E] float32; see `Recurrence.scan`."""
+    def scan(self, rows: Rows, query: torch.Tensor, update: Callable[[Rows], StateUpdate]) -> torch.Tensor:
+        """Return the scans' output for rows, [T, H, E] float32; see `Recurrence.scan`."""
         return _joined(
             [
                 own.scan({name: kept[place] for name, kept in rows.items()}, query[place], update, paths)
-                for place, own, paths in self.walks
+                for place, own, paths in self.scans
             ]
         )
 

@@ -1,4 +1,4 @@
-"""Identity of the arithmetic of a pass: keys and values made by another one may differ in their last bits."""
+"""Fingerprint of a pass's arithmetic: KV caches computed under another may differ in their last bits."""
 
 import hashlib
 import os
@@ -13,14 +13,14 @@ import offspec_kernels
 from offspec_kernels.backend import VARIABLE
 from offspec_kernels.row_linear.brgemm import find_brgemm
 
-# All code that computes, or decides in what order.
+# All code that computes, or determines the order of computation.
 _SOURCES = (
     Path(offspec_kernels.__file__).parent,
     Path(__file__).parent,
     Path(__file__).parents[1] / "checkpoint",
 )
 _PACKAGES = ("offspec", "transformers", "numba", "llvmlite", "triton")
-# What libraries are told of instructions and precision; the rest of it is in torch's own description.
+# Settings of instructions and precision in libraries; torch's own description has all others.
 _SETTINGS = (
     VARIABLE,
     *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"),
@@ -28,11 +28,11 @@ _SETTINGS = (
 )
 
 
-def arithmetic() -> str:
+def numerics_fingerprint() -> str:
     """Return 16 hex digits that change with code, libraries, or the instructions that they use."""
     settings = [os.environ.get(name) for name in _SETTINGS]
     precision = torch.get_float32_matmul_precision()
-    # torch names its version, those of oneDNN, MKL and CUDA, and the instructions that it uses.
+    # torch's description has the versions of torch, oneDNN, MKL and CUDA, and the instruction set in use.
     parts = (
         digest_of(_SOURCES),
         torch.__config__.show(),
