@@ -1,1 +1,1 @@
-"""Where guesses come from."""
+"""Sources of draft tokens."""

@@ -1,4 +1,4 @@
-"""What every source of guesses has in common.
+"""Interfaces and data shared by all draft sources.
 
 Letters: W nodes expanded together, K children of each, V vocabulary.
 """
@@ -22,38 +22,38 @@ from offspec_planners.acceptance import Calibration
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """The likeliest children of W nodes, best first: token, log_prob (calibrated), x (raw), [W, K] each.
+    """Likeliest children of W nodes, best first: token, log_prob (calibrated) and x (raw score), [W, K] each.
 
-    drawn [W, V] float32: where the children are not the likeliest but were drawn, in this order and without
-    replacement, the scores whose softmax they were drawn from; see `offspec.draft.sampled_scorer`.
+    drawn_scores [W, V] float32: the scores whose softmax the children were drawn from, if the children were
+    drawn in this order without replacement instead of ranked; see `offspec.draft.sampled_scorer`.
     """
 
     token: NDArray[np.int64]
     log_prob: NDArray[np.float32]
     x: NDArray[np.float32]
-    drawn: torch.Tensor | None = None
+    drawn_scores: torch.Tensor | None = None
 
     @classmethod
     def none(cls, count: int) -> "Children":
-        """Nothing to say about so many nodes."""
+        """Return no children for `count` nodes."""
         nothing = np.empty((count, 0), np.float32)
         return cls(nothing.astype(np.int64), nothing, nothing)
 
     def without(self, rows: NDArray[np.bool_]) -> "Children":
-        """The same with nothing to say about some of the nodes [W]."""
+        """Return a copy with no children for the nodes marked in `rows` [W]."""
         if not rows.any():
             return self
         return replace(self, log_prob=np.where(rows[:, None], np.float32(-np.inf), self.log_prob))
 
 
-class Room:
-    """Memory that scorers of one thread may share: what lies in it is read before the next of them begins."""
+class ScoreBuffer:
+    """Memory shared by the scorers of one thread; its contents are valid until the next scorer uses it."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0)
 
     def take(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-        """[rows, columns] float32, with anything in it."""
+        """Return an uninitialized float32 tensor [rows, columns]."""
         if len(self._memory) < rows * columns or self._memory.device != device:
             self._memory = torch.empty(0)  # so that both are never there at once
             self._memory = torch.empty(rows * columns, device=device)
@@ -63,11 +63,11 @@ class Room:
 class Scorer:
     """Turns a draft's logits into the probability that the target picks each token.
 
-    x = the draft's processed logits (penalties, temperature; no filters, which would hide what the target
-    may keep) plus the noise the target will add; softmax(x / tau), corrected by the calibration's table, is
-    the estimate. noise is None for greedy decoding and for SpecExec's ranking. One buffer [W, V] in `room`
-    is kept from step to step and worked on in place: fresh memory of that size costs several times what is
-    computed in it.
+    x = the draft's processed logits (penalties and temperature; no filters, which could hide tokens that the
+    target keeps) plus the noise that the target will add. softmax(x / tau), corrected by the calibration's
+    table, is the estimate. noise is None for greedy decoding and for SpecExec's ranking. One buffer [W, V] in
+    `buffer` is reused from step to step and modified in place: allocating memory of that size costs several
+    times the computation in it.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Scorer:
         noise: GumbelNoise | None,
         calibration: Calibration,
         children: int = 32,
-        room: Room | None = None,
+        buffer: ScoreBuffer | None = None,
     ) -> None:
         self._processor = processor
         self._noise = noise
         self._children = children
         self.calibration = calibration
-        self._room = room or Room()
+        self._room = buffer or ScoreBuffer()
 
     @property
     def vocab_size(self) -> int:
@@ -91,7 +91,7 @@ class Scorer:
 
     @property
     def needs_paths(self) -> bool:
-        """Whether `children` looks at the paths it is given."""
+        """Whether `children` reads the paths it is given."""
         return self._processor.needs_paths
 
     def children(
@@ -100,16 +100,17 @@ class Scorer:
         paths: Sequence[Sequence[int]],
         positions: Sequence[int],
         depths: Sequence[int] = (0,),
-        there: torch.Tensor | None = None,
+        device_positions: torch.Tensor | None = None,
     ) -> Children:
-        """The likeliest children of W nodes.
+        """Return the likeliest children of W nodes.
 
         Args:
-            logits: [W, V] at the nodes. V may be smaller than the target's: ids beyond it are never proposed.
+            logits: Logits [W, V] at the nodes. V may be smaller than the target's: ids beyond it are never
+                proposed.
             paths: Tokens of each node's path below the root; may be empty unless `needs_paths`.
-            positions: [W], absolute, of the children.
-            depths: [W] of the nodes, or [1] of all of them; 0 is the root.
-            there: [W] int64, `positions` on the device of logits, where the caller has them there.
+            positions: Absolute positions [W] of the children.
+            depths: Depths [W] of the nodes, or [1] if all have the same; 0 is the root.
+            device_positions: `positions` [W] int64 on the device of the logits, if the caller has them there.
         """
         size = self._processor.vocab_size
         room = self._room.take(len(logits), -(-size // BLOCK) * BLOCK, logits.device)
@@ -119,43 +120,46 @@ class Scorer:
             scores,
             min(self._children, size),
             seed=None if noise is None else noise.key,
-            positions=positions if there is None or noise is None or scores.device.type == "cpu" else there,
+            positions=positions
+            if device_positions is None or noise is None or scores.device.type == "cpu"
+            else device_positions,
             tau=self.calibration.fit.tau,
             noise=None if noise is None else noise.row,
             table=None if noise is None else noise.table(positions),
-            room=room,
+            scratch=room,
         )
         token, log_prob, x = download(children.token, children.log_prob, children.relative)
-        if self._processor.closes:  # a node whose tokens are all closed is the end of its path
+        if self._processor.may_mask_tokens:  # a node whose tokens are all closed is the end of its path
             log_prob[np.isnan(log_prob[:, 0])] = -np.inf
         return Children(token=token, log_prob=self.calibration.table.apply(log_prob, depths), x=x)
 
 
-def score(
+def score_children(
     scorer: Scorer,
     logits: torch.Tensor,
     candidates: GrowingTree,
     nodes: Sequence[int],
     root: int,
-    there: torch.Tensor | None = None,
+    device_positions: torch.Tensor | None = None,
 ) -> Children:
-    """The likeliest children of W nodes by logits [W, V], below a root at this absolute position.
+    """Return the likeliest children of W nodes by logits [W, V], below a root at absolute position `root`.
 
-    there: [W] int64, the children's positions on the device of logits, where the caller has them there.
+    device_positions: the children's positions [W] int64 on the device of the logits, if the caller has them
+    there.
     """
     depths: list[int] = candidates.depth[nodes].tolist()
     paths = [candidates.path_tokens(node) for node in nodes] if scorer.needs_paths else []
-    return scorer.children(logits, paths, [root + depth + 1 for depth in depths], depths, there)
+    return scorer.children(logits, paths, [root + depth + 1 for depth in depths], depths, device_positions)
 
 
 @dataclass(frozen=True, slots=True)
-class Wants:
-    """What a drafter needs of the target's passes.
+class RequiredStates:
+    """States of the target's passes that a drafter needs.
 
     Args:
-        last: The final hidden states, behind the last norm.
-        layers: Indices of layers whose inputs it needs; the number of layers stands for the output of the
-            last one, before that norm.
+        last: The final hidden states, after the last norm.
+        layers: Indices of layers whose inputs are needed; the number of layers means the output of the last
+            layer, before the last norm.
     """
 
     last: bool = False
@@ -167,9 +171,9 @@ class Wants:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What the target made of the committed positions [start, start + n).
+    """Target states at the committed positions [start, start + n).
 
-    last [n, H], behind the last norm; inputs: of each layer that was asked for, [n, H].
+    last: final hidden states [n, H], after the last norm. inputs: inputs [n, H] of each required layer.
     """
 
     start: int
@@ -181,55 +185,60 @@ class Features:
 
 
 class Drafter(Protocol):
-    """A source of draft tokens with a cache of the committed tokens, called step by step while a tree
-    grows. wants: states of the target's passes that it needs."""
+    """A source of draft tokens with a cache of the committed tokens, called step by step while a tree grows.
+
+    required_states: states of the target's passes that the drafter needs.
+    """
 
     name: str
-    wants: Wants = Wants()
+    required_states: RequiredStates = RequiredStates()
 
     def fork(self, target: TreeCache) -> "Drafter":
-        """The same weights with a state of its own, at an empty text, for one more sequence.
+        """Return a drafter with the same weights and its own empty state, for one more sequence.
 
-        It is closed before the one that it was made of, and leaves the weights alone. target: the target's
-        cache of that sequence.
+        Close the fork before the original; closing it does not free the weights. target: the target's cache
+        of that sequence.
         """
 
-    def watch(self, look: Callable[[], None] | None) -> None:
-        """Have something called in the midst of long steps; what it raises breaks them off."""
+    def set_cancel_check(self, check_cancelled: Callable[[], None] | None) -> None:
+        """Set a function to call during long steps; an exception it raises cancels the step."""
         return  # its steps are short
 
     def start(self, ids: Sequence[int]) -> None:
-        """Catch up with the committed ids, the last of which is the root of the tree to come."""
+        """Catch up with the committed ids, the last of which is the root of the next tree."""
 
     def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
-        """The children of some nodes of the tree.
+        """Return the children of some nodes of the tree.
 
-        A node without a prediction has log-probabilities of -inf; K is 0 where none has one.
+        A node without a prediction has log-probabilities of -inf; K is 0 if no node has one.
 
         Args:
             candidates: The tree so far.
-            nodes: Ascending; the parent of each stands before it or was expanded before.
+            nodes: Node numbers, ascending; each node's parent precedes it or was expanded earlier.
             scorer: Turns logits into children.
         """
 
     def commit(self, nodes: Sequence[int]) -> None:
-        """The target accepted this path of candidates, from the root on; some it may never have expanded."""
+        """Commit the path of candidates that the target accepted, root first; some may not have been
+        expanded.
+        """
         return  # there is no cache
 
     def observe(self, features: Features) -> None:
-        """Take what a pass computed at positions that are committed now. Called after `commit`, if `wants`
-        says so."""
+        """Read the target states of newly committed positions. Called after `commit`, if `required_states`
+        is set.
+        """
         return  # it sees the tokens alone
 
-    def adopt(self) -> None:
-        """Take over what the target knows of the committed ids, where the two can share it."""
+    def adopt_target_cache(self) -> None:
+        """Take over the target's KV cache of the committed ids, if the drafter can share it."""
         return  # they share nothing
 
     def rewind(self, length: int) -> None:
-        """Forget everything behind the first `length` committed ids."""
+        """Forget everything after the first `length` committed ids."""
 
     def close(self) -> None:
-        """Free what the drafter holds."""
+        """Free the drafter's memory."""
 
 
 class Lookup(Protocol):
@@ -238,29 +247,38 @@ class Lookup(Protocol):
     name: str
 
     def fork(self) -> "Lookup":
-        """One for one more sequence: it knows the texts of earlier, and what hits were worth."""
+        """Return a lookup for one more sequence, with the earlier texts and the acceptance statistics so
+        far.
+        """
 
     def start(self, ids: Sequence[int]) -> None:
-        """Catch up with the committed ids, the last of which is the root of the tree to come."""
+        """Catch up with the committed ids, the last of which is the root of the next tree."""
 
-    def below(
-        self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
+    def continuations(
+        self,
+        path: Sequence[int],
+        noise: GumbelNoise | None,
+        max_nodes: int,
+        min_log_prob: float,
+        max_depth: int,
     ) -> Subtree:
-        """The likeliest continuations of the committed ids and a path of tokens below the root.
+        """Return the likeliest continuations of the committed ids and a path of tokens below the root.
 
         Args:
             path: Tokens below the root.
-            noise: What the target will add, where the draft shares it.
-            most: Most nodes of the subtree.
-            floor: Least log-probability of a node, from the end of the path on.
-            max_depth: Most levels of the subtree.
+            noise: Noise that the target will add, if the draft shares it.
+            max_nodes: Maximum nodes of the subtree.
+            min_log_prob: Minimum log-probability of a node, from the end of the path on.
+            max_depth: Maximum levels of the subtree.
         """
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """The target picked these tokens, from the root on, the bonus token last. Before the next `start`."""
+        """Learn from the tokens that the target picked, root first, bonus token last. Called before the
+        next `start`.
+        """
 
     def rewind(self, length: int) -> None:
-        """Forget that the committed ids go on behind the first `length`; the text may still be found."""
+        """Drop the committed ids after the first `length` as the current text; they can still be found."""
 
     def close(self) -> None:
-        """Free what is held."""
+        """Free the lookup's memory."""

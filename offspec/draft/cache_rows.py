@@ -1,4 +1,4 @@
-"""Which rows of a draft's cache belong to which nodes of a growing tree, and which of them each may see."""
+"""Mapping from nodes of a growing tree to rows of a draft's cache, and the attention mask among them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,9 +9,10 @@ from offspec.draft.growing_tree import GrowingTree
 
 
 class TreeRows:
-    """Rows in the order in which nodes were placed. Nothing is said about what lies before them.
+    """Rows in the order in which nodes were added; earlier rows of the cache are not covered.
 
-    A node sees itself and what its parent sees; one whose parent has no row here sees itself alone.
+    A node attends to itself and to the rows its parent attends to. A node whose parent has no row attends
+    only to itself.
     """
 
     def __init__(self) -> None:
@@ -23,12 +24,12 @@ class TreeRows:
 
     @property
     def sees(self) -> NDArray[np.bool_]:
-        """[R, R], for R rows: entry (i, j) is true where row i may look at row j. A view."""
+        """View [R, R] for R rows: entry (i, j) is true if row i may attend to row j."""
         rows = len(self._row_of)
         return self._sees[:rows, :rows]
 
     def place(self, candidates: GrowingTree, nodes: Sequence[int]) -> None:
-        """Give the nodes their rows, a parent before its children."""
+        """Assign rows to the nodes, parents before children."""
         needed = len(self._row_of) + len(nodes)
         if needed > len(self._sees):
             grown = np.zeros((2 * needed, 2 * needed), dtype=np.bool_)
@@ -41,13 +42,13 @@ class TreeRows:
             self._sees[row, row] = True
 
     def of(self, nodes: Sequence[int]) -> list[int]:
-        """The rows of those nodes that have one."""
+        """Return the rows of those nodes that have one."""
         return [self._row_of[node] for node in nodes if node in self._row_of]
 
-    def below(self, places: Mapping[int, int]) -> "tuple[TreeRows, list[int]]":
-        """The rows of some nodes, under other numbers, and which of these they are; ascending.
+    def subset(self, places: Mapping[int, int]) -> "tuple[TreeRows, list[int]]":
+        """Return the rows of some nodes under new numbers, and their old row numbers, ascending.
 
-        places: of nodes that have rows, the ancestors of each among them up to one, the root to be.
+        places: new number by node. All nodes have rows, and so do their ancestors up to the new root.
         """
         order = sorted((self._row_of[node], place) for node, place in places.items())
         rows, kept = [row for row, _ in order], TreeRows()

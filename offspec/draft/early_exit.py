@@ -1,9 +1,9 @@
-"""Drafting with those of the target's own layers that stay in memory, past those that stream.
+"""Drafting with the target's own resident layers, skipping those that stream.
 
-Self-speculation by skipping layers (Draft & Verify: Zhang et al. 2023, arXiv 2309.08168), and by leaving
-early where the layers that stay are the first ones (LayerSkip: Elhoushi et al. 2024, arXiv 2404.16710). What
-leaves the last of them goes through the target's final norm and head. It has no weights of its own, and
-guesses well only where few layers stream, or where the target was trained for it.
+Self-speculation by skipping layers (Draft & Verify: Zhang et al. 2023, arXiv 2309.08168), and by early exit
+if the resident layers are the first ones (LayerSkip: Elhoushi et al. 2024, arXiv 2404.16710). The output of
+the last resident layer goes through the target's final norm and head. The drafter has no weights of its own.
+Its acceptance rate is good only if few layers stream, or if the target was trained for early exit.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ import torch
 
 from offspec.core.config import EARLY_EXIT
 from offspec.core.errors import DraftError
-from offspec.draft.base import Drafter, Wants
+from offspec.draft.base import Drafter, RequiredStates
 from offspec.draft.heads.base import OpenedHead
 from offspec.draft.lm import LMDrafter
 from offspec.model.cache import KeysAndValues, TreeCache
@@ -27,29 +27,29 @@ from offspec.model.skeleton import Skeleton
 
 
 class EarlyExitDrafter(LMDrafter):
-    """An `LMDrafter` over some layers of a loaded target. rows: positions that its cache begins with.
+    """An `LMDrafter` over some layers of a loaded target. rows: initial number of cache positions.
 
-    Keys and values that the target has committed take the place of its own, as `LMDrafter` has it. It is
-    closed before the target. Raises DraftError where no layer stays in memory, or where the head streams.
+    Keys and values that the target has committed replace the draft's own, as in `LMDrafter`. Close it before
+    the target. Raises DraftError if no layer stays in memory or the head streams.
     """
 
     def __init__(self, target: LoadedModel, rows: int) -> None:
         total = len(target.layers)
         used = _usable(target.skeleton, target.resident_layers, target.tree_model.streams_head)
-        model = _SomeLayers(target.tree_model, used, rows)
+        model = _EarlyExitModel(target.tree_model, used, rows)
         name = f"early-exit ({len(used)} of {total} layers)"
         super().__init__(name, model, target.device, model.close, target.tree_model.cache)
 
 
 def _usable(skeleton: Skeleton, resident: Sequence[int], streams_head: bool) -> tuple[int, ...]:
-    """Layers of a target to draft with: those that stay on the device, or half of them if all do.
+    """Return the target's layers to draft with: those that stay on the device, or half of them if all do.
 
-    Layers that read the keys of others are left out unless those others draft, too. Raises DraftError if no
-    layer can draft.
+    Layers that read the keys of other layers are left out unless those layers also draft. Raises DraftError
+    if no layer can draft.
     """
     if streams_head:
         raise DraftError(
-            "early-exit drafts with the target's head, which has no room to stay in memory: give more "
+            "early-exit drafts with the target's head, which does not fit in memory: give more "
             "memory, or use another `draft`"
         )
     total, readers = len(skeleton.layers), _readers(skeleton)
@@ -58,91 +58,98 @@ def _usable(skeleton: Skeleton, resident: Sequence[int], streams_head: bool) -> 
         used = [layer for layer in used if layer not in readers]
     if not used:
         raise DraftError(
-            "early-exit drafts with the layers of the target that stay in memory, and none has room to: "
+            "early-exit drafts with the target's layers that stay in memory, but none fits: "
             "give more memory, or use another `draft`"
         )
     return tuple(used)
 
 
 def _readers(skeleton: Skeleton) -> set[int]:
-    """Layers that attend to keys of layers before them, since they keep none."""
-    kept = skeleton.rows.kept if skeleton.has_no_states else ()
+    """Return the layers that keep no keys and attend to keys of earlier layers."""
+    kept = skeleton.rows.kept if skeleton.is_stateless else ()
     return {layer for layer, numbers in enumerate(kept) if not numbers}
 
 
-class _SomeLayers(TreeModel):
-    """A target whose layers hand on what they are given, but for the used ones.
+class _EarlyExitModel(TreeModel):
+    """A copy of the target in which all layers except the used ones pass their input through.
 
-    It is made of twins: modules that share every part with the target's, but not the forward that was put
-    around those to feed and to watch them. So neither notices when the other runs; the layers that are used
-    have their weights at all times. All layers keep their places, since families look up by number which
-    mask and which positions a layer is to have.
+    It consists of shallow copies: modules that share every part with the target's, but not the wrapped
+    forward that streams weights and records states. So neither model affects the other; the used layers have
+    their weights at all times. All layers keep their indices, since model families choose mask and positions
+    by layer index.
     """
 
     def __init__(self, target: TreeModel, used: Sequence[int], rows: int) -> None:
-        cache = _SomeRows(len(target.skeleton.rows.kept), rows, used)
+        cache = _EarlyExitCache(len(target.skeleton.rows.kept), rows, used)
         cache.snapshots.most = OF_DRAFT
-        super().__init__(_twins(target.skeleton, used), cache, chunk=target.chunk)
+        super().__init__(_skeleton_copy(target.skeleton, used), cache, chunk=target.chunk)
 
     def close(self) -> None:
-        """Let go of the cache."""
+        """Free the cache."""
         self.cache = TreeCache(0, 0)
 
 
-class _SomeRows(TreeCache):
-    """A cache whose layers hold nothing but for the used ones."""
+class _EarlyExitCache(TreeCache):
+    """A cache in which only the used layers hold rows."""
 
     def __init__(self, layers: int, capacity: int, used: Sequence[int]) -> None:
         super().__init__(layers, capacity)
         self._used = frozenset(used)
 
-    def another(self) -> "_SomeRows":
-        cache = _SomeRows(len(self.rows), self._capacity, sorted(self._used))
+    def empty_copy(self) -> "_EarlyExitCache":
+        cache = _EarlyExitCache(len(self.rows), self._capacity, sorted(self._used))
         cache.snapshots.most = self.snapshots.most
         return cache
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Rows that a family is told of, which asks the first layer."""
+        """Return the number of rows; model families ask the first layer for it."""
         return int(super().get_seq_length(self._full(layer_idx)))
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Rows that a family makes its mask for."""
+        """Return the sizes for which a model family makes its mask."""
         found: tuple[int, int] = super().get_mask_sizes(query_length, self._full(layer_idx))
         return found
 
     def _full(self, layer: int) -> int:
-        """A layer with all rows: the one that is asked for, unless it holds none."""
+        """Return a layer with all rows: the requested one, unless it holds none."""
         return layer if layer in self._used else max(self._used, key=lambda used: self.rows[used].filled)
 
-    def adopt(self, start: int, layers: Sequence[KeysAndValues | None]) -> None:
-        super().adopt(start, [found if i in self._used else None for i, found in enumerate(layers)])
-        self.rewind(self.length)  # the empty layers count along
+    def append_committed(self, start: int, layers: Sequence[KeysAndValues | None]) -> None:
+        super().append_committed(
+            start, [found if i in self._used else None for i, found in enumerate(layers)]
+        )
+        self.rewind(self.length)  # the empty layers count too
 
 
-def _twins(skeleton: Skeleton, used: Sequence[int]) -> Skeleton:
-    """The skeleton with a model of its own, in which all layers but the used ones do nothing."""
+def _skeleton_copy(skeleton: Skeleton, used: Sequence[int]) -> Skeleton:
+    """Return a copy of the skeleton with its own model, in which all layers except the used ones do
+    nothing.
+    """
     layers = torch.nn.ModuleList(unwrapped(layer) for layer in skeleton.layers)
     for index, layer in enumerate(layers):
         if index not in used:
-            wrap(layer, _hand_on, skeleton.wraps)
-    model = _twin_with(skeleton.model, skeleton.layers_prefix.split("."), layers)
+            wrap(layer, _pass_through, skeleton.output_tuple_size)
+    model = _copy_with(skeleton.model, skeleton.layers_prefix.split("."), layers)
     decoder = model.get_submodule(skeleton.layers_prefix.rpartition(".")[0])
     return replace(skeleton, model=model, decoder=decoder, layers=layers)
 
 
-def _twin_with(module: Any, path: Sequence[str], part: torch.nn.Module) -> Any:
-    """A twin of a module that has another part at this path, and twins on the way there."""
+def _copy_with(module: Any, path: Sequence[str], part: torch.nn.Module) -> Any:
+    """Return a shallow copy of a module with another part at `path`, copying the modules on the way there."""
     if not path:
         return part
     twin = unwrapped(module)
-    twin._modules = {**module._modules, path[0]: _twin_with(module._modules[path[0]], path[1:], part)}
+    twin._modules = {**module._modules, path[0]: _copy_with(module._modules[path[0]], path[1:], part)}
     return twin
 
 
-def _hand_on(forward: Callable[..., Any], wraps: int, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The states as they are, and what the layer before handed on besides, as layers of the family return it.
+def _pass_through(
+    forward: Callable[..., Any], wraps: int, hidden: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """Return the states unchanged, with the extra outputs of the layer before, in the form the family
+    returns.
 
-    wraps: see `Skeleton`.
+    wraps: see `Skeleton.output_tuple_size`.
     """
     if not wraps:
         return hidden
@@ -151,10 +158,10 @@ def _hand_on(forward: Callable[..., Any], wraps: int, hidden: torch.Tensor, *arg
 
 
 def open_early_exit(target: LoadedModel, fingerprint: str) -> OpenedHead:
-    """Layers of the target that stay in memory, as a head: they have no weights of their own.
+    """Open the target's resident layers as a head without weights of its own.
 
-    Loading it raises DraftError where no layer stays. Which of them will is decided by what is left, so that
-    keys, values and states of all are counted. fingerprint: of the target.
+    Loading it raises DraftError if no layer stays in memory. Which layers stay depends on the memory left
+    over, so keys, values and states of all layers are counted. fingerprint: fingerprint of the target.
     """
 
     def nbytes(rows: int) -> int:
@@ -164,4 +171,4 @@ def open_early_exit(target: LoadedModel, fingerprint: str) -> OpenedHead:
         return EarlyExitDrafter(target, rows)
 
     named = f"{fingerprint} {EARLY_EXIT}"
-    return OpenedHead(EARLY_EXIT, EARLY_EXIT, named, nbytes, load, True, True, Wants())
+    return OpenedHead(EARLY_EXIT, EARLY_EXIT, named, nbytes, load, True, True, RequiredStates())

@@ -1,6 +1,6 @@
-"""A token tree while it grows, and what the sources of guesses say about its nodes.
+"""A token tree while it grows, with the log-probabilities that draft sources give its nodes.
 
-Letters: N nodes so far, S sources, W nodes expanded together, K guesses at the children of each.
+Letters: N nodes so far, S sources, W nodes expanded together, K proposed children of each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,38 +10,40 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from offspec.draft.mix.weights import Blended
-from offspec.sampling.constraint import Format
+from offspec.draft.mix.weights import MixtureWeights
+from offspec.sampling.format_rule import ConstraintRule
 from offspec.sampling.token_tree import NO_PARENT, ROOT, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
 class Subtree:
-    """Guesses below one node, n of them, parents first.
+    """Draft tokens below one node: n nodes, parents first.
 
-    parent [n]: an earlier one of these, or -1 for the node itself; token [n]; log_prob [n], given the parent.
+    parent [n]: index of an earlier node, or -1 for the node itself; token [n]; log_prob [n], given the
+    parent.
     """
 
     parent: Sequence[int]
     token: Sequence[int]
     log_prob: Sequence[float]
 
-    def closed(
-        self, ends: frozenset[int], format: Format | None = None, path: Sequence[int] = ()
+    def pruned(
+        self, ends: frozenset[int], format: ConstraintRule | None = None, path: Sequence[int] = ()
     ) -> "Subtree":
-        """The same without what hangs below these tokens, and without what an answer's format closes.
+        """Return a copy without descendants of the tokens in `ends` and without tokens that the format
+        forbids.
 
-        path: tokens from the root to the node that this is below.
+        path: tokens from the root to the node above this subtree.
         """
         if format is None and ends.isdisjoint(self.token):
             return self
-        place = {NO_PARENT: NO_PARENT}  # of what is kept and may have children
+        place = {NO_PARENT: NO_PARENT}  # new numbers of kept nodes that may have children
         paths = {NO_PARENT: tuple(path)}
         kept = list[int]()
         for node, (parent, token) in enumerate(zip(self.parent, self.token, strict=True)):
             if parent in place:
                 paths[node] = (*paths[parent], token)
-                if format is not None and not format.fits(paths[node]):
+                if format is not None and not format.allows_path(paths[node]):
                     continue
                 if token not in ends:
                     place[node] = len(kept)
@@ -54,16 +56,27 @@ class Subtree:
 
 
 class GrowingTree:
-    """A tree while it grows: more nodes than the budget, of which the best will be kept.
+    """A tree while it grows: it has more nodes than the budget, and the best will be kept.
 
     Columns as in `TokenTree`, in order of creation, in arrays that grow by doubling. Several sources may
-    guess at the children of a node: `said` [S, N] is the log-probability that each of S sources gives a node,
-    given its parent, and `asked` [S, N] tells who was asked for a node's children. The likelihood of a
-    child is what the only source says, or what a blend makes of several. A node is `settled` [N] where the
-    target has no choice: its one child has the likelihood 1, whatever sources say.
+    propose children of one node: `source_log_probs` [S, N] is the log-probability that each source gives a
+    node, given its parent, and `expanded_by` [S, N] marks the sources that were asked for a node's children.
+    The probability of a child comes from its only source, or from the mixture weights if there are several.
+    `forced` [N] marks nodes after which the target has no choice: the one child has probability 1, whatever
+    the sources predict.
     """
 
-    _COLUMNS = ("token", "parent", "depth", "score", "settled", "_given", "_crowded", "said", "asked")
+    _COLUMNS = (
+        "token",
+        "parent",
+        "depth",
+        "score",
+        "forced",
+        "_log_prob",
+        "_has_children",
+        "source_log_probs",
+        "expanded_by",
+    )
 
     def __init__(self, root_token: int, sources: int = 1) -> None:
         self.count = 1
@@ -71,11 +84,11 @@ class GrowingTree:
         self.parent = np.full(1024, NO_PARENT, dtype=np.int64)
         self.depth = np.zeros(1024, dtype=np.int64)
         self.score = np.zeros(1024, dtype=np.float64)
-        self.said: NDArray[np.float32] = np.full((sources, 1024), np.nan, dtype=np.float32)
-        self.asked: NDArray[np.bool_] = np.zeros((sources, 1024), dtype=np.bool_)
-        self.settled: NDArray[np.bool_] = np.zeros(1024, dtype=np.bool_)
-        self._given = np.zeros(1024, dtype=np.float64)  # log-probability given the parent
-        self._crowded = np.zeros(1024, dtype=np.bool_)  # has children
+        self.source_log_probs: NDArray[np.float32] = np.full((sources, 1024), np.nan, dtype=np.float32)
+        self.expanded_by: NDArray[np.bool_] = np.zeros((sources, 1024), dtype=np.bool_)
+        self.forced: NDArray[np.bool_] = np.zeros(1024, dtype=np.bool_)
+        self._log_prob = np.zeros(1024, dtype=np.float64)  # log-probability given the parent
+        self._has_children = np.zeros(1024, dtype=np.bool_)
 
     def extend(
         self,
@@ -84,63 +97,63 @@ class GrowingTree:
         log_probs: NDArray[np.floating],
         floor: float = -np.inf,
         source: int = 0,
-        blend: Blended | None = None,
+        weights: MixtureWeights | None = None,
     ) -> None:
-        """Append what a source guesses below W nodes, [W, K], where it scores better than `floor`.
+        """Append a source's children of W nodes, [W, K], whose score is better than `floor`.
 
-        Where others have guessed before, the blend says how likely all of them are; it is not needed where
-        there is one source.
+        If other sources have proposed children of these nodes before, `weights` combines the probabilities;
+        it is not needed with a single source.
         """
-        crowded = self._crowded[parents]
+        crowded = self._has_children[parents]
         if crowded.any():
-            assert blend is not None, "two sources at one node take a blend"
+            assert weights is not None, "two sources at one node take a blend"
             for place in np.flatnonzero(crowded).tolist():
                 listed = log_probs[place] > -np.inf
-                if listed.any():  # else it has nothing to say here, which is no opinion
+                if listed.any():  # otherwise the source has no prediction here
                     known, given = tokens[place][listed], log_probs[place][listed]
-                    self._merge(int(parents[place]), known, given, source, blend)
+                    self._merge(int(parents[place]), known, given, source, weights)
             self._rescore()
             parents, tokens, log_probs = parents[~crowded], tokens[~crowded], log_probs[~crowded]
         likely = np.minimum(log_probs.astype(np.float64), 0.0)
         row, column = np.nonzero(self.score[parents][:, None] + likely > floor)
         self._append(parents[row], tokens[row, column], likely[row, column], source)
 
-    def graft(self, node: int, subtree: Subtree, source: int, blend: Blended | None = None) -> None:
-        """Append what a source guesses below one node, several levels at once."""
+    def graft(self, node: int, subtree: Subtree, source: int, weights: MixtureWeights | None = None) -> None:
+        """Append a source's draft tokens below one node, several levels at once."""
         place = {NO_PARENT: node}
         groups: dict[int, list[int]] = {}
         for index, parent in enumerate(subtree.parent):
             groups.setdefault(parent, []).append(index)
-        if not self._crowded[node]:
+        if not self._has_children[node]:
             base = self.count
             parents = np.array([node if above < 0 else base + above for above in subtree.parent], np.int64)
             given = np.minimum(np.array(subtree.log_prob, np.float64), 0.0)
             self._append(parents, np.array(subtree.token, np.int64), given, source)
             place |= {index: base + index for index in range(len(subtree.token))}
         else:
-            assert blend is not None, "two sources at one node take a blend"
+            assert weights is not None, "two sources at one node take a blend"
             for above, below in groups.items():
                 tokens = np.array([subtree.token[index] for index in below], np.int64)
                 given = np.minimum(np.array([subtree.log_prob[index] for index in below], np.float64), 0.0)
-                nodes = self._merge(place[above], tokens, given, source, blend)
+                nodes = self._merge(place[above], tokens, given, source, weights)
                 place |= zip(below, nodes, strict=True)
             self._rescore()
         for above in groups:
-            self.asked[source, place[above]] = True
+            self.expanded_by[source, place[above]] = True
 
-    def force(self, node: int, tokens: Sequence[int]) -> int:
-        """Append a chain of tokens that the target must choose below a node; its last node.
+    def append_forced(self, node: int, tokens: Sequence[int]) -> int:
+        """Append a chain of forced tokens below a node and return its last node.
 
-        Some may be there already, as a source has guessed them.
+        Some of them may exist already, if a source proposed them.
         """
         guessed = False
         for token in tokens:
             below = self.children(node)
-            self.settled[node] = True
+            self.forced[node] = True
             if len(below):
-                assert self.token[below].tolist() == [token], "nothing stands beside the only token"
+                assert self.token[below].tolist() == [token], "a forced token has no siblings"
                 guessed, node = True, int(below[0])
-                self._given[node] = 0.0
+                self._log_prob[node] = 0.0
             else:
                 self._append(np.array([node]), np.array([token]), np.zeros(1))
                 node = self.count - 1
@@ -155,21 +168,21 @@ class GrowingTree:
         given: NDArray[np.float64],
         source: int | None = None,
     ) -> None:
-        """New nodes [n], parents among them before their children; source: who guessed them, if one did."""
+        """Append n nodes, parents before their children. source: the source that proposed them, if any."""
         start, end = self.count, self.count + len(parents)
         while end > len(self.token):
             for name in self._COLUMNS:
                 kept = getattr(self, name)
-                fresh = np.full_like(kept, np.nan if name == "said" else 0)
+                fresh = np.full_like(kept, np.nan if name == "source_log_probs" else 0)
                 setattr(self, name, np.concatenate([kept, fresh], axis=-1))
         self.token[start:end] = tokens
         self.parent[start:end] = parents
-        self._given[start:end] = given
+        self._log_prob[start:end] = given
         if source is not None:
-            self.said[source, start:end] = given
-        self._crowded[parents] = True
+            self.source_log_probs[source, start:end] = given
+        self._has_children[parents] = True
         self.count = end
-        inner = np.flatnonzero(parents >= start)  # below one another, as in a subtree
+        inner = np.flatnonzero(parents >= start)  # nodes below other new nodes, as in a subtree
         outer = slice(start, end)
         self.depth[outer] = self.depth[parents] + 1
         self.score[outer] = self.score[parents] + given
@@ -184,11 +197,14 @@ class GrowingTree:
         tokens: NDArray[np.int64],
         given: NDArray[np.floating],
         source: int,
-        blend: Blended,
+        weights: MixtureWeights,
     ) -> list[int]:
-        """The nodes of these children [K] of one node, old and new; scores are left to `_rescore`."""
+        """Add children [K] of one node, merging them with existing ones, and return their nodes.
+
+        Scores are not updated; call `_rescore` afterwards.
+        """
         siblings = self.children(parent)
-        if self.settled[parent]:
+        if self.forced[parent]:
             return [int(siblings[0])] * len(tokens)
         place = {
             token: int(node) for node, token in zip(siblings, self.token[siblings].tolist(), strict=True)
@@ -202,41 +218,47 @@ class GrowingTree:
         nodes = [place[token] for token in tokens.tolist()]
         if len(siblings):
             every = np.concatenate([siblings, np.arange(start, self.count)])
-            spoke: NDArray[np.bool_] = np.logical_not(np.isnan(self.said[:, siblings]).all(axis=1))
+            spoke: NDArray[np.bool_] = np.logical_not(
+                np.isnan(self.source_log_probs[:, siblings]).all(axis=1)
+            )
             spoke[source] = True
-            said: NDArray[np.float32] = self.said[:, every]
-            self.said[:, every] = np.where(spoke[:, None] & np.isnan(said), np.float32(-np.inf), said)
-            self.said[source, nodes] = given
-            self._given[every] = np.minimum(blend.combine(self.said[:, every]), 0.0)
+            said: NDArray[np.float32] = self.source_log_probs[:, every]
+            self.source_log_probs[:, every] = np.where(
+                spoke[:, None] & np.isnan(said), np.float32(-np.inf), said
+            )
+            self.source_log_probs[source, nodes] = given
+            self._log_prob[every] = np.minimum(weights.combine(self.source_log_probs[:, every]), 0.0)
         return nodes
 
     def _rescore(self) -> None:
         for nodes in self._levels(1):
-            self.score[nodes] = self.score[self.parent[nodes]] + self._given[nodes]
+            self.score[nodes] = self.score[self.parent[nodes]] + self._log_prob[nodes]
 
     def _levels(self, first: int) -> Iterator[NDArray[np.int64]]:
-        """The nodes of each level from this one on."""
+        """Yield the nodes of each level from `first` on."""
         depth = self.depth[: self.count]
         order = np.argsort(depth, kind="stable")
         ends = np.searchsorted(depth[order], np.arange(first, int(depth.max()) + 2))
         for start, end in pairwise(ends.tolist()):
             yield order[start:end]
 
-    def below(self, node: int, source: int = 0) -> "tuple[GrowingTree, NDArray[np.int64]]":
-        """What one source guessed below a node, as a tree of its own whose root that is, and its nodes here.
+    def subtree(self, node: int, source: int = 0) -> "tuple[GrowingTree, NDArray[np.int64]]":
+        """Return the part of the tree that one source proposed below a node, as a tree, and its nodes in this
+        one.
 
-        What other sources said is left out: they know more of the text when it is the root's turn.
+        Log-probabilities of other sources are left out: they will know more of the text when the node becomes
+        the root.
         """
-        said = self.said[source, : self.count]
+        said = self.source_log_probs[source, : self.count]
         inside = np.zeros(self.count, np.bool_)
         inside[node] = True
         for nodes in self._levels(int(self.depth[node]) + 1):
             inside[nodes] = inside[self.parent[nodes]] & np.isfinite(said[nodes])
         kept = np.flatnonzero(inside)
-        tree = GrowingTree(int(self.token[node]), len(self.said))
+        tree = GrowingTree(int(self.token[node]), len(self.source_log_probs))
         tree.count = len(kept)
         for name in self._COLUMNS:
-            fresh, fill = getattr(tree, name), np.nan if name == "said" else 0
+            fresh, fill = getattr(tree, name), np.nan if name == "source_log_probs" else 0
             more = [(0, 0)] * (fresh.ndim - 1) + [(0, max(tree.count - fresh.shape[-1], 0))]
             setattr(tree, name, np.pad(fresh, more, constant_values=fill))
         place = np.full(self.count, NO_PARENT, np.int64)
@@ -244,32 +266,34 @@ class GrowingTree:
         tree.token[: tree.count] = self.token[kept]
         tree.parent[1 : tree.count] = place[self.parent[kept[1:]]]
         tree.depth[: tree.count] = self.depth[kept] - self.depth[node]
-        tree.said[source, 1 : tree.count] = said[kept[1:]]
-        tree.asked[source, : tree.count] = self.asked[source, kept]
-        tree._given[1 : tree.count] = np.minimum(said[kept[1:]], 0.0)
-        tree._crowded[tree.parent[1 : tree.count]] = True
+        tree.source_log_probs[source, 1 : tree.count] = said[kept[1:]]
+        tree.expanded_by[source, : tree.count] = self.expanded_by[source, kept]
+        tree._log_prob[1 : tree.count] = np.minimum(said[kept[1:]], 0.0)
+        tree._has_children[tree.parent[1 : tree.count]] = True
         tree._rescore()
         return tree, kept
 
     def children(self, node: int) -> NDArray[np.int64]:
-        """The children of a node, the oldest first."""
+        """Return the children of a node, oldest first."""
         return np.flatnonzero(self.parent[: self.count] == node)
 
-    def has_to_come(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these nodes are the one thing that may follow their parents."""
+    def is_forced(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether each node is the only token that may follow its parent."""
         parents = self.parent[nodes]
-        alone: NDArray[np.bool_] = self.settled[parents] & (parents != NO_PARENT)
+        alone: NDArray[np.bool_] = self.forced[parents] & (parents != NO_PARENT)
         return alone
 
     def best(self, budget: int) -> NDArray[np.int64]:
-        """The best `budget` nodes, ascending. They form a subtree, since no score rises along a path."""
+        """Return the best `budget` nodes, ascending. They form a subtree, since scores never rise along a
+        path.
+        """
         if self.count <= budget:
             return np.arange(self.count)
-        # Among equals the older node wins, so a parent is never left out for its own child.
+        # Ties go to the older node, so a parent is never left out in favour of its own child.
         return np.sort(np.argsort(-self.score[: self.count], kind="stable")[:budget])
 
     def path_tokens(self, node: int) -> list[int]:
-        """The tokens from the first below the root down to `node`."""
+        """Return the tokens from the first below the root down to `node`."""
         tokens: list[int] = []
         while node != ROOT:
             tokens.append(int(self.token[node]))
@@ -277,19 +301,20 @@ class GrowingTree:
         return tokens[::-1]
 
     def tree(self, nodes: NDArray[np.int64]) -> TokenTree:
-        """The subtree of the given ascending nodes.
+        """Return the subtree of the given ascending nodes.
 
-        The source of a node is who thinks it likeliest, or the number of sources where it had to come.
+        The source of a node is the one that gives it the highest probability, or the number of sources if the
+        node is forced.
         """
         place = np.full(self.count, NO_PARENT, dtype=np.int64)
         place[nodes] = np.arange(len(nodes))
         parent = np.where(self.parent[nodes] == NO_PARENT, NO_PARENT, place[self.parent[nodes]])
-        said: NDArray[np.float32] = np.nan_to_num(self.said[:, nodes], nan=-np.inf)
+        said: NDArray[np.float32] = np.nan_to_num(self.source_log_probs[:, nodes], nan=-np.inf)
         likeliest = said.argmax(axis=0) if len(said) else np.zeros(len(nodes), np.int64)
         return TokenTree(
             token=self.token[nodes].copy(),
             parent=parent,
             depth=self.depth[nodes].copy(),
             score=self.score[nodes].copy(),
-            source=np.where(self.has_to_come(nodes), len(said), likeliest),
+            source=np.where(self.is_forced(nodes), len(said), likeliest),
         )

@@ -1,7 +1,7 @@
-"""The kinds of drafters that use the target's states or text: an entry each.
+"""Kinds of drafters that use the target's states or text, with one entry each.
 
-From its entry follow how a head is recognised and opened, what errors list, why a published one is chosen,
-and how well one is expected to guess before it has been measured.
+An entry determines how a head is recognized and opened, the list in error messages, the reason given for
+choosing a published head, and the acceptance rate assumed before it has been measured.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -23,17 +23,17 @@ from offspec.model.loaded import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
-class FromFiles:
-    """How heads of a kind are found in files.
+class HeadFileFormat:
+    """Recognition of a kind of head by its files.
 
     Args:
-        recognises: Whether a config.json and the names of tensors are such a head's.
-        opened: Opens one, checked against the target.
-        keys: Keys of config.json that hint at one before its tensors are known.
-        word: Part of names that hints at one.
+        recognizes: Returns whether a config.json and tensor names belong to such a head.
+        opened: Opens a head, checked against the target.
+        keys: Keys of config.json that hint at this kind before the tensors are known.
+        word: Part of repository names that hints at this kind.
     """
 
-    recognises: Callable[[Mapping[str, Any], Collection[str]], bool]
+    recognizes: Callable[[Mapping[str, Any], Collection[str]], bool]
     opened: Callable[[HeadFiles, TargetShape], OpenedHead]
     keys: tuple[str, ...]
     word: str
@@ -44,15 +44,15 @@ class HeadKind:
     """A kind of head.
 
     Args:
-        title: Name for people.
-        reason: Why to use a published one, in a few words.
-        files: How one is found in files. Default None: it comes with the target.
-        of_target: Opens what comes with the target; None where it has none.
+        title: Display name.
+        reason: Short reason to use a published head of this kind.
+        files: How to recognize it by its files. Default None: it comes with the target.
+        of_target: Opens the head that comes with the target; returns None if the target has none.
     """
 
     title: str
     reason: str
-    files: FromFiles | None = None
+    files: HeadFileFormat | None = None
     of_target: Callable[[Checkpoint, LoadedModel, TargetShape], OpenedHead | None] | None = None
 
 
@@ -60,7 +60,7 @@ def _is_eagle(kind: str) -> Callable[[Mapping[str, Any], Collection[str]], bool]
     return lambda config, names: kind_of(config, names) == kind
 
 
-KINDS = {  # by `OpenedHead.kind`, the best first
+KINDS = {  # by `OpenedHead.kind`, best first
     MTP: HeadKind(
         "MTP",
         "in the target's own checkpoint, trained along with it",
@@ -69,22 +69,24 @@ KINDS = {  # by `OpenedHead.kind`, the best first
     EAGLE3: HeadKind(
         "EAGLE-3",
         "one layer over states of three of the target's",
-        FromFiles(_is_eagle(EAGLE3), eagle.opened, ("draft_vocab_size", "speculators_model_type"), "eagle"),
+        HeadFileFormat(
+            _is_eagle(EAGLE3), eagle.opened, ("draft_vocab_size", "speculators_model_type"), "eagle"
+        ),
     ),
     EAGLE: HeadKind(
         "EAGLE",
         "one layer over the target's last states",
-        FromFiles(_is_eagle(EAGLE), eagle.opened, ("speculators_model_type",), "eagle"),
+        HeadFileFormat(_is_eagle(EAGLE), eagle.opened, ("speculators_model_type",), "eagle"),
     ),
     "medusa": HeadKind(
         "Medusa",
         "a head for each token ahead",
-        FromFiles(medusa.recognises, medusa.opened, ("medusa_num_heads",), "medusa"),
+        HeadFileFormat(medusa.recognizes, medusa.opened, ("medusa_num_heads",), "medusa"),
     ),
     "mlp_speculator": HeadKind(
         "MLPSpeculator",
         "small layers over the target's last state",
-        FromFiles(mlp_speculator.recognises, mlp_speculator.opened, (), "speculator"),
+        HeadFileFormat(mlp_speculator.recognizes, mlp_speculator.opened, (), "speculator"),
     ),
     EARLY_EXIT: HeadKind(
         "early exit",

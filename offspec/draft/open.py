@@ -1,11 +1,11 @@
-"""What drafts for a target, opened by its names in `--draft`: headers are read and checked against it."""
+"""Opens the draft sources named in `--draft`: reads headers and checks them against the target."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
-from offspec.core.config import LOOKUPS, NONE, SUBSTITUTE, EngineConfig
+from offspec.core.config import LOOKUPS, NONE, SELF_DRAFT, EngineConfig
 from offspec.core.errors import DraftError, RequestError, UnsupportedModelError
 from offspec.core.events import Event, Notice
 from offspec.draft.cross_vocab.vocab_map import VocabMap
@@ -16,62 +16,63 @@ from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer
 from offspec.model.vocabulary import same_vocabulary
 from offspec_planners.typical_acceptance import HEAD, MODEL, TypicalDraft
-from offspec_planners.typical_acceptance import SUBSTITUTE as TYPICAL_SUBSTITUTE
+from offspec_planners.typical_acceptance import SELF_DRAFT as TYPICAL_SELF_DRAFT
 
 Notify = Callable[[Event], None]
-Kind = Literal["substitute", "model", "head", "none"]
+Kind = Literal["self-draft", "model", "head", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Drafters whose headers were read. names: of them, in order; lookups need none and are not among them.
+    """Opened drafters, headers only. names: their names, in order, without lookups, which need no files.
 
-    model: the one that is a model of its own, or the target itself once more; codec: where it is named, its
-    tokenizer; vocab: the tokens that it shares with the target, where it is not all of them. heads: by name.
+    model: the draft that is a model, or the target itself for a self-draft. codec: its tokenizer, if it was
+    opened by name. vocab: the tokens it shares with the target, unless it has all of them. heads: heads by
+    name.
     """
 
     names: tuple[str, ...] = ()
     model: LoadedModel | None = None
-    model_print: str = ""
+    model_fingerprint: str = ""
     codec: TextCodec | None = None
     vocab: VocabMap | None = None
     heads: Mapping[str, OpenedHead] = field(default_factory=dict)
 
     @property
     def main(self) -> str:
-        """The first, whose guesses plans are made for; "none" where lookups are by themselves."""
+        """Name of the first drafter, for which plans are made; "none" if there are only lookups."""
         return self.names[0] if self.names else NONE
 
     @property
     def kind(self) -> Kind:
-        """What the main one is like."""
+        """Kind of the main drafter."""
         if self.main in self.heads:
             return "head"
-        if self.main == SUBSTITUTE:
-            return "substitute"
+        if self.main == SELF_DRAFT:
+            return "self-draft"
         return "model" if self.names else "none"
 
     @property
     def typical(self) -> TypicalDraft:
-        """How well the main one is expected to guess."""
+        """Acceptance to assume of the main drafter before it is measured."""
         if self.main in self.heads:
             return HEAD
-        return TYPICAL_SUBSTITUTE if self.main == SUBSTITUTE else MODEL
+        return TYPICAL_SELF_DRAFT if self.main == SELF_DRAFT else MODEL
 
     @property
     def fingerprint(self) -> str:
-        """What tells the main one from others, whatever bits a model is rounded to."""
+        """Fingerprint of the main drafter, independent of the bits it is quantized to."""
         if self.main in self.heads:
             return self.heads[self.main].fingerprint
-        return self.model_print if self.names else NONE
+        return self.model_fingerprint if self.names else NONE
 
     def without_model(self) -> "Drafts":
-        """The heads alone."""
+        """Return a copy with heads only."""
         return Drafts(tuple(name for name in self.names if name in self.heads), heads=self.heads)
 
 
 class DraftOpener:
-    """Opens what is to draft for one target, of which the headers were read."""
+    """Opens draft sources for one target whose headers were read."""
 
     def __init__(
         self,
@@ -85,9 +86,9 @@ class DraftOpener:
         self._codec, self._notify = codec, notify
 
     def open(self, names: Sequence[str]) -> Drafts:
-        """All of these but for lookups. Raises DraftError, RequestError and any CheckpointError.
+        """Open all named sources except lookups. Raises DraftError, RequestError and any CheckpointError.
 
-        On an error nothing stays open.
+        After an error nothing stays open.
         """
         found = Drafts()
         try:
@@ -102,20 +103,20 @@ class DraftOpener:
 
     def _with(self, found: Drafts, name: str) -> Drafts:
         names = (*found.names, name)
-        head = None if name == SUBSTITUTE else self._head(name)
+        head = None if name == SELF_DRAFT else self._head(name)
         if head is not None:
             return replace(found, names=names, heads={**found.heads, name: head})
         if found.model is not None:
             other = next(name for name in found.names if name not in found.heads)
             raise RequestError(
-                f"`draft` names two models, {other} and {name}, and there is room for one at a "
-                "time: name one of them, with heads or lookups beside it"
+                f"`draft` names two models, {other} and {name}, but only one can be loaded at a "
+                "time: name one of them, plus heads or lookups"
             )
         found = replace(found, names=names)
-        return self._with_substitute(found) if name == SUBSTITUTE else self._with_model(found, name)
+        return self._with_self_draft(found) if name == SELF_DRAFT else self._with_model(found, name)
 
     def _head(self, name: str) -> OpenedHead | None:
-        """Whatever drafts with the target's own states; None where the name is a model's."""
+        """Open a drafter that uses the target's own states; return None if the name is a model's."""
         config = self._target.skeleton.config
         shape = TargetShape(
             name=self._config.model,
@@ -135,13 +136,17 @@ class DraftOpener:
             )
         return module
 
-    def _with_substitute(self, found: Drafts) -> Drafts:
+    def _with_self_draft(self, found: Drafts) -> Drafts:
         folder, tensors = self._checkpoint.folder, self._checkpoint.tensors
         model = LoadedModel(folder, tensors, self._target.dtype, self._target.device)
-        return replace(found, model=model, model_print=substitute_print(self._checkpoint.fingerprint))
+        return replace(
+            found, model=model, model_fingerprint=self_draft_fingerprint(self._checkpoint.fingerprint)
+        )
 
     def _with_model(self, found: Drafts, name: str) -> Drafts:
-        """A model's headers, checked against the target. Raises DraftError and any CheckpointError."""
+        """Open a model's headers and check them against the target. Raises DraftError and any
+        CheckpointError.
+        """
         ours, other = self._codec.tokenizer, open_checkpoint(name, notify=self._notify)
         try:
             model = LoadedModel(other.folder, other.tensors, self._target.dtype, self._target.device)
@@ -152,9 +157,9 @@ class DraftOpener:
         if same_vocabulary(ours, codec.tokenizer) is not None or size < len(ours):
             vocab = VocabMap.between(ours, codec.tokenizer, size)
             self._notify(Notice(f"{name} has another vocabulary than the target: {vocab.report}"))
-        return replace(found, model=model, model_print=other.fingerprint, codec=codec, vocab=vocab)
+        return replace(found, model=model, model_fingerprint=other.fingerprint, codec=codec, vocab=vocab)
 
 
-def substitute_print(fingerprint: str) -> str:
-    """What tells a substitute of the model of this fingerprint from that model, drafting for another."""
+def self_draft_fingerprint(fingerprint: str) -> str:
+    """Return the fingerprint of a self-draft, given that of its target."""
     return f"{fingerprint} substitute"

@@ -1,4 +1,4 @@
-"""Guesses that are drawn instead of ranked, for verification without replacement.
+"""Draft tokens that are sampled instead of ranked, for verification without replacement.
 
 Sequoia's rule (`sampling.verify_sequoia`) is exact for children that were drawn one after the other from the
 draft's distribution, none of them twice. Adding Gumbel noise to the scores and taking the largest few does
@@ -20,13 +20,13 @@ from offspec.sampling.noise import uniforms
 from offspec_planners.acceptance import Calibration
 
 
-class DrawingScorer(Scorer):
+class SamplingScorer(Scorer):
     """Draws the children of nodes from softmax(the draft's processed logits), without replacement.
 
-    Every row of a request is drawn by random numbers of its own, so nodes at one position draw apart from
-    each other, and the same key draws the same again. The scores are processed as in `Scorer`, without
-    filters. That a child is accepted depends on its place in the order, so its log-probability is what the
-    calibration knows of that rank.
+    Every row of a request uses its own random numbers, so nodes at one position are sampled independently,
+    and the same key reproduces the same draws. The scores are processed as in `Scorer`, without filters.
+    Acceptance of a child depends on its rank in the order, so its log-probability is the calibration's for
+    that rank.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class DrawingScorer(Scorer):
         paths: Sequence[Sequence[int]],
         positions: Sequence[int],
         depths: Sequence[int] = (0,),
-        there: torch.Tensor | None = None,
+        device_positions: torch.Tensor | None = None,
     ) -> Children:
-        """As `Scorer.children`, in drawn order; `drawn` holds the scores, on the device of logits.
+        """Return sampled children, in drawn order; `drawn_scores` holds the scores, on the logits' device.
 
-        A row that is not finite numbers offers no child. Memory: 4 W V bytes, kept with the children, and a
-        few times 8 V.
+        Arguments: see `Scorer.children`. A row with non-finite values offers no child. Memory: 4 W V bytes,
+        kept with the children, and a few times 8 V.
         """
         size = self._processor.vocab_size
         scores = self._processor.draft_scores(
@@ -63,11 +63,11 @@ class DrawingScorer(Scorer):
             token=token.numpy(),
             log_prob=np.where(possible, accepted, -np.inf).astype(np.float32),
             x=scores.gather(1, token.to(scores.device)).cpu().numpy(),
-            drawn=scores,
+            drawn_scores=scores,
         )
 
     def _draw(self, scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next row: tokens [K] in drawn order, and which of them can be drawn at all, from scores [V]."""
+        """Sample the next row from scores [V]: tokens [K] in drawn order, and which of them are possible."""
         chance = uniforms(self._key, "draw", self._rows, len(scores))
         self._rows += 1
         # In float64, so that the sum keeps all of the scores that the rule will be given.
@@ -75,7 +75,7 @@ class DrawingScorer(Scorer):
         return best.indices, torch.isfinite(best.values)
 
     def _acceptance(self, depths: Sequence[int], count: int) -> NDArray[np.float64]:
-        """[W, K] by rank, or [1, K] for nodes of one depth."""
+        """Return the acceptance rate [W, K] by rank, or [1, K] for nodes of one depth."""
         table = self.calibration.acceptance()
         rows = np.minimum(np.asarray(depths, np.int64), len(table) - 1)
         return table[rows, :count]

@@ -1,4 +1,5 @@
-"""What fits and what is fastest: models are opened, measured and placed, and the outcome is a plan.
+"""Planning: models are opened, measured and placed in memory, and the fastest settings become a plan.
 
-Settings come in; loaded models and a draft policy, or a plan alone, go out. Nothing here answers a prompt.
+The input is settings; the output is loaded models with a draft policy, or a plan alone. Nothing here answers
+a prompt.
 """

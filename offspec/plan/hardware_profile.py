@@ -1,4 +1,4 @@
-"""What this machine can do: measured once for each device and disk, and kept in the cache."""
+"""Hardware profile of this machine, measured once per device and disk, and kept in the cache."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from offspec.checkpoint import local_path
 from offspec.core.cache_dir import ELSEWHERE, cache_root
 from offspec.core.errors import CapacityError, CheckpointError, OffspecError, PlanError, RequestError
 from offspec.core.events import Event, LoadProgress, Notice
-from offspec.core.files import disk_full, require_space, write_file, writing
+from offspec.core.files import as_disk_full_error, as_write_error, require_space, write_atomic
 from offspec_planners.hardware_rates import Hardware, Identity, find_preset, preset, preset_names
 from offspec_planners.units import format_rate
 
@@ -22,26 +22,26 @@ _FILE = "hardware.json"
 _VERSION = 1
 _STAGE = "measuring this machine"
 _DEVICE_ROOM = 1_500_000_000
-_WRITTEN = 512 << 20  # bytes of a test file, where there is no large one to read
+_WRITTEN = 512 << 20  # bytes of a test file, written if there is no large file to read
 _BLOCK = 4 << 20
 _ENOUGH = 256 << 20  # bytes of files that are large enough to read instead
-_LARGE = 4 << 20  # bytes of a file that is worth reading
+_LARGE = 4 << 20  # minimum bytes of a file to read
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A measured machine, and when that was (ISO 8601, UTC)."""
+    """A measured machine, and the time of the measurement (ISO 8601, UTC)."""
 
     hardware: Hardware
     measured: str
 
 
-def known_machine(name: str) -> Hardware:
-    """A preset, or the profile in a JSON file.
+def load_hardware(name: str) -> Hardware:
+    """Return a preset, or the profile in a JSON file.
 
     Args:
-        name: Of a preset, or a path; a preset may be named like a file, as long as there is no such file, and
-            without what others do not share: 4090 is rtx-4090.
+        name: Name of a preset, or a path. A preset may be abbreviated to a unique part, as 4090 for rtx-4090;
+            an existing file of that name takes precedence.
 
     Raises:
         RequestError: There is neither.
@@ -59,11 +59,13 @@ def known_machine(name: str) -> Hardware:
             f"{', '.join(preset_names())}"
         ) from error
     except ValueError as error:
-        raise PlanError(f"{name[:200]} is no hardware profile: {error}") from error
+        raise PlanError(f"{name[:200]} is not a hardware profile: {error}") from error
 
 
 def machine_fingerprint(device: str) -> str:
-    """12 hex digits that identify this machine with that device (of several the first), without measuring."""
+    """Return 12 hex digits that identify this machine with that device (the first of several), without
+    measuring.
+    """
     from offspec_planners.measure import identify
 
     return identify(device.split(",")[0]).fingerprint()
@@ -73,40 +75,42 @@ def profile(
     device: str,
     notify: Callable[[Event], None],
     *,
-    again: bool = False,
+    remeasure: bool = False,
     files: Sequence[Path] = (),
     folder: Path | None = None,
 ) -> Profile:
-    """The saved profile of this device and disk, or a new one where there is none or `again` is set.
+    """Return the saved profile of this device and disk, or measure one if there is none or `remeasure` is
+    set.
 
-    Measuring takes some seconds. Where no file on the disk is large enough, one is written and removed again.
-    Figures that cannot be right, or were measured beside busy processes, are not saved, and a Notice says so.
+    Measuring takes some seconds. If no file on the disk is large enough, one is written and removed again.
+    Implausible figures, and those measured while other processes were busy, are not saved; a Notice reports
+    that.
 
     Args:
         device: "cpu", "cuda" or "cuda:1"; "auto": a usable GPU, else the CPU. Of several, the first.
         notify: Takes LoadProgress and Notice events.
-        again: Measure even if there is a saved profile. Default False.
-        files: Files of the disk to measure; none by default.
-        folder: A folder of that disk, without `files`; None: that of the models in the caches.
+        remeasure: Measure even if there is a saved profile. Default False.
+        files: Files on the disk to measure; none by default.
+        folder: A folder on that disk, if `files` is not given; None: the folder of the cached models.
 
     Raises:
-        RequestError: A device or a folder that does not exist.
+        RequestError: The device or the folder does not exist.
         CapacityError: The device is full.
         CheckpointError: Files cannot be read.
         DiskFullError: The disk filled up.
     """
     if folder is not None and not folder.is_dir():
-        raise RequestError(f"there is no folder {folder}; give one on the disk that is to be measured")
-    from offspec.model.device import resolve
+        raise RequestError(f"there is no folder {folder}; give a folder on the disk to measure")
+    from offspec.model.devices import resolve_devices
     from offspec_planners.measure import identify
 
-    device = resolve(device).split(",")[0]
+    device = resolve_devices(device).split(",")[0]
     files = files or large_files(in_folder(folder) if folder else in_caches())
     where = files[0] if files else made_folder(folder or cache_root())
     identity = identify(device)
     kept = _read(notify)
     key = _key(identity, where)
-    if key in kept and not again:
+    if key in kept and not remeasure:
         return kept[key]
     if files:
         hardware, doubt = _measure(files, device, notify)
@@ -123,8 +127,8 @@ def profile(
 
 
 def _measure(files: Sequence[Path], device: str, notify: Callable[[Event], None]) -> tuple[Hardware, str]:
-    """The machine as it was measured, and why that may be wrong; "" where nothing speaks against it."""
-    from offspec.model.contention import Contention
+    """Measure the machine; return also a reason to doubt the figures, "" if there is none."""
+    from offspec.model.cpu_contention import CpuContention
     from offspec_kernels.row_linear import row_linear
     from offspec_planners.measure import measure
     from offspec_planners.measure.disk import reads_past_cache
@@ -133,28 +137,28 @@ def _measure(files: Sequence[Path], device: str, notify: Callable[[Event], None]
     try:
         if not reads_past_cache(files[0]):
             notify(Notice("this file system has no O_DIRECT: the disk's rate may be that of the page cache"))
-        with closing(Contention()) as contention:
+        with closing(CpuContention()) as contention:
 
             def tell(what: str, done: int, total: int) -> None:
-                contention.look()
+                contention.poll()
                 notify(LoadProgress(_STAGE, done, total, "steps"))
 
-            hardware = measure(files, device, tell, row_linear)  # what passes multiply with
+            hardware = measure(files, device, tell, row_linear)  # dtype that passes multiply in
     except OSError as error:
         raise CheckpointError(
             f"cannot measure the disk: reading {error.filename or files[0]} failed "
             f"({error.strerror or error}); name a folder on another disk with `folder`"
         ) from error
-    if contention.seen:
-        return hardware, "other processes used the processors while this was measured"
+    if contention.was_busy:
+        return hardware, "other processes used the CPU during the measurement"
     if not hardware.processor.read_memory:
         rate = format_rate(hardware.processor.bandwidth.value)
-        return hardware, f"memory was read at {rate}, slower than any is"
+        return hardware, f"memory was read at {rate}, which is implausibly slow"
     return hardware, ""
 
 
 def _require_room(device: str) -> None:
-    """Raise CapacityError unless a CUDA device has room for what is tried on it."""
+    """Raise CapacityError unless a CUDA device has room for the measurement."""
     import torch
 
     if torch.device(device).type == "cuda":
@@ -169,13 +173,13 @@ def _require_room(device: str) -> None:
 
 
 def _key(identity: Identity, where: Path) -> str:
-    """What a profile is kept under: the machine and its device, and the disk that was read."""
+    """Return the key of a profile: the machine with its device, and the disk that was read."""
     device = where.stat().st_dev
     return f"{identity.fingerprint()} {os.major(device)}:{os.minor(device)}"
 
 
 def _read(notify: Callable[[Event], None]) -> dict[str, Profile]:
-    """The profiles that are kept; none, and a notice, where the file is damaged."""
+    """Read the saved profiles; empty, with a notice, if the file is damaged."""
     file = cache_root() / _FILE
     try:
         found = json.loads(file.read_bytes())
@@ -188,32 +192,32 @@ def _read(notify: Callable[[Event], None]) -> dict[str, Profile]:
     except OSError:
         return {}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        notify(Notice(f"{file} is damaged and is made anew"))
+        notify(Notice(f"{file} is damaged and will be written again"))
         return {}
 
 
 def _write(profiles: Mapping[str, Profile], notify: Callable[[Event], None]) -> None:
-    """Keep the profiles. What cannot be kept is only said: the measurement is there."""
+    """Save the profiles. A failure is only a notice, since the measurement itself succeeded."""
     entries: dict[str, Any] = {
         key: {"measured": kept.measured, "hardware": kept.hardware.to_json()}
         for key, kept in profiles.items()
     }
     text = json.dumps({"version": _VERSION, "profiles": entries}, indent=1, ensure_ascii=False)
     try:
-        write_file(made_folder(cache_root()) / _FILE, text.encode())
+        write_atomic(made_folder(cache_root()) / _FILE, text.encode())
     except (OSError, OffspecError) as error:
-        notify(Notice(f"the profile of this machine could not be kept: {error}"))
+        notify(Notice(f"the profile of this machine could not be saved: {error}"))
 
 
 def in_folder(folder: Path) -> Iterator[Path]:
-    """What is in a folder, and one folder deeper."""
+    """Yield the entries of a folder and of its subfolders."""
     for path in _listed(folder):
         yield path
         yield from _listed(path)
 
 
 def in_caches() -> Iterator[Path]:
-    """Weights that are kept by offspec and by the hub's client."""
+    """Yield weight files in the caches of offspec and of the hub's client."""
     from huggingface_hub import constants
 
     for room in _listed(cache_root()):
@@ -225,7 +229,9 @@ def in_caches() -> Iterator[Path]:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What is in a folder; nothing where it is none, is closed to us, or was removed meanwhile."""
+    """Return the entries of a folder; empty if it is not a folder, is not readable, or was removed
+    meanwhile.
+    """
     try:
         return list(folder.iterdir())
     except OSError:
@@ -233,12 +239,12 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def large_files(found: Iterable[Path]) -> list[Path]:
-    """Those that are large and lie on one disk, the largest first; none where they hold too little."""
+    """Return large files that are on one disk, the largest first; empty if they are too small in total."""
     disks = dict[int, list[tuple[int, Path]]]()
     for path in found:
         try:
             about = path.stat()
-        except OSError:  # a link into nowhere, a folder that is closed to us
+        except OSError:  # a broken link, or an unreadable folder
             continue
         if path.is_file() and about.st_size >= _LARGE and os.access(path, os.R_OK):
             disks.setdefault(about.st_dev, []).append((about.st_size, path))
@@ -251,26 +257,26 @@ def large_files(found: Iterable[Path]) -> list[Path]:
 
 
 def made_folder(folder: Path) -> Path:
-    """The folder, which is made where there is none. Raises CheckpointError."""
-    with writing(folder, ELSEWHERE):
+    """Create the folder if it does not exist, and return it. Raises CheckpointError."""
+    with as_write_error(folder, ELSEWHERE):
         folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 @contextmanager
 def written_file(folder: Path, fix: str, variable: str = "OFFSPEC_CACHE") -> Iterator[Path]:
-    """A large file to read. It has no name, so that nothing is left of it however this ends.
+    """Yield a large file to read. It has no name, so that it vanishes however this ends.
 
-    fix: what to do where none can be written, for the error; variable: what names another folder, for that of
-    a full disk. Raises CheckpointError, DiskFullError.
+    fix: remedy for the error message if no file can be written. variable: name of the variable that sets
+    another folder, for the error of a full disk. Raises CheckpointError, DiskFullError.
     """
     require_space(folder, _WRITTEN, "measuring the disk", variable)
     with (
-        writing(folder, fix),
-        disk_full(folder, _WRITTEN),
+        as_write_error(folder, fix),
+        as_disk_full_error(folder, _WRITTEN),
         tempfile.TemporaryFile(dir=folder) as file,
     ):
-        block = os.urandom(_BLOCK)  # zeros might never reach the disk
+        block = os.urandom(_BLOCK)  # zeros might never be written to the disk
         for _ in range(_WRITTEN // _BLOCK):
             file.write(block)
         file.flush()

@@ -1,6 +1,7 @@
-"""From a configuration to a loaded target and draft: what fits where, and why.
+"""From a configuration to a loaded target and draft.
 
-Everything is opened and measured before anything is read, so that what does not fit is an error at once.
+All models are opened and sized before any weights are read, so that a model that does not fit is an immediate
+error.
 """
 
 import gc
@@ -19,42 +20,42 @@ from offspec.core.config import AUTO, MTP, EngineConfig
 from offspec.core.errors import CapacityError, RequestError
 from offspec.core.events import Notice
 from offspec.core.trace import OFF, Timeline
+from offspec.draft.known_drafts import KnownDraft, known_drafts
 from offspec.draft.mix.sources import Sources
 from offspec.draft.open import DraftOpener, Notify
-from offspec.draft.published import KnownDraft, known_drafts
-from offspec.model import device as devices
-from offspec.model.compiling import tell_of_compiling
+from offspec.model import devices as devices
+from offspec.model.compile_notice import notify_compilation
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer
-from offspec.plan.auto_draft import choose_auto_draft, fetches_drafts
+from offspec.plan.auto_draft import choose_auto_draft, may_download_drafts
 from offspec.plan.choose_device import choose_device
-from offspec.plan.fit import Fit, find_fit, keeps_unpacked, most_sequences, no_room_for_substitute
+from offspec.plan.fit import Fit, find_fit, fits_unpacked, max_sequences, self_draft_does_not_fit
 from offspec.plan.load_drafts import bytes_progress, load_drafts
 from offspec.plan.needs import tree_nodes
 from offspec.plan.opened import OpenedModels
-from offspec.plan.records import recall_experts
+from offspec.plan.records import preload_experts
 from offspec.plan.warm_up import warm_up_kernels
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.units import format_bytes
 
 _ROUNDING = (
-    "on this processor the rounding of a row depends on the rows beside it, whatever their number: where two "
+    "on this CPU the rounding of a row depends on the other rows of a product, whatever their number: if two "
     "tokens are almost equally likely, an answer may depend on the draft"
 )
 
 _NO_CHOICE = (
-    "`experts` says what computes the experts of a mixture beside a GPU: this model has none that are read "
-    "one by one, so it changes nothing"
+    "`experts` has no effect: it selects where an MoE model's experts are computed next to a GPU, and this "
+    "model has no experts that are loaded on demand"
 )
 
 _UNPINNED = (
-    "{} of RAM could not be pinned, so that copies to the device take longer: raise the limit of locked "
+    "{} of RAM could not be pinned, so copies to the device are slower: raise the limit of locked "
     "memory (ulimit -l), or give less `memory`"
 )
 
 _UNLIKE = (
-    "these GPUs are of different generations and may round in different ways: in bfloat16 an answer may "
-    "depend on how memory limits divide the layers among them"
+    "these GPUs are of different generations and may round differently: in bfloat16 an answer may depend on "
+    "how memory limits divide the layers among them"
 )
 
 _opened: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
@@ -62,7 +63,7 @@ _opened: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A loaded target, its draft sources, and what was decided about them."""
+    """A loaded target, its draft sources, and the settings chosen for them."""
 
     target: LoadedModel
     sources: Sources
@@ -71,26 +72,26 @@ class Assembly:
     placement: Placement
     memory: int
     vram: int | None = None
-    target_print: str = ""  # what tells the target from others
-    sequences: int = 1  # that may be answered side by side
+    target_fingerprint: str = ""  # identifies the target
+    sequences: int = 1  # maximum concurrent sequences
 
 
 def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> OpenedModels:
-    """Open what a configuration names. Raises any OffspecError; on an error nothing stays open."""
-    memory.limit_products()
+    """Open the models of a configuration. Raises any OffspecError; on an error nothing stays open."""
+    memory.limit_onednn_cache()
     config = choose_device(config)
     device, *more = devices.find_devices(config.device)
     dtype = getattr(torch, config.dtype)
     for gpu in (device, *more):
         if (told := devices.missing_kernels(gpu)) is not None:
             notify(Notice(told))
-    more_vram = tuple(claimed for gpu in more if (claimed := devices.claim(gpu, config.vram)))
-    vram = devices.claim(device, config.vram)  # the last one, which streams and graphs are made on
+    more_vram = tuple(claimed for gpu in more if (claimed := devices.claim_vram(gpu, config.vram)))
+    vram = devices.claim_vram(device, config.vram)  # the last one, on which streams and graphs are made
     if more and len({torch.cuda.get_device_capability(gpu) for gpu in (device, *more)}) > 1:
         notify(Notice(_UNLIKE))
-    given = memory.within_groups(config.memory, notify) if config.memory else memory.usable_bytes()
+    given = memory.limit_to_cgroup(config.memory, notify) if config.memory else memory.usable_bytes()
     if config.experts == "cpu" and more:
-        raise RequestError('`experts="cpu"` is for use beside one GPU: name one with `device`')
+        raise RequestError('`experts="cpu"` works with a single GPU: name one with `device`')
     checkpoint = _open_target(config, notify)
     target = LoadedModel(
         checkpoint.folder,
@@ -111,17 +112,17 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
         target.close()
         raise
     loaded = [model for model in (target, drafts.model) if model is not None]
-    cpu_layers = bool(config.cpu_layers) or config.chooses_cpu_layers
-    cpu_helps = cpu_layers or config.experts == "cpu" or config.chooses_experts
-    with tell_of_compiling(notify, wanted=device.type == "cpu" or cpu_helps):
+    cpu_layers = bool(config.cpu_layers) or config.plans_cpu_layers
+    cpu_helps = cpu_layers or config.experts == "cpu" or config.plans_cpu_experts
+    with notify_compilation(notify, wanted=device.type == "cpu" or cpu_helps):
         for model in loaded:
-            model.warm_up()  # its compiled code is part of what the process takes
+            model.warm_up()  # its compiled code is part of the process's memory
         if cpu_helps:
             target.warm_up(devices.find_device("cpu"))
     gc.collect()
-    memory.trim()
-    memory.forget_code()
-    runtime = memory.steady_runtime(fresh=any(model.is_loaded for model in _opened))
+    memory.malloc_trim()
+    memory.evict_code_pages()
+    runtime = memory.runtime_overhead(fresh=any(model.is_loaded for model in _opened))
     _opened.update(loaded)
     opened = OpenedModels(
         config, target, checkpoint.fingerprint, drafts, given, vram, runtime, config.draft, codec, more_vram
@@ -134,20 +135,20 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
         opened.close()
         raise
     if found.draft is not None:
-        with tell_of_compiling(notify, wanted=device.type == "cpu"):
+        with notify_compilation(notify, wanted=device.type == "cpu"):
             found.draft.warm_up()
         _opened.add(found.draft)
     return _with_sequences(found)
 
 
 def _with_sequences(opened: OpenedModels) -> OpenedModels:
-    """With the number of sequences that there is room for in the place of "auto"."""
+    """Replace `sequences="auto"` by the number of sequences that fit."""
     config = opened.config
     if config.sequences != AUTO:
         return opened
     try:
-        return replace(opened, config=replace(config, sequences=most_sequences(opened, config)))
-    except CapacityError:  # which is told as soon as it is loaded
+        return replace(opened, config=replace(config, sequences=max_sequences(opened, config)))
+    except CapacityError:  # reported once the model is loaded
         return replace(opened, config=replace(config, sequences=1))
     except BaseException:
         opened.close()
@@ -157,13 +158,13 @@ def _with_sequences(opened: OpenedModels) -> OpenedModels:
 def _with_best_draft(
     opened: OpenedModels, opener: DraftOpener, known: Sequence[KnownDraft], notify: Notify
 ) -> OpenedModels:
-    """With the best draft there is in the place of "auto"."""
+    """Replace `draft="auto"` by the best available draft."""
     choice, tried = choose_auto_draft(
         opened,
         known,
         lambda name: opener.open([name]),
         lambda name: name in (MTP, DEMO) or is_cached(name),
-        fetches=fetches_drafts(opened.config.model, known, is_cached, is_reachable),
+        fetches=may_download_drafts(opened.config.model, known, is_cached, is_reachable),
     )
     for name, found in tried.items():
         if name not in choice.names and found.draft is not None:
@@ -184,9 +185,9 @@ def _open_target(config: EngineConfig, notify: Notify) -> Checkpoint:
 
 
 def load_models(opened: OpenedModels, config: EngineConfig, fit: Fit, notify: Notify) -> Assembly:
-    """Load what was opened, as `fit` says. On an error all of it is closed.
+    """Load the opened models as `fit` says. On an error all of them are closed.
 
-    Raises any OffspecError, and KernelsRefusedError where it must be opened and loaded again.
+    Raises any OffspecError, and KernelsUnavailableError if the models must be opened and loaded again.
     """
     recording = torch.is_grad_enabled()
     target, drafts, codec = opened.target, opened.drafts, opened.codec
@@ -196,11 +197,11 @@ def load_models(opened: OpenedModels, config: EngineConfig, fit: Fit, notify: No
             dropped = set(drafts.names).difference(drafts.without_model().names)
             others = [name for name in config.drafts if name not in dropped]
             instead = f"draft: {' and '.join(others)} alone" if others else "no draft"
-            why = no_room_for_substitute(opened, config)
-            if fit.placement.by_need:
-                why = "experts in the place of another are expected to bring more"
-            elif not opened.config.substitutes or find_fit(opened, config).draft_mode != fit.draft_mode:
-                why = "the plan expects the model to be faster without another"
+            why = self_draft_does_not_fit(opened, config)
+            if fit.placement.on_demand_experts:
+                why = "using the memory of the draft model to cache experts is expected to be faster"
+            elif not opened.config.uses_self_draft or find_fit(opened, config).draft_mode != fit.draft_mode:
+                why = "the plan expects the model to be faster without the draft model"
             notify(Notice(f"{instead}, since {why}"))
             drafts = drafts.without_model()
         capacity = fit.context + tree_nodes(config)
@@ -209,17 +210,17 @@ def load_models(opened: OpenedModels, config: EngineConfig, fit: Fit, notify: No
             capacity,
             bytes_progress(notify, "Loading the target"),
             fit.chunk,
-            unpacked=keeps_unpacked(opened, config, fit),
+            unpacked=fits_unpacked(opened, config, fit),
             context=fit.context,
-            holds_rows=opened.embeds,
+            embedding_in_ram=opened.embeds,
         )
-        recall_experts(target, opened.target_print)
+        preload_experts(target, opened.target_fingerprint)
         for file in sorted(target.buffered_files):
             notify(Notice(f"{file.name} is read through the page cache: its file system refuses O_DIRECT"))
         target.tree_model.cache.block.allocate()
         if target.unpinned_bytes:
             notify(Notice(_UNPINNED.format(format_bytes(target.unpinned_bytes))))
-        if not target.tree_model.row_counts.holds:
+        if not target.tree_model.row_counts.rows_independent:
             notify(Notice(_ROUNDING))
         sources = load_drafts(drafts, config, fit, target, codec, notify)
         try:
@@ -227,10 +228,10 @@ def load_models(opened: OpenedModels, config: EngineConfig, fit: Fit, notify: No
         except BaseException:
             sources.close()
             raise
-        memory.trim()
-        memory.forget_code()
-        if config.least_sequences > 1:  # draft steps of ever other numbers of rows
-            memory.return_large()
+        memory.malloc_trim()
+        memory.evict_code_pages()
+        if config.min_sequences > 1:  # draft steps with ever different numbers of rows
+            memory.lower_mmap_threshold()
         return Assembly(
             target,
             sources,
@@ -239,8 +240,8 @@ def load_models(opened: OpenedModels, config: EngineConfig, fit: Fit, notify: No
             fit.placement,
             opened.memory,
             opened.vram,
-            opened.target_print,
-            config.least_sequences,
+            opened.target_fingerprint,
+            config.min_sequences,
         )
     except BaseException as error:
         torch.set_grad_enabled(recording)
@@ -255,7 +256,7 @@ def load_models(opened: OpenedModels, config: EngineConfig, fit: Fit, notify: No
         raise
 
 
-def assemble(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> Assembly:
+def open_and_load(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> Assembly:
     """Open and load with the budget and width of the configuration. Raises any OffspecError."""
     opened = open_models(config, notify, timeline)
     try:
@@ -267,9 +268,9 @@ def assemble(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> 
 
 
 def describe(assembly: Assembly) -> dict[str, Any]:
-    """Placement and sizes, for logs and benches."""
+    """Return placement and sizes, for logs and benches."""
     placement, target = assembly.placement, assembly.target
-    sizes = target.dense_bytes if placement.by_need else target.layer_bytes
+    sizes = target.dense_bytes if placement.on_demand_experts else target.layer_bytes
     streamed = [i for i, tier in enumerate(placement.tiers) if tier.streams]
     kinds = {"resident": Tier.DEVICE, "cpu": Tier.CPU, "host": Tier.HOST, "disk": Tier.DISK}
     layers = {kind: placement.layers(tier) for kind, tier in kinds.items()}

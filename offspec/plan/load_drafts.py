@@ -1,22 +1,22 @@
-"""Loading what drafts for a target, once it is known what fits."""
+"""Loading the draft sources of a target, once their fit in memory is decided."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from offspec.core.config import SUBSTITUTE, EngineConfig
+from offspec.core.config import SELF_DRAFT, EngineConfig
 from offspec.core.events import LoadProgress
 from offspec.draft.base import Drafter
-from offspec.draft.cross_vocab.drafter import Retokenizer, TranslatedDrafter
+from offspec.draft.cross_vocab.drafter import CrossVocabDrafter, Retokenizer
 from offspec.draft.kinds import LOOKUPS
 from offspec.draft.lm import LMDrafter
 from offspec.draft.mix.sources import Sources
 from offspec.draft.open import Drafts, Notify
 from offspec.model.cache import TreeCache
-from offspec.model.fused.forward import LeanModel
+from offspec.model.fused.model import FusedModel
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
 from offspec.model.quantize.calibration import TEXT
-from offspec.model.quantize.kept import LEAST, KeptRounding
+from offspec.model.quantize.draft_cache import LEAST, QuantizedDraftCache
 from offspec.model.recurrence import snapshots
 from offspec.model.row_counts import RowCounts
 from offspec.model.tokenizer import TextCodec
@@ -28,7 +28,9 @@ from offspec_planners.placement import Placement
 def load_drafts(
     drafts: Drafts, config: EngineConfig, fit: Fit, target: LoadedModel, codec: TextCodec, notify: Notify
 ) -> Sources:
-    """Drafters for a loaded target, and lookups. Raises any OffspecError; on an error none stays open."""
+    """Load drafters for a loaded target, and lookups. Raises any OffspecError; on an error none stays
+    open.
+    """
     found: dict[str, Drafter] = {}
     try:
         for name in drafts.names:
@@ -54,14 +56,14 @@ def _load_model(
     codec: TextCodec,
     notify: Notify,
 ) -> LMDrafter:
-    """codec: of the target, which is the draft's where that has none of its own."""
+    """codec: the target's tokenizer, which the draft uses if it has no other."""
     draft = drafts.model
     assert draft is not None
     rows = fit.context + draft_rows(config)
     if fit.draft_mode == "full":
         everywhere = Placement.in_memory(len(draft.layers), range(len(draft.layers)), 0)
         progress = bytes_progress(notify, "Loading the draft")
-        counts = RowCounts()  # a draft may have any
+        counts = RowCounts()  # a draft may have any number of rows
         draft.load(
             everywhere,
             rows,
@@ -70,24 +72,26 @@ def _load_model(
             unpacked=True,
             row_counts=counts,
             context=fit.context,
-            holds_rows=True,
+            embedding_in_ram=True,
         )
         return _drafter(Path(name).name, draft, rows, notify)
-    shared = name == SUBSTITUTE
+    shared = name == SELF_DRAFT
     bits = fit.draft_bits
     stage = (
-        f"Making a {bits}-bit substitute of the target" if shared else f"Rounding the draft to {bits} bits"
+        f"Quantizing the target to {bits} bits as its draft"
+        if shared
+        else f"Quantizing the draft to {bits} bits"
     )
     ids = calibration_ids(drafts.codec or codec, min(rows, draft.skeleton.context_length))
-    kept = KeptRounding(
+    kept = QuantizedDraftCache(
         config.model if shared else name,
-        drafts.model_print,
+        drafts.model_fingerprint,
         bits,
         [binder.parameters for binder in draft.layers],
         (config.dtype, draft.device.type, ids),
         notify,
     )
-    draft.load_rounded(
+    draft.load_quantized(
         bits,
         fit.draft_mode == "expanded",
         rows,
@@ -103,35 +107,37 @@ def _load_model(
 
 
 def _translated(drafter: LMDrafter, drafts: Drafts, target: LoadedModel, codec: TextCodec) -> Drafter:
-    """A drafter that guesses in the target's tokens, whatever its own are."""
+    """Wrap a drafter of another vocabulary so that it drafts in the target's tokens."""
     if drafts.vocab is None or drafts.codec is None:
         return drafter
     reading = Retokenizer(drafts.vocab, codec.tokenizer, drafts.codec.tokenizer)
-    return TranslatedDrafter(drafter, drafts.vocab, reading, target.device)
+    return CrossVocabDrafter(drafter, drafts.vocab, reading, target.device)
 
 
 def _drafter(
     name: str, draft: LoadedModel, rows: int, notify: Notify, target: TreeCache | None = None
 ) -> LMDrafter:
-    """A drafter over a loaded draft, lean where it can be; target: the cache of what it is a rounding of."""
-    lean = draft.lean(rows, notify)
+    """Return a drafter over a loaded draft, fused if possible. target: cache of the target it is quantized
+    from.
+    """
+    lean = draft.fused_model(rows, notify)
     if lean is None:
         draft.tree_model.cache.snapshots.most = snapshots.OF_DRAFT
         draft.tree_model.cache.block.allocate()
     return LMDrafter(name, lean or draft.tree_model, draft.device, lambda: _release(lean, draft), target)
 
 
-def _release(lean: LeanModel | None, draft: LoadedModel) -> None:
+def _release(lean: FusedModel | None, draft: LoadedModel) -> None:
     if lean is not None:
         lean.close()
     draft.close()
 
 
 def calibration_ids(codec: TextCodec, most: int) -> list[int]:
-    """The text that rounding is calibrated on, in the model's own tokens."""
+    """Return the calibration text for quantization, in the model's own tokens."""
     return codec.encode_prompt(TEXT, raw=True)[:most]
 
 
 def bytes_progress(notify: Notify, stage: str) -> Callable[[int, int], None]:
-    """Tells of bytes that are read."""
+    """Return a callback that reports the bytes read."""
     return lambda done, total: notify(LoadProgress(stage, done, total, "bytes"))

@@ -1,6 +1,6 @@
-"""Trying a loaded drafter: what its steps take on this machine, in a few seconds.
+"""Benchmark of a loaded drafter: time of its draft steps on this machine, in a few seconds.
 
-What drafts with the target's states gets made-up ones: how long a step takes does not depend on them.
+Drafters that need the target's states get random ones: the time of a step does not depend on them.
 """
 
 import statistics
@@ -13,7 +13,7 @@ import torch
 from offspec.core.config import SamplingParams
 from offspec.draft.base import Children, Drafter, Features, Scorer
 from offspec.draft.grow.best_first import grow
-from offspec.draft.grow.growing import GrowthPolicy
+from offspec.draft.grow.tree_grower import GrowthPolicy
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.mixture import Mixture
 from offspec.model.parts import TargetParts
@@ -27,7 +27,7 @@ WIDTHS = (1, 4, 8, 16, 32, 64)
 
 _DRAFT_SECONDS = 2.5  # for steps of all widths
 _TEXT = 128  # tokens below whose end trees are grown
-_COMMITTED = 8  # tokens that run together with a root, as after a pass that went well
+_COMMITTED = 8  # tokens that run together with a root, as after a pass with many accepted tokens
 _DEEPEST = 12
 
 
@@ -38,20 +38,21 @@ def measure_steps(
     ids: Sequence[int],
     budget: int,
     temperature: float = 0.0,
-    look: Callable[[], None] | None = None,
+    check_contention: Callable[[], None] | None = None,
     seconds: float = _DRAFT_SECONDS,
 ) -> tuple[Points, float]:
-    """((width, seconds) of a draft step, what the first step after a pass takes more), from trees grown.
+    """Return ((width, seconds) of draft steps, extra seconds of the first step after a pass), from grown
+    trees.
 
     Leaves the draft's cache empty.
 
     Args:
-        drafter: Loaded.
-        parts: Of the target.
+        drafter: The loaded drafter.
+        parts: Parts of the target.
         ids: Text below whose end trees are grown.
-        budget: Most nodes that the draft has room for.
-        temperature: Of the tokens that are chosen.
-        look: Called between draft steps.
+        budget: Maximum nodes that the draft has room for.
+        temperature: Sampling temperature.
+        check_contention: Called between draft steps.
         seconds: Time for a second round of widths.
     """
     vocabulary, device = parts.vocab_size, parts.device
@@ -64,15 +65,15 @@ def measure_steps(
     steps, first = list[tuple[int, float]](), list[float]()
     started = time.perf_counter()
     try:
-        _grow(drafter, scorer, text[:known], 2, 1, look)
-        drafter.commit([ROOT])  # what follows finds the prompt known
-        _show(drafter, parts, 0, known)
+        _grow(drafter, scorer, text[:known], 2, 1, check_contention)
+        drafter.commit([ROOT])  # later steps find the prompt in the cache
+        _feed_states(drafter, parts, 0, known)
         for turn, width in enumerate(2 * widths):
             if turn >= len(widths) and time.perf_counter() - started > seconds:
                 break
             drafter.rewind(known)
-            looked = _show(drafter, parts, known, len(text) - 1)
-            grown = _grow(drafter, scorer, text, min(budget, 4 * width), width, look)
+            looked = _feed_states(drafter, parts, known, len(text) - 1)
+            grown = _grow(drafter, scorer, text, min(budget, 4 * width), width, check_contention)
             first += [looked + spent for _, spent in grown[:1]]
             steps += grown[1:]
     finally:
@@ -80,9 +81,9 @@ def measure_steps(
     return _by_width(steps, first)
 
 
-def _show(drafter: Drafter, parts: TargetParts, start: int, end: int) -> float:
-    """Hand over states as of passes over these positions, where any are wanted; the seconds it takes."""
-    wants, shape = drafter.wants, (max(end - start, 0), parts.hidden_size)
+def _feed_states(drafter: Drafter, parts: TargetParts, start: int, end: int) -> float:
+    """Feed states for these positions, if the drafter needs any; return the seconds that takes."""
+    wants, shape = drafter.required_states, (max(end - start, 0), parts.hidden_size)
     if not wants or not shape[0]:
         return 0.0
     states = torch.randn(shape, device=parts.device).to(parts.dtype)
@@ -91,8 +92,8 @@ def _show(drafter: Drafter, parts: TargetParts, start: int, end: int) -> float:
     return time.perf_counter() - began
 
 
-class _Clock:
-    """A drafter that notes when each of its steps began, and how wide it was."""
+class _TimedDrafter:
+    """A drafter that records the start and width of each of its steps."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter, self.name = drafter, drafter.name
@@ -114,16 +115,18 @@ def _grow(
     width: int,
     look: Callable[[], None] | None,
 ) -> list[tuple[int, float]]:
-    """(width, seconds) of the steps that grew one tree."""
-    clock: Any = _Clock(drafter)
+    """Return (width, seconds) of the steps that grew one tree."""
+    clock: Any = _TimedDrafter(drafter)
     growth = GrowthPolicy(budget, width, min_gain=0.0)
-    grow(Mixture.single(clock, scorer), ids, growth, _DEEPEST, between=look)
+    grow(Mixture.single(clock, scorer), ids, growth, _DEEPEST, check_cancelled=look)
     ends = [began for began, _ in clock.began[1:]] + [time.perf_counter()]
     return [(width, end - began) for (began, width), end in zip(clock.began, ends, strict=True)]
 
 
 def _by_width(steps: Sequence[tuple[int, float]], first: Sequence[float]) -> tuple[Points, float]:
-    """The median step near each of the widths, never falling; and the median first step beyond the least."""
+    """Return the median step near each of the widths, monotonic, and the extra time of the median first
+    step.
+    """
     points: list[tuple[int, float]] = []
     for width in WIDTHS:
         near = [seconds for wide, seconds in steps if abs(wide - width) <= width // 8]

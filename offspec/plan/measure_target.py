@@ -1,8 +1,7 @@
-"""Trying a loaded model: what its passes take on this machine, in a few seconds.
+"""Benchmark of a loaded model: time of its passes on this machine, in a few seconds.
 
-A pass over a large model takes a minute, so a trial breaks it off as soon as enough layers have run. What it
-has measured is the layers as they will run: over their own weights, with the reading threads at work beside
-them.
+A pass of a large model may take a minute, so a benchmark stops it as soon as enough layers have run. It
+measures the layers under real conditions: with their own weights, and with the reading threads running.
 """
 
 import math
@@ -20,8 +19,8 @@ from offspec.model.loaded import LoadedModel
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.token_tree import TokenTree
-from offspec.sampling.verify import LikelyRows, walk
-from offspec.stream.device_experts import DeviceExpertStore
+from offspec.sampling.verify import LazyLogits, verify_tree
+from offspec.stream.device_expert_store import DeviceExpertStore
 from offspec_planners.cost import ModelSizes
 from offspec_planners.hardware_rates import Hardware, Processor, Rate
 from offspec_planners.measure import identify
@@ -29,36 +28,36 @@ from offspec_planners.measure.disk import disk_rate
 from offspec_planners.measured_costs import MeasuredCosts
 
 ROWS = (2, 16, 64, 128, 256, 512)
-FEW_ROWS = (1, 4)  # as well, where every row asks for experts of its own
-# Committed positions in front of passes that are measured: a prompt and an answer. More than the keys that
-# attention meets one by one, or what it does with all others would have no price.
+FEW_ROWS = (1, 4)  # also measured if every row needs its own experts
+# Committed positions before measured passes: a prompt and an answer. More than the keys that
+# attention processes one by one, so that its block-wise part is measured too.
 _PREFIX = 512
 
-_SECONDS = 0.7  # that passes of a row count are given in all, before they are broken off
-_ROUNDS = 2  # in which that is given, where layers are fast enough
+_SECONDS = 0.7  # total seconds for the passes of a row count, before they are stopped
+_ROUNDS = 2  # seconds within which that is spent, if layers are fast enough
 _LEAST_LAYERS = 3
 _WALKS = 7
 _COPIED, _COPIES = 4 << 20, 5
-_UNPACKING = 3.5  # times what copying takes, by `bench.kernels.dequant`: NF4 on a CPU
-_LINK_SECONDS, _READINGS = 1.5, 3  # of reading, to know how fast the link is
+_UNPACKING = 3.5  # multiple of the time of copying, by `bench.kernels.dequant`: NF4 on a CPU
+_LINK_SECONDS, _READINGS = 1.5, 3  # of reading, to measure the link
 _BUSY = 0.2  # share of that time that passes must wait for the link to call it busy
 
 Progress = Callable[[int, int], None]
 
 
-class EnoughError(Exception):
-    """The pass has run for long enough."""
+class StopPass(Exception):
+    """Raised to stop a pass that has run for long enough."""
 
 
-class PassTrial:
-    """Tries passes over a loaded target.
+class PassBenchmark:
+    """Runs test passes over a loaded target.
 
     Args:
-        target: Loaded; its cache is empty before and after.
+        target: The loaded target; its cache is empty before and after.
         ids: Text to run, for embeddings of real tokens.
         capacity: Positions of the cache.
-        temperature: Of the tokens that are chosen.
-        look: Called between layers.
+        temperature: Sampling temperature.
+        check_contention: Called between layers.
     """
 
     def __init__(
@@ -67,9 +66,9 @@ class PassTrial:
         ids: Sequence[int],
         capacity: int,
         temperature: float = 0.0,
-        look: Callable[[], None] | None = None,
+        check_contention: Callable[[], None] | None = None,
     ) -> None:
-        self._look = look
+        self._look = check_contention
         self._temperature = temperature
         self._target, self._ids = target, list(ids) or [0]
         room = min(capacity, target.skeleton.context_length)
@@ -79,13 +78,15 @@ class PassTrial:
 
     @torch.no_grad()
     def measure(self, progress: Progress, seconds: float = _SECONDS) -> MeasuredCosts:
-        """Passes of several row counts, the link, and the walk. Nothing is left in the target's cache."""
+        """Measure passes of several row counts, the link, and verification. Leaves the target's cache
+        empty.
+        """
         target = self._target
         layer, outside, cpu = (list[tuple[int, float]]() for _ in range(3))
-        target.tree_model.between = self._look
+        target.tree_model.check_cancelled = self._look
         try:
-            # The first layers that run at all make what later ones find made. Of a large model no row count
-            # has a second pass, so that the price of the fewest rows would be of that.
+            # The first layers that run do one-time work. For a large model no row count has a second
+            # pass, so that the cost of the smallest row count would include it.
             self._one(self._rows[0], 0.0)
             for rows, (each, around, beside) in self._rounds(progress, seconds).items():
                 layer.append((rows, each))
@@ -97,7 +98,7 @@ class PassTrial:
             unpack = 0.0 if target.is_packed else _UNPACKING * copying_seconds(target.dtype, target.device)
             head = self._head()
             return MeasuredCosts(
-                rising(layer),
+                make_monotonic(layer),
                 tuple((rows, around + head) for rows, around in sorted(outside)),
                 self._walk(),
                 link=link,
@@ -107,18 +108,18 @@ class PassTrial:
                 disk=disk,
             )
         finally:
-            target.tree_model.settle = None
-            target.tree_model.on_layer = target.tree_model.between = None
+            target.tree_model.synchronize = None
+            target.tree_model.on_layer = target.tree_model.check_cancelled = None
             target.recover()
             target.tree_model.cache.rewind(0)
 
     def _rounds(self, progress: Progress, seconds: float) -> dict[int, tuple[float, ...]]:
-        """What `_pass` says of each row count, in rounds over all of them, of which the lesser times count.
+        """Measure each row count with `_pass`, in rounds over all of them, and keep the smaller times.
 
-        What goes on beside it for a second makes passes longer. If all passes of one row count met with that,
-        trees of that size would seem to cost as much as larger ones, which a plan would take instead.
+        Other processes that run for a second slow passes down. If that affected all passes of one row count,
+        trees of that size would seem to cost as much as larger ones, and a plan would prefer those.
         """
-        # Experts may still be read ahead: the fewest rows, whose price matters most, come last.
+        # Experts may still be prefetched: the smallest row counts, whose cost matters most, come last.
         order = self._rows if self._target.store is None else self._rows[::-1]
         found, began = dict[int, list[tuple[float, ...]]](), time.perf_counter()
         for turn in range(_ROUNDS):
@@ -131,14 +132,14 @@ class PassTrial:
         return {rows: tuple(map(_least, zip(*tried, strict=True))) for rows, tried in found.items()}
 
     def link(self) -> Rate | None:
-        """Bytes per second while passes of two rows wait for weights; None where nothing streams."""
+        """Return bytes per second while passes of two rows wait for weights; None if nothing streams."""
         if self._target.ring_stats.bytes_moved == 0:
             return None
         waited = self._target.ring_stats.wait_seconds
         rates = [self._rate() for _ in range(_READINGS)]
         waited = self._target.ring_stats.wait_seconds - waited
         if self._target.device.type == "cpu" and waited < _BUSY * _LINK_SECONDS:
-            return read_rate(self._target)  # the ring stood full, and told nothing of the disk
+            return read_rate(self._target)  # the ring buffer was full, which shows nothing about the disk
         return Rate.of(rates)
 
     def _rate(self) -> float:
@@ -147,11 +148,10 @@ class PassTrial:
         return (self._target.ring_stats.bytes_moved - moved) / (time.perf_counter() - began)
 
     def _pass(self, rows: int, seconds: float) -> tuple[float, float, float]:
-        """Seconds of one layer, of a pass around its layers, and of a layer of the CPU beside a GPU.
+        """Return seconds of a layer, of a pass outside its layers, and of a layer on the CPU next to a GPU.
 
-        The medians of as many as there is time for; of the last 0 where no such layer ran.
-
-        Of several passes the first, which makes what later ones find made, does not count.
+        Each is the median of the passes that fit the time; the last is 0 if no such layer ran. The first of
+        several passes does not count, since it does one-time work.
         """
         tried, began = list[tuple[float, float, float]](), time.perf_counter()
         while not tried or time.perf_counter() - began < seconds:
@@ -161,9 +161,9 @@ class PassTrial:
         return each, around, beside
 
     def _one(self, rows: int, seconds: float) -> tuple[float, float, float]:
-        """The same of one pass, which is broken off when it has run that long."""
+        """Measure one pass, which is stopped after that many seconds; returns the same as `_pass`."""
         model, device = self._target.tree_model, self._target.device
-        self._pretend()
+        self._fake_prefix()
         tokens = torch.tensor([self._ids[i % len(self._ids)] for i in range(rows)], device=device)
         context = TreeContext(
             prefix=self._prefix,
@@ -172,43 +172,45 @@ class PassTrial:
             ancestors=_ancestors(rows),
         )
         if device.type == "cuda":
-            model.settle = self._settle
+            model.synchronize = self._synchronize
         began = time.perf_counter()
 
         def stop(done: int) -> None:
             if done >= _LEAST_LAYERS and time.perf_counter() - began > seconds:
-                raise EnoughError
+                raise StopPass
 
         model.on_layer = stop
         hidden: torch.Tensor | None = None
-        with suppress(EnoughError):
+        with suppress(StopPass):
             hidden = model.hidden(tokens, context)
-            if model.settle is not None:
-                model.settle()
-        spent = model.spent
+            if model.synchronize is not None:
+                model.synchronize()
+        spent = model.pass_time
         around = max(time.perf_counter() - began - spent.computed - spent.waited, 0.0)
         if hidden is None:
             self._target.recover()
         elif model.streams_head:
-            model.logits(hidden[:2])  # or the ring would be out of step
+            model.logits(hidden[:2])  # otherwise the ring buffer would be out of step
         on_device = spent.layers - spent.cpu_layers
         beside = spent.cpu_computed / spent.cpu_layers if spent.cpu_layers else 0.0
         return (spent.computed - spent.cpu_computed) / on_device if on_device else beside, around, beside
 
-    def _settle(self) -> None:
-        """Wait for what all GPUs compute, and not for copies of later layers, which go on in passes too."""
+    def _synchronize(self) -> None:
+        """Wait for the computation of all GPUs, but not for copies of later layers, which overlap in real
+        passes too.
+        """
         for gpu in self._target.devices:
             torch.cuda.current_stream(gpu).synchronize()
 
-    def _pretend(self) -> None:
-        """Make the cache as long as after a prompt. What it holds is of no interest."""
+    def _fake_prefix(self) -> None:
+        """Fill the cache to its length after a prompt; the contents do not matter."""
         cache = self._target.tree_model.cache
         for rows in cache.rows:
-            rows.cut(self._prefix)
+            rows.truncate(self._prefix)
         cache.length = self._prefix
 
     def _head(self) -> float:
-        """Seconds of the product that makes the logits of the likeliest nodes; 0 where there is none such."""
+        """Return seconds of computing the logits of the likeliest nodes; 0 if there are none."""
         target, model = self._target, self._target.tree_model
         if model.streams_head:
             return 0.0
@@ -221,7 +223,7 @@ class PassTrial:
         return statistics.median(times)
 
     def _walk(self) -> float:
-        """Seconds of choosing one token, with the noise at hand, as it is where the draft has used it."""
+        """Return seconds of choosing one token, with its noise already computed, as after drafting."""
         target, vocabulary = self._target, self._target.skeleton.vocab_size
         none = torch.zeros(1, vocabulary, device=target.device)
         processor = LogitsProcessor(SamplingParams(self._temperature), vocabulary, [], target.device)
@@ -229,19 +231,19 @@ class PassTrial:
         times, tree = [], TokenTree.single(0)
         for _ in range(_WALKS):
             began = time.perf_counter()
-            rows = LikelyRows(tree, lambda nodes: none, 1)
-            walk(tree, rows, processor, noise, 0, lambda token: True)
+            rows = LazyLogits(tree, lambda nodes: none, 1)
+            verify_tree(tree, rows, processor, noise, 0, lambda token: True)
             times.append(time.perf_counter() - began)
         return statistics.median(times)
 
 
 def _least(times: Sequence[float]) -> float:
-    """Of those that were taken; 0 where none was."""
+    """Return the smallest time; 0 if there is none."""
     return min((seconds for seconds in times if seconds), default=0.0)
 
 
-def rising(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """(rows, seconds) by rows, made to rise: what fewer rows took beyond more of them was something else."""
+def make_monotonic(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Make (rows, seconds) monotonic: extra time of fewer rows than another measurement had other causes."""
     found, least = list[tuple[int, float]](), math.inf
     for rows, seconds in sorted(points, reverse=True):
         least = min(least, seconds)
@@ -250,9 +252,9 @@ def rising(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]
 
 
 def copying_seconds(dtype: torch.dtype, device: torch.device) -> float:
-    """Seconds that copying one value of a matrix takes.
+    """Return seconds to copy one value of a matrix.
 
-    Unpacking itself is not tried, because what it needs would stay in memory.
+    Unpacking itself is not measured, because its workspace would stay allocated.
     """
     source = torch.zeros(_COPIED, dtype=dtype, device=device)
     copy, times = torch.empty_like(source), list[float]()
@@ -266,7 +268,7 @@ def copying_seconds(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def read_rate(target: LoadedModel) -> Rate:
-    """Bytes per second that the disk gives of a model's own files. Raises StreamError."""
+    """Return bytes per second when reading a model's own files from the disk. Raises StreamError."""
     try:
         return disk_rate(target.weight_files)
     except OSError as error:
@@ -275,7 +277,7 @@ def read_rate(target: LoadedModel) -> Rate:
 
 
 def copy_rate(store: DeviceExpertStore) -> Rate:
-    """Bytes per second from pinned RAM to a device, in copies of an expert."""
+    """Return bytes per second from pinned RAM to a device, in copies of one expert."""
     source = torch.empty(store.slot_bytes, dtype=torch.uint8, pin_memory=True)
     target, rates = torch.empty_like(source, device=store.device), list[float]()
     stream = torch.cuda.current_stream(store.device)
@@ -288,23 +290,25 @@ def copy_rate(store: DeviceExpertStore) -> Rate:
     return Rate.of(rates[1:])
 
 
-def tried_machine(target: LoadedModel, measured: MeasuredCosts, sizes: ModelSizes) -> Hardware:
-    """A profile of this machine as far as the trial of one model tells it.
+def measured_hardware(target: LoadedModel, measured: MeasuredCosts, sizes: ModelSizes) -> Hardware:
+    """Return a profile of this machine derived from the benchmark of one model.
 
-    Products are whole layers, attention and all; memory is as fast as a layer of two rows fetched its
-    weights; the disk is the link of the trial, or a short reading of the model's files.
+    Matrix product speed is that of whole layers including attention; memory speed is that of a two-row layer
+    reading its weights; disk speed is the measured link, or a short test read of the model's files.
     """
     which = identify(str(target.device))
     fetched = sizes.weights * target.dtype.itemsize / measured.layer[0][1]
     products = tuple((rows, 2.0 * sizes.weights * rows / seconds) for rows, seconds in measured.layer)
     processor = Processor(which.processor, which.memory, Rate.exactly(fetched), products, 0.0)
     disk = measured.link or measured.disk or read_rate(target)
-    link = measured.link if which.apart else None
+    link = measured.link if which.has_own_memory else None
     return Hardware(which.name, which.ram, disk, link, processor, host=measured.host)
 
 
 def _ancestors(rows: int) -> torch.Tensor:
-    """[rows, rows] bool of a tree in which node i hangs from node (i - 1) // 2."""
+    """Return the ancestor mask [rows, rows] bool of a tree in which node (i - 1) // 2 is the parent of
+    node i.
+    """
     sees = torch.eye(rows, dtype=torch.bool)
     for node in range(1, rows):
         sees[node] |= sees[(node - 1) // 2]

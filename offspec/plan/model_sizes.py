@@ -1,4 +1,4 @@
-"""The outline of a model: its bytes and arithmetic, from its headers, or from a config.json alone."""
+"""Sizes of a model: its bytes and arithmetic, from its headers, or from a config.json alone."""
 
 import hashlib
 import json
@@ -13,18 +13,18 @@ from offspec.checkpoint import Checkpoint, local_path, open_checkpoint
 from offspec.checkpoint.config_sizes import check_sizes
 from offspec.checkpoint.folder import CONFIG, read_config
 from offspec.checkpoint.json_file import read_json
+from offspec.checkpoint.known_models import known_config
 from offspec.checkpoint.open import DEMO, DEMO_WIDE
 from offspec.checkpoint.pack_manifest import format_of
-from offspec.checkpoint.quantised.methods import METHODS, name_of
-from offspec.checkpoint.quantised.parts import even_steps
-from offspec.checkpoint.quantised.schemes import matches
-from offspec.checkpoint.shapes import known_config
-from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, bytes_of, dtype_name
-from offspec.checkpoint.widen import FACTOR
-from offspec.checkpoint.widening import wide_config
+from offspec.checkpoint.quantized.common import uniform_formats
+from offspec.checkpoint.quantized.methods import METHODS, name_of
+from offspec.checkpoint.quantized.schemes import matches
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, dtype_name, nbytes_of
+from offspec.checkpoint.wide_model import FACTOR
+from offspec.checkpoint.wide_tensors import wide_config
 from offspec.core.config import PackFormat
 from offspec.core.errors import ModelNotFoundError, UnsupportedModelError
-from offspec.core.files import scratch_folder
+from offspec.core.files import temporary_folder
 from offspec.model.experts import is_experts
 from offspec.model.loaded import LoadedModel
 from offspec.model.probe.build import build_skeleton
@@ -36,12 +36,12 @@ from offspec_planners.expert_costs import ExpertSizes
 
 _CHOSEN = ("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "moe_top_k")  # in configurations
 _DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
-_GROUP = 64  # of columns, of which rounded matrices have a whole number
+_GROUP = 64  # quantized matrices have a multiple of this number of columns
 _LEFT_OUT = ("modules_to_not_convert", "ignore", "exclude_modules")  # settings that list modules
 
 
 def sizes_of(model: LoadedModel, name: str) -> ModelSizes:
-    """The sizes of an opened model that costs are computed from."""
+    """Return the sizes of an opened model from which costs are computed."""
     config = model.skeleton.config
     head = model.skeleton.model.get_output_embeddings().weight
     weights = [_multiplied(layer, config) for layer in model.skeleton.layers]
@@ -64,7 +64,9 @@ def sizes_of(model: LoadedModel, name: str) -> ModelSizes:
 
 
 def expert_sizes(model: LoadedModel) -> ExpertSizes | None:
-    """The routed experts of a model that can come by need, as far as all of its layers have the same."""
+    """Return the routed experts of a model that can be loaded on demand, if all of its layers have the
+    same.
+    """
     modules = model.experts.modules
     if not modules:
         return None
@@ -81,14 +83,16 @@ def expert_sizes(model: LoadedModel) -> ExpertSizes | None:
 
 
 def chosen_experts(layer: torch.nn.Module, config: Any) -> int:
-    """How many experts of a layer each row goes to: as its router says, or else the configuration."""
+    """Return the number of experts per row in a layer, by its router or else the configuration."""
     named = [getattr(module, "top_k", None) for module in layer.modules()]
     named += [getattr(config, name, None) for name in _CHOSEN]
     return next((found for found in named if isinstance(found, int)), 1)
 
 
 def _multiplied(layer: torch.nn.Module, config: Any) -> int:
-    """Weights of a layer that one row meets: all of its matrices, and of its experts those it is sent to."""
+    """Return the weights of a layer that one row is multiplied with: all matrices, and its chosen experts
+    only.
+    """
     total, chosen = 0, chosen_experts(layer, config)
     stacks: list[Any] = [module for module in layer.modules() if is_experts(module)]
     routed = {id(weight): module.num_experts for module in stacks for weight in module.parameters()}
@@ -100,7 +104,7 @@ def _multiplied(layer: torch.nn.Module, config: Any) -> int:
     return total
 
 
-def imagine(
+def open_on_meta(
     model: str,
     dtype: torch.dtype,
     device: torch.device,
@@ -108,20 +112,21 @@ def imagine(
     int8_cache: bool = False,
     quantize: PackFormat | None = None,
 ) -> tuple[LoadedModel, str]:
-    """A model to plan for, and its fingerprint: config.json is enough.
+    """Open a model for planning, on the meta device, and return it with its fingerprint; config.json is
+    enough.
 
-    Nothing can be loaded from what is returned unless its weights are on this machine, as they are.
+    Its weights cannot be loaded unless they are on this machine in that format.
 
     Args:
         model: A config.json, a folder with one, anything `open_checkpoint` opens without a network, or the
             hub id of a well-known model.
-        dtype: Of values that are computed with.
-        device: Where they are computed.
-        int8_cache: Whether keys and values are kept in 8 bits. Default False.
-        quantize: The format that its matrices are rounded to. None: as they are.
+        dtype: Dtype of the computation.
+        device: Device of the computation.
+        int8_cache: Whether the KV cache is in int8. Default False.
+        quantize: Format that its matrices are quantized to. None: as they are.
 
     Raises:
-        CheckpointError: There is no configuration that can be read, or what is to be rounded is quantised.
+        CheckpointError: There is no readable configuration, or the model to quantize already is quantized.
     """
     config = _config_alone(model)
     if config is None:
@@ -131,15 +136,15 @@ def imagine(
             config = dict(checkpoint.config)
     if config is not None:
         if quantize is not None and "quantization_config" in config:
-            raise UnsupportedModelError(f"{model} is quantised already: leave out `quantize`")
+            raise UnsupportedModelError(f"{model} is already quantized: leave out `quantize`")
         return _from_config(config, dtype, device, int8_cache, quantize)
     found = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, int8_cache=int8_cache)
     return found, checkpoint.fingerprint
 
 
 def _config_alone(model: str) -> dict[str, Any] | None:
-    """The configuration of a model without weights: of a file, a folder, or a well-known hub id."""
-    if model == DEMO_WIDE:  # which need not be written for it
+    """Return the configuration of a model without weights: from a file, a folder, or a well-known hub id."""
+    if model == DEMO_WIDE:  # no file needs to be written
         return wide_config(open_checkpoint(DEMO).config, FACTOR)
     path, _ = local_path(model)
     if path.is_file() and path.suffix == ".json":
@@ -150,7 +155,7 @@ def _config_alone(model: str) -> dict[str, Any] | None:
 
 
 def _opened(model: str) -> Checkpoint:
-    """The headers of a model. Raises CheckpointError, with what else a plan can be made from."""
+    """Open the headers of a model. Raises CheckpointError, with other possible inputs for a plan."""
     try:
         return open_checkpoint(model)
     except ModelNotFoundError as error:
@@ -167,12 +172,12 @@ def _from_config(
     int8_cache: bool,
     quantize: PackFormat | None,
 ) -> tuple[LoadedModel, str]:
-    """Tensors as a checkpoint of this configuration would hold them, one behind the other in no file."""
+    """Lay out the tensors of a checkpoint with this configuration, one after the other, without a file."""
     check_sizes(config, (), CONFIG)
     text = json.dumps(config, sort_keys=True) + (quantize or "")
-    quantised = config.pop("quantization_config", None)
-    formats = ConfigFormats(quantised, quantize)
-    with scratch_folder() as folder:
+    quantized = config.pop("quantization_config", None)
+    formats = ConfigFormats(quantized, quantize)
+    with temporary_folder() as folder:
         (folder / CONFIG).write_text(json.dumps(config), "utf-8")
         skeleton = build_skeleton(folder, dtype)
         tensors, offset = dict[str, Weight](), 0
@@ -191,24 +196,26 @@ def _from_config(
 
 
 def _packed(name: str, shape: tuple[int, ...], format_: Format, file: Path, offset: int) -> PackedInfo:
-    """Its parts one behind the other, but for a table of values that no file of ours holds."""
+    """Lay out the parts of a weight one after the other, except for a table of values, which our files
+    omit.
+    """
     parts = list[tuple[str, TensorInfo]]()
     for part, stored in format_.parts(shape).items():
         if part == "table":
             continue
         kind = dtype_name(stored.dtype)
-        nbytes = bytes_of(kind, stored.shape)
+        nbytes = nbytes_of(kind, stored.shape)
         parts.append((part, TensorInfo(f"{name}.{part}", kind, stored.shape, file, offset, nbytes)))
         offset += nbytes
     return PackedInfo(name, shape, format_, tuple(parts))
 
 
 class ConfigFormats:
-    """The formats of the weights of decoder layers.
+    """Formats of the weights of decoder layers.
 
     Args:
         settings: The `quantization_config` of a config.json; None: there is none.
-        quantize: What matrices are rounded to besides. Default None: as they are.
+        quantize: Format that other matrices are quantized to. Default None: as they are.
     """
 
     def __init__(self, settings: Any, quantize: PackFormat | None = None) -> None:
@@ -217,15 +224,15 @@ class ConfigFormats:
             str(pattern) for name in _LEFT_OUT for pattern in _listed(told.get(name)) if quantize is None
         ]
         method = METHODS.get(name_of(told))
-        self._experts_alone = method is not None and method.experts_alone
+        self._experts_alone = method is not None and method.experts_only
         self._usual: tuple[Format, ...] = ()
         if quantize is not None:
             self._usual = (format_of(quantize),)
         elif told:
-            self._usual = method.usual(told) if method is not None else even_steps(told)
+            self._usual = method.default_formats(told) if method is not None else uniform_formats(told)
 
     def of(self, name: str, shape: tuple[int, ...]) -> Format | None:
-        """The format of a layer's parameter, of about the right size; None where it is in 16 bits."""
+        """Return the format of a layer's parameter, of about the right size; None if it has 16 bits."""
         if len(shape) < 2 or is_router(name) or self._is_left_out(name):
             return None
         if self._experts_alone:

@@ -1,4 +1,4 @@
-"""Memory that opened models need, by their sizes and settings: what a division of memory starts from."""
+"""Memory needs of opened models, by their sizes and settings: the input of a division of memory."""
 
 from dataclasses import replace
 from typing import Literal
@@ -9,7 +9,7 @@ from offspec.core.config import DraftBits, EngineConfig
 from offspec.core.memory import MARGIN
 from offspec.draft.forward import HEAD_ROWS
 from offspec.draft.heads.base import OpenedHead
-from offspec.model import device as devices
+from offspec.model import devices as devices
 from offspec.model.experts import scratch_bytes
 from offspec.model.fused.cuda_graph import PADDING
 from offspec.model.fused.weights import packed_size
@@ -19,76 +19,82 @@ from offspec.model.runner import PASS_ROWS, SHARED_PROMPT_ROWS
 from offspec.plan.model_sizes import expert_sizes
 from offspec.plan.opened import OpenedModels
 from offspec.sampling.noise import CACHED_ROWS
-from offspec_planners.memory_division import ExpertNeeds, FurtherGpus, HeadNeeds, HostNeeds, Needs
+from offspec_planners.memory_division import ExpertNeeds, FurtherGpus, HeadNeeds, HostNeeds, MemoryNeeds
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.plan import MODEL_MODES, Part
 
-# How a draft is held: as stored, as rounded values at 16 bits each, or packed. And where there is no model
-# in addition to the target: whether heads draft, or nothing does.
+# Storage of a draft: as stored on disk, as quantized values at 16 bits each, or packed. Without a draft
+# model: whether heads draft, or nothing does.
 DraftMode = Literal["full", "expanded", "packed", "head", "none"]
-Held = tuple[DraftMode, DraftBits]
+DraftStorage = tuple[DraftMode, DraftBits]
 
-WIDEST = 64  # nodes that a draft step expands at most, where the caller does not say
+WIDEST = 64  # default maximum of nodes that a draft step expands
 
 _CPU = torch.device("cpu")
-_LARGEST_TREE = 1024  # nodes of one sequence's tree where several share a pass
-_PARTS = 4  # of the nodes of a pass that a sequence may have, as one of them easily guessed
+_LARGEST_TREE = 1024  # nodes of one sequence's tree if several share a pass
+_PARTS = 4  # maximum share of a pass's nodes for one sequence, for easily predicted text
 
 
 def tree_nodes(config: EngineConfig) -> int:
-    """Most nodes of the tree of one sequence: of those that several share, more than its equal part."""
-    budget, sequences = config.budget or 1, config.least_sequences
+    """Return the maximum nodes of one sequence's tree: if several share a pass, more than an equal part."""
+    budget, sequences = config.budget or 1, config.min_sequences
     if sequences == 1:
         return budget
     return min(budget, -(-_PARTS * budget // sequences), _LARGEST_TREE)
 
 
-def most_width(config: EngineConfig) -> int:
-    """Nodes that a draft step expands at most: no more than are verified, of which the best are expanded."""
+def max_width(config: EngineConfig) -> int:
+    """Return the maximum nodes that a draft step expands: no more than are verified."""
     return config.width or min(WIDEST, config.budget or 1)
 
 
-def with_most_width(config: EngineConfig) -> EngineConfig:
-    """Copy of the settings with the width of `most_width`."""
-    return replace(config, width=most_width(config))
+def with_max_width(config: EngineConfig) -> EngineConfig:
+    """Return a copy of the settings with the width of `max_width`."""
+    return replace(config, width=max_width(config))
 
 
 def draft_rows(config: EngineConfig) -> int:
-    """Rows that a growing tree may take in the draft's cache, whatever width is chosen once it is loaded."""
-    return 2 * tree_nodes(config) + most_width(config)
+    """Return the rows that a growing tree may take in the draft's cache, whatever width is chosen after
+    loading.
+    """
+    return 2 * tree_nodes(config) + max_width(config)
 
 
-def embedding_bytes(held: Held, draft: LoadedModel | None) -> int:
-    """Bytes of RAM of the embedding of a draft that is a model."""
+def embedding_bytes(held: DraftStorage, draft: LoadedModel | None) -> int:
+    """Return the bytes of RAM of a draft model's embedding."""
     return 0 if draft is None or held[0] not in MODEL_MODES else draft.embedding_bytes
 
 
-def loading_bytes(held: Held, draft: LoadedModel | None) -> int:
-    """Bytes of the layer of a draft that is being rounded or fused, as it is on disk and as values."""
+def loading_bytes(held: DraftStorage, draft: LoadedModel | None) -> int:
+    """Return the bytes of the draft layer that is being quantized or fused, both as stored and as values."""
     if draft is None or held[0] not in MODEL_MODES:
         return 0
     if draft.is_packed:
-        return max(map(sum, zip(draft.held_bytes, draft.held_extra, strict=True)))
-    return max(draft.layer_bytes) + max(draft.layer_extra)
+        return max(map(sum, zip(draft.unpacked_layer_bytes, draft.unpacked_conversion_bytes, strict=True)))
+    return max(draft.layer_bytes) + max(draft.layer_conversion_bytes)
 
 
-def unpacks(draft: LoadedModel, bits: int) -> bool:
-    """Whether draft steps unpack weights of this many bits before they multiply."""
+def unpacks_weights(draft: LoadedModel, bits: int) -> bool:
+    """Return whether draft steps unpack weights of this many bits before they multiply."""
     return packed_size(draft.skeleton, bits, draft.device).scratch > 0
 
 
-def draft_bytes(held: Held, draft: LoadedModel | None, config: EngineConfig, context: int) -> int:
-    """Bytes that a draft's model takes where it is computed, held in this way, its caches included."""
-    mode, bits = held
+def draft_bytes(
+    draft_storage: DraftStorage, draft: LoadedModel | None, config: EngineConfig, context: int
+) -> int:
+    """Return the bytes that a draft model takes on the computing device in this storage, including its
+    caches.
+    """
+    mode, bits = draft_storage
     if draft is None or mode not in MODEL_MODES:
         return 0
     rows = context + draft_rows(config) + PADDING
     fixed = draft.cache_bytes(rows) + draft.state_bytes(draft_rows(config), snapshots.OF_DRAFT)
-    fixed *= config.least_sequences
-    fixed += 0 if config.substitutes else draft.rest_bytes
-    fixed += embedding_bytes(held, draft) if draft.device.type == "cpu" else 0
+    fixed *= config.min_sequences
+    fixed += 0 if config.uses_self_draft else draft.non_layer_bytes
+    fixed += embedding_bytes(draft_storage, draft) if draft.device.type == "cpu" else 0
     if mode == "full":
-        return fixed + sum(draft.held_bytes)
+        return fixed + sum(draft.unpacked_layer_bytes)
     if mode == "expanded":
         return fixed + sum(weight.nbytes for weight in draft.skeleton.layers.parameters())
     packed = packed_size(draft.skeleton, bits, draft.device)
@@ -98,24 +104,24 @@ def draft_bytes(held: Held, draft: LoadedModel | None, config: EngineConfig, con
 def memory_needs(
     opened: OpenedModels,
     config: EngineConfig,
-    held: Held,
+    draft_storage: DraftStorage,
     context: int,
     chunk: int,
     caches: Tier,
     cpu_layers: tuple[int, ...],
-) -> Needs:
-    """Needs for memory with the draft held in this way.
+) -> MemoryNeeds:
+    """Return the memory needs with the draft in this storage.
 
     Args:
         opened: Models that memory is divided among.
-        config: Settings whose budget and width are the most that will be used.
-        held: Draft mode and bits.
+        config: Settings with the largest budget and width that will be used.
+        draft_storage: Draft mode and bits.
         context: Tokens of prompt and answer together.
         chunk: Rows of a prompt that run together.
         caches: Tier of the target's KV cache.
         cpu_layers: Layers that the CPU computes next to a device.
     """
-    target, heads, sequences = opened.target, opened.heads, config.least_sequences
+    target, heads, sequences = opened.target, opened.heads, config.min_sequences
     on_gpu, budget, tree = target.device.type != "cpu", config.budget or 1, tree_nodes(config)
     capacity, rows = context + tree, context + draft_rows(config)
     vocabulary = target.skeleton.vocab_size
@@ -126,38 +132,44 @@ def memory_needs(
     states = sequences * target.state_bytes(tree, snapshots.MOST)
     cached, host_cache = sequences * target.cache_bytes(capacity) - cpu_cache, 0
     if caches is Tier.HOST:
-        cached, host_cache = 2 * target.window_bytes(capacity), cached
+        cached, host_cache = 2 * target.offload_buffer_bytes(capacity), cached
     runtime = devices.RUNTIME + devices.SLACK if target.device.type == "cuda" else 0
     activations, unpacking = target.activation_bytes(together, capacity, chunk), target.unpacking_bytes
-    # What layers carry from token to token is counted everywhere: which of them do is not known here.
+    # States that layers carry from token to token are counted for every layer, since it is not known here
+    # which have one.
     cpu = target.scratch_bytes(together, capacity, chunk, _CPU) + cpu_cache + states if cpu_layers else 0
-    draft, loading = draft_bytes(held, opened.draft, config, context), loading_bytes(held, opened.draft)
+    draft, loading = (
+        draft_bytes(draft_storage, opened.draft, config, context),
+        loading_bytes(draft_storage, opened.draft),
+    )
     looked_up = target.embedding_bytes if opened.embeds else 0
     scores, logits = _score_bytes(config, vocabulary)
-    # One is gone when the other comes, and what is free again is used again.
+    # One is freed before the other is allocated, and freed memory is reused.
     if on_gpu:
         scratch = scores + max(logits, activations, loading)
     else:
         draft, scratch = draft + looked_up, scores + max(logits + activations, loading)
-    # A substitute drafts with the target's own head, and so do some that are small.
-    shares_head = (config.substitutes and held[0] in MODEL_MODES) or any(head.shares_head for head in heads)
+    # A self-draft uses the target's own head, and so do some small heads.
+    shares_head = (config.uses_self_draft and draft_storage[0] in MODEL_MODES) or any(
+        head.shares_head for head in heads
+    )
     streamed_logits = 2 * max(budget, sequences, 2) * vocabulary * target.dtype.itemsize
     gpus, of_layer = opened.more_vram, sequences * target.layer_cache_bytes(capacity)
     free = tuple(vram - runtime - activations - unpacking - states for vram in gpus)
-    return Needs(
+    return MemoryNeeds(
         process_bytes=opened.runtime + MARGIN,
-        resident_bytes=target.rest_bytes,
+        resident_bytes=target.non_layer_bytes,
         cache_bytes=cached + states,
         scratch_bytes=scratch + unpacking + _features_bytes(target, heads, together),
         draft_bytes=draft
         + sum(sequences * head.nbytes(rows) - (sequences - 1) * head.nbytes(0) for head in heads),
         layer_bytes=target.layer_bytes,
-        extra_bytes=target.layer_extra,
+        extra_bytes=target.layer_conversion_bytes,
         device_runtime_bytes=runtime,
         cpu_layers=cpu_layers,
         head=None if shares_head else HeadNeeds(target.head_bytes, target.head_block_bytes, streamed_logits),
         host=HostNeeds(
-            embedding_bytes=looked_up + embedding_bytes(held, opened.draft) if on_gpu else 0,
+            embedding_bytes=looked_up + embedding_bytes(draft_storage, opened.draft) if on_gpu else 0,
             cache_bytes=host_cache,
             cpu_bytes=cpu,
         ),
@@ -167,16 +179,18 @@ def memory_needs(
 
 
 def _score_bytes(config: EngineConfig, vocabulary: int) -> tuple[int, int]:
-    """(bytes of scores that stay for a request, noise among them, bytes of the logits of a draft step)."""
-    sequences, width = config.least_sequences, most_width(config)
-    drawn = tree_nodes(config) if config.verify == "sequoia" else 0  # distributions kept for the walk
-    # What scorers work in is there once.
+    """Return (bytes of scores that stay for a request, including noise, bytes of the logits of a draft
+    step).
+    """
+    sequences, width = config.min_sequences, max_width(config)
+    drawn = tree_nodes(config) if config.verify == "sequoia" else 0  # distributions kept for verification
+    # The scorers' workspace exists once.
     scores = (sequences * (CACHED_ROWS + drawn) + width) * 4 * vocabulary
     return scores, max(2 * width, HEAD_ROWS if sequences > 1 else 0) * 4 * vocabulary
 
 
 def _expert_needs(target: LoadedModel, rows: int) -> ExpertNeeds | None:
-    """Needs of experts if `rows` rows go through a layer together; None if they are parts of their layers."""
+    """Return the needs of experts if `rows` rows go through a layer together; None if layers contain them."""
     experts, sizes = target.experts, expert_sizes(target)
     if sizes is None:
         return None
@@ -184,7 +198,7 @@ def _expert_needs(target: LoadedModel, rows: int) -> ExpertNeeds | None:
     scratch = scratch_bytes(rows, sizes.chosen, hidden, sizes.weights, target.dtype.itemsize)
     return ExpertNeeds(
         target.dense_bytes,
-        target.dense_extra,
+        target.dense_conversion_bytes,
         experts.slot_bytes,
         experts.count,
         copied_bytes=experts.copied_bytes,
@@ -194,23 +208,23 @@ def _expert_needs(target: LoadedModel, rows: int) -> ExpertNeeds | None:
 
 
 def _features_bytes(target: LoadedModel, heads: tuple[OpenedHead, ...], rows: int) -> int:
-    """Bytes of the states that a pass of `rows` rows keeps aside for heads."""
-    layers = {layer for head in heads for layer in head.wants.layers}
-    last = any(head.wants.last for head in heads)
+    """Return the bytes of the states that a pass of `rows` rows keeps for heads."""
+    layers = {layer for head in heads for layer in head.required_states.layers}
+    last = any(head.required_states.last for head in heads)
     hidden: int = target.skeleton.config.hidden_size
     return (len(layers) + last) * rows * hidden * target.dtype.itemsize
 
 
 def memory_parts(
-    opened: OpenedModels, needs: Needs, placement: Placement, *, unpacked: bool
+    opened: OpenedModels, needs: MemoryNeeds, placement: Placement, *, unpacked: bool
 ) -> tuple[Part, ...]:
-    """Everything that takes room under a placement, and what stays on disk.
+    """Return all parts that take memory under a placement, and the part that stays on disk.
 
-    unpacked: Whether a packed target is unpacked as it is loaded.
+    unpacked: Whether a packed target is unpacked at load.
     """
     target = opened.target
     needs = needs.with_expert_slots(placement.expert_slots, placement.host_expert_slots)
-    layers = target.held_bytes if unpacked else needs.layer_bytes
+    layers = target.unpacked_layer_bytes if unpacked else needs.layer_bytes
     head = target.head_stored_bytes if placement.head is not Tier.DEVICE else 0
     slot = max(*needs.layer_bytes, target.head_block_bytes if head else 0)
     logits = needs.head.logits_bytes if head and needs.head is not None else 0
@@ -237,10 +251,10 @@ def memory_parts(
         ("slots", Tier.DEVICE, placement.slots * slot),
         ("experts", Tier.DEVICE, needs.expert_slots_bytes),
         ("experts", Tier.HOST, needs.host.expert_slots_bytes),
-        ("experts", Tier.DISK, target.experts.nbytes if placement.by_need else 0),
+        ("experts", Tier.DISK, target.experts.nbytes if placement.on_demand_experts else 0),
         ("staging slots", Tier.HOST, placement.staging * slot * placement.gpu_count),
         ("caches and scratch", Tier.CPU, needs.host.cpu_bytes),
-        ("the device's own share", Tier.DEVICE, needs.device_runtime_bytes),
+        ("CUDA context", Tier.DEVICE, needs.device_runtime_bytes),
     ]
     parts = [Part(what, tier, size) for what, tier, size in found if size > 0]
     for gpu, own in enumerate(others, 1):
@@ -248,13 +262,13 @@ def memory_parts(
         runtime = needs.device_runtime_bytes
         scratch = opened.more_vram[gpu - 1] - more.free_bytes[gpu - 1] - runtime + max(needs.extra_bytes)
         slots = placement.slots * slot if any(tier.streams for tier in placement.tiers_on(gpu)) else 0
-        names = ("layers", "caches", "scratch", "slots", "the device's own share")
+        names = ("layers", "caches", "scratch", "slots", "CUDA context")
         sizes = (own, _caches_on(gpu, needs, placement), scratch, slots, runtime)
         parts += [Part(what, Tier.DEVICE, size, gpu) for what, size in zip(names, sizes, strict=True) if size]
     return tuple(parts)
 
 
-def _caches_on(gpu: int, needs: Needs, placement: Placement) -> int:
-    """Bytes of the KV caches of the layers that one of several GPUs computes."""
+def _caches_on(gpu: int, needs: MemoryNeeds, placement: Placement) -> int:
+    """Return the bytes of the KV caches of the layers that one of several GPUs computes."""
     layers = sum(tier is not Tier.CPU for tier in placement.tiers_on(gpu))
     return 0 if needs.further_gpus is None else needs.further_gpus.layer_cache_bytes * layers

@@ -1,4 +1,4 @@
-"""Models that were opened, their headers read, and the memory limits that are divided among them."""
+"""Opened models, headers only, and the memory limits that are divided among them."""
 
 from dataclasses import dataclass, replace
 
@@ -16,30 +16,30 @@ class OpenedModels:
     Args:
         config: Settings, with the sources that "auto" resolved to.
         target: The model to run.
-        target_print: Fingerprint of the target.
+        target_fingerprint: Fingerprint of the target.
         drafts: Models and heads that draft for the target.
         memory: Bytes of RAM for the process.
-        vram: Bytes of a device with memory of its own, None where the target is computed in RAM.
+        vram: Bytes of a device with its own memory; None if the target is computed in RAM.
         more_vram: Bytes of each further GPU.
-        runtime: Bytes that the process takes without any weights.
-        asked: Value of `draft`.
-        codec: The target's tokenizer, where the models are to be loaded.
+        runtime: Bytes of the process without any weights.
+        draft_option: Value of `draft`.
+        codec: The target's tokenizer, if the models are to be loaded.
     """
 
     config: EngineConfig
     target: LoadedModel
-    target_print: str
+    target_fingerprint: str
     drafts: Drafts
     memory: int
     vram: int | None
     runtime: int
-    asked: str
+    draft_option: str
     codec: TextCodec | None = None
     more_vram: tuple[int, ...] = ()
 
     @property
     def draft(self) -> LoadedModel | None:
-        """The drafter that is a model, if there is one."""
+        """The draft model, if there is one."""
         return self.drafts.model
 
     @property
@@ -49,15 +49,15 @@ class OpenedModels:
 
     @property
     def embeds(self) -> bool:
-        """Whether a head looks its tokens up in the target's embedding, which then stays in RAM."""
+        """Whether a head looks tokens up in the target's embedding, which then stays in RAM."""
         return any(head.embeds for head in self.heads)
 
     def alone(self) -> "OpenedModels":
-        """The target by itself."""
+        """Return a copy with the target alone."""
         return replace(self, drafts=Drafts())
 
     def close(self) -> None:
-        """Close files and free what was loaded."""
+        """Close files and free loaded weights."""
         self.target.close()
         if self.draft is not None:
             self.draft.close()

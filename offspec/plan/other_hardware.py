@@ -1,23 +1,23 @@
-"""A plan for a machine that is elsewhere: from its profile, and from the configurations of the models."""
+"""Plan for other hardware, from its profile and the configurations of the models."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from offspec.checkpoint.shapes import known_config
+from offspec.checkpoint.known_models import known_config
 from offspec.core import memory
-from offspec.core.config import AUTO, LOOKUPS, MTP, NONE, SUBSTITUTE, EngineConfig
+from offspec.core.config import AUTO, LOOKUPS, MTP, NONE, SELF_DRAFT, EngineConfig
 from offspec.core.errors import CapacityError, CheckpointError, DraftError, RequestError
 from offspec.draft.kinds import OF_TARGET
-from offspec.draft.open import Drafts, substitute_print
-from offspec.draft.published import known_drafts
-from offspec.plan.auto_draft import choose_auto_draft, of_hub
+from offspec.draft.known_drafts import known_drafts
+from offspec.draft.open import Drafts, self_draft_fingerprint
+from offspec.plan.auto_draft import choose_auto_draft, is_hub_model
+from offspec.plan.build_plan import Acceptance, bits_suffix, build_plan, typical_self_draft
 from offspec.plan.choose_device import check_memory, check_without_gpu
-from offspec.plan.fit import Fit, find_fit, no_room_for_substitute, try_fit
-from offspec.plan.make import Acceptance, build_plan, in_bits, typical_substitute
-from offspec.plan.model_sizes import imagine, sizes_of
-from offspec.plan.needs import unpacks, with_most_width
+from offspec.plan.fit import Fit, find_fit, self_draft_does_not_fit, try_fit
+from offspec.plan.model_sizes import open_on_meta, sizes_of
+from offspec.plan.needs import unpacks_weights, with_max_width
 from offspec.plan.opened import OpenedModels
 from offspec_planners.acceptance import typical
 from offspec_planners.cost import JOINED_WIDTHS, WIDTHS, Estimate
@@ -27,26 +27,26 @@ from offspec_planners.plan import Plan
 from offspec_planners.search import shared_budgets
 from offspec_planners.typical_acceptance import MODEL
 
-_NODES = (1024, 256, 64)  # to make room for, before it is known how many pay: the first that fits
-_FREE = 0.9  # of a machine's RAM, where no limit is given
+_NODES = (1024, 256, 64)  # budgets to make room for, before the profitable one is known: the first that fits
+_FREE = 0.9  # default share of a machine's RAM
 _FREE_DEVICE = 0.95
 
 
 def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
-    """The plan for another machine, from its profile alone.
+    """Build a plan for other hardware, from its profile alone.
 
     Args:
         config: Models, memory limits and settings. Draft "auto" is the one that a run there would choose, or
-            none where that is faster.
+            none if that is faster.
         hardware: The profile.
 
     Raises:
         CapacityError: The model does not fit.
         CheckpointError: The model is not known, and its configuration cannot be read.
-        RequestError: Settings that the machine does not have.
+        RequestError: Settings that the machine does not support.
     """
     config, hardware = _with_device(config, hardware)
-    target, fingerprint = imagine(
+    target, fingerprint = open_on_meta(
         config.model,
         getattr(torch, config.dtype),
         torch.device(config.device.split(",")[0]),
@@ -81,9 +81,9 @@ def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
 
 
 def _with_device(config: EngineConfig, hardware: Hardware) -> tuple[EngineConfig, Hardware]:
-    """Where that machine computes, and its profile as far as it is used for that. Raises RequestError."""
+    """Choose the devices there, and return the profile restricted to them. Raises RequestError."""
     if config.device == "all":
-        raise RequestError("a profile does not say how many GPUs a machine has: name them, as cuda:0,cuda:1")
+        raise RequestError("a profile has no number of GPUs: name them in `device`, such as cuda:0,cuda:1")
     has_gpu, why = hardware.link is not None, f"{hardware.name} has no GPU"
     if config.device.startswith("cuda") and not has_gpu:
         raise RequestError(f"{why}; leave out `device`")
@@ -94,41 +94,41 @@ def _with_device(config: EngineConfig, hardware: Hardware) -> tuple[EngineConfig
             (config.experts == "cpu", "experts"),
         ):
             if asked:
-                told = f"the profile of {hardware.name} says nothing of its CPU"
-                raise RequestError(f"{told}: add a host, or leave out `{name}`")
+                missing = f"the profile of {hardware.name} has no figures for its CPU"
+                raise RequestError(f"{missing}: add a host, or leave out `{name}`")
     if config.device == "cpu" and hardware.host is not None:
-        hardware, why = hardware.without_gpu(), "the plan is for the CPU, as `device` says"
+        hardware, why = hardware.without_gpu(), "the plan is for the CPU, as set by `device`"
     gpus = 0 if hardware.link is None else 1 + config.device.count(",")
     if not gpus:
         check_without_gpu(config, why)
     if gpus > 1 and config.experts == "cpu":
-        raise RequestError('`experts="cpu"` is for use beside one GPU: name one with `device`')
+        raise RequestError('`experts="cpu"` works with a single GPU: name one with `device`')
     check_memory(config, hardware.name, hardware.ram, hardware.processor.memory if gpus else None)
     device = config.device if gpus > 1 else "cuda" if gpus else "cpu"
     return replace(config, device=device), hardware
 
 
 def _drafts(opened: OpenedModels) -> list[tuple[OpenedModels, str]]:
-    """No draft and the one that a run would choose, each with a note; of equally fast ones the first."""
+    """Return no draft and the one that a run would choose, each with a note; ties go to the first."""
     config = opened.config
     if config.draft != AUTO:
         return [(replace(opened, drafts=_imagined(config.drafts, opened)), "")]
 
     def imagined(name: str) -> Drafts:
-        if name != SUBSTITUTE and known_config(name) is None:
-            raise DraftError(f"{name} cannot be planned for without its files")
+        if name != SELF_DRAFT and known_config(name) is None:
+            raise DraftError(f"planning with {name} requires its files")
         return _imagined((name,), opened)
 
     known = known_drafts(config.model, opened.target.skeleton.config.to_dict())
     choice, tried = choose_auto_draft(opened, known, imagined, lambda name: name == MTP, fetches=True)
     main, line = choice.names[0], choice.line
     note = f"{line[0].upper()}{line[1:]}." if line else ""
-    if main not in (SUBSTITUTE, *LOOKUPS) and not of_hub(config.model):
-        note += f' A run of a local model fetches that only with `draft="{main}"`.'
-    alone = replace(opened, config=replace(config, draft=NONE), asked=NONE)
+    if main not in (SELF_DRAFT, *LOOKUPS) and not is_hub_model(config.model):
+        note += f' A run of a local model downloads it only with `draft="{main}"`.'
+    alone = replace(opened, config=replace(config, draft=NONE), draft_option=NONE)
     if main not in tried:
         return [(alone, note)]
-    found = replace(tried[main], config=replace(config, draft=main), asked=main)
+    found = replace(tried[main], config=replace(config, draft=main), draft_option=main)
     return [(alone, ""), (found, note)]
 
 
@@ -137,57 +137,57 @@ def _plan(opened: OpenedModels, hardware: Hardware) -> Plan:
     opened, room, fit = _held(opened)
     notes = list[str]()
     if drafts.names and fit.draft_mode == "none":
-        notes.append(f"The draft {config.draft} is left out, since {no_room_for_substitute(opened, room)}.")
+        notes.append(f"The draft {config.draft} is left out, since {self_draft_does_not_fit(opened, room)}.")
         opened = opened.alone()
     draft = opened.draft
     sizes = sizes_of(draft, opened.drafts.main) if draft else None
     packed = fit.draft_bits if fit.draft_mode == "packed" else None
-    unpacking = draft is not None and packed is not None and unpacks(draft, packed)
-    widths = WIDTHS if config.least_sequences == 1 else JOINED_WIDTHS
+    unpacking = draft is not None and packed is not None and unpacks_weights(draft, packed)
+    widths = WIDTHS if config.min_sequences == 1 else JOINED_WIDTHS
     pricing = Estimate(hardware, sizes, packed, unpacks=unpacking, widths=widths)
-    if fit.placement.caches is Tier.HOST:  # all of a context that fits nowhere else is looked back on
+    if fit.placement.caches is Tier.HOST:  # a context that fits nowhere else is read completely
         pricing = replace(pricing, prefix=fit.context)
-    acceptance = typical_substitute(fit.draft_bits)
-    if sizes is not None and not config.substitutes:
+    acceptance = typical_self_draft(fit.draft_bits)
+    if sizes is not None and not config.uses_self_draft:
         share = sizes.parameters / sizes_of(target, config.model).parameters
-        kind = f"a draft with {100 * share:.2g} % of the target's weights{in_bits(fit.draft_bits)}"
+        kind = f"a draft with {100 * share:.2g} % of the target's weights{bits_suffix(fit.draft_bits)}"
         acceptance = Acceptance(typical(MODEL, share, fit.draft_bits), f"typical of {kind}, not measured")
     plan = build_plan(opened, room, pricing, acceptance, hardware)
     return replace(plan, notes=(*plan.notes, *notes))
 
 
 def _imagined(sources: Sequence[str], opened: OpenedModels) -> Drafts:
-    """What drafts, known by its configuration. Raises RequestError for what is not known by that."""
+    """Describe drafts by their configurations alone. Raises RequestError if that is not enough."""
     target = opened.target
     names = tuple(name for name in sources if name not in (NONE, *LOOKUPS))
     if not names:
         return Drafts()
     if len(names) > 1 or names[0] in OF_TARGET:
-        raise RequestError("a plan for another machine goes by one draft: a model, or substitute")
-    if names[0] == SUBSTITUTE:
-        return Drafts(names, target, substitute_print(opened.target_print))
-    return Drafts(names, *imagine(names[0], target.dtype, target.device))
+        raise RequestError("a plan for other hardware takes one draft: a model, or `self`")
+    if names[0] == SELF_DRAFT:
+        return Drafts(names, target, self_draft_fingerprint(opened.target_fingerprint))
+    return Drafts(names, *open_on_meta(names[0], target.dtype, target.device))
 
 
 def _held(opened: OpenedModels) -> tuple[OpenedModels, EngineConfig, Fit]:
-    """With room for the largest trees: what was opened, its settings, and what fits where.
+    """Return the models, their settings with room for the largest trees, and their fit.
 
-    A draft that does not fit beside them as it is stored may fit beside smaller ones, as in a run, and one
-    that was named may fit rounded to 4 bits. Raises CapacityError.
+    A draft that does not fit with these trees as stored may fit with smaller ones, as in a run, and a named
+    draft may fit quantized to 4 bits. Raises CapacityError.
     """
-    config, sequences = opened.config, opened.config.least_sequences
+    config, sequences = opened.config, opened.config.min_sequences
     most, *fewer = [config.budget] if config.budget else [max(nodes, sequences) for nodes in _NODES]
-    room = with_most_width(replace(config, budget=most))
+    room = with_max_width(replace(config, budget=most))
     try:
         fit = find_fit(opened, room)
     except CapacityError:
-        if opened.draft is None or config.substitutes or config.draft_bits is not None:
+        if opened.draft is None or config.uses_self_draft or config.draft_bits is not None:
             raise
     else:
         for budget in () if config.budget else shared_budgets(sequences):
             larger = replace(room, budget=budget)
-            if (found := try_fit(opened, larger)) is not None and found.held == fit.held:
-                return opened, larger, fit  # it leaves the draft its place
+            if (found := try_fit(opened, larger)) is not None and found.draft_storage == fit.draft_storage:
+                return opened, larger, fit  # it leaves the memory to the draft
         return opened, room, fit
     for budget in fewer:
         smaller = replace(room, budget=budget)

@@ -1,37 +1,37 @@
-"""How an engine grows its trees: as a plan says, or as a configuration does."""
+"""Tree growth of an engine: by a plan, or by a configuration."""
 
 from dataclasses import dataclass, replace
 
 from offspec.core.config import EngineConfig
-from offspec.draft.grow.growing import GrowthPolicy
-from offspec.plan.fit import LOOKED_UP
-from offspec.plan.initial_fit import RECORDED
-from offspec.plan.make import acceptance_for
-from offspec.plan.needs import most_width, tree_nodes
+from offspec.draft.grow.tree_grower import GrowthPolicy
+from offspec.plan.build_plan import acceptance_for
+from offspec.plan.fit import LOOKUP_BUDGETS
+from offspec.plan.initial_fit import RECORD_FACTOR
+from offspec.plan.needs import max_width, tree_nodes
 from offspec.plan.records import DraftRecord
 from offspec_planners.acceptance import Calibration
 from offspec_planners.cost import PassCosts
 from offspec_planners.plan import Plan
-from offspec_planners.search import outlook
+from offspec_planners.search import forecast_speed
 from offspec_planners.sequoia import TreeShape, choose_tree_shape
 
-_RECORD_EVERY, _RECORD_WIDTH = 4, 32  # passes from one record to the next, grown in few steps: it takes time
-_WHOLE_FOREST = 24  # recorded trees, to know a draft well
+_RECORD_EVERY, _RECORD_WIDTH = 4, 32  # passes between two records, grown in few steps: it takes time
+_WHOLE_FOREST = 24  # recorded trees that are enough to know a draft
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPolicy:
-    """How trees are grown for each request of an engine.
+    """Tree growth for each request of an engine.
 
     Args:
         growth: Budget, width and costs of best-first growth.
-        shape: Shape of every tree, where it is fixed.
+        shape: Shape of every tree, if it is fixed.
         plan: The plan that this follows.
-        record: Most nodes to grow on to, for later plans, while few trees are on record.
-        lookup_budget: Most nodes where lookups draft as well. What they find is not in the plan, and of its
-            tree only what pays is verified.
-        planned_budget: The budget of the plan, whatever was learnt since.
-        rests: Whether drafters rest while passes without any are faster. Default False.
+        record: Maximum nodes to grow to for later plans, while few trees are on record.
+        lookup_budget: Maximum nodes if lookups draft as well. Their tokens are not in the plan, and only
+            profitable nodes of such a tree are verified.
+        planned_budget: The budget of the plan, whatever was learned since.
+        rests: Whether drafters are paused while passes without any are faster. Default False.
     """
 
     growth: GrowthPolicy
@@ -40,17 +40,17 @@ class DraftPolicy:
     record: int = 0
     lookup_budget: int = 1
     planned_budget: int = 1
-    rests: bool = False
+    may_pause: bool = False
 
     @classmethod
     def fixed(cls, config: EngineConfig) -> "DraftPolicy":
-        """As the configuration says, with nothing planned."""
-        return cls(GrowthPolicy(tree_nodes(config), most_width(config)), rests=True)
+        """Return the policy of a configuration without a plan."""
+        return cls(GrowthPolicy(tree_nodes(config), max_width(config)), may_pause=True)
 
     @classmethod
     def planned(cls, plan: Plan, loaded: EngineConfig, record: DraftRecord) -> "DraftPolicy":
-        """As a plan says, within the budget and width that models were loaded with."""
-        drafts = plan.budget > plan.sequences  # else every sequence has a root alone
+        """Return the policy of a plan, within the budget and width that models were loaded with."""
+        drafts = plan.budget > plan.sequences  # otherwise every sequence has a root only
         budget = min(plan.budget, tree_nodes(loaded)) if drafts else 1
         width = min(plan.width, loaded.width or 1)
         shape = None
@@ -58,36 +58,38 @@ class DraftPolicy:
             known = acceptance_for(record, loaded).calibration
             shape = choose_tree_shape(known.acceptance(), plan.costs, budget, width)
         costs = plan.costs
-        ahead = costs.hidden > 0 and plan.sequences == 1 and bool(costs.link_binds(budget))
+        ahead = costs.hidden > 0 and plan.sequences == 1 and bool(costs.is_transfer_bound(budget))
         return cls(
-            # What a step takes while a tree grows is hidden behind nothing.
+            # Steps during growth overlap with nothing.
             GrowthPolicy(budget, width, costs=replace(costs, hidden=0.0), ahead=ahead),
             shape,
             plan,
-            record=min(RECORDED * budget, loaded.budget or 1),
-            lookup_budget=min(LOOKED_UP[loaded.device.split(":")[0]], loaded.budget or 1),
+            record=min(RECORD_FACTOR * budget, loaded.budget or 1),
+            lookup_budget=min(LOOKUP_BUDGETS[loaded.device.split(":")[0]], loaded.budget or 1),
             planned_budget=budget,
-            rests=True,
+            may_pause=True,
         )
 
-    def priced(self, costs: PassCosts, known: Calibration | None) -> "DraftPolicy":
-        """The same by other costs: without the plan's draft as long as that does not pay by them.
+    def with_costs(self, costs: PassCosts, known: Calibration | None) -> "DraftPolicy":
+        """Return the policy with other costs: without the plan's draft while it does not pay by these costs.
 
-        A fixed shape stays. It was chosen beforehand, and tokens that are drawn by it depend on it.
+        A fixed shape is kept, since it was chosen in advance and sampled draft tokens depend on it.
 
         Args:
-            costs: Of passes and steps.
-            known: What is known of that draft; None where there is none.
+            costs: Costs of passes and steps.
+            known: Calibration of that draft; None if there is none.
         """
         budget, width = self.planned_budget, self.growth.width
         if known is not None and budget > 1 and self.shape is None:
-            drafted, alone = outlook(known, costs, budget, width), outlook(known, costs, 1, 1)
+            drafted, alone = forecast_speed(known, costs, budget, width), forecast_speed(known, costs, 1, 1)
             if drafted.choice.tok_per_s < alone.choice.tok_per_s:
                 budget = 1
         return replace(self, growth=replace(self.growth, budget=budget, costs=costs))
 
-    def recording(self, calibration: Calibration) -> GrowthPolicy | None:
-        """How to grow a tree beyond what is verified: now and then while little is on record; else None."""
+    def recording_policy(self, calibration: Calibration) -> GrowthPolicy | None:
+        """Return a policy for growing a tree beyond the budget, now and then while little is on record;
+        else None.
+        """
         known = len(calibration.forest) >= _WHOLE_FOREST or (calibration.passes + 1) % _RECORD_EVERY
         if known or self.record <= self.growth.budget:
             return None
@@ -95,7 +97,7 @@ class DraftPolicy:
         return replace(self.growth, record=self.record, width=width)
 
     def with_lookups(self, growth: GrowthPolicy) -> GrowthPolicy:
-        """The same with room for what lookups find."""
+        """Return the growth policy with room for the draft tokens of lookups."""
         if growth.costs is None:
             return growth
         return replace(growth, budget=max(growth.budget, self.lookup_budget))

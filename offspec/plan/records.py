@@ -1,7 +1,6 @@
-"""What runs leave for later runs: plans, and what was learnt of drafts and experts. Files in the cache.
+"""Files in the cache for later runs: plans, and what was learned about drafts and experts.
 
-A file that is damaged is as good as none here: it is made again. Only a plan that the user names is read
-strictly.
+A damaged file is treated as missing and is written again. Only a plan that the user names is read strictly.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from offspec.core.cache_dir import cache_root
 from offspec.core.errors import OffspecError, PlanError
-from offspec.core.files import write_file
+from offspec.core.files import write_atomic
 from offspec_planners.acceptance import Calibration
 from offspec_planners.expert_costs import ExpertSizes, ExpertUse
 from offspec_planners.json_fields import parse
@@ -28,16 +27,16 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 
-Case = tuple[float, bool]  # temperature, to two digits, and whether the noise is coupled
+CalibrationKey = tuple[float, bool]  # temperature, to two digits, and whether the noise is coupled
 
 
 def key_of(*parts: object) -> str:
-    """A file's name from whatever tells one case from another."""
+    """Return a file's name from the values that identify a case."""
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
 
 
 def read_plan(file: Path) -> Plan:
-    """A plan that the user names. Raises PlanError."""
+    """Read a plan that the user named. Raises PlanError."""
     try:
         return Plan.from_text(file.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -49,7 +48,7 @@ def read_plan(file: Path) -> Plan:
 
 
 def load_plan(key: str) -> Plan | None:
-    """The plan that an earlier run made for the same case."""
+    """Return the plan that an earlier run made for the same case."""
     try:
         return Plan.from_text(_plan_file(key).read_text("utf-8"))
     except (OSError, ValueError):
@@ -57,14 +56,14 @@ def load_plan(key: str) -> Plan | None:
 
 
 def saved_plans() -> Iterator[Plan]:
-    """All plans that earlier runs made."""
+    """Yield all plans that earlier runs made."""
     for file in sorted((cache_root() / "plans").glob("*.json")):
         if (plan := load_plan(file.stem)) is not None:
             yield plan
 
 
 def save_plan(key: str, plan: Plan) -> None:
-    """Leave a plan for later runs; where nothing can be written, they make it again."""
+    """Save a plan for later runs; if that is impossible, they make it again."""
     write_if_possible(_plan_file(key), plan.to_text())
 
 
@@ -73,18 +72,18 @@ def _plan_file(key: str) -> Path:
 
 
 class DraftRecord:
-    """Measured acceptance of one draft for one target, by temperature and rule.
+    """Measured acceptance of one draft for one target, by temperature and verification rule.
 
-    `entry` gives a calibration that engines update; `save` writes those, and keeps what other processes saved
-    at other temperatures.
+    `entry` returns a calibration that engines update; `save` writes those, and keeps what other processes
+    saved at other temperatures.
 
     Args:
         target: Fingerprint of the target.
         draft: Fingerprint of the draft.
-        bits: Of the draft's matrices, 16 (the default) where they are not rounded. In other bits it is
+        bits: Bits of the draft's matrices, 16 (the default) if they are not quantized. Other bits make
             another draft.
-        kind: "substitute", "model" (the default) or "head".
-        typical: How well it is expected to guess. Default: as a model.
+        kind: "self-draft", "model" (the default) or "head".
+        typical: Acceptance to assume before it is measured. Default: that of a model.
         keeps: Whether `save` writes anything. Default True.
     """
 
@@ -99,9 +98,9 @@ class DraftRecord:
         keeps: bool = True,
     ) -> None:
         self.kind, self.typical, self.bits, self.keeps = kind, typical, bits, keeps
-        self._used = set[Case]()
+        self._used = set[CalibrationKey]()
         self._file = cache_root() / "drafts" / f"{key_of(target, draft, bits)}.json"
-        self._entries: dict[Case, Calibration] = {}
+        self._entries: dict[CalibrationKey, Calibration] = {}
         for name, value in self._saved().items():
             with suppress(ValueError):
                 self._entries[_case_named(name)] = Calibration.from_json(value)
@@ -111,30 +110,30 @@ class DraftRecord:
         return entries if isinstance(entries, dict) else {}
 
     def find(self, temperature: float, coupled: bool) -> Calibration | None:
-        """What was learnt at this temperature, if anything was."""
-        return self._entries.get(case_of(temperature, coupled))
+        """Return the calibration of this temperature, if there is one."""
+        return self._entries.get(calibration_key(temperature, coupled))
 
     def nearest(self, temperature: float, coupled: bool) -> Calibration | None:
-        """The same, or what was learnt at the nearest other temperature; greedy decoding knows no rule."""
+        """Return the calibration of the nearest temperature; greedy decoding is the same for all rules."""
         known = {
             case[0]: entry
             for case, entry in self._entries.items()
-            if entry.passes and case == case_of(case[0], coupled)
+            if entry.passes and case == calibration_key(case[0], coupled)
         }
         if not known:
             return None
         return known[min(known, key=lambda other: abs(other - temperature))]
 
     def entry(self, temperature: float, coupled: bool) -> Calibration:
-        """The calibration to learn into."""
-        case = case_of(temperature, coupled)
+        """Return the calibration to update."""
+        case = calibration_key(temperature, coupled)
         self._used.add(case)
         if case not in self._entries:
             self._entries[case] = Calibration()
         return self._entries[case]
 
     def save(self) -> None:
-        """Keep what was learnt; where nothing can be written, it is learnt again."""
+        """Save the calibrations; if that is impossible, later runs learn them again."""
         learnt = {_name(case): self._entries[case] for case in self._used if self._entries[case].passes}
         if not (self.keeps and learnt):
             return
@@ -145,11 +144,11 @@ class DraftRecord:
 
 
 class ExpertRecord:
-    """What runs learnt of how a model uses its experts; `save` keeps it for later runs.
+    """Measured use of a model's experts; `save` keeps it for later runs.
 
     Args:
         target: Fingerprint of the model.
-        sizes: Of its experts.
+        sizes: Sizes of its experts.
         keeps: Whether `save` writes anything. Default True.
     """
 
@@ -162,16 +161,16 @@ class ExpertRecord:
         self._known = self.use.passes
 
     def save(self) -> None:
-        """Keep what was learnt; where nothing can be written, it is learnt again."""
+        """Save the measurements; if that is impossible, later runs repeat them."""
         if self.keeps and self.use.passes > self._known:
             self._known = self.use.passes
             write_if_possible(self._file, json.dumps({"version": _VERSION, **self.use.to_json()}))
 
 
-def recall_experts(target: LoadedModel, target_print: str) -> None:
-    """Have a target that was loaded keep the experts that earlier runs used most.
+def preload_experts(target: LoadedModel, target_print: str) -> None:
+    """Preload the experts that earlier runs used most into a loaded target.
 
-    They are read while nothing else is, into slots that nobody needs.
+    They are read while nothing else is, into slots that are free.
     """
     if (store := target.store) is None:
         return
@@ -179,13 +178,13 @@ def recall_experts(target: LoadedModel, target_print: str) -> None:
     if not isinstance(shares, list) or len(shares) != len(store.layouts):
         return
     if all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares):
-        store.recall([float(share) for share in shares])
+        store.restore_usage([float(share) for share in shares])
 
 
 def save_experts(target: LoadedModel, target_print: str) -> None:
-    """Leave how often rows asked for each expert; where nothing can be written, later runs learn it again."""
+    """Save the usage of each expert; if that is impossible, later runs learn it again."""
     store = target.store
-    if store is None or not store.stats.asked:
+    if store is None or not store.stats.requested:
         return
     shares = [round(float(share), 4) for share in store.usage.shares]
     text = json.dumps({"version": _VERSION, "shares": shares}, separators=(",", ":"))
@@ -196,26 +195,28 @@ def _experts_file(target_print: str) -> Path:
     return cache_root() / "experts" / f"{key_of(target_print)}.json"
 
 
-def case_of(temperature: float, coupled: bool) -> Case:
-    """What learning about guesses is kept by: nearly equal temperatures are one, and greedily all rules."""
+def calibration_key(temperature: float, coupled: bool) -> CalibrationKey:
+    """Return the key of a calibration: temperatures are rounded, and greedy decoding has one key for all
+    rules.
+    """
     return float(f"{temperature:.2g}"), coupled and temperature > 0
 
 
-def _name(case: Case) -> str:
+def _name(case: CalibrationKey) -> str:
     return f"{case[0]:.2g} {'coupled' if case[1] else 'alone'}"
 
 
-def _case_named(name: str) -> Case:
-    """The case that a file names. Raises ValueError for what is no name of ours."""
+def _case_named(name: str) -> CalibrationKey:
+    """Parse the key from an entry's name. Raises ValueError for an invalid name."""
     number, _, rule = name.partition(" ")
-    case = case_of(float(number), rule == "coupled")
+    case = calibration_key(float(number), rule == "coupled")
     if not 0 <= case[0] < math.inf or _name(case) != name:
-        raise ValueError(f"{name} is no temperature and rule")
+        raise ValueError(f"{name!r} is not a temperature and rule")
     return case
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """The object of a file; an empty one where there is none, or none that this version can read."""
+    """Read the object in a file; empty if there is none, or none that this version can read."""
     try:
         found = parse(file.read_text("utf-8"))
     except (OSError, ValueError):
@@ -224,9 +225,9 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def write_if_possible(file: Path, text: str) -> None:
-    """Write a file that is only of use: where it cannot be written, the next run does without."""
+    """Write an optional file; if it cannot be written, the next run does without."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, text.encode())
+        write_atomic(file, text.encode())
     except (OSError, OffspecError):
         return

@@ -1,7 +1,7 @@
-"""Running once, on a CUDA device, every kernel that an answer needs: the first launch of each compiles it.
+"""Warm-up on a CUDA device: runs every kernel that an answer needs, since the first launch compiles it.
 
-Shapes, strides and options decide which variant of a kernel runs, so what runs here is the real thing: a
-pass that is broken off when a layer of each kind has run, draft steps of several widths, and choices.
+Shapes, strides and options select the variant of a kernel, so the real operations run: a pass that is stopped
+once a layer of each kind has run, draft steps of several widths, and token choices.
 """
 
 import time
@@ -16,22 +16,22 @@ from offspec.core.errors import OffspecError
 from offspec.core.events import LoadProgress
 from offspec.draft.mix.sources import Sources
 from offspec.draft.open import Notify
-from offspec.model import device as devices
+from offspec.model import devices as devices
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
 from offspec.model.tokenizer import TextCodec
 from offspec.plan.load_drafts import calibration_ids
 from offspec.plan.measure_draft import measure_steps
-from offspec.plan.measure_target import EnoughError
+from offspec.plan.measure_target import StopPass
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
-from offspec_kernels.backend import choose_backend, first_line, refuse
+from offspec_kernels.backend import choose_backend, disable_triton, first_line
 from offspec_kernels.kv_compact import KVTable, kv_compact
 
-_ROWS = 384  # of the pass: enough that some keys are met one by one and some in blocks
+_ROWS = 384  # of the pass: enough that some keys are processed one by one and some in blocks
 _TOKENS = 512  # of the text that draft trees grow in
-_QUIET_S = 1.0  # that warming up may take unmentioned
+_QUIET_S = 1.0  # seconds of warm-up without a progress message
 _CHOICES = (
     SamplingParams(),
     SamplingParams(temperature=1.0),
@@ -41,24 +41,24 @@ _CHOICES = (
 )
 
 
-class KernelsRefusedError(Exception):
-    """A kernel of ours does not run on this device, which does without them from now on: load again."""
+class KernelsUnavailableError(Exception):
+    """One of our kernels does not run on this device and is disabled from now on: load again."""
 
 
 def warm_up_kernels(
     target: LoadedModel, sources: Sources, config: EngineConfig, codec: TextCodec, notify: Notify
 ) -> None:
-    """Leaves the caches empty. Does nothing on a CPU, which `LoadedModel.warm_up` is enough for.
+    """Run all kernels once and leave the caches empty. On a CPU do nothing: `LoadedModel.warm_up` is enough.
 
     Args:
-        target: Loaded.
+        target: The loaded target.
         sources: Drafters for it.
-        config: Settings, with the budget that there is room for.
+        config: Settings, with the budget that fits.
         codec: Makes the text that draft trees grow in.
-        notify: Takes LoadProgress events, where it takes longer than a second.
+        notify: Takes LoadProgress events, if it takes longer than a second.
 
     Raises:
-        KernelsRefusedError: A kernel of ours cannot be compiled, or does not run.
+        KernelsUnavailableError: One of our kernels cannot be compiled or run.
         OffspecError: See `offspec.core.errors`.
     """
     if target.device.type == "cpu":
@@ -75,10 +75,10 @@ def warm_up_kernels(
             if devices.is_out_of_memory(error) or choose_backend(target.device) != "triton":
                 raise
             for device in target.devices:
-                refuse(device, f"a kernel could not be compiled ({first_line(error)})")
-            if choose_backend(target.device) == "triton":  # it was asked for
+                disable_triton(device, f"a kernel could not be compiled ({first_line(error)})")
+            if choose_backend(target.device) == "triton":  # it was required by the user
                 raise
-            raise KernelsRefusedError from error
+            raise KernelsUnavailableError from error
 
 
 def _steps(
@@ -102,16 +102,16 @@ def _pass(target: LoadedModel) -> None:
 
     def stop(done: int) -> None:
         if done > last:
-            raise EnoughError
+            raise StopPass
 
     model.on_layer = stop
     try:
-        with suppress(EnoughError):
+        with suppress(StopPass):
             hidden = model.hidden(
                 torch.zeros(rows, dtype=torch.long, device=device), TreeContext.chain(rows, device)
             )
             if model.streams_head:
-                model.logits(hidden[:1])  # or the ring would be out of step
+                model.logits(hidden[:1])  # otherwise the ring buffer would be out of step
         for stores in [row.stores for row in model.cache.rows[: last + 1]]:
             if stores:
                 kv_compact(KVTable(stores), 0, [1])
@@ -127,7 +127,7 @@ def _pass(target: LoadedModel) -> None:
 
 
 def _last_of_its_kind(target: LoadedModel) -> int:
-    """The first layer by which there was one of each kind, by device, what it attends to and its weights."""
+    """Return the first layer by which one of each kind has run, by device, attention and weight formats."""
     kinds = getattr(target.skeleton.config, "layer_types", None) or [""] * len(target.layers)
     first = dict[object, int]()
     for index, layer in enumerate(target.skeleton.layers):

@@ -1,10 +1,10 @@
-"""What `--draft auto` comes to, told in one line: the rule by scripted facts."""
+"""Choice of `--draft auto` and its one-line notice, by scripted facts."""
 
 from collections.abc import Collection
 
 import pytest
 
-from offspec.draft.published import DraftChoice, KnownDraft, choose_draft
+from offspec.draft.known_drafts import DraftChoice, KnownDraft, choose_draft
 
 HEAD = KnownDraft("org/head", "eagle3", "one layer over states", "org/target")
 LARGE = KnownDraft("org/large", "model", "half of the target", "org/target", 1 / 2)
@@ -15,14 +15,14 @@ TINY = KnownDraft("org/tiny", "model", "a smaller model", "org/target", 1 / 40)
 def _choose(
     known: tuple[KnownDraft, ...], here: Collection[str], fitting: Collection[str], *, fetches: bool = False
 ) -> tuple[DraftChoice, list[str]]:
-    """The choice, and what was opened for it."""
+    """Return the choice, and the drafts opened for it."""
     opened = list[str]()
 
     def obstacle(name: str) -> str | None:
         opened.append(name)
         return None if name in fitting else f"{name} takes too much"
 
-    return choose_draft(known, lambda name: name in here, obstacle, fetches=fetches), opened
+    return choose_draft(known, lambda name: name in here, obstacle, may_download=fetches), opened
 
 
 BOTH = "org/head", "org/small"
@@ -32,51 +32,51 @@ Words = tuple[str, ...]
 @pytest.mark.parametrize(
     ("known", "here", "fitting", "names", "opened", "words"),
     [
-        # Nothing is known of the target: a substitute, of which there is nothing to tell.
-        ((), (), ("substitute",), "substitute,suffix", "substitute", ()),
-        # What was fetched before and fits; the best of these.
+        # No known draft for the target: a self-draft, without a notice.
+        ((), (), ("self",), "self,suffix", "self", ()),
+        # The best of the cached drafts that fit.
         ((HEAD, SMALL), BOTH, BOTH, "org/head,suffix", "org/head", ("org/head", "one layer")),
         ((HEAD, SMALL), BOTH[1:], BOTH, "org/small,suffix", "org/small", ("a small model",)),
-        # Here, but too large: a substitute, and why.
+        # Cached, but too large: a self-draft, and the reason.
         (
             (SMALL,),
             ("org/small",),
-            ("substitute",),
-            "substitute,suffix",
-            "org/small,substitute",
+            ("self",),
+            "self,suffix",
+            "org/small,self",
             ("org/small takes too much",),
         ),
-        # A head could be had, or a small model, and is named.
+        # A head or a small model is available, and is named.
         (
             (HEAD,),
             (),
-            ("org/head", "substitute"),
-            "substitute,suffix",
-            "substitute",
+            ("org/head", "self"),
+            "self,suffix",
+            "self",
             ('`draft="org/head"`', "trained head"),
         ),
         (
             (SMALL, TINY),
             (),
-            ("substitute",),
-            "substitute,suffix",
-            "substitute",
+            ("self",),
+            "self,suffix",
+            "self",
             ('`draft="org/small"`', "a small model of its family may be faster"),
         ),
-        # A model that is hardly smaller than the target is here: it drafts too slowly.
-        ((LARGE,), ("org/large",), ("org/large", "substitute"), "substitute,suffix", "substitute", ()),
-        # No room for a substitute: what can be fetched, a head or else the smallest model.
+        # A cached model hardly smaller than the target drafts too slowly.
+        ((LARGE,), ("org/large",), ("org/large", "self"), "self,suffix", "self", ()),
+        # No room for a self-draft: a download, a head or else the smallest model.
         (
             (HEAD, SMALL),
             (),
             ("org/head",),
             "org/head,suffix",
-            "substitute,org/head",
-            ("org/head", "since substitute takes too much"),
+            "self,org/head",
+            ("org/head", "since self takes too much"),
         ),
-        ((SMALL, TINY), (), ("org/tiny",), "org/tiny,suffix", "substitute,org/tiny", ("org/tiny",)),
+        ((SMALL, TINY), (), ("org/tiny",), "org/tiny,suffix", "self,org/tiny", ("org/tiny",)),
         # Nothing fits.
-        ((HEAD, SMALL), BOTH[1:], (), "suffix", "org/small,substitute,org/head", ("suffix alone", *BOTH)),
+        ((HEAD, SMALL), BOTH[1:], (), "suffix", "org/small,self,org/head", ("suffix alone", *BOTH)),
     ],
 )
 def test_the_rule(
@@ -92,14 +92,14 @@ def test_the_rule(
 @pytest.mark.parametrize(
     ("known", "here", "fitting", "names", "opened"),
     [
-        # The largest small model goes before a substitute, and a head that is here before both.
-        ((HEAD, LARGE, SMALL, TINY), (), ("org/small", "substitute"), "org/small", "org/small"),
+        # The largest small model is preferred to a self-draft, and a cached head to both.
+        ((HEAD, LARGE, SMALL, TINY), (), ("org/small", "self"), "org/small", "org/small"),
         ((HEAD, SMALL), ("org/head",), BOTH, "org/head", "org/head"),
-        ((SMALL, TINY), (), ("org/tiny", "substitute"), "org/tiny", "org/small,org/tiny"),
-        # None fits: a substitute, or a head; no model is tried twice.
-        ((HEAD, SMALL), (), ("substitute",), "substitute", "org/small,substitute"),
-        ((HEAD, SMALL), (), ("org/head",), "org/head", "org/small,substitute,org/head"),
-        ((SMALL, TINY), (), (), "", "org/small,org/tiny,substitute"),
+        ((SMALL, TINY), (), ("org/tiny", "self"), "org/tiny", "org/small,org/tiny"),
+        # None fits: a self-draft, or a head; no model is tried twice.
+        ((HEAD, SMALL), (), ("self",), "self", "org/small,self"),
+        ((HEAD, SMALL), (), ("org/head",), "org/head", "org/small,self,org/head"),
+        ((SMALL, TINY), (), (), "", "org/small,org/tiny,self"),
     ],
 )
 def test_the_rule_where_drafts_may_be_fetched(

@@ -1,4 +1,4 @@
-"""What a draft of another vocabulary guesses: the same as its model says, in the target's tokens."""
+"""Drafts of another vocabulary: the same predictions as their model's, in the target's tokens."""
 
 import random
 import shutil
@@ -15,30 +15,30 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from offspec.core.config import SamplingParams
 from offspec.draft.base import Children, Drafter, Scorer
-from offspec.draft.cross_vocab.drafter import Retokenizer, TranslatedDrafter
+from offspec.draft.cross_vocab.drafter import CrossVocabDrafter, Retokenizer
 from offspec.draft.cross_vocab.vocab_map import VocabMap
-from offspec.draft.grow.growing import GrowthPolicy
+from offspec.draft.grow.tree_grower import GrowthPolicy
 from offspec.draft.lm import LMDrafter
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources
-from offspec.engine.batch import Batch
-from offspec.engine.decode import DecodeState
-from offspec.engine.sequence_pass import Decoding, SequencePass
+from offspec.engine.batched_pass import BatchedPass
+from offspec.engine.decode_state import DecodeState
+from offspec.engine.sequence_pass import DecodingConfig, SequencePass
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import load_tokenizer
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec_planners.acceptance import Calibration
-from tests.support.asking import CALLS, CHAINS, TOKENS, ask, paths, tree_below
+from tests.support.drafter_logits import CALLS, CHAINS, TOKENS, node_logits, paths, tree_below
 from tests.support.tiny_models import VOCABULARY, load_all, open_model, write_model
 
 CPU = torch.device("cpu")
 IDS = [1, 5, 9, 17, 33, 64, 20, 21, 22, 9]
-ORDER = [0, 1, 2, *random.Random(4).sample(range(3, VOCABULARY), VOCABULARY - 3)]  # new place to old id
+ORDER = [0, 1, 2, *random.Random(4).sample(range(3, VOCABULARY), VOCABULARY - 3)]  # new id to old id
 
 
 def words(folder: Path, names: Sequence[str]) -> Any:
-    """A tokenizer of these words, written beside a model."""
+    """Return a tokenizer of these words, saved next to a model."""
     model = models.WordLevel({name: i for i, name in enumerate(names)}, unk_token=names[3])
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -55,13 +55,13 @@ def names(order: Sequence[int]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The draft, with the target's vocabulary as it is."""
+    """Return the draft, with the target's vocabulary unchanged."""
     return write_model(tmp_path_factory.mktemp("draft"), "llama", tie_word_embeddings=False)
 
 
 @pytest.fixture(scope="module")
 def shuffled(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with its tokens in another order."""
+    """Return the same model with its tokens in another order."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         for module in (model.get_input_embeddings(), model.get_output_embeddings()):
@@ -78,10 +78,10 @@ def plain(folder: Path, device: torch.device = CPU) -> LMDrafter:
     return LMDrafter("draft", model.tree_model, model.device, model.close)
 
 
-def translated(folder: Path, target: Any, device: torch.device = CPU) -> TranslatedDrafter:
+def translated(folder: Path, target: Any, device: torch.device = CPU) -> CrossVocabDrafter:
     draft = load_tokenizer(folder)
     vocab = VocabMap.between(target, draft)
-    return TranslatedDrafter(plain(folder, device), vocab, Retokenizer(vocab, target, draft), device)
+    return CrossVocabDrafter(plain(folder, device), vocab, Retokenizer(vocab, target, draft), device)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_another_order_of_the_same_tokens(folder: Path, shuffled: Path, target: Any) -> None:
-    """Is the same draft, pass after pass, and after going back."""
+    """The draft is equivalent, pass after pass, and after rewinding."""
     one, other = plain(folder), translated(shuffled, target)
     ids = list(IDS)
     steps = ((0, [0, 1, 3, 5], CALLS), (0, [0, 2], CHAINS), (6, [0], CALLS), (0, [0, 1], CHAINS))
@@ -99,7 +99,9 @@ def test_another_order_of_the_same_tokens(folder: Path, shuffled: Path, target: 
             ids = [*ids[:length], 40, 41]
             one.rewind(length)
             other.rewind(length)
-        torch.testing.assert_close(ask(other, ids, calls), ask(one, ids, calls), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            node_logits(other, ids, calls), node_logits(one, ids, calls), atol=1e-4, rtol=1e-4
+        )
         one.commit(accepted)
         other.commit(accepted)
         tree = tree_below(0)
@@ -123,7 +125,7 @@ LACKING = (TOKENS[2], 64)  # a word of the tree, and one of the prompt
 
 
 def test_partly_other_words(folder: Path, target: Any, tmp_path: Path) -> None:
-    """Against an obvious implementation: the prompt's text in the draft's words, paths word by word."""
+    """Against a naive implementation: the prompt's text in the draft's words, paths word by word."""
     write_model(tmp_path, "llama", seed=7, tie_word_embeddings=False)
     order = [0, 1, 2, *random.Random(5).sample(range(3, VOCABULARY + 20), VOCABULARY - 3)]
     order = [i + 1000 if i in LACKING else i for i in order]
@@ -162,7 +164,7 @@ def test_partly_other_words(folder: Path, target: Any, tmp_path: Path) -> None:
 
 
 def test_nothing_to_say(folder: Path, target: Any, tmp_path: Path) -> None:
-    """Of a root that the draft has no token for; later passes are as if it had not been asked."""
+    """The draft lacks the root's token; later passes are as if it had been inactive."""
     write_model(tmp_path, "llama", seed=7, tie_word_embeddings=False)
     words(tmp_path, [name if name != "w9" else "other" for name in names(range(VOCABULARY))])
     drafter = translated(tmp_path, target)
@@ -172,7 +174,7 @@ def test_nothing_to_say(folder: Path, target: Any, tmp_path: Path) -> None:
     silent = opinions(drafter, [1, 5, 8, TOKENS[0], 9], scorer)
     assert [answer.token.shape for answer in silent] == [(len(nodes), 0) for nodes in CALLS]
     drafter.commit([0, 2])
-    after = ask(drafter, [1, 5, 8, TOKENS[0], 9, TOKENS[1], 20])
+    after = node_logits(drafter, [1, 5, 8, TOKENS[0], 9, TOKENS[1], 20])
     model: Any = AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
     )
@@ -184,12 +186,12 @@ def test_nothing_to_say(folder: Path, target: Any, tmp_path: Path) -> None:
     drafter.close()
 
 
-def test_a_prompt_that_is_nothing_to_the_draft(folder: Path, target: Any) -> None:
-    """Its tokenizer may drop all of a text."""
+def test_a_prompt_without_draft_tokens(folder: Path, target: Any) -> None:
+    """Its tokenizer may drop a whole text."""
     draft = load_tokenizer(folder)
     draft.backend_tokenizer.normalizer = normalizers.Replace(tokenizers.Regex(".+"), "")
     vocab = VocabMap.between(target, draft)
-    drafter = TranslatedDrafter(plain(folder), vocab, Retokenizer(vocab, target, draft), CPU)
+    drafter = CrossVocabDrafter(plain(folder), vocab, Retokenizer(vocab, target, draft), CPU)
     scorer = greedy_scorer()
     silent = opinions(drafter, IDS[1:], scorer)
     assert [answer.token.shape for answer in silent] == [(len(nodes), 0) for nodes in CALLS]
@@ -202,16 +204,16 @@ SOME = (40, 41, 42, 43)
 
 
 def answer(target: LoadedModel, drafter: Drafter | None, params: SamplingParams, most: int = 24) -> list[int]:
-    """Some tokens more than `most`; all that a pass emits."""
+    """Return at least `most` tokens; all of a pass are included."""
     sequence = DecodeState(target, Sources({"draft": drafter} if drafter else {}))
     sequence.begin(IDS)
     processor = LogitsProcessor(params, VOCABULARY, IDS)
     noise = None if params.greedy else GumbelNoise(params.seed or 0, VOCABULARY, target.device)
     mixture = Mixture.single(drafter, Scorer(processor, noise, Calibration())) if drafter else None
-    decoding = Decoding(processor, noise, mixture, GrowthPolicy(24, 4), stop=lambda token: False)
+    decoding = DecodingConfig(processor, noise, mixture, GrowthPolicy(24, 4), stop=lambda token: False)
     passes = 0
     while len(sequence.ids) < len(IDS) + most:
-        Batch(target, [SequencePass(sequence, decoding, max_depth=8)], most=1).run()
+        BatchedPass(target, [SequencePass(sequence, decoding, max_depth=8)], max_nodes=1).run()
         passes += 1
     assert drafter is None or passes < most / 2, "it guesses well, being the same model"
     return sequence.ids[len(IDS) : len(IDS) + most]
@@ -223,7 +225,7 @@ def answer(target: LoadedModel, drafter: Drafter | None, params: SamplingParams,
     [((), 0.0, "cpu"), (SOME, 0.7, "cpu"), pytest.param(SOME, 0.7, "cuda", marks=pytest.mark.gpu)],
     indirect=["device"],
 )
-def test_the_target_says_what_it_says(
+def test_output_is_unchanged_with_another_vocabulary(
     folder: Path,
     shuffled: Path,
     target: Any,
@@ -232,7 +234,7 @@ def test_the_target_says_what_it_says(
     device: torch.device,
     tmp_path: Path,
 ) -> None:
-    """Whatever the draft lacks."""
+    """Output is unchanged whatever tokens the draft lacks."""
     shutil.copytree(shuffled, tmp_path / "draft")
     words(tmp_path / "draft", names([i + 1000 if i in lacking else i for i in ORDER]))
     params = SamplingParams(temperature=temperature, seed=5)

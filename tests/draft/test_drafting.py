@@ -1,4 +1,4 @@
-"""A draft step's tail and the growth around it: the same results as the obvious way, in used buffers."""
+"""Scoring of a draft step and tree growth: the same results as naive versions, in reused buffers."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import RequestError
-from offspec.draft.base import Children, Room, Scorer
+from offspec.draft.base import Children, ScoreBuffer, Scorer
 from offspec.draft.growing_tree import GrowingTree
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
@@ -47,25 +47,25 @@ def _obvious(
     count=st.integers(1, 5),
     temperature=st.sampled_from([0.0, 0.6, 1.0]),
     tau=st.sampled_from([0.7, 1.0, 1.9]),
-    penalised=st.booleans(),
+    penalized=st.booleans(),
     one_depth=st.booleans(),
 )
 def test_children_are_the_likeliest(
-    size: int, padding: int, count: int, temperature: float, tau: float, penalised: bool, one_depth: bool
+    size: int, padding: int, count: int, temperature: float, tau: float, penalized: bool, one_depth: bool
 ) -> None:
-    """Any vocabulary, and heads padded to other sizes; a second call works in what the first left."""
-    params = SamplingParams(temperature=temperature, seed=3, **(_PENALTIES if penalised else {}))
+    """Any vocabulary, and heads padded to other sizes; a second call reuses the buffer of the first."""
+    params = SamplingParams(temperature=temperature, seed=3, **(_PENALTIES if penalized else {}))
     processor = LogitsProcessor(params, size, [token % size for token in _HISTORY])
     noise = GumbelNoise(5, size) if temperature else None
     scorer = Scorer(processor, noise, Calibration(TemperatureFit(tau)), children=32)
     generator = torch.Generator().manual_seed(size + count)
-    assert scorer.needs_paths == penalised
+    assert scorer.needs_paths == penalized
     for rows in (count, count + 2, 1):
         logits = (4 * torch.randn(rows, size + padding, generator=generator)).to(torch.bfloat16)
         before = logits.clone()
         paths = [[3, row % 3, 3] for row in range(rows)]
         positions = [40 if one_depth else 40 + row % 3 for row in range(rows)]
-        found = scorer.children(logits, paths if penalised else [], positions)
+        found = scorer.children(logits, paths if penalized else [], positions)
         scorer._room._memory.fill_(torch.nan)
         best = min(32, size)
         log_prob, x = _obvious(logits, paths, positions, processor, noise, tau, best)
@@ -78,14 +78,14 @@ def test_children_are_the_likeliest(
             assert not usable.all() or found.token.max() < size + padding
 
 
-def test_scorers_that_share_their_room_say_what_each_would_alone() -> None:
-    room, found = Room(), list[list[Children]]()
+def test_scorers_with_a_shared_buffer_give_the_same_scores() -> None:
+    room, found = ScoreBuffer(), list[list[Children]]()
     logits = torch.randn(3, 700, generator=torch.Generator().manual_seed(2))
     for shared in (room, None):
         scorers = list[Scorer]()
         for i, noise in enumerate((GumbelNoise(5, 700), None)):
             processor = LogitsProcessor(SamplingParams(temperature=1.0, seed=i), 700 - i, [])
-            scorers.append(Scorer(processor, noise, Calibration(), room=shared))
+            scorers.append(Scorer(processor, noise, Calibration(), buffer=shared))
         found.append([scorer.children(logits[i:], [], [9 + i] * (3 - i)) for i, scorer in enumerate(scorers)])
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one.token, other.token)
@@ -95,12 +95,12 @@ def test_scorers_that_share_their_room_say_what_each_would_alone() -> None:
 
 def test_tokens_are_those_of_their_scores_and_of_equals_the_lowest_come_first() -> None:
     scorer = Scorer(LogitsProcessor(SamplingParams(), 20_000, []), None, Calibration())
-    # Distinct logits, so that every token has its place; most of the best share one block.
+    # Distinct logits, so that the order is unique; most of the best share one block.
     logits = torch.linspace(0, 8, 20_000)[torch.randperm(20_000, generator=torch.Generator().manual_seed(1))]
     logits[4000:4020] += 8
     found = scorer.children(logits[None], [], [9])
     assert found.token[0].tolist() == logits.topk(32).indices.tolist()
-    # bfloat16 has few values, so a draft's logits tie; which of them become children is no accident.
+    # bfloat16 has few values, so a draft's logits tie; the selection among ties must be deterministic.
     found = scorer.children(torch.arange(20_000).remainder(5).to(torch.bfloat16)[None], [], [9])
     assert found.token[0].tolist() == list(range(4, 160, 5)), "the first 32 of the largest"
 
@@ -108,7 +108,7 @@ def test_tokens_are_those_of_their_scores_and_of_equals_the_lowest_come_first() 
 @settings(max_examples=60)
 @given(st.integers(0, 10_000), st.integers(1, 40))
 def test_children_that_cannot_be_in_the_tree_are_not_kept(seed: int, budget: int) -> None:
-    """The best of the nodes stay the same when those at or below the worst of a full tree are left out."""
+    """The best nodes stay the same if nodes at or below the worst of a full tree are left out."""
     random = np.random.default_rng(seed)
     every, some = GrowingTree(7), GrowingTree(7)
     open_of: list[list[int]] = [[0], [0]]
@@ -124,8 +124,8 @@ def test_children_that_cannot_be_in_the_tree_are_not_kept(seed: int, budget: int
         trees[1].check()
         for name in ("token", "parent", "depth", "score"):
             assert np.array_equal(getattr(trees[0], name), getattr(trees[1], name))
-        every.asked[0, open_of[0]] = some.asked[0, open_of[1]] = True
-        fresh = np.flatnonzero(~some.asked[0, some.best(budget)])[:3]
+        every.expanded_by[0, open_of[0]] = some.expanded_by[0, open_of[1]] = True
+        fresh = np.flatnonzero(~some.expanded_by[0, some.best(budget)])[:3]
         if not len(fresh):
             break
         open_of = [candidates.best(budget)[fresh].tolist() for candidates in (every, some)]

@@ -1,6 +1,5 @@
-"""EAGLE heads draft what their published formula says, whatever was committed, rewound or asked at once.
-
-In an engine they are told the target's own states, and change nothing of what it says.
+"""EAGLE heads draft by their published formula, whatever was committed, rewound or expanded together.
+In an engine they receive the target's states, and never change its output.
 """
 
 import gc
@@ -21,8 +20,17 @@ from offspec.draft.heads.eagle_files import kind_of
 from offspec.draft.heads.files import open_files
 from offspec.draft.heads.state_drafter import StateDrafter
 from offspec.model.parts import TargetParts
-from tests.support.asking import CALLS, CHAINS, Hearing, ask, paths, tree_below
-from tests.support.eagle_files import KNOWN, LAYERS, OFFSETS, Head, Naive, features, make_head, write_head
+from tests.support.drafter_logits import CALLS, CHAINS, RecordingScorer, node_logits, paths, tree_below
+from tests.support.eagle_files import (
+    KNOWN,
+    LAYERS,
+    OFFSETS,
+    Head,
+    ReferenceEagle,
+    features,
+    make_head,
+    write_head,
+)
 from tests.support.tiny_models import VOCABULARY, load_all, open_model, reference, tiny_engine, write_model
 
 IDS = [5, 9, 17, 33, 64, 20, 21, 22, 9, 50, 51, 52, 3, 4]
@@ -76,19 +84,19 @@ def open_head(folder: Path, parts: TargetParts) -> OpenedHead:
 
 
 class Bench:
-    """A drafter that hears what a target would tell it, and the formula to compare it with."""
+    """A drafter with simulated target states, and the formula to compare it with."""
 
     def __init__(self, head: Head, parts: TargetParts, folder: Path, rows: int = 64) -> None:
         self.opened = open_head(write_head(folder / "head", head), parts)
         drafter = self.opened.load(parts, rows)
         assert isinstance(drafter, StateDrafter) and isinstance(drafter._layer, EagleLayer)
         self.drafter, self.layer = drafter, drafter._layer
-        self.naive = Naive(head, parts.embed(torch.arange(VOCABULARY)), parts.project)
+        self.naive = ReferenceEagle(head, parts.embed(torch.arange(VOCABULARY)), parts.project)
 
     def observe(self, start: int, end: int, seed: int = 0) -> None:
-        """The target's states of positions [start, end), and only what was asked for."""
+        """Feed the target's states of positions [start, end), the required ones only."""
         given = features(start, end - start, seed)
-        wanted = {layer: given.inputs[layer] for layer in self.drafter.wants.layers}
+        wanted = {layer: given.inputs[layer] for layer in self.drafter.required_states.layers}
         self.drafter.observe(Features(start, given.last, wanted))
 
     def check(
@@ -98,11 +106,11 @@ class Bench:
         begin: int = 0,
         known: Features | None = None,
     ) -> None:
-        """Every node of a tree below the ids; begin: the first position whose states are known."""
+        """Check every node of a tree below the ids; begin: the first position with known states."""
         known = known or features(begin, len(ids) - 1 - begin)
         with torch.no_grad():
             wanted = torch.stack([self.naive.logits(ids, path, known) for path in paths()])
-        found = ask(self.drafter, ids, calls)
+        found = node_logits(self.drafter, ids, calls)
         assert torch.isfinite(wanted).any(1).all() and wanted[torch.isfinite(wanted)].std() > 0.1
         assert torch.equal(torch.isfinite(found), torch.isfinite(wanted))
         torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-4)
@@ -144,7 +152,7 @@ def test_passes_rewinds_and_other_requests(bench: Bench) -> None:
 
 
 def test_a_pass_may_be_made_again_with_other_states(bench: Bench) -> None:
-    """Positions that were known already are given anew, as after a pass that was broken off."""
+    """Known positions are observed again, as after an interrupted pass."""
     bench.observe(0, 7)
     bench.check(IDS[:8])
     bench.observe(4, 9, seed=1)
@@ -154,9 +162,9 @@ def test_a_pass_may_be_made_again_with_other_states(bench: Bench) -> None:
 
 
 def _guesses(bench: Bench, ids: Sequence[int], nodes: Sequence[int] = (0,)) -> tuple[int, ...]:
-    """The shape of what is guessed below nodes."""
+    """Return the shape of the children below nodes."""
     bench.drafter.start(ids)
-    children = bench.drafter.expand(tree_below(ids[-1]), nodes, Hearing())
+    children = bench.drafter.expand(tree_below(ids[-1]), nodes, RecordingScorer())
     assert children.token.shape == children.log_prob.shape == children.x.shape
     return children.token.shape
 
@@ -183,14 +191,14 @@ def test_long_texts_go_in_parts_and_outgrow_what_was_promised(
     monkeypatch.setattr(state_drafter, "_CHUNK", 5)
     bench = Bench(HEADS["eagle3"], parts, tmp_path, rows=4)
     looked: list[int] = []
-    bench.drafter.watch(lambda: looked.append(bench.layer.cache.rows[0].filled))
+    bench.drafter.set_cancel_check(lambda: looked.append(bench.layer.cache.rows[0].filled))
     bench.observe(0, 9)
     bench.observe(9, 13)
     bench.check(IDS)
     assert looked[:4] == [0, 4, 8, 13]  # thirteen entries in three parts, then the tree
 
 
-def test_what_breaks_a_step_off_leaves_no_trace(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_step_leaves_no_trace(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_drafter, "_CHUNK", 5)
     bench.observe(0, 13)
     for calls in (2, 4):  # in the midst of the text, and of the tree
@@ -200,17 +208,17 @@ def test_what_breaks_a_step_off_leaves_no_trace(bench: Bench, monkeypatch: pytes
             if next(left, None) is None:
                 raise KeyboardInterrupt
 
-        bench.drafter.watch(look)
+        bench.drafter.set_cancel_check(look)
         with pytest.raises(KeyboardInterrupt):
-            ask(bench.drafter, IDS)
-    bench.drafter.watch(None)
+            node_logits(bench.drafter, IDS)
+    bench.drafter.set_cancel_check(None)
     bench.check(IDS)
 
 
 def test_ids_of_eagle3_are_moved_by_offsets(parts: TargetParts, tmp_path: Path) -> None:
     bench = Bench(HEADS["eagle3"], parts, tmp_path)
     bench.observe(0, 13)
-    said = torch.isfinite(ask(bench.drafter, IDS)).nonzero()[:, 1].unique()
+    said = torch.isfinite(node_logits(bench.drafter, IDS)).nonzero()[:, 1].unique()
     assert said.tolist() == [index + int(OFFSETS[index]) for index in range(KNOWN)]
 
 
@@ -242,7 +250,7 @@ def _loaded(head: Head, folder: Path, place: Path, device: torch.device) -> Stat
 
 
 def _states(head: Head, folder: Path, ids: list[int]) -> torch.Tensor:
-    """[n, E] of all positions but the last, from transformers' own hidden states."""
+    """Return states [n, E] of all positions but the last, from transformers' own hidden states."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         every = model(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states
@@ -276,7 +284,7 @@ def test_states_are_the_targets_and_answers_its_own(
 def test_a_vocabulary_with_another_padding(
     kind: str, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens that the head lacks are embedded as its last, and none beyond the target's are guessed."""
+    """Tokens that the head lacks are embedded as its last one, and none beyond the target's are drafted."""
     monkeypatch.setattr(files, "_PADDING", 40)
     size = VOCABULARY + more
     folder = write_model(tmp_path / "target", num_hidden_layers=LAYERS, vocab_size=size)

@@ -1,4 +1,4 @@
-"""Which EAGLE heads are opened, and what is said of those that are not."""
+"""EAGLE heads that are opened, and error messages for the others."""
 
 import json
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offspec.core.errors import DraftError, MissingTensorError
-from offspec.draft.base import Wants
+from offspec.draft.base import RequiredStates
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.eagle import opened
 from offspec.draft.heads.eagle_files import kind_of
@@ -36,10 +36,14 @@ def _files(folder: Path, head: Head) -> HeadFiles:
     return files
 
 
-def test_what_is_asked_of_the_target(tmp_path: Path) -> None:
+def test_required_states_of_the_target(tmp_path: Path) -> None:
     eagle, eagle3 = (opened(_files(tmp_path / kind, make_head(kind)), _TINY) for kind in ("eagle", "eagle3"))
-    assert eagle.kind == "eagle" and eagle.shares_head and eagle.wants == Wants(last=True)
-    assert eagle3.kind == "eagle3" and not eagle3.shares_head and eagle3.wants == Wants(layers=(2, 4, 5))
+    assert eagle.kind == "eagle" and eagle.shares_head and eagle.required_states == RequiredStates(last=True)
+    assert (
+        eagle3.kind == "eagle3"
+        and not eagle3.shares_head
+        and eagle3.required_states == RequiredStates(layers=(2, 4, 5))
+    )
     assert eagle.name == "EAGLE" and eagle3.name == "EAGLE-3 (40 of 96 tokens)"
     assert eagle.fingerprint != eagle3.fingerprint
 
@@ -69,11 +73,14 @@ REFUSED: dict[str, tuple[Head, str]] = {
         make_head("eagle3", width=24, outer={"target_hidden_size": 32}),
         "lacks the tensor 'embed_tokens.weight'",
     ),
-    "activation": (_of_layer(hidden_act="loud"), "no Llama layer"),
-    "positions": (_of_layer(rope_scaling={"rope_type": "odd", "factor": 2.0}), "no Llama layer"),
+    "activation": (_of_layer(hidden_act="loud"), "does not have the configuration of a Llama layer"),
+    "positions": (
+        _of_layer(rope_scaling={"rope_type": "odd", "factor": 2.0}),
+        "does not have the configuration of a Llama layer",
+    ),
     "endless positions": (_of_layer(rope_theta=float("nan")), "no finite numbers"),
     "an epsilon of no number": (_of_layer(rms_norm_eps=float("nan")), "rms_norm_eps is nan"),
-    "no heads": (_of_layer(num_attention_heads=0), "no Llama layer"),
+    "no heads": (_of_layer(num_attention_heads=0), "does not have the configuration of a Llama layer"),
     "a negative size": (_of_layer(intermediate_size=-1), "intermediate_size is -1"),
     "heads that share unevenly": (_of_layer(num_key_value_heads=3), "4 heads do not share 3 evenly"),
     "an odd head": (_of_layer(head_dim=7), "head_dim.*7"),
@@ -86,7 +93,7 @@ REFUSED: dict[str, tuple[Head, str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_does_not_fit_is_refused_in_a_line(name: str, tmp_path: Path) -> None:
+def test_misfits_are_refused_in_a_line(name: str, tmp_path: Path) -> None:
     head, said = REFUSED[name]
     with pytest.raises((DraftError, MissingTensorError), match=said) as caught:
         opened(_files(tmp_path, head), _TINY)
@@ -118,15 +125,15 @@ def test_tensors_that_would_be_misread_are_refused(
 
 
 @pytest.mark.parametrize("absent", ["norm_before_residual", "all"])
-def test_a_configuration_that_says_too_little(absent: str, tmp_path: Path) -> None:
-    """Those who read speculators' format do not agree on what is meant where it says nothing of the norm."""
+def test_an_incomplete_configuration(absent: str, tmp_path: Path) -> None:
+    """Readers of the speculators format disagree on the default of the norm's position."""
     folder = write_head(tmp_path / "head", make_head("eagle3", speculators=absent != "all"))
     config = json.loads((folder / "config.json").read_text())
     kept = {} if absent == "all" else {name: value for name, value in config.items() if name != absent}
     (folder / "config.json").write_text(json.dumps(kept))
     files = open_files(folder, "some/head")
     assert files is not None and kind_of(files.config, files.names)
-    said = "hidden size 4096" if absent == "all" else "norm_before_residual is true or false"
+    said = "hidden size 4096" if absent == "all" else "lacks norm_before_residual"
     with pytest.raises(DraftError, match=said):
         opened(files, _TINY)
 

@@ -1,4 +1,4 @@
-"""Drafting with the layers that stay: the same as a naive run of them alone, and unseen by the target."""
+"""Drafting with resident layers: equal to a naive run of them alone, without effects on the target."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,9 +18,9 @@ from offspec.model.cache import TreeCache
 from offspec.model.loaded import LoadedModel
 from offspec.model.probe.small_config import small_config
 from offspec_planners.placement import Placement, Tier
-from tests.support.asking import CALLS, CHAINS, ask, paths
+from tests.support.drafter_logits import CALLS, CHAINS, node_logits, paths
+from tests.support.exhaustive import sampled_params
 from tests.support.packed_models import packed_checkpoint, to_grouped
-from tests.support.products import some
 from tests.support.tiny_models import FAMILIES as DENSE
 from tests.support.tiny_models import (
     HYBRIDS,
@@ -46,7 +46,7 @@ def load(folder: Path, resident: Sequence[int] = USED, device: torch.device = CP
 
 
 def naive_model(folder: Path, used: Sequence[int] = USED) -> Any:
-    """transformers' own model, whose other layers do nothing while `skips` is set."""
+    """Return transformers' own model, whose other layers do nothing while `skips` is set."""
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
@@ -64,13 +64,13 @@ def _skipping(model: Any, forward: Any) -> Any:
 
 @torch.no_grad()
 def naive(model: Any, ids: Sequence[int]) -> torch.Tensor:
-    """Logits [7, V] at the nodes of the tree below the last of the ids, each path by itself."""
+    """Return logits [7, V] at the nodes of the tree below the last of the ids, each path separately."""
     return torch.stack([model(torch.tensor([[*ids, *path]])).logits[0, -1] for path in paths()])
 
 
 @torch.no_grad()
 def naive_behind_all_layers(model: Any, ids: Sequence[int]) -> torch.Tensor:
-    """The same, where all before the root was seen by all layers."""
+    """Return the same logits with a prefix that all layers have processed."""
     rows = []
     for path in paths():
         cache = DynamicCache(config=model.config)
@@ -92,7 +92,7 @@ def naive_behind_all_layers(model: Any, ids: Sequence[int]) -> torch.Tensor:
 
 @torch.no_grad()
 def run_target(target: LoadedModel, ids: Sequence[int], commit: bool = False) -> torch.Tensor:
-    """Final states of the ids behind the target's cache, which are committed or dropped."""
+    """Return final states of the ids after the target's cache, which are committed or dropped."""
     model, start = target.tree_model, target.tree_model.cache.length
     context = TreeContext(
         start, torch.arange(start, len(ids)), len(ids) - start, torch.zeros(0, 0, dtype=torch.bool)
@@ -110,22 +110,20 @@ def run_target(target: LoadedModel, ids: Sequence[int], commit: bool = False) ->
     [*((family, "cpu") for family in FAMILIES), pytest.param("mixtral", "cuda", marks=pytest.mark.gpu)],
     indirect=["device"],
 )
-def test_what_is_said_is_what_the_layers_that_stay_say(
-    family: str, device: torch.device, tmp_path: Path
-) -> None:
-    """Layer 1 of 3 streams. Positions, windows and caps are those of the places that layers have."""
+def test_logits_equal_those_of_the_resident_layers(family: str, device: torch.device, tmp_path: Path) -> None:
+    """Layer 1 of 3 streams. Positions, windows and caps match the layers' indices."""
     target = load(write_model(tmp_path / "model", family), device=device)
     drafter = EarlyExitDrafter(target, 64)
     model = naive_model(tmp_path / "model")
-    assert drafter.name == "early-exit (2 of 3 layers)" and not drafter.wants
+    assert drafter.name == "early-exit (2 of 3 layers)" and not drafter.required_states
     longer, other = [*IDS, 7, 41, 70], [*IDS[:4], 50, 51, 52]
     expected = [naive(model, ids) for ids in (IDS, longer, other)]
     for calls in (CALLS, CHAINS):
-        torch.testing.assert_close(ask(drafter, IDS, calls), expected[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(node_logits(drafter, IDS, calls), expected[0], rtol=1e-4, atol=1e-4)
         drafter.commit([0, 1, 3])
-        torch.testing.assert_close(ask(drafter, longer, calls), expected[1], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(node_logits(drafter, longer, calls), expected[1], rtol=1e-4, atol=1e-4)
         drafter.rewind(4)
-        torch.testing.assert_close(ask(drafter, other, calls), expected[2], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(node_logits(drafter, other, calls), expected[2], rtol=1e-4, atol=1e-4)
         drafter.rewind(0)
     drafter.close()
     target.close()
@@ -145,7 +143,7 @@ UNUSUAL = ("bamba", "gemma3n_text", "falcon", "bloom")
 @pytest.mark.usefixtures("drafters_stay")
 @pytest.mark.parametrize(
     ("family", "first"),
-    some(
+    sampled_params(
         [(family, first) for family in UNUSUAL for first in (False, True)],
         ("bamba", False),
         ("gemma3n_text", True),
@@ -158,7 +156,7 @@ UNUSUAL = ("bamba", "gemma3n_text", "falcon", "bloom")
     ],
 )
 def test_it_drafts_for_families_of_every_kind(family: str, first: bool, tmp_path: Path) -> None:
-    """Whether the first layer stays or not, no draft step fails, and tokens are the target's."""
+    """Whether or not the first layer stays, no draft step fails, and tokens are the target's."""
     folder, heard = tmp_path / "model", list[object]()
     if family in HYBRIDS:
         write_hybrid(folder, family)
@@ -182,15 +180,17 @@ def test_it_drafts_for_families_of_every_kind(family: str, first: bool, tmp_path
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-def test_what_the_target_committed_is_taken_over(family: str, tmp_path: Path) -> None:
+def test_committed_keys_of_the_target_are_adopted(family: str, tmp_path: Path) -> None:
     target = load(write_model(tmp_path / "model", family))
     drafter = EarlyExitDrafter(target, 16)
     model = naive_model(tmp_path / "model")
-    ask(drafter, IDS[:5])
+    node_logits(drafter, IDS[:5])
     drafter.commit([0])
     run_target(target, IDS[:-1], commit=True)
-    drafter.adopt()
-    torch.testing.assert_close(ask(drafter, IDS), naive_behind_all_layers(model, IDS), rtol=1e-4, atol=1e-4)
+    drafter.adopt_target_cache()
+    torch.testing.assert_close(
+        node_logits(drafter, IDS), naive_behind_all_layers(model, IDS), rtol=1e-4, atol=1e-4
+    )
     mine = drafter._model.cache
     assert isinstance(mine, TreeCache)
     for index, (kept, its) in enumerate(
@@ -203,9 +203,9 @@ def test_what_the_target_committed_is_taken_over(family: str, tmp_path: Path) ->
     drafter.rewind(6)
     other = [*IDS[:6], 60, 61]
     run_target(target, other[:-1], commit=True)
-    drafter.adopt()
+    drafter.adopt_target_cache()
     torch.testing.assert_close(
-        ask(drafter, other), naive_behind_all_layers(model, other), rtol=1e-4, atol=1e-4
+        node_logits(drafter, other), naive_behind_all_layers(model, other), rtol=1e-4, atol=1e-4
     )
     drafter.close()
     target.close()
@@ -216,7 +216,7 @@ def test_a_break_between_layers_leaves_both_usable(tmp_path: Path) -> None:
     drafter = EarlyExitDrafter(target, 64)
     heard: list[int] = []
     target.tree_model.on_layer = heard.append
-    before = ask(drafter, IDS)
+    before = node_logits(drafter, IDS)
     assert not heard, "nobody is told of a pass while a tree grows"
     expected = run_target(target, IDS)
     assert heard == [1, 2, 3]
@@ -224,11 +224,11 @@ def test_a_break_between_layers_leaves_both_usable(tmp_path: Path) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
-    drafter.watch(stop)
+    drafter.set_cancel_check(stop)
     with pytest.raises(KeyboardInterrupt):
-        ask(drafter, IDS)
-    drafter.watch(None)
-    assert torch.equal(ask(drafter, IDS), before)
+        node_logits(drafter, IDS)
+    drafter.set_cancel_check(None)
+    assert torch.equal(node_logits(drafter, IDS), before)
     assert torch.equal(run_target(target, IDS), expected)
     target.close()
 
@@ -241,7 +241,9 @@ def test_layers_that_are_packed_are_unpacked_as_they_run(tmp_path: Path) -> None
     assert target.is_packed
     drafter = EarlyExitDrafter(target, 64)
     expected = run_target(target, IDS)
-    torch.testing.assert_close(ask(drafter, IDS), naive(naive_model(dense), IDS), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        node_logits(drafter, IDS), naive(naive_model(dense), IDS), rtol=1e-4, atol=1e-4
+    )
     assert torch.equal(run_target(target, IDS), expected)
     drafter.close()
     target.close()
@@ -252,22 +254,22 @@ def test_half_of_the_layers_where_all_stay(tmp_path: Path) -> None:
     target = load(folder, range(5))
     drafter = EarlyExitDrafter(target, 64)
     assert drafter.name == "early-exit (2 of 5 layers)"
-    before = ask(drafter, IDS)
+    before = node_logits(drafter, IDS)
     torch.testing.assert_close(before, naive(naive_model(folder, (0, 1)), IDS), rtol=1e-4, atol=1e-4)
     run_target(target, IDS[:-1], commit=True)
-    drafter.adopt()
-    torch.testing.assert_close(ask(drafter, IDS), before, rtol=1e-4, atol=1e-4)
+    drafter.adopt_target_cache()
+    torch.testing.assert_close(node_logits(drafter, IDS), before, rtol=1e-4, atol=1e-4)
     target.close()
 
 
 def test_nothing_to_draft_with(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     target = load(folder, ())
-    with pytest.raises(DraftError, match="none has room to: give more memory"):
+    with pytest.raises(DraftError, match="none fits: give more memory"):
         EarlyExitDrafter(target, 64)
     target.close()
     target = open_model(folder)
     target.load(Placement((Tier.DEVICE, Tier.DISK, Tier.DISK), 2, 0, Tier.DISK), 64, nothing)
-    with pytest.raises(DraftError, match="the target's head, which has no room"):
+    with pytest.raises(DraftError, match="the target's head, which does not fit"):
         EarlyExitDrafter(target, 64)
     target.close()

@@ -1,4 +1,4 @@
-"""Trees that grow side by side are those that grow alone, and what they ask of one model is one forward."""
+"""Trees grown together equal those grown alone, and share forwards of one model."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -14,19 +14,19 @@ import torch
 from offspec.core.config import SamplingParams
 from offspec.draft import forward
 from offspec.draft.base import Drafter, Scorer
-from offspec.draft.cross_vocab.drafter import Retokenizer, TranslatedDrafter
+from offspec.draft.cross_vocab.drafter import CrossVocabDrafter, Retokenizer
 from offspec.draft.cross_vocab.vocab_map import VocabMap
-from offspec.draft.grow import best_first, growing
+from offspec.draft.grow import best_first, tree_grower
 from offspec.draft.grow.best_first import grow, grow_forest
-from offspec.draft.grow.growing import Growing, GrowthPolicy
 from offspec.draft.grow.result import GrownTree
+from offspec.draft.grow.tree_grower import GrowthPolicy, TreeGrower
 from offspec.draft.lm import LMDrafter
 from offspec.draft.lookup.suffix import SuffixLookup
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources
 from offspec.model.cache import TreeCache
-from offspec.model.fused import forward as lean
-from offspec.model.fused.forward import LeanModel
+from offspec.model.fused import model as lean
+from offspec.model.fused.model import FusedModel
 from offspec.model.tokenizer import load_tokenizer
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
@@ -47,7 +47,7 @@ CPU = torch.device("cpu")
 def lm(folder: Path, *, is_lean: bool, device: torch.device = CPU) -> LMDrafter:
     model = open_model(write_model(folder, spread=0.4), device=device)
     load_all(model, 32)
-    made = model.lean(32) if is_lean else model.tree_model
+    made = model.fused_model(32) if is_lean else model.tree_model
     assert made is not None
     return LMDrafter("draft", made, model.device, model.close)
 
@@ -56,7 +56,7 @@ def translated(folder: Path) -> Drafter:
     tokenizer = load_tokenizer(write_model(folder / "other"))
     vocab = VocabMap.between(tokenizer, tokenizer)
     drafter = lm(folder / "draft", is_lean=True)
-    return TranslatedDrafter(drafter, vocab, Retokenizer(vocab, tokenizer, tokenizer), CPU)
+    return CrossVocabDrafter(drafter, vocab, Retokenizer(vocab, tokenizer, tokenizer), CPU)
 
 
 MAKES: dict[str, Callable[[Path], dict[str, Drafter]]] = {
@@ -87,17 +87,17 @@ class Sequences:
             sources.names,
             lambda name: Scorer(processor, noise, Calibration(), children=6),
             noise,
-            tell=lambda text: self.told.append(f"{index}: {text}"),
+            notify=lambda text: self.told.append(f"{index}: {text}"),
         )
 
-    def growing(self, texts: Sequence[Sequence[int]], policy: GrowthPolicy = POLICY) -> list[Growing]:
-        return [Growing(self.mixture(i), ids, policy, 9) for i, ids in enumerate(texts)]
+    def growing(self, texts: Sequence[Sequence[int]], policy: GrowthPolicy = POLICY) -> list[TreeGrower]:
+        return [TreeGrower(self.mixture(i), ids, policy, 9) for i, ids in enumerate(texts)]
 
     def alone(self, texts: Sequence[Sequence[int]]) -> list[GrownTree]:
         return [grow(self.mixture(i), ids, POLICY, 9) for i, ids in enumerate(texts)]
 
     def commit(self, grown: Sequence[GrownTree]) -> list[list[int]]:
-        """The texts, a path down each tree longer, as if the target had taken it."""
+        """Return the texts, each extended by a path of its tree, as if the target had accepted it."""
         texts = list[list[int]]()
         for index, (tree, ids) in enumerate(zip(grown, TEXTS, strict=True)):
             path, tokens = [0], list[int]()
@@ -112,14 +112,14 @@ class Sequences:
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of the forwards of lean models."""
-    counted, real = list[int](), LeanModel.layers_over
+    """Record the rows of the fused models' forwards."""
+    counted, real = list[int](), FusedModel.layers_over
 
-    def counting(self: LeanModel, hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def counting(self: FusedModel, hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
         counted.append(len(hidden))
         return real(self, hidden, *rest)
 
-    monkeypatch.setattr(LeanModel, "layers_over", counting)
+    monkeypatch.setattr(FusedModel, "layers_over", counting)
     return counted
 
 
@@ -138,7 +138,7 @@ def same(grown: Sequence[GrownTree], expected: Sequence[GrownTree]) -> None:
 def test_trees_are_those_that_grow_alone(
     kind: str, temperature: float, tmp_path: Path, rows: list[int]
 ) -> None:
-    """The first of them reads its prompt, the second what was committed, both with others."""
+    """The first of them reads its prompt, the second the committed tokens, both together with others."""
     drafters = MAKES[kind](tmp_path)
     beside = Sequences(drafters, temperature, lookups=kind == "two")
     by_itself = Sequences(drafters, temperature, lookups=kind == "two")
@@ -159,22 +159,22 @@ def test_trees_are_those_that_grow_alone(
 
 @torch.no_grad()
 def test_logits_of_several_trees_are_made_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of few rows at a time, and of one tree together in any case; a part that fails fails its trees."""
+    """A few rows at a time, but one tree together in any case; a failing part fails its trees."""
     monkeypatch.setattr(forward, "HEAD_ROWS", 7)
-    drafters, counted, real = MAKES["lean"](tmp_path), list[int](), LeanModel.logits
+    drafters, counted, real = MAKES["lean"](tmp_path), list[int](), FusedModel.logits
     failing = False
 
-    def counting(self: LeanModel, hidden: torch.Tensor) -> torch.Tensor:
+    def counting(self: FusedModel, hidden: torch.Tensor) -> torch.Tensor:
         counted.append(len(hidden))
         if failing and len(counted) == 2:
             raise RuntimeError("no room")
         return real(self, hidden)
 
-    monkeypatch.setattr(LeanModel, "logits", counting)
+    monkeypatch.setattr(FusedModel, "logits", counting)
     found = grow_forest(Sequences(drafters).growing(TEXTS))
     assert max(counted) <= 7 and len(counted) > max(tree.steps for tree in found)
     same(found, Sequences(drafters).alone(TEXTS))
-    assert forward.head_groups([5, 2, 3, 9, 1]) == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5)]
+    assert forward.logit_groups([5, 2, 3, 9, 1]) == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5)]
     monkeypatch.setattr(forward, "HEAD_ROWS", 2)
     counted.clear()
     failing = True
@@ -185,7 +185,7 @@ def test_logits_of_several_trees_are_made_in_parts(tmp_path: Path, monkeypatch: 
 @torch.no_grad()
 @pytest.mark.gpu
 def test_graphs_of_several_caches_grow_what_the_cpu_grows(tmp_path: Path) -> None:
-    """A step of each is a graph of its own, over its own cache, captured and then replayed."""
+    """A step of each is a separate graph, over its own cache, captured and then replayed."""
     grown = list[list[GrownTree]]()
     for name in ("cpu", "cuda"):
         device = torch.device(name)
@@ -196,7 +196,7 @@ def test_graphs_of_several_caches_grow_what_the_cpu_grows(tmp_path: Path) -> Non
             grown.append(grow_forest(sequences.growing(texts)))
             texts = [*sequences.commit(grown[-1])]
         model = drafter._model
-        assert isinstance(model, LeanModel)
+        assert isinstance(model, FusedModel)
         if model._steps is not None:
             assert len(model._steps._steps) == len(TEXTS)
             sequences.sources.pop()
@@ -232,18 +232,18 @@ def test_one_tree_is_grown_as_ever(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_a_failed_forward_silences_those_who_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_forward_disables_its_drafters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drafters = MAKES["lean"](tmp_path)
     sequences = Sequences(drafters)
     trees = sequences.growing(TEXTS)
-    real, calls = LeanModel.hidden_of, iter(range(99))
+    real, calls = FusedModel.hidden_of, iter(range(99))
 
-    def failing(self: LeanModel, given: Any) -> torch.Tensor:
+    def failing(self: FusedModel, given: Any) -> torch.Tensor:
         if next(calls) == 2:
             raise RuntimeError("no room")
         return real(self, given)
 
-    monkeypatch.setattr(LeanModel, "hidden_of", failing)
+    monkeypatch.setattr(FusedModel, "hidden_of", failing)
     found = grow_forest(trees)
     assert [len(tree.tree) > 1 for tree in found] == [True] * len(TEXTS), "what was drafted before is kept"
     assert len(sequences.told) == len(TEXTS) and "no room" in sequences.told[0]
@@ -260,7 +260,9 @@ def test_an_interrupt_breaks_all_of_them_off(tmp_path: Path) -> None:
         if next(looks) == 6:
             raise KeyboardInterrupt
 
-    trees = [Growing(sequences.mixture(i), ids, POLICY, 9, between=look) for i, ids in enumerate(TEXTS)]
+    trees = [
+        TreeGrower(sequences.mixture(i), ids, POLICY, 9, check_cancelled=look) for i, ids in enumerate(TEXTS)
+    ]
     with pytest.raises(KeyboardInterrupt):
         grow_forest(trees)
     fresh = Sequences(drafters)
@@ -268,19 +270,19 @@ def test_an_interrupt_breaks_all_of_them_off(tmp_path: Path) -> None:
 
 
 def table(sure: float) -> TableDrafter:
-    """Guesses one token with this probability, and four others alike."""
+    """Return a drafter that gives one token this probability, and four others equal shares."""
     rest = (1 - sure) / 5
     return TableDrafter(torch.log(torch.tensor([[sure, *[rest] * 5]] * 6)))
 
 
-def growing_of(drafters: Sequence[TableDrafter], policy: GrowthPolicy) -> list[Growing]:
+def growing_of(drafters: Sequence[TableDrafter], policy: GrowthPolicy) -> list[TreeGrower]:
     def scorer() -> Scorer:
         return Scorer(LogitsProcessor(SamplingParams(), 6, []), None, Calibration(), children=5)
 
-    return [Growing(Mixture.single(drafter, scorer()), [0, 2], policy, 12) for drafter in drafters]
+    return [TreeGrower(Mixture.single(drafter, scorer()), [0, 2], policy, 12) for drafter in drafters]
 
 
-def tabulated(sure: Sequence[float], policy: GrowthPolicy) -> list[Growing]:
+def tabulated(sure: Sequence[float], policy: GrowthPolicy) -> list[TreeGrower]:
     return growing_of([table(probability) for probability in sure], policy)
 
 
@@ -294,7 +296,7 @@ def test_rows_go_to_the_surer_and_nobody_goes_without() -> None:
 
 @pytest.mark.usefixtures("drafters_stay")
 def test_costs_are_those_of_all_together() -> None:
-    """A step that two trees share pays for less than it takes each of them, and rows are dearer for more."""
+    """A step shared by two trees takes less time than two steps, and further rows cost more."""
     costs = PassCosts(compute=((1, 1.0), (17, 1.0), (117, 30.0)), step=((1, 0.25), (33, 0.26)))
     policy = GrowthPolicy(budget=64, width=4, costs=costs)
     (by_itself,) = grow_forest(tabulated([0.8], policy))
@@ -309,7 +311,7 @@ def test_costs_are_those_of_all_together() -> None:
 def test_steps_that_take_longer_than_planned_become_fewer(
     trees: int, times: float, longer: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the trees that come then; what the first step takes, and passes in between, say nothing."""
+    """Only later trees; the first step and interleaved passes do not count."""
     costs = PassCosts(compute=((1, 1.0), (101, 1.2)), step=((1, 0.1), (33, 0.1)))
     policy, now = GrowthPolicy(budget=64, width=4, costs=costs), [0.0]
 
@@ -317,7 +319,9 @@ def test_steps_that_take_longer_than_planned_become_fewer(
         now[0] += times * 0.1
         return now[0]
 
-    monkeypatch.setattr(growing if trees == 1 else best_first, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(
+        tree_grower if trees == 1 else best_first, "time", SimpleNamespace(perf_counter=clock)
+    )
     before = grow_forest(tabulated([0.8] * trees, policy))
     assert policy.pace.factor == pytest.approx(longer)
     now[0] += 1000

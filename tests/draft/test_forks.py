@@ -1,4 +1,4 @@
-"""Sources of several sequences share weights and nothing else: in turns each drafts what it would alone."""
+"""Sources of several sequences share only weights: interleaved, each drafts the same as alone."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from offspec.checkpoint import open_checkpoint
-from offspec.core.events import unheard
+from offspec.core.events import ignore_event
 from offspec.draft.base import Drafter, Features, Lookup
-from offspec.draft.cross_vocab.drafter import Retokenizer, TranslatedDrafter
+from offspec.draft.cross_vocab.drafter import CrossVocabDrafter, Retokenizer
 from offspec.draft.cross_vocab.vocab_map import VocabMap
 from offspec.draft.early_exit import EarlyExitDrafter
 from offspec.draft.heads.base import TargetShape
@@ -28,10 +28,10 @@ from offspec.model.parts import TargetParts
 from offspec.model.pass_parts import SequenceRows
 from offspec.model.tokenizer import load_tokenizer
 from tests.support import eagle_files
-from tests.support.asking import CALLS, CHAINS, Hearing, tree_below
+from tests.support.drafter_logits import CALLS, CHAINS, RecordingScorer, tree_below
+from tests.support.exhaustive import sampled_params
 from tests.support.heads_files import MEDUSA_CONFIG, medusa_tensors, mlp_config, mlp_tensors, write_head
 from tests.support.mtp_files import write_with_mtp
-from tests.support.products import some
 from tests.support.tiny_models import CALIBRATION, load_all, nothing, open_model, write_hybrid, write_model
 
 LAYERS = 9
@@ -40,7 +40,7 @@ TURNS = ([0, 1, 3], [0, 2, 6], [0])
 
 @dataclass(frozen=True)
 class Target:
-    """A loaded target and where it is from."""
+    """A loaded target and its folder."""
 
     folder: Path
     model: LoadedModel
@@ -63,7 +63,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
 
 
 def lm(model: LoadedModel, *, lean: bool, target: TreeCache | None = None) -> LMDrafter:
-    made = model.lean(16) if lean else model.tree_model
+    made = model.fused_model(16) if lean else model.tree_model
     assert made is not None
     return LMDrafter("draft", made, model.device, model.close, target)
 
@@ -80,9 +80,9 @@ def hybrid(target: Target, folder: Path) -> Drafter:
     return lm(model, lean=False)
 
 
-def substitute(target: Target, folder: Path) -> Drafter:
+def self_draft(target: Target, folder: Path) -> Drafter:
     model = open_model(target.folder)
-    model.load_rounded(4, True, 16, nothing, CALIBRATION, target.model.rest_tensors)
+    model.load_quantized(4, True, 16, nothing, CALIBRATION, target.model.rest_tensors)
     return lm(model, lean=True, target=target.model.tree_model.cache)
 
 
@@ -90,7 +90,7 @@ def translated(target: Target, folder: Path) -> Drafter:
     drafter = another_model(target, folder, lean=True)
     ours, theirs = load_tokenizer(target.folder), load_tokenizer(folder)
     vocab = VocabMap.between(ours, theirs)
-    return TranslatedDrafter(drafter, vocab, Retokenizer(vocab, ours, theirs), target.model.device)
+    return CrossVocabDrafter(drafter, vocab, Retokenizer(vocab, ours, theirs), target.model.device)
 
 
 def shape_of(target: Target) -> TargetShape:
@@ -100,7 +100,7 @@ def shape_of(target: Target) -> TargetShape:
 
 
 def head(target: Target, folder: Path) -> Drafter:
-    found = open_head(str(folder), shape_of(target), unheard)
+    found = open_head(str(folder), shape_of(target), ignore_event)
     assert found is not None
     return found.load(target.parts, 16)
 
@@ -115,7 +115,7 @@ MAKES: dict[str, Make] = {
     "lean": lambda target, folder: another_model(target, folder, lean=True),
     "tree": lambda target, folder: another_model(target, folder, lean=False),
     "hybrid": hybrid,
-    "substitute": substitute,
+    "self": self_draft,
     "early-exit": lambda target, folder: EarlyExitDrafter(target.model, 16),
     "another vocabulary": translated,
     "medusa": lambda target, folder: head(
@@ -133,37 +133,37 @@ MAKES: dict[str, Make] = {
 
 
 class Writing:
-    """One text, the target's cache of it, and a drafter that follows."""
+    """One text, the target's cache of it, and a drafter that follows it."""
 
     def __init__(self, target: Target, made: Drafter, seed: int) -> None:
-        self.model, self.cache = target.model.tree_model, target.model.tree_model.cache.another()
+        self.model, self.cache = target.model.tree_model, target.model.tree_model.cache.empty_copy()
         self.drafter = made.fork(self.cache)
         self.ids = torch.randint(
             3, 90, (7 + 9 * seed,), generator=torch.Generator().manual_seed(seed)
         ).tolist()
 
     def follow(self) -> None:
-        """A pass of the target over all but the root, and what drafters get of it."""
+        """Run the target over all but the root, and feed its states to the drafter."""
         start, rows = self.cache.length, len(self.ids) - 1 - self.cache.length
-        wants, tokens = self.drafter.wants, torch.tensor(self.ids[start:-1])
+        wants, tokens = self.drafter.required_states, torch.tensor(self.ids[start:-1])
         context = TreeContext(start, torch.arange(start, start + rows), rows, torch.zeros(0, 0).bool())
-        self.model.taps = wants.layers
+        self.model.aux_layers = wants.layers
         hidden = self.model.hidden_of([SequenceRows(tokens, context, self.cache)])
         self.cache.commit(rows, [])
         if wants:
-            self.drafter.observe(Features(start, hidden, dict(self.model.tapped)))
-        self.drafter.adopt()
+            self.drafter.observe(Features(start, hidden, dict(self.model.aux_hidden_states)))
+        self.drafter.adopt_target_cache()
 
     def drafted(self) -> Iterator[list[torch.Tensor]]:
-        """What it says of trees below the text, which goes on, and is gone back in once."""
+        """Yield its logits for trees below the text, which is extended, and rewound once."""
         for turn, accepted in enumerate(TURNS):
             self.follow()
             yield []
-            tree, hearing = tree_below(self.ids[-1]), Hearing()
+            tree, hearing = tree_below(self.ids[-1]), RecordingScorer()
             self.drafter.start(self.ids)
             for nodes in (CALLS, CHAINS)[turn % 2]:
                 self.drafter.expand(tree, list(nodes), hearing)
-                said, hearing.heard = hearing.heard, []
+                said, hearing.recorded_logits = hearing.recorded_logits, []
                 yield said
             self.drafter.commit(accepted)
             self.ids += [*tree.token[accepted[1:]].tolist(), 11 + turn]
@@ -174,8 +174,8 @@ class Writing:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", some(MAKES, "lean", "tree", "mtp", "another vocabulary"))
-def test_in_turns_each_drafts_what_it_would_alone(kind: str, target: Target, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", sampled_params(MAKES, "lean", "tree", "mtp", "another vocabulary"))
+def test_interleaved_drafters_draft_the_same_as_alone(kind: str, target: Target, tmp_path: Path) -> None:
     made = MAKES[kind](target, tmp_path)
     alone = [list(Writing(target, made, seed).drafted()) for seed in range(2)]
     sequences = [Writing(target, made, seed) for seed in range(2)]
@@ -195,15 +195,15 @@ def test_in_turns_each_drafts_what_it_would_alone(kind: str, target: Target, tmp
 def looked_up(lookup: Lookup, ids: Sequence[int]) -> Iterator[object]:
     for end in range(8, len(ids), 3):
         lookup.start(ids[:end])
-        yield lookup.below([], None, 12, -9.0, 8)
+        yield lookup.continuations([], None, 12, -9.0, 8)
         lookup.learn(ids[end : end + 3])
     lookup.rewind(6)
     lookup.start([*ids[:6], 5, 9])
-    yield lookup.below([], None, 12, -9.0, 8)
+    yield lookup.continuations([], None, 12, -9.0, 8)
 
 
 @pytest.mark.parametrize("made", [SuffixLookup, NgramLookup])
-def test_lookups_in_turns_find_what_each_would_alone(made: type[SuffixLookup | NgramLookup]) -> None:
+def test_interleaved_lookups_find_the_same_as_alone(made: type[SuffixLookup | NgramLookup]) -> None:
     first = made()
     if isinstance(first, SuffixLookup):
         first.add_text([5, 9, 40, 41, 42, 43])
@@ -215,15 +215,15 @@ def test_lookups_in_turns_find_what_each_would_alone(made: type[SuffixLookup | N
     assert list(map(list, zip(*in_turns, strict=True))) == alone
     fork = first.fork()
     fork.start([5, 9])
-    found = fork.below([], None, 4, -9.0, 4)
+    found = fork.continuations([], None, 4, -9.0, 4)
     assert (40 in found.token) == isinstance(first, SuffixLookup), "texts of earlier are there for all"
 
 
 def test_sources_fork_as_a_whole(target: Target, tmp_path: Path) -> None:
-    """A source that is retired in one sequence goes on in another, and what is learnt of rests is of each."""
+    """A source disabled in one sequence continues in another, and pauses are separate."""
     sources = Sources({"mlp": MAKES["mlp"](target, tmp_path)}, {"lookup": NgramLookup()})
-    fork = sources.fork(target.model.tree_model.cache.another())
-    assert fork.names == sources.names and fork.wants == sources.wants
+    fork = sources.fork(target.model.tree_model.cache.empty_copy())
+    assert fork.names == sources.names and fork.required_states == sources.required_states
     assert all(fork.drafters[name] is not sources.drafters[name] for name in fork.drafters)
     fork.close()
     fork.rewind(0)

@@ -1,6 +1,5 @@
-"""The files of a head: what is read of them, and what is wrong with those that are damaged or hostile.
-
-A pickle that asks for more than tensors is not opened, nor one that takes too much room.
+"""Files of a head: reading them, and errors for damaged or hostile ones.
+A pickle that contains more than tensors is not opened, nor one that takes too much memory.
 """
 
 import json
@@ -149,7 +148,7 @@ def test_a_file_that_is_cut_short_after_it_was_opened(tmp_path: Path) -> None:
 def test_large_tensors_are_read_a_block_at_a_time(
     tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each block is as large as it may be: 4 rows of 24 bytes, stored, and a row where that has more."""
+    """Each block has the maximum size: 4 rows of 24 bytes, stored, and one row if that is larger."""
     tensors = {
         "plain": torch.randn(11, 12).half(),
         "turned": torch.randn(12, 11).half().T,
@@ -181,7 +180,7 @@ def test_numbers_that_are_not_finite_are_found_in_any_block(
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "head.pt", "config.json"])
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path, file: str) -> None:
+def test_special_files_do_not_block(tmp_path: Path, file: str) -> None:
     if file == "config.json":
         write_head(tmp_path, None, medusa_tensors())
     os.mkfifo(tmp_path / file)
@@ -214,7 +213,7 @@ def test_the_fingerprint_follows_files_and_configuration(tmp_path: Path) -> None
 
 
 class Hostile:
-    """What a pickle can be: unpickled by the usual loader, it makes a file."""
+    """A malicious pickle: unpickled by the usual loader, it creates a file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

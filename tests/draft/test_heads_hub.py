@@ -1,4 +1,4 @@
-"""Heads by hub id: a repository that holds one is fetched, of a model only its configuration."""
+"""Heads by hub id: a repository with a head is downloaded; of a model only its configuration."""
 
 import io
 import json
@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save
 
 from tests.checkpoint.hub_visitor import Visitor
+from tests.support.fake_hub import FakeHub, serve
 from tests.support.heads_files import MEDUSA_CONFIG, medusa_tensors
-from tests.support.hub_standin import StandIn, serve
 
 VISIT = """
 from offspec.draft.heads.open import open_head
@@ -30,7 +30,7 @@ def test_a_head_and_a_model(tmp_path: Path) -> None:
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
     heads = {"config.json": json.dumps(MEDUSA_CONFIG).encode(), "medusa_lm_head.pt": pickled.getvalue()}
     model = {"config.json": json.dumps(config).encode(), "model.safetensors": save({"a": torch.zeros(9)})}
-    hub = StandIn()
+    hub = FakeHub()
     hub.repositories = {"org/heads": heads, "org/model": model, "org/bare": {"medusa_lm_head.pt": b""}}
     with serve(hub):
         found = Visitor(hub, tmp_path, VISIT).all("org/heads", "org/model", "org/bare")

@@ -1,4 +1,4 @@
-"""Opening what the user named as a head: which kind it is, if it is one."""
+"""Opening a draft as a head: recognition of its kind."""
 
 import socket
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from offspec.core.errors import DraftError
-from offspec.core.events import unheard
+from offspec.core.events import ignore_event
 from offspec.draft.heads.open import may_be_head, open_head
 from tests.support.heads_files import (
     MEDUSA_CONFIG,
@@ -29,8 +29,8 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-def test_what_is_no_head_is_none(tmp_path: Path) -> None:
-    """A model, an adapter, nothing at all: the way of models explains it better."""
+def test_other_files_are_not_heads(tmp_path: Path) -> None:
+    """A model, an adapter, a missing path: opening them as a model gives the better message."""
     model = write_model(tmp_path / "model")
     assert open_for_tiny(model) is None and open_for_tiny(model / "model.safetensors") is None
     for config in (
@@ -49,8 +49,8 @@ def test_what_is_no_head_is_none(tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     for name in ("a.gguf", "bare", "absent"):
         assert open_for_tiny(tmp_path / name) is None
-    for name in ("demo", "", "substitute"):
-        assert open_head(name, target_shape(), unheard) is None
+    for name in ("demo", "", "self"):
+        assert open_head(name, target_shape(), ignore_event) is None
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_file_without_tensors(tmp_path: Path) -> None:
         ({}, ["medusa_lm_head.safetensors"]),
     ],
 )
-def test_what_is_worth_fetching(config: dict[str, Any], files: list[str]) -> None:
+def test_downloads_of_possible_heads(config: dict[str, Any], files: list[str]) -> None:
     assert may_be_head(config, [*files, "config.json", "README.md"])
     config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 28}
     assert not may_be_head(config, ["config.json", "model.safetensors", "tokenizer.json"])

@@ -1,4 +1,4 @@
-"""Prompt lookup, against a search through the ids."""
+"""Prompt lookup, compared with a search through the ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offspec.sampling.noise import GumbelNoise
 
 
 def search(ids: list[int], path: list[int], longest: int = 4) -> list[int]:
-    """What followed the latest occurrence of the longest n-gram that ends the ids and a path."""
+    """Return the continuation of the latest occurrence of the longest n-gram that ends the ids and a path."""
     text = ids + path
     for size in range(min(longest, len(text)), 0, -1):
         for place in range(len(ids) - 1, size - 1, -1):
@@ -36,55 +36,55 @@ def test_it_finds_what_a_search_finds(
     lookup = NgramLookup()
     lookup.start(ids[: len(ids) // 2 + 1])
     lookup.start(ids)
-    subtree = lookup.below(path, None, most, -math.inf, max_depth)
+    subtree = lookup.continuations(path, None, most, -math.inf, max_depth)
     assert subtree.token == search(ids, path)[: min(most, max_depth)]
     assert list(subtree.parent) == list(range(-1, len(subtree.token) - 1))
     assert all(log_prob < 0.0 for log_prob in subtree.log_prob)
     lookup.rewind(cut)
     fresh = NgramLookup()
     fresh.start(ids[:cut])
-    assert lookup.below(path, None, 9, -9.0, 9) == fresh.below(path, None, 9, -9.0, 9)
+    assert lookup.continuations(path, None, 9, -9.0, 9) == fresh.continuations(path, None, 9, -9.0, 9)
 
 
 def test_a_chain_ends_where_it_is_less_likely_than_the_floor() -> None:
     lookup = NgramLookup()
     lookup.start([*range(50), 0])
-    whole = lookup.below([], None, 40, -math.inf, 40)
+    whole = lookup.continuations([], None, 40, -math.inf, 40)
     floor = sum(whole.log_prob[:7])
-    cut = lookup.below([], None, 40, floor, 40)
+    cut = lookup.continuations([], None, 40, floor, 40)
     assert list(cut.token) == list(whole.token[:7]) == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_longer_matches_are_believed_more() -> None:
+def test_longer_matches_have_a_higher_probability() -> None:
     lookup = NgramLookup()
     lookup.start([*range(50), 7])
-    short = lookup.below([], None, 20, -math.inf, 20).log_prob
-    long = lookup.below(list(range(8, 30)), None, 1, -math.inf, 1).log_prob
+    short = lookup.continuations([], None, 20, -math.inf, 20).log_prob
+    long = lookup.continuations(list(range(8, 30)), None, 1, -math.inf, 1).log_prob
     assert list(short) == sorted(short)  # each guess that holds makes the match longer
     assert long[0] == short[-1]
 
 
-def test_learning_moves_what_is_said_to_what_comes_true() -> None:
+def test_learning_moves_probabilities_to_observed_rates() -> None:
     for follows in (True, False):
         lookup = NgramLookup()
         ids = [*range(10), 0]
         for turn in range(60):
             lookup.start(ids)
-            before = lookup.below([], None, 1, -math.inf, 1).log_prob[0]
+            before = lookup.continuations([], None, 1, -math.inf, 1).log_prob[0]
             tokens = [1, 2, 0] if follows else [100 + turn, 0]
             lookup.learn(tokens)
-            after = lookup.below([], None, 1, -math.inf, 1).log_prob[0]
+            after = lookup.continuations([], None, 1, -math.inf, 1).log_prob[0]
             ids = [*ids, *tokens]
         assert math.exp(after) > 0.9 if follows else math.exp(after) < 0.1
         assert after == pytest.approx(before, abs=0.2)
 
 
-def test_noise_says_whether_a_guess_is_picked() -> None:
+def test_noise_decides_whether_a_draft_token_is_picked() -> None:
     lookup, noise = NgramLookup(), GumbelNoise(3, 60)
     lookup.start([1, 2, 3])
-    assert list(lookup.below([], noise, 5, -9.0, 5).token) == []
+    assert list(lookup.continuations([], noise, 5, -9.0, 5).token) == []
     lookup.start([*range(50), 7])
-    plain, coupled = (lookup.below([], seed, 1, -math.inf, 1).log_prob[0] for seed in (None, noise))
+    plain, coupled = (lookup.continuations([], seed, 1, -math.inf, 1).log_prob[0] for seed in (None, noise))
     probability = math.exp(plain)
     own = float(noise.row(51)[8])
     assert coupled == pytest.approx(-(1 - probability) / probability * math.exp(-own))

@@ -1,4 +1,4 @@
-"""The texts that lookups keep: whole after Ctrl-C at any line, and never more than the limit."""
+"""Texts kept by lookups: intact after Ctrl-C at any line, and never longer than the limit."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def fed(party: Party, steps: Sequence[Step]) -> Party:
 
 
 def said(party: Party) -> Said:
-    """What is said behind some paths: the guessed ways on, and the log-probability of the last token."""
+    """Return the drafted continuations of some paths, and the log-probability of the last token."""
     found: Said = []
     for path in ([], [2], [4], [0, 1]):
-        subtree = party.below(path, None, 200, math.log(0.01), 3)
+        subtree = party.continuations(path, None, 200, math.log(0.01), 3)
         ways: list[tuple[int, ...]] = []
         for parent, token in zip(subtree.parent, subtree.token, strict=True):
             ways.append((*(ways[parent] if parent >= 0 else ()), token))
@@ -63,7 +63,7 @@ def said(party: Party) -> Said:
 
 
 def broken_off(call: Callable[[], None], line: int) -> bool:
-    """Whether there is such a line, counted as they are run: Ctrl-C comes before it."""
+    """Return whether that line exists, counted in order of execution: Ctrl-C comes before it."""
 
     def trace(frame: FrameType, event: str, _: object) -> object:
         nonlocal line

@@ -1,4 +1,4 @@
-"""Several sources in one tree: what they say is merged, blended by who was right, and judged by its worth."""
+"""Several sources in one tree: merging, mixture weights, and payoff."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from offspec.draft.base import Children, Scorer
 from offspec.draft.grow.best_first import grow
-from offspec.draft.grow.growing import GrowthPolicy
+from offspec.draft.grow.tree_grower import GrowthPolicy
 from offspec.draft.growing_tree import GrowingTree, Subtree
-from offspec.draft.mix.mixture import Asked, Mixture, Source, Standing
+from offspec.draft.mix.mixture import GrowthStats, Mixture, Source, SourceStats
 from offspec.draft.mix.payoff import Backoff
-from offspec.draft.mix.weights import Blended
+from offspec.draft.mix.weights import MixtureWeights
 from offspec.sampling.token_tree import ROOT
 from tests.support.table_drafter import ChainLookup, TableDrafter, greedy_scorer, random_table
 
@@ -37,19 +37,21 @@ def _subtree(random: np.random.Generator) -> Subtree:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 100_000))
-def test_whatever_the_sources_say_a_node_scores_as_its_path(seed: int) -> None:
-    """Against the definition: blended opinions of all siblings, summed along the path; siblings distinct."""
+def test_a_node_scores_as_its_path_for_any_sources(seed: int) -> None:
+    """Against the definition: mixed probabilities of all siblings, summed along the path; siblings
+    distinct.
+    """
     random = np.random.default_rng(seed)
-    candidates, blend = GrowingTree(5, 3), Blended(3, lookups_from=2)
+    candidates, blend = GrowingTree(5, 3), MixtureWeights(3, lookups_from=2)
     for _ in range(12):
         source = int(random.integers(3))
-        asked = candidates.asked[source, : candidates.count]
+        asked = candidates.expanded_by[source, : candidates.count]
         if asked.all():
             continue
         if source == 2:
             node = int(random.choice(np.flatnonzero(~asked)))
             subtree = _subtree(random)
-            if any(candidates.asked[2, child] for child in _below(candidates, node)):
+            if any(candidates.expanded_by[2, child] for child in _below(candidates, node)):
                 continue
             candidates.graft(node, subtree, 2, blend)
         else:
@@ -58,7 +60,7 @@ def test_whatever_the_sources_say_a_node_scores_as_its_path(seed: int) -> None:
             log_probs = np.log(random.dirichlet(np.ones(5), len(nodes))[:, :4])
             log_probs[random.random(log_probs.shape) < 0.1] = -np.inf
             candidates.extend(nodes, tokens, log_probs, -np.inf, source, blend)
-            candidates.asked[source, nodes] = True
+            candidates.expanded_by[source, nodes] = True
     parents = candidates.parent[: candidates.count]
     assert (parents[1:] < np.arange(1, candidates.count)).all()
     pairs = set(zip(parents.tolist(), candidates.token[: candidates.count].tolist(), strict=True))
@@ -66,7 +68,7 @@ def test_whatever_the_sources_say_a_node_scores_as_its_path(seed: int) -> None:
     for node in range(1, candidates.count):
         above = int(parents[node])
         siblings = candidates.children(above)
-        said = candidates.said[:, siblings]
+        said = candidates.source_log_probs[:, siblings]
         spoke = np.asarray(~np.isnan(said).all(axis=1))
         assert (np.isnan(said) == ~spoke[:, None]).all(), "who speaks of one child speaks of all"
         blended = np.minimum(blend.combine(said), 0.0)
@@ -78,7 +80,7 @@ def test_whatever_the_sources_say_a_node_scores_as_its_path(seed: int) -> None:
 
 
 def _below(candidates: GrowingTree, node: int) -> list[int]:
-    """All nodes under one."""
+    """Return all descendants of a node."""
     found = [node]
     for other in range(node + 1, candidates.count):
         if int(candidates.parent[other]) in found:
@@ -86,25 +88,25 @@ def _below(candidates: GrowingTree, node: int) -> list[int]:
     return found[1:]
 
 
-def test_a_lookup_leaves_to_others_what_it_does_not_know() -> None:
-    """The lookup says 0.6 and leaves 0.4, shared out as the drafter has it; a sixth of the weight is its."""
+def test_a_lookup_leaves_the_remaining_probability_to_others() -> None:
+    """The lookup gives 0.6 and leaves 0.4, distributed by the drafter; it has a sixth of the weight."""
     said = np.array([np.log([0.9, 0.1]), [np.log(0.6), -np.inf]], np.float32)
-    likely = np.exp(Blended(2, lookups_from=1).combine(said))
+    likely = np.exp(MixtureWeights(2, lookups_from=1).combine(said))
     assert likely == pytest.approx([5 / 6 * 0.9 + (0.6 + 0.4 * 0.9) / 6, 5 / 6 * 0.1 + 0.4 * 0.1 / 6])
 
 
-def test_who_was_not_asked_of_a_node_has_said_nothing_of_its_children() -> None:
-    """Two of three sources speak of the root; the third is silent, which is no opinion."""
-    tree, blend = GrowingTree(5, 3), Blended(3, lookups_from=3)
+def test_a_source_that_did_not_expand_a_node_has_no_opinion() -> None:
+    """Two of three sources expand the root; the third was not asked, which is not an opinion."""
+    tree, blend = GrowingTree(5, 3), MixtureWeights(3, lookups_from=3)
     tree.extend(np.array([0]), np.array([[1, 2]]), np.log([[0.6, 0.3]]), -np.inf, 0, blend)
     tree.extend(np.array([0]), np.array([[2, 3]]), np.log([[0.5, 0.4]]), -np.inf, 1, blend)
-    assert np.isnan(tree.said[2, : tree.count]).all()
-    assert np.isneginf(tree.said[0, 3]) and np.isneginf(tree.said[1, 1])
+    assert np.isnan(tree.source_log_probs[2, : tree.count]).all()
+    assert np.isneginf(tree.source_log_probs[0, 3]) and np.isneginf(tree.source_log_probs[1, 1])
 
 
-def test_weights_follow_who_is_right() -> None:
+def test_weights_follow_the_better_source() -> None:
     random = np.random.default_rng(1)
-    blend = Blended(2, lookups_from=2)
+    blend = MixtureWeights(2, lookups_from=2)
     good, bad = np.array([0.8, 0.1, 0.05]), np.array([0.1, 0.1, 0.7])
     said = np.log(np.stack([bad, good])).astype(np.float32)
     before = np.exp(blend.combine(said))
@@ -119,7 +121,7 @@ def test_weights_follow_who_is_right() -> None:
         blend.learn(unsure, None)
     assert np.exp(blend.combine(unsure))[0] < 0.3, "none was picked, as the second had it"
     said = np.log(np.array([[0.9, 0.09], [0.09, 0.9]], np.float32))
-    assert np.exp(Blended(2, lookups_from=0).combine(said)).sum() <= 1.0, "no more than one in all"
+    assert np.exp(MixtureWeights(2, lookups_from=0).combine(said)).sum() <= 1.0, "no more than one in all"
 
 
 def test_a_found_chain_is_judged_by_the_drafter_in_one_step() -> None:
@@ -145,55 +147,57 @@ def test_a_lookup_alone_grows_what_it_knows_and_is_taught() -> None:
 
 
 def test_all_sources_of_a_node_are_known_when_the_pass_is_settled() -> None:
-    """Of five accepted nodes both guessed two; then the first alone guessed one, and the second went on."""
+    """Both sources proposed two of five accepted nodes; then the first alone proposed one, the second the
+    rest.
+    """
     guessed = np.array([[True, True, True, False, False], [True, True, False, True, True]])
-    standing = Standing.of(1, 1)
+    standing = SourceStats.of(1, 1)
     mixture = Mixture(
         [Source("a", TableDrafter(random_table(1, 1.0, WORDS)), greedy_scorer(WORDS))],
         [ChainLookup([1], 0.5)],
     )
-    mixture.standing = standing
-    asked = Asked((0, 1), {0: 0.2, 1: 0.001})
-    mixture.settle(asked, guessed, 6, 9.0, link=0.5)
+    mixture.stats = standing
+    asked = GrowthStats((0, 1), {0: 0.2, 1: 0.001})
+    mixture.end_pass(asked, guessed, 6, 9.0, link=0.5)
     assert standing.seconds == 0.0, "a first pass, with the prompt in it, counts for nobody"
-    mixture.settle(asked, guessed, 6, 1.0, link=0.5)
+    mixture.end_pass(asked, guessed, 6, 1.0, link=0.5)
     assert standing.seconds == 1.0 and standing.tokens == 6.0
-    assert [worth.gain for worth in standing.worth] == [3.0, 2.0]
-    assert [worth.seconds for worth in standing.worth] == [0.2, 0.001]
+    assert [worth.gain for worth in standing.backoffs] == [3.0, 2.0]
+    assert [worth.seconds for worth in standing.backoffs] == [0.2, 0.001]
 
 
 def test_a_source_that_does_not_pay_rests_and_is_tried_again() -> None:
     worth = Backoff()
     for _ in range(20):
         worth.observe(seconds=0.5, gain=0.1)
-    assert worth.loses(tokens=3.0, seconds=1.0, link=0.0), "a third of a token for half of the time"
-    assert not worth.loses(tokens=3.0, seconds=1.0, link=1.0), "time that passes anyway"
-    assert not worth.loses(tokens=3.0, seconds=100.0, link=0.0), "next to nothing"
-    worth.drop()
+    assert worth.should_pause(tokens=3.0, seconds=1.0, link=0.0), "a third of a token for half of the time"
+    assert not worth.should_pause(tokens=3.0, seconds=1.0, link=1.0), "time that passes anyway"
+    assert not worth.should_pause(tokens=3.0, seconds=100.0, link=0.0), "next to nothing"
+    worth.pause()
     rested = 0
-    while worth.rests:
-        worth.sit_out()
+    while worth.paused:
+        worth.skip_pass()
         rested += 1
-    assert rested == 16 and not worth.loses(3.0, 1.0, 0.0), "it has yet to be seen"
+    assert rested == 16 and not worth.should_pause(3.0, 1.0, 0.0), "it has yet to be seen"
     worth.observe(seconds=60.0, gain=0.0)
     assert worth.seconds == 0.0, "catching up is not what it costs"
     for _ in range(4):
         worth.observe(seconds=0.5, gain=0.0)
-    assert worth.loses(tokens=3.0, seconds=1.0, link=0.0)
-    worth.drop()
-    assert worth.rest == 32, "longer each time"
+    assert worth.should_pause(tokens=3.0, seconds=1.0, link=0.0)
+    worth.pause()
+    assert worth.paused_passes == 32, "longer each time"
     for _ in range(60):
         worth.observe(seconds=0.5, gain=2.0)
-    assert not worth.loses(tokens=3.0, seconds=1.0, link=0.0), "it has proved its worth"
-    worth.drop()
-    assert worth.rest == 16, "a short time again"
+    assert not worth.should_pause(tokens=3.0, seconds=1.0, link=0.0), "it has proved its worth"
+    worth.pause()
+    assert worth.paused_passes == 16, "a short time again"
     for _ in range(9):
-        worth.drop()
-    assert worth.rest == 128, "and never for ever"
+        worth.pause()
+    assert worth.paused_passes == 128, "and never for ever"
 
 
 class SilentDrafter(TableDrafter):
-    """Has nothing to say: about none of the nodes, or, `row`, about each of them."""
+    """A drafter without predictions: children of no node or, with `row`, empty rows."""
 
     row = False
 
@@ -205,7 +209,7 @@ class SilentDrafter(TableDrafter):
 
 
 @pytest.mark.parametrize("row", [False, True])
-def test_to_have_nothing_to_say_is_no_opinion(row: bool) -> None:
+def test_no_prediction_is_not_an_opinion(row: bool) -> None:
     drafter, lookup = SilentDrafter(random_table(4, 1.0, WORDS)), ChainLookup([3, 1, 4, 1, 5], 0.9)
     drafter.row = row
     mixture = Mixture([Source("silent", drafter, greedy_scorer(WORDS))], [lookup])
@@ -213,13 +217,13 @@ def test_to_have_nothing_to_say_is_no_opinion(row: bool) -> None:
     assert growth.tree.score == pytest.approx(np.log(0.9) * np.arange(6), abs=1e-5)
     assert len(drafter.steps) == 1, "who has nothing to say is not asked again"
     growth.learn(mixture, [0, 1], [3, 7])
-    assert np.exp(mixture.blend.combine(np.array([[np.nan], [np.log(0.9)]], np.float32))) == pytest.approx(
+    assert np.exp(mixture.weights.combine(np.array([[np.nan], [np.log(0.9)]], np.float32))) == pytest.approx(
         0.9
     )
 
 
 class ShallowDrafter(SilentDrafter):
-    """Knows what follows the root, and no more."""
+    """A drafter that predicts only the children of the root."""
 
     def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
         if ROOT in nodes:
@@ -227,7 +231,7 @@ class ShallowDrafter(SilentDrafter):
         return super().expand(candidates, nodes, scorer)
 
 
-def test_who_knows_nothing_of_some_nodes_is_asked_of_others() -> None:
+def test_a_source_without_predictions_for_some_nodes_expands_others() -> None:
     drafter = ShallowDrafter(random_table(4, 1.0, WORDS))
     grow(
         Mixture.single(drafter, greedy_scorer(WORDS)), [0, 2], GrowthPolicy(12, 2, min_gain=0.0), max_depth=5
@@ -235,25 +239,25 @@ def test_who_knows_nothing_of_some_nodes_is_asked_of_others() -> None:
     assert len(drafter.steps) > 2
 
 
-def test_who_would_not_have_had_a_node_in_the_tree_has_not_guessed_it() -> None:
-    """The lookup is sure of what the drafter lists last: that it was accepted is owed to the lookup."""
+def test_nodes_are_credited_to_sources_likely_enough_for_the_tree() -> None:
+    """The lookup is sure of a token that the drafter ranks last: its acceptance is credited to the lookup."""
     table = torch.full((WORDS, WORDS), 0.0)
     table[:, 3] = -9.0
     mixture = Mixture([Source("t", TableDrafter(table), greedy_scorer(WORDS))], [ChainLookup([3], 0.95)])
     growth = grow(mixture, [0, 2], GrowthPolicy(2, 4, min_gain=0.0), max_depth=2)
     assert growth.tree.token.tolist() == [2, 3]
     for _ in range(2):
-        growth.settle(mixture, [0, 1], 2, 1.0, link=0.0)
-    assert [worth.gain for worth in mixture.standing.worth] == [0.0, 1.0]
+        growth.end_pass(mixture, [0, 1], 2, 1.0, link=0.0)
+    assert [worth.gain for worth in mixture.stats.backoffs] == [0.0, 1.0]
 
 
-def test_who_rests_is_not_asked() -> None:
+def test_paused_sources_are_not_called() -> None:
     drafter, lookup = TableDrafter(random_table(4, 1.0, WORDS)), ChainLookup([3, 1], 0.9)
     mixture = Mixture([Source("table", drafter, greedy_scorer(WORDS))], [lookup])
-    mixture.standing.worth[0].drop()
+    mixture.stats.backoffs[0].pause()
     growth = grow(mixture, [0, 2], GrowthPolicy(40, 8), max_depth=5)
     assert mixture.active() == (1,) and drafter.steps == []
     assert growth.tree.token.tolist() == [2, 3, 1]
     alone = Mixture.single(drafter, greedy_scorer(WORDS))
-    alone.standing.worth[0].drop()
+    alone.stats.backoffs[0].pause()
     assert alone.active() == (0,), "one that is by itself never rests"

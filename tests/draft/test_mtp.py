@@ -1,4 +1,4 @@
-"""MTP modules in their published layouts: the same as a naive run of every path, without a cache."""
+"""MTP modules in their published layouts: equal to a naive run of every path, without a cache."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +11,14 @@ from safetensors.torch import load_file, save_file
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.tensors import PackedInfo
 from offspec.core.errors import DraftError
-from offspec.draft.base import Drafter, Features, Wants
+from offspec.draft.base import Drafter, Features, RequiredStates
 from offspec.draft.heads.base import OpenedHead, TargetShape
 from offspec.draft.heads.mtp import LAYOUTS, open_mtp
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
-from tests.support.asking import CALLS, CHAINS, ask
-from tests.support.mtp_files import CASES, LAYERS, Naive, write_with_mtp
+from tests.support.drafter_logits import CALLS, CHAINS, node_logits
+from tests.support.mtp_files import CASES, LAYERS, ReferenceMtp, write_with_mtp
 from tests.support.packed_models import packed_checkpoint, to_grouped
 from tests.support.tiny_models import load_all, open_model, write_model
 
@@ -40,7 +40,7 @@ def shape_of(target: LoadedModel) -> TargetShape:
 
 @torch.no_grad()
 def run(target: LoadedModel, ids: Sequence[int]) -> torch.Tensor:
-    """Its final states [n, H]; its cache is left empty."""
+    """Return its final states [n, H]; its cache is left empty."""
     context = TreeContext.chain(len(ids), target.device)
     states = target.tree_model.hidden(torch.tensor(ids, device=target.device), context)
     target.tree_model.cache.rewind(0)
@@ -73,8 +73,8 @@ def test_guesses_are_those_of_the_published_formulas(
 ) -> None:
     folder = write_with_mtp(tmp_path / "model", layout, family, overrides)
     head, target = opened(folder, device)
-    assert (head.kind, head.wants, head.shares_head) == ("mtp", Wants(last=True), True)
-    naive, drafter = Naive(folder, layout), head.load(TargetParts(target), 16)
+    assert (head.kind, head.required_states, head.shares_head) == ("mtp", RequiredStates(last=True), True)
+    naive, drafter = ReferenceMtp(folder, layout), head.load(TargetParts(target), 16)
     assert len(target.layers) == LAYERS, "the module behind its layers is none of them"
     longer, other = [*IDS, 7, 41, 70], [*IDS[:4], 50, 51, 52]
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_guesses_are_those_of_the_published_formulas(
             for ids, start in ((IDS, 0), (longer, len(IDS) - 1), (other, 4)):
                 states, expected = known[len(ids)]
                 observe(drafter, states, start)
-                torch.testing.assert_close(ask(drafter, ids, calls), expected, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(node_logits(drafter, ids, calls), expected, rtol=1e-4, atol=1e-4)
                 if ids is IDS:
                     drafter.commit([0, 1, 3])
                 else:
@@ -94,7 +94,7 @@ def test_guesses_are_those_of_the_published_formulas(
 
 
 def test_a_packed_module_is_unpacked_as_it_is_loaded(tmp_path: Path) -> None:
-    """Beside a packed target, as in a checkpoint quantised as a whole."""
+    """With a packed target, as in a checkpoint quantized as a whole."""
     sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
     source = write_with_mtp(tmp_path / "model", "deepseek", "llama", sizes)
     packed, dense = packed_checkpoint(source, tmp_path / "packed", to_grouped(4))
@@ -109,13 +109,13 @@ def test_a_packed_module_is_unpacked_as_it_is_loaded(tmp_path: Path) -> None:
         assert any(isinstance(weight, PackedInfo) for weight in tensors.values()) == target.is_packed
         drafter = head.load(TargetParts(target), 16)
         observe(drafter, states, 0)
-        said.append(ask(drafter, IDS))
+        said.append(node_logits(drafter, IDS))
         drafter.close()
         target.close()
     torch.testing.assert_close(*said, rtol=1e-4, atol=1e-4)
 
 
-def test_what_it_takes_is_known_before_it_is_loaded(tmp_path: Path) -> None:
+def test_memory_is_known_before_loading(tmp_path: Path) -> None:
     folder = write_with_mtp(tmp_path / "model", "mimo", "qwen2", {})
     head, target = opened(folder)
     size = sum(
@@ -139,7 +139,7 @@ def test_what_it_takes_is_known_before_it_is_loaded(tmp_path: Path) -> None:
     ],
     ids=["a part is missing", "of another shape"],
 )
-def test_what_cannot_be_run_is_refused_in_one_line(
+def test_unsupported_modules_are_refused_in_one_line(
     name: str, tensor: torch.Tensor | None, reason: str, tmp_path: Path
 ) -> None:
     folder = write_with_mtp(tmp_path / "model", "mimo", "qwen2", {})

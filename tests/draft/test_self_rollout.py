@@ -1,4 +1,4 @@
-"""What a draft expects of its own answer: trees along a text that it continues, and nothing left behind."""
+"""Self-rollout: trees along a text that the draft continues, without leftovers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,15 +10,15 @@ import torch
 
 from offspec import SamplingParams
 from offspec.draft.base import Scorer
-from offspec.draft.grow.growing import GrowthPolicy
 from offspec.draft.grow.self_rollout import self_rollout
+from offspec.draft.grow.tree_grower import GrowthPolicy
 from offspec.draft.lm import LMDrafter
 from offspec.draft.mix.mixture import Mixture
 from offspec.model.loaded import LoadedModel
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec_planners.acceptance import Calibration
-from offspec_planners.tree_growth import Grown
+from offspec_planners.tree_growth import RecordedTree
 from tests.support.table_drafter import VOCABULARY as WORDS
 from tests.support.table_drafter import TableDrafter
 from tests.support.tiny_models import VOCABULARY, load_all, open_model, reference, tiny_engine, write_model
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drafter(folder: Path) -> Iterator[LMDrafter]:
     model: LoadedModel = open_model(folder)
     load_all(model, 256)
-    lean = model.lean(256)
+    lean = model.fused_model(256)
     assert lean is not None
     yield LMDrafter("draft", lean, model.device, model.close)
     model.close()
@@ -49,18 +49,18 @@ def _scorer(temperature: float = 0.0) -> Scorer:
     return Scorer(processor, noise, Calibration())
 
 
-def _preview(drafter: LMDrafter, trees: int = 4, temperature: float = 0.0) -> list[Grown]:
+def _preview(drafter: LMDrafter, trees: int = 4, temperature: float = 0.0) -> list[RecordedTree]:
     mixture = Mixture.single(drafter, _scorer(temperature))
     return self_rollout(mixture, PROMPT, POLICY, STRIDE, trees, room=256)
 
 
-def same(found: Sequence[Grown], expected: Sequence[Grown]) -> None:
+def same(found: Sequence[RecordedTree], expected: Sequence[RecordedTree]) -> None:
     for one, other in zip(found, expected, strict=True):
         assert np.array_equal(one.parent, other.parent) and np.array_equal(one.score, other.score)
 
 
 class _Listening:
-    """A drafter that notes below which text each tree was grown."""
+    """A drafter that records the text below which each tree was grown."""
 
     def __init__(self, inner: LMDrafter) -> None:
         self.inner, self.texts = inner, list[list[int]]()
@@ -73,7 +73,7 @@ class _Listening:
         return getattr(self.inner, name)
 
 
-def test_the_text_is_what_the_draft_itself_would_say(drafter: LMDrafter, folder: Path) -> None:
+def test_the_text_is_the_draft_s_own_output(drafter: LMDrafter, folder: Path) -> None:
     listening = _Listening(drafter)
     found = _preview(listening)
     answer = reference(folder, PROMPT, 60)
@@ -86,7 +86,7 @@ def test_the_text_is_what_the_draft_itself_would_say(drafter: LMDrafter, folder:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_trees_are_whole_and_always_the_same(drafter: LMDrafter, temperature: float) -> None:
+def test_trees_are_complete_and_reproducible(drafter: LMDrafter, temperature: float) -> None:
     found = _preview(drafter, temperature=temperature)
     assert [len(tree.parent) for tree in found] == [32] * 4
     for tree in found:
@@ -106,14 +106,14 @@ def test_the_cache_is_left_empty(drafter: LMDrafter, monkeypatch: pytest.MonkeyP
             raise KeyboardInterrupt
         return real(self, *given)
 
-    monkeypatch.setattr(LMDrafter, "expanding", failing)
+    monkeypatch.setattr(LMDrafter, "expand_steps", failing)
     with pytest.raises(KeyboardInterrupt):
         _preview(drafter)
     assert drafter._model.cache.length == 0 and torch.is_grad_enabled()
 
 
 def test_a_tree_that_cannot_be_filled_ends_it() -> None:
-    """Each word offers one next word and no other: there is no tree of 32 nodes within sight."""
+    """Each word has a single next word: there is no tree of 32 nodes within reach."""
     table = torch.full((WORDS, WORDS), -torch.inf)
     table[torch.arange(WORDS), (torch.arange(WORDS) + 1) % WORDS] = 0.0
     scorer = Scorer(LogitsProcessor(SamplingParams(), WORDS, []), None, Calibration(), 2)
@@ -138,7 +138,7 @@ def test_a_preview_near_the_end_of_the_context_changes_no_answer(folder: Path) -
 
 
 def test_a_table_of_positions_is_not_left(tmp_path: Path) -> None:
-    """Where positions are looked up, there is nothing behind the last."""
+    """With a position table, nothing lies beyond the last position."""
     model = write_model(tmp_path / "model", "gpt2", max_position_embeddings=64, n_positions=64)
     params = SamplingParams(seed=2, max_tokens=9, ignore_eos=True)
     with tiny_engine(model, model, budget=64, context=64) as engine:
@@ -152,7 +152,7 @@ def _long(length: int) -> list[int]:
 
 
 def test_previews_of_an_engine(folder: Path) -> None:
-    """They learn nothing, and change with nothing: what the draft holds of another prompt is not theirs."""
+    """Rollouts learn nothing and are reproducible: the draft's cache of another prompt is not used."""
     params = SamplingParams(seed=2, max_tokens=20, ignore_eos=True)
     with tiny_engine(folder, folder, budget=64) as engine:
         expected = engine.generate(PROMPT, params)

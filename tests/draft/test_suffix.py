@@ -1,4 +1,4 @@
-"""The suffix lookup: what it guesses, and that it finds all texts again after what happens to them."""
+"""The suffix lookup: its draft tokens, and its index after changes to the texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PASSAGE = [*range(100, 200)]
 
 
 def scores(subtree: Subtree) -> list[float]:
-    """Of each node, the log-probability of its path."""
+    """Return the log-probability of each node's path."""
     found: list[float] = []
     for parent, log_prob in zip(subtree.parent, subtree.log_prob, strict=True):
         found.append(log_prob + (found[parent] if parent >= 0 else 0.0))
@@ -33,7 +33,7 @@ def depths(subtree: Subtree) -> list[int]:
 
 
 def likeliest(subtree: Subtree) -> list[int]:
-    """The tokens down the likeliest children."""
+    """Return the tokens along the likeliest children."""
     path: list[int] = []
     node = -1
     while children := [i for i, parent in enumerate(subtree.parent) if parent == node]:
@@ -43,7 +43,7 @@ def likeliest(subtree: Subtree) -> list[int]:
 
 
 def below(lookup: SuffixLookup, path: list[int] | None = None, noise: GumbelNoise | None = None) -> Subtree:
-    return lookup.below(path or [], noise, 96, math.log(0.01), 96)
+    return lookup.continuations(path or [], noise, 96, math.log(0.01), 96)
 
 
 @given(
@@ -55,13 +55,13 @@ def below(lookup: SuffixLookup, path: list[int] | None = None, noise: GumbelNois
     seed=st.none() | st.integers(0, 2**64 - 1),
 )
 @settings(max_examples=80, deadline=None)
-def test_a_subtree_keeps_to_what_was_asked(
+def test_a_subtree_keeps_its_limits(
     ids: list[int], path: list[int], most: int, floor: float, max_depth: int, seed: int | None
 ) -> None:
     lookup = SuffixLookup()
     lookup.start(ids)
     noise = None if seed is None else GumbelNoise(seed, 6)
-    subtree = lookup.below(path, noise, most, floor, max_depth)
+    subtree = lookup.continuations(path, noise, most, floor, max_depth)
     assert len(subtree.parent) == len(subtree.token) == len(subtree.log_prob) <= most
     assert all(-1 <= parent < node for node, parent in enumerate(subtree.parent))
     assert len(set(zip(subtree.parent, subtree.token, strict=True))) == len(subtree.token)
@@ -72,11 +72,11 @@ def test_a_subtree_keeps_to_what_was_asked(
         shares[parent] += math.exp(log_prob)
     assert seed is not None or max(shares.values(), default=0.0) <= 1.0 + 1e-9, "siblings share one"
     if seed is None:
-        few, more = (lookup.below(path, None, nodes, -4.0, 8) for nodes in (5, 40))
+        few, more = (lookup.continuations(path, None, nodes, -4.0, 8) for nodes in (5, 40))
         assert sorted(scores(few)) == pytest.approx(sorted(sorted(scores(more))[-len(few.token) :]))
 
 
-def test_a_copied_passage_is_guessed_as_long_as_it_lasts() -> None:
+def test_a_copied_passage_is_drafted_to_its_end() -> None:
     lookup = SuffixLookup()
     lookup.start([*PASSAGE, 1, 2, *PASSAGE[:20]])
     found = likeliest(below(lookup))
@@ -107,7 +107,7 @@ def test_nothing_is_guessed_where_nothing_was_seen_before() -> None:
     assert below(lookup).token == [], "what is closed has forgotten everything"
 
 
-def test_what_was_rewound_is_found_and_the_position_is_new() -> None:
+def test_rewound_text_is_found_at_the_new_position() -> None:
     lookup = SuffixLookup()
     lookup.start([1, 2, *PASSAGE])
     lookup.rewind(12)
@@ -145,7 +145,7 @@ def test_the_oldest_texts_go_when_there_are_too_many() -> None:
     assert below(lookup).token == []
 
 
-def test_a_text_beyond_the_limit_goes_on() -> None:
+def test_a_text_beyond_the_limit_can_grow() -> None:
     lookup = SuffixLookup(limit=200)
     ids = [*range(100), *range(1000, 1250), *range(1200, 1220)]
     for end in range(10, len(ids) + 1, 10):
@@ -156,7 +156,7 @@ def test_a_text_beyond_the_limit_goes_on() -> None:
     assert likeliest(below(lookup))[:2] == [1202, 1203]
 
 
-def test_what_comes_true_is_believed_more_and_what_does_not_less() -> None:
+def test_probabilities_follow_acceptance() -> None:
     surest = {}
     for follows in (True, False):
         lookup = SuffixLookup()

@@ -1,4 +1,4 @@
-"""The suffix automaton, against a search through all texts."""
+"""The suffix automaton, compared with a search through all texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Text = tuple[int, ...]
 
 @dataclass
 class Texts:
-    """The automaton beside what it is to know: each beginning of a text, and how often it was added."""
+    """The automaton and a reference: each prefix of a text, and how often it was added."""
 
     automaton: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     added: Counter[Text] = field(default_factory=Counter)
@@ -43,12 +43,12 @@ class Texts:
         return {token: count for token, count in counts.items() if count}
 
     def longest(self, text: Text) -> Text:
-        """The longest suffix of a text that went on before."""
+        """Return the longest suffix of a text with a known continuation."""
         return next(text[i:] for i in range(len(text) + 1) if i == len(text) or self.continuations(text[i:]))
 
 
 def followed(automaton: SuffixAutomaton, state: int) -> dict[int, int]:
-    """What followed the passages of a state, where that is little enough to be told whole."""
+    """Return the continuations of a state's passages, if there are few enough to list all."""
     total, pairs = automaton.ranked(state)
     assert total == sum(count for _, count in pairs)
     return dict(pairs)
@@ -83,7 +83,7 @@ def test_the_longest_known_suffix_and_what_followed_it(steps: list[int], path: l
 
 @pytest.mark.parametrize("seed", range(4))
 def test_suffix_by_suffix_down_to_the_root(seed: int) -> None:
-    """Of every text, when all of them are there: what shares a place at first may not share it later."""
+    """For every text, once all are added: passages that share positions at first may differ later."""
     chance, texts = random.Random(seed), Texts()
     text: Text = ()
     for _ in range(60):
@@ -99,7 +99,7 @@ def test_suffix_by_suffix_down_to_the_root(seed: int) -> None:
 
 
 def test_continuations_are_ranked_by_their_counts() -> None:
-    """Of many the most frequent are named, and a growing passage is ranked again."""
+    """Of many the most frequent are returned, and a growing passage is ranked again."""
     texts = Texts()
     for token, times in {7: 1, 8: 3, 9: 2}.items():
         for _ in range(times):

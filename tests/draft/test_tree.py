@@ -1,4 +1,4 @@
-"""The token tree, and growing one: invariants, and that best-first finds the likeliest paths."""
+"""Token trees and their growth: invariants, and best-first finds the likeliest paths."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offspec.draft.grow.best_first import grow
-from offspec.draft.grow.growing import GrowthPolicy
+from offspec.draft.grow.tree_grower import GrowthPolicy
 from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.draft.mix.mixture import Mixture
-from offspec.draft.mix.weights import Blended
+from offspec.draft.mix.weights import MixtureWeights
 from offspec.sampling.token_tree import TokenTree
 from offspec_planners.acceptance import TemperatureFit
 from tests.support.table_drafter import VOCABULARY, TableDrafter, greedy_scorer, random_table
@@ -56,8 +56,8 @@ def test_the_best_candidates_form_a_tree_of_the_likeliest_paths(seed: int, budge
     candidates = GrowingTree(3)
     for _ in range(random.integers(1, 12)):
         parent = int(random.integers(candidates.count))
-        if not candidates.asked[0, parent]:
-            candidates.asked[0, parent] = True
+        if not candidates.expanded_by[0, parent]:
+            candidates.expanded_by[0, parent] = True
             probabilities = random.dirichlet(np.ones(4))
             candidates.extend(np.array([parent]), np.arange(4)[None], np.log(probabilities)[None])
     kept = candidates.best(budget)
@@ -80,7 +80,7 @@ def test_many_candidates_outgrow_the_first_arrays() -> None:
 
 
 def _brute_force(table: torch.Tensor, root: int, budget: int, depth: int) -> float:
-    """The probability mass of the `budget` likeliest paths, by listing all of them."""
+    """Return the probability mass of the `budget` likeliest paths, by listing all of them."""
     likely = torch.softmax(table.double(), dim=1).tolist()
     level, mass = [(root, 1.0)], [1.0]
     for _ in range(depth):
@@ -134,15 +134,15 @@ def test_misses_soften_the_fit_without_blowing_it_up() -> None:
     assert 1.5 < fit.tau <= 5.0
 
 
-def test_what_has_to_come_is_certain_whatever_is_said_of_it() -> None:
-    """A chain goes in at once, over what was guessed of it, and later opinions leave it alone."""
-    tree, blend = GrowingTree(0, 2), Blended(2, 1)
-    tree.extend(np.array([0]), np.array([[4, 5]]), np.log([[0.5, 0.3]]), source=0, blend=blend)
+def test_forced_tokens_are_certain_for_any_predictions() -> None:
+    """A chain is added at once, over existing proposals, and later ones do not change it."""
+    tree, blend = GrowingTree(0, 2), MixtureWeights(2, 1)
+    tree.extend(np.array([0]), np.array([[4, 5]]), np.log([[0.5, 0.3]]), source=0, weights=blend)
     tree.graft(1, Subtree([-1, 0], [7, 8], [np.log(0.6), np.log(0.5)]), 1, blend)
-    last = tree.force(1, [7, 8, 9])
+    last = tree.append_forced(1, [7, 8, 9])
     assert tree.path_tokens(last) == [4, 7, 8, 9] and tree.score[last] == tree.score[1]
-    assert tree.settled[: tree.count].tolist() == [False, True, False, True, True, False]
-    tree.extend(np.array([1]), np.array([[7]]), np.log([[0.1]]), source=0, blend=blend)
+    assert tree.forced[: tree.count].tolist() == [False, True, False, True, True, False]
+    tree.extend(np.array([1]), np.array([[7]]), np.log([[0.1]]), source=0, weights=blend)
     tree.graft(0, Subtree([-1, 0], [4, 7], [np.log(0.9), np.log(0.2)]), 1, blend)
     assert tree.score[last] == tree.score[1] < 0, "the node above may be judged anew, and it with that node"
     grown = tree.tree(np.arange(tree.count))

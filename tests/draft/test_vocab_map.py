@@ -1,4 +1,4 @@
-"""Drafts of another vocabulary: which tokens map, and what the draft reads."""
+"""Drafts of another vocabulary: mapped tokens, and retokenized text."""
 
 import json
 import random
@@ -25,7 +25,7 @@ PROSE = (Path(__file__).parents[2] / "LICENSE").read_text("utf-8")[:4000]
 
 
 def sentencepiece(pieces: int) -> tokenizers.Tokenizer:
-    """As Llama 2's, with pieces learnt from a text."""
+    """Return a tokenizer like Llama 2's, with pieces learned from a text."""
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     learner.train_from_iterator([PROSE], trainers.BpeTrainer(vocab_size=pieces, show_progress=False))
@@ -52,7 +52,7 @@ def loaded(tokenizer: tokenizers.Tokenizer, folder: Path, **special: str) -> Any
 
 @pytest.fixture(scope="module")
 def demo() -> Any:
-    """The tokenizer of a real model, byte-level as GPT-2's."""
+    """Return the tokenizer of a real model, byte-level like GPT-2's."""
     try:
         return load_tokenizer(open_checkpoint(str(embedded_model())).folder)
     except ModelNotFoundError:
@@ -66,12 +66,12 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def both(demo: Any, pieces: Any) -> list[tuple[Any, Any, VocabMap]]:
-    """Each as the target, and the other as its draft."""
+    """Return maps with each of the two as the target and the other as its draft."""
     return [(one, other, VocabMap.between(one, other)) for one, other in ((demo, pieces), (pieces, demo))]
 
 
 def said(tokenizer: Any, tokens: Sequence[int]) -> dict[str, int]:
-    """Tokens by what each adds to a text; the first of those that add the same."""
+    """Return tokens by the text that each adds; the first of those that add the same."""
     start = tokenizer("x", add_special_tokens=False)["input_ids"]
     texts = tokenizer.batch_decode([[*start, i] for i in tokens], clean_up_tokenization_spaces=False)
     before = tokenizer.decode(start)
@@ -79,7 +79,7 @@ def said(tokenizer: Any, tokens: Sequence[int]) -> dict[str, int]:
 
 
 def test_tokens_of_the_two_families_map_by_their_text(demo: Any, pieces: Any, both: Any) -> None:
-    """Checked by decoding each: the spelling is the map's own affair."""
+    """Checked by decoding each token: spelling is internal to the map."""
     vocab: VocabMap = both[0][2]
     of = vocab.draft_of
     assert of[demo.convert_tokens_to_ids("Ġthe")] == pieces.convert_tokens_to_ids("▁the")
@@ -157,50 +157,50 @@ def test_a_prompt_is_read_as_the_draft_would_cut_it(both: Any) -> None:
     for target, draft, vocab in both:
         reading = Retokenizer(vocab, target, draft)
         text = "torch is imported\nfrom the drafter, naïve 日本語"
-        assert reading.follow(encoded(target, text)) == 0 and reading.told
+        assert reading.update(encoded(target, text)) == 0 and reading.can_draft
         assert reading.ids == encoded(draft, text)
         reading = Retokenizer(vocab, target, draft)  # a prompt that is asked again is not read again
         prompt, answer = encoded(target, "The license of this"), encoded(target, " work, or not")
-        reading.follow(prompt)
+        reading.update(prompt)
         before = list(reading.ids)
-        reading.follow([*prompt, *answer])
-        assert reading.follow(prompt) == len(before) and reading.ids == before and reading.told
+        reading.update([*prompt, *answer])
+        assert reading.update(prompt) == len(before) and reading.ids == before and reading.can_draft
 
 
-def test_what_is_said_is_the_same_text(both: Any) -> None:
-    """In passes of any length; nothing that was read is read otherwise later on."""
+def test_generated_tokens_spell_the_same_text(both: Any) -> None:
+    """In passes of any length; retokenized text does not change later."""
     dice = random.Random(1)
     text = "return the drafter's logits: naïve, 日本語 🎉🎊 and so on\n\nclass Hearing " * 2
     for target, draft, vocab in both:
         reading = Retokenizer(vocab, target, draft)
         ids, at = encoded(target, text), 8
-        reading.follow(ids[:at])
+        reading.update(ids[:at])
         while at < len(ids):
             before, at = list(reading.ids), at + dice.randint(1, 9)
-            assert reading.follow(ids[:at]) == len(before)
+            assert reading.update(ids[:at]) == len(before)
             assert reading.ids[: len(before)] == before
-        assert reading.told and spelled(draft, reading.ids) == text
+        assert reading.can_draft and spelled(draft, reading.ids) == text
 
 
 def test_going_back_and_on(both: Any) -> None:
-    """Wherever it is cut, what follows is the text that was meant."""
+    """After truncation at any point, the rest is still the right text."""
     text, other = "the tokens of a tree, 日本", " and the nodes below"
     for target, draft, vocab in both:
         ids, more = encoded(target, text), encoded(target, other)
         for cut in range(0, len(ids) + 1, 2):
             reading = Retokenizer(vocab, target, draft)
-            reading.follow(ids[:5])
+            reading.update(ids[:5])
             prompt = len(reading.ids)
-            reading.follow(ids)
+            reading.update(ids)
             before, after = list(reading.ids), [*ids[:cut], *more]
-            kept = reading.follow(after)
+            kept = reading.update(after)
             assert reading.ids[:kept] == before[:kept] and kept >= (prompt if cut >= 5 else 0)
             if "\ufffd" not in spelled(target, after):  # the families decode half characters unlike
                 assert spelled(draft, reading.ids).split() == spelled(target, after).split()
 
 
 def test_half_a_character_is_held_back(tmp_path: Path) -> None:
-    """By a draft that has no bytes: it waits for the rest, and leaves out what it does not know."""
+    """With a draft that has no byte tokens: it waits for the rest, and omits unknown characters."""
     target = loaded(byte_level(), tmp_path / "target")
     known = ["<s>", "</s>", "<unk>", "t", "日", "h", "e"]
     model = models.WordLevel({name: i for i, name in enumerate(known)}, unk_token="<unk>")
@@ -210,17 +210,17 @@ def test_half_a_character_is_held_back(tmp_path: Path) -> None:
     letters = {text: i for i, text in vocab.target.text.items()}
     sun = [letters[bytes([byte])] for byte in "日".encode()]
     the = letters[b"t"]
-    reading.follow([the])
-    assert reading.ids == [3] and reading.told
+    reading.update([the])
+    assert reading.ids == [3] and reading.can_draft
     for read in (1, 2):
-        reading.follow([the, *sun[:read]])
-        assert reading.ids == [3] and not reading.told
-    reading.follow([the, *sun])
-    assert reading.ids == [3, 4] and reading.told
-    reading.follow([the, *sun, letters[b"Z"]])
-    assert reading.ids == [3, 4] and not reading.told, "there is no Z"
-    reading.follow([the, *sun[:1], the])
-    assert reading.ids == [3, 3] and reading.told
+        reading.update([the, *sun[:read]])
+        assert reading.ids == [3] and not reading.can_draft
+    reading.update([the, *sun])
+    assert reading.ids == [3, 4] and reading.can_draft
+    reading.update([the, *sun, letters[b"Z"]])
+    assert reading.ids == [3, 4] and not reading.can_draft, "there is no Z"
+    reading.update([the, *sun[:1], the])
+    assert reading.ids == [3, 3] and reading.can_draft
 
 
 def test_a_draft_that_begins_its_texts(demo: Any, tmp_path: Path) -> None:
@@ -229,8 +229,8 @@ def test_a_draft_that_begins_its_texts(demo: Any, tmp_path: Path) -> None:
     draft = loaded(tokenizer, tmp_path)
     vocab = VocabMap.between(demo, draft)
     reading = Retokenizer(vocab, demo, draft)
-    reading.follow(encoded(demo, "the node"))
+    reading.update(encoded(demo, "the node"))
     assert reading.ids == [0, *encoded(draft, "the node")]
     ours = Retokenizer(VocabMap.between(draft, draft), draft, draft)
-    ours.follow([0, *encoded(draft, "the node")])
+    ours.update([0, *encoded(draft, "the node")])
     assert ours.ids == [0, *encoded(draft, "the node")], "once is enough"

@@ -1,13 +1,13 @@
-"""One function chooses the draft, for runs here and for plans for other machines."""
+"""One function chooses the draft, for runs here and for plans for other hardware."""
 
 from pathlib import Path
 
 import pytest
 
 from offspec.core.config import EngineConfig
-from offspec.draft.published import KnownDraft
-from offspec.engine.rehearsal import make_plan
-from offspec.plan.auto_draft import fetches_drafts, of_hub
+from offspec.draft.known_drafts import KnownDraft
+from offspec.engine.calibration_run import make_plan
+from offspec.plan.auto_draft import is_hub_model, may_download_drafts
 from offspec.plan.load import open_models
 from offspec.plan.other_hardware import plan_for_hardware
 from offspec_planners.hardware_rates import preset
@@ -24,12 +24,12 @@ def test_a_run_a_plan_here_and_a_plan_for_another_machine_take_one_draft(folder:
     config = EngineConfig(folder, memory=2 * 10**9, learn=False)
     opened = open_models(config, lambda event: None)
     opened.close()
-    assert opened.config.drafts == ("substitute", "suffix")
+    assert opened.config.drafts == ("self", "suffix")
     here = make_plan(config, replan=True)
     notes = " ".join(here.notes)
-    assert "selects substitute with suffix, for this plan and for a run" in notes or "left out" in notes
+    assert "selects self with suffix, for this plan and for a run" in notes or "left out" in notes
     elsewhere = plan_for_hardware(config, preset("desktop-32gb"))
-    assert elsewhere.draft in ("substitute", "none")  # none, if the model is faster alone
+    assert elsewhere.draft in ("self", "none")  # none, if the model is faster alone
 
 
 SMALL = (KnownDraft("org/small", "model", "small", "org/target", 0.1),)
@@ -56,12 +56,12 @@ def test_small_models_are_fetched_for_models_of_the_hub_alone(
         calls.append("hub")
         return reachable
 
-    assert fetches_drafts(model, known, lambda name: here, is_reachable) == fetches
+    assert may_download_drafts(model, known, lambda name: here, is_reachable) == fetches
     assert len(calls) == asked
 
 
 def test_a_folder_named_like_a_hub_model_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert of_hub("org/name")
+    assert is_hub_model("org/name")
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert not of_hub("org/name")
+    assert not is_hub_model("org/name")

@@ -1,4 +1,4 @@
-"""Where a model is computed: what the user is told, what only a GPU has a use for, and what plans go by."""
+"""Choice of the device: the notice, settings that require a GPU, and the device in plans."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,23 +11,23 @@ import offspec
 from offspec import PlanError, RequestError, SamplingParams
 from offspec.core.config import EngineConfig
 from offspec.core.events import Event, Notice
-from offspec.engine.rehearsal import make_plan
+from offspec.engine.calibration_run import make_plan
 from offspec.plan import records
 from offspec.plan.choose_device import choose_device
 from offspec.plan.load import open_models
 from offspec.plan.prepare import plan_key
 from offspec_planners.measure import gpu
 from offspec_planners.measure.gpu import Fault
-from tests.support.plan_world import World
+from tests.support.plan_fixtures import PlanEnvironment
 from tests.support.sample_plans import large, small
 from tests.support.tiny_models import write_model
 
 GB = 10**9
-BROKEN = Fault("torch 2.9 is a build for the processor, and this machine has an NVIDIA GPU", "pip install")
+BROKEN = Fault("torch 2.9 is a CPU build, but this machine has an NVIDIA GPU", "pip install")
 
 
 def told(config: EngineConfig, **more: Any) -> tuple[str, str]:
-    """The chosen device, and the line about it."""
+    """Return the chosen device, and the notice about it."""
     events = list[Event]()
     chosen = choose_device(config, events.append, **more)
     [notice] = events
@@ -35,9 +35,9 @@ def told(config: EngineConfig, **more: Any) -> tuple[str, str]:
     return chosen.device, notice.text
 
 
-def test_the_device_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notice_names_the_device_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(EngineConfig("demo")) == ("cpu", "Computes on the CPU: this machine has no NVIDIA GPU")
-    assert told(EngineConfig("demo", device="cpu")) == ("cpu", "Computes on the CPU, as `device` says")
+    assert told(EngineConfig("demo", device="cpu")) == ("cpu", "Computes on the CPU, as set by `device`")
     monkeypatch.setattr(gpu, "usable_gpu", lambda: BROKEN)
     line = f"Computes on the CPU: no usable GPU ({BROKEN.found}; pip install)"
     assert told(EngineConfig("demo")) == ("cpu", line)
@@ -48,9 +48,9 @@ def test_a_setting_for_a_gpu_without_one(name: str, value: Any, monkeypatch: pyt
     monkeypatch.setattr(gpu, "usable_gpu", lambda: BROKEN)
     with pytest.raises(RequestError) as caught:
         choose_device(EngineConfig("demo", **{name: value}))
-    assert "no usable GPU (torch 2.9 is a build for the processor" in str(caught.value)
+    assert "no usable GPU (torch 2.9 is a CPU build" in str(caught.value)
     assert f"pip install); leave out `{name}`, which is for a GPU" in str(caught.value)
-    with pytest.raises(RequestError, match=f"on the CPU, as `device` says; leave out `{name}`"):
+    with pytest.raises(RequestError, match=f"on the CPU, as set by `device`; leave out `{name}`"):
         choose_device(EngineConfig("demo", device="cpu", **{name: value}))
 
 
@@ -78,13 +78,13 @@ def test_the_line_is_the_first_of_a_load_and_comes_once(tmp_path: Path) -> None:
 def test_a_plan_brings_its_device() -> None:
     plan = small()
     assert plan.device == "cpu"
-    assert told(EngineConfig("demo"), plan=plan) == ("cpu", "Computes on the CPU, as the plan says")
+    assert told(EngineConfig("demo"), plan=plan) == ("cpu", "Computes on the CPU, as set by the plan")
     with pytest.raises(PlanError, match="the plan has device cuda, not cpu: leave out `device`"):
         choose_device(EngineConfig("demo", device="cpu"), plan=replace(large(), device="cuda"))
 
 
-def test_plans_are_kept_by_the_device_that_was_chosen(world: World) -> None:
-    """What is planned with "auto" is what is followed with the name of that device, and the other way."""
+def test_plans_are_kept_by_the_device_that_was_chosen(world: PlanEnvironment) -> None:
+    """A plan made with "auto" is followed with the name of that device, and vice versa."""
     plan = world.plan()
     assert plan.device == "cpu"
     assert world.followed(device="cpu") == world.followed() == plan
@@ -99,11 +99,11 @@ def test_plans_are_kept_by_the_device_that_was_chosen(world: World) -> None:
 @pytest.mark.gpu
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("auto_chooses")
-def test_auto_takes_the_gpu(world: World) -> None:
+def test_auto_takes_the_gpu(world: PlanEnvironment) -> None:
     name = torch.cuda.get_device_name(0)
     device, line = told(EngineConfig("demo"))
     assert device == "cuda:0" and line.startswith(f"Computes on {name} (cuda:0)")
-    line = f"Computes on {name} (cuda:0), as `device` says"
+    line = f"Computes on {name} (cuda:0), as set by `device`"
     assert told(EngineConfig("demo", device="cuda")) == (device, line)
     with world.load() as engine:
         assert engine.config.device == "cuda:0" and engine.placement["vram"] > 0

@@ -1,4 +1,4 @@
-"""How large a model's weights are by its configuration alone."""
+"""Size of a model's weights by its configuration alone."""
 
 import json
 from math import prod
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from offspec.checkpoint.shapes import known_config
-from offspec.plan.model_sizes import ConfigFormats, imagine
+from offspec.checkpoint.known_models import known_config
+from offspec.plan.model_sizes import ConfigFormats, open_on_meta
 
 EXPERTS, QUERY = "model.layers.1.mlp.experts.gate_up_proj", "model.layers.1.self_attn.q_proj.weight"
 STACK, MATRIX = (8, 256, 128), (256, 128)
@@ -23,7 +23,7 @@ COMPRESSED: dict[str, Any] = {
 
 
 def bits(settings: Any, name: str, shape: tuple[int, ...]) -> float:
-    """Of each weight."""
+    """Return the bits per weight."""
     format = ConfigFormats(settings).of(name, shape)
     if format is None:
         return 16
@@ -76,6 +76,6 @@ def test_published_sizes(
     (tmp_path / "config.json").write_text(
         json.dumps(config if settings is None else {**config, "quantization_config": settings})
     )
-    found, _ = imagine(str(tmp_path), torch.bfloat16, torch.device("cpu"))
-    total = sum(found.layer_bytes) + found.rest_bytes + found.embedding_bytes
+    found, _ = open_on_meta(str(tmp_path), torch.bfloat16, torch.device("cpu"))
+    total = sum(found.layer_bytes) + found.non_layer_bytes + found.embedding_bytes
     assert total == pytest.approx(published, rel=0.02)

@@ -1,7 +1,6 @@
-"""Device memory at real sizes: what loads and answers ask for, what is set aside, and what was promised.
-
-Nothing is computed: the checkpoints are files without contents, and the device runs none of its tasks. What
-is counted is where every tensor would lie. One process, which has the device, goes through all cases.
+"""Device memory at real sizes: requested by loading and answers, reserved, and promised.
+Nothing is computed: the checkpoints are files without contents, and the device runs none of its tasks. Only
+the addresses of tensors are counted. One process, which owns the device, runs all cases.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Files of which the reading is timed."""
+"""Files for timing disk reads."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ from offspec.plan.hardware_profile import in_folder
 
 
 def test_a_folder_that_vanishes_while_it_is_looked_through(tmp_path: Path) -> None:
-    """As those of /proc do, or what another program removes."""
+    """Like the folders of /proc, or one that another program removes."""
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()

@@ -1,4 +1,4 @@
-"""Experts by need, from run to run: their use is learnt, kept, and trees are priced by it."""
+"""On-demand experts from run to run: their use is learned and saved, and determines the cost of trees."""
 
 from dataclasses import replace
 from functools import cache
@@ -9,27 +9,27 @@ import pytest
 
 from offspec import CapacityError, PassStats, SamplingParams
 from offspec.core import memory as process_memory
-from offspec.core.events import unheard
-from offspec.draft.grow.growing import GrowthPolicy
+from offspec.core.events import ignore_event
+from offspec.draft.grow.tree_grower import GrowthPolicy
 from offspec.engine.engine import Engine
-from offspec.model.device import RUNTIME, SLACK
+from offspec.model.devices import RUNTIME, SLACK
 from offspec.plan import initial_fit, prepare
-from offspec.plan.fit import undrafted_nodes
+from offspec.plan.build_plan import plan_from_measurements
+from offspec.plan.fit import nodes_without_draft
 from offspec.plan.load import open_models
-from offspec.plan.make import plan_by
 from offspec.plan.model_sizes import chosen_experts, expert_sizes
 from offspec.plan.policy import DraftPolicy
-from offspec.plan.prepare import record_of
+from offspec.plan.prepare import draft_record
 from offspec.plan.records import ExpertRecord
 from offspec_planners.acceptance import typical
 from offspec_planners.cost import PassCosts
 from offspec_planners.expert_costs import ExpertCosts, ExpertPass, ExpertSizes
 from offspec_planners.hardware_rates import Processor, Rate, preset
 from offspec_planners.measured_costs import MeasuredCosts
-from offspec_planners.typical_acceptance import SUBSTITUTE
+from offspec_planners.typical_acceptance import SELF_DRAFT
+from tests.support.exhaustive import sampled_params
 from tests.support.expert_models import EXPERT_FAMILIES, write_experts
-from tests.support.plan_world import GB, MB, MEASURED, World, least_memory
-from tests.support.products import some
+from tests.support.plan_fixtures import GB, MB, MEASURED, PlanEnvironment, least_memory
 from tests.support.tiny_models import open_model
 
 ANSWER = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -42,7 +42,7 @@ SIZES = ExpertSizes(32, 2, (0, 1, 2), 1 << 20, 1 << 19)
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four layers of 32 experts, 25 MB of them."""
+    """Return a model of four layers of 32 experts, 25 MB of them."""
     sizes = {"hidden_size": 128, "moe_intermediate_size": 128, "num_experts": 32, "num_experts_per_tok": 2}
     return write_experts(
         tmp_path_factory.mktemp("models") / "mixture", "qwen3_moe", num_hidden_layers=4, **sizes
@@ -50,8 +50,8 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def slow(world: World, mixture: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """The mixture on a machine whose disk is so slow that no second row pays."""
+def slow(world: PlanEnvironment, mixture: Path, monkeypatch: pytest.MonkeyPatch) -> PlanEnvironment:
+    """Return the MoE model on a machine whose disk is so slow that no second row pays."""
     world.target = mixture
     measured = replace(MEASURED, link=None, disk=Rate.exactly(1e6), layer=((1, 1e-3), *MEASURED.layer))
     measured = replace(measured, outside=((1, 1e-3), *MEASURED.outside))
@@ -64,7 +64,7 @@ def slow(world: World, mixture: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def _load(world: World, **settings: Any) -> Engine:
+def _load(world: PlanEnvironment, **settings: Any) -> Engine:
     given = {"draft": "suffix", "memory": _least(world.target) + 12 * MB}
     return world.load(**(given | settings))
 
@@ -73,8 +73,8 @@ def _passes(engine: Engine, prompt: list[int] = PROMPT) -> list[PassStats]:
     return [event for event in engine.stream(prompt, ANSWER) if isinstance(event, PassStats)]
 
 
-def test_what_lookups_find_is_verified_only_where_it_pays(slow: World) -> None:
-    """One token in each pass from a slow disk; where experts take no time the same answer in larger trees."""
+def test_lookup_tokens_are_verified_only_if_it_pays(slow: PlanEnvironment) -> None:
+    """One token per pass with a slow disk; if experts take no time, the same answer in larger trees."""
     with _load(slow) as engine:
         _, *dear = _passes(engine)  # the first reads experts for the prompt, which a tree behind it may have
         assert {done.tree_nodes for done in dear} == {1}
@@ -88,7 +88,7 @@ def test_what_lookups_find_is_verified_only_where_it_pays(slow: World) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_draft_that_does_not_pay_leaves_its_place_to_experts(slow: World) -> None:
+def test_a_draft_that_does_not_pay_leaves_its_place_to_experts(slow: PlanEnvironment) -> None:
     memory = _least(slow.target) + 12 * MB
     settings: dict[str, Any] = {"draft": str(slow.near), "memory": memory, "learn": False}
     with _load(slow, **settings) as engine:  # it had to be loaded to be tried, and was then loaded again
@@ -97,7 +97,9 @@ def test_a_draft_that_does_not_pay_leaves_its_place_to_experts(slow: World) -> N
         assert plan.placement.expert_slots == engine.placement["expert_slots"]
     with _load(slow, **settings) as engine:
         assert slow.measured == 1 and engine.plan == plan
-        assert slow.notices == ["no draft, since experts in the place of another are expected to bring more"]
+        assert slow.notices == [
+            "no draft, since using the memory of the draft model to cache experts is expected to be faster"
+        ]
         assert engine.placement["expert_slots"] == plan.placement.expert_slots
         assert engine.generate(PROMPT, ANSWER).token_ids == answer
     with _load(slow, **settings, budget=16) as engine:  # asked for is asked for
@@ -106,10 +108,10 @@ def test_a_draft_that_does_not_pay_leaves_its_place_to_experts(slow: World) -> N
 
 @pytest.mark.exhaustive
 @pytest.mark.gpu
-def test_a_plan_chooses_what_computes_experts_beside_a_gpu(
-    world: World, mixture: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_plan_chooses_where_experts_are_computed(
+    world: PlanEnvironment, mixture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The CPU where copying takes longer than its products, in float32; in bfloat16 a what-if tells."""
+    """The CPU if copying takes longer than its products, in float32; in bfloat16 a what-if shows it."""
     world.target, host = mixture, preset("rtx-4090").host
     assert host is not None
     slow = replace(host, bandwidth=Rate.exactly(1e5))
@@ -121,10 +123,12 @@ def test_a_plan_chooses_what_computes_experts_beside_a_gpu(
     settings["vram"] = caught.value.needed + 2 * MB
 
     def planned(cpu: Processor, **others: Any) -> tuple[bool, bool]:
-        """Whether the CPU computes experts, and whether it is told that it might."""
-        opened = open_models(world.config(**(settings | others)), unheard)
-        rates, most = replace(measured, host=cpu), undrafted_nodes(opened)
-        plan = plan_by(opened, replace(opened.config, budget=most), rates, record_of(opened, 16))
+        """Return whether the CPU computes experts, and whether a notice says that it could."""
+        opened = open_models(world.config(**(settings | others)), ignore_event)
+        rates, most = replace(measured, host=cpu), nodes_without_draft(opened)
+        plan = plan_from_measurements(
+            opened, replace(opened.config, budget=most), rates, draft_record(opened, 16)
+        )
         opened.close()
         return plan.placement.cpu_experts, any("--experts cpu" in row.note for row in plan.what_ifs)
 
@@ -142,7 +146,7 @@ def test_a_plan_chooses_what_computes_experts_beside_a_gpu(
 
 
 @pytest.mark.exhaustive
-def test_what_was_learnt_is_kept_for_later_runs(slow: World) -> None:
+def test_expert_use_is_saved_for_later_runs(slow: PlanEnvironment) -> None:
     with _load(slow, learn=False) as engine:
         _passes(engine)
     assert not list(slow.cache.glob("expert_use/*"))
@@ -159,7 +163,7 @@ def test_what_was_learnt_is_kept_for_later_runs(slow: World) -> None:
 
 @pytest.mark.exhaustive
 def test_a_plan_is_remade_when_the_use_of_experts_is_known(
-    slow: World, monkeypatch: pytest.MonkeyPatch
+    slow: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare, "_ENOUGH_PASSES", 20)
     memory = _least(slow.target) + 12 * MB
@@ -172,22 +176,24 @@ def test_a_plan_is_remade_when_the_use_of_experts_is_known(
     first = plan()
     assert not first.costs.experts.learnt and slow.measured == 1
     second = plan()
-    assert "how experts are asked for" in slow.notices[0] and slow.measured == 2
+    assert "the use of experts is now measured" in slow.notices[0] and slow.measured == 2
     assert second.costs.experts.learnt
     assert plan().costs == second.costs and slow.measured == 2 and slow.notices == []
 
 
-def test_passes_that_say_nothing_of_experts_remake_no_plan(slow: World) -> None:
+def test_passes_that_say_nothing_of_experts_remake_no_plan(slow: PlanEnvironment) -> None:
     with _load(slow) as engine:
         record = engine.drafting.experts
         assert record is not None
         for _ in range(100):
-            record.use.observe(ExpertPass(rows=1, layers=4, asked=8, missed=0, held=128))
+            record.use.observe(ExpertPass(rows=1, layers=4, requested=8, missed=0, resident=128))
     with _load(slow):
         assert slow.measured == 1 and slow.notices == []
 
 
-def test_more_memory_remakes_a_plan_for_more_experts(slow: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_memory_remakes_a_plan_for_more_experts(
+    slow: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(initial_fit, "_MORE", 1.001)
     least = _least(slow.target)
 
@@ -209,21 +215,23 @@ def _costs(seconds: float) -> PassCosts:
 
 
 def test_a_draft_rests_while_experts_make_its_trees_too_dear() -> None:
-    known = typical(SUBSTITUTE)
+    known = typical(SELF_DRAFT)
     policy = DraftPolicy(GrowthPolicy(64, 8, costs=_costs(1e-6)), planned_budget=64)
-    dear = policy.priced(_costs(5.0), known)
+    dear = policy.with_costs(_costs(5.0), known)
     assert dear.growth.budget == 1 and dear.growth.costs == _costs(5.0)
-    assert dear.priced(_costs(1e-6), known).growth.budget == 64
-    assert policy.priced(_costs(5.0), None).growth.budget == 64  # lookups take no time: each tree is priced
+    assert dear.with_costs(_costs(1e-6), known).growth.budget == 64
+    assert (
+        policy.with_costs(_costs(5.0), None).growth.budget == 64
+    )  # lookups take no time: each tree is priced
 
 
-def test_a_fixed_shape_stays_whatever_is_learnt_of_experts(slow: World) -> None:
-    """No tree is on record of one, so that its draft is not weighed anew; it is paused while it is slower."""
+def test_a_fixed_shape_is_kept_for_any_expert_use(slow: PlanEnvironment) -> None:
+    """It has no recorded trees, so its draft is not evaluated again; it is paused while it is slower."""
     memory = _least(slow.target) + 12 * MB
     settings: dict[str, Any] = {"draft": str(slow.near), "memory": memory, "tree": "sequoia", "budget": 8}
     with _load(slow, **settings) as engine:
         shape, passes = engine.drafting.policy.shape, list[PassStats]()
-        assert shape is not None and engine.plan is not None and engine.plan.placement.by_need
+        assert shape is not None and engine.plan is not None and engine.plan.placement.on_demand_experts
         while len(passes) < 40:
             passes += _passes(engine)
         record, policy = engine.drafting.experts, engine.drafting.policy
@@ -245,7 +253,7 @@ def test_a_damaged_record_is_none(text: str, tmp_path: Path, monkeypatch: pytest
     assert ExpertRecord("target", SIZES).use.passes == 0
 
 
-@pytest.mark.parametrize("family", some(EXPERT_FAMILIES, "qwen3_moe", "gpt_oss", "hunyuan_v1_moe"))
+@pytest.mark.parametrize("family", sampled_params(EXPERT_FAMILIES, "qwen3_moe", "gpt_oss", "hunyuan_v1_moe"))
 def test_sizes_of_experts_are_those_of_the_model(family: str, tmp_path: Path) -> None:
     model = open_model(write_experts(tmp_path, family))
     sizes, config = expert_sizes(model), model.skeleton.config

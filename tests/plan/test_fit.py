@@ -1,4 +1,4 @@
-"""What fits where: whatever is decided is also found to fit, and nothing that is not."""
+"""Fit in memory: every decided arrangement is also found to fit, and no other."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,15 +12,15 @@ from offspec import CapacityError, RequestError
 from offspec.core import memory as process_memory
 from offspec.core.config import Dtype, EngineConfig
 from offspec.draft.forward import HEAD_ROWS
-from offspec.model.fused.products import FourBitProduct, PanelProduct, UnpackingProduct
+from offspec.model.fused.linear import DequantizingLinear, Int4Linear, PanelLinear
 from offspec.model.fused.weights import packed_size
 from offspec.plan.fit import (
     LEAST_BUDGET,
     _modes,
     cache_bytes,
     find_fit,
-    least_memory,
-    most_sequences,
+    max_sequences,
+    min_memory,
     still_fits,
 )
 from offspec.plan.initial_fit import initial_fit
@@ -29,20 +29,20 @@ from offspec.plan.needs import WIDEST, draft_bytes
 from offspec.plan.opened import OpenedModels
 from offspec.sampling.noise import CACHED_ROWS
 from offspec_planners.placement import Placement, Tier
-from tests.support.plan_world import MB, write_large
+from tests.support.plan_fixtures import MB, write_large
 from tests.support.tensor_bytes import tensor_bytes
 from tests.support.tiny_models import open_model, write_model
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., OpenedModels]]:
-    """Models that were opened with these settings, and not loaded."""
+    """Return a function that opens models with these settings, without loading them."""
     folder = write_large(tmp_path_factory.mktemp("models") / "large")
     every = list[OpenedModels]()
 
     def open_with(**settings: Any) -> OpenedModels:
         config = EngineConfig(
-            str(folder), **({"draft": "substitute", "context": 128, "budget": 64, "width": 16} | settings)
+            str(folder), **({"draft": "self", "context": 128, "budget": 64, "width": 16} | settings)
         )
         every.append(open_models(config, lambda event: None))
         return every[-1]
@@ -54,15 +54,17 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., O
 
 @pytest.mark.parametrize(
     ("draft", "context"),
-    [("substitute", None), ("none", 128), ("itself", 128)],
+    [("self", None), ("none", 128), ("itself", 128)],
 )
-def test_what_was_decided_holds(opened: Callable[..., OpenedModels], draft: str, context: int | None) -> None:
-    found = opened(draft="none" if draft == "none" else "substitute", context=context)
+def test_decided_arrangements_fit(
+    opened: Callable[..., OpenedModels], draft: str, context: int | None
+) -> None:
+    found = opened(draft="none" if draft == "none" else "self", context=context)
     if draft == "itself":
         drafts = replace(found.drafts, names=(found.config.model,))
         found = replace(found, config=replace(found.config, draft=found.config.model), drafts=drafts)
     config, seen = found.config, set[Placement]()
-    least, _ = least_memory(found, config)
+    least, _ = min_memory(found, config)
     for memory in range(least, least + 80 * MB, 4 * MB):
         given = replace(found, memory=memory)
         decided = find_fit(given, config)
@@ -82,7 +84,7 @@ def test_layers_of_the_cpu_are_for_a_gpu(opened: Callable[..., OpenedModels]) ->
     assert find_fit(opened(cpu_layers=0), opened().config).placement.layers(Tier.CPU) == ()
 
 
-def test_what_does_not_belong_does_not_hold(opened: Callable[..., OpenedModels]) -> None:
+def test_invalid_arrangements_do_not_fit(opened: Callable[..., OpenedModels]) -> None:
     found = replace(opened(), memory=10**12)
     decided = find_fit(found, found.config)
     assert still_fits(found, found.config, decided)
@@ -97,10 +99,10 @@ def test_what_does_not_belong_does_not_hold(opened: Callable[..., OpenedModels])
         assert not still_fits(found, found.config, wrong)
 
 
-def test_a_substitute_has_the_most_bits_that_fit(opened: Callable[..., OpenedModels]) -> None:
-    """With more memory it goes from nobody over 2, 3 and 4 bits to values that need not be unpacked."""
+def test_a_self_draft_has_the_most_bits_that_fit(opened: Callable[..., OpenedModels]) -> None:
+    """With more memory it goes from no draft over 2, 3 and 4 bits to unpacked values."""
     found, seen = opened(), list[tuple[str, int]]()
-    least, _ = least_memory(found, found.config)
+    least, _ = min_memory(found, found.config)
     for memory in range(least, least + 60 * MB, MB // 2):
         decided = find_fit(replace(found, memory=memory), found.config)
         seen.append((decided.draft_mode, decided.draft_bits))
@@ -113,10 +115,10 @@ def test_a_substitute_has_the_most_bits_that_fit(opened: Callable[..., OpenedMod
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_substitute_stays_packed_if_no_step_unpacks_it(dtype: Dtype, tmp_path: Path) -> None:
+def test_a_self_draft_stays_packed_if_no_step_unpacks_it(dtype: Dtype, tmp_path: Path) -> None:
     """Its values would take memory of the target's layers, and steps would be slower: much so in float32."""
     folder = write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, head_dim=16)
-    config = EngineConfig(str(folder), draft="substitute", dtype=dtype, context=128, budget=64, width=16)
+    config = EngineConfig(str(folder), draft="self", dtype=dtype, context=128, budget=64, width=16)
     found = open_models(config, lambda event: None)
     try:
         decided = find_fit(replace(found, memory=10**12), config)
@@ -126,20 +128,20 @@ def test_a_substitute_stays_packed_if_no_step_unpacks_it(dtype: Dtype, tmp_path:
 
 
 @pytest.mark.parametrize(("dtype", "sizes"), [("float32", {}), ("bfloat16", {"head_dim": 16})])
-def test_what_lean_weights_take_is_known(dtype: str, sizes: dict[str, int], tmp_path: Path) -> None:
+def test_bytes_of_fused_weights_are_known(dtype: str, sizes: dict[str, int], tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, **sizes)
     draft = open_model(folder, getattr(torch, dtype))
     said = packed_size(draft.skeleton, 4, draft.device)
     norms = sum(w.nbytes for layer in draft.skeleton.layers for w in layer.parameters() if w.dim() == 1)
-    draft.load_rounded(4, False, 64, lambda done, total: None, range(3, 40))
-    lean = draft.lean(64)
+    draft.load_quantized(4, False, 64, lambda done, total: None, range(3, 40))
+    lean = draft.fused_model(64)
     assert lean is not None
     fused = [of for layer in lean._layers for of in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    rounded = (PanelProduct, FourBitProduct, UnpackingProduct)
+    rounded = (PanelLinear, Int4Linear, DequantizingLinear)
     kinds = [product for product in fused if isinstance(product, rounded)]
     assert sum(map(tensor_bytes, kinds)) + norms == said.nbytes
     assert (
-        any(isinstance(product, UnpackingProduct) for product in kinds) == (said.scratch > 0) == (not sizes)
+        any(isinstance(product, DequantizingLinear) for product in kinds) == (said.scratch > 0) == (not sizes)
     )
     config = EngineConfig(str(folder), context=128, width=16)
     packed, expanded = (draft_bytes((mode, 4), draft, config, 128) for mode in ("packed", "expanded"))
@@ -150,7 +152,7 @@ def test_what_lean_weights_take_is_known(dtype: str, sizes: dict[str, int], tmp_
 def test_a_draft_step_is_no_wider_than_its_tree(opened: Callable[..., OpenedModels]) -> None:
     found = opened(budget=None, width=None)
     wide, narrow = (
-        least_memory(found, replace(found.config, budget=LEAST_BUDGET, width=width))[0]
+        min_memory(found, replace(found.config, budget=LEAST_BUDGET, width=width))[0]
         for width in (WIDEST, None)
     )
     assert narrow < wide - 12 * (WIDEST - LEAST_BUDGET) * found.target.skeleton.vocab_size
@@ -164,12 +166,12 @@ def test_a_layer_of_the_draft_is_gone_before_anything_is_computed(
     opened: Callable[..., OpenedModels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = opened()
-    before = least_memory(found, found.config)
+    before = min_memory(found, found.config)
     monkeypatch.setattr("offspec.plan.needs.loading_bytes", lambda held, draft: 1000)
-    assert least_memory(found, found.config) == before
+    assert min_memory(found, found.config) == before
 
 
-def test_what_does_not_fit_lists_the_parts(opened: Callable[..., OpenedModels]) -> None:
+def test_the_error_of_a_misfit_lists_the_parts(opened: Callable[..., OpenedModels]) -> None:
     found = opened(draft="none")
     listed = r"is \d.* \(Python and libraries .*, head and norms .*, two layers .*\); give more `memory`"
     with pytest.raises(
@@ -184,21 +186,21 @@ def test_what_does_not_fit_lists_the_parts(opened: Callable[..., OpenedModels]) 
 
 
 def test_the_process_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few megabytes more or less, and what a closed engine left behind, change no plan."""
+    """A few megabytes more or less, and the leftovers of a closed engine, change no plan."""
     monkeypatch.setattr(process_memory, "_first_runtime", 0)
     held = [process_memory.RUNTIME - 150_000_000]
     monkeypatch.setattr(process_memory, "resident_bytes", lambda: held[0])
-    first = process_memory.steady_runtime(fresh=False)
+    first = process_memory.runtime_overhead(fresh=False)
     assert first >= held[0]
     held[0] = process_memory.RUNTIME - 71_000_000
-    assert process_memory.steady_runtime(fresh=True) == first, "steps hide what runs differ by"
+    assert process_memory.runtime_overhead(fresh=True) == first, "steps hide what runs differ by"
     held[0] = 900_000_000
-    assert process_memory.steady_runtime(fresh=False) == first
-    beside = process_memory.steady_runtime(fresh=True)
+    assert process_memory.runtime_overhead(fresh=False) == first
+    beside = process_memory.runtime_overhead(fresh=True)
     assert beside >= held[0] and beside - held[0] < 96_000_001, "another engine that is open counts"
-    assert process_memory.steady_runtime(fresh=False) == first
+    assert process_memory.runtime_overhead(fresh=False) == first
     monkeypatch.setattr(process_memory, "_first_runtime", 0)
-    assert process_memory.steady_runtime(fresh=False) == beside
+    assert process_memory.runtime_overhead(fresh=False) == beside
 
 
 def test_conversations_have_room_first(
@@ -207,7 +209,7 @@ def test_conversations_have_room_first(
     found = opened(context=None)
     monkeypatch.setattr(type(found.target.skeleton), "context_length", property(lambda skeleton: 8192))
     talking = replace(found.config, converses=True)
-    least, _ = least_memory(found, found.config)
+    least, _ = min_memory(found, found.config)
     decided = [
         [find_fit(replace(found, memory=memory), config) for config in (found.config, talking)]
         for memory in range(least, least + 200 * MB, 8 * MB)
@@ -219,11 +221,11 @@ def test_conversations_have_room_first(
     assert decided[-1][0] == decided[-1][1]
 
 
-@pytest.mark.parametrize("draft", ["itself", "substitute", "early-exit"])
+@pytest.mark.parametrize("draft", ["itself", "self", "early-exit"])
 def test_embeddings_are_counted(
     draft: str, opened: Callable[..., OpenedModels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = opened(draft_bits=2, draft="substitute" if draft == "itself" else draft)
+    found = opened(draft_bits=2, draft="self" if draft == "itself" else draft)
     if draft == "itself":
         drafts = replace(found.drafts, names=(found.config.model,))
         found = replace(found, config=replace(found.config, draft=found.config.model), drafts=drafts)
@@ -231,7 +233,7 @@ def test_embeddings_are_counted(
 
     def needed() -> int:
         with pytest.raises(CapacityError) as error:
-            find_fit(replace(found, memory=1), found.config, held=held)
+            find_fit(replace(found, memory=1), found.config, draft_storage=held)
         return error.value.needed
 
     size, before = found.target.embedding_bytes, needed()
@@ -242,7 +244,7 @@ def test_embeddings_are_counted(
 def test_each_sequence_has_own_caches(
     opened: Callable[..., OpenedModels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = opened(draft="substitute")
+    found = opened(draft="self")
     assert found.draft is not None
     config, vocabulary = found.config, found.target.skeleton.vocab_size
     more = replace(config, sequences=5, budget=80)  # as many nodes for one tree as in `config`
@@ -254,7 +256,7 @@ def test_each_sequence_has_own_caches(
     one, five = find_fit(found, config), find_fit(found, more)
     assert cache_bytes(found, config, one) == found.target.cache_bytes(rows)
     assert cache_bytes(found, more, five) == 5 * found.target.cache_bytes(rows)
-    least = least_memory(found, more)[0]
+    least = min_memory(found, more)[0]
     given = replace(found, memory=least + MB)
     assert still_fits(given, more, find_fit(given, more)) and not still_fits(
         replace(found, memory=least - MB), more, five
@@ -263,7 +265,7 @@ def test_each_sequence_has_own_caches(
 
     def needed(config: EngineConfig) -> int:
         with pytest.raises(CapacityError) as error:
-            find_fit(replace(found, memory=1), config, held=("packed", 4))
+            find_fit(replace(found, memory=1), config, draft_storage=("packed", 4))
         return error.value.needed
 
     monkeypatch.setattr(type(found.target), "activation_bytes", lambda *given: 0)
@@ -276,7 +278,7 @@ def test_each_sequence_has_own_caches(
 
 def test_each_sequence_has_room_for_its_caches_without_a_draft(opened: Callable[..., OpenedModels]) -> None:
     found = opened(draft="none", sequences=4)
-    least, of_one = (least_memory(found, replace(found.config, sequences=count))[0] for count in (4, 1))
+    least, of_one = (min_memory(found, replace(found.config, sequences=count))[0] for count in (4, 1))
     assert least - of_one >= 3 * found.target.cache_bytes(128 + 64) > 0
     given = replace(found, memory=least)
     assert still_fits(given, found.config, find_fit(given, found.config))
@@ -284,16 +286,16 @@ def test_each_sequence_has_room_for_its_caches_without_a_draft(opened: Callable[
         find_fit(replace(found, memory=least - MB), found.config)
 
 
-def test_sequences_take_what_costs_no_layer_its_place(opened: Callable[..., OpenedModels]) -> None:
+def test_sequences_displace_no_layer(opened: Callable[..., OpenedModels]) -> None:
     settings = {"draft": "none", "sequences": "auto"}
     assert opened(**settings).config.sequences == 8, "all fits"
     found = opened(**settings, context=512)
     config = replace(found.config, sequences=1)
     counts = set[int]()
-    least = least_memory(found, config)[0]
+    least = min_memory(found, config)[0]
     for memory in range(least, least + 120 * MB, 8 * MB):
         given = replace(found, memory=memory)
-        count = most_sequences(given, found.config)
+        count = max_sequences(given, found.config)
         counts.add(count)
         resident = [len(find_fit(given, replace(config, sequences=n)).placement.resident) for n in (1, count)]
         assert resident[0] - resident[1] <= 0.05 * len(found.target.layers)

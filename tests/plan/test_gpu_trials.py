@@ -1,4 +1,4 @@
-"""Trials of a target on a GPU: how they wait for the device, and what they price."""
+"""Benchmarks of a target on a GPU: waiting for the device, and measured costs."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from offspec.plan.measure_target import PassTrial
+from offspec.plan.measure_target import PassBenchmark
 from offspec.stream.arena import Arena
 from offspec_kernels.tree_attention import triton_exact
 from offspec_planners.placement import Placement
@@ -20,7 +20,7 @@ RESIDENT = Placement.in_memory(LAYERS, range(LAYERS), 0)
 
 
 def test_a_trial_waits_for_layers_and_not_for_copies(late: Any, tmp_path: Path) -> None:
-    """Copies of later layers go on in passes too: their time is not that of the layer before."""
+    """Copies of later layers overlap in real passes too: their time is not part of the layer before."""
     model = write_model(tmp_path / "model", num_hidden_layers=LAYERS)
     whole = list[bool]()
 
@@ -28,8 +28,8 @@ def test_a_trial_waits_for_layers_and_not_for_copies(late: Any, tmp_path: Path) 
         whole.append(torch.cuda.current_stream(CUDA).query())
 
     with tiny_engine(model, "none", budget=64, placement=RESIDENT, device=CUDA) as engine:
-        trial = PassTrial(engine._assembly.target, CALIBRATION, CAPACITY, look=look)
-        engine._assembly.target.tree_model.between = look
+        trial = PassBenchmark(engine._assembly.target, CALIBRATION, CAPACITY, check_contention=look)
+        engine._assembly.target.tree_model.check_cancelled = look
         source, aside = Arena(4096, pin=True), torch.cuda.Stream(CUDA)
         with torch.cuda.stream(aside):
             target = source.tensor.to(CUDA, non_blocking=True)
@@ -45,7 +45,7 @@ def test_a_trial_waits_for_layers_and_not_for_copies(late: Any, tmp_path: Path) 
 
 
 def test_a_trial_prices_the_kernel_of_far_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first 256 keys of a row are met one by one; what a longer text adds is met in blocks."""
+    """The first 256 keys of a row are processed one by one; those of a longer text in blocks."""
     model = write_model(tmp_path / "model", num_hidden_layers=LAYERS)
     launched, kernel = list[tuple[int, ...]](), triton_exact._far_keys
 
@@ -56,7 +56,7 @@ def test_a_trial_prices_the_kernel_of_far_keys(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(triton_exact, "_far_keys", Noted())
     with tiny_engine(model, "none", budget=64, placement=RESIDENT, device=CUDA, context=1024) as engine:
-        trial, layers = PassTrial(engine._assembly.target, CALIBRATION, 1024 + 64), len(RESIDENT.tiers)
+        trial, layers = PassBenchmark(engine._assembly.target, CALIBRATION, 1024 + 64), len(RESIDENT.tiers)
         for rows in (1, 2, 64):
             launched.clear()
             with torch.no_grad():

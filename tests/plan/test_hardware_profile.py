@@ -1,4 +1,4 @@
-"""The profile of this machine: which disk it is of, where it is kept, when it is measured again."""
+"""The profile of this machine: its disk, its location, and when it is measured again."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ from torch import Tensor
 import offspec_planners.measure as measuring
 from offspec.core.errors import CapacityError, CheckpointError, DiskFullError, PlanError, RequestError
 from offspec.core.events import Event, LoadProgress, Notice
-from offspec.model import contention
+from offspec.model import cpu_contention
 from offspec.plan import hardware_profile
 from offspec.plan import hardware_profile as machine
 from offspec_planners.hardware_rates import Hardware, Processor, Rate
@@ -24,7 +24,7 @@ from offspec_planners.measure import processor
 
 @dataclass
 class Bench:
-    """In place of measuring: counts how often, and keeps what was to be read."""
+    """Replacement of the measurement: counts the calls, and records the files to read."""
 
     times: int = 0
     files: list[Path] = field(default_factory=list)
@@ -107,10 +107,10 @@ def test_it_is_measured_once_and_kept(bench: Bench, tmp_path: Path) -> None:
     assert entry["measured"] == first.measured
     assert bench.bytes_read == 1 << 20, "without large files one is written, and nothing is left of it"
     assert os.listdir(tmp_path / "cache") == ["hardware.json"]
-    assert ask(bench, again=True).hardware.disk.value == ask(bench).hardware.disk.value == 2e9
+    assert ask(bench, remeasure=True).hardware.disk.value == ask(bench).hardware.disk.value == 2e9
 
 
-def test_figures_that_cannot_be_right_are_told_and_not_kept(bench: Bench, tmp_path: Path) -> None:
+def test_implausible_figures_are_reported_and_not_saved(bench: Bench, tmp_path: Path) -> None:
     bench.memory = 21.74e6
     assert ask(bench).hardware.processor.bandwidth.value == 21.74e6
     [notice] = bench.notices
@@ -120,14 +120,14 @@ def test_figures_that_cannot_be_right_are_told_and_not_kept(bench: Bench, tmp_pa
     assert ask(bench) == ask(bench) and bench.times == 2
 
 
-def test_figures_beside_busy_processes_are_told_and_not_kept(
+def test_figures_on_a_busy_machine_are_reported_and_not_saved(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(bench)
     times = iter([(0, 0), (10**9, 5 * 10**8), (2 * 10**9, 10**9)])
-    monkeypatch.setattr(contention, "_WINDOW", 0)
-    monkeypatch.setattr(contention, "_now", lambda: next(times))
-    assert ask(bench, again=True).hardware.disk.value == 2e9
+    monkeypatch.setattr(cpu_contention, "_WINDOW", 0)
+    monkeypatch.setattr(cpu_contention, "_now", lambda: next(times))
+    assert ask(bench, remeasure=True).hardware.disk.value == 2e9
     [notice] = bench.notices
     assert "other processes" in notice and "not kept" in notice
     assert ask(bench).hardware.disk.value == 1e9, "what was measured before"
@@ -151,12 +151,12 @@ def test_another_machine_is_measured_and_both_are_known(
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"version": 2}', '{"version": 1, "profiles": {"x": {"measured": "now"}}}']
 )
-def test_a_damaged_file_is_made_anew_and_said_so(bench: Bench, tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_is_rewritten_with_a_notice(bench: Bench, tmp_path: Path, text: str) -> None:
     kept(tmp_path).parent.mkdir()
     kept(tmp_path).write_text(text)
     ask(bench)
     assert bench.times == 1
-    assert bench.notices == [f"{kept(tmp_path)} is damaged and is made anew"]
+    assert bench.notices == [f"{kept(tmp_path)} is damaged and will be written again"]
     ask(bench)
     assert bench.times == 1
 
@@ -187,11 +187,11 @@ def test_a_folder_is_looked_into_and_links_are_followed(bench: Bench, tmp_path: 
     (folder / "broken").symlink_to(tmp_path / "nowhere")
     ask(bench, folder=tmp_path / "models")
     assert bench.files == [folder / "model.safetensors"]
-    ask(bench, again=True, files=[tmp_path / "blob"])
+    ask(bench, remeasure=True, files=[tmp_path / "blob"])
     assert bench.files == [tmp_path / "blob"]
     bench.failure = OSError(errno.EIO, "Input/output error")
     with pytest.raises(CheckpointError, match="Input/output error"):
-        ask(bench, again=True, files=[tmp_path / "blob"])
+        ask(bench, remeasure=True, files=[tmp_path / "blob"])
 
 
 def test_a_folder_or_a_device_that_is_not_there(bench: Bench, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_full_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DiskFullError, match="make room"):
+    with pytest.raises(DiskFullError, match="free some space"):
         ask(bench)
     monkeypatch.setattr(hardware_profile, "_WRITTEN", 1 << 60)
     monkeypatch.setattr(tempfile, "TemporaryFile", None)
@@ -215,16 +215,18 @@ def test_a_full_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.times == 0
 
 
-def test_a_cache_that_takes_no_file_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise DiskFullError("the disk filled up")
 
-    monkeypatch.setattr(machine, "write_file", full)
+    monkeypatch.setattr(machine, "write_atomic", full)
     assert ask(bench).hardware.disk.value == 1e9
-    assert bench.notices == ["the profile of this machine could not be kept: the disk filled up"]
+    assert bench.notices == ["the profile of this machine could not be saved: the disk filled up"]
 
 
-def test_a_file_system_without_direct_reads_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_direct_reads_is_reported(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(measuring.disk, "reads_past_cache", lambda path: False)
     ask(bench)
     assert "O_DIRECT" in bench.notices[0]
@@ -240,19 +242,19 @@ def test_a_device_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_known_machine_is_a_preset_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    card, laptop = machine.known_machine("rtx-4090"), machine.known_machine("laptop-8gb")
+    card, laptop = machine.load_hardware("rtx-4090"), machine.load_hardware("laptop-8gb")
     monkeypatch.chdir(tmp_path)
-    assert machine.known_machine("rtx-4090.json") == card
+    assert machine.load_hardware("rtx-4090.json") == card
     file = tmp_path / "rtx-4090.json"
     file.write_text(laptop.text())
-    assert machine.known_machine("rtx-4090.json") == machine.known_machine(str(file)) == laptop
+    assert machine.load_hardware("rtx-4090.json") == machine.load_hardware(str(file)) == laptop
     for name in ("rtx-9090", "rtx-9090.json"):
         with pytest.raises(RequestError, match=r"unknown hardware 'rtx-9090.*presets are.*rtx-5090"):
-            machine.known_machine(name)
+            machine.load_hardware(name)
     for data, why in (
-        (b'{"version": 1}', "json is no hardware profile: name is missing"),
+        (b'{"version": 1}', "json is not a hardware profile: name is missing"),
         (b"\xff\xfe", "json"),
     ):
         file.write_bytes(data)
         with pytest.raises(PlanError, match=rf"rtx-4090\.{why}"):
-            machine.known_machine(str(file))
+            machine.load_hardware(str(file))

@@ -1,4 +1,4 @@
-"""Contexts that a device has no room for: keys and values live in RAM, or in fewer bits, and plans say so."""
+"""Contexts that do not fit on a device: the KV cache is in RAM, or in fewer bits, and plans show it."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError
-from offspec.plan.hardware_profile import known_machine
+from offspec.plan.hardware_profile import load_hardware
 from offspec.plan.other_hardware import plan_for_hardware
 from offspec_planners.placement import Tier
 from offspec_planners.plan import Plan
@@ -23,7 +23,7 @@ def planned(model: str, vram: float, ram: float, **settings: object) -> Plan:
         model,
         **{"device": "cuda", "draft": "none", "vram": int(vram * GB), "memory": int(ram * GB), **settings},
     )
-    return plan_for_hardware(config, known_machine("rtx-4090"))
+    return plan_for_hardware(config, load_hardware("rtx-4090"))
 
 
 def parts(plan: Plan, what: str) -> dict[str, int]:
@@ -44,12 +44,12 @@ def test_a_long_context_on_a_small_card() -> None:
     host = sum(part.bytes for part in plan.parts if part.tier == Tier.HOST)
     assert device <= 12 * GB and host <= 64 * GB
     assert Plan.from_text(plan.to_text()) == plan
-    assert any("live in RAM" in sentence for sentence in explain_placement(plan))
+    assert any("KV cache is in RAM" in sentence for sentence in explain_placement(plan))
     # What crosses the link besides weights.
     assert plan.hardware.link is not None
     moved = plan.costs.link - plan.streamed(Tier.DISK) / plan.hardware.disk.value
     assert moved == pytest.approx(80 * each * LONG / plan.hardware.link.value, rel=0.01)
-    with pytest.raises(CapacityError, match="keys and values in RAM"):
+    with pytest.raises(CapacityError, match="KV cache in RAM"):
         planned(LARGE, 12, 32, context=LONG)
 
 
@@ -74,7 +74,7 @@ def test_in_8_bits_nearly_twice_the_context_fits() -> None:
     assert narrow.kv_cache == "int8" and Plan.from_text(narrow.to_text()) == narrow
 
 
-def test_beside_layers_of_a_cpu_they_stay_where_they_are_computed() -> None:
+def test_caches_of_cpu_layers_stay_in_ram() -> None:
     """The windows are those of one device, which computes all layers."""
     plan = planned(MIDDLE, 24, 64, context=8192, cpu_layers=2)
     assert plan.placement.caches is Tier.DEVICE and len(plan.placement.layers(Tier.CPU)) == 2

@@ -1,4 +1,4 @@
-"""Trying a loaded model: whatever was measured and wherever it broke off, nothing of it is left."""
+"""Benchmark of a loaded model: it leaves nothing behind, whatever was measured and wherever it stopped."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -9,17 +9,17 @@ import torch
 from offspec import SamplingParams
 from offspec.draft.lm import LMDrafter
 from offspec.engine.engine import Engine
-from offspec.model.fused.forward import LeanModel
+from offspec.model.fused.model import FusedModel
 from offspec.model.parts import TargetParts
 from offspec.plan import measure_draft as draft_trial
 from offspec.plan import measure_target as trial
 from offspec.plan.measure_draft import measure_steps
-from offspec.plan.measure_target import PassTrial, rising, tried_machine
+from offspec.plan.measure_target import PassBenchmark, make_monotonic, measured_hardware
 from offspec.plan.model_sizes import sizes_of
 from offspec.stream.workers import RingStats
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.placement import Placement, Tier
-from tests.support.products import some
+from tests.support.exhaustive import sampled_params
 from tests.support.tiny_models import CALIBRATION, nothing, open_model, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
@@ -47,20 +47,20 @@ def expected(model: Path) -> tuple[int, ...]:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial of a tiny model is over long before its seconds are."""
+    """Shorten the benchmark: a tiny model needs far less time."""
     monkeypatch.setattr(trial, "_LINK_SECONDS", 0.06)
     monkeypatch.setattr(draft_trial, "_DRAFT_SECONDS", 0.05)
 
 
 def _try(engine: Engine, seconds: float) -> MeasuredCosts:
-    return PassTrial(engine._assembly.target, CALIBRATION, CAPACITY).measure(nothing, seconds)
+    return PassBenchmark(engine._assembly.target, CALIBRATION, CAPACITY).measure(nothing, seconds)
 
 
 def _state(engine: Engine) -> tuple[object, ...]:
-    """What a trial must leave as it found it."""
+    """Return the state that a benchmark must leave unchanged."""
     model = engine._assembly.target.tree_model
     rows = [layer.filled for layer in model.cache.rows]
-    return rows, model.cache.length, model.settle, model.on_layer, torch.is_grad_enabled()
+    return rows, model.cache.length, model.synchronize, model.on_layer, torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_answers_after_a_trial_are_the_same(
             assert engine.generate(PROMPT, PARAMS).reused_tokens == len(PROMPT) - 1
 
 
-def test_passes_are_broken_off_and_whole(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_and_complete_passes(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tiny_engine(model, "none", budget=64, slots=2) as engine:
         target = engine._assembly.target
         real, layers = target.recover, list[int]()
 
         def recover() -> None:
-            layers.append(target.tree_model.spent.layers)
+            layers.append(target.tree_model.pass_time.layers)
             real()
 
         monkeypatch.setattr(target, "recover", recover)
@@ -101,8 +101,8 @@ def test_passes_are_broken_off_and_whole(model: Path, monkeypatch: pytest.Monkey
         _try(engine, 0.0)
         assert layers and set(layers[:-1]) == {3}, "no time: after the least number of layers"
         layers.clear()
-        PassTrial(target, CALIBRATION, CAPACITY)._one(2, 100.0)
-        assert not layers and target.tree_model.spent.layers == LAYERS
+        PassBenchmark(target, CALIBRATION, CAPACITY)._one(2, 100.0)
+        assert not layers and target.tree_model.pass_time.layers == LAYERS
         target.tree_model.cache.rewind(0)
 
 
@@ -128,7 +128,7 @@ def test_a_trial_knows_rows_times_and_the_link(model: Path) -> None:
     steps = list[tuple[int, int]]()
     with tiny_engine(model, "none", budget=64, slots=2) as engine:
         target = engine._assembly.target
-        measured = PassTrial(target, CALIBRATION, CAPACITY).measure(
+        measured = PassBenchmark(target, CALIBRATION, CAPACITY).measure(
             lambda done, total: steps.append((done, total)), 0.0
         )
         assert [rows for rows, _ in measured.layer] == [2, 16, 64, 128] == [r for r, _ in measured.outside]
@@ -138,7 +138,7 @@ def test_a_trial_knows_rows_times_and_the_link(model: Path) -> None:
         assert 0 < measured.link.low <= measured.link.value <= measured.link.high
         assert steps == [(0, 5), (1, 5), (2, 5), (3, 5), (5, 5)]
         sizes = sizes_of(target, "tiny")
-        machine = tried_machine(target, measured, sizes)
+        machine = measured_hardware(target, measured, sizes)
         assert machine.disk == measured.link and machine.link is None
         assert machine.processor.flops(2) == pytest.approx(4 * sizes.weights / measured.layer[0][1])
         costs = measured.costs(sizes, engine._assembly.placement, 2.0)
@@ -146,29 +146,29 @@ def test_a_trial_knows_rows_times_and_the_link(model: Path) -> None:
 
 
 @pytest.mark.parametrize("disturbed", [2, 64])
-def test_what_goes_on_beside_passes_of_one_row_count_is_not_their_price(
+def test_other_load_during_one_row_count_is_not_its_cost(
     model: Path, monkeypatch: pytest.MonkeyPatch, disturbed: int
 ) -> None:
-    """Or trees of so many nodes would cost what larger ones do, which a plan would take instead."""
+    """Otherwise trees of that size would cost the same as larger ones, and a plan would prefer those."""
     tried = list[int]()
 
-    def passes(own: PassTrial, rows: int, seconds: float) -> tuple[float, float, float]:
+    def passes(own: PassBenchmark, rows: int, seconds: float) -> tuple[float, float, float]:
         tried.append(rows)
         slow = rows == disturbed and tried.count(rows) == 1
         return (float(rows) + slow * 1000.0), 1.0, 0.0
 
     with tiny_engine(model, "none", budget=64, slots=2) as engine:
-        monkeypatch.setattr(PassTrial, "_pass", passes)
-        monkeypatch.setattr(PassTrial, "link", lambda own: None)
+        monkeypatch.setattr(PassBenchmark, "_pass", passes)
+        monkeypatch.setattr(PassBenchmark, "link", lambda own: None)
         measured = _try(engine, 60.0)
     assert measured.layer == tuple((rows, float(rows)) for rows in (2, 16, 64, 128))
     assert not measured.cpu
 
 
-@pytest.mark.parametrize("context", some([2, 17], 2))
+@pytest.mark.parametrize("context", sampled_params([2, 17], 2))
 def test_a_context_with_room_for_little(model: Path, context: int) -> None:
     with tiny_engine(model, "none", budget=1, context=context) as engine:
-        measured = PassTrial(engine._assembly.target, [], context + 1).measure(nothing, 0.0)
+        measured = PassBenchmark(engine._assembly.target, [], context + 1).measure(nothing, 0.0)
         assert measured.layer and engine._assembly.target.tree_model.cache.length == 0
 
 
@@ -176,9 +176,9 @@ def test_a_trial_without_anything_to_stream_is_watched_between_layers_and_knows_
     with tiny_engine(model, "none", placement=PLACEMENTS["resident"]) as engine:
         looks: list[int] = []
         target = engine._assembly.target
-        trial = PassTrial(target, CALIBRATION, CAPACITY, look=lambda: looks.append(1))
+        trial = PassBenchmark(target, CALIBRATION, CAPACITY, check_contention=lambda: looks.append(1))
         trial.measure(nothing, 0.0)
-        assert len(looks) >= len(target.layers) and target.tree_model.between is None
+        assert len(looks) >= len(target.layers) and target.tree_model.check_cancelled is None
         assert target.ring_stats == RingStats() and trial.link() is None
 
 
@@ -195,11 +195,13 @@ def _steps(engine: Engine, budget: int = 64, ids: list[int] = CALIBRATION) -> St
     return measure_steps(_drafter(engine), TargetParts(engine._assembly.target), ids, budget, 1.0)
 
 
-@pytest.mark.parametrize(("lean", "budget"), some([(False, 1), (True, 5), (True, 64)], (False, 1), (True, 5)))
+@pytest.mark.parametrize(
+    ("lean", "budget"), sampled_params([(False, 1), (True, 5), (True, 64)], (False, 1), (True, 5))
+)
 def test_steps_leave_the_draft_empty(model: Path, expected: tuple[int, ...], lean: bool, budget: int) -> None:
     with tiny_engine(model, model, budget=64, lean=lean) as engine:
         draft = _drafter(engine)._model
-        assert isinstance(draft, LeanModel) == lean
+        assert isinstance(draft, FusedModel) == lean
         points, start = _steps(engine, budget)
         assert draft.cache.length == 0 and start >= 0
         assert all(0 < width <= budget for width, _ in points)
@@ -228,20 +230,25 @@ def test_steps_over_hardly_any_text_and_one_that_fails(model: Path, monkeypatch:
         assert _drafter(engine)._model.cache.length == 0
 
 
-def test_points_never_fall_and_what_disturbed_few_rows_is_not_their_price() -> None:
+def test_points_are_monotonic_and_disturbances_are_dropped() -> None:
     noisy = [(1, 5.0), (1, 3.0), (4, 2.0), (8, 4.5), (8, 0.1), (9, 9.0), (16, 1.0), (40, 7.0), (64, 6.0)]
     points, start = draft_trial._by_width(noisy, [9.0, 8.0, 1.0])
     assert points == ((1, 4.0), (4, 4.0), (8, 4.5), (16, 4.5), (64, 6.0)) and start == 4.0
     assert draft_trial._by_width([], [2.0, 4.0, 3.0]) == (((1, 3.0),), 0.0)
     assert draft_trial._by_width([(4, 2.0)], [1.0])[1] == 0.0, "a first step that took less costs nothing"
-    assert rising([(16, 3.0), (1, 2.0), (2, 1.0), (64, 2.5)]) == ((1, 1.0), (2, 1.0), (16, 2.5), (64, 2.5))
+    assert make_monotonic([(16, 3.0), (1, 2.0), (2, 1.0), (64, 2.5)]) == (
+        (1, 1.0),
+        (2, 1.0),
+        (16, 2.5),
+        (64, 2.5),
+    )
 
 
 def test_a_model_of_two_layers_is_never_broken_off(tmp_path: Path) -> None:
     target = open_model(write_model(tmp_path / "model", num_hidden_layers=2))
     target.load(Placement.in_memory(2, (), 2), 64, nothing)
     try:
-        PassTrial(target, CALIBRATION, 64).measure(nothing, 0.0)
-        assert target.tree_model.spent.layers == 2
+        PassBenchmark(target, CALIBRATION, 64).measure(nothing, 0.0)
+        assert target.tree_model.pass_time.layers == 2
     finally:
         target.close()

@@ -1,4 +1,4 @@
-"""Plans for machines that are elsewhere: from a configuration alone, and such as the field would expect."""
+"""Plans for other hardware: from a configuration alone, and consistent with published results."""
 
 import json
 import re
@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from offspec.checkpoint.shapes import known_config
+from offspec.checkpoint.known_models import known_config
 from offspec.core import memory
 from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, CheckpointError, ModelNotFoundError, RequestError
 from offspec.core.events import Event, Notice
-from offspec.engine import rehearsal
-from offspec.engine.rehearsal import make_plan
-from offspec.plan.hardware_profile import Profile, known_machine
+from offspec.engine import calibration_run
+from offspec.engine.calibration_run import make_plan
+from offspec.plan.hardware_profile import Profile, load_hardware
 from offspec.plan.other_hardware import plan_for_hardware
 from offspec_planners.acceptance import typical
 from offspec_planners.hardware_rates import Hardware, preset
@@ -24,8 +24,8 @@ from offspec_planners.placement import Tier, cpu_layers
 from offspec_planners.plan import Plan
 from offspec_planners.plan.explain import explain, explain_placement
 from offspec_planners.plan.forecast import WhatIf
-from offspec_planners.typical_acceptance import MODEL, SUBSTITUTE, TypicalDraft, expected_tokens
-from tests.support.products import some
+from offspec_planners.typical_acceptance import MODEL, SELF_DRAFT, TypicalDraft, expected_tokens
+from tests.support.exhaustive import sampled_params
 from tests.support.sample_plans import LAPTOP
 
 SMALL = "meta-llama/Llama-3.2-1B-Instruct"
@@ -37,18 +37,18 @@ GB = 10**9
 
 @cache
 def _plan(model: str, machine: str | Hardware, **settings: object) -> Plan:
-    """With budget and width given, which leaves only the draft and the placement to choose."""
+    """Plan with a fixed budget and width, which leaves only the draft and the placement to choose."""
     config = EngineConfig(model, **{"budget": 768, "width": 32, **settings})
-    return plan_for_hardware(config, known_machine(machine) if isinstance(machine, str) else machine)
+    return plan_for_hardware(config, load_hardware(machine) if isinstance(machine, str) else machine)
 
 
 def _layers(plan: Plan) -> int:
-    """Bytes of all layers."""
+    """Return the bytes of all layers."""
     return sum(part.bytes for part in plan.parts if part.what == "layers")
 
 
 def _config_file(folder: Path, model: str, **changes: object) -> str:
-    """A folder with nothing but the configuration of a well-known model."""
+    """Return a folder with only the configuration of a well-known model."""
     config = known_config(model)
     assert config is not None
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
@@ -56,7 +56,7 @@ def _config_file(folder: Path, model: str, **changes: object) -> str:
 
 
 def _kept(plan: Plan) -> bool:
-    """Whether its file says the same."""
+    """Return whether the plan survives being written and read."""
     return Plan.from_text(plan.to_text()) == plan
 
 
@@ -73,14 +73,14 @@ def test_a_configuration_is_enough(tmp_path: Path) -> None:
 
 
 def test_a_configuration_is_planned_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its profile, with the memory that is free; what is no configuration is an error of one line."""
+    """By its profile, with the free memory; an invalid configuration is an error of one line."""
     asked, told = list[str](), list[Event]()
 
     def profile(device: str, notify: object) -> Profile:
         asked.append(device)
         return Profile(LAPTOP, "2026-01-01T00:00:00+00:00")
 
-    monkeypatch.setattr(rehearsal, "profile", profile)
+    monkeypatch.setattr(calibration_run, "profile", profile)
     folder = _config_file(tmp_path, SMALL)
     plan = make_plan(EngineConfig(folder, draft="none"), notify=told.append)
     assert plan.hardware == LAPTOP and plan.forecast.tok_per_s > 0
@@ -163,7 +163,7 @@ def test_a_mixture_reads_experts_that_it_needs(model: str, machine: str, slow: f
 
 @pytest.mark.exhaustive
 def test_trees_pay_where_a_layer_has_few_experts_and_not_where_it_has_many() -> None:
-    """Of 8 experts a tree asks for all, and pays four times a token's bytes; of 128 for sixteen times."""
+    """Of 8 experts a tree needs all, at four times a token's bytes; of 128, at sixteen times."""
     few = _plan("mistralai/Mixtral-8x7B-v0.1", "rtx-4090", draft="mistralai/Mistral-7B-v0.1", draft_bits=4)
     assert few.budget > 16 and few.forecast.tok_per_s > 1.5 * few.tok_per_s_alone
     many = plan_for_hardware(EngineConfig(MIXTURE, draft="Qwen/Qwen3-0.6B", width=8), preset("rtx-4090"))
@@ -173,7 +173,7 @@ def test_trees_pay_where_a_layer_has_few_experts_and_not_where_it_has_many() -> 
 
 
 def test_nobody_drafts_where_that_is_no_slower() -> None:
-    plan = plan_for_hardware(EngineConfig(SMALL), known_machine("rtx-4090"))
+    plan = plan_for_hardware(EngineConfig(SMALL), load_hardware("rtx-4090"))
     assert plan.draft == "none" and plan.placement.slots == 0
     assert plan.forecast.tok_per_s > 100
 
@@ -188,7 +188,7 @@ def test_a_machine_that_is_too_small() -> None:
 
 @pytest.mark.exhaustive
 def test_the_cpu_computes_layers_where_that_is_faster() -> None:
-    """In bfloat16 if asked for, or answers would depend on the plan; a row names the best number."""
+    """In bfloat16 only on request, since answers would depend on the plan; a row names the best number."""
 
     def planned(**layers: int) -> Plan:
         return _plan(LARGE, "rtx-4090-256gb", draft="none", budget=1, **layers)
@@ -211,15 +211,19 @@ def test_the_cpu_computes_layers_where_that_is_faster() -> None:
 
 @pytest.mark.exhaustive
 def test_the_cpu_computes_experts_where_that_is_faster() -> None:
-    """In bfloat16 only where it is asked for, and a row says what it would bring; in float32 by the plan."""
+    """In bfloat16 only on request, and a row shows the gain; in float32 by the plan."""
     ways: dict[str, Any] = {"draft": "none", "budget": 1, "vram": 12 * GB}
     copied, asked = (_plan(MIXTURE, "rtx-4090-256gb", experts=how, **ways) for how in ("auto", "cpu"))
-    assert copied.placement.by_need and not copied.placement.cpu_experts and asked.placement.cpu_experts
+    assert (
+        copied.placement.on_demand_experts
+        and not copied.placement.cpu_experts
+        and asked.placement.cpu_experts
+    )
     row = next(row for row in copied.what_ifs if "`--experts cpu`" in row.note)
     assert asked.forecast.tok_per_s == pytest.approx(row.tok_per_s)
     assert asked.forecast.tok_per_s > 1.05 * copied.forecast.tok_per_s
     assert (asked.least_vram or 0) < (copied.least_vram or 0)
-    assert _kept(asked) and "the CPU computes a router's choice" in " ".join(explain_placement(asked))
+    assert _kept(asked) and "the CPU computes the chosen ones" in " ".join(explain_placement(asked))
     assert _plan(MIXTURE, "rtx-4090-256gb", dtype="float32", **ways).placement.cpu_experts
     with pytest.raises(RequestError, match="no GPU; leave out `experts`"):
         _plan(MIXTURE, "desktop-32gb", experts="cpu")
@@ -258,7 +262,7 @@ def test_layers_of_the_cpu_that_ram_does_not_hold() -> None:
 
 
 def test_a_machine_with_a_gpu_may_leave_it_out() -> None:
-    """A plan for it is followed where the model is computed on the CPU."""
+    """A plan for it is followed if the model is computed on the CPU."""
     machine = preset("laptop-8gb")
     plan, beside = (_plan(MIDDLE, machine, device=device, draft="none") for device in ("cpu", "auto"))
     assert machine.host is not None and beside.device == "cuda" and plan.forecast != beside.forecast
@@ -266,7 +270,7 @@ def test_a_machine_with_a_gpu_may_leave_it_out() -> None:
     assert plan == _plan(MIDDLE, alone, draft="none")
     assert (plan.device, plan.vram, plan.hardware) == ("cpu", None, alone)
     for name, value in (("vram", 6 * GB), ("cpu_layers", 3), ("experts", "gpu")):
-        with pytest.raises(RequestError, match=f"for the CPU, as `device` says; leave out `{name}`"):
+        with pytest.raises(RequestError, match=f"for the CPU, as set by `device`; leave out `{name}`"):
             _plan(MIDDLE, machine, device="cpu", **{name: value})
     measured = replace(LAPTOP, name=f"{LAPTOP.processor.name}, 16 GB RAM")
     chip = replace(measured.processor, name="NVIDIA GeForce RTX 4090", memory=24 * GB)
@@ -297,19 +301,19 @@ def test_a_machine_without_a_gpu() -> None:
         with pytest.raises(RequestError, match="no GPU"):
             _plan(MIDDLE, LAPTOP, **wanted)
     for wanted in ({"cpu_layers": 3}, {"experts": "cpu"}, {"device": "cpu"}):
-        with pytest.raises(RequestError, match="says nothing of its CPU"):
+        with pytest.raises(RequestError, match="has no figures for its CPU"):
             _plan(MIDDLE, replace(preset("laptop-8gb"), host=None), **wanted)
 
 
 @pytest.mark.parametrize(
-    ("quantised", "bits"),
+    ("quantized", "bits"),
     [
         ({"quant_method": "gptq", "bits": 8}, 8.5),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4}}}}, 4.5),
     ],
 )
-def test_a_quantised_configuration(tmp_path: Path, quantised: dict[str, object], bits: float) -> None:
-    folder = _config_file(tmp_path, MIDDLE, quantization_config=quantised)
+def test_a_quantized_configuration(tmp_path: Path, quantized: dict[str, object], bits: float) -> None:
+    folder = _config_file(tmp_path, MIDDLE, quantization_config=quantized)
     whole, packed = (_plan(model, "laptop-8gb", draft="none", vram=6 * GB) for model in (MIDDLE, folder))
     assert packed.streamed(Tier.HOST, Tier.DISK) < whole.streamed(Tier.HOST, Tier.DISK)
     assert packed.forecast.compute_seconds > whole.forecast.compute_seconds
@@ -317,17 +321,17 @@ def test_a_quantised_configuration(tmp_path: Path, quantised: dict[str, object],
     offered = [{row.change for row in plan.what_ifs if "packed" in row.change} for plan in (whole, packed)]
     assert offered == [{"the target packed to nf4", "the target packed to int8"}, set()]
     assert _layers(packed) == pytest.approx(_layers(whole) * bits / 16, rel=0.02)
-    with pytest.raises(CheckpointError, match="quantised already"):
+    with pytest.raises(CheckpointError, match="already quantized"):
         _plan(folder, "laptop-8gb", draft="none", quantize="nf4")
 
 
 @pytest.mark.exhaustive
 def test_a_folder_gets_the_drafts_of_its_shape(tmp_path: Path) -> None:
-    quantised = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    folder = _config_file(tmp_path, LARGE, quantization_config=quantised)
+    quantized = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    folder = _config_file(tmp_path, LARGE, quantization_config=quantized)
     plan, alone = _plan(folder, "rtx-4090"), _plan(folder, "rtx-4090", draft="none")
     assert plan.draft_mode == "full" and plan.forecast.tok_per_s > 3 * alone.forecast.tok_per_s
-    assert plan.notes[-1].endswith(f'A run of a local model fetches that only with `draft="{plan.draft}"`.')
+    assert plan.notes[-1].endswith(f'A run of a local model downloads it only with `draft="{plan.draft}"`.')
     assert alone.acceptance == "there is no draft"
     for made in (plan, alone):
         assert Tier.DISK not in made.placement.tiers
@@ -340,7 +344,7 @@ def test_a_folder_gets_the_drafts_of_its_shape(tmp_path: Path) -> None:
         assert [row.change for row in made.what_ifs].count("no draft") == (made is plan)
 
 
-def test_more_of_a_memory_is_told_as_long_as_it_brings_more() -> None:
+def test_larger_memories_are_listed_while_they_help() -> None:
     plan = _plan(LARGE, "rtx-4090", draft=MIDDLE)
     speeds = [row.tok_per_s or 0.0 for row in plan.what_ifs if row.change.endswith(" of RAM")]
     first, second = speeds  # of three: twice the RAM holds all layers
@@ -358,7 +362,7 @@ def _row(plan: Plan, change: str) -> WhatIf:
 
 @pytest.mark.parametrize(
     ("change", "setting", "value", "note"),
-    some(
+    sampled_params(
         [
             ("keys and values in int8", "kv_cache", "int8", "`--kv-cache int8`"),
             ("a second GPU like it", "device", "cuda:0,cuda:1", "`--device all`"),
@@ -368,7 +372,9 @@ def _row(plan: Plan, change: str) -> WhatIf:
         ("keys and values in int8", "kv_cache", "int8", "`--kv-cache int8`"),
     ),
 )
-def test_what_would_help_is_what_a_plan_comes_to(change: str, setting: str, value: object, note: str) -> None:
+def test_what_ifs_equal_plans_with_those_settings(
+    change: str, setting: str, value: object, note: str
+) -> None:
     model, machine = MIDDLE, replace(preset("laptop-8gb"), ram=32 * GB)
     around: dict[str, object] = {"draft": SMALL, "context": 2048, "memory": 24 * GB}
     if setting == "kv_cache":
@@ -400,15 +406,15 @@ def test_a_rounded_target_that_nearly_fits(memory: int, said: str) -> None:
     assert re.search(said, _row(plan, "packed to nf4").note)
 
 
-def test_a_draft_that_is_left_out_is_told() -> None:
-    plan = _plan(LARGE, LAPTOP, draft="substitute", memory=8 * GB)
+def test_a_draft_that_is_left_out_is_reported() -> None:
+    plan = _plan(LARGE, LAPTOP, draft="self", memory=8 * GB)
     assert plan.draft_mode == "none"
     [note] = plan.notes
-    assert "substitute is left out" in note and "`draft`" in note
+    assert "self is left out" in note and "`draft`" in note
     assert not _plan(LARGE, LAPTOP, draft="none", memory=8 * GB).notes
 
 
-def test_without_a_network_what_else_would_do_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_alternatives_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelNotFoundError, match=r"config\.json.*`offspec plan list`"):
@@ -436,26 +442,26 @@ def test_a_larger_draft_is_expected_to_guess_better() -> None:
     assert expected_tokens(typical(MODEL, 0.9).forest, 256) == expected[-1]
 
 
-@pytest.mark.parametrize("kind", [SUBSTITUTE, MODEL], ids=["substitute", "model"])
+@pytest.mark.parametrize("kind", [SELF_DRAFT, MODEL], ids=["self", "model"])
 def test_a_draft_in_fewer_bits_is_expected_to_guess_worse(kind: TypicalDraft) -> None:
     found = [typical(kind, bits=bits) for bits in (4, 3, 2)]
     expected = [expected_tokens(calibration.forest, 128) for calibration in found]
     accepted = [calibration.acceptance()[:, 0].mean() for calibration in found]
     assert expected == sorted(set(expected), reverse=True) and accepted == sorted(set(accepted), reverse=True)
-    if kind is SUBSTITUTE:
+    if kind is SELF_DRAFT:
         assert expected[0] > 1.5 * expected[1] > 2 * expected[2] > 4
 
 
 @pytest.mark.exhaustive
 def test_a_plan_names_the_bits_of_its_draft() -> None:
-    """Which it rounds, as in a run, if it is told to, or if smaller trees leave it no room either."""
+    """The draft is quantized, as in a run, on request, or if smaller trees do not make enough room."""
     plan = _plan(LARGE, "laptop-8gb", draft=SMALL, draft_bits=3)
     assert "in 3 bits, not measured" in plan.acceptance
     assert (plan.draft, plan.draft_bits) == (SMALL, 3) and plan.draft_mode in ("packed", "expanded")
     assert _kept(plan)
-    plan = plan_for_hardware(EngineConfig(LARGE), known_machine("laptop-8gb"))
+    plan = plan_for_hardware(EngineConfig(LARGE), load_hardware("laptop-8gb"))
     assert (plan.draft, plan.draft_mode, plan.draft_bits) == (SMALL, "full", 16)
     plan = plan_for_hardware(
-        EngineConfig(LARGE, draft=SMALL, vram=68 * GB // 10), known_machine("laptop-8gb")
+        EngineConfig(LARGE, draft=SMALL, vram=68 * GB // 10), load_hardware("laptop-8gb")
     )
     assert (plan.draft, plan.draft_mode, plan.draft_bits) == (SMALL, "packed", 4), "or it has no room at all"

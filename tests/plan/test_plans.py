@@ -1,4 +1,4 @@
-"""Plans from run to run: kept and followed without measuring, remade with one line where they do not fit."""
+"""Plans from run to run: saved and followed without measuring, remade with a notice if they do not fit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,33 +9,33 @@ import pytest
 import offspec
 from offspec import SamplingParams
 from offspec.core import memory as process_memory
-from offspec.core.cache_dir import ROUNDED
-from offspec.engine import rehearsal as planning
+from offspec.core.cache_dir import QUANTIZED
+from offspec.engine import calibration_run as rehearsal
 from offspec.plan import needs
-from offspec.plan import prepare as choose
+from offspec.plan import prepare as prepare
 from offspec.plan.load import open_models
-from offspec.plan.prepare import record_of
+from offspec.plan.prepare import draft_record
 from offspec.plan.records import DraftRecord
 from offspec_planners.measured_costs import MeasuredCosts
-from tests.support.plan_world import (
+from tests.support.exhaustive import sampled_params
+from tests.support.plan_fixtures import (
     GB,
     LAYERS,
     MB,
     MEASURED,
     PROMPT,
-    World,
+    PlanEnvironment,
     least_memory,
     saved,
     write_large,
 )
-from tests.support.products import some
 from tests.support.tiny_models import disturb, tiny_engine, write_model
 
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
 pytestmark = pytest.mark.usefixtures("drafters_stay")
 
 
-def test_a_plan_is_kept_and_followed(world: World) -> None:
+def test_a_plan_is_kept_and_followed(world: PlanEnvironment) -> None:
     plan = world.plan()
     assert world.measured == 1 and world.notices == []
     assert plan.budget > 1 and plan.forecast.tokens_per_pass > 1
@@ -46,23 +46,26 @@ def test_a_plan_is_kept_and_followed(world: World) -> None:
     assert world.measured == 2 and world.notices == []
 
 
-def test_each_case_has_a_plan_of_its_own(world: World) -> None:
+def test_each_case_has_a_plan_of_its_own(world: PlanEnvironment) -> None:
     opened = open_models(world.config(), lambda event: None)
     opened.close()
 
     def key(**settings: Any) -> str:
-        asked = settings.get("draft", opened.asked)
-        return choose.plan_key(replace(opened, config=replace(opened.config, **settings), asked=asked))
+        asked = settings.get("draft", opened.draft_option)
+        return prepare.plan_key(
+            replace(opened, config=replace(opened.config, **settings), draft_option=asked)
+        )
 
     own = {"memory": 2 * GB, "context": 64, "budget": 32, "width": 3, "verify": "plain", "tree": "sequoia"}
     own |= {"temperature": 0.6, "draft": "auto", "draft_bits": 4, "dtype": "bfloat16", "sequences": 4}
     cases = [{}, {"draft_bits": 3}, {"model": str(world.near)}, *({name: own[name]} for name in own)]
     assert len({key(**case) for case in cases}) == len(cases)
     assert key(learn=False) == key() == key(model=f"{world.target}/../{world.target.name}")
+    assert key(draft="self") == key(draft="substitute") != key()
 
 
 @pytest.mark.exhaustive
-def test_a_plan_of_several_sequences(world: World, tmp_path: Path) -> None:
+def test_a_plan_of_several_sequences(world: PlanEnvironment, tmp_path: Path) -> None:
     plan = world.plan(sequences=4)
     assert (plan.sequences, plan.budget) == (4, 64) and plan.forecast.tokens_per_pass > 4
     assert [row.sequences for row in plan.shared][:3] == [1, 2, 4]
@@ -76,8 +79,8 @@ def test_a_plan_of_several_sequences(world: World, tmp_path: Path) -> None:
         assert engine.generate(PROMPT, GREEDY).token_ids
 
 
-@pytest.mark.parametrize("which", some(["model", "draft"], "model"))
-def test_a_changed_model_remakes_the_plan(which: str, world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", sampled_params(["model", "draft"], "model"))
+def test_a_changed_model_remakes_the_plan(which: str, world: PlanEnvironment, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "changing", num_hidden_layers=LAYERS)
     given = {which: str(folder)}
     old = world.plan(**given)
@@ -90,7 +93,7 @@ def test_a_changed_model_remakes_the_plan(which: str, world: World, tmp_path: Pa
 
 @pytest.mark.exhaustive
 def test_other_free_memory_remakes_a_plan(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: PlanEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_large(tmp_path / "large")
     settings = {"model": folder, "draft": "auto", "budget": 64}  # which keeps the draft
@@ -116,28 +119,30 @@ def test_other_free_memory_remakes_a_plan(
     assert again.placement == tight.placement
 
 
-def test_a_plan_tells_that_the_machine_was_busy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_reports_that_the_machine_was_busy(
+    world: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert world.plan().notes == ()
-    monkeypatch.setattr(choose, "measure", lambda *given: replace(MEASURED, contended=True))
+    monkeypatch.setattr(prepare, "measure", lambda *given: replace(MEASURED, contended=True))
     (note,) = world.plan(replan=True).notes
-    assert "processors" in note and "--replan" in note
+    assert "Other processes used the CPU" in note and "--replan" in note
     assert any("--replan" in notice for notice in world.notices)
 
 
-def _record(world: World) -> DraftRecord:
+def _record(world: PlanEnvironment) -> DraftRecord:
     opened = open_models(world.config(), lambda event: None)
     opened.close()
-    return record_of(opened, 16)
+    return draft_record(opened, 16)
 
 
 @pytest.mark.exhaustive
-def test_what_answers_teach_is_kept(world: World) -> None:
+def test_learned_acceptance_is_saved(world: PlanEnvironment) -> None:
     assert world.plan().acceptance.endswith("not measured")
     tau = world.learn()
     found = _record(world).find(0.0, True)
     assert found is not None and found.passes > 8 and len(found.forest) >= 8
     assert tau != 1.0 and found.fit.tau == pytest.approx(tau, abs=1e-5)
-    plan = world.remade("is known by now")
+    plan = world.remade("the draft's acceptance rate is now measured")
     assert plan.acceptance == f"measured over {found.passes} passes"
     assert world.followed() == plan, "once"
     with world.load() as engine:
@@ -146,7 +151,7 @@ def test_what_answers_teach_is_kept(world: World) -> None:
 
 
 @pytest.mark.exhaustive
-def test_nothing_is_learnt_unless_wanted(world: World) -> None:
+def test_nothing_is_learnt_unless_wanted(world: PlanEnvironment) -> None:
     world.plan()
     before = world.files()
     world.learn(learn=False)
@@ -157,7 +162,9 @@ def test_nothing_is_learnt_unless_wanted(world: World) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("temperature", "given"), [(1.0, {}), (0.0, {"budget": 48, "width": 6})])
-def test_a_static_tree_says_the_same(world: World, temperature: float, given: dict[str, int]) -> None:
+def test_a_static_tree_gives_the_same_answer(
+    world: PlanEnvironment, temperature: float, given: dict[str, int]
+) -> None:
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=30, ignore_eos=True)
     with world.load(tree="sequoia", temperature=temperature, **given) as engine:
         assert engine.plan is not None and engine.plan.tree == "sequoia"
@@ -172,26 +179,30 @@ def test_a_static_tree_says_the_same(world: World, temperature: float, given: di
 
 
 def _no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For any substitute."""
+    """Leave no room for a self-draft."""
     real = needs.draft_bytes
     monkeypatch.setattr(
         needs, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
     )
 
 
-def test_a_draft_that_has_no_room_promises_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_that_has_no_room_promises_nothing(
+    world: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _no_room(monkeypatch)
     for _ in range(2):
-        with world.load(draft="substitute") as engine:
+        with world.load(draft="self") as engine:
             plan = engine.plan
-            assert plan is not None and (plan.draft, plan.draft_mode) == ("substitute", "none")
+            assert plan is not None and (plan.draft, plan.draft_mode) == ("self", "none")
             assert plan.budget == 1 and plan.forecast.tokens_per_pass == 1.0 and engine.draft == "none"
         assert len(world.notices) == 1 and "no draft" in world.notices[0]
     assert world.measured == 1
-    assert planning.make_plan(world.config(draft="substitute"), notify=world.notify) == plan
+    assert rehearsal.make_plan(world.config(draft="self"), notify=world.notify) == plan
 
 
-def test_without_any_room_lookups_guess_without_a_plan(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_room_lookups_guess_without_a_plan(
+    world: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _no_room(monkeypatch)
     with world.load(draft="auto") as engine:
         assert (engine.plan, engine.draft, engine.budget) == (None, "suffix", 64)
@@ -199,38 +210,38 @@ def test_without_any_room_lookups_guess_without_a_plan(world: World, monkeypatch
         copied, alone = (engine.generate(prompt, GREEDY, draft=draft) for draft in (None, "none"))
         assert copied.token_ids == alone.token_ids
     assert len(world.notices) == 1 and "suffix alone" in world.notices[0] and world.measured == 0
-    plan = planning.make_plan(world.config(draft="auto"), notify=world.notify)
+    plan = rehearsal.make_plan(world.config(draft="auto"), notify=world.notify)
     assert (plan.draft, plan.draft_mode, plan.budget) == ("auto", "none", 64)
     assert plan.forecast.tokens_per_pass == 1.0 and "suffix" in plan.notes[0]
 
 
 @pytest.mark.exhaustive
-def test_a_model_that_fits_answers_before_a_draft_is_prepared(world: World, asked: None) -> None:
-    """If that is asked for, until a plan says that one pays; a draft that is named is prepared."""
+def test_a_model_that_fits_answers_before_a_draft_is_prepared(world: PlanEnvironment, asked: None) -> None:
+    """If requested, until a plan shows that a draft pays; a named draft is prepared."""
     with world.load(draft="auto", at_once=True) as engine:
         assert (engine.plan, engine.draft) == (None, "suffix")
         answer = engine.generate(PROMPT, GREEDY).token_ids
-    assert world.measured == 0 and not any((world.cache / ROUNDED).glob("*"))
-    assert len(world.notices) == 1 and "answers at once, without a draft model" in world.notices[0]
-    for settings in ({"draft": "substitute", "at_once": True}, {"draft": "auto", "memory": "3GB"}):
+    assert world.measured == 0 and not any((world.cache / QUANTIZED).glob("*"))
+    assert len(world.notices) == 1 and "it starts without a draft model" in world.notices[0]
+    for settings in ({"draft": "self", "at_once": True}, {"draft": "auto", "memory": "3GB"}):
         with world.load(**settings) as engine:
-            assert engine.plan is not None and "substitute" in engine.draft
+            assert engine.plan is not None and "self" in engine.draft
             assert engine.generate(PROMPT, GREEDY).token_ids == answer
-    plan = planning.make_plan(world.config(draft="auto"), notify=world.notify)
+    plan = rehearsal.make_plan(world.config(draft="auto"), notify=world.notify)
     assert plan.draft_mode != "none"
     with world.load(draft="auto", at_once=True) as engine:
-        assert engine.plan == plan and "substitute" in engine.draft and not world.notices
+        assert engine.plan == plan and "self" in engine.draft and not world.notices
         assert engine.generate(PROMPT, GREEDY).token_ids == answer
 
 
-def test_a_model_that_streams_is_planned_for(world: World, tmp_path: Path) -> None:
+def test_a_model_that_streams_is_planned_for(world: PlanEnvironment, tmp_path: Path) -> None:
     folder = write_large(tmp_path / "large")
     least = least_memory(folder, draft="auto", budget=64)
     plan = world.plan(model=folder, draft="auto", memory=least + 8 * MB, at_once=True)
     assert plan.placement.slots
 
 
-def test_a_second_engine_fits_beside_the_first(world: World) -> None:
+def test_a_second_engine_fits_next_to_the_first(world: PlanEnvironment) -> None:
     plan = world.plan()
     with world.load() as engine, tiny_engine(world.target, "none") as other:
         assert engine.plan == plan
@@ -239,16 +250,16 @@ def test_a_second_engine_fits_beside_the_first(world: World) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_shape_is_planned_anew_from_what_was_learnt(world: World) -> None:
+def test_a_shape_is_planned_again_from_learned_acceptance(world: PlanEnvironment) -> None:
     """Trees of one shape leave no records of growth, and the plan's what-ifs do without."""
     world.learn(tree="sequoia")
-    plan = world.remade("how well the draft guesses", tree="sequoia")
+    plan = world.remade("the draft's acceptance rate is now measured", tree="sequoia")
     assert plan.tree == "sequoia" and plan.acceptance.startswith("measured")
 
 
-@pytest.mark.parametrize("draft", some(["near", "auto"], "near"))
+@pytest.mark.parametrize("draft", sampled_params(["near", "auto"], "near"))
 def test_a_draft_that_does_not_pay_leaves_its_memory_to_the_target(
-    draft: str, world: World, monkeypatch: pytest.MonkeyPatch
+    draft: str, world: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = replace(MEASURED, step=((1, 1.0), (64, 2.0)))
     calls = list[object]()
@@ -257,7 +268,7 @@ def test_a_draft_that_does_not_pay_leaves_its_memory_to_the_target(
         calls.append(given)
         return slow
 
-    monkeypatch.setattr(choose, "measure", measure)
+    monkeypatch.setattr(prepare, "measure", measure)
     given: dict[str, Any] = {"draft": str(world.near) if draft == "near" else draft}
     params = SamplingParams(temperature=0.7, seed=3, max_tokens=20, ignore_eos=True)
     with world.load(**given, budget=16, width=4) as engine:
@@ -266,9 +277,9 @@ def test_a_draft_that_does_not_pay_leaves_its_memory_to_the_target(
         with world.load(**given) as engine:
             assert engine.plan is not None and engine.plan.draft_mode == "none"
             assert "left out" in engine.plan.notes[-1] and "tokens per second" in engine.plan.notes[-1]
-            assert not engine.drafting.described(engine.drafting.names).startswith("near")
+            assert not engine.drafting.describe_sources(engine.drafting.names).startswith("near")
             assert engine.generate(PROMPT, params).token_ids == expected
-        assert any("faster without another" in text for text in world.notices)
+        assert any("faster without the draft model" in text for text in world.notices)
     assert len(calls) == 1, "the second run follows the plan of the first"
     with world.load(**given, budget=16) as engine:
         assert engine.plan is not None and engine.plan.draft_mode != "none"

@@ -1,4 +1,4 @@
-"""What runs leave for later runs: kept where it can be, believed only where it is whole."""
+"""Files for later runs: saved if possible, used only if intact."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offspec.core.errors import DiskFullError, PlanError
-from offspec.plan import records as ledger
+from offspec.plan import records as records
 from offspec.plan.records import DraftRecord
 from offspec_planners.acceptance import typical
 from offspec_planners.typical_acceptance import MODEL
@@ -51,19 +51,19 @@ FOREIGN: dict[str, Callable[[str], bytes]] = {
 }
 
 
-def test_a_plan_is_kept_under_its_name_and_made_anew_where_it_is_damaged(cache: Path) -> None:
-    assert ledger.load_plan("one") is None
+def test_a_plan_is_saved_under_its_key_and_remade_if_damaged(cache: Path) -> None:
+    assert records.load_plan("one") is None
     for kind in ("cut off", "no text", "of the future"):
-        ledger.save_plan("one", small())
-        assert ledger.load_plan("one") == small() and ledger.load_plan("two") is None
+        records.save_plan("one", small())
+        assert records.load_plan("one") == small() and records.load_plan("two") is None
         file = _only_file(cache)
-        assert ledger.read_plan(file) == small()
+        assert records.read_plan(file) == small()
         file.write_bytes(FOREIGN[kind](file.read_text("utf-8")))
-        assert ledger.load_plan("one") is None, kind
+        assert records.load_plan("one") is None, kind
     file.unlink()
     file.mkdir()
-    assert ledger.load_plan("one") is None
-    ledger.save_plan("one", small())  # which a folder takes no file for
+    assert records.load_plan("one") is None
+    records.save_plan("one", small())  # which a folder takes no file for
 
 
 @pytest.mark.parametrize("change", FOREIGN.values(), ids=FOREIGN)
@@ -71,7 +71,7 @@ def test_files_that_are_none_of_ours(change: Callable[[str], bytes], tmp_path: P
     file = tmp_path / "mine.json"
     file.write_bytes(change(small().to_text()))
     with pytest.raises(PlanError, match=r"mine\.json") as caught:
-        ledger.read_plan(file)
+        records.read_plan(file)
     assert "\n" not in str(caught.value)
     _learnt(0.0, True).save()
     file = _only_file(cache)
@@ -82,11 +82,11 @@ def test_files_that_are_none_of_ours(change: Callable[[str], bytes], tmp_path: P
     assert DraftRecord("target", "draft").find(0.0, True) is not None
 
 
-def test_a_named_plan_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+def test_errors_of_a_named_plan(tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     for place, reason in ((file, "No such file"), (tmp_path, "directory")):
         with pytest.raises(PlanError, match=reason):
-            ledger.read_plan(place)
+            records.read_plan(place)
     for key, value, reason in (
         ("offspec_plan", 3, "offspec_plan is 3; this version of offspec reads up to 2"),
         ("offspec_plan", 1, "offspec_plan is 1, of an earlier offspec; make one"),
@@ -97,20 +97,20 @@ def test_a_named_plan_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     ):
         file.write_text(json.dumps(small().to_json() | {key: value}))
         with pytest.raises(PlanError, match=reason):
-            ledger.read_plan(file)
+            records.read_plan(file)
     file.write_text('{"version": 1, "profiles": {}}')  # a file of ours, but of another kind
     with pytest.raises(PlanError, match="not a plan"):
-        ledger.read_plan(file)
+        records.read_plan(file)
 
 
 def test_keys_tell_cases_apart() -> None:
     cases = [("a", "b"), ("a", None), ("ab",), ("a", "b", 1), ("a", "b", 1.5), ("b", "a")]
-    keys = [ledger.key_of(*case) for case in cases]
-    assert len(set(keys)) == len(cases) and keys == [ledger.key_of(*case) for case in cases]
+    keys = [records.key_of(*case) for case in cases]
+    assert len(set(keys)) == len(cases) and keys == [records.key_of(*case) for case in cases]
     assert all(key.isalnum() for key in keys)
 
 
-def test_what_was_learnt_is_found_again(cache: Path) -> None:
+def test_saved_calibrations_are_found_again(cache: Path) -> None:
     DraftRecord("target", "draft").save()
     assert not list(cache.rglob("*.json")), "nothing learnt leaves no file"
     record = _learnt(0.6, coupled=True)
@@ -126,7 +126,7 @@ def test_what_was_learnt_is_found_again(cache: Path) -> None:
         assert other.find(0.6, True) is None
 
 
-def test_entries_are_told_apart_by_temperature_and_rule() -> None:
+def test_entries_are_separate_by_temperature_and_rule() -> None:
     record = _learnt(0.6, coupled=True)
     assert record.find(0.6, False) is None and record.find(0.7, True) is None
     assert record.find(0.601, True) is record.find(0.6, True), "to two digits"
@@ -185,8 +185,8 @@ def test_a_cache_that_takes_nothing_is_silent(why: str, cache: Path, monkeypatch
         (cache / "plans").write_text("")
         (cache / "drafts").write_text("")
     else:
-        monkeypatch.setattr(ledger, "write_file", full)
-    ledger.save_plan("one", small())
-    assert ledger.load_plan("one") is None
+        monkeypatch.setattr(records, "write_atomic", full)
+    records.save_plan("one", small())
+    assert records.load_plan("one") is None
     _learnt(0.0, True).save()
     assert DraftRecord("target", "draft").find(0.0, True) is None

@@ -1,52 +1,56 @@
-"""Plans made by rehearsal, and predicted beside measured speed."""
+"""Plans made by a calibration run, and predicted compared with measured speed."""
 
 from dataclasses import replace
 
 import pytest
 
 from offspec import RequestError
-from offspec.engine import rehearsal as planning
+from offspec.engine import calibration_run as rehearsal
 from offspec.engine import validation
-from offspec.engine.rehearsal import answer_passes
+from offspec.engine.calibration_run import answer_passes
 from offspec.engine.validation import validate_plan
 from offspec_planners.plan import Plan
 from offspec_planners.plan.explain import explain
-from tests.support.plan_world import World
+from tests.support.plan_fixtures import PlanEnvironment
 
 pytestmark = pytest.mark.usefixtures("drafters_stay")
 
 
-def test_without_a_draft_there_is_nothing_to_choose(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_draft_there_is_nothing_to_choose(
+    world: PlanEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with world.load(draft="none") as engine:
         assert (engine.plan, engine.budget, world.measured) == (None, 1, 0)
-    plan = planning.make_plan(world.config(draft="none"), notify=world.notify)
+    plan = rehearsal.make_plan(world.config(draft="none"), notify=world.notify)
     assert (plan.draft, plan.draft_mode, plan.budget, plan.width) == ("none", "none", 1, 1)
     assert plan.forecast.tokens_per_pass == 1.0 and plan.forecast.draft_seconds == 0.0
     for row in plan.what_ifs:
         assert row.tok_per_s is not None and row.tok_per_s <= 1.001 * plan.forecast.tok_per_s
-    assert planning.make_plan(world.config(draft="none"), notify=world.notify) == plan
+    assert rehearsal.make_plan(world.config(draft="none"), notify=world.notify) == plan
     assert (world.measured, world.notices) == (1, [])
 
 
 @pytest.mark.exhaustive
-def test_a_plan_for_the_asking_knows_the_draft(world: World, asked: None) -> None:
+def test_a_plan_for_the_asking_knows_the_draft(world: PlanEnvironment, asked: None) -> None:
     config = world.config()
-    plan = planning.make_plan(config, notify=world.notify)
+    plan = rehearsal.make_plan(config, notify=world.notify)
     assert plan.acceptance.startswith("measured over") and world.measured == 1
-    assert planning.make_plan(config, notify=world.notify) == plan and world.measured == 1
+    assert rehearsal.make_plan(config, notify=world.notify) == plan and world.measured == 1
     assert world.followed() == plan, "loading follows it as well"
-    planning.make_plan(world.config(learn=False), replan=True)
+    rehearsal.make_plan(world.config(learn=False), replan=True)
     assert world.measured == 2
     assert world.notices == []
     assert Plan.from_text(plan.to_text()) == plan and explain(plan)
 
 
 @pytest.mark.exhaustive
-def test_a_plan_is_held_to_its_word(world: World, asked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_held_to_its_word(
+    world: PlanEnvironment, asked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(validation, "measure", world.measure)
     config = world.config()
     for named in (config, replace(config, draft="none")):
-        plan = planning.make_plan(named, notify=world.notify)
+        plan = rehearsal.make_plan(named, notify=world.notify)
         prompts = ("w5 w9 w17 w33", "w64 w20 w7", "w8")
         found = validate_plan(named, plan, prompts=prompts, notify=world.notify)
         assert 0 < len(found.rows) <= 3
@@ -61,7 +65,7 @@ def test_a_plan_is_held_to_its_word(world: World, asked: None, monkeypatch: pyte
 
 @pytest.mark.exhaustive
 def test_answers_of_one_pass_compare_nothing(
-    world: World, asked: None, monkeypatch: pytest.MonkeyPatch
+    world: PlanEnvironment, asked: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(validation, "measure", world.measure)
     monkeypatch.setattr(
@@ -69,7 +73,7 @@ def test_answers_of_one_pass_compare_nothing(
         "answer_passes",
         lambda engine, prompt, params, count: answer_passes(engine, prompt, params, 1),
     )
-    plan = planning.make_plan(world.config())
+    plan = rehearsal.make_plan(world.config())
     with pytest.raises(RequestError, match="`context`") as caught:
         validate_plan(world.config(), plan, prompts=("w5", "w9"), notify=world.notify)
     assert "\n" not in str(caught.value)

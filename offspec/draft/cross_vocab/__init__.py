@@ -1,1 +1,1 @@
-"""Drafting with a model whose tokenizer is not the target's."""
+"""Drafting with a model whose tokenizer differs from the target's."""

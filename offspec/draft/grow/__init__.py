@@ -1,1 +1,1 @@
-"""Growing a token tree: best first, or into a shape that was optimised beforehand."""
+"""Growing a token tree: best-first, or into a precomputed shape."""

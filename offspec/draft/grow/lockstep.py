@@ -1,4 +1,4 @@
-"""Growing trees side by side: what several of them ask of one model is answered by one forward."""
+"""Growing trees in lockstep: requests of several trees to one model are answered by one forward."""
 
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -7,77 +7,83 @@ from dataclasses import dataclass
 import torch
 
 from offspec.core.trace import OFF, Timeline
-from offspec.draft.forward import DraftModel, Forward, head_groups, logits_of, states_of
-from offspec.draft.grow.growing import Growing, Growth, Offer
+from offspec.draft.forward import DraftModel, Forward, compute_logits, logit_groups, run_forwards
+from offspec.draft.grow.tree_grower import ExpansionOffer, Growth, TreeGrower
 
 
 @dataclass(slots=True)
 class _Tree:
-    """A tree, how far it is, what it has asked, and when."""
+    """A tree with its generator, its pending request, and the time of that request."""
 
-    tree: Growing
+    tree: TreeGrower
     growth: Growth
-    asked: Forward | Offer | None = None
+    pending: Forward | ExpansionOffer | None = None
     since: float = 0.0
 
-    def go_on(self, answer: object, seconds: float = 0.0) -> None:
-        """Give it the answer, and go to its next question. seconds: its share of what the answer took."""
+    def send(self, answer: object, seconds: float = 0.0) -> None:
+        """Send an answer and advance to the next request. seconds: the tree's share of the time the answer
+        took.
+        """
         self._ask(lambda: self.growth.send(answer), seconds)
 
     def fail(self, error: Exception, seconds: float) -> None:
-        """Give it the error in the place of an answer."""
+        """Throw an error into the tree's generator in place of an answer."""
         self._ask(lambda: self.growth.throw(error), seconds)
 
-    def _ask(self, question: Callable[[], Forward | Offer], seconds: float) -> None:
-        if self.asked is not None:
-            self.tree.elsewhere += time.perf_counter() - self.since - seconds
+    def _ask(self, question: Callable[[], Forward | ExpansionOffer], seconds: float) -> None:
+        if self.pending is not None:
+            self.tree.wait_seconds += time.perf_counter() - self.since - seconds
         try:
-            self.asked = question()
+            self.pending = question()
         except StopIteration:
-            self.asked = None
+            self.pending = None
         self.since = time.perf_counter()
 
 
-Decide = Callable[[Sequence[tuple[Growing, list[int]]]], Sequence[list[int] | None]]
+Decide = Callable[[Sequence[tuple[TreeGrower, list[int]]]], Sequence[list[int] | None]]
 
 
-def grow_in_lockstep(trees: Sequence[Growing], decide: Decide, timeline: Timeline = OFF) -> None:
+def grow_in_lockstep(trees: Sequence[TreeGrower], decide: Decide, timeline: Timeline = OFF) -> None:
     """Grow all trees to their ends.
 
     Args:
-        trees: None of which has begun.
-        decide: Answers the offers of all trees that go on, each with its tree.
-        timeline: Records forwards that several share.
+        trees: Trees, none of which has begun.
+        decide: Answers the offers of all unfinished trees, each with its tree.
+        timeline: Records forwards that several trees share.
     """
     every = [_Tree(tree, tree.run()) for tree in trees]
     for tree in every:
-        tree.go_on(None)
-    while waiting := [tree for tree in every if tree.asked is not None]:
+        tree.send(None)
+    while waiting := [tree for tree in every if tree.pending is not None]:
         groups: dict[Hashable, list[_Tree]] = {}
         for tree in waiting:
-            if isinstance(tree.asked, Forward):
-                groups.setdefault(id(tree.asked.model), []).append(tree)
+            if isinstance(tree.pending, Forward):
+                groups.setdefault(id(tree.pending.model), []).append(tree)
         for group in groups.values():
             _run(group, timeline)
         if not groups:
-            offers = [(tree.tree, tree.asked.nodes) for tree in waiting if isinstance(tree.asked, Offer)]
+            offers = [
+                (tree.tree, tree.pending.nodes)
+                for tree in waiting
+                if isinstance(tree.pending, ExpansionOffer)
+            ]
             for tree, chosen in zip(waiting, decide(offers), strict=True):
-                tree.go_on(chosen)
+                tree.send(chosen)
 
 
 def _run(group: Sequence[_Tree], timeline: Timeline) -> None:
-    """Answer forwards of one model. An error is that of each that has no answer yet."""
-    forwards = [tree.asked for tree in group if isinstance(tree.asked, Forward)]
-    wanted = [forward.wanted for forward in forwards]
+    """Answer forwards of one model. An error goes to every tree that has no answer yet."""
+    forwards = [tree.pending for tree in group if isinstance(tree.pending, Forward)]
+    wanted = [forward.output_rows for forward in forwards]
     began = time.perf_counter()
     try:
         with timeline.span("draft", "step", width=sum(wanted)):
-            states = states_of(forwards)
+            states = run_forwards(forwards)
     except Exception as error:
         _fail(group, error, (time.perf_counter() - began) / len(group))
         return
     share = (time.perf_counter() - began) / len(group)
-    for some in head_groups(wanted):
+    for some in logit_groups(wanted):
         failure = _project(group[some], forwards[0].model, states[some], share)
         if failure is not None:
             _fail(group[some.stop :], failure, share)
@@ -87,19 +93,19 @@ def _run(group: Sequence[_Tree], timeline: Timeline) -> None:
 def _project(
     group: Sequence[_Tree], model: DraftModel, states: Sequence[torch.Tensor], share: float
 ) -> Exception | None:
-    """Answer some trees with the logits of these states, none of which is kept; the error there was.
+    """Answer trees with the logits of these states, which are freed; return the error if there was one.
 
-    share: seconds of each that the states took.
+    share: seconds per tree that computing the states took.
     """
     began = time.perf_counter()
     try:
-        found = logits_of(model, states)
+        found = compute_logits(model, states)
     except Exception as error:
         _fail(group, error, share + (time.perf_counter() - began) / len(group))
         return error
     share += (time.perf_counter() - began) / len(group)
     for tree, logits in zip(group, found, strict=True):
-        tree.go_on(logits, share)
+        tree.send(logits, share)
     return None
 
 

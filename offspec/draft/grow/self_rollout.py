@@ -1,8 +1,8 @@
-"""What a draft expects of an answer, by itself: trees along a text that it continues in its own words.
+"""Self-rollout: trees along a text that the draft generates alone, to estimate acceptance without the target.
 
-A draft that guesses well says nearly what the target would, so the trees that it grows along its own answer
-are like those that the target's answer will meet: as deep where the text is easy, as bushy where it is not.
-That costs no pass, and tells how many tokens a pass will bring for this very prompt.
+A good draft continues a text almost as the target would. So trees grown along the draft's own answer resemble
+those for the target's answer: deep in easy passages, bushy in hard ones. That costs no pass of the target,
+and predicts the tokens per pass for this particular prompt.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import torch
 
 from offspec.draft.grow.best_first import grow
-from offspec.draft.grow.growing import GrowthPolicy
 from offspec.draft.grow.result import GrownTree
+from offspec.draft.grow.tree_grower import GrowthPolicy
 from offspec.draft.mix.mixture import Mixture
 from offspec.sampling.token_tree import ROOT
-from offspec_planners.tree_growth import Grown
+from offspec_planners.tree_growth import RecordedTree
 
-_DEEPEST = 400  # levels: an answer that repeats itself is guessed as far as there are nodes
+_DEEPEST = 400  # levels: repetitive answers are drafted as deep as the nodes allow
 
 
 @torch.no_grad()
@@ -27,29 +27,31 @@ def self_rollout(
     stride: int,
     trees: int,
     room: int,
-) -> list[Grown]:
-    """Trees that the draft grows along an answer of its own, without a pass of the target.
+) -> list[RecordedTree]:
+    """Grow trees along an answer that the draft generates alone, without a pass of the target.
 
-    The first tree, at the answer's beginning, is left out. Leaves the draft's cache empty.
+    The first tree, at the beginning of the answer, is left out. Leaves the draft's cache empty.
 
     Args:
         mixture: The draft sources.
         ids: The prompt.
-        policy: Trees have `policy.record` nodes.
-        stride: About how many tokens lie between the roots of two trees.
-        trees: How many trees; fewer where `room` is too little.
-        room: Most tokens of the text with the deepest path of its tree.
+        policy: Trees have `policy.record_nodes` nodes.
+        stride: Approximate tokens between the roots of two trees.
+        trees: Number of trees; fewer if `room` is too small.
+        room: Maximum tokens of the text plus the deepest path of its tree.
     """
     assert mixture.main is not None, "a preview is a drafter's"
-    drafter, text, found = mixture.main.drafter, list(ids), list[Grown]()
-    drafter.rewind(0)  # it may still hold another text, and takes what it holds for the start of this one
+    drafter, text, found = mixture.main.drafter, list(ids), list[RecordedTree]()
+    drafter.rewind(
+        0
+    )  # the cache may still hold another text, which must not be taken for the beginning of this one
     try:
         while len(found) <= trees:
             growth = grow(mixture, text, policy, min(_DEEPEST, room - len(text)))
             if growth.recorded is None:
                 break
             found.append(growth.recorded)
-            nodes, tokens = _favourites(growth, stride)
+            nodes, tokens = _top_choice_path(growth, stride)
             drafter.commit(nodes)
             text += tokens
     finally:
@@ -57,8 +59,8 @@ def self_rollout(
     return found[1:]
 
 
-def _favourites(growth: GrownTree, count: int) -> tuple[list[int], list[int]]:
-    """The expanded candidates along the draft's first choices, and those choices: at most `count`."""
+def _top_choice_path(growth: GrownTree, count: int) -> tuple[list[int], list[int]]:
+    """Return the expanded candidates along the draft's top choices, and those choices: `count` at most."""
     tree, node = growth.tree, ROOT
     nodes, tokens = list[int](), list[int]()
     while len(tokens) < count and int(growth.candidates[node]) in growth.children:

@@ -1,4 +1,4 @@
-"""What every kind of head has in common, before it is loaded."""
+"""Description of a head before it is loaded, common to all kinds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 
-from offspec.draft.base import Drafter, Wants
+from offspec.draft.base import Drafter, RequiredStates
 from offspec.model.parts import TargetParts
 
-LAST = Wants(last=True)
+LAST = RequiredStates(last=True)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetShape:
-    """What a head is checked against: of a target whose headers were read, loaded or not.
+    """Properties of the target that a head is checked against, known from headers, whether loaded or not.
 
-    config is the text configuration, as transformers reads it.
+    config: the text configuration, as transformers reads it.
     """
 
     name: str
@@ -33,14 +33,15 @@ class OpenedHead:
     """A head whose headers were read and found to fit the target. Its weights are still on disk.
 
     Args:
-        kind: A name of `draft.kinds.KINDS`.
-        name: Name for people, as "medusa (3 heads)".
-        fingerprint: Of its configuration and files.
-        nbytes: Memory it takes when loaded, with caches and buffers for a number of positions of context.
+        kind: A key of `draft.kinds.KINDS`.
+        name: Display name, such as "medusa (3 heads)".
+        fingerprint: Fingerprint of its configuration and files.
+        nbytes: Returns the bytes it takes when loaded, with caches and buffers for a number of context
+            positions.
         load: Reads the weights, in the target's dtype, onto its device, for that many positions.
-        shares_head: Whether it asks for the target's logits, so that the target's head must stay in memory.
-        embeds: Whether it looks tokens up in the target's embedding, at every step.
-        wants: States of the target that it takes. Default: the last.
+        shares_head: Whether it uses the target's logits, so that the target's head must stay in memory.
+        uses_embedding: Whether it looks tokens up in the target's embedding at every step.
+        required_states: States of the target that it needs. Default: the last.
     """
 
     kind: str
@@ -50,4 +51,4 @@ class OpenedHead:
     load: Callable[[TargetParts, int], Drafter]
     shares_head: bool = False
     embeds: bool = False
-    wants: Wants = LAST
+    required_states: RequiredStates = LAST

@@ -1,12 +1,13 @@
-"""EAGLE heads as published: a layer from a state and the token behind it to the state of the next position.
+"""EAGLE heads as published: a layer that maps a state and the token after it to the state of the next
+position.
 
 EAGLE (arXiv 2401.15077; EAGLE-2, 2406.16858, has the same layer): x = fc([embedding; state]), then a decoder
 layer without its first norm. The state is the target's final hidden state, so the target's own head turns it
-into logits. EAGLE-3 (arXiv 2503.01840): the state is fc of what enters some of the target's layers; attention
-takes the norms of both, [embedding; state], twice as wide as the layer, and a head of its own knows a part
-of the target's vocabulary.
+into logits. EAGLE-3 (arXiv 2503.01840): the state is fc of the inputs of some of the target's layers;
+attention takes the norms of both, [embedding; state], twice as wide as the layer, and a head of its own
+covers a part of the target's vocabulary.
 
-Letters: T rows, S rows they can look at, E width of a state and of the layer, H of the target, V vocabulary
+Letters: T rows, S rows they can attend to, E width of a state and of the layer, H of the target, V vocabulary
 of the target, Q query heads, KV key heads, D head size.
 """
 
@@ -17,21 +18,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offspec.draft.base import Drafter, Features, Wants
+from offspec.draft.base import Drafter, Features, RequiredStates
 from offspec.draft.heads.base import LAST, OpenedHead, TargetShape
 from offspec.draft.heads.eagle_files import EAGLE, EagleFormat, read_format, token_map
 from offspec.draft.heads.files import HeadFiles
-from offspec.draft.heads.state_drafter import KnownStates, StateDrafter, StateLayer
+from offspec.draft.heads.state_drafter import StateBuffer, StateDrafter, StateLayer
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.parts import TargetParts
 from offspec_kernels.chunks import split_evenly
 from offspec_kernels.tree_attention import tree_attention
 
-_CHUNK = 1024  # rows of a long prompt whose taps are joined together
+_CHUNK = 1024  # rows of a long prompt whose layer inputs are concatenated together
 
 Product = tuple[Tensor, Tensor | None]  # weight and bias
-# Products of one matrix: their results lie side by side, in this order.
+# Products computed with one matrix: their results are adjacent, in this order.
 _JOINED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
@@ -39,11 +40,13 @@ _JOINED = {
 
 
 def opened(files: HeadFiles, target: TargetShape) -> OpenedHead:
-    """The head in `files`. Raises DraftError and CheckpointError, one line each, where it cannot serve."""
+    """Open the head in `files`. Raises DraftError and CheckpointError, one line each, if it cannot be
+    used.
+    """
     facts = read_format(files, target)
     config, first = facts.config, facts.kind == EAGLE
     name = facts.title if first else f"{facts.title} ({facts.known} of {target.vocab_size} tokens)"
-    wants = LAST if first else Wants(layers=facts.taps)
+    required_states = LAST if first else RequiredStates(layers=facts.taps)
     if not first:
         token_map(files, facts, target.vocab_size)
 
@@ -59,19 +62,19 @@ def opened(files: HeadFiles, target: TargetShape) -> OpenedHead:
             layer = Eagle1Layer(facts, weights, parts, rows)
         else:
             layer = Eagle3Layer(facts, weights, parts, rows, token_map(files, facts, parts.vocab_size))
-        known = KnownStates(rows, config.hidden_size, parts.dtype, parts.device)
-        return StateDrafter(name, layer, wants, known, parts.device)
+        known = StateBuffer(rows, config.hidden_size, parts.dtype, parts.device)
+        return StateDrafter(name, layer, required_states, known, parts.device)
 
     embeds = "embed_tokens.weight" not in facts.stored
-    return OpenedHead(facts.kind, name, files.fingerprint, nbytes, load, first, embeds, wants)
+    return OpenedHead(facts.kind, name, files.fingerprint, nbytes, load, first, embeds, required_states)
 
 
 def _read_weights(
     files: HeadFiles, facts: EagleFormat, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """All weights by short names, those of joined products by the names above.
+    """Read all weights, by short names; those of joined products by the names above.
 
-    Raises CheckpointError where one is not finite numbers, and the errors of a damaged file.
+    Raises CheckpointError if a value is not finite, and the errors of a damaged file.
     """
     weights: dict[str, Tensor] = {}
     for name, parts in _JOINED.items():
@@ -81,7 +84,7 @@ def _read_weights(
             if stored := next(filter(None, tensors), None):
                 joined = torch.zeros(sum(rows), *files.shape(stored)[1:], dtype=dtype, device=device)
                 for tensor, part in zip(tensors, joined.split(rows), strict=True):
-                    if tensor is not None:  # a bias that is absent is zeros
+                    if tensor is not None:  # an absent bias is zeros
                         files.fill(tensor, part)
                 weights[f"{name}.{kind}"] = joined
     inner = {part for parts in _JOINED.values() for part in parts}
@@ -95,10 +98,11 @@ def _read_weights(
 
 
 class EagleLayer(StateLayer):
-    """What both kinds have in common: attention over a cache of its own, and the MLP.
+    """Common part of both kinds: attention over a cache of its own, and the MLP.
 
-    facts: of the head; weights: by the names of `_read_weights`, in the target's dtype and on its device,
-    taken over, so that none is held twice; rows: of the cache, which grows where it must.
+    facts: format of the head. weights: by the names of `_read_weights`, in the target's dtype and on its
+    device; the dictionary is consumed, so that no weight is held twice. rows: initial rows of the cache,
+    which grows if needed.
     """
 
     def __init__(self, facts: EagleFormat, weights: dict[str, Tensor], parts: TargetParts, rows: int) -> None:
@@ -123,12 +127,12 @@ class EagleLayer(StateLayer):
 
     def fork(self) -> Self:
         twin = copy.copy(self)
-        twin._weights = dict(self._weights)  # the other's is emptied when that is closed
-        twin.cache = self.cache.another()
+        twin._weights = dict(self._weights)  # the original's cache is emptied when that is closed
+        twin.cache = self.cache.empty_copy()
         return twin
 
     def _joined(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention takes [T, E or 2 E], and what its result is added to [T, E]."""
+        """Return the attention input [T, E or 2 E], and the residual that its result is added to [T, E]."""
         raise NotImplementedError
 
     def forward(self, tokens: Tensor, states: Tensor, context: TreeContext) -> Tensor:
@@ -141,14 +145,16 @@ class EagleLayer(StateLayer):
         own = self._weights.get("embed_tokens.weight")
         if own is None:
             return self._parts.embed(tokens)
-        return F.embedding(tokens.clamp(max=len(own) - 1), own)  # the target's may be padded beyond it
+        return F.embedding(
+            tokens.clamp(max=len(own) - 1), own
+        )  # the target's vocabulary may be padded beyond it
 
     def _normed(self, x: Tensor, name: str) -> Tensor:
         weight = self._weights[f"{name}.weight"]
         return F.rms_norm(x, weight.shape, weight, self._eps)
 
     def _attended(self, mixed: Tensor, context: TreeContext) -> Tensor:
-        """[T, E or 2 E] to [T, Q D]."""
+        """Apply attention: [T, E or 2 E] to [T, Q D]."""
         from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
         rows = self.cache.rows[0]
@@ -172,7 +178,7 @@ class EagleLayer(StateLayer):
 
 
 class Eagle1Layer(EagleLayer):
-    """EAGLE and EAGLE-2: guesses the target's final hidden state."""
+    """EAGLE and EAGLE-2: predicts the target's final hidden state."""
 
     def states(self, features: Features) -> Tensor:
         return features.last
@@ -186,10 +192,10 @@ class Eagle1Layer(EagleLayer):
 
 
 class Eagle3Layer(EagleLayer):
-    """EAGLE-3: states of its own, fused from taps of the target.
+    """EAGLE-3: has its own states, fused from inputs of some of the target's layers.
 
-    tokens: the target's id of each token that the head knows. With `norm_before_residual` of the
-    `speculators` format the norm of the state, and not the state itself, is what attention is added to.
+    tokens: the target's id of each token in the head's vocabulary. With `norm_before_residual` of the
+    `speculators` format, the norm of the state, and not the state itself, is the residual of attention.
     """
 
     def __init__(
@@ -215,7 +221,7 @@ class Eagle3Layer(EagleLayer):
         if len(self._room) < len(known):
             self._room = known.new_full((len(known), self._room.shape[1]), -torch.inf)
         logits = self._room[: len(known)]
-        logits.index_copy_(1, self._tokens, known)  # what lies between was never written: -inf
+        logits.index_copy_(1, self._tokens, known)  # other columns were never written: -inf
         return logits
 
     def _joined(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:

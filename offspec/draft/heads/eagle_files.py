@@ -1,9 +1,9 @@
-"""What an EAGLE head's files say, in any of the layouts that are published, checked against the target.
+"""Format of an EAGLE head's files, in any published layout, checked against the target.
 
 The authors' layout has EAGLE's layer under `layers.0.` and EAGLE-3's under `midlayer.`, and the layer's
 configuration in config.json itself. The `speculators` format has both under `transformer_layer_config`, and
-its tensors under `transformer.` and `fusion_fc.` for EAGLE, under `layers.0.` for EAGLE-3. Here a tensor goes
-by its name without any of these prefixes.
+its tensors under `transformer.` and `fusion_fc.` for EAGLE, under `layers.0.` for EAGLE-3. Short names of
+tensors here omit all of these prefixes.
 """
 
 import math
@@ -23,7 +23,7 @@ EAGLE, EAGLE3 = "eagle", "eagle3"
 _TITLES = {EAGLE: "EAGLE", EAGLE3: "EAGLE-3"}
 
 _PREFIXES = ("midlayer.", "layers.0.", "transformer.")
-# Stored beside a head, and no part of what it computes: `lm_head`, in an EAGLE file, is the target's.
+# Stored with a head, but not used by it: `lm_head`, in an EAGLE file, is the target's.
 _IGNORED = {
     "t2d",
     "lm_head.weight",
@@ -35,11 +35,11 @@ _IGNORED = {
 
 @dataclass(frozen=True, slots=True)
 class EagleFormat:
-    """A head that was found to fit its target.
+    """Format of a head that fits its target.
 
-    kind: EAGLE or EAGLE3; config: a LlamaConfig of its layer; stored: the tensors it computes with, by their
-    short names, and what the files call them; taps: the target's layers whose inputs EAGLE-3 takes, in order;
-    known: rows of EAGLE-3's own head, without those beyond the target's vocabulary, where it has all of it;
+    kind: EAGLE or EAGLE3; config: a LlamaConfig of its layer; stored: name in the files by short name, for
+    the tensors it computes with; taps: the target's layers whose inputs EAGLE-3 takes, in order; known: rows
+    of EAGLE-3's own head, without those beyond the target's vocabulary if the head covers all of it;
     norm_before_residual: see `Eagle3Layer`.
     """
 
@@ -56,7 +56,7 @@ class EagleFormat:
 
 
 def kind_of(config: Mapping[str, Any], names: Collection[str]) -> str | None:
-    """EAGLE or EAGLE3; None for anything else."""
+    """Return EAGLE or EAGLE3; None for anything else."""
     declared = config.get("speculators_model_type")
     if declared is not None:
         return declared if isinstance(declared, str) and declared in _TITLES else None
@@ -77,13 +77,13 @@ def _short(name: str) -> str:
 
 
 def read_format(files: HeadFiles, target: TargetShape) -> EagleFormat:
-    """The head in `files`, whose headers alone are read.
+    """Read the format of the head in `files` from headers alone.
 
-    Raises DraftError where it does not fit the target or is of a variety that is not known,
-    MissingTensorError where a part is absent.
+    Raises DraftError if it does not fit the target or is of an unknown variety, MissingTensorError if a part
+    is absent.
     """
     kind = kind_of(files.config, files.names)
-    assert kind is not None, "asked only of what was recognised"
+    assert kind is not None, "asked only of what was recognized"
     title, given = f"{files.place} ({_TITLES[kind]})", files.config
     config = layer_config(title, given.get("transformer_layer_config", given))
     width: int = config.hidden_size
@@ -126,18 +126,20 @@ def _by_short_names(title: str, names: Collection[str]) -> dict[str, str]:
 
 
 def _norm_first(title: str, given: Mapping[str, Any]) -> bool:
-    """Where `speculators` leaves it out, those who read the format take it for one or for the other."""
+    """Return `norm_before_residual`; if `speculators` omits it, readers of the format disagree on the
+    default.
+    """
     value = given.get("norm_before_residual")
     if type(value) is not bool and (value is not None or "speculators_model_type" in given):
         raise DraftError(
-            f"{title} does not say in its {CONFIG} whether norm_before_residual is true or false: "
-            "set it as the head was trained"
+            f"{title} lacks norm_before_residual (true or false) in its {CONFIG}: set it as the head was "
+            "trained"
         )
     return bool(value)
 
 
 def _size(title: str, given: Mapping[str, Any], name: str, default: int) -> int:
-    """A number of the configuration, which may be absent or null."""
+    """Return a size of the configuration, which may be absent or null."""
     value = given.get(name)
     if value is not None and (type(value) is not int or not 0 <= value < LARGEST):
         raise DraftError(f"{title} has {name}: {repr(value)[:60]} in its {CONFIG}, which is no size")
@@ -145,7 +147,7 @@ def _size(title: str, given: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _taps(title: str, given: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """The layers whose inputs are fused: those that the configuration names, or the published ones.
+    """Return the layers whose inputs are fused: those in the configuration, or the published default.
 
     The `speculators` format counts inputs, as here. `eagle_config`, of other trainers, counts outputs.
     """
@@ -170,7 +172,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def _shapes(kind: str, config: Any, target: TargetShape, taps: int, tokens: int) -> tuple[Shapes, Shapes]:
-    """What must be there and what may be, by short names."""
+    """Return the required and the optional shapes, by short names."""
     width, inner, vocabulary = config.hidden_size, config.intermediate_size, config.vocab_size
     query = config.num_attention_heads * config.head_dim
     pair = config.num_key_value_heads * config.head_dim
@@ -195,15 +197,15 @@ def _shapes(kind: str, config: Any, target: TargetShape, taps: int, tokens: int)
         needed["lm_head.weight"] = (tokens, width)
         (needed if tokens != vocabulary else optional)["d2t"] = (tokens,)
         optional["input_norm.weight"] = (fused,)
-        if width != target.hidden_size:  # the target's own embeddings are of another width
+        if width != target.hidden_size:  # if the target's embeddings have another width
             needed["embed_tokens.weight"] = optional.pop("embed_tokens.weight")
     return needed, optional
 
 
 def token_map(files: HeadFiles, facts: EagleFormat, vocabulary: int) -> torch.Tensor:
-    """The target's id [n] of each token that an EAGLE-3 head knows. Raises DraftError for what is no id.
+    """Return the target's id [n] of each token of an EAGLE-3 head. Raises DraftError for an invalid id.
 
-    The file holds how far each id is moved.
+    The file holds the offset of each id.
     """
     count = facts.known
     tokens = torch.arange(count)
@@ -217,7 +219,7 @@ def token_map(files: HeadFiles, facts: EagleFormat, vocabulary: int) -> torch.Te
     return tokens
 
 
-# What is absent has LlamaConfig's default, in the authors' code as well.
+# Absent values have LlamaConfig's default, as in the authors' code.
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -227,14 +229,14 @@ _SIZES = (
     "head_dim",
     "max_position_embeddings",
 )
-LARGEST = 2**31  # of any size there is
+LARGEST = 2**31  # of any size
 _OTHERS = ("hidden_act", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters")
 
 
 def layer_config(title: str, given: Any) -> Any:
-    """A LlamaConfig whose sizes are positive whole numbers that go together. Takes no memory for any size.
+    """Return a LlamaConfig whose sizes are valid and consistent. Takes no memory, whatever the sizes.
 
-    title: of the head, for messages. Raises DraftError.
+    title: title of the head, for messages. Raises DraftError.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import LlamaConfig
@@ -260,9 +262,9 @@ def layer_config(title: str, given: Any) -> Any:
 
 
 def check_layer(title: str, config: Any) -> None:
-    """Whether transformers can make positions and an activation of it.
+    """Check that transformers can make rotary positions and an activation from it.
 
-    That takes memory for each number of a head: to be asked when tensors were found to be of these sizes.
+    That allocates memory for each number of a head: call it once the tensors are known to have these sizes.
     Raises DraftError.
     """
     from transformers.activations import ACT2FN
@@ -278,4 +280,4 @@ def check_layer(title: str, config: Any) -> None:
 
 
 def _unlike(title: str, why: str) -> DraftError:
-    return DraftError(f"{title} has a configuration of no Llama layer: {why}")
+    return DraftError(f"{title} does not have the configuration of a Llama layer: {why}")

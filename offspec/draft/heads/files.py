@@ -1,7 +1,7 @@
-"""The files of a published head: config.json, and tensors in safetensors or in pickles.
+"""Files of a published head: config.json, and tensors in safetensors or pickle files.
 
-Heads are often published as pickles alone, and a pickle can run code. Only torch's restricted loader is let
-near one (`weights_only=True`): it builds tensors and plain containers, and refuses whatever else is named.
+Heads are often published as pickles only, and a pickle can run code. Pickles are read with torch's restricted
+loader alone (`weights_only=True`): it builds tensors and plain containers, and refuses anything else.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ from offspec.checkpoint.rows import row_blocks
 from offspec.checkpoint.safetensors import read_header
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
 from offspec.core.errors import CheckpointError, DraftError, MissingTensorError
-from offspec.core.files import reading
+from offspec.core.files import as_read_error
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.pickles import PICKLED, read_pickle
 
 SAFE = ".safetensors"
-BLOCK = 4_000_000  # bytes of a tensor that are read at a time; checks take some times as much
+BLOCK = 4_000_000  # bytes of a tensor that are read at once; checks take a multiple of that
 _PICKLE_INDEX = "pytorch_model.bin.index.json"
-# What training leaves beside a model's pickles, and what holds no weights of it.
+# Files that training leaves next to a model's pickles, without weights of the model.
 _OTHER_PICKLES = ("optimizer", "scheduler", "training_args", "rng_state", "scaler")
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _PADDING = 100  # families pad a vocabulary by less than a hundredth of it
@@ -35,8 +35,8 @@ _PADDING = 100  # families pad a vocabulary by less than a hundredth of it
 class HeadFiles:
     """A head on disk, of which only headers were read.
 
-    place: for messages, what the user named; folder: where config.json is; config: what it holds, {} where
-    there is none.
+    place: the name given by the user, for messages; folder: folder of config.json; config: its contents, {}
+    if there is none.
     """
 
     def __init__(self, place: str, folder: Path, weights: Collection[Path], config: dict[str, Any]) -> None:
@@ -50,17 +50,17 @@ class HeadFiles:
 
     @property
     def names(self) -> KeysView[str]:
-        """The names of all tensors."""
+        """Names of all tensors."""
         return self._tensors.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one tensor. Raises MissingTensorError."""
+        """Return the shape of one tensor. Raises MissingTensorError."""
         return tuple(self._find(name).shape)
 
     def integers(self, name: str) -> torch.Tensor:
-        """One tensor of whole numbers, as int64 on the CPU.
+        """Return one integer tensor, as int64 on the CPU.
 
-        Raises MissingTensorError, TruncatedError, CheckpointError, DraftError for numbers of another kind.
+        Raises MissingTensorError, TruncatedError, CheckpointError, DraftError for other dtypes.
         """
         dtype = self._dtype(name)
         if dtype not in _INTEGERS:
@@ -74,7 +74,7 @@ class HeadFiles:
         return numbers
 
     def expect(self, name: str, *shape: int) -> None:
-        """Raises MissingTensorError where there is no such tensor, DraftError where its shape is another."""
+        """Raise MissingTensorError if there is no such tensor, DraftError if its shape differs."""
         if self.shape(name) != shape:
             raise DraftError(
                 f"{self.place} cannot be a head of its kind: tensor {name[:60]!r} is "
@@ -82,7 +82,7 @@ class HeadFiles:
             )
 
     def weight(self, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """One tensor to compute with. Raises what `fill` does."""
+        """Return one tensor to compute with. Raises the errors of `fill`."""
         weight = torch.empty(self.shape(name), dtype=dtype, device=device)
         self.fill(name, weight)
         return weight
@@ -90,9 +90,9 @@ class HeadFiles:
     def fill(self, name: str, weight: torch.Tensor) -> None:
         """Read a tensor into `weight`, in its dtype and on its device, block by block.
 
-        weight: of the tensor's shape, or of fewer rows, which are the first. Raises CheckpointError where it
-        is not finite numbers, MissingTensorError, TruncatedError, UnsupportedModelError for a dtype that
-        torch lacks.
+        weight: tensor of the same shape, or of fewer rows, which are the first. Raises CheckpointError if a
+        value is not finite, MissingTensorError, TruncatedError, UnsupportedModelError for a dtype that torch
+        lacks.
         """
         stored, weight = self._dtype(name), torch.atleast_1d(weight)
         if not stored.is_floating_point:
@@ -107,7 +107,7 @@ class HeadFiles:
                 )
 
     def matrix(self, name: str) -> tuple[int, int]:
-        """Rows and columns of a tensor that must have both. Raises MissingTensorError, DraftError."""
+        """Return rows and columns of a matrix. Raises MissingTensorError, DraftError."""
         shape = self.shape(name)
         if len(shape) != 2 or 0 in shape:
             raise DraftError(
@@ -116,7 +116,7 @@ class HeadFiles:
         return shape[0], shape[1]
 
     def check_vocabulary(self, name: str, rows: int, target: TargetShape) -> None:
-        """Raises DraftError where `rows` and the target's vocabulary differ by more than padding."""
+        """Raise DraftError if `rows` and the target's vocabulary differ by more than padding."""
         if abs(rows - target.vocab_size) * _PADDING > target.vocab_size:
             raise DraftError(
                 f"{self.place} is for a vocabulary of {rows} tokens ({name[:60]!r}), and {target.name} has "
@@ -124,7 +124,7 @@ class HeadFiles:
             )
 
     def check_hidden(self, name: str, size: int, target: TargetShape) -> None:
-        """Raises DraftError where the head takes states of another size than the target makes."""
+        """Raise DraftError if the head takes states of another size than the target's."""
         if size != target.hidden_size:
             raise DraftError(
                 f"{self.place} is for hidden states of {size} numbers ({name[:60]!r}), and those of "
@@ -132,14 +132,15 @@ class HeadFiles:
             )
 
     def elements(self, names: Collection[str]) -> int:
-        """How many numbers these tensors have."""
+        """Return the number of elements of these tensors."""
         return sum(torch.Size(self.shape(name)).numel() for name in names)
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the configuration, every tensor's name and shape, and the size and time of each file.
+        """Return a hash of the configuration, every tensor's name and shape, and the size and time of each
+        file.
 
-        Cheap: no weights are read. Raises MissingTensorError when a file has gone.
+        Cheap: no weights are read. Raises MissingTensorError if a file no longer exists.
         """
         seen = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         for name in sorted(self.names):
@@ -162,20 +163,20 @@ class HeadFiles:
 
 
 def open_files(path: Path, place: str) -> HeadFiles | None:
-    """The files at a path, a folder or one file of weights; None for a folder without weights.
+    """Open the files at a path, a folder or one file of weights; return None for a folder without weights.
 
-    Raises CheckpointError and its kin for files that are damaged, absent or ambiguous, and DraftError for
+    Raises CheckpointError and its subclasses for damaged, absent or ambiguous files, and DraftError for
     pickles that hold more than tensors.
     """
     if path.is_file():
         folder, weights = path.parent, [path.name]
     else:
         folder = path
-        with reading(f"the folder {path}"):
+        with as_read_error(f"the folder {path}"):
             names = {entry.name for entry in path.iterdir()}
         weights = weight_files(names, lambda name: read_json(folder / name), place)
         for name in weights:
-            if not (folder / name).is_file():  # a link may point nowhere, and of a pipe nothing may come
+            if not (folder / name).is_file():  # a link may be broken, and a pipe may block
                 raise MissingTensorError(f"{place} lacks {name}, a part of the head; download it again")
     if not weights:
         return None
@@ -186,10 +187,10 @@ def open_files(path: Path, place: str) -> HeadFiles | None:
 def weight_files(
     names: Collection[str], load_json: Callable[[str], Mapping[str, Any]], place: str
 ) -> list[str]:
-    """Which of a folder's files hold a head; none where there are no weights.
+    """Return the files of a folder that hold a head; an empty list if there are no weights.
 
-    Safetensors go before pickles. `load_json` reads a file of that folder; it is asked for indices only.
-    Raises CheckpointError where several files could be meant, HeaderError for a bad index.
+    Safetensors are preferred to pickles. `load_json` reads a file of that folder; it is called for indices
+    only. Raises CheckpointError if several files are possible, HeaderError for an invalid index.
     """
     if any(name.endswith(SAFE) for name in names) or INDEX in names:
         return choose_weights(names, lambda: dict(load_json(INDEX)), place)[0]

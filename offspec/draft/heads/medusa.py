@@ -1,12 +1,13 @@
-"""Medusa heads (Cai et al. 2024, arXiv 2401.10774) as published, each of which guesses one position.
+"""Medusa heads (Cai et al. 2024, arXiv 2401.10774) as published: one head per future position.
 
 From h, the target's final hidden state at position t, whose token t + 1 is the root of the tree, head i goes
-through its layers, h <- h + SiLU(W h + b), and guesses token t + 2 + i: a child of the nodes at depth i,
+through its layers, h <- h + SiLU(W h + b), and predicts token t + 2 + i: a child of the nodes at depth i,
 whatever the path to them.
 
-Their tensors, where i counts heads and j layers, perhaps behind "medusa_head." or "medusa_heads.":
-`{i}.{j}.linear.weight` and `.bias`, and `{i}.{layers}.weight`, the output, in the first version only; or, as
-vLLM has it, `blocks.{i}.layers.{j}.weight` and `.bias`, `lm_heads.{i}.weight` (or one for all), `token_map`.
+Tensor names, where i counts heads and j layers, optionally prefixed by "medusa_head." or "medusa_heads.":
+`{i}.{j}.linear.weight` and `.bias`, and `{i}.{layers}.weight`, the output, in the first version only; or, in
+vLLM's format, `blocks.{i}.layers.{j}.weight` and `.bias`, `lm_heads.{i}.weight` (or one for all),
+`token_map`.
 
 Letters: H hidden size, V vocabulary.
 """
@@ -24,7 +25,7 @@ from offspec.draft.base import Children, Scorer
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.heads.base import OpenedHead, TargetShape
 from offspec.draft.heads.files import HeadFiles
-from offspec.draft.heads.guesses import LastStateDrafter, arranged
+from offspec.draft.heads.last_state import LastStateDrafter, gather_children
 from offspec.model.parts import TargetParts
 
 _PREFIX = r"(?:medusa_heads?\.)?"
@@ -44,7 +45,7 @@ class MedusaHead:
     output: torch.Tensor | None
 
     def state(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[H] to [H], what the output matrix is given."""
+        """Apply the layers, [H] to [H]: the input of the output matrix."""
         for weight, bias in self.layers:
             hidden = hidden + silu(linear(hidden, weight, bias))
         return hidden
@@ -52,7 +53,7 @@ class MedusaHead:
 
 @dataclass(frozen=True, slots=True)
 class HeadNames:
-    """The tensors of one head: weight and bias ("" for none) of its layers, output ("" for the target's)."""
+    """Tensor names of one head: weight and bias ("" for none) of its layers, output ("" for the target's)."""
 
     layers: tuple[tuple[str, str], ...]
     output: str
@@ -66,17 +67,17 @@ class HeadNames:
         return MedusaHead(layers, weights.get(self.output))
 
 
-def recognises(config: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a checkpoint is, or has, Medusa heads."""
+def recognizes(config: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Return whether a checkpoint is, or contains, Medusa heads."""
     if config.get("model_type") == "medusa" or "medusa_num_heads" in config:
         return True
     return any(_LAYER.fullmatch(name) for name in names)
 
 
 def opened(files: HeadFiles, target: TargetShape) -> OpenedHead:
-    """Find the heads and check them. How many config.json says there are is often wrong, and not looked at.
+    """Open and check the heads. The number of heads in config.json is often wrong and is ignored.
 
-    Raises MissingTensorError where one lacks a part, DraftError where they are for another target.
+    Raises MissingTensorError if a head lacks a part, DraftError if the heads are for another target.
     """
     heads = _heads(files)
     first = heads[0].layers[0][0]
@@ -107,9 +108,9 @@ def opened(files: HeadFiles, target: TargetShape) -> OpenedHead:
 
 
 def _tokens(files: HeadFiles, rows: int, target: TargetShape) -> torch.Tensor | None:
-    """The token of each output row, where the files map them.
+    """Return the token of each output row, if the files map them.
 
-    A map of another length tells which rows of a whole vocabulary are worth keeping: all are kept.
+    A map of another length only marks useful rows of a whole vocabulary: then all rows are kept.
     """
     name = next(filter(_TOKENS.fullmatch, files.names), "")
     if not name or files.shape(name) != (rows,):
@@ -134,7 +135,7 @@ def _heads(files: HeadFiles) -> tuple[HeadNames, ...]:
             _once(files, outputs.setdefault(int(match[1] or match[2]), name), name)
     if not found:
         raise MissingTensorError(
-            f"{files.place} says it has Medusa heads, and holds no tensor of one: name the file that does"
+            f"{files.place} claims to have Medusa heads, but holds no tensor of one: name the file that does"
         )
     count = 1 + max(head for head, _, _ in found)
     layers = 1 + max(layer for _, layer, _ in found)
@@ -171,7 +172,7 @@ def _lacks(files: HeadFiles, part: str) -> MissingTensorError:
 
 
 class MedusaDrafter(LastStateDrafter):
-    """Drafts with Medusa heads. tokens: the token of each output row [rows], None where they are in order."""
+    """Drafts with Medusa heads. tokens: token of each output row [rows], None if rows are in token order."""
 
     def __init__(
         self,
@@ -188,7 +189,7 @@ class MedusaDrafter(LastStateDrafter):
     def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
         state = self._before_root()
         depths: list[int] = candidates.depth[nodes].tolist()
-        # All nodes of a depth have the same children, unless penalties tell their paths apart.
+        # All nodes of a depth have the same children, unless penalties depend on their paths.
         keys = list(range(len(nodes))) if scorer.needs_paths else depths
         asked = {key: i for i, key in enumerate(keys) if depths[i] < len(self._heads)}
         if state is None or not asked:
@@ -201,16 +202,16 @@ class MedusaDrafter(LastStateDrafter):
             levels,
         )
         place = {key: row for row, key in enumerate(asked)}
-        return arranged(found, [place.get(key, -1) for key in keys])
+        return gather_children(found, [place.get(key, -1) for key in keys])
 
     def _level(self, depth: int, state: torch.Tensor) -> torch.Tensor:
-        """Logits [V] of the children of all nodes at a depth."""
+        """Return the logits [V] of the children of all nodes at a depth."""
         known = self._of_tree
         if depth not in known:
             output = self._heads[depth].output
             if output is not None:
                 known[depth] = self._spread(linear(self._heads[depth].state(state), output))
-            else:  # the target's head is large: read once for all who share it
+            else:  # the target's head is large: it is read once for all heads that share it
                 shared = [i for i, head in enumerate(self._heads) if head.output is None]
                 rows = self._parts.project(torch.stack([self._heads[i].state(state) for i in shared]))
                 known |= zip(shared, rows, strict=True)

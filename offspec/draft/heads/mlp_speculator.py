@@ -1,12 +1,13 @@
-"""MLPSpeculators (Wertheimer et al. 2024, arXiv 2404.19124) as published, whose heads know the path.
+"""MLPSpeculators (Wertheimer et al. 2024, arXiv 2404.19124) as published, whose heads depend on the path.
 
-s is the target's final hidden state at the position before the root; stage i takes the state of a node's
-parent and the node's token to the node's own state, s <- GELU(LN_i(P_i s + r E_i[token])), and guesses its
-children from it. r weighs the two so that the state's share of the variance halves over all stages.
+s is the target's final hidden state at the position before the root. Stage i takes the state of a node's
+parent and the node's token to the node's own state, s <- GELU(LN_i(P_i s + r E_i[token])), and predicts its
+children from it. r weighs the two terms so that the state's share of the variance halves over all stages.
 
-Their tensors, where i counts stages, perhaps behind "speculator.": `emb.{i}.weight`, `proj.{i}.weight`,
-`head.{i}.weight`, `ln.{i}.weight` and `.bias`. Where weights are tied all stages have those of stage 0, but
-for the projection: that of stage 0 takes the target's states, and the others share that of stage 1.
+Tensor names, where i counts stages, optionally prefixed by "speculator.": `emb.{i}.weight`,
+`proj.{i}.weight`, `head.{i}.weight`, `ln.{i}.weight` and `.bias`. If weights are tied, all stages use those
+of stage 0 except for the projection: stage 0 projects the target's states, and the others share the
+projection of stage 1.
 
 Letters: W nodes, H hidden size, I inner size, V vocabulary.
 """
@@ -21,11 +22,11 @@ import torch.nn.functional as F
 
 from offspec.checkpoint.folder import CONFIG
 from offspec.core.errors import DraftError
-from offspec.draft.base import Children, Scorer, score
+from offspec.draft.base import Children, Scorer, score_children
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.heads.base import OpenedHead, TargetShape
 from offspec.draft.heads.files import HeadFiles
-from offspec.draft.heads.guesses import LastStateDrafter, arranged
+from offspec.draft.heads.last_state import LastStateDrafter, gather_children
 from offspec.model.parts import TargetParts
 from offspec.sampling.token_tree import ROOT
 
@@ -46,22 +47,22 @@ class Stage:
     shift: torch.Tensor
 
     def states(self, before: torch.Tensor, tokens: torch.Tensor, ratio: float) -> torch.Tensor:
-        """[W, H or I] states of the parents and tokens [W] to states [W, I]."""
+        """Map states [W, H or I] of the parents and tokens [W] to states [W, I]."""
         mixed = F.linear(before, self.projection).add_(F.embedding(tokens, self.embedding), alpha=ratio)
         return F.gelu(_normed(mixed) * self.scale + self.shift)
 
 
-def recognises(config: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a checkpoint is an MLPSpeculator."""
+def recognizes(config: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Return whether a checkpoint is an MLPSpeculator."""
     if config.get("model_type") == "mlp_speculator":
         return True
     return any(all(prefix + part in names for part in _PARTS) for prefix in ("", _PREFIX))
 
 
 def opened(files: HeadFiles, target: TargetShape) -> OpenedHead:
-    """Find the stages and check them; sizes are those of the tensors, whatever config.json says.
+    """Open and check the stages; sizes are those of the tensors, whatever config.json contains.
 
-    Raises MissingTensorError where one lacks a part, DraftError where it is for another target.
+    Raises MissingTensorError if a stage lacks a part, DraftError if the stages are for another target.
     """
     prefix = _PREFIX if any(name.startswith(_PREFIX) for name in files.names) else ""
     count = _stage_count(files, prefix)
@@ -92,7 +93,7 @@ def opened(files: HeadFiles, target: TargetShape) -> OpenedHead:
 
 
 def _stage_count(files: HeadFiles, prefix: str) -> int:
-    """What n_predict says, which tied weights do not show; else as many as have an output."""
+    """Return n_predict, which tied weights do not show; else the number of output matrices."""
     said = files.config.get("n_predict")
     if said is None:
         said = next(i for i in range(_MOST_STAGES + 1) if f"{prefix}head.{i}.weight" not in files.names)
@@ -105,7 +106,7 @@ def _stage_count(files: HeadFiles, prefix: str) -> int:
 
 
 def _stage(prefix: str, index: int, tied: bool) -> tuple[str, ...]:
-    """The tensors of one stage, in the order of `Stage`."""
+    """Return the tensor names of one stage, in the order of `Stage`."""
     own = 0 if tied else index
     projection = min(index, 1) if tied else index
     parts = f"emb.{own}.weight", f"proj.{projection}.weight", f"head.{own}.weight"
@@ -113,7 +114,7 @@ def _stage(prefix: str, index: int, tied: bool) -> tuple[str, ...]:
 
 
 class MLPDrafter(LastStateDrafter):
-    """Drafts with the stages of an MLPSpeculator. scale_input: whether the first state is normed."""
+    """Drafts with the stages of an MLPSpeculator. scale_input: whether the first state is normalized."""
 
     def __init__(self, name: str, stages: Sequence[Stage], scale_input: bool) -> None:
         super().__init__(name)
@@ -129,19 +130,19 @@ class MLPDrafter(LastStateDrafter):
         if start is None or not asked:
             return Children.none(len(nodes))
         logits = start.new_empty(len(asked), len(self._stages[0].output))
-        for depth, stage in enumerate(self._stages):  # level by level: a chain may come in one call
+        for depth, stage in enumerate(self._stages):  # level by level: one call may contain a chain
             level = [row for row, i in enumerate(asked) if depths[i] == depth]
             if level:
                 states = self._advance(candidates, [nodes[asked[row]] for row in level], stage, start)
                 logits[level] = F.linear(states, stage.output)
-        found = score(scorer, logits, candidates, [nodes[i] for i in asked], self._root)
+        found = score_children(scorer, logits, candidates, [nodes[i] for i in asked], self._root)
         place = {i: row for row, i in enumerate(asked)}
-        return arranged(found, [place.get(i, -1) for i in range(len(nodes))])
+        return gather_children(found, [place.get(i, -1) for i in range(len(nodes))])
 
     def _advance(
         self, candidates: GrowingTree, nodes: Sequence[int], stage: Stage, start: torch.Tensor
     ) -> torch.Tensor:
-        """The states [W, I] of nodes of one level, which are kept for their children."""
+        """Compute the states [W, I] of nodes of one level, which are kept for their children."""
         if nodes[0] == ROOT:
             before = (_normed(start) / math.sqrt(2) if self._scale_input else start)[None]
         else:
@@ -158,6 +159,6 @@ class MLPDrafter(LastStateDrafter):
 
 
 def _normed(x: torch.Tensor) -> torch.Tensor:
-    """[W, H] divided by the root of its mean square; nothing is subtracted, whatever the format calls it."""
-    wide = x.float()  # squares of float16 overflow soon
+    """Divide [W, H] by the root mean square; no mean is subtracted, whatever the format calls it."""
+    wide = x.float()  # squares overflow easily in float16
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + _EPSILON)).to(x.dtype)

@@ -1,13 +1,13 @@
-"""A multi-token prediction module: one more decoder layer, trained with the target, for the token after next.
+"""Multi-token prediction module: one more decoder layer, trained with the target, for the token after next.
 
 As in DeepSeek-V3 (arXiv 2412.19437, section 2.2): the norm of a token's embedding and the norm of the state
-before it are joined to one state, which goes through a layer of the target's own kind and a last norm. What
-leaves that is read by the target's head, and is the state that the next token is joined to. It is in the
-target's own checkpoint.
+before it are joined to one state, which goes through a layer of the target's own kind and a last norm. The
+result goes through the target's head, and is also the state that the next token is joined to. The module is
+in the target's own checkpoint.
 
-DeepSeek-V3, GLM-4.5: a layer behind the last, `model.layers.{n}.`; its copies of the target's embedding and
-head are left where they are. MiMo: `model.mtp_layers.0.`; Qwen3-Next and its kin: `mtp.`. Where a checkpoint
-has several modules, one for each token ahead, the first of them guesses all.
+DeepSeek-V3, GLM-4.5: a layer after the last, `model.layers.{n}.`; its copies of the target's embedding and
+head are not read. MiMo: `model.mtp_layers.0.`; Qwen3-Next and related models: `mtp.`. If a checkpoint has
+several modules, one for each token ahead, the first of them predicts all.
 
 Letters: T rows, H hidden size, V vocabulary.
 """
@@ -25,7 +25,7 @@ from offspec.core.config import MTP
 from offspec.core.errors import CheckpointError, DraftError, UnsupportedModelError
 from offspec.draft.base import Drafter, Features
 from offspec.draft.heads.base import LAST, OpenedHead, TargetShape
-from offspec.draft.heads.state_drafter import KnownStates, StateDrafter, StateLayer
+from offspec.draft.heads.state_drafter import StateBuffer, StateDrafter, StateLayer
 from offspec.model.attention import TreeContext
 from offspec.model.binding import Binder
 from offspec.model.cache import TreeCache
@@ -42,11 +42,11 @@ _EXPERTS = f"{_LAYER}.mlp.experts."
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a family names the parts of a module.
+    """Names of a module's parts in a model family.
 
-    prefix: of all names, with {n} for the number of the target's layers; parts: the family's name of each
-    part that is no part of the layer; layer: what names within the layer begin with, behind the prefix;
-    left: what is not read. tokens_first: whether embeddings lie before states where both are joined.
+    prefix: prefix of all names, with {n} for the number of the target's layers; parts: the family's name of
+    each part outside the layer; layer: prefix of names in the layer, after `prefix`; left: names that are not
+    read. tokens_first: whether embeddings precede states when both are joined.
     """
 
     prefix: str
@@ -56,7 +56,7 @@ class Layout:
     tokens_first: bool = True
 
     def tensors(self, stored: Mapping[str, Weight], layers: int) -> dict[str, Weight]:
-        """A module's weights among a checkpoint's, by the names above; none where it has none."""
+        """Return a module's weights among a checkpoint's, by the names above; empty if there is no module."""
         prefix = self.prefix.format(n=layers)
         found: dict[str, Weight] = {}
         for name, weight in stored.items():
@@ -103,9 +103,9 @@ LAYOUTS = (
 
 
 def open_mtp(checkpoint: Checkpoint, target: TargetShape) -> OpenedHead | None:
-    """The first module of a target's checkpoint, None where it has none.
+    """Open the first module of a target's checkpoint; return None if it has none.
 
-    Raises DraftError where what is there cannot be run as one.
+    Raises DraftError if the module cannot be run.
     """
     for layout in LAYOUTS:
         if tensors := layout.tensors(checkpoint.tensors, target.layers):
@@ -128,7 +128,7 @@ def _opened(
         module = MtpModule(parts.config, tensors, parts.dtype, parts.device)
         module.load()
         layer = MtpLayer(module, tokens_first, parts, rows)
-        known = KnownStates(rows, parts.hidden_size, parts.dtype, parts.device)
+        known = StateBuffer(rows, parts.hidden_size, parts.dtype, parts.device)
         return StateDrafter(MTP, layer, LAST, known, parts.device)
 
     fingerprint = f"{checkpoint.fingerprint} {MTP}"
@@ -136,10 +136,10 @@ def _opened(
 
 
 class MtpModule:
-    """The module on the meta device, and where its weights are.
+    """The module on the meta device, and the locations of its weights.
 
-    tensors: the stored weights, by the names above and what follows them. Raises UnsupportedModelError,
-    MissingTensorError, CheckpointError where they are not those of such a module.
+    tensors: the stored weights, by the names above and their suffixes. Raises UnsupportedModelError,
+    MissingTensorError or CheckpointError if they are not a valid module.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class MtpModule:
             raise UnsupportedModelError(
                 f"no module is known for {config.model_type}, whose last norm differs"
             )
-        decoder.set_input_embeddings(torch.nn.Identity())  # it is given embeddings
+        decoder.set_input_embeddings(torch.nn.Identity())  # embeddings are passed in
         decoder.add_module(_TOKEN_NORM, copy.deepcopy(last))
         decoder.add_module(_STATE_NORM, copy.deepcopy(last))
         decoder.add_module(_JOIN, torch.nn.Linear(2 * size, size, bias=False, device="meta", dtype=dtype))
@@ -168,11 +168,11 @@ class MtpModule:
         return self._binder.kept_bytes
 
     def load(self) -> None:
-        """Read the weights. Raises StreamError, CapacityError, CheckpointError where they are damaged."""
+        """Read the weights. Raises StreamError, CapacityError, CheckpointError if they are damaged."""
         reader = DirectReader()
         try:
             memory = read_unit(self._binder.layout, reader).tensor
-            self._binder.bind(self._binder.realise(memory))
+            self._binder.bind(self._binder.materialize(memory))
         finally:
             reader.close()
         self.decoder.to(self._device)
@@ -182,23 +182,23 @@ class MtpModule:
 
 
 class MtpLayer(StateLayer):
-    """What `StateDrafter` runs: a loaded module over a cache of its own, of `rows` positions to begin with.
+    """Layer run by `StateDrafter`: a loaded module over a cache of its own, initially of `rows` positions.
 
-    tokens_first: whether embeddings lie before states where both are joined.
+    tokens_first: whether embeddings precede states when both are joined.
     """
 
     def __init__(self, module: MtpModule, tokens_first: bool, parts: TargetParts, rows: int) -> None:
         self._module, self._tokens_first, self._parts = module, tokens_first, parts
         self.cache = TreeCache(1, rows)
-        self._owns = True  # the weights
+        self._owns = True  # of the weights
 
     def fork(self) -> "MtpLayer":
         twin = copy.copy(self)
-        twin.cache, twin._owns = self.cache.another(), False
+        twin.cache, twin._owns = self.cache.empty_copy(), False
         return twin
 
     def states(self, features: Features) -> torch.Tensor:
-        """[n, H]: the target's, behind its last norm, as the layer's own are behind its last."""
+        """Return the target's states [n, H], after its last norm, like the layer's own states."""
         return features.last
 
     def forward(self, tokens: torch.Tensor, states: torch.Tensor, context: TreeContext) -> torch.Tensor:
@@ -220,14 +220,14 @@ class MtpLayer(StateLayer):
         return self._parts.project(states)
 
     def close(self) -> None:
-        """Drop the weights, if they are its own, and the cache."""
+        """Drop the weights, if this layer owns them, and the cache."""
         if self._owns:
             self._module.close()
         self.cache = TreeCache(1, 0)
 
 
 def _of_one_layer(config: Any, sparse: bool) -> Any:
-    """A target's configuration with one layer, which looks at everything, and has experts or not."""
+    """Return the target's configuration reduced to one layer with full attention, with or without experts."""
     config = copy.deepcopy(config)
     if getattr(config, "layer_types", None):
         config.layer_types = ["full_attention"]

@@ -1,4 +1,4 @@
-"""From what the user named as a draft to a head of a known kind, recognised by what its files hold."""
+"""Opens a draft named by the user as a head of a known kind, recognized by the contents of its files."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -21,11 +21,11 @@ _HEAD_NAME = re.compile("|".join([MTP, *(kind.word for kind in IN_FILES.values()
 
 
 def open_head(model: str, target: TargetShape, notify: Callable[[Event], None]) -> OpenedHead | None:
-    """The head that a folder, a file of weights or a hub repository holds; None where it is a model.
+    """Open the head in a folder, a file of weights or a hub repository; return None if it holds a model.
 
-    None as well for what does not exist: opening it as a model says what is wrong with it. Of a head only
-    the headers are read. A hub id is fetched, unless it is a model. Raises DraftError where a head does not
-    fit the target, is of no known kind or wants to run code; else the errors of `open_checkpoint`.
+    None is also returned if nothing exists there: opening it as a model reports the error. Only the headers
+    of a head are read. A hub id is downloaded, unless it is a model. Raises DraftError if a head does not fit
+    the target, is of an unknown kind or requires running code; else the errors of `open_checkpoint`.
     """
     path, kind = local_path(model)
     if kind == "file" and not path.name.endswith((SAFE, *PICKLED)):
@@ -39,7 +39,7 @@ def open_head(model: str, target: TargetShape, notify: Callable[[Event], None]) 
     if files is None:
         return None
     for known in IN_FILES.values():
-        if known.recognises(files.config, files.names):
+        if known.recognizes(files.config, files.names):
             return known.opened(files, target)
     if _is_model(files):
         return None
@@ -61,7 +61,9 @@ def _fetched(model: str, notify: Callable[[Event], None]) -> Path | None:
 
 
 def may_be_head(config: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether weights are worth fetching to look at their names. EAGLE's first heads call themselves LMs."""
+    """Return whether weights are worth downloading to see their names. EAGLE's first heads claim to be
+    LMs.
+    """
     said = " ".join([str(config.get("model_type")), *_architectures(config), *names])
     return (
         any(key in config for key in _HEAD_KEYS)
@@ -71,7 +73,7 @@ def may_be_head(config: Mapping[str, Any], names: Collection[str]) -> bool:
 
 
 def _is_model(files: HeadFiles) -> bool:
-    """Whether opening it as a model gives a model, or at least the better explanation."""
+    """Return whether opening it as a model succeeds, or at least gives the better error message."""
     from transformers import CONFIG_MAPPING
 
     if (files.folder / "adapter_config.json").is_file():
@@ -82,7 +84,7 @@ def _is_model(files: HeadFiles) -> bool:
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:
-    """The list of them, or the only one, as some write it."""
+    """Return the list of architectures; some configurations have a single string."""
     value = config.get("architectures")
     names = value if isinstance(value, list) else [value]
     return [name for name in names if isinstance(name, str)]

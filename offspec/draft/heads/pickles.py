@@ -1,4 +1,4 @@
-"""Tensors from a pickle, by torch's restricted loader and by no other."""
+"""Tensors from a pickle, read only by torch's restricted loader."""
 
 import pickle
 import re
@@ -10,26 +10,26 @@ import torch
 
 from offspec.checkpoint.ranges import one_line
 from offspec.core.errors import CheckpointError, DraftError, HeaderError, OffspecError
-from offspec.core.files import reading
+from offspec.core.files import as_read_error
 from offspec_planners.units import format_bytes
 
 PICKLED = (".pt", ".bin", ".pth")
-_ZIP = b"PK\x03\x04"  # how torch saves since 1.6
-_OLDER = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # and how it did before: a number of its own, pickled
+_ZIP = b"PK\x03\x04"  # torch's format since 1.6
+_OLDER = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch's format before that: a magic number, pickled
 _POINTER = b"version https://git-lfs"
-_LARGEST_PICKLE = 4_000_000  # bytes inside a zip that say what its tensors are, some hundreds for each
+_LARGEST_PICKLE = 4_000_000  # bytes of tensor descriptions inside a zip, some hundreds for each tensor
 _LARGEST_OLDER = 512_000_000  # bytes of a file that cannot be mapped
 
 
 def read_pickle(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a `.pt`, `.bin` or `.pth` file by name.
+    """Return the tensors of a `.pt`, `.bin` or `.pth` file by name.
 
-    They are mapped from the file, but for files of torch before 1.6: those are read whole, and refused where
-    that would take more than half a gigabyte. Raises DraftError for those, and for a pickle that asks for
-    more than tensors and plain containers or unpacks to more than there is on disk, HeaderError for one that
-    is damaged or cut short, CheckpointError when it cannot be read or holds no tensors.
+    They are memory-mapped, except in files of torch before 1.6, which are read whole and refused above half a
+    gigabyte. Raises DraftError for those, and for a pickle that contains more than tensors and plain
+    containers or unpacks to more than its size on disk; HeaderError for one that is damaged or truncated;
+    CheckpointError if it cannot be read or holds no tensors.
     """
-    with reading(path), path.open("rb") as file:
+    with as_read_error(path), path.open("rb") as file:
         start = file.read(len(_POINTER))
     if not start.startswith((_ZIP, _OLDER)):
         _not_of_torch(path, start)
@@ -45,7 +45,7 @@ def read_pickle(path: Path) -> dict[str, torch.Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except OffspecError:
         raise
-    except Exception as error:  # torch's reader has no end of names for damage
+    except Exception as error:  # torch's reader raises many kinds of errors for damage
         _refuse(path, error)
     items = found.items() if isinstance(found, dict) else ()
     tensors = {name: value.detach() for name, value in items if isinstance(name, str) and _is_plain(value)}

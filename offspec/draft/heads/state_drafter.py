@@ -1,9 +1,9 @@
-"""Drafting with a layer that extrapolates the target's states: entries, a tree of guesses, and what is kept.
+"""Drafting with a layer that extrapolates the target's states: cache entries and the states kept for them.
 
-Entry i pairs the state of position i with the token at i + 1; the layer's output is its guess at the state of
-i + 1. Entries of committed tokens have the target's real states and stay in the layer's cache. Those of a
-tree's nodes have the output of their parent in the place of a state: they are dropped when the tree is, and
-made again from what the target says (as in EAGLE, arXiv 2401.15077).
+Entry i pairs the state of position i with the token at i + 1; the layer's output predicts the state of i + 1.
+Entries of committed tokens use the target's real states and stay in the layer's cache. Entries of a tree's
+nodes use the output of their parent as a state: they are dropped with the tree, and recomputed from the
+target's states (as in EAGLE, arXiv 2401.15077).
 
 Letters: T rows, E width of a state, V vocabulary, W nodes.
 """
@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from offspec.draft.base import Children, Drafter, Features, Scorer, Wants, score
+from offspec.draft.base import Children, Drafter, Features, RequiredStates, Scorer, score_children
 from offspec.draft.cache_rows import TreeRows
 from offspec.draft.growing_tree import GrowingTree
 from offspec.model.attention import TreeContext
@@ -25,42 +25,49 @@ _CHUNK = 256  # rows of a long prompt that go through the layer together
 
 
 class StateLayer(Protocol):
-    """What such a head computes. Rows join `cache` with every `forward`."""
+    """Interface of such a head. `forward` adds rows to `cache`."""
 
     cache: TreeCache
 
     def fork(self) -> "StateLayer":
-        """The same weights over an empty cache of its own. Closing it leaves them alone."""
+        """Return a layer with the same weights and its own empty cache. Closing it does not free the
+        weights.
+        """
 
     def states(self, features: Features) -> torch.Tensor:
-        """States [n, E] of the positions of `features`."""
+        """Return the states [n, E] of the positions of `features`."""
 
     def forward(self, tokens: torch.Tensor, states: torch.Tensor, context: TreeContext) -> torch.Tensor:
-        """The states [T, E] that follow `states` [T, E] once `tokens` [T] are said."""
+        """Return the states [T, E] that follow `states` [T, E] after `tokens` [T]."""
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[n, E] that `forward` returned to [n, V], -inf where the head knows no such token. A loan."""
+        """Map states [n, E] returned by `forward` to logits [n, V], -inf for tokens the head lacks.
+
+        The result is valid until the next call.
+        """
 
     def close(self) -> None: ...
 
 
-class KnownStates:
-    """The states of positions [start, end), in memory that is taken at once and grows where it must."""
+class StateBuffer:
+    """States of positions [start, end), in memory that is allocated at once and grows if needed."""
 
     def __init__(self, rows: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._rows = torch.empty(rows, size, dtype=dtype, device=device)
         self.start = self.end = 0
 
-    def another(self) -> "KnownStates":
-        """Room for as many of one more sequence, of which none are known."""
+    def empty_copy(self) -> "StateBuffer":
+        """Return an empty buffer of the same capacity, for one more sequence."""
         rows = self._rows
-        return KnownStates(len(rows), rows.shape[1], rows.dtype, rows.device)
+        return StateBuffer(len(rows), rows.shape[1], rows.dtype, rows.device)
 
     def of(self, start: int, end: int) -> torch.Tensor:
         return self._rows[start - self.start : end - self.start]
 
     def append(self, start: int, states: torch.Tensor) -> None:
-        """Those of the positions from `start`, which is the end; or anywhere, where none are known."""
+        """Append the states of positions from `start`, which is the end, or any position if the buffer is
+        empty.
+        """
         if self.start == self.end:
             self.start = self.end = start
         assert start == self.end
@@ -73,33 +80,40 @@ class KnownStates:
         self.of(start, self.end).copy_(states)
 
     def cut(self, end: int) -> None:
-        """Forget those of the positions from `end` on."""
+        """Forget the states of the positions from `end` on."""
         self.end = max(min(self.end, end), self.start)
 
 
 class StateDrafter(Drafter):
-    """Drafts with a `StateLayer`, as many levels deep as it is asked.
+    """Drafts with a `StateLayer`, to any requested depth.
 
-    States of committed positions are kept beside the cache: after a rewind the last of them meets another
-    token. Where the first positions were never given, entries begin where states do.
+    States of committed positions are kept in addition to the cache: after a rewind, the last state meets
+    another token. If states of the first positions are missing, entries begin with the first state.
     """
 
     def __init__(
-        self, name: str, layer: StateLayer, wants: Wants, known: KnownStates, device: torch.device
+        self,
+        name: str,
+        layer: StateLayer,
+        required_states: RequiredStates,
+        state_buffer: StateBuffer,
+        device: torch.device,
     ) -> None:
-        self.name, self.wants = name, wants
-        self._layer, self._known, self._device = layer, known, device
+        self.name, self.required_states = name, required_states
+        self._layer, self._known, self._device = layer, state_buffer, device
         self._look: Callable[[], None] | None = None
         self._ids: list[int] = []
-        self._rows = TreeRows()  # of nodes below the root, whose own entry is a committed one
+        self._rows = TreeRows()  # of nodes below the root; the root's entry belongs to a committed token
         self._positions: list[int] = []  # of the tree's rows
         self._outputs: dict[int, torch.Tensor] = {}  # of expanded nodes, [E]
 
     def fork(self, target: TreeCache) -> "StateDrafter":
-        return StateDrafter(self.name, self._layer.fork(), self.wants, self._known.another(), self._device)
+        return StateDrafter(
+            self.name, self._layer.fork(), self.required_states, self._known.empty_copy(), self._device
+        )
 
-    def watch(self, look: Callable[[], None] | None) -> None:
-        self._look = look
+    def set_cancel_check(self, check_cancelled: Callable[[], None] | None) -> None:
+        self._look = check_cancelled
 
     def start(self, ids: Sequence[int]) -> None:
         self.rewind(len(ids) - 1)
@@ -107,7 +121,7 @@ class StateDrafter(Drafter):
 
     @torch.no_grad()
     def observe(self, features: Features) -> None:
-        """Keeps the states alone, narrow as they are once fused: entries are made when they are needed."""
+        """Keep the states only, fused to their small width: entries are made when they are needed."""
         if not len(features):
             return
         if features.start > self._known.end:
@@ -117,7 +131,9 @@ class StateDrafter(Drafter):
 
     @torch.no_grad()
     def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
-        """Level by level, where nodes of one call stand below one another: each needs its parent's output."""
+        """Expand level by level, if one call contains a node and its parent: each needs its parent's
+        output.
+        """
         outputs = self._outputs
         if not outputs:
             self._catch_up()
@@ -128,10 +144,10 @@ class StateDrafter(Drafter):
             self._extend(candidates, [node for node in waiting if int(candidates.parent[node]) in outputs])
             waiting = [node for node in waiting if node not in outputs]
         logits = self._layer.logits(torch.stack([outputs[node] for node in nodes]))
-        return score(scorer, logits, candidates, nodes, len(self._ids) - 1)
+        return score_children(scorer, logits, candidates, nodes, len(self._ids) - 1)
 
     def _catch_up(self) -> None:
-        """Make the entries of committed tokens that the cache lacks, the last of them the root's."""
+        """Make the missing entries of committed tokens; the last of them is the root's."""
         root, cache, known = len(self._ids) - 1, self._layer.cache, self._known
         first = known.start + cache.length
         if known.end < root or first >= root:
@@ -154,7 +170,7 @@ class StateDrafter(Drafter):
 
     def _extend(self, candidates: GrowingTree, nodes: Sequence[int]) -> None:
         """Make entries of nodes whose parents have theirs."""
-        assert nodes, "a node was asked for before its parent"
+        assert nodes, "a node was expanded before its parent"
         if self._look is not None:
             self._look()
         self._rows.place(candidates, nodes)
@@ -175,7 +191,7 @@ class StateDrafter(Drafter):
         self._keep(length, length - 1)  # the last entry's token is at `length`
 
     def _keep(self, states: int, entries: int) -> None:
-        """Keep the states and entries of the first positions, and nothing of a tree."""
+        """Keep the states and entries of the first positions, and drop those of a tree."""
         cache = self._layer.cache
         cache.rewind(max(min(cache.length, entries - self._known.start), 0))
         self._known.cut(states)
@@ -186,4 +202,4 @@ class StateDrafter(Drafter):
     def close(self) -> None:
         self._keep(0, 0)
         self._layer.close()
-        self._known = KnownStates(0, 0, torch.float32, self._device)
+        self._known = StateBuffer(0, 0, torch.float32, self._device)

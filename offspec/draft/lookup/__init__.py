@@ -1,1 +1,1 @@
-"""Draft tokens that are copied from earlier text: suffix automaton and n-gram lookup."""
+"""Draft tokens copied from earlier text: suffix automaton and n-gram lookup."""

@@ -1,7 +1,7 @@
-"""Prompt lookup: what followed the last few tokens when they were last seen, in the prompt or the output.
+"""Prompt lookup (n-gram): copies the text after the latest earlier occurrence of the last few tokens.
 
-Saxena 2023, "Prompt lookup decoding"; also in transformers and LoRAX. The longest n-gram that ends the text
-and stood in it before is looked for, its latest occurrence taken, and what followed is guessed as a chain.
+Saxena 2023, "Prompt lookup decoding"; also in transformers and LoRAX. It searches the longest n-gram that
+ends the text and occurred before, takes its latest occurrence, and drafts the following tokens as a chain.
 """
 
 import copy
@@ -12,23 +12,23 @@ import numpy as np
 
 from offspec.draft.base import Lookup
 from offspec.draft.growing_tree import Subtree
-from offspec.draft.lookup.hit_rates import Matches, bucket
-from offspec.sampling.noise import GumbelNoise, given_noise, gumbel_at
+from offspec.draft.lookup.match_acceptance import MatchAcceptance, bucket
+from offspec.sampling.noise import GumbelNoise, gumbel_at, log_prob_given_noise
 
 _LONGEST = 4  # tokens of an n-gram
-_COMPARED = 17  # tokens of a match that are told apart
+_COMPARED = 17  # maximum match length that is counted separately
 
 
 @dataclass(slots=True)
 class _Text:
-    """Token ids, and of each n-gram in them the place behind its latest occurrence."""
+    """Token ids, and for each n-gram in them the position after its latest occurrence."""
 
     ids: list[int]
     after: dict[tuple[int, ...], int] = field(default_factory=dict)
-    indexed: int = 0  # places that are in there
+    indexed: int = 0  # number of indexed positions
 
     def index(self) -> None:
-        """Find the n-grams of new ids, and again those of a call that was broken off."""
+        """Index the n-grams of new ids, and those of an interrupted call again."""
         for place in range(self.indexed, len(self.ids)):
             for size in range(1, min(_LONGEST, place) + 1):
                 self.after[tuple(self.ids[place - size : place])] = place
@@ -36,17 +36,17 @@ class _Text:
 
 
 class NgramLookup(Lookup):
-    """Guesses the continuation of the latest occurrence of the last four, three, two or one tokens.
+    """Drafts the continuation of the latest occurrence of the last four, three, two or one tokens.
 
-    What a chain is worth is learnt by the length of the match, which may be longer than the n-gram. Takes
-    about 80 bytes a token for prose, 420 for random ids. A call that is broken off, as by Ctrl-C, is made
-    good by the next one.
+    The acceptance rate of chains is learned by the length of the match, which may exceed the n-gram. Takes
+    about 80 bytes per token of prose, 420 per token of random ids. The next call repairs an interrupted one,
+    as after Ctrl-C.
     """
 
     name = "lookup"
 
     def __init__(self) -> None:
-        self._matches = Matches()
+        self._matches = MatchAcceptance()
         self._text = _Text([])
 
     def fork(self) -> "NgramLookup":
@@ -59,10 +59,10 @@ class NgramLookup(Lookup):
         self._text.ids.extend(ids[len(self._text.ids) :])
         self._text.index()
 
-    def below(
+    def continuations(
         self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
     ) -> Subtree:
-        """The subtree is a chain."""
+        """Return a chain of continuations."""
         self._text.index()
         place, matched = self._find(path)
         tokens = self._text.ids[place : place + min(most, max_depth)]
@@ -71,7 +71,7 @@ class NgramLookup(Lookup):
         if noise is not None:
             first = len(self._text.ids) + len(path)
             positions = range(first, first + len(tokens))
-            log_probs = given_noise(np.array(probability), gumbel_at(noise.key, positions, tokens))
+            log_probs = log_prob_given_noise(np.array(probability), gumbel_at(noise.key, positions, tokens))
         count = int((np.cumsum(log_probs) >= floor).sum())
         return Subtree(list(range(-1, count - 1)), tokens[:count], log_probs[:count].tolist())
 
@@ -95,7 +95,9 @@ class NgramLookup(Lookup):
         self._text = _Text([])
 
     def _find(self, path: Sequence[int]) -> tuple[int, int]:
-        """Where the text went on after a tail as with this path, or its end, and the tokens that match."""
+        """Return the position after an earlier occurrence of the text plus `path`, or the end, and the
+        matched tokens.
+        """
         tail = [*self._text.ids[-_COMPARED:], *path][-_COMPARED:]
         for size in range(min(_LONGEST, len(tail)), 0, -1):
             place = self._text.after.get(tuple(tail[-size:]))
@@ -104,11 +106,11 @@ class NgramLookup(Lookup):
         return len(self._text.ids), 0
 
     def _matching(self, tail: Sequence[int], place: int) -> int:
-        """How many tokens before a place are those that end the tail."""
+        """Return the number of tokens before a position that match the end of the tail."""
         most = min(len(tail), place)
         return next((n for n in range(most) if tail[-1 - n] != self._text.ids[place - 1 - n]), most)
 
 
 def _bucket(matched: int) -> int:
-    """A continuation that was seen is the only one that counts here."""
+    """Return the bucket; the lookup counts only one continuation."""
     return bucket(matched, 1, 1, True)

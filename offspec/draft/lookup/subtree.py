@@ -1,8 +1,8 @@
-"""Growing a subtree: the likeliest continuations of a passage, as far as texts know it.
+"""Subtree of the likeliest continuations of a passage in known texts.
 
-Nodes are opened best first, by the probability of their paths. Steps cost next to nothing here, but noise is
-cheap only for many tokens at once; so several nodes are opened together, and each is followed down its
-likeliest continuations as far as they are well worth it, before the noise of all is looked up in one go.
+Nodes are opened best-first, by the probability of their paths. Steps cost next to nothing here, but noise is
+cheap only for many tokens at once. So several nodes are opened together, each is followed down its likeliest
+continuations while these are likely enough, and the noise of all is computed in one call.
 """
 
 import heapq
@@ -13,28 +13,28 @@ from typing import Protocol
 import numpy as np
 
 from offspec.draft.growing_tree import Subtree
-from offspec.sampling.noise import GumbelNoise, given_noise, gumbel_at
+from offspec.sampling.noise import GumbelNoise, gumbel_at, log_prob_given_noise
 
-_TOGETHER = 16  # nodes opened between two looks at the noise
-_FOLLOWED = 0.1  # the least probability of a path that is followed down before its noise is known
-_OPENED = 3  # nodes seen at most, as a multiple of those asked for
+_TOGETHER = 16  # nodes opened between two computations of noise
+_FOLLOWED = 0.1  # minimum probability of a path that is followed before its noise is known
+_OPENED = 3  # maximum nodes created, as a multiple of those requested
 
 NONE = -1
 
-TextState = tuple[int, int]  # a state of the texts, and the tokens matched
+TextState = tuple[int, int]  # a state of the texts, and the number of matched tokens
 
 
-class Passages(Protocol):
-    """What knows how texts go on."""
+class ContinuationSource(Protocol):
+    """A model of how texts continue."""
 
     def walk(self, place: TextState, token: int) -> TextState: ...
 
-    def guesses(self, place: TextState) -> Sequence[tuple[int, float]]:
-        """The next tokens and their probabilities, above 0 and below 1, the likeliest first."""
+    def next_tokens(self, place: TextState) -> Sequence[tuple[int, float]]:
+        """Return the next tokens and their probabilities, above 0 and below 1, likeliest first."""
 
 
 def grow_subtree(
-    texts: Passages,
+    texts: ContinuationSource,
     place: TextState,
     position: int,
     noise: GumbelNoise | None,
@@ -42,16 +42,18 @@ def grow_subtree(
     floor: float,
     max_depth: int,
 ) -> Subtree:
-    """The best `most` nodes below a place, as `Lookup.below` has them. position: of the first level."""
-    subtree = _Growing(texts, place, max_depth)
+    """Return the best `most` nodes below a place, as in `Lookup.continuations`. position: position of the
+    first level.
+    """
+    subtree = _SubtreeBuilder(texts, place, max_depth)
     unopened = [(0.0, NONE)]  # a heap: minus the score of a node's path, and the node
     least = floor
     while unopened and len(subtree.token) < _OPENED * most:
         nodes = [heapq.heappop(unopened)[1] for _ in range(min(_TOGETHER, len(unopened)))]
         first = len(subtree.token)
         for node in nodes:
-            subtree.follow(node, least)
-        subtree.judge(first, position, noise)
+            subtree.expand_path(node, least)
+        subtree.score_nodes(first, position, noise)
         for node in range(first, len(subtree.token)):
             if not subtree.opened[node] and subtree.score[node] >= least:
                 heapq.heappush(unopened, (-subtree.score[node], node))
@@ -62,24 +64,24 @@ def grow_subtree(
     return subtree.best(most, floor)
 
 
-class _Growing:
-    """The nodes seen so far, in order of creation: parents first."""
+class _SubtreeBuilder:
+    """The nodes so far, in order of creation: parents first."""
 
-    def __init__(self, texts: Passages, place: TextState, max_depth: int) -> None:
+    def __init__(self, texts: ContinuationSource, place: TextState, max_depth: int) -> None:
         self._texts, self._root, self._max_depth = texts, place, max_depth
         self.parent: list[int] = []
         self.token: list[int] = []
-        self.score: list[float] = []  # log of the probability of the path, with its noise
+        self.score: list[float] = []  # log-probability of the path, including noise
         self.opened: list[bool] = []
         self._depth: list[int] = []
         self._place: list[TextState | None] = []  # known once a node is opened
         self._log_prob: list[float] = []  # given the parent
-        self._probability: list[float] = []  # the same, as it is before its noise is known
+        self._probability: list[float] = []  # given the parent, without noise
 
-    def follow(self, node: int, least: float) -> None:
-        """Open a node, and go on with its likeliest child while the path is likely by itself.
+    def expand_path(self, node: int, least: float) -> None:
+        """Open a node and continue with its likeliest child while the path is likely without noise.
 
-        Paths that are less likely than `least` are not followed.
+        Paths less likely than `least` are not followed.
         """
         path = 1.0
         bound = max(_FOLLOWED, math.exp(least - self.score[node]) if node != NONE else math.exp(least))
@@ -92,23 +94,23 @@ class _Growing:
             if path < bound:
                 break
 
-    def judge(self, first: int, position: int, noise: GumbelNoise | None) -> None:
-        """Find the scores of the nodes from `first` on."""
+    def score_nodes(self, first: int, position: int, noise: GumbelNoise | None) -> None:
+        """Compute the scores of the nodes from `first` on."""
         probability = np.array(self._probability[first:])
         if noise is None:
             logs = np.log(probability)
         else:
             positions = [position + depth - 1 for depth in self._depth[first:]]
-            logs = given_noise(probability, gumbel_at(noise.key, positions, self.token[first:]))
+            logs = log_prob_given_noise(probability, gumbel_at(noise.key, positions, self.token[first:]))
         for node, log_prob in enumerate(logs.tolist(), first):
             parent = self.parent[node]
             self._log_prob.append(log_prob)
             self.score.append(log_prob if parent == NONE else log_prob + self.score[parent])
 
     def best(self, most: int, floor: float) -> Subtree:
-        """The `most` likeliest of the nodes that are no less likely than `floor`."""
+        """Return the `most` likeliest nodes with at least log-probability `floor`."""
         enough = [node for node, score in enumerate(self.score) if score >= floor]
-        # A parent is no less likely than its children, and the earlier of equals is kept.
+        # A parent is no less likely than its children, and ties go to the earlier node.
         kept = sorted(heapq.nsmallest(most, enough, key=lambda node: -self.score[node]))
         index = {node: number for number, node in enumerate(kept)}
         return Subtree(
@@ -118,9 +120,9 @@ class _Growing:
         )
 
     def _open(self, node: int) -> Sequence[tuple[int, float]]:
-        """Append a node's children, and return them."""
+        """Append a node's children and return them."""
         place = self._place_of(node)
-        guesses = self._texts.guesses(place)
+        guesses = self._texts.next_tokens(place)
         if node != NONE:
             self.opened[node] = True
         count = len(guesses)

@@ -1,12 +1,12 @@
-"""Every passage of some texts, found while the texts still grow.
+"""Index of all passages of texts that are still growing.
 
 A suffix automaton (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text"), built
-token by token. Its states are classes of passages that end at the same places, so that what followed a
-passage, and how often, is read off its state. Texts are branches of a trie: one starts at the root or goes on
-from any earlier point of another, and no passage runs from the end of one into the next.
+token by token. Its states are classes of passages that end at the same positions, so that the continuations
+of a passage and their counts can be read from its state. Texts are branches of a trie: a text starts at the
+root or continues from any earlier point of another one, and no passage spans two texts.
 
-The use of counts of all continuations as guesses follows SuffixDecoding (Oliaro et al. 2024, arXiv
-2411.04975).
+The use of counts of all continuations as draft probabilities follows SuffixDecoding (Oliaro et al. 2024,
+arXiv 2411.04975).
 """
 
 from array import array
@@ -18,48 +18,49 @@ NONE = -1
 _COUNTED = 64  # suffixes whose counts a new token raises, the longest first
 _MANY = 16  # continuations
 
-Ranked = tuple[int, list[tuple[int, int]]]  # how often a passage went on; tokens and their counts
+Ranked = tuple[int, list[tuple[int, int]]]  # how often a passage continued; tokens and their counts
 
 
 class SuffixAutomaton:
     """The passages of texts of token ids, with their counts.
 
-    A state stands for passages; `length(state)` is that of its longest. The root is the empty passage.
-    n tokens take at most 2 n states of 20 bytes and, in states where texts part, a dictionary: in all about
-    100 bytes a token for prose, 200 for random ids. Adding a token takes amortised constant time.
+    A state stands for passages; `length(state)` is the length of the longest. The root is the empty passage.
+    n tokens take at most 2 n states of 20 bytes, plus a dictionary in states with several continuations: a
+    total of about 100 bytes per token of prose, 200 of random ids. Adding a token takes amortised constant
+    time.
 
-    What breaks off `extend` leaves an automaton that is of no more use.
+    An interrupted `extend` leaves an unusable automaton.
 
-    Counts are exact, except where a text ends with more than 64 passages, each inside the next, which
-    occur ever more often, as in a loop: then only the longest 64 of them are counted on.
+    Counts are exact, except if a text ends with more than 64 nested passages of ever increasing counts, as in
+    a loop: then only the longest 64 of them are counted.
     """
 
     def __init__(self) -> None:
         self._length = array("i", [0])
-        self._link = array("i", [NONE])  # the longest suffix that occurs in more places
+        self._link = array("i", [NONE])  # the longest suffix that occurs at more positions
         self._count = array("i", [0])
-        # What follows: one token and its state here, all of them in a dictionary where there are several.
+        # Continuations: one token and its state here, or all of them in a dictionary if there are several.
         self._token = array("i", [NONE])
         self._next = array("i", [NONE])
         self._several: dict[int, dict[int, int]] = {}
         self._ranked: dict[int, tuple[int, Ranked]] = {}
 
     def length(self, state: int) -> int:
-        """Tokens of the longest passage of a state."""
+        """Return the number of tokens of a state's longest passage."""
         return self._length[state]
 
     def shorter(self, state: int) -> int:
-        """The state of the longest suffix that occurs in more places; NONE behind the root."""
+        """Return the state of the longest suffix that occurs at more positions; NONE for the root."""
         return self._link[state]
 
     def extend(self, state: int, token: int, counted: bool = True) -> int:
-        """The state of a whole text so far, `state`, with one more token.
+        """Return the state of the whole text so far, `state`, extended by one token.
 
-        counted: whether this is an occurrence by itself, and not one that is also added with another text.
+        counted: whether this is a separate occurrence, and not one that is also added with another text.
         """
         length, link = self._length, self._link
         target = self.follow(state, token)
-        if target != NONE:  # another text went on like this
+        if target != NONE:  # another text continued in the same way
             whole = self._own(state, token, target)
         else:
             whole = self._add(length[state] + 1)
@@ -72,22 +73,23 @@ class SuffixAutomaton:
         return whole
 
     def follow(self, state: int, token: int) -> int:
-        """The state of a state's passages with one more token; NONE where they never went on so."""
+        """Return the state of a state's passages plus one token; NONE if they never continued with it."""
         if self._token[state] == token:
             return self._next[state]
         several = self._several.get(state)
         return NONE if several is None else several.get(token, NONE)
 
     def known(self, state: int) -> int:
-        """The state of the longest suffix that went on before; the root where none did."""
+        """Return the state of the longest suffix with a known continuation; the root if there is none."""
         while self._token[state] == NONE and state != ROOT:
             state = self._link[state]
         return state
 
     def walk(self, state: int, matched: int, token: int) -> tuple[int, int]:
-        """From a passage of `matched` tokens, one of `state`, on to the longest suffix of it and a token.
+        """Advance from a passage of `matched` tokens, one of `state`, to the longest suffix of it plus a
+        token.
 
-        Returns the state of the longest that went on before, and its tokens.
+        Returns the state of the longest suffix with a known continuation, and its length in tokens.
         """
         while (target := self.follow(state, token)) == NONE:
             state = self._link[state]
@@ -98,10 +100,10 @@ class SuffixAutomaton:
         return found, min(matched + 1, self._length[found])
 
     def ranked(self, state: int) -> Ranked:
-        """How often the passages of a state went on, and how, the most frequent continuations first.
+        """Return how often the passages of a state continued, and the most frequent continuations in order.
 
-        Where there are many, the sixteen most frequent; they are ranked again only after the passage has
-        come an eighth more often.
+        At most sixteen continuations are returned; they are ranked again only after the count of the passage
+        has grown by an eighth.
         """
         several = self._several.get(state)
         if several is None:
@@ -142,10 +144,11 @@ class SuffixAutomaton:
             several[token] = target
 
     def _own(self, state: int, token: int, target: int) -> int:
-        """The state whose longest passage is that of `state` with the token, which leads to `target`.
+        """Return the state whose longest passage is `state`'s longest plus the token, which leads to
+        `target`.
 
-        Where the target has longer passages, the shorter ones move to a state of their own, for from now on
-        they end at one place more.
+        If the target has longer passages, the shorter ones move to a new state, since they now end at one
+        more position.
         """
         length, link = self._length, self._link
         if length[target] == length[state] + 1:

@@ -1,1 +1,1 @@
-"""Several draft sources in one tree: their weights, and resting those that do not pay."""
+"""Several draft sources in one tree: mixture weights, and pausing sources that do not pay."""

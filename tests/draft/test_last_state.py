@@ -1,4 +1,4 @@
-"""Medusa heads and MLPSpeculators: the same guesses as their published formulas, written naively."""
+"""Medusa heads and MLPSpeculators: the same predictions as their published formulas, computed naively."""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import CheckpointError, DraftError, MissingTensorError
-from offspec.core.events import unheard
-from offspec.draft.base import Drafter, Features, Scorer, Wants
+from offspec.core.events import ignore_event
+from offspec.draft.base import Drafter, Features, RequiredStates, Scorer
 from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.draft.heads import medusa, mlp_speculator
 from offspec.draft.heads.base import OpenedHead
@@ -22,7 +22,7 @@ from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec_planners.acceptance import Calibration
-from tests.support.asking import CALLS, CHAINS, Hearing, ask, paths, tree_below
+from tests.support.drafter_logits import CALLS, CHAINS, RecordingScorer, node_logits, paths, tree_below
 from tests.support.heads_files import (
     HIDDEN,
     INNER,
@@ -42,7 +42,7 @@ from tests.support.tiny_models import VOCABULARY, load_all, open_model, referenc
 
 IDS = [5, 9, 17, 33, 64]
 ROOT = len(IDS) - 1
-# All that an MLPSpeculator asks of its target.
+# States that an MLPSpeculator requires of its target.
 PARTS = cast(TargetParts, target_shape())
 
 
@@ -78,7 +78,7 @@ def open_mlp(folder: Path) -> OpenedHead:
 def naive_medusa(
     tensors: Tensors, hidden: torch.Tensor, head: int, layers: int, output: torch.Tensor
 ) -> torch.Tensor:
-    """The published formula for one head, [V]."""
+    """Return the published formula's logits for one head, [V]."""
     for layer in range(layers):
         z = tensors[f"{head}.{layer}.linear.weight"] @ hidden
         z = z + tensors.get(f"{head}.{layer}.linear.bias", torch.zeros(HIDDEN))
@@ -93,7 +93,7 @@ def norm(x: torch.Tensor) -> torch.Tensor:
 def naive_mlp(
     tensors: Tensors, config: dict[str, Any], hidden: torch.Tensor, tokens: list[int]
 ) -> torch.Tensor:
-    """The published formula along one path, the root first: logits [V] at its end."""
+    """Return the published formula's logits [V] at the end of one path, root first."""
     stages, inner = config["n_predict"], config["inner_dim"] or config["emb_dim"]
     state_weight = 0.5 ** (0.5 / stages)
     token_weight = math.sqrt((1 - state_weight**2) * (inner / 2))
@@ -108,13 +108,16 @@ def naive_mlp(
 
 
 def heard(drafter: Drafter, features: Features) -> dict[int, torch.Tensor]:
-    """The logits of the first node of each depth that was asked for, by depth."""
-    hearing, candidates = Hearing(), tree_below(IDS[-1])
+    """Return the logits of the first node of each expanded depth, by depth."""
+    hearing, candidates = RecordingScorer(), tree_below(IDS[-1])
     drafter.observe(features)
     drafter.start(IDS)
     for nodes in CALLS:
         drafter.expand(candidates, nodes, hearing)
-    return {position - len(IDS): row for position, row in zip(hearing.positions, hearing.heard, strict=True)}
+    return {
+        position - len(IDS): row
+        for position, row in zip(hearing.positions, hearing.recorded_logits, strict=True)
+    }
 
 
 LAYOUTS = {
@@ -136,7 +139,11 @@ def test_each_layout_of_medusa_guesses_by_the_formula(
     stored = vllm_names(tensors) if naming == "vllm" else renamed
     head = open_medusa(write_head(tmp_path, MEDUSA_CONFIG, stored, file))
     count = 1 + max(int(name.split(".")[0]) for name in tensors)
-    assert (head.kind, head.name, head.wants) == ("medusa", f"medusa ({count} heads)", Wants(last=True))
+    assert (head.kind, head.name, head.required_states) == (
+        "medusa",
+        f"medusa ({count} heads)",
+        RequiredStates(last=True),
+    )
     assert head.shares_head == (layout == "second version")
     assert head.nbytes(999) == 4 * sum(tensor.numel() for tensor in tensors.values())
     features = states(ROOT)
@@ -166,11 +173,11 @@ def test_an_mlp_speculator_guesses_by_the_formula(
     stored = {prefix + name.removeprefix("speculator."): tensor for name, tensor in tensors.items()}
     head = open_mlp(write_head(tmp_path, config, stored))
     assert (head.kind, head.name) == ("mlp_speculator", "mlp_speculator (4 heads)")
-    assert (head.wants, head.shares_head) == (Wants(last=True), False)
+    assert (head.required_states, head.shares_head) == (RequiredStates(last=True), False)
     assert head.nbytes(999) == 4 * sum(tensor.numel() for tensor in tensors.values())
     drafter, features = head.load(PARTS, 64), states(ROOT)
     drafter.observe(features)
-    for logits, path in zip(ask(drafter, IDS, calls), paths(), strict=True):
+    for logits, path in zip(node_logits(drafter, IDS, calls), paths(), strict=True):
         expected = naive_mlp(tensors, config, features.last[-1], [IDS[-1], *path])
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
@@ -180,7 +187,7 @@ def test_an_inner_size_of_zero_is_the_targets(tmp_path: Path) -> None:
     drafter, features = open_mlp(write_head(tmp_path, config, tensors)).load(PARTS, 8), states(ROOT)
     drafter.observe(features)
     expected = naive_mlp(tensors, config, features.last[-1], [IDS[-1]])
-    torch.testing.assert_close(ask(drafter, IDS)[0], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(node_logits(drafter, IDS)[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def two_of_medusa(folder: Path, parts: TargetParts) -> Drafter:
@@ -191,10 +198,10 @@ def two_of_medusa(folder: Path, parts: TargetParts) -> Drafter:
 
 
 def test_below_the_last_head_nothing_is_guessed(tmp_path: Path, parts: TargetParts) -> None:
-    """And every node of a depth has the same children of Medusa's."""
-    drafter, hearing = two_of_medusa(tmp_path / "medusa", parts), Hearing()
+    """All nodes of a depth have the same children with Medusa."""
+    drafter, hearing = two_of_medusa(tmp_path / "medusa", parts), RecordingScorer()
     children = drafter.expand(tree_below(IDS[-1]), [1, 2, 3, 6], hearing)
-    assert len(hearing.heard) == 1
+    assert len(hearing.recorded_logits) == 1
     assert (children.token[0] == children.token[1]).all()
     assert (children.log_prob[0] == children.log_prob[1]).all() and children.log_prob[0, 0] > -20
     assert (children.log_prob[2:] == -torch.inf).all()
@@ -204,16 +211,16 @@ def test_below_the_last_head_nothing_is_guessed(tmp_path: Path, parts: TargetPar
     )
     drafter.observe(states(ROOT))
     drafter.start(IDS)
-    hearing = Hearing()
+    hearing = RecordingScorer()
     children = drafter.expand(tree_below(IDS[-1]), [0, 1, 3], hearing)
-    assert len(hearing.heard) == 2
+    assert len(hearing.recorded_logits) == 2
     assert (children.log_prob[:2, 0] > -30).all() and (children.log_prob[2] == -torch.inf).all()
     assert drafter.expand(tree_below(IDS[-1]), [4], hearing).token.shape == (1, 0)
 
 
 def test_penalties_tell_paths_apart(tmp_path: Path, parts: TargetParts) -> None:
     drafter = two_of_medusa(tmp_path, parts)
-    said, other, third, _ = drafter.expand(tree_below(IDS[-1]), [1], Hearing()).token[0].tolist()
+    said, other, third, _ = drafter.expand(tree_below(IDS[-1]), [1], RecordingScorer()).token[0].tolist()
     candidates = GrowingTree(IDS[-1])
     candidates.graft(0, Subtree([-1, -1], [said, other], [-1.0, -1.0]), source=0)
     processor = LogitsProcessor(SamplingParams(temperature=0, presence_penalty=0.5), VOCABULARY, [])
@@ -233,7 +240,7 @@ def test_without_the_state_before_the_root_nothing_is_guessed(tmp_path: Path, pa
 
         def guesses(drafter: Drafter = drafter) -> int:
             drafter.start(IDS)
-            return int(drafter.expand(tree_below(IDS[-1]), [0], Hearing()).token.shape[1])
+            return int(drafter.expand(tree_below(IDS[-1]), [0], RecordingScorer()).token.shape[1])
 
         assert guesses() == 0
         drafter.observe(states(ROOT - 1))
@@ -247,17 +254,17 @@ def test_without_the_state_before_the_root_nothing_is_guessed(tmp_path: Path, pa
 
 
 def test_a_tree_of_its_own_every_time(tmp_path: Path) -> None:
-    """What a tree before this one held at the same nodes does not count."""
+    """Results of an earlier tree at the same nodes are not reused."""
     drafter = open_mlp(write_head(tmp_path, mlp_config(), mlp_tensors())).load(PARTS, 8)
     drafter.observe(states(ROOT))
-    first = ask(drafter, IDS)
+    first = node_logits(drafter, IDS)
     drafter.commit([0, 1])
     drafter.observe(states(2, ROOT))
-    second = ask(drafter, [*IDS, 7, 30])
+    second = node_logits(drafter, [*IDS, 7, 30])
     assert not torch.isclose(first[0], second[0]).all()
     drafter.rewind(ROOT)
     drafter.observe(states(ROOT))
-    assert torch.equal(ask(drafter, IDS), first)
+    assert torch.equal(node_logits(drafter, IDS), first)
 
 
 def test_one_output_for_all_heads_and_a_map_of_tokens(tmp_path: Path, parts: TargetParts) -> None:
@@ -292,16 +299,16 @@ def test_a_map_to_tokens_that_are_not_there(tmp_path: Path, parts: TargetParts) 
 def test_tokens_beyond_its_vocabulary_are_taken_for_its_last(tmp_path: Path) -> None:
     config = mlp_config(tied=True, vocab_size=4000)
     files = write_head(tmp_path, config, mlp_tensors(True, rows=4000))
-    head = open_head(str(files), target_shape(vocabulary=4032), unheard)
+    head = open_head(str(files), target_shape(vocabulary=4032), ignore_event)
     assert head is not None
     drafter = head.load(cast(TargetParts, target_shape(vocabulary=4032)), 8)
     drafter.observe(states(1))
     candidates = GrowingTree(4031)
     candidates.graft(0, Subtree([-1], [4000], [-1.0]), source=0)
     drafter.start([4, 4031])
-    hearing = Hearing()
+    hearing = RecordingScorer()
     drafter.expand(candidates, [0, 1], hearing)
-    assert torch.stack(hearing.heard).shape == (2, 4000)
+    assert torch.stack(hearing.recorded_logits).shape == (2, 4000)
 
 
 def test_published_heads_open(tmp_path: Path) -> None:
@@ -318,7 +325,7 @@ def test_published_heads_open(tmp_path: Path) -> None:
         name: sizes.get(name.split(".")[1], (3072, 4096 if ".0." in name else 3072)) for name in mlp_tensors()
     }
     folder = write_hollow(tmp_path / "hollow", MLP_CONFIG, shapes)
-    hollow = open_head(str(folder), target_shape(4096, 128256), unheard)
+    hollow = open_head(str(folder), target_shape(4096, 128256), ignore_event)
     assert hollow is not None and hollow.name == "mlp_speculator (4 heads)"
     assert round(hollow.nbytes(0) / 4e9, 1) == 3.2, "its authors call it one of 3.2 billion numbers"
 
@@ -326,8 +333,8 @@ def test_published_heads_open(tmp_path: Path) -> None:
         folder = write_head(tmp_path / str(tied), None, mlp_tensors(tied), "head.bin")
         assert open_mlp(folder).name == f"mlp_speculator ({stages} heads)"
     for kind in (medusa, mlp_speculator):
-        assert not kind.recognises({"model_type": "llama"}, ["model.layers.0.mlp.up_proj.weight"])
-    assert mlp_speculator.recognises(MLP_CONFIG, [])
+        assert not kind.recognizes({"model_type": "llama"}, ["model.layers.0.mlp.up_proj.weight"])
+    assert mlp_speculator.recognizes(MLP_CONFIG, [])
 
 
 def test_weights_are_cast_to_the_targets_dtype(tmp_path: Path, parts: TargetParts) -> None:
@@ -419,9 +426,8 @@ PROMPT, TOKENS, DEPTH = [5, 9, 17, 33, 64, 20], 17, 3
 
 
 def knowing(folder: Path, ids: list[int]) -> Tensors:
-    """Medusa heads that know these ids by heart: their outputs are solved for.
-
-    As many of the target's states as there are ids tell all of them apart.
+    """Return Medusa heads that reproduce these ids: their outputs are solved for.
+    As many of the target's states as there are ids are distinct.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
@@ -438,7 +444,7 @@ def knowing(folder: Path, ids: list[int]) -> Tensors:
 
 @pytest.mark.usefixtures("drafters_stay")
 def test_heads_that_know_the_answer_are_accepted(folder: Path, device: torch.device, tmp_path: Path) -> None:
-    """None is guessed before the first pass, and one more token comes with each."""
+    """Nothing is drafted before the first pass, and each pass yields one more token."""
     answer = reference(folder, PROMPT, TOKENS)
     head = open_for_tiny(write_head(tmp_path, None, knowing(folder, [*PROMPT, *answer])))
     assert head is not None

@@ -1,11 +1,11 @@
-"""Published drafts of well-known targets: found by name, however it is written, or by shape."""
+"""Published drafts of well-known targets: found by name, in any spelling, or by shape."""
 
 from typing import Any
 
 import pytest
 
-from offspec.checkpoint.shapes import known_config
-from offspec.draft.published import _HEADS, _SIBLINGS, KnownDraft, known_drafts
+from offspec.checkpoint.known_models import known_config
+from offspec.draft.known_drafts import _HEADS, _SIBLINGS, KnownDraft, known_drafts
 
 LARGE = "meta-llama/Llama-3.3-70B-Instruct"
 HEAD = "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B"
@@ -70,7 +70,7 @@ def test_names_that_only_look_alike() -> None:
     assert HEAD not in ids("meta-llama/Llama-3.1-70B-Instruct")
     assert ids("huggyllama/llama-30b") == [], "a number that only begins alike"
     assert ids("meta-llama/Meta-Llama-3-70B", trained=False) == [MIDDLE, SMALL]
-    # Of a model that was trained on, heads are not its own; the vocabulary is the same.
+    # Heads do not fit a further trained model; its vocabulary is the same.
     for name in ("8B-Base", "4B-Instruct-2507", "30B-A3B-Thinking-2507", "14B-VL"):
         target = f"Qwen/Qwen3-{name}"
         assert ids(target, trained=True) == [] and ids(target, trained=False), target

@@ -1,4 +1,4 @@
-"""Choice of the CPU's work next to a GPU: each option is laid out, and `cpu_work` compares them."""
+"""Choice of the CPU's work next to a GPU: each option is laid out in memory, and `cpu_work` compares them."""
 
 from dataclasses import replace
 from typing import get_args
@@ -9,13 +9,13 @@ from offspec.plan.opened import OpenedModels
 from offspec_planners.cpu_work import cpu_experts_pay, fastest_cpu_layers
 from offspec_planners.placement import Placement
 from offspec_planners.predictor import Predictor
-from offspec_planners.search import Outlook
+from offspec_planners.search import SpeedForecast
 
 
 def choose_cpu_layers(
-    opened: OpenedModels, config: EngineConfig, predictor: Predictor, chosen: Outlook
+    opened: OpenedModels, config: EngineConfig, predictor: Predictor, chosen: SpeedForecast
 ) -> int:
-    """Number of layers that the CPU should compute.
+    """Return the number of layers that the CPU should compute.
 
     Args:
         opened: Models that memory is divided among.
@@ -31,9 +31,9 @@ def choose_cpu_layers(
 
 
 def choose_cpu_experts(
-    opened: OpenedModels, config: EngineConfig, predictor: Predictor, chosen: Outlook
+    opened: OpenedModels, config: EngineConfig, predictor: Predictor, chosen: SpeedForecast
 ) -> bool:
-    """Whether the CPU should compute the experts. Arguments: see `choose_cpu_layers`."""
+    """Return whether the CPU should compute the experts. Arguments: see `choose_cpu_layers`."""
     if opened.vram is None or not opened.target.experts.count:
         return False
     on_gpu, on_cpu = (_place(opened, replace(config, experts=way)) for way in get_args(Experts)[1:])

@@ -1,4 +1,4 @@
-"""What is learnt of matches."""
+"""Learned acceptance rate of matches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from offspec.draft.lookup.hit_rates import BUCKETS, Matches, bucket
+from offspec.draft.lookup.match_acceptance import BUCKETS, MatchAcceptance, bucket
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 11, 17)
 SHARES = ((1, 1), (1, 2), (1, 4), (1, 9), (2, 2), (2, 3), (2, 7), (2, 50), (8, 8), (8, 9), (8, 30), (8, 99))
@@ -21,8 +21,8 @@ def test_each_case_has_a_bucket_of_its_own() -> None:
         assert bucket(*one, True) == bucket(*other, True), "cases that are much alike share one"
 
 
-def test_before_anything_is_seen_longer_and_surer_matches_are_believed_more() -> None:
-    matches = Matches()
+def test_the_prior_favours_longer_and_surer_matches() -> None:
+    matches = MatchAcceptance()
     by_length = [matches.probability(bucket(length, 1, 1, True)) for length in LENGTHS]
     assert by_length == sorted(by_length) and 0.0 < by_length[0] < 0.5 and 0.9 < by_length[-1] < 1.0
     by_share = [matches.probability(bucket(4, 2, total, True)) for total in (2, 3, 7, 50)]
@@ -32,8 +32,8 @@ def test_before_anything_is_seen_longer_and_surer_matches_are_believed_more() ->
 
 
 @pytest.mark.parametrize("truth", [0.05, 0.5, 0.9])
-def test_what_is_learnt_comes_near_the_truth(truth: float) -> None:
-    rng, matches = random.Random(4), Matches()
+def test_learning_approaches_the_true_rate(truth: float) -> None:
+    rng, matches = random.Random(4), MatchAcceptance()
     one, other = bucket(3, 1, 1, True), bucket(9, 1, 1, True)
     untouched = matches.probability(other)
     found = []
@@ -46,8 +46,8 @@ def test_what_is_learnt_comes_near_the_truth(truth: float) -> None:
     assert matches.probability(other) == pytest.approx(untouched)
 
 
-def test_what_changes_is_learnt_anew_and_what_is_not_seen_fades() -> None:
-    matches, index = Matches(), bucket(1, 1, 1, True)
+def test_changes_are_learned_and_old_observations_fade() -> None:
+    matches, index = MatchAcceptance(), bucket(1, 1, 1, True)
     prior = matches.probability(index)
     for hit in (True, False):
         for _ in range(1000):

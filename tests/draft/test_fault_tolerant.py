@@ -1,4 +1,4 @@
-"""Sources that fail cost their own proposals and nothing else."""
+"""Failing sources lose only their own proposals."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,20 +13,22 @@ from offspec import Engine, Notice, PassStats, SamplingParams
 from offspec.core.events import Event
 from offspec.draft.base import Children
 from offspec.draft.growing_tree import Subtree
-from offspec.engine.passes import Passes
-from tests.support.products import some
+from offspec.engine.pass_runner import PassRunner
+from tests.support.exhaustive import sampled_params
 from tests.support.tiny_models import tiny_engine, write_model
 
-pytestmark = pytest.mark.usefixtures("drafters_stay")  # those that fail do so at some call
+pytestmark = pytest.mark.usefixtures("drafters_stay")  # failing sources fail at some call
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 PARAMS = [SamplingParams(max_tokens=24, ignore_eos=True, seed=3, temperature=t) for t in (0.0, 0.9)]
-AFTER = 6  # calls that go well
+AFTER = 6  # successful calls
 
 Change = Callable[[Children], Children]
 
 
 class Failing:
-    """A drafter or a lookup of which one method fails, or gives what cannot be, from its seventh call on."""
+    """A drafter or a lookup with one method that fails, or returns invalid values, from its seventh call
+    on.
+    """
 
     def __init__(self, inner: Any, method: str = "", change: Change | None = None) -> None:
         self._inner, self.name = inner, inner.name
@@ -75,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Bench:
-    """An engine whose drafter fails as a test says, and what the target says on its own."""
+    """An engine with a drafter that fails as a test requires, and the output of the target alone."""
 
     engine: Engine
     drafter: Failing
@@ -114,26 +116,28 @@ def opened(folder: Path, draft: str, expected: list[tuple[int, ...]]) -> Iterato
 
 @pytest.fixture(scope="module")
 def bench(folder: Path, expected: list[tuple[int, ...]]) -> Iterator[Bench]:
-    with opened(folder, "substitute", expected) as found:
+    with opened(folder, "self", expected) as found:
         yield found
 
 
-@pytest.mark.parametrize("method", ["start", "expand", "commit", "adopt"])
+@pytest.mark.parametrize("method", ["start", "expand", "commit", "adopt_target_cache"])
 def test_a_drafter_that_raises(bench: Bench, method: str) -> None:
     bench.check(bench.drafter, method)
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_drafter_that_proposes_what_cannot_be(bench: Bench, change: str) -> None:
+def test_a_drafter_with_invalid_proposals(bench: Bench, change: str) -> None:
     bench.check(bench.drafter, "expand", CHANGES[change])
 
 
-@pytest.mark.parametrize("method", some(["start", "below", "learn", "a drafter's"], "below", "learn"))
-def test_a_source_that_raises_beside_another(
+@pytest.mark.parametrize(
+    "method", sampled_params(["start", "continuations", "learn", "a drafter's"], "continuations", "learn")
+)
+def test_a_source_that_raises_next_to_another(
     folder: Path, expected: list[tuple[int, ...]], method: str
 ) -> None:
-    """Each time in an engine that has seen nothing: a lookup that knows the answer leaves few passes."""
-    with opened(folder, "substitute,suffix", expected) as bench:
+    """Each case uses a new engine: a lookup that has seen the answer leaves few passes."""
+    with opened(folder, "self,suffix", expected) as bench:
         if method == "a drafter's":
             bench.check(bench.drafter, "expand")
         else:
@@ -155,7 +159,7 @@ def test_an_interrupt_is_no_failure(bench: Bench) -> None:
 
 @pytest.mark.exhaustive
 def test_a_draft_of_a_shorter_context_falls_silent(tmp_path: Path) -> None:
-    """Behind its last position it proposes nothing, and nothing is said about it."""
+    """After its last position it proposes nothing, without a notice."""
     target = write_model(tmp_path / "target", num_hidden_layers=3, max_position_embeddings=256)
     draft = write_model(tmp_path / "draft", num_hidden_layers=3, max_position_embeddings=40)
     params = SamplingParams(max_tokens=90, ignore_eos=True)
@@ -174,28 +178,28 @@ def test_a_draft_of_a_shorter_context_falls_silent(tmp_path: Path) -> None:
 
 def test_nothing_hangs_below_the_end_of_an_answer() -> None:
     subtree = Subtree([-1, 0, 1, -1], [5, 7, 8, 9], [-0.1, -0.1, -0.1, -3.0])
-    closed = subtree.closed(frozenset({5}))
+    closed = subtree.pruned(frozenset({5}))
     assert (closed.parent, closed.token, closed.log_prob) == ([-1, -1], [5, 9], [-0.1, -3.0])
-    assert subtree.closed(frozenset({6})) is subtree
-    chain = Subtree([-1, 0, 1, 1], [3, 4, 5, 6], [-1.0, -1.0, -1.0, -1.0]).closed(frozenset({5}))
+    assert subtree.pruned(frozenset({6})) is subtree
+    chain = Subtree([-1, 0, 1, 1], [3, 4, 5, 6], [-1.0, -1.0, -1.0, -1.0]).pruned(frozenset({5}))
     assert (chain.parent, chain.token) == ([-1, 0, 1, 1], [3, 4, 5, 6])
 
 
-@pytest.mark.parametrize("draft", ["substitute", "substitute,suffix"])
-def test_no_tree_goes_on_behind_the_end(folder: Path, draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nearly every token of this vocabulary ends the answer, so that trees would hang below them."""
+@pytest.mark.parametrize("draft", ["self", "self,suffix"])
+def test_no_tree_continues_after_the_end(folder: Path, draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly every token of this vocabulary ends the answer, so that trees would continue below them."""
     ends = frozenset(range(10, 70))
     grown = list[Any]()
     with tiny_engine(folder, draft, budget=64, width=8) as engine:
         engine._assembly.codec.eos_ids = ends
-        run = Passes._run
+        run = PassRunner._run
 
         def watched(*args: Any) -> Any:
             done = run(*args)
             grown.extend(done)
             return done
 
-        monkeypatch.setattr(Passes, "_run", watched)
+        monkeypatch.setattr(PassRunner, "_run", watched)
         for prompt in (PROMPT, [5, 6, 5, 6, 5], [1, 2, 3]):
             engine.generate(prompt, SamplingParams(max_tokens=12, temperature=0.9, seed=1))
     trees = [done.grown.tree for done in grown]

@@ -1,4 +1,4 @@
-"""Drafters that look at one state of the target: that state, and guesses row by row.
+"""Drafters based on the target's last state: that state, and children looked up by row.
 
 Letters: W nodes, K children of each, H hidden size.
 """
@@ -16,9 +16,9 @@ from offspec.model.cache import TreeCache
 
 
 class LastStateDrafter(Drafter):
-    """Keeps the target's final hidden state at the last position it has seen, and nothing else of a text."""
+    """Keeps the target's final hidden state at the last position observed, and nothing else of a text."""
 
-    wants = LAST
+    required_states = LAST
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -27,7 +27,7 @@ class LastStateDrafter(Drafter):
     def _forget(self) -> None:
         self._root = 0
         self._position, self._state = -1, torch.empty(0)
-        self._of_tree: dict[int, torch.Tensor] = {}  # what was computed for this tree
+        self._of_tree: dict[int, torch.Tensor] = {}  # results computed for this tree
 
     def fork(self, target: TreeCache) -> Self:
         twin = copy.copy(self)
@@ -41,26 +41,26 @@ class LastStateDrafter(Drafter):
     def observe(self, features: Features) -> None:
         if len(features):
             self._position = features.start + len(features) - 1
-            self._state = features.last[-1].clone()  # the rest of them can go
+            self._state = features.last[-1].clone()  # the other rows can be freed
 
     def rewind(self, length: int) -> None:
         if self._position >= length:
             self._position = -1
 
     def _before_root(self) -> torch.Tensor | None:
-        """The state [H] of the position before that of the root, where it is known."""
+        """Return the state [H] of the position before the root, if it is known."""
         return self._state if 0 <= self._position == self._root - 1 else None
 
     def close(self) -> None:
         self._of_tree.clear()
 
 
-def arranged(found: Children, rows: Sequence[int]) -> Children:
-    """The children of W nodes, of which each has one of the rows that were found, or none: -1."""
+def gather_children(found: Children, rows: Sequence[int]) -> Children:
+    """Return the children of W nodes, each of which has one of the rows in `found`, or none: -1."""
     if not len(found.token):
         return Children.none(len(rows))
     places = np.array(rows, dtype=np.int64)
     log_prob = found.log_prob[places]
     log_prob[places < 0] = -np.inf
-    drawn = None if found.drawn is None else found.drawn[torch.from_numpy(places)]
+    drawn = None if found.drawn_scores is None else found.drawn_scores[torch.from_numpy(places)]
     return Children(found.token[places], log_prob, found.x[places], drawn)

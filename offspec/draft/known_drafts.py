@@ -1,7 +1,7 @@
-"""Drafts that are published for well-known targets, by hub id, and the one that `--draft auto` takes.
+"""Published drafts for well-known targets, by hub id, and the choice made by `--draft auto`.
 
-Nothing here is fetched or checked; opening a draft checks whether it fits. Trained heads come before
-small models of the same family, the better kind first.
+Nothing here is downloaded or checked; opening a draft checks whether it fits. Trained heads precede small
+models of the same family, the better kind first.
 """
 
 import re
@@ -10,22 +10,23 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from offspec.checkpoint.known_models import known_config, known_models
 from offspec.checkpoint.open import DEMO, DEMO_WIDE
-from offspec.checkpoint.shapes import known_config, known_models
-from offspec.core.config import LOOKUPS, MTP, SUBSTITUTE
+from offspec.core.config import LOOKUPS, MTP, SELF_DRAFT
 from offspec.draft.kinds import KINDS
 
 
 @dataclass(frozen=True, slots=True)
 class KnownDraft:
-    """A draft that is published for a target.
+    """A published draft for a target.
 
     Args:
-        id: As `--draft` takes it.
-        kind: A name of KINDS, or "model".
-        reason: Why to use it, in a few words.
-        target: The model that it drafts for.
-        share: Its weights as a share of the target's, by their names; 0 for a head, or if they do not say.
+        id: Value for `--draft`.
+        kind: A key of KINDS, or "model".
+        reason: Short reason to use it.
+        target: The model it drafts for.
+        share: Its weights as a share of the target's, by their names; 0 for a head or if the names have no
+            sizes.
     """
 
     id: str
@@ -36,19 +37,19 @@ class KnownDraft:
 
     @property
     def trained(self) -> bool:
-        """Whether it is a head, trained for this very target."""
+        """Whether it is a head, trained for this target."""
         return self.kind != "model"
 
 
-_MIXED = LOOKUPS[0]  # what every draft is mixed with: it costs next to nothing
-# Of the target's weights, and of its stored bytes: a larger model takes too long to draft.
+_MIXED = LOOKUPS[0]  # mixed with every draft, since it costs next to nothing
+# Maximum share of the target's weights and of its stored bytes: a larger model takes too long to draft.
 _SMALL, _SMALL_BYTES = 1 / 6, 0.3
 
 _MODEL = "a small model with the same vocabulary"
 
 _LLAMA_3 = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
 _LLAMA_2 = "meta-llama/Llama-2-7b-chat-hf", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
-# By the beginning of a name: models of one vocabulary, the largest first.
+# By prefix of a name: models of one vocabulary, the largest first.
 _SIBLINGS = {
     "llama-3-": _LLAMA_3,
     "llama-3.": _LLAMA_3,
@@ -113,7 +114,7 @@ _HEADS: dict[str, dict[str, tuple[str, ...]]] = {  # by kind, the best first, an
         "meta-llama/Llama-2-70b-chat-hf": ("ibm-ai-platform/llama2-70b-accelerator",),
     },
 }
-# What follows a model's name in those of its kin that were trained on, for which its heads guess badly.
+# Suffixes of model names that mark further training, after which a head for the base model predicts badly.
 _OTHERWISE_TRAINED = re.compile(r"base|thinking|instruct|embedding|coder|(?<![a-z])vl(?![a-z])|\d{4}")
 _SHAPE = (
     "hidden_size",
@@ -125,12 +126,12 @@ _SHAPE = (
 
 
 def known_drafts(target: str, config: Mapping[str, Any] | None = None) -> tuple[KnownDraft, ...]:
-    """Published drafts for a target, the best kind first; empty for one that is not well known.
+    """Return the published drafts for a target, the best kind first; empty if the target is not well known.
 
     Args:
-        target: A hub id, a folder or a file, recognised by the last part of its name.
-        config: Its config.json, which may name the model or have the shape of one; the drafts of all models
-            of that shape are given then.
+        target: A hub id, a folder or a file, recognized by the last part of its name.
+        config: Contents of its config.json, which may name the model or have the shape of a known one; then
+            the drafts of all models of that shape are returned.
     """
     if target == DEMO_WIDE:
         return (KnownDraft(DEMO, "model", "the small model that it is a wide copy of", target),)
@@ -150,7 +151,7 @@ def known_drafts(target: str, config: Mapping[str, Any] | None = None) -> tuple[
 
 
 def _named(name: str) -> Iterator[KnownDraft]:
-    """The drafts of the target whose name this one begins with, and smaller models of its family."""
+    """Yield the drafts of the target whose name is a prefix of this one, and smaller models of its family."""
     stem = _stem(name)
     targets = dict.fromkeys(target for heads in _HEADS.values() for target in heads)
     named = [target for target in targets if re.match(rf"{re.escape(_stem(target))}(?![a-z0-9])", stem)]
@@ -168,12 +169,14 @@ def _named(name: str) -> Iterator[KnownDraft]:
 
 
 def _stem(name: str) -> str:
-    """What tells a model, in small letters: "meta-llama/Meta-Llama-3-8B" is "llama-3-8b"."""
+    """Return the distinctive part of a name in lower case: "meta-llama/Meta-Llama-3-8B" gives
+    "llama-3-8b".
+    """
     return PurePath(name).name.lower().removeprefix("meta-").removesuffix("-hf")
 
 
 def _billions(name: str) -> float:
-    """Parameters, as the name of a model has them; infinity where it does not say."""
+    """Return the parameters in billions according to a model's name; infinity if the name has no size."""
     sizes = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)b(?![a-z])", _stem(name))
     return float(sizes[0]) if sizes else float("inf")
 
@@ -189,11 +192,11 @@ def _of_shape(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """The draft sources that "auto" stands for.
+    """The draft sources that "auto" selects.
 
     Args:
-        names: Of the sources.
-        line: A notice for the user; "" where there is nothing to explain.
+        names: Names of the sources.
+        line: A notice for the user; "" if there is nothing to explain.
     """
 
     names: tuple[str, ...]
@@ -202,42 +205,42 @@ class DraftChoice:
 
 def choose_draft(
     known: Sequence[KnownDraft],
-    is_here: Callable[[str], bool],
-    obstacle: Callable[[str], str | None],
+    is_cached: Callable[[str], bool],
+    why_unusable: Callable[[str], str | None],
     *,
-    fetches: bool,
+    may_download: bool,
     bits: float = 16,
 ) -> DraftChoice:
-    """The first that can be used.
+    """Choose the first usable draft.
 
-    In this order: a trained head that was fetched before; a model of the target's family, several times
-    smaller; a substitute; a head to be fetched, or else the smallest model.
+    The order is: a cached trained head; a model of the target's family, several times smaller; a self-draft;
+    a head to download, or else the smallest model.
 
     Args:
         known: Published drafts for the target, the best kind first.
-        is_here: Whether a hub id need not be fetched.
-        obstacle: Opens a draft, and says in a clause why it cannot be used; None where it can.
-        fetches: Whether a small model is fetched in preference to a substitute.
-        bits: Bits that a weight of the target is stored in; those of a small model are stored in 16.
+        is_cached: Returns whether a hub id needs no download.
+        why_unusable: Opens a draft and returns a clause why it cannot be used; None if it can.
+        may_download: Whether downloading a small model is preferred to a self-draft.
+        bits: Bits per stored weight of the target; a small model's are stored in 16.
     """
     refused = list[str]()
 
     def usable(name: str) -> bool:
-        if (problem := obstacle(name)) is not None:
+        if (problem := why_unusable(name)) is not None:
             refused.append(problem)
         return problem is None
 
     most = min(_SMALL, _SMALL_BYTES * bits / 16)
     small = [draft for draft in known if not draft.trained and draft.share <= most]
-    heads = [draft for draft in known if draft.trained and is_here(draft.id)]
-    for draft in (*heads, *(draft for draft in small if fetches or is_here(draft.id))):
+    heads = [draft for draft in known if draft.trained and is_cached(draft.id)]
+    for draft in (*heads, *(draft for draft in small if may_download or is_cached(draft.id))):
         if usable(draft.id):
             return DraftChoice((draft.id, _MIXED), f"draft: {draft.id}, {draft.reason}, with {_MIXED}")
-    if usable(SUBSTITUTE):
-        return DraftChoice((SUBSTITUTE, _MIXED), _other_than(known, small, refused))
-    tried = {draft.id for draft in small} if fetches else set[str]()
-    left = [draft for draft in known if not is_here(draft.id) and draft.id not in tried]
-    # A head has the best chance to fit where a substitute does not, or else the smallest model.
+    if usable(SELF_DRAFT):
+        return DraftChoice((SELF_DRAFT, _MIXED), _other_than(known, small, refused))
+    tried = {draft.id for draft in small} if may_download else set[str]()
+    left = [draft for draft in known if not is_cached(draft.id) and draft.id not in tried]
+    # Without room for a self-draft, a head is the most likely to fit, or else the smallest model.
     fetched = next(iter([draft for draft in left if draft.trained] or left[-1:]), None)
     if fetched is not None and usable(fetched.id):
         line = f"draft: {fetched.id}, {fetched.reason}, with {_MIXED}, since {refused[-1]}"
@@ -246,12 +249,14 @@ def choose_draft(
 
 
 def _other_than(known: Sequence[KnownDraft], small: Sequence[KnownDraft], refused: Sequence[str]) -> str:
-    """What to know where a substitute drafts: why not what is here, or what could be had."""
+    """Return a notice for a self-draft: why a cached draft was refused, or which draft could be
+    downloaded.
+    """
     if refused:
-        return f"draft: a substitute of the target with {_MIXED}, since {refused[0]}"
+        return f"draft: the target itself, quantized, with {_MIXED}, since {refused[0]}"
     trained = [draft for draft in known if draft.trained]
     if not (trained or small):
         return ""
     best = (trained or small)[0]
     kind = f"{best.target} has a trained head" if trained else "a small model of its family may be faster"
-    return f'draft: a substitute of the target with {_MIXED}; {kind}, which `draft="{best.id}"` fetches'
+    return f'draft: the target itself, quantized, with {_MIXED}; {kind}, which `draft="{best.id}"` fetches'
