@@ -1,4 +1,4 @@
-"""Requests over a loaded target: prompts become passes, which requests may share, and passes become events.
+"""Inference engine: runs requests on a loaded target and yields tokens, text and statistics as events.
 
-Loaded models and requests come in; tokens, text and statistics go out. Nothing here knows a terminal.
+Requests may share passes (continuous batching). The package is independent of any user interface.
 """

@@ -1,4 +1,4 @@
-"""Answers: a future with a stream of events, and one that is computed as it is read."""
+"""Answers to requests: a future with a stream of events, and a stream computed at its reader's pace."""
 
 import asyncio
 import queue
@@ -13,28 +13,28 @@ from offspec.engine.request import Request
 from offspec.engine.scheduler import Scheduler
 from offspec_planners.units import format_seconds
 
-_AHEAD = 2  # passes whose events may wait for a reader, where other sequences share them
+_AHEAD = 2  # max. passes with unread events, if other sequences share the passes
 
 
 class Answer:
-    """A request that was submitted; see `Engine.submit`. Methods are named as in `concurrent.futures.Future`.
+    """A submitted request; see `Engine.submit`. Methods are named as in `concurrent.futures.Future`.
 
-    It can be iterated, also with `async for`, any number of times: events come as they happen. `await` gives
-    the result.
+    An answer can be iterated any number of times, also with `async for`; it yields events as they happen.
+    `await` returns the result.
     """
 
     def __init__(
         self, request: Request, progress: bool = False, check_wait: Callable[[], None] = lambda: None
     ) -> None:
-        """Events of a request.
+        """Create an answer without events.
 
         Args:
             request: The request.
-            progress: Whether events of passes under way are sent, too.
+            progress: Whether to send the events of a running pass, too.
             check_wait: Raises RequestError in the thread that computes the answer.
         """
         self.request, self._check_wait = request, check_wait
-        self.gaps = list[float]()  # of each token, see `Walk`
+        self.gaps = list[float]()  # logit gap of each token, see `VerifyResult`
         self._progress = progress
         self._events = list[Event]()
         self._error: BaseException | None = None
@@ -43,17 +43,18 @@ class Answer:
         self._wakes = list[Callable[[], None]]()
 
     def done(self) -> bool:
-        """Return whether it has ended, well or not."""
+        """Return whether the answer has ended, with a result or an error."""
         return self._ended
 
     def cancelled(self) -> bool:
-        """Return whether it was asked to end before it had ended."""
+        """Return whether the answer was cancelled before it had ended."""
         return self.request.halt.is_set()
 
     def cancel(self) -> bool:
-        """End it with the text so far, after the pass under way; at once where it is by itself.
+        """End the answer with the text so far; return False if it has already ended.
 
-        Unlike a future's, its `result` is then what came of it. Return False where it has ended already.
+        It ends after the current pass, or immediately if no other sequence shares that pass. Unlike a
+        future, a cancelled answer has a `result`: the text so far.
         """
         if self._ended:
             return False
@@ -64,11 +65,11 @@ class Answer:
         """Wait for the whole answer.
 
         Args:
-            timeout: Seconds to wait at most. None: as long as it takes.
+            timeout: Maximum number of seconds to wait. None: no limit.
 
         Raises:
-            OffspecError: See `offspec.core.errors`; the engine can be used on.
-            TimeoutError: It goes on.
+            OffspecError: See `offspec.core.errors`; the engine stays usable.
+            TimeoutError: The answer has not ended; it continues.
         """
         self._wait(timeout)
         return self._result()
@@ -80,24 +81,24 @@ class Answer:
             timeout: As in `result`.
 
         Raises:
-            TimeoutError: It goes on.
+            TimeoutError: The answer has not ended; it continues.
         """
         self._wait(timeout)
         return self._error
 
     def is_due(self, shared: bool) -> bool:
-        """Return whether it takes part in the next pass, which others `shared` or not: always."""
+        """Return True: a submitted request takes part in every pass, `shared` with others or not."""
         return True
 
-    def progressed(self, event: Event) -> None:
-        """From the engine: how far the pass under way is."""
+    def on_progress(self, event: Event) -> None:
+        """Receive an event of the running pass from the engine."""
         if self._progress:
             self.put([event])
 
     def put(
         self, events: Sequence[Event], *, ended: bool = False, error: BaseException | None = None
     ) -> None:
-        """From the engine: more events, whether they are the last, and why there are no more."""
+        """Receive events from the engine; `ended` marks the last ones, `error` ends the answer."""
         with self._changed:
             self._events += events
             self._error, self._ended = error, ended or error is not None
@@ -172,44 +173,47 @@ class Answer:
 
 
 class StreamedAnswer:
-    """The events of a request for one reader, who sets the pace; a context manager that submits the request.
+    """Events of a request for one reader that sets the pace; a context manager that submits the request.
 
-    A pass begins when the reader has read the events of the one before and waits for more. Where other
-    sequences are decoded too, the events of two passes at most wait for the reader, so that it misses no
-    shared pass.
+    A pass begins when the reader has read the events of the previous pass and requests more. If other
+    sequences are running, the events of up to two passes are buffered, so the request misses no shared pass.
 
     Args:
         request: The request.
         scheduler: Computes the answer.
-        progressed: Takes events of the pass under way.
+        on_progress: Receives events of the running pass.
     """
 
-    def __init__(self, request: Request, scheduler: Scheduler, progressed: Callable[[Event], None]) -> None:
-        self.request, self.progressed = request, progressed
-        self.gaps = list[float]()  # of each token, see `Walk`
+    def __init__(self, request: Request, scheduler: Scheduler, on_progress: Callable[[Event], None]) -> None:
+        self.request, self.on_progress = request, on_progress
+        self.gaps = list[float]()  # logit gap of each token, see `VerifyResult`
         self._scheduler = scheduler
         self._reading = self._cancelled = self._ended = False
         self._error: BaseException | None = None
         self._over = False  # the scheduler has put the last events
-        # An interrupt may strike anywhere in a reader; what it loses here is of no use then.
+        # An interrupt may hit a reader anywhere; events that it loses here are no longer needed.
         self._arrived = queue.SimpleQueue[tuple[Sequence[Event], bool, BaseException | None]]()
 
     def cancel(self) -> None:
-        """End it with the text so far."""
+        """End the answer with the text so far."""
         self._cancelled = True
 
     def cancelled(self) -> bool:
-        """Return whether it is to end before its end."""
+        """Return whether the answer was cancelled or halted."""
         return self._cancelled or self.request.halt.is_set()
 
     def is_due(self, shared: bool) -> bool:
-        """Return whether it takes part in the next pass, which others `shared` or not."""
+        """Return whether the request takes part in the next pass.
+
+        Args:
+            shared: Whether other sequences take part in that pass.
+        """
         return self._reading or (shared and self._arrived.qsize() < _AHEAD)
 
     def put(
         self, events: Sequence[Event], *, ended: bool = False, error: BaseException | None = None
     ) -> None:
-        """From the scheduler: the events of a pass, whether they are the last, and why there are no more."""
+        """Receive the events of a pass; `ended` marks the last ones, `error` ends the answer."""
         self._reading = False
         self._over = ended or error is not None  # before they can be read
         self._arrived.put((events, self._over, error))
@@ -225,16 +229,16 @@ class StreamedAnswer:
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         """Cancel the answer. After an interrupt, wait for the end of its pass.
 
-        A generator that is closed may be closed by the garbage collector, wherever that runs: it never waits.
+        Closing a generator never waits: the garbage collector may close it in any thread.
         """
         self._cancelled = True
         self._scheduler.wake()
         if kind not in (None, GeneratorExit):
-            while not (self._over or self._scheduler.is_here):
+            while not (self._over or self._scheduler.in_scheduler_thread):
                 self._arrived.get()
 
     def next_events(self) -> Sequence[Event]:
-        """Wait for the events of a pass, and return them; none after the end.
+        """Wait for the events of a pass and return them; return an empty sequence after the end.
 
         Raises:
             OffspecError: The error that ended the answer, after its last events.
@@ -249,23 +253,28 @@ class StreamedAnswer:
             raise self._error
         return events
 
-    def checked(self, result: Result) -> Result:
-        """The result with its differences from the answer with one token a pass, which is computed now."""
+    def with_mismatches(self, result: Result) -> Result:
+        """Decode the request again with one token per pass; return the result with its mismatches."""
         request = replace(self.request, sources=(), trees=False, fresh=True)
-        with StreamedAnswer(request, self._scheduler, self.progressed) as alone:
+        with StreamedAnswer(request, self._scheduler, self.on_progress) as alone:
             while events := alone.next_events():
                 last = events[-1]
         assert isinstance(last, Finished)
-        return replace(result, mismatches=compared(result, self.gaps, last.result))
+        return replace(result, mismatches=find_mismatches(result, self.gaps, last.result))
 
 
-def compared(result: Result, gaps: Sequence[float], alone: Result) -> tuple[Mismatch, ...] | None:
-    """The first place where an answer differs from that of one token a pass; what follows it is another text.
+def find_mismatches(result: Result, gaps: Sequence[float], alone: Result) -> tuple[Mismatch, ...] | None:
+    """Return the first mismatch between an answer and the same answer decoded with one token per pass.
+
+    Later differences are not compared, because the texts have diverged.
 
     Args:
         result: The answer.
-        gaps: Of each of its tokens, see `Walk`.
-        alone: The other; where it was halted and all is alike so far, nothing is known: None.
+        gaps: Logit gap of each of its tokens, see `VerifyResult`.
+        alone: The answer with one token per pass.
+
+    Returns:
+        No mismatches if both are equal; None if `alone` was halted before any difference was found.
     """
     tokens, others = result.token_ids, alone.token_ids
     for place, (token, other) in enumerate(zip(tokens, others, strict=False)):
@@ -275,6 +284,6 @@ def compared(result: Result, gaps: Sequence[float], alone: Result) -> tuple[Mism
         return None
     if (len(tokens), result.finish_reason) == (len(others), alone.finish_reason):
         return ()
-    place = min(len(tokens), len(others))  # one of them ended there, or they ended for other reasons
-    said, unspeculated = (ids[place] if place < len(ids) else None for ids in (tokens, others))
-    return (Mismatch(place, said, unspeculated, 0.0),)
+    place = min(len(tokens), len(others))  # one of them ended there, or they ended for different reasons
+    emitted, unspeculated = (ids[place] if place < len(ids) else None for ids in (tokens, others))
+    return (Mismatch(place, emitted, unspeculated, 0.0),)

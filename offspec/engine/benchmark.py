@@ -1,7 +1,7 @@
-"""Speed of a model on this machine: prompt and generation, with and without speculation, as figures to paste.
+"""Benchmark of a model on this machine: prompt speed, and generation speed with and without speculation.
 
-The prompts are fixed and sampling has a seed, so two runs with the same weights and arithmetic emit the same
-tokens, and `disagreements` can say whether they did.
+The prompts are fixed and sampling is seeded, so two runs with the same weights and arithmetic emit the same
+tokens; `setting_differences` compares two runs.
 """
 
 import time
@@ -19,33 +19,33 @@ from offspec.core.config import NONE, EngineConfig, SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, Finished, LoadProgress, PassStats, TextDelta
 from offspec.engine.engine import Engine, layers_by_tier
+from offspec.plan.calibration_prompts import VALIDATION
 from offspec.plan.hardware_profile import profile
-from offspec.plan.prompts import VALIDATION
 from offspec_planners.hardware_rates import Hardware
 from offspec_planners.units import format_bytes
 
 PROMPTS = VALIDATION[:4]
-_TEXT = VALIDATION[6]  # repeated, it is the prompt that is timed
-TOKENS, TOKENS_ALONE = 64, 8  # of each answer, and of each without speculation
+_TEXT = VALIDATION[6]  # repeated to form the timed prompt
+TOKENS, TOKENS_ALONE = 64, 8  # per answer with speculation, and without
 _VERSION = 1
-_PROMPT_TOKENS = 512  # of the prompt that is timed
+_PROMPT_TOKENS = 512  # length of the timed prompt
 _STAGE = "Benchmarking"
-_SAME = ("model", "format", "KV cache", "temperature")  # settings without which tokens may differ
-_CLOSE = 0.15  # relative difference of two speeds that still agree
+_SAME = ("model", "format", "KV cache", "temperature")  # settings that affect the tokens
+_CLOSE = 0.15  # maximum relative difference of two speeds that count as equal
 
 _Speed = Annotated[float, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Tokens after the first pass of each answer, which carries the prompt.
+    """Generation figures without the first pass of each answer, which contains the prompt.
 
     Args:
-        tokens: Number of them.
-        passes: Passes of the target that emitted them.
-        seconds: Wall time of those passes, drafting included.
-        bytes_streamed: Bytes of weights copied to GPUs, or read from disk where the CPU computes.
-        paused_passes: Passes in which drafting was paused.
+        tokens: Number of tokens.
+        passes: Passes of the target that emitted the tokens.
+        seconds: Wall time of the passes, including drafting.
+        bytes_streamed: Bytes of weights copied to GPUs, or read from disk if the CPU computes.
+        paused_passes: Passes with drafting paused.
     """
 
     tokens: int = 0
@@ -56,7 +56,7 @@ class Generation:
 
     @property
     def tok_per_s(self) -> float:
-        """Tokens per second; 0 if none were emitted."""
+        """Tokens per second; 0 if no time was measured."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
@@ -65,7 +65,7 @@ class Generation:
         return self.tokens / self.passes if self.passes else 0.0
 
     def plus(self, stats: PassStats, seconds: float) -> "Generation":
-        """With one more pass, which took `seconds`."""
+        """Return these figures with one more pass of `seconds` added."""
         return Generation(
             self.tokens + stats.emitted,
             self.passes + 1,
@@ -89,20 +89,20 @@ class Benchmark:
     """One run of `benchmark`.
 
     Args:
-        version: Of this layout.
-        offspec, torch: Versions.
+        version: Version of this JSON layout.
+        offspec, torch: Package versions.
         date: Day of the run, ISO 8601.
-        machine: Facts of the machine by name, for display.
+        machine: Hardware of the machine by name, for display.
         settings: Model, formats and placement by name, for display.
-        link: Which link streams the weights, "disk" or "PCIe"; "" if all of them stay in memory.
-        link_rate: Its measured bandwidth in bytes per second.
-        prompt_tokens: Tokens of the prompt that was timed.
-        prompt_seconds: Seconds to read it.
-        drafted: With speculation.
-        alone: Without.
-        same: Whether the tokens without speculation were the same, as far as both go.
-        predicted: By the plan; None without a plan.
-        seed: Of sampling.
+        link: Link that streams the weights, "disk" or "PCIe"; "" if all weights stay in memory.
+        link_rate: Measured bandwidth of the link in bytes per second.
+        prompt_tokens: Tokens of the timed prompt.
+        prompt_seconds: Prefill time of the timed prompt.
+        drafted: Generation with speculation.
+        alone: Generation without speculation.
+        same: Whether both emitted the same tokens, up to the shorter length.
+        predicted: Forecast of the plan; None without a plan.
+        seed: Sampling seed.
         answers: Token ids of each answer with speculation.
     """
 
@@ -125,27 +125,27 @@ class Benchmark:
 
     @property
     def speculates(self) -> bool:
-        """Whether there was a draft."""
+        """Whether a draft source was used."""
         return self.settings.get("draft") != NONE
 
     @property
     def prompt_tok_per_s(self) -> float:
-        """Tokens of a prompt per second."""
+        """Prompt tokens per second."""
         return self.prompt_tokens / self.prompt_seconds if self.prompt_seconds else 0.0
 
     @property
     def speedup(self) -> float:
-        """Tokens per second with speculation over those without; 0 if either is unknown."""
+        """Ratio of tokens per second with speculation to without; 0 if either is unknown."""
         return self.drafted.tok_per_s / self.alone.tok_per_s if self.alone.tokens else 0.0
 
     @property
     def link_share(self) -> float:
-        """Bandwidth of the link that the passes with speculation used, as a share of `link_rate`."""
+        """Share of `link_rate` used by the passes with speculation."""
         used = self.drafted.bytes_streamed / self.drafted.seconds if self.drafted.seconds else 0.0
         return used / self.link_rate if self.link and self.link_rate else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict with the fields and the derived figures."""
+        """Return the fields and the derived figures as a plain dict."""
         derived = ("prompt_tok_per_s", "speedup", "link_share")
         found = {**asdict(self), **{name: getattr(self, name) for name in derived}}
         for name in ("drafted", "alone"):
@@ -155,13 +155,17 @@ class Benchmark:
 
     @classmethod
     def read(cls, text: bytes) -> "Benchmark":
-        """From the text of `to_json`. Raises RequestError."""
+        """Parse the JSON text of `to_json`. Raises RequestError."""
         try:
             found = msgspec.json.decode(text, type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise RequestError(f"it is not what `offspec bench --json` prints: {error}") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise RequestError(
+                "not the output of `offspec bench --json`: write the file again with that command"
+            ) from None
         if found.version != _VERSION:
-            raise RequestError(f"it has version {found.version}, and this offspec reads version {_VERSION}")
+            raise RequestError(
+                f"benchmark has version {found.version}, this offspec reads version {_VERSION}: run it again"
+            )
         return found
 
 
@@ -176,10 +180,10 @@ def benchmark(
 
     Args:
         engine: The engine; nothing else may use it meanwhile.
-        config: What it was loaded with.
-        params: How tokens are chosen, with a seed.
-        seconds: Time for the answers; what is not done by then is left out.
-        notify: Takes LoadProgress events.
+        config: Configuration of the engine.
+        params: Sampling parameters, with a seed.
+        seconds: Time limit for the answers; answers not started by then are omitted.
+        notify: Receives LoadProgress events.
 
     Raises:
         OffspecError: See `offspec.core.errors`.
@@ -225,7 +229,7 @@ def benchmark(
 
 
 def _read_prompt(engine: Engine) -> tuple[int, float]:
-    """Tokens of a long prompt that no cache has, and the seconds to its first token."""
+    """Return the length of a long uncached prompt, and the seconds to its first token."""
     ids = engine.encode(_TEXT, raw=True)
     ids = (ids * (_PROMPT_TOKENS // len(ids) + 1))[: min(_PROMPT_TOKENS, engine.context // 2)]
     result = engine.generate(ids, SamplingParams(max_tokens=1, ignore_eos=True), speculate=False)
@@ -233,11 +237,17 @@ def _read_prompt(engine: Engine) -> tuple[int, float]:
 
 
 def _answer(
-    engine: Engine, prompt: str, params: SamplingParams, so_far: Generation, seconds: float, speculate: bool
+    engine: Engine, prompt: str, params: SamplingParams, previous: Generation, seconds: float, speculate: bool
 ) -> tuple[Generation, tuple[int, ...]]:
-    """Passes of an answer but for its first, added to those so far; and its token ids.
+    """Generate an answer; return `previous` plus all its passes but the first, and its token ids.
 
-    seconds: after which it is broken off.
+    Args:
+        engine: The engine.
+        prompt: The prompt.
+        params: Sampling parameters.
+        previous: Figures of earlier answers.
+        seconds: Time limit, after which the answer is cancelled.
+        speculate: Whether to use the draft.
     """
     tokens, began, first = list[int](), time.perf_counter(), True
     ends = began + seconds
@@ -248,13 +258,13 @@ def _answer(
             elif isinstance(event, PassStats):
                 now = time.perf_counter()
                 if not first:
-                    so_far = so_far.plus(event, now - began)
+                    previous = previous.plus(event, now - began)
                 began, first = now, False
                 if now > ends:
                     break
             elif isinstance(event, Finished):
                 break
-    return so_far, tuple(tokens)
+    return previous, tuple(tokens)
 
 
 def _machine(hardware: Hardware) -> dict[str, str]:
@@ -282,31 +292,31 @@ def _settings(engine: Engine, config: EngineConfig, params: SamplingParams) -> d
     }
 
 
-def disagreements(before: Benchmark, now: Benchmark) -> list[str]:
-    """Differences between two runs that matter, one a line; none if they agree.
+def setting_differences(before: Benchmark, now: Benchmark) -> list[str]:
+    """Return the relevant differences between two runs, one per line; empty if they agree.
 
     Args:
         before: The earlier run.
         now: The later one.
     """
     changed = {
-        name: f"{name} is {now.settings.get(name)}, and was {value}"
+        name: f"{name} is {now.settings.get(name)} (before: {value})"
         for name, value in before.settings.items()
         if now.settings.get(name) != value
     }
     found = [line for name, line in changed.items() if name in _SAME]
     if now.seed != before.seed and now.settings.get("temperature") != "0":
-        found.append(f"seed is {now.seed}, and was {before.seed}")
+        found.append(f"seed is {now.seed} (before: {before.seed})")
     for number, (earlier, later) in enumerate(zip(before.answers, now.answers, strict=False), 1):
         both = min(len(earlier), len(later))
         if earlier[:both] != later[:both]:
             first = next(index for index in range(both) if earlier[index] != later[index])
-            found.append(f"answer {number} has other tokens from token {first + 1} on")
+            found.append(f"answer {number} differs from token {first + 1} on")
     for name in ("drafted", "alone"):
         speeds: list[float] = [getattr(run, name).tok_per_s for run in (before, now)]
         label = "with speculation" if name == "drafted" else "without speculation"
         if not min(speeds):
-            found.append(f"{label} one of them has no speed; allow more `seconds`")
+            found.append(f"{label}: no speed measured in one of the runs; allow more `seconds`")
         elif abs(speeds[1] / speeds[0] - 1) > _CLOSE:
-            found.append(f"{label} {speeds[1]:.3g} tokens per second, and {speeds[0]:.3g} before")
+            found.append(f"{label}: {speeds[1]:.3g} tok/s (before: {speeds[0]:.3g} tok/s)")
     return [*found, *(line for name, line in changed.items() if name not in _SAME)] if found else []

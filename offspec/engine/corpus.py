@@ -1,4 +1,4 @@
-"""Texts that a lookup may copy from, beside what is said here: files, and conversations that were saved."""
+"""Extra texts for prompt lookup: files and saved conversations."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -6,14 +6,16 @@ from pathlib import Path
 from offspec.chat.conversation import Conversation
 from offspec.core.errors import RequestError, SessionError
 
-_MOST = 2**20  # characters in all, about as many as `SuffixLookup` has room for
+_MOST = 2**20  # total characters, about the capacity of `SuffixLookup`
 
 
 def read_corpus(places: Sequence[Path]) -> list[str]:
-    """The texts of files and of folders, the oldest first; of more than fits, the newest.
+    """Return the texts of files and folders, oldest first; if they exceed the capacity, only the newest.
 
-    In a folder, and the folders in it, what is no text is passed over, and so is what is hidden. Raises
-    RequestError for a place that is not there, and for a named file that is no text.
+    Folders are searched recursively; hidden files and files that are not text are skipped.
+
+    Raises:
+        RequestError: A path does not exist, or a named file is not text.
     """
     files = [file for place in places for file in _files(place.expanduser())]
     texts, room = list[str](), _MOST
@@ -39,18 +41,18 @@ def _files(place: Path) -> Iterator[Path]:
             if shown and file.is_file():
                 yield file
     else:
-        raise RequestError(f"there is no file or folder {place} to draft from: check `corpus`")
+        raise RequestError(f"no file or folder {place} to draft from: check `corpus`")
 
 
 def _changed(file: Path) -> float:
     try:
         return file.stat().st_mtime
-    except OSError:  # it went away in between
+    except OSError:  # removed meanwhile
         return 0.0
 
 
 def _text(file: Path) -> str | None:
-    """What was said in a saved conversation, or the text of another file; None where it is neither."""
+    """Return the messages of a saved conversation, or the text of another file; None if it is neither."""
     try:
         if file.suffix == ".json":
             messages = Conversation.read(file).messages

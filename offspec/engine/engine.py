@@ -1,4 +1,4 @@
-"""The engine: a model that was loaded once, and answers prompts."""
+"""The engine: a loaded model that answers prompts."""
 
 import secrets
 import threading
@@ -14,39 +14,39 @@ from offspec.chat.session import Session
 from offspec.core.config import EngineConfig, SamplingParams, check_comparable, checked_params
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, Finished, Notice, Result
-from offspec.core.threads import in_thread
+from offspec.core.threads import stream_in_thread
 from offspec.core.trace import OFF, Timeline
 from offspec.engine.answer import Answer, StreamedAnswer
-from offspec.engine.decode import DecodeState, StatePool
+from offspec.engine.decode_state import DecodeState, StatePool
 from offspec.engine.drafting import Drafting
-from offspec.engine.passes import Passes
-from offspec.engine.prefixes import open_prefixes
+from offspec.engine.pass_runner import PassRunner
+from offspec.engine.prefix_cache import open_prefix_cache
+from offspec.engine.prompt_encoder import PromptEncoder
 from offspec.engine.request import (
     Draft,
     Request,
     RequestOptions,
+    ScheduledRequest,
     SharedOptions,
-    Submitted,
     check_options,
     with_params,
 )
-from offspec.engine.scheduler import Scheduler, closed
+from offspec.engine.scheduler import Scheduler, closed_error
 from offspec.engine.sequence import RunningSequence
-from offspec.engine.texts import Texts
 from offspec.model import answer_formats
-from offspec.model.contention import Contention
+from offspec.model.cpu_contention import CpuContention
 from offspec.model.prompt import Prompt
+from offspec.plan.build_plan import expert_record
 from offspec.plan.load import Assembly, describe
-from offspec.plan.make import expert_record
 from offspec.plan.policy import DraftPolicy
 from offspec.plan.records import DraftRecord, save_experts
 from offspec_planners.plan import Plan
-from offspec_planners.tree_growth import Grown
+from offspec_planners.tree_growth import RecordedTree
 
-_BUSY = "another answer of this engine is under way; read its stream to the end or close it"
+_BUSY = "another answer of this engine is running; read its stream to the end or close it"
 
 
-class Engine(Texts):
+class Engine(PromptEncoder):
     """A loaded target and draft, as a context manager; see `load`. Requests of `submit` share passes."""
 
     def __init__(
@@ -59,23 +59,32 @@ class Engine(Texts):
         policy: DraftPolicy | None = None,
         record: DraftRecord | None = None,
     ) -> None:
-        """policy: how trees are grown, by default as `config` says; record: where learning is kept."""
+        """Create an engine from loaded models; see `load`.
+
+        Args:
+            config: Configuration of the engine.
+            assembly: The loaded models.
+            notify: Receives notices and progress events.
+            timeline: Records passes.
+            policy: Tree growth policy. None: as `config` specifies.
+            record: Acceptance record of the main drafter.
+        """
         super().__init__(assembly)
         self.config = config
         self.timeline = timeline
         self._notify = notify
         policy = policy or DraftPolicy.fixed(config)
-        experts = expert_record(assembly.target, assembly.target_print, keeps=config.learn)
+        experts = expert_record(assembly.target, assembly.target_fingerprint, keeps=config.learn)
         self.drafting = Drafting(config, assembly, policy, record, experts)
-        for complaint in (answer_formats.complaint(assembly.codec), assembly.codec.sampling_complaint):
+        for complaint in (answer_formats.template_error(assembly.codec), assembly.codec.sampling_warning):
             if complaint:
                 notify(Notice(complaint))
-        self._contention = Contention()
-        self._passes = Passes(assembly, self.drafting, timeline, self._contention)
-        self._states = StatePool(assembly, timeline, open_prefixes(config, assembly, notify))
+        self._contention = CpuContention()
+        self._passes = PassRunner(assembly, self.drafting, timeline, self._contention)
+        self._states = StatePool(assembly, timeline, open_prefix_cache(config, assembly, notify))
         self._scheduler = Scheduler(self._begin, self._passes, self._states)
         self._streams: weakref.WeakSet[Generator[Event, None, None]] = weakref.WeakSet()
-        self._readers = dict[StreamedAnswer, int]()  # the thread that read last of each open stream
+        self._readers = dict[StreamedAnswer, int]()  # last reading thread of each open stream
         self._closed = False
 
     def __repr__(self) -> str:
@@ -88,48 +97,48 @@ class Engine(Texts):
 
     @property
     def draft(self) -> str:
-        """The draft sources of requests that do not name any, for display; "none" without one."""
-        return self.drafting.described(self.drafting.names)
+        """Default draft sources of requests, for display; "none" if there are none."""
+        return self.drafting.describe_sources(self.drafting.names)
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The names that a request's `draft` may choose among, beside "none"."""
+        """Names that a request's `draft` accepts, in addition to "none"."""
         return self._assembly.sources.names
 
     def use(self, draft: Draft) -> None:
-        """Set the draft sources of requests that do not name any.
+        """Set the default draft sources of requests.
 
         Args:
-            draft: Some of `sources`; "auto": those that `load` was asked for.
+            draft: Some of `sources`; "auto": the sources requested by `load`.
 
         Raises:
-            RequestError: A source that was not loaded.
+            RequestError: A source is not loaded.
         """
         self.drafting.use(draft)
 
     @property
     def width(self) -> int:
-        """Most nodes that a draft step expands."""
+        """Maximum nodes expanded per draft step."""
         return self.drafting.policy.growth.width
 
     @property
     def budget(self) -> int:
-        """Most nodes verified in a pass of a request that does not name its draft."""
+        """Maximum nodes per pass of a request with the default draft."""
         return self.drafting.budget
 
     @property
     def plan(self) -> Plan | None:
-        """What is expected of this engine and why it is set up so; None where all settings were given."""
+        """Plan with the expected speed and the reasons for the settings; None if all settings were given."""
         return self.drafting.policy.plan
 
     @property
     def sequences(self) -> int:
-        """Most requests of `submit` that share passes."""
-        return self._states.most
+        """Maximum number of requests that share passes."""
+        return self._states.max_states
 
     @property
     def placement(self) -> dict[str, Any]:
-        """Counts of layers by tier and of slots, the context, and the memory limits."""
+        """Numbers of layers by tier and of slots, the context size, and the memory limits."""
         return describe(self._assembly)
 
     def stream(
@@ -142,20 +151,18 @@ class Engine(Texts):
     ) -> Generator[Event, None, None]:
         """Answer a prompt, yielding events as they happen.
 
-        Passes begin as their events are read. Streams of several threads, and requests of `submit`, share
-        passes, `config.sequences` of them at a time; others wait until one has ended or was closed.
+        Each pass begins when the events of the previous one have been read. Streams of several threads and
+        requests of `submit` share passes, up to `config.sequences` at a time; further requests are queued.
 
         Args:
-            prompt: Text (one message of the user, or plain text when `raw`), chat messages, or token ids, in
-                a list, an array or a tensor [T]. An answer that the messages end with is continued.
-            params: How tokens are chosen, and when to stop; greedy by default.
-            check: Decode once more, one token a pass, and report in the result where tokens differ, if they
-                do.
-            options: Those of `RequestOptions`: raw, draft, speculate, chat_template_kwargs, halt, trees,
-                shown.
+            prompt: Text (one user message, or plain text if `raw`), chat messages, or token ids in a list,
+                an array or a tensor [T]. If the last message is an answer, it is continued.
+            params: Sampling parameters and stop conditions; greedy by default.
+            check: Decode again with one token per pass, and report differing tokens in the result.
+            options: See `RequestOptions`: raw, draft, speculate, chat_template_kwargs, halt, trees, shown.
 
         Raises:
-            OffspecError: See `offspec.core.errors`; the engine can be used on.
+            OffspecError: See `offspec.core.errors`; the engine stays usable.
         """
         params = checked_params(params)
         if check and options.get("speculate", True):
@@ -172,7 +179,7 @@ class Engine(Texts):
         check: bool = False,
         **options: Unpack[SharedOptions],
     ) -> Result:
-        """The whole answer. See `stream`, whose last event carries this result."""
+        """Answer a prompt and return the result, which is the last event of `stream`."""
         *_, last = self.stream(prompt, params, check=check, **options)
         assert isinstance(last, Finished)
         return last.result
@@ -186,13 +193,13 @@ class Engine(Texts):
         trees: bool = False,
         **options: Unpack[SharedOptions],
     ) -> AsyncGenerator[Event, None]:
-        """`stream` for `async` callers; cancelled or closed, it halts the answer."""
+        """Async version of `stream`; cancelling or closing it halts the answer."""
         halt = threading.Event()
 
         def start() -> Generator[Event, None, None]:
             return self.stream(prompt, params, check=check, halt=halt, trees=trees, **options)
 
-        return in_thread(start, halt.set)
+        return stream_in_thread(start, halt.set)
 
     async def agenerate(
         self,
@@ -202,7 +209,7 @@ class Engine(Texts):
         check: bool = False,
         **options: Unpack[SharedOptions],
     ) -> Result:
-        """`generate` for `async` callers; cancelled, it halts the answer."""
+        """Async version of `generate`; cancelling it halts the answer."""
         events = self.astream(prompt, params, check=check, **options)
         finished = [event async for event in events if isinstance(event, Finished)]
         return finished[0].result
@@ -210,12 +217,14 @@ class Engine(Texts):
     def _request(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions
     ) -> tuple[Request, Callable[[], list[int]]]:
-        """A request as its options say, and what encodes its prompt, which it lacks."""
+        """Return a request without token ids, and a function that encodes its prompt."""
         check_options(options)
         request = Request(
             ids=(),
             params=params if params.seed is not None else replace(params, seed=secrets.randbits(63)),
-            sources=self.drafting.chosen(options.get("draft")) if options.get("speculate", True) else (),
+            sources=self.drafting.select_sources(options.get("draft"))
+            if options.get("speculate", True)
+            else (),
             halt=options.get("halt") or threading.Event(),
             trees=options.get("trees", False),
             shown=options.get("shown", frozenset()),
@@ -233,20 +242,20 @@ class Engine(Texts):
                 while events := answer.next_events():
                     for event in events:
                         if check and isinstance(event, Finished) and event.result.finish_reason != "halted":
-                            event = Finished(answer.checked(event.result))
+                            event = Finished(answer.with_mismatches(event.result))
                         self._readers[answer] = threading.get_ident()
                         yield event
         finally:
             self._readers.pop(answer, None)
 
     def _check_wait(self) -> None:
-        if self._scheduler.is_here:
+        if self._scheduler.in_scheduler_thread:
             raise RequestError(_BUSY)
 
     def _check_free(self) -> None:
-        """Raise ClosedError, or RequestError where the calling thread would wait for itself."""
+        """Raise ClosedError, or RequestError if the calling thread would wait for itself."""
         if self._closed:
-            raise closed()
+            raise closed_error()
         self._check_wait()
         if threading.get_ident() in self._readers.values():
             raise RequestError(_BUSY)
@@ -259,21 +268,21 @@ class Engine(Texts):
         progress: bool = False,
         **options: Unpack[RequestOptions],
     ) -> Answer:
-        """Have a prompt answered beside others, which share passes: `config.sequences` of them at a time.
+        """Queue a request and return immediately. Up to `config.sequences` requests share passes.
 
-        The tokens are those of `stream`. It returns at once.
+        The tokens are the same as with `stream`.
 
         Args:
             prompt: As in `stream`.
             params: As in `stream`.
-            progress: Send the Prefill and PassProgress events of passes that are under way, too.
+            progress: Also send Prefill and PassProgress events during passes.
             options: As in `stream`.
 
         Raises:
-            RequestError: The prompt or the parameters are wrong, or a stream is open in the same thread.
+            RequestError: The prompt or a parameter is invalid, or a stream is open in the same thread.
             ClosedError: The engine was closed.
         """
-        if not self._scheduler.is_here:
+        if not self._scheduler.in_scheduler_thread:
             self._check_free()
         params = checked_params(params)
         self.check(params)
@@ -288,15 +297,15 @@ class Engine(Texts):
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         **options: Unpack[SharedOptions],
     ) -> list[Result]:
-        """The answers to several prompts, which share passes; see `submit`.
+        """Answer several prompts, which share passes; see `submit`.
 
         Args:
-            prompts: As in `stream`.
-            params: For all of them, or as many as there are prompts.
-            options: As in `submit`, for all of them.
+            prompts: Prompts as in `stream`.
+            params: Sampling parameters for all prompts, or one for each.
+            options: Options for all prompts, as in `submit`.
 
         Raises:
-            OffspecError: As soon as one of them fails, in the order of prompts; the others are cancelled.
+            OffspecError: The first error in the order of prompts; the other answers are cancelled.
         """
         with self._submitted(prompts, params, options) as answers:
             return [answer.result() for answer in answers]
@@ -307,7 +316,7 @@ class Engine(Texts):
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         **options: Unpack[SharedOptions],
     ) -> list[Result]:
-        """`generate_many` for `async` callers; cancelled, it cancels the answers."""
+        """Async version of `generate_many`; cancelling it cancels the answers."""
         with self._submitted(prompts, params, options) as answers:
             return [await answer for answer in answers]
 
@@ -318,7 +327,7 @@ class Engine(Texts):
         params: SamplingParams | Iterable[SamplingParams] | None,
         options: SharedOptions,
     ) -> Iterator[list[Answer]]:
-        """Answers to several prompts, cancelled at the end of the block. Raises RequestError."""
+        """Submit several prompts; cancel their answers at the end of the block. Raises RequestError."""
         pairs = with_params(prompts, params)
         answers = list[Answer]()
         try:
@@ -340,30 +349,30 @@ class Engine(Texts):
 
         Args:
             system: System message; None by default.
-            params: How its answers are chosen; greedy by default.
-            chat_template_kwargs: Variables for the chat template in all its turns, such as
+            params: Sampling parameters of all answers; greedy by default.
+            chat_template_kwargs: Variables for the chat template in all turns, such as
                 {"enable_thinking": False}. They are not saved with the conversation.
 
         Raises:
-            RequestError: Variables that no template has, or a system message that is not valid Unicode.
+            RequestError: Unknown template variables, or a system message that is not valid Unicode.
         """
         conversation = Conversation(model=self.config.model, system=system, params=checked_params(params))
-        return Session(self, self._assembly.codec.with_template(chat_template_kwargs), conversation)
+        return Session(self, self._assembly.codec.with_template_kwargs(chat_template_kwargs), conversation)
 
-    def _begin(self, answer: Submitted, state: DecodeState) -> RunningSequence:
+    def _begin(self, answer: ScheduledRequest, state: DecodeState) -> RunningSequence:
         sequence = RunningSequence(answer, self._assembly, state, self.drafting, self._notify)
         self._contention.begin()
         return sequence
 
     def preview(
         self, prompt: Prompt, params: SamplingParams, *, trees: int = 3, raw: bool = False
-    ) -> list[Grown]:
-        """Trees that the draft grows along an answer of its own, without a pass; see `self_rollout`.
+    ) -> list[RecordedTree]:
+        """Return trees that the draft grows along its own answer, without a pass; see `self_rollout`.
 
         Args:
             prompt: As in `stream`.
             params: As in `stream`.
-            trees: How many, 3 by default.
+            trees: Number of trees, 3 by default.
             raw: As in `stream`.
 
         Raises:
@@ -376,19 +385,19 @@ class Engine(Texts):
                 raise RequestError(_BUSY)
             return self.drafting.preview(ids, params, trees, self.context)
 
-    def follow(self, policy: DraftPolicy) -> None:
-        """Grow trees by another policy, within the room there is, from the next answer on."""
+    def set_draft_policy(self, policy: DraftPolicy) -> None:
+        """Set the tree growth policy from the next answer on, within the reserved memory."""
         self.drafting.policy = policy
 
     def close(self) -> None:
-        """Stop reading ahead and free the models. May be called twice.
+        """Stop prefetching and free the models. May be called twice.
 
-        Streams that are still open end; an answer that is read in another thread is halted, and waited for.
+        Open streams end. An answer read in another thread is halted; `close` waits for its end.
         """
         self._check_wait()
         self._scheduler.close()
         for events in list(self._streams):
-            with suppress(ValueError):  # it is running in another thread
+            with suppress(ValueError):  # the generator is running in another thread
                 events.close()
         with self._scheduler.paused():
             self._free()
@@ -397,9 +406,9 @@ class Engine(Texts):
         learnt, self._closed = not self._closed, True
         try:
             if learnt:
-                self._states.keep()
+                self._states.save_prefixes()
                 if self.config.learn:
-                    save_experts(self._assembly.target, self._assembly.target_print)
+                    save_experts(self._assembly.target, self._assembly.target_fingerprint)
         finally:
             self._states.close()
             self._assembly.sources.close()
@@ -416,7 +425,7 @@ class Engine(Texts):
 
 
 def layers_by_tier(placement: Mapping[str, Any]) -> str:
-    """Counts of layers by where their weights are, for display; see `Engine.placement`."""
+    """Return the numbers of layers by the place of their weights, for display; see `Engine.placement`."""
     tiers = {"resident": "resident", "cpu": "on the CPU", "host": "in RAM", "disk": "on disk"}
     counts = {where: placement[f"{tier}_layers"] for tier, where in tiers.items()}
     return ", ".join(f"{count} {where}" for where, count in counts.items() if count)

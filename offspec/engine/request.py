@@ -1,4 +1,4 @@
-"""A request to an engine, and the options that it takes."""
+"""Requests to an engine and their options."""
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,16 +12,17 @@ from offspec.core.events import Event
 from offspec.core.setting import check_keywords
 
 T = TypeVar("T")
-Draft = str | Path | Sequence[str | Path]  # names, joined by commas or one by one
+Draft = str | Path | Sequence[str | Path]  # names, separated by commas or as a sequence
 
 
 class SharedOptions(TypedDict, total=False):
-    """Options that hold as well for many requests as for one.
+    """Options that can apply to several requests.
 
     Args:
-        raw: Continue text as it is, without the chat template.
-        draft: Which of the engine's `sources` draft, by default what was loaded for it; "none": no draft.
-        speculate: False decodes one token a pass: the same tokens, slowly.
+        raw: Continue the text without applying the chat template.
+        draft: Draft sources to use, out of the engine's `sources`. Default: the sources requested by `load`;
+            "none": no draft.
+        speculate: False decodes one token per pass: the same tokens, but slower.
         chat_template_kwargs: Variables for the chat template, such as {"enable_thinking": False}.
     """
 
@@ -32,12 +33,12 @@ class SharedOptions(TypedDict, total=False):
 
 
 class RequestOptions(SharedOptions, total=False):
-    """Options of one request, beside those that it shares with others.
+    """Options of a single request, in addition to `SharedOptions`.
 
     Args:
-        halt: Once it is set, from any thread, the pass under way is broken off and the answer ends.
-        trees: Send a TreeSeen for every pass.
-        shown: Special tokens that are spelt out in the text, as `Engine.parts` needs it.
+        halt: Setting it, from any thread, cancels the current pass and ends the answer.
+        trees: Send a TreeSeen event for every pass.
+        shown: Special tokens to include in the text, as required by `Engine.parts`.
     """
 
     halt: threading.Event | None
@@ -47,16 +48,16 @@ class RequestOptions(SharedOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt as token ids, and how to continue it.
+    """Token ids of a prompt, and the settings for its continuation.
 
     Args:
-        ids: The prompt.
-        params: How tokens are chosen, with a seed.
-        sources: Names of the draft sources; none to decode one token per pass.
-        halt: May be set from any thread, to end the answer with what there is.
+        ids: Token ids of the prompt.
+        params: Sampling parameters, with a seed.
+        sources: Names of the draft sources; empty to decode one token per pass.
+        halt: Ends the answer with the text so far; may be set from any thread.
         trees: Whether to send TreeSeen events.
-        shown: Special tokens that are in the text, which has no others.
-        fresh: Whether all of the prompt is computed, whatever caches hold of it.
+        shown: Special tokens to include in the text; others are omitted.
+        fresh: Whether to compute the whole prompt, even if a cache has a prefix of it.
     """
 
     ids: Sequence[int]
@@ -68,8 +69,8 @@ class Request:
     fresh: bool = False
 
 
-class Submitted(Protocol):
-    """A request in the hands of the scheduler, and where the events of its answer go."""
+class ScheduledRequest(Protocol):
+    """A scheduled request, which receives the events of its answer."""
 
     gaps: list[float]
 
@@ -82,7 +83,7 @@ class Submitted(Protocol):
 
     def is_due(self, shared: bool) -> bool: ...
 
-    def progressed(self, event: Event) -> None: ...
+    def on_progress(self, event: Event) -> None: ...
 
     def put(
         self, events: Sequence[Event], *, ended: bool = False, error: BaseException | None = None
@@ -90,7 +91,7 @@ class Submitted(Protocol):
 
 
 def check_options(given: Iterable[str]) -> None:
-    """Raise TypeError for a name that is no option of a request; say where it belongs."""
+    """Raise TypeError for an unknown option of a request, with a hint where a misplaced name belongs."""
     settings = "it is a setting of the engine, as in offspec.load(model, {}=...)"
     elsewhere = {FOR_PARAMS: PARAMS, settings: Settings.__annotations__}
     check_keywords(given, RequestOptions.__annotations__, "option", elsewhere)
@@ -99,14 +100,18 @@ def check_options(given: Iterable[str]) -> None:
 def with_params(
     prompts: Iterable[T], params: SamplingParams | Iterable[SamplingParams] | None
 ) -> list[tuple[T, SamplingParams]]:
-    """Each of several prompts with its parameters, which may be the same for all. Raises RequestError."""
+    """Return pairs of prompt and parameters; one set of parameters may serve all. Raises RequestError."""
     if isinstance(prompts, str):
-        raise RequestError("`generate_many` takes a list of prompts, not one text: put it in brackets")
+        raise RequestError(
+            "`generate_many` takes a list of prompts, not a single text: put the text in brackets"
+        )
     every = [*prompts]
     if isinstance(params, Iterable) and not isinstance(params, str | Mapping):
         each = [*params]
     else:
         each = [checked_params(params)] * len(every)
     if len(each) != len(every):
-        raise RequestError(f"there are {len(each)} `params` for {len(every)} prompts; give one for each")
+        raise RequestError(
+            f"{len(each)} `params` were given for {len(every)} prompts; give one for each prompt"
+        )
     return [*zip(every, each, strict=True)]

@@ -1,4 +1,4 @@
-"""The one loop of an engine: sequences share passes, and join and leave between one pass and the next."""
+"""Main loop of an engine (continuous batching): sequences share passes, and join and leave between passes."""
 
 import queue
 import threading
@@ -10,46 +10,49 @@ from contextlib import contextmanager, suppress
 from offspec.core.errors import ClosedError, RequestError
 from offspec.core.events import Event, Finished
 from offspec.core.threads import STOPPED
-from offspec.engine.decode import DecodeState, StatePool
-from offspec.engine.passes import Passes, belongs_to_one
-from offspec.engine.request import Submitted
+from offspec.engine.decode_state import DecodeState, StatePool
+from offspec.engine.pass_runner import PassRunner, is_sequence_error
+from offspec.engine.request import ScheduledRequest
 from offspec.engine.sequence import RunningSequence
 
-_LOOK_S = 0.05  # how often requests that wait are looked at, while no pass runs
-_IDLE_S = 1.0  # after which the thread ends, so that an engine that is dropped unclosed can be collected
+_LOOK_S = 0.05  # interval for checking queued requests while no pass runs
+_IDLE_S = 1.0  # then the thread ends, so an engine that was never closed can be garbage-collected
 
 
 class Scheduler:
-    """Takes sequences through passes together, in a thread of its own.
+    """Runs shared passes of sequences in a separate thread.
 
     Args:
-        begin: Makes a sequence of a request, with a state.
+        begin: Creates a sequence from a request and a state.
         passes: Runs passes.
-        states: Lends states to sequences; further requests wait, first come first served.
+        states: Pool of states; requests without a free state are queued, first come first served.
     """
 
     def __init__(
-        self, begin: Callable[[Submitted, DecodeState], RunningSequence], passes: Passes, states: StatePool
+        self,
+        begin: Callable[[ScheduledRequest, DecodeState], RunningSequence],
+        passes: PassRunner,
+        states: StatePool,
     ) -> None:
         self._begin, self._passes, self._states = begin, passes, states
-        self._waiting = deque[Submitted]()
+        self._waiting = deque[ScheduledRequest]()
         self._running = list[RunningSequence]()
-        self._bell = queue.SimpleQueue[None]()
-        self._busy_at = 0.0  # when something ran or waited last
-        self._submitting, self._turn = threading.Lock(), threading.Lock()
+        self._wakeups = queue.SimpleQueue[None]()
+        self._busy_at = 0.0  # last time any request was running or queued
+        self._submitting, self._pass_lock = threading.Lock(), threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
-    def is_here(self) -> bool:
-        """Whether the calling thread is the one that runs passes."""
+    def in_scheduler_thread(self) -> bool:
+        """Whether the calling thread is the thread that runs passes."""
         return self._thread is threading.current_thread()
 
-    def submit(self, answer: Submitted) -> None:
-        """Have a request answered. Raises ClosedError."""
+    def submit(self, answer: ScheduledRequest) -> None:
+        """Queue a request. Raises ClosedError."""
         with self._submitting:
             if self._closing.is_set():
-                raise closed()
+                raise closed_error()
             self._waiting.append(answer)
             self._busy_at = time.monotonic()
             if self._thread is None:
@@ -58,45 +61,45 @@ class Scheduler:
         self.wake()
 
     def wake(self) -> None:
-        """Look for answers that are due or cancelled, from any thread."""
-        self._bell.put(None)
+        """Make the loop check for due and cancelled answers; callable from any thread."""
+        self._wakeups.put(None)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """No pass runs, and no request begins, while the block runs; what was cancelled has ended."""
-        with self._turn:
+        """End cancelled sequences, then run no pass and begin no request until the end of the block."""
+        with self._pass_lock:
             self._end_cancelled()
             yield
 
     def close(self) -> None:
-        """Halt what runs, refuse what waits, and wait for the end of the thread. May be called twice."""
+        """Halt running requests, reject queued ones, and wait for the thread to end. May be called twice."""
         with self._submitting:
             self._closing.set()
             thread = self._thread
         for sequence in [*self._running]:
-            sequence.answer.cancel()  # so that its pass is broken off
+            sequence.answer.cancel()  # cancels its pass
         self.wake()
         if thread is not None:
             thread.join()
 
     def _work(self) -> None:
         while not self._closing.is_set():
-            if self._is_done():
+            if self._stop_if_idle():
                 return
             try:
-                with self._turn:
+                with self._pass_lock:
                     ran = self._round()
-            except BaseException as error:  # a bug: nothing is to wait for ever
+            except BaseException as error:  # unexpected: end all requests, so that no reader waits forever
                 self._fail(error)
             else:
                 if not ran:
                     self._sleep()
         for sequence in [*self._running]:
             self._end(sequence)
-        self._fail(closed())
+        self._fail(closed_error())
 
-    def _is_done(self) -> bool:
-        """Whether nothing came for a while; then the next request starts another thread."""
+    def _stop_if_idle(self) -> bool:
+        """Return whether the thread should end, being idle; the next request then starts a new thread."""
         with self._submitting:
             if self._running or self._waiting or time.monotonic() - self._busy_at < _IDLE_S:
                 return False
@@ -104,15 +107,15 @@ class Scheduler:
             return True
 
     def _sleep(self) -> None:
-        """Wait until something may be due."""
+        """Wait until an answer may be due."""
         timeout = _LOOK_S if self._waiting else None if self._running else _IDLE_S
         with suppress(queue.Empty):
-            self._bell.get(timeout=timeout)
+            self._wakeups.get(timeout=timeout)
             while True:
-                self._bell.get_nowait()
+                self._wakeups.get_nowait()
 
     def _round(self) -> bool:
-        """Begin requests, end what was cancelled, and run a pass for what is due; whether one ran."""
+        """Begin requests, end cancelled ones, and run a pass for those due; return whether a pass ran."""
         self._admit()
         self._end_cancelled()
         if self._running or self._waiting:
@@ -130,9 +133,9 @@ class Scheduler:
             self._end(sequence)
 
     def _admit(self) -> None:
-        """Begin requests that there are states for, and end those that were cancelled.
+        """Begin queued requests while states are free, and end cancelled ones.
 
-        One that waits for another to read its prompt holds up none of those after it.
+        A request that waits for another sequence to compute its prefix does not block later requests.
         """
         for answer in [*self._waiting]:
             if self._closing.is_set():
@@ -143,16 +146,19 @@ class Scheduler:
             else:
                 self._start(answer)
 
-    def _start(self, answer: Submitted) -> None:
-        """Begin a request if there is a state for it, and memory, which those that run may give back."""
+    def _start(self, answer: ScheduledRequest) -> None:
+        """Begin a request if a state is free.
+
+        If creating a state fails, probably for lack of memory, the request stays queued while others run.
+        """
         state: DecodeState | None = None
         try:
-            if (state := self._states.take(answer.request.ids)) is None:
+            if (state := self._states.acquire(answer.request.ids)) is None:
                 return
             sequence = self._begin(answer, state)
-        except BaseException as error:  # of this request alone
+        except BaseException as error:  # affects this request only
             if state is not None:
-                self._states.give_back(state)
+                self._states.release(state)
             elif self._running:
                 return
             self._waiting.remove(answer)
@@ -165,11 +171,11 @@ class Scheduler:
             self._finish(sequence, ())
 
     def _step(self, due: list[RunningSequence]) -> None:
-        """One pass. Where a sequence may have failed it, each goes by itself: a fault ends no other."""
+        """Run one pass. If a single sequence may have made it fail, run each separately: others continue."""
         try:
             found = self._passes.step(due)
         except BaseException as error:
-            if len(due) > 1 and belongs_to_one(error):
+            if len(due) > 1 and is_sequence_error(error):
                 for sequence in due:
                     self._step([sequence])
             else:
@@ -185,7 +191,7 @@ class Scheduler:
                 sequence.answer.put(events)
 
     def _end(self, sequence: RunningSequence, error: BaseException | None = None) -> None:
-        """End a sequence before its time, with the text that it holds back if that can be spelt."""
+        """End a sequence early, with its held-back text if that can be decoded."""
         try:
             events = sequence.halt()
         except Exception as fault:
@@ -201,7 +207,7 @@ class Scheduler:
             except Exception as fault:
                 error = fault
         self._running.remove(sequence)
-        self._states.give_back(sequence.state)
+        self._states.release(sequence.state)
         sequence.answer.put(events, ended=True, error=error)
 
     def _fail(self, error: BaseException) -> None:
@@ -211,6 +217,6 @@ class Scheduler:
             self._waiting.popleft().put((), error=error)
 
 
-def closed() -> ClosedError:
-    """The error of a request to an engine that was closed."""
+def closed_error() -> ClosedError:
+    """Return the error for a request to a closed engine."""
     return ClosedError("this engine was closed; load the model again")

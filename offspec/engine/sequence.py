@@ -1,4 +1,4 @@
-"""A request under way: pass after pass, from its prompt to its end, as events."""
+"""Running requests: the events of each pass, and the final result."""
 
 import time
 from collections.abc import Callable
@@ -10,9 +10,9 @@ import numpy as np
 from offspec.core import memory as process_memory
 from offspec.core.config import SamplingParams
 from offspec.core.events import (
+    AcceptedBySource,
     Event,
     FinishReason,
-    Guessed,
     PassProgress,
     PassStats,
     Piece,
@@ -22,16 +22,16 @@ from offspec.core.events import (
     TextDelta,
     TokenLogprobs,
     TreeSeen,
-    total_guessed,
+    total_accepted,
 )
 from offspec.core.sampling_defaults import sampling_values
-from offspec.engine.decode import DecodeState
+from offspec.engine.decode_state import DecodeState
 from offspec.engine.detokenizer import TextStream
 from offspec.engine.drafting import Drafting
-from offspec.engine.request import Submitted
-from offspec.engine.sequence_pass import Decoding, PassResult, SequencePass
-from offspec.model import device as devices
-from offspec.model.pass_time import Spent
+from offspec.engine.request import ScheduledRequest
+from offspec.engine.sequence_pass import DecodingConfig, PassResult, SequencePass
+from offspec.model import devices as devices
+from offspec.model.pass_time import PassTime
 from offspec.model.vocabulary import token_text
 from offspec.plan.load import Assembly
 from offspec.sampling.row_logprobs import PromptScorer
@@ -39,32 +39,45 @@ from offspec_planners.placement import Tier
 
 
 @dataclass(frozen=True, slots=True)
-class PassSpent:
+class PassUsage:
     """Costs of a pass, for all its sequences.
 
-    streamed, read: bytes of weights, as in `PassStats`; layers: time in them; experts: asked for and read.
+    Args:
+        sequences: Number of sequences.
+        streamed: Bytes of weights streamed, as in `PassStats`.
+        read: Bytes of weights read from disk, as in `PassStats`.
+        layers: Time spent in layers.
+        experts_asked: Number of experts requested.
+        experts_read: Number of experts read.
     """
 
     sequences: int
     streamed: int
     read: int
-    layers: Spent
+    layers: PassTime
     experts_asked: int = 0
     experts_read: int = 0
 
 
 class Halted(BaseException):
-    """The answer was asked to end; raised where a pass can be cancelled, and caught above it.
+    """The answer was halted; raised where a pass can be cancelled.
 
-    No `Exception`, as `asyncio.CancelledError` is none: what deals with failures below lets it pass.
+    Not an `Exception`, like `asyncio.CancelledError`, so that handlers of failures do not catch it.
     """
 
 
-class Ending:
-    """Decides after each token whether the answer is over, and why."""
+class StopChecker:
+    """Checks after each token whether the answer has ended, and why."""
 
     def __init__(self, params: SamplingParams, eos: frozenset[int], text: TextStream, room: int) -> None:
-        """room: tokens until the context is full."""
+        """Create a checker for an answer without tokens.
+
+        Args:
+            params: Sampling parameters.
+            eos: Tokens that end the answer as "eos".
+            text: Text of the answer, which finds stop strings.
+            room: Tokens until the context is full.
+        """
         self._eos, self._text, self._max, self._room = eos, text, params.max_tokens, room
         self._stops = frozenset(params.stop_token_ids)
         self._count = 0
@@ -72,7 +85,7 @@ class Ending:
 
     @property
     def left(self) -> int:
-        """Tokens that may still come."""
+        """Maximum number of further tokens."""
         return min(self._max, self._room) - self._count
 
     def after(self, token: int) -> bool:
@@ -87,43 +100,43 @@ class Ending:
 
 
 class RunningSequence:
-    """A request, its text, its drafts, and the state that holds its tokens and caches.
+    """A running request with its text, draft sources and decoding state.
 
-    There are passes until it has a `reason` to end, then its `result`.
+    Passes are run until `reason` is set; then `result` is available.
 
     Args:
-        answer: The request, and where its events go.
+        answer: The request, which also receives events.
         assembly: The loaded models.
-        state: Token ids and caches, which go on from what they share with the prompt.
-        drafting: Drafts for the request.
-        notify: Takes notices.
+        state: Token ids and caches; a prefix shared with the prompt is reused.
+        drafting: Draft sources.
+        notify: Receives notices.
     """
 
     def __init__(
         self,
-        answer: Submitted,
+        answer: ScheduledRequest,
         assembly: Assembly,
         state: DecodeState,
         drafting: Drafting,
         notify: Callable[[Event], None],
     ) -> None:
-        self.error: BaseException | None = None  # where a pass that it shared failed it alone
+        self.error: BaseException | None = None  # set if a shared pass failed for this sequence only
         self.answer, self.state = answer, state
         request = self._request = answer.request
         self._assembly = assembly
         codec, params = assembly.codec, request.params
         self._text = TextStream(codec, params.stop, request.shown)
         ends = frozenset[int]() if params.ignore_eos else codec.eos_ids
-        self._ending = Ending(params, ends, self._text, assembly.context - len(request.ids))
+        self._stop_checker = StopChecker(params, ends, self._text, assembly.context - len(request.ids))
         self._decoding = drafting.decoding(
             request,
             state.sources,
-            stop=self._ending.after,
+            stop=self._stop_checker.after,
             ends=ends.union(params.stop_token_ids),
             notify=notify,
         )
-        self._draft = drafting.described(request.sources)
-        self._spell = lru_cache(maxsize=4096)(lambda token: codec.spell([token]))
+        self._draft = drafting.describe_sources(request.sources)
+        self._decode_token = lru_cache(maxsize=4096)(lambda token: codec.decode_with_special([token]))
         self._token_text = lru_cache(maxsize=4096)(partial(token_text, codec.tokenizer))
         self._passes: list[PassStats] = []
         self._tokens: list[int] = []
@@ -141,40 +154,40 @@ class RunningSequence:
         try:
             reused = state.begin(request.ids, self._check_halt)
         except Halted:
-            self._ending.reason = "halted"
+            self._stop_checker.reason = "halted"
         self.prefill = Prefill(len(request.ids) - reused, reused, 0, len(assembly.target.layers))
 
     @property
     def reason(self) -> FinishReason | None:
-        """Why it has ended; None while there are passes to come."""
-        return self._ending.reason
+        """Reason why the answer has ended; None while it is running."""
+        return self._stop_checker.reason
 
     def next_pass(self) -> SequencePass:
-        """It in the pass to come."""
-        return SequencePass(self.state, self._decoding, self._ending.left - 1, self._prompt_scorer)
+        """Return this sequence's part of the next pass."""
+        return SequencePass(self.state, self._decoding, self._stop_checker.left - 1, self._prompt_scorer)
 
     @property
     def halted(self) -> bool:
-        """Whether it is to end with the text so far."""
+        """Whether the answer was cancelled, so it must end with the text so far."""
         return self.answer.cancelled()
 
     def halt(self) -> list[Event]:
-        """End it with what there is."""
-        self._ending.reason = "halted"
-        return self.held_back()
+        """End the answer with the text so far; return its last events."""
+        self._stop_checker.reason = "halted"
+        return self.flush_text()
 
-    def progressed(self, layer: int, nodes: int, nbytes: int, seconds: float) -> None:
-        """How far the pass is that is under way: layers done, nodes of its tree, bytes streamed, seconds."""
+    def on_progress(self, layer: int, nodes: int, nbytes: int, seconds: float) -> None:
+        """Report the current pass: layers done, nodes of the tree, bytes streamed and seconds so far."""
         index, layers = len(self._passes) + 1, self.prefill.layers
         if index == 1 and layer:
-            self.answer.progressed(Prefill(self.prefill.tokens, self.prefill.reused, layer, layers))
-        self.answer.progressed(PassProgress(index, nodes, layer, layers, nbytes, seconds))
+            self.answer.on_progress(Prefill(self.prefill.tokens, self.prefill.reused, layer, layers))
+        self.answer.on_progress(PassProgress(index, nodes, layer, layers, nbytes, seconds))
 
-    def take(self, done: PassResult, spent: PassSpent) -> list[Event]:
-        """Events of a pass."""
+    def process_pass(self, done: PassResult, spent: PassUsage) -> list[Event]:
+        """Record a pass and return its events."""
         self._first = self._first or time.perf_counter() - self._began
         self._tokens += done.walk.tokens
-        self.answer.gaps += done.walk.gaps
+        self.answer.gaps += done.walk.logit_gaps
         delta = self._delta(done)
         self._logprobs += delta.logprobs
         self._shown.append(delta.text)
@@ -182,13 +195,13 @@ class RunningSequence:
         self._passes.append(stats)
         events: list[Event] = [delta, stats]
         if self._request.trees:
-            events.insert(1, describe_tree(len(self._passes), done, self._spell))
+            events.insert(1, describe_tree(len(self._passes), done, self._decode_token))
         if len(self._passes) == 1 and (scored := self._scored()) is not None:
             events.insert(0, PromptLogprobs(scored))
         return events
 
-    def held_back(self) -> list[Event]:
-        """Text of tokens that were committed, now that nothing follows which could complete it."""
+    def flush_text(self) -> list[Event]:
+        """Return the held-back text of committed tokens, when no further tokens follow."""
         rest = "".join(self._text.finish())
         self._shown.append(rest)
         return [TextDelta(rest, (), (Piece(rest, "bonus"),))] if rest else []
@@ -198,10 +211,10 @@ class RunningSequence:
             raise Halted
 
     def _delta(self, done: PassResult) -> TextDelta:
-        """The text of a pass, token by token; what only the end sets free belongs to the last of them."""
+        """Return the text of a pass by token; text held back until the end is added to the last token."""
         texts = self._text.finish() if self.reason else self._text.take()
-        guessed = len(accepted(done)) - 1
-        pieces = [Piece(text, "draft" if i < guessed else "bonus") for i, text in enumerate(texts) if text]
+        drafted = len(accepted(done)) - 1
+        pieces = [Piece(text, "draft" if i < drafted else "bonus") for i, text in enumerate(texts) if text]
         logprobs = tuple(token.with_text(self._token_text) for token in done.walk.logprobs)
         return TextDelta("".join(texts), done.walk.tokens, tuple(pieces), logprobs)
 
@@ -210,7 +223,7 @@ class RunningSequence:
             return None
         return tuple(token and token.with_text(self._token_text) for token in self._prompt_scorer.tokens)
 
-    def _stats(self, done: PassResult, spent: PassSpent) -> PassStats:
+    def _stats(self, done: PassResult, spent: PassUsage) -> PassStats:
         tree = done.grown.tree
         return PassStats(
             index=len(self._passes) + 1,
@@ -223,7 +236,7 @@ class RunningSequence:
             bytes_streamed=spent.streamed,
             wait_seconds=spent.layers.waited,
             compute_seconds=spent.layers.computed,
-            guessed_by=guessed_by(done, self._decoding),
+            guessed_by=accepted_by_source(done, self._decoding),
             experts_asked=spent.experts_asked,
             experts_read=spent.experts_read,
             sequences=spent.sequences,
@@ -234,7 +247,7 @@ class RunningSequence:
 
     @property
     def result(self) -> Result:
-        """What came of it, once there is a `reason`."""
+        """Result of the request, once `reason` is set."""
         params, target = self._request.params, self._assembly.target
         assert params.seed is not None and self.reason is not None
         moved = target.bytes_moved.since(self._moved_before)
@@ -257,7 +270,7 @@ class RunningSequence:
             peak_device_bytes=devices.peak_bytes(target.devices),
             cpu_layers=len(self._assembly.placement.layers(Tier.CPU)),
             cpu_experts=self._assembly.placement.cpu_experts,
-            guessed_by=total_guessed(done.guessed_by for done in self._passes),
+            guessed_by=total_accepted(done.guessed_by for done in self._passes),
             logprobs=None if params.logprobs is None else tuple(self._logprobs),
             kv_cache="int8" if target.int8_cache else "model",
             bytes_read=moved.read,
@@ -268,27 +281,30 @@ class RunningSequence:
 
 
 def accepted(done: PassResult) -> tuple[int, ...]:
-    """The nodes that the target agreed with, root first: of a token that ends the answer, too, if guessed."""
+    """Return the accepted nodes, root first, including a drafted token that ends the answer."""
     walk = done.walk
     last = done.grown.tree.children(walk.nodes[-1]).get(walk.tokens[-1])
     return walk.nodes if last is None else (*walk.nodes, last)
 
 
-def guessed_by(done: PassResult, decoding: Decoding) -> Guessed:
-    """Accepted tokens of each source that had any: of those who guessed a token, who thought it likeliest."""
+def accepted_by_source(done: PassResult, decoding: DecodingConfig) -> AcceptedBySource:
+    """Return the numbers of accepted tokens by source, without zeros.
+
+    A token counts for the source that gave it the highest probability.
+    """
     names = (*decoding.mixture.names, "format") if decoding.mixture is not None else ()
     counts = np.bincount(done.grown.tree.source[list(accepted(done)[1:])]).tolist()
     return tuple((name, count) for name, count in zip(names, counts, strict=False) if count)
 
 
-def describe_tree(index: int, done: PassResult, spell: Callable[[int], str]) -> TreeSeen:
-    """The tree of the pass of this number, its tokens spelt, and the path that the target took."""
+def describe_tree(index: int, done: PassResult, decode_with_special: Callable[[int], str]) -> TreeSeen:
+    """Return the tree of pass number `index` with decoded tokens and the accepted path."""
     tree, path = done.grown.tree, accepted(done)
     return TreeSeen(
         index=index,
         parent=tuple(tree.parent.tolist()),
-        text=tuple(spell(token) for token in tree.token.tolist()),
+        text=tuple(decode_with_special(token) for token in tree.token.tolist()),
         probability=tuple(np.exp(tree.score).tolist()),
         accepted=path,
-        bonus=spell(done.walk.tokens[-1]) if path == done.walk.nodes else "",
+        bonus=decode_with_special(done.walk.tokens[-1]) if path == done.walk.nodes else "",
     )

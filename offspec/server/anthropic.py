@@ -1,4 +1,4 @@
-"""Anthropic's Messages: POST /v1/messages and /v1/messages/count_tokens."""
+"""Anthropic's Messages API: POST /v1/messages and /v1/messages/count_tokens."""
 
 import json
 import secrets
@@ -10,27 +10,44 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from offspec.server.anthropic_messages import Block, InputMessage, Tool, ToolChoice, as_messages, tools_of
+from offspec.server.anthropic_messages import (
+    Block,
+    InputMessage,
+    Tool,
+    ToolChoice,
+    parse_tools,
+    to_chat_messages,
+)
+from offspec.server.api_errors import anthropic_error
 from offspec.server.endpoint import ApiRequest
-from offspec.server.exchange import Ask, Called, Delta, Ended, Said, Thought, Usage
-from offspec.server.faults import anthropic_error
-from offspec.server.formats import checked
 from offspec.server.openai_common import (
-    MOST_MESSAGES,
-    ChoosingTokens,
+    MAX_MESSAGES,
     Limit,
+    SamplingFields,
     Texts,
     answer_limit,
     template_variables,
 )
-from offspec.server.reply import Event, Reply, json_response, respond, server_sent
+from offspec.server.protocol import (
+    ChoiceFinished,
+    ContentDelta,
+    Delta,
+    GenerateRequest,
+    ReasoningDelta,
+    ToolCallDelta,
+    Usage,
+)
+from offspec.server.reply import Event, Reply, json_response, respond, sse_event
+from offspec.server.structured_outputs import checked_constraint
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_UNSIGNED = "unsigned"  # clients keep no thought without a signature; what they send back is not checked
+_UNSIGNED = (
+    "unsigned"  # clients drop reasoning without a signature; signatures that they send back are not checked
+)
 
 
 class Thinking(msgspec.Struct):
-    """Whether to think first; "adaptive" leaves it to the chat template."""
+    """Thinking mode; "adaptive" uses the default of the chat template."""
 
     type: Literal["enabled", "disabled", "adaptive"]
 
@@ -49,22 +66,22 @@ class OutputConfig(msgspec.Struct):
     format: OutputFormat | None = None
 
 
-class Counted(ChoosingTokens, kw_only=True):
-    """Fields that make a prompt."""
+class CountTokensBody(SamplingFields, kw_only=True):
+    """Request body to count the tokens of a prompt."""
 
     model: str = ""
-    messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=MOST_MESSAGES)]
+    messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[Block] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None  # another place for output_config.format
+    output_format: OutputFormat | None = None  # alternative to output_config.format
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class Body(Counted, kw_only=True):
-    """A request. max_tokens: 0 reads the prompt and answers nothing."""
+class Body(CountTokensBody, kw_only=True):
+    """Request body for a message. max_tokens: 0 only computes the prompt."""
 
     max_tokens: Limit
     stop_sequences: Texts | None = None
@@ -76,36 +93,36 @@ async def create(request: ApiRequest[Body]) -> Response:
     body = request.body
     stop = {} if body.stop_sequences is None else {"stop": body.stop_sequences}
     most = 1 if body.max_tokens == 0 else answer_limit(body.max_tokens)
-    ask = replace(_ask(request, max_tokens=most, **stop), silent=body.max_tokens == 0)
+    ask = replace(_ask(request, max_tokens=most, **stop), prompt_only=body.max_tokens == 0)
     answer = await request.service.answer(ask)
     return respond(answer, MessageReply(body.stream, body.model, len(answer.ids)))
 
 
-async def count_tokens(request: ApiRequest[Counted]) -> Response:
+async def count_tokens(request: ApiRequest[CountTokensBody]) -> Response:
     """Count the tokens of a prompt, of any length."""
-    return json_response({"input_tokens": await request.service.count(_ask(request))})
+    return json_response({"input_tokens": await request.service.count_tokens(_ask(request))})
 
 
-def _ask(request: ApiRequest[Body] | ApiRequest[Counted], **more: Any) -> Ask:
-    """The request of a body. Raises Fault for what is not supported."""
+def _ask(request: ApiRequest[Body] | ApiRequest[CountTokensBody], **more: Any) -> GenerateRequest:
+    """Return the request of a body. Raises ApiError for unsupported fields."""
     body = request.body
     output = body.output_config or OutputConfig()
     if (format := output.format or body.output_format) is not None:
-        more["format"] = checked("output_config.format.schema", "json_schema", format.schema)
+        more["format"] = checked_constraint("output_config.format.schema", "json_schema", format.schema)
     thinking = None if body.thinking is None or body.thinking.type == "adaptive" else body.thinking.type
-    return Ask(
-        prompt=as_messages(body.system, body.messages, request.ignore),
+    return GenerateRequest(
+        prompt=to_chat_messages(body.system, body.messages, request.ignore),
         params=body.sampling(request.service.defaults, **more),
-        tools=tools_of(body.tools or (), body.tool_choice, request.ignore),
+        tools=parse_tools(body.tools or (), body.tool_choice, request.ignore),
         parallel_calls=body.tool_choice is None or not body.tool_choice.disable_parallel_tool_use,
-        template=template_variables(
+        chat_template_kwargs=template_variables(
             body.chat_template_kwargs, output.effort, None if thinking is None else thinking == "enabled"
         ),
     )
 
 
 class MessageReply(Reply):
-    """An answer of Messages: events of its blocks, or the message.
+    """Answer of Messages: events of its blocks, or the message.
 
     Args:
         streamed: See `Reply`.
@@ -127,26 +144,26 @@ class MessageReply(Reply):
             "stop_sequence": None,
             "usage": {"input_tokens": prompt_tokens, "output_tokens": 0},
         }
-        self._block: dict[str, Any] | None = None  # the block that is under way
+        self._block: dict[str, Any] | None = None  # the open block
 
     def begin(self) -> Iterable[Event]:
         return ({"type": "message_start", "message": {**self._message, "content": []}},)
 
     def feed(self, delta: Delta) -> Iterator[Event]:
         match delta:
-            case Said(text=text) if text:
+            case ContentDelta(text=text) if text:
                 yield from self._open("text", text="")
                 yield self._add("text_delta", "text", text)
-            case Thought(text=text):
+            case ReasoningDelta(text=text):
                 yield from self._open("thinking", thinking="", signature="")
                 yield self._add("thinking_delta", "thinking", text)
-            case Called():
+            case ToolCallDelta():
                 yield from self._close()
                 yield from self._open("tool_use", id=delta.id, name=delta.name, input={})
                 assert self._block is not None
                 self._block["input"] = json.loads(delta.arguments)
                 yield self._delta("input_json_delta", partial_json=delta.arguments)
-            case Ended():
+            case ChoiceFinished():
                 reason = "stop_sequence" if delta.stop is not None else _REASONS[delta.reason]
                 self._message |= {"stop_reason": reason, "stop_sequence": delta.stop}
             case Usage():
@@ -161,13 +178,13 @@ class MessageReply(Reply):
         return self._message
 
     def encode(self, event: Event) -> bytes:
-        return server_sent(event, event["type"])
+        return sse_event(event, event["type"])
 
     def keep_alive(self) -> bytes:
         return self.encode({"type": "ping"})
 
     def _open(self, kind: str, **fields: Any) -> Iterator[Event]:
-        """Open a block, unless one of its kind is open."""
+        """Open a block unless a block of this kind is open."""
         if self._block is not None and self._block["type"] == kind:
             return
         yield from self._close()
@@ -197,7 +214,7 @@ class MessageReply(Reply):
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Counts of tokens; those that a cache held are counted apart."""
+    """Return token counts, with cached tokens counted separately."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,

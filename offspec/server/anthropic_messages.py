@@ -1,26 +1,26 @@
-"""Messages and tools as Anthropic's API has them, and as chat templates take them."""
+"""Messages and tools of Anthropic's API, and their conversion for chat templates."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from offspec.server.faults import Fault, invalid, missing, unsupported
+from offspec.server.api_errors import ApiError, invalid, missing, unsupported
 from offspec.server.openai_messages import Ignore, ToolName, omitted
-from offspec.server.tools import Tools, choose, function
+from offspec.server.tools import Tools, apply_tool_choice, function
 
 _NOT_TEXT = ("image", "document", "audio", "video", "file", "container_upload")
 _OF_ASSISTANT = ("thinking", "redacted_thinking", "tool_use")
-# Claude Code begins its system prompt with this and a number that differs in each conversation. It is not for
-# the model, and would have the whole prompt computed again.
+# Claude Code begins its system prompt with this header and a number that differs in each conversation. The
+# model does not need the header, and the number would keep the cached prompt from being reused.
 _BILLING = "x-anthropic-billing-header:"
 
 
 class Block(msgspec.Struct):
-    """A part of a message. Blocks of unknown types are left out; pictures and documents are refused.
+    """Part of a message. Blocks of unknown types are ignored; pictures and documents are refused.
 
-    text, thinking: of blocks of these types. id, name, input: of an earlier call (`tool_use`). tool_use_id,
-    content, is_error: of its result (`tool_result`).
+    text, thinking: fields of blocks of these types. id, name, input: fields of an earlier call (`tool_use`).
+    tool_use_id, content, is_error: fields of a tool result (`tool_result`).
     """
 
     type: str = "text"
@@ -36,14 +36,14 @@ class Block(msgspec.Struct):
 
 
 class InputMessage(msgspec.Struct):
-    """A message of the conversation so far."""
+    """Message of the conversation so far."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block] = ""
 
 
 class Tool(msgspec.Struct):
-    """A tool. Those of Anthropic's servers, which have no schema, are left out."""
+    """Tool definition. Tools of Anthropic's servers have no schema and are ignored."""
 
     name: ToolName | None = None
     type: str = "custom"
@@ -52,15 +52,15 @@ class Tool(msgspec.Struct):
 
 
 class ToolChoice(msgspec.Struct):
-    """The tools that are to be called."""
+    """Choice of the tools to call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool = False
 
 
-def tools_of(tools: Sequence[Tool], choice: ToolChoice | None, ignore: Ignore) -> Tools:
-    """The tools of a body. Raises Fault."""
+def parse_tools(tools: Sequence[Tool], choice: ToolChoice | None, ignore: Ignore) -> Tools:
+    """Return the tools of a body. Raises ApiError if a tool or the choice is invalid."""
     found = list[dict[str, Any]]()
     for at, tool in enumerate(tools):
         if tool.type != "custom":
@@ -73,13 +73,13 @@ def tools_of(tools: Sequence[Tool], choice: ToolChoice | None, ignore: Ignore) -
     if choice is not None and choice.type == "tool" and choice.name is None:
         raise missing("tool_choice.name")
     wanted = None if choice is None else choice.name if choice.type == "tool" else choice.type
-    return choose(found, frozenset(), wanted)
+    return apply_tool_choice(found, frozenset(), wanted)
 
 
-def as_messages(
+def to_chat_messages(
     system: str | Sequence[Block] | None, given: Sequence[InputMessage], ignore: Ignore
 ) -> list[dict[str, Any]]:
-    """Messages as templates take them: results of tools are messages of their own. Raises Fault."""
+    """Return messages for the chat template, with tool results as separate messages. Raises ApiError."""
     messages = list[dict[str, Any]]()
     if system and not isinstance(system, str):
         system = [block for block in system if not (block.text or "").startswith(_BILLING)]
@@ -103,7 +103,7 @@ def _answer(blocks: Sequence[Block], where: str, ignore: Ignore) -> dict[str, An
             case "thinking":
                 message["reasoning_content"] = message.get("reasoning_content", "") + block.thinking
             case "redacted_thinking":
-                pass  # nobody can read it
+                pass  # encrypted
             case "tool_use":
                 call = {"name": block.name, "arguments": block.input}
                 calls = message.setdefault("tool_calls", [])
@@ -116,9 +116,9 @@ def _answer(blocks: Sequence[Block], where: str, ignore: Ignore) -> dict[str, An
 
 
 def _question(role: str, blocks: Sequence[Block], where: str, ignore: Ignore) -> Iterator[dict[str, Any]]:
-    """Messages of a user or of the system, with results of tools."""
+    """Yield messages of the user or the system, and tool results."""
     texts = list[str]()
-    result = any(block.type == "tool_result" for block in blocks)  # a file may follow the result it is of
+    result = any(block.type == "tool_result" for block in blocks)  # a file may follow its tool result
     for at, block in enumerate(blocks):
         if block.type == "tool_result":
             if block.tool_use_id is None:
@@ -142,9 +142,9 @@ def _text(given: str | Sequence[Block], where: str, ignore: Ignore, result: bool
 
 
 def _block_text(block: Block, where: str, ignore: Ignore, result: bool = False) -> str | None:
-    """The text of a block; None for an unknown type without text.
+    """Return the text of a block, or None for an unknown type without text.
 
-    Raises Fault for pictures and files, which are omitted in the result of a tool.
+    Raises ApiError for pictures and files, except in tool results, where they are omitted.
     """
     if block.type == "document" and isinstance(block.source, dict) and block.source.get("type") == "text":
         return str(block.source.get("data") or "")
@@ -162,5 +162,5 @@ def _block_text(block: Block, where: str, ignore: Ignore, result: bool = False) 
     return None
 
 
-def _misplaced(field: str, kind: str, whose: str) -> Fault:
+def _misplaced(field: str, kind: str, whose: str) -> ApiError:
     return invalid(field, f"a block of type {kind} belongs to {whose} messages")

@@ -1,4 +1,4 @@
-"""The application: which path leads where."""
+"""ASGI application: routes and error responses."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,26 +20,26 @@ from offspec.server import (
     stored_responses,
     web_page,
 )
-from offspec.server.batch import lines
-from offspec.server.batch.jobs import BatchJobs
-from offspec.server.cors import with_cors
-from offspec.server.endpoint import Endpoint
-from offspec.server.faults import (
-    Fault,
+from offspec.server.admission import AdmissionMiddleware
+from offspec.server.api_errors import (
+    ApiError,
     anthropic_error,
     internal,
     llama_cpp_error,
     ollama_error,
     openai_error,
 )
-from offspec.server.guard import Guard
+from offspec.server.batch import lines
+from offspec.server.batch.jobs import BatchJobs
+from offspec.server.cors import with_cors
+from offspec.server.endpoint import Endpoint
 from offspec.server.reply import json_response
 from offspec.server.service import Service
 
 ENDPOINTS: Mapping[str, Endpoint[Any]] = {
     **lines.ENDPOINTS,
     "/v1/messages": Endpoint(anthropic.Body, anthropic.create),
-    "/v1/messages/count_tokens": Endpoint(anthropic.Counted, anthropic.count_tokens),
+    "/v1/messages/count_tokens": Endpoint(anthropic.CountTokensBody, anthropic.count_tokens),
     "/completion": Endpoint(llama_cpp.CompletionBody, llama_cpp.completion),
     "/infill": Endpoint(llama_cpp.InfillBody, llama_cpp.infill),
     "/tokenize": Endpoint(llama_cpp.TokenizeBody, llama_cpp.tokenize),
@@ -72,8 +72,8 @@ ROUTES = (
     Route("/tokenizer_info", llama_cpp.tokenizer_info, methods=["GET"]),
     *web_page.ROUTES,
 )
-# Faults have the shape of the API whose path a request's begins with, and else that of OpenAI.
-SHAPES: Mapping[str, Callable[[Fault], dict[str, Any]]] = {
+# Format of errors by the prefix of the path; OpenAI's for all other paths.
+SHAPES: Mapping[str, Callable[[ApiError], dict[str, Any]]] = {
     "/v1/messages": anthropic_error,
     "/api/": ollama_error,
     **dict.fromkeys(("/completion", "/infill", "/props", "/slots"), llama_cpp_error),
@@ -82,26 +82,29 @@ SHAPES: Mapping[str, Callable[[Fault], dict[str, Any]]] = {
 
 
 def make_app(service: Service, batches: BatchJobs, *, local: bool = False) -> ASGIApp:
-    """The application in front of a service, with its settings.
+    """Return the application for a service and its settings.
 
-    batches: files and batches. local: see `Guard`.
+    batches: store of files and batches. local: see `AdmissionMiddleware`.
     """
     own = (Route("/health", _health), Route("/metrics", _metrics))
     known = {route.path for route in (*ROUTES, *own)}
-    handlers = {Fault: _faulted, HTTPException: _not_routed, Exception: _failed}
+    handlers = {ApiError: _faulted, HTTPException: _not_routed, Exception: _failed}
     app = Starlette(routes=[*own, *ROUTES], exception_handlers=handlers)
     app.router.redirect_slashes = False
     app.state.service, app.state.batches = service, batches
 
     def ended(path: str, status: int, seconds: float) -> None:
-        service.metrics.requested(path if path in known else "other", status, seconds)
+        service.metrics.record_request(path if path in known else "other", status, seconds)
 
-    guard, origins = Guard(app, write_fault, service.settings, local, ended), service.settings.origins
+    guard, origins = (
+        AdmissionMiddleware(app, error_response, service.settings, local, ended),
+        service.settings.origins,
+    )
     return with_cors(guard, origins) if origins else guard
 
 
-def write_fault(path: str, fault: Fault, asked: Headers) -> Response:
-    """A fault as the API at this path says it, or the one that the headers of the request ask for."""
+def error_response(path: str, fault: ApiError, asked: Headers) -> Response:
+    """Return an error in the format of the API at this path, or of Anthropic's if the headers ask for it."""
     shapes = (shape for start, shape in SHAPES.items() if path.startswith(start))
     shape = next(shapes, openai_error)
     if models.is_anthropic(asked):
@@ -113,31 +116,31 @@ def write_fault(path: str, fault: Fault, asked: Headers) -> Response:
 
 
 async def _faulted(request: Request, fault: Exception) -> Response:
-    assert isinstance(fault, Fault)
-    return write_fault(request.url.path, fault, request.headers)
+    assert isinstance(fault, ApiError)
+    return error_response(request.url.path, fault, request.headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """A bug, which is raised once more for the log."""
-    return write_fault(request.url.path, internal(), request.headers)
+    """Answer after a bug; Starlette raises the exception again for the log."""
+    return error_response(request.url.path, internal(), request.headers)
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:
-    """No such path, or no such method there."""
+    """Answer a request for an unknown path, or with a method that the path does not allow."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 405:
-        message = f"{request.method} is not for {path[:200]}"
+        message = f"method {request.method} is not allowed for {path[:200]}"
     else:
-        message = f"there is nothing at {path[:200]}"
-    response = write_fault(path, Fault("not_found", message), request.headers)
+        message = f"unknown path {path[:200]}"
+    response = error_response(path, ApiError("not_found", message), request.headers)
     response.status_code = error.status_code
     response.headers.update(error.headers or {})
     return response
 
 
 async def _health(request: Request) -> Response:
-    """Whether requests are answered, and how far loading is while they are not."""
+    """Return the state of the server, with the loading progress until it is ready."""
     service: Service = request.app.state.service
     told: dict[str, Any] = {"status": service.state, "model": service.names[0]}
     if service.state == "ready":

@@ -1,4 +1,4 @@
-"""Limits of connections: their number, and the time that slow headers or unread answers keep them open."""
+"""Connection limits: their number, and timeouts for slow headers and unread answers."""
 
 import asyncio
 import socket
@@ -6,20 +6,20 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-REFUSED = "offspec.refused"  # in the state of requests on a connection beyond the limit
+REFUSED = "offspec.refused"  # key in the state of requests on connections over the limit
 HEADER_S = 20.0  # from the first byte of a request to the end of its headers
-WRITE_S = 60.0  # that a client may take nothing of what is sent to it
-MOST = 512  # open connections whose requests are answered
+WRITE_S = 60.0  # maximum time in which a client reads nothing
+MAX_CONNECTIONS = 512  # further connections are refused
 
 
 class LimitedConnection(H11Protocol):
     """HTTP/1.1 with limits that uvicorn does not have.
 
-    uvicorn answers requests beyond its limit of connections with plain text. Here `Guard` refuses them, in
-    the shape of the API.
+    uvicorn refuses requests over its connection limit in plain text. `AdmissionMiddleware` refuses them in
+    the format of the API instead.
     """
 
-    header_seconds, write_seconds, most = HEADER_S, WRITE_S, MOST
+    header_seconds, write_seconds, most = HEADER_S, WRITE_S, MAX_CONNECTIONS
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -29,8 +29,8 @@ class LimitedConnection(H11Protocol):
         super().connection_made(transport)
         if max(len(self.connections), len(self.tasks) + 1) > self.most:
             self.app_state = {**self.app_state, REFUSED: True}
-        # asyncio does so only where the listening socket was made with its protocol named. Without it each
-        # event waits up to 40 ms for the one before to be acknowledged.
+        # asyncio sets this only if the listening socket was created with an explicit protocol. Without it,
+        # each event is delayed up to 40 ms, until the previous one is acknowledged.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._within(self.header_seconds)
 
@@ -55,7 +55,7 @@ class LimitedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _within(self, seconds: float) -> None:
-        """Break the connection after so long, unless it goes on before."""
+        """Abort the connection after this time unless the timer is cancelled."""
         self._unlimited()
         self._limit = self.loop.call_later(seconds, self.transport.abort)
 

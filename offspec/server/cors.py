@@ -1,4 +1,4 @@
-"""Cross-origin requests (CORS): access for web pages that other servers deliver."""
+"""Cross-origin requests (CORS): access for web pages of other servers."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _EXPOSED = ("x-request-id", "request-id", "retry-after", "x-offspec-ignored")
 
 
 def checked_origin(text: str) -> str:
-    """An origin as browsers send it, or "*" for all of them. Raises RequestError if it is neither."""
+    """Return an origin as browsers send it, or "*" for all origins. Raises RequestError if it is invalid."""
     origin = text.strip().lower()
     if origin != ANY and not _ORIGIN.fullmatch(origin):
         raise RequestError(
@@ -23,15 +23,15 @@ def checked_origin(text: str) -> str:
         )
     for scheme, port in (("http", 80), ("https", 443)):
         if origin.startswith(f"{scheme}://"):
-            origin = origin.removesuffix(f":{port}")  # browsers leave it out
+            origin = origin.removesuffix(f":{port}")  # browsers omit default ports
     return origin
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """An application that answers preflight requests, and lets pages of these origins read all answers.
+    """Wrap an application to answer preflight requests and let pages of these origins read all answers.
 
-    It is the outermost: preflight requests have no key, and pages have to read errors too. Any header is
-    allowed, because clients in browsers send some that each release changes. Cookies are not.
+    This middleware is the outermost: preflight requests have no key, and pages must be able to read errors.
+    Every header is allowed, because browser clients send headers that vary between releases. Cookies are not.
     """
     return CORSMiddleware(
         app,
@@ -39,5 +39,5 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         allow_methods=_METHODS,
         allow_headers=("*",),
         expose_headers=_EXPOSED,
-        allow_private_network=True,  # a public page may use a server of the local network
+        allow_private_network=True,  # public pages may use a server in the local network
     )

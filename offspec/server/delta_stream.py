@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from offspec.chat.answer_parts import OneCall, Parts, PlainText
+from offspec.chat.answer_parser import AnswerParser, PlainTextParser, SingleCallParser
 from offspec.core.errors import OffspecError
 from offspec.core.events import (
     Event,
@@ -19,38 +19,40 @@ from offspec.core.events import (
     Result,
     TextDelta,
 )
-from offspec.server.exchange import Ask, Delta, Ended, EngineEvent, Said, Usage
-from offspec.server.faults import Fault, internal, of_error
+from offspec.server.api_errors import ApiError, api_error_from, internal
 from offspec.server.metrics import Metrics
-from offspec.server.output_parser import OutputParser, TokenTexts
+from offspec.server.output_parser import OutputParser, TokenFormatter
+from offspec.server.protocol import ChoiceFinished, ContentDelta, Delta, EngineEvent, GenerateRequest, Usage
 
 if TYPE_CHECKING:
     from offspec.engine.engine import Engine
 
 log = logging.getLogger("offspec.server")
 
-_MOST_UNREAD = 4096  # deltas that a client may be behind before its answer is broken off
+_MOST_UNREAD = 4096  # deltas that a client may leave unread before its answer is aborted
 _SEEDS = 2**64
 
 
 class DeltaStream:
-    """The deltas of one answer, to be iterated; a context manager, after which it is abandoned.
+    """Asynchronous iterator over the deltas of an answer; a context manager that abandons the answer on exit.
 
-    An abandoned answer is halted once its prompt is computed, so that a retry finds it in the cache, or
-    earlier by `on_leave`. Iteration raises Fault if the answer fails. begun: it waits no longer. Made in a
-    thread: to look for marks in a long prompt takes a while.
+    An abandoned answer is halted when its prompt is computed, so that a retry finds the prompt in the cache,
+    or earlier by `on_leave`. Iteration raises ApiError if the answer fails. Create it in a thread: the search
+    for marks in a long prompt takes time.
+
+    started: set when the answer no longer waits in the queue.
 
     Args:
-        ask: The request, with a seed. Each of its choices has the next.
-        ids: Its prompt.
-        engine: Computes the choices.
-        metrics: Counts passes and answers.
-        on_leave: Called when the client has read the answer or left.
+        ask: Request with a seed; each choice uses the next seed.
+        ids: Token ids of the prompt.
+        engine: Engine that computes the choices.
+        metrics: Counters of passes and answers.
+        on_leave: Called when the client has read the answer or disconnected.
     """
 
     def __init__(
         self,
-        ask: Ask,
+        ask: GenerateRequest,
         ids: list[int],
         engine: "Engine",
         metrics: Metrics,
@@ -58,32 +60,32 @@ class DeltaStream:
     ) -> None:
         self.ask, self.ids = ask, ids
         self._engine, self._metrics, self._on_leave = engine, metrics, on_leave
-        self.halt, self.begun = threading.Event(), asyncio.Event()
+        self.halt, self.started = threading.Event(), asyncio.Event()
         self.abandoned = self.prompt_computed = False
-        self._tokens = TokenTexts(engine.token_bytes)
-        self._parts: Parts = PlainText()  # of a choice that has not begun
+        self._tokens = TokenFormatter(engine.token_bytes)
+        self._parts: AnswerParser = PlainTextParser()  # of a choice that has not begun
         if not ask.raw:
-            parts = engine.parts(ids, () if ask.one_call else ask.tools.callable)
-            self._parts = OneCall(parts) if ask.one_call else parts
+            parts = engine.parts(ids, () if ask.one_call else ask.tools.allowed_functions)
+            self._parts = SingleCallParser(parts) if ask.one_call else parts
         self._prompt = ""  # its text, if the answer echoes it
         if ask.echo:
-            self._prompt = ask.prompt if isinstance(ask.prompt, str) else engine.spell(ids)
+            self._prompt = ask.prompt if isinstance(ask.prompt, str) else engine.decode_with_special(ids)
         self._choices, self._failed = 0, False  # choices so far
         self._helper: asyncio.Task[None] | None = None  # that waits for a slot
         self._results = dict[int, tuple[Result, int]]()  # and tokens of thoughts
         self._arrived = asyncio.Event()
-        self._unread = deque[Delta | Fault | None]()  # None: the end
+        self._unread = deque[Delta | ApiError | None]()  # None: the end
 
     async def run(self, slots: asyncio.Semaphore) -> None:
         """Compute all choices as soon as a slot is free, one after the other in that slot.
 
-        While choices are left, one task waits behind other requests for a further slot, for one of them.
+        While choices are left, one task queues for a further slot, for one of them.
 
         slots: one for each sequence of the engine.
         """
         async with asyncio.TaskGroup() as tasks:
             async with slots:
-                self.begun.set()
+                self.started.set()
                 while self._left:
                     await self._compute_next(slots, tasks)
             if self._helper is not None:
@@ -95,7 +97,7 @@ class DeltaStream:
 
     @property
     def _left(self) -> bool:
-        """Whether there is a choice to begin."""
+        """Whether another choice must be started."""
         return self._choices < self.ask.choices and not self.halt.is_set()
 
     async def _help(self, slots: asyncio.Semaphore, tasks: asyncio.TaskGroup) -> None:
@@ -122,23 +124,25 @@ class DeltaStream:
         assert params.seed is not None
         params = replace(params, seed=(params.seed + choice) % _SEEDS)
         if ask.echo and params.prompt_logprobs is None:
-            self.put(Said(choice, self._prompt))
+            self.put(ContentDelta(choice, self._prompt))
         result: Result | None = None
         given: Any = {"halt": self.halt, "trees": ask.trees, "shown": parser.shown, "progress": ask.trees}
         async for event in self._engine.submit(self.ids, params, **given):
             self._note(event)
             match event:
                 case PromptLogprobs(logprobs=scored) if ask.echo:
-                    self.put(Said(choice, self._prompt, (), self._tokens.describe_prompt(self.ids, scored)))
-                case TextDelta() if not ask.silent:
+                    self.put(
+                        ContentDelta(choice, self._prompt, (), self._tokens.describe_prompt(self.ids, scored))
+                    )
+                case TextDelta() if not ask.prompt_only:
                     self.put(*parser.feed(event))
                 case PassStats():
-                    self._metrics.passed(event)
+                    self._metrics.record_pass(event)
                 case Finished(result=result):
-                    self._metrics.answered(result)
+                    self._metrics.record_answer(result)
         assert result is not None
-        if ask.silent:
-            self.put(Ended(choice, "length"))
+        if ask.prompt_only:
+            self.put(ChoiceFinished(choice, "length"))
             result = replace(result, token_ids=())
         elif result.finish_reason != "halted":
             stop = self._stop_text(result) if result.finish_reason == "stop" else None
@@ -156,23 +160,23 @@ class DeltaStream:
 
     def _stop_text(self, result: Result) -> str | None:
         """The stop text that ended an answer, whose tokens still have it: the first to be complete."""
-        text, stops = self._engine.spell(result.token_ids), self.ask.params.stop
+        text, stops = self._engine.decode_with_special(result.token_ids), self.ask.params.stop
         found = [(at + len(stop), -len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]
         return min(found)[2] if found else None
 
     def _fail(self, error: Exception) -> None:
-        """Say once why there is no answer: that halts the other choices, which have no error of their own."""
+        """Report the first error and halt the other choices."""
         if self._failed:
             return
         self._failed = True
-        fault = of_error(error) if isinstance(error, OffspecError) else internal()
-        if not isinstance(error, OffspecError):  # a bug: the server lives on, and its log has the whole of it
+        fault = api_error_from(error) if isinstance(error, OffspecError) else internal()
+        if not isinstance(error, OffspecError):  # a bug: log the traceback and keep serving
             log.error("a request failed", exc_info=error)
         elif fault.status >= 500:
             log.error("%s", error)
         if fault.status >= 500:
-            self._metrics.failed(type(error).__name__)
-        self.break_off(fault)
+            self._metrics.record_error(type(error).__name__)
+        self.abort(fault)
 
     def _usage(self) -> Usage:
         found = [self._results[choice] for choice in sorted(self._results)]
@@ -183,16 +187,16 @@ class DeltaStream:
             reasoning_tokens=sum(thought for _, thought in found),
         )
 
-    def put(self, *items: Delta | Fault | None) -> None:
+    def put(self, *items: Delta | ApiError | None) -> None:
         """Add deltas, the fault that ends the answer, or its end."""
         for item in items:
             if len(self._unread) >= _MOST_UNREAD and not self.halt.is_set():
                 self.halt.set()
-                item = Fault("timeout", "the answer was broken off: it was read too slowly")
+                item = ApiError("timeout", "the answer was aborted: the client read it too slowly")
             self._unread.append(item)
         self._arrived.set()
 
-    def break_off(self, fault: Fault) -> None:
+    def abort(self, fault: ApiError) -> None:
         """End the answer with a fault."""
         self.put(fault)
         self.halt.set()
@@ -203,7 +207,7 @@ class DeltaStream:
                 item = self._unread.popleft()
                 if item is None:
                     return
-                if isinstance(item, Fault):
+                if isinstance(item, ApiError):
                     raise item
                 yield item
             self._arrived.clear()

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from offspec.server.faults import unsupported
+from offspec.server.api_errors import unsupported
 from offspec.server.parsing import convert, field_name, parse
 from offspec.server.service import Service
 
@@ -43,7 +43,7 @@ class ApiRequest(Generic[_T]):
         strict: Refuse parts without effect.
 
     Raises:
-        Fault: A wrong body.
+        ApiError: A wrong body.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ApiRequest(Generic[_T]):
 
 
 async def read_request(request: Request, wanted: type[_T]) -> ApiRequest[_T]:
-    """The request with the body of an HTTP request. Raises Fault."""
+    """The request with the body of an HTTP request. Raises ApiError."""
     service: Service = request.app.state.service
     given, strict = parse(await request.body()), service.settings.strict
     found = ApiRequest(service, request.url.path, given, wanted, strict)
@@ -92,17 +92,17 @@ class Endpoint(Generic[_M]):
 
     Args:
         body: Struct of its bodies.
-        create: Makes the response. Raises Fault.
+        create: Makes the response. Raises ApiError.
     """
 
     body: type[_M]
     create: Callable[[ApiRequest[_M]], Awaitable[Response]]
 
     async def respond(self, request: Request) -> Response:
-        """Answer an HTTP request. Raises Fault."""
+        """Answer an HTTP request. Raises ApiError."""
         return await self.answer(await read_request(request, self.body))
 
     async def answer(self, request: ApiRequest[_M]) -> Response:
-        """Answer a request. Raises Fault."""
+        """Answer a request. Raises ApiError."""
         request.body.model = request.service.check_name(request.body.model)
         return await self.create(request)

@@ -14,29 +14,29 @@ from starlette.responses import Response
 from offspec import __version__
 from offspec.core.config import SamplingParams
 from offspec.core.constraint import Constraint
+from offspec.server.api_errors import ApiError, llama_cpp_error
 from offspec.server.delta_stream import DeltaStream
 from offspec.server.endpoint import ApiRequest
-from offspec.server.exchange import Ask, Delta, Ended, Said, Usage
-from offspec.server.faults import Fault, llama_cpp_error
-from offspec.server.formats import checked
 from offspec.server.openai_common import Count, LlamaFields, LogitBias, TokenIds, answer_limit, llama_settings
+from offspec.server.protocol import ChoiceFinished, ContentDelta, Delta, GenerateRequest, Usage
 from offspec.server.reply import AnswerTimes, Event, Reply, json_response, respond
 from offspec.server.service import Service
+from offspec.server.structured_outputs import checked_constraint
 
-_NEVER = -1e9  # added to the logit of a token that is not to come
+_NEVER = -1e9  # logit bias of a forbidden token
 
 
 class Body(LlamaFields, kw_only=True):
-    """Fields of both paths. n_predict: below 0 there is no limit, and 0 only reads the prompt."""
+    """Fields of both paths. n_predict: negative for no limit; 0 only computes the prompt."""
 
     model: str = ""
     n_predict: int | None = None
-    # By token id, or pairs of an id and a number; false: the token never comes.
+    # By token id, or pairs of an id and a number; false forbids the token.
     logit_bias: LogitBias | list[tuple[Count, float | bool]] | None = None  # type: ignore[assignment]
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
     stream: bool | None = None
-    cache_prompt: Any = None  # without effect: it always is, where that changes nothing
+    cache_prompt: Any = None  # without effect: prompts are cached if that leaves the answer unchanged
 
     def __post_init__(self) -> None:
         if isinstance(self.logit_bias, list):
@@ -62,19 +62,21 @@ class InfillBody(Body, kw_only=True):
 async def completion(request: ApiRequest[CompletionBody]) -> Response:
     """Continue a prompt."""
     service, body = request.service, request.body
-    return await _answer(service, Ask(prompt=body.prompt, raw=True, params=_params(body, service)), body)
+    return await _answer(
+        service, GenerateRequest(prompt=body.prompt, raw=True, params=_params(body, service)), body
+    )
 
 
 async def infill(request: ApiRequest[InfillBody]) -> Response:
     """Write the text between a prefix and a suffix."""
     service, body = request.service, request.body
-    ask = Ask(prompt=body.input_prefix + body.prompt, params=_params(body, service))
+    ask = GenerateRequest(prompt=body.input_prefix + body.prompt, params=_params(body, service))
     ask = ask.with_suffix(body.input_suffix, service.engine.model_info, "input_suffix")
     return await _answer(service, ask, body)
 
 
 async def props(request: Request) -> Response:
-    """Settings of the server, and facts about the model. Raises Fault while it is loading."""
+    """Settings of the server, and facts about the model. Raises ApiError while it is loading."""
     service: Service = request.app.state.service
     info, (name, *_) = service.engine.model_info, service.names
     return json_response(
@@ -97,7 +99,7 @@ async def props(request: Request) -> Response:
 
 
 async def slots(request: Request) -> Response:
-    """The sequences that answers share passes in. Raises Fault while the model is loading."""
+    """Return the state of the engine's sequences. Raises ApiError while the model is loading."""
     service: Service = request.app.state.service
     busy = service.in_flight - service.queue_length
     every = (
@@ -108,20 +110,20 @@ async def slots(request: Request) -> Response:
 
 
 def _params(body: Body, service: Service) -> SamplingParams:
-    """The parameters of a body. Raises Fault."""
+    """The parameters of a body. Raises ApiError."""
     limit = answer_limit(1 if body.n_predict == 0 else body.n_predict)
     return body.sampling(service.defaults, max_tokens=limit, format=_format(body))
 
 
 def _format(body: Body) -> Constraint | None:
-    """The format of the answer. Raises Fault."""
+    """The format of the answer. Raises ApiError."""
     if body.json_schema is not None:
-        return checked("json_schema", "json_schema", body.json_schema)
-    return checked("grammar", "grammar", body.grammar) if body.grammar else None
+        return checked_constraint("json_schema", "json_schema", body.json_schema)
+    return checked_constraint("grammar", "grammar", body.grammar) if body.grammar else None
 
 
-async def _answer(service: Service, ask: Ask, body: Body) -> Response:
-    answer = await service.answer(replace(ask, silent=body.n_predict == 0))
+async def _answer(service: Service, ask: GenerateRequest, body: Body) -> Response:
+    answer = await service.answer(replace(ask, prompt_only=body.n_predict == 0))
     return respond(answer, LlamaReply(body.stream, service.names[0], answer))
 
 
@@ -139,20 +141,20 @@ class LlamaReply(Reply):
     def __init__(self, streamed: bool | None, model: str, answer: DeltaStream) -> None:
         super().__init__(streamed)
         self._model, self._ask = model, answer.ask
-        self._times, self._end = AnswerTimes(), Ended(0, "stop")
+        self._times, self._end = AnswerTimes(), ChoiceFinished(0, "stop")
         self._text, self._tokens = list[str](), list[int]()
         self._usage = Usage(len(answer.ids))
 
     def feed(self, delta: Delta) -> Iterator[Event]:
         match delta:
-            case Said(text=text, token_ids=tokens) if text or tokens:
+            case ContentDelta(text=text, token_ids=tokens) if text or tokens:
                 self._times.note()
                 self._text.append(text)
                 self._tokens += tokens
                 part = {"index": 0, "content": text, "tokens": tokens, "stop": False, "id_slot": -1}
                 predicted, evaluated = len(self._tokens), self._usage.prompt_tokens
                 yield {**part, "tokens_predicted": predicted, "tokens_evaluated": evaluated}
-            case Ended():
+            case ChoiceFinished():
                 self._end = delta
             case Usage():
                 self._usage = delta
@@ -164,7 +166,7 @@ class LlamaReply(Reply):
         return self._last("".join(self._text), self._tokens)
 
     def _last(self, text: str, tokens: list[int]) -> dict[str, Any]:
-        """The last object, which has all that is known of the answer."""
+        """Return the last object, with the totals of the answer."""
         ask, usage, end = self._ask, self._usage, self._end
         word = "eos" if end.stop is None else "word"
         return {
@@ -224,7 +226,7 @@ async def tokenize(request: ApiRequest[TokenizeBody]) -> Response:
     if text is None:
         text, special = body.prompt, body.add_special_tokens
     if text is None:
-        raise Fault("invalid_request", "content is missing", field="content")
+        raise ApiError("invalid_request", "content is missing", field="content")
     ids = await service.tokenize(text, special)
     tokens: list[Any] = [_piece(service, token) for token in ids] if body.with_pieces else ids
     return json_response({"tokens": tokens, "count": len(ids), "max_model_len": service.context})
@@ -237,7 +239,7 @@ async def detokenize(request: ApiRequest[DetokenizeBody]) -> Response:
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """Return the tokenizer's configuration. Raises Fault while the model is loading."""
+    """Return the tokenizer's configuration. Raises ApiError while the model is loading."""
     service: Service = request.app.state.service
     info = service.engine.model_info
     return json_response(

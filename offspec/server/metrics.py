@@ -14,14 +14,14 @@ _TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _OF_PASSES = {
     "bytes_streamed": (
         "offspec_streamed_bytes",
-        "Weights copied to GPUs, or read from disk where the CPU computes with them.",
+        "Weights copied to GPUs, or read from disk for computing on the CPU.",
     ),
     "bytes_read": ("offspec_disk_bytes", "Weights read from disk."),
     "experts_asked": (
         "offspec_experts_asked",
-        "Experts asked for, of targets whose experts are read when they are.",
+        "Experts requested by on-demand expert loading.",
     ),
-    "experts_read": ("offspec_experts_read", "Of those, not found in memory."),
+    "experts_read": ("offspec_experts_read", "Requested experts that were not in memory."),
 }
 
 
@@ -54,36 +54,36 @@ class Metrics:
         ProcessCollector(registry=registry)
         self._requests = counter("offspec_requests", "HTTP requests.", ("route", "status"))
         self._seconds = histogram("offspec_request_seconds", "From a request to its end.", ("route",))
-        self._queue = gauge("offspec_queue_length", "Requests that wait for their turn.")
+        self._queue = gauge("offspec_queue_length", "Requests that are queued.")
         self._first = histogram(
             "offspec_first_token_seconds", "From the turn of a request to its first token."
         )
         self._prompt = counter("offspec_prompt_tokens", "Tokens of prompts.")
-        self._cached = counter("offspec_cached_prompt_tokens", "Tokens of prompts that caches held.")
+        self._cached = counter("offspec_cached_prompt_tokens", "Prompt tokens found in a cache.")
         self._tokens = counter("offspec_answer_tokens", "Tokens of answers.")
-        self._passes = counter("offspec_passes", "Trips of the target's weights.")
+        self._passes = counter("offspec_passes", "Forward passes of the target.")
         self._per_pass = histogram("offspec_tokens_per_pass", "Tokens that a pass brings.", buckets=_TOKENS)
         self._of_passes = {name: counter(*about) for name, about in _OF_PASSES.items()}
         self._pass_seconds = counter("offspec_pass_seconds", "Time of passes, growing their trees included.")
-        self._waited = counter("offspec_link_bound_seconds", "Of that, waiting for weights to come.")
+        self._waited = counter("offspec_link_bound_seconds", "Time of passes spent waiting for weights.")
         self._link = gauge(
-            "offspec_link_utilisation",
-            "Share of the last pass in which the link was needed, 1 where nothing else held the pass up.",
+            "offspec_link_utilization",
+            "Share of the last pass in which the link was busy; 1 if the pass was transfer-bound.",
         )
         self._errors = counter("offspec_errors", "Answers that an error broke off.", ("kind",))
         self._fastest = 0.0  # bytes per second of a pass
 
-    def requested(self, route: str, status: int, seconds: float) -> None:
-        """A request has ended."""
+    def record_request(self, route: str, status: int, seconds: float) -> None:
+        """Record the end of a request."""
         self._requests.labels(route, status).inc()
         self._seconds.labels(route).observe(seconds)
 
     def watch_queue(self, length: Callable[[], int]) -> None:
-        """Set the function that counts requests that wait."""
+        """Set the function that counts queued requests."""
         self._queue.set_function(length)
 
-    def passed(self, stats: PassStats) -> None:
-        """A pass has ended, for one of its sequences."""
+    def record_pass(self, stats: PassStats) -> None:
+        """Record the end of a pass for one of its sequences."""
         seconds, share = stats.draft_seconds + stats.target_seconds, 1 / stats.sequences
         self._passes.inc(share)
         self._tokens.inc(stats.emitted)
@@ -97,17 +97,17 @@ class Metrics:
             crossing = self.link_seconds or stats.bytes_streamed / self._fastest
             self._link.set(min(1.0, crossing / seconds))
 
-    def answered(self, result: Result) -> None:
-        """An answer has ended."""
+    def record_answer(self, result: Result) -> None:
+        """Record the end of an answer."""
         self._prompt.inc(result.prompt_tokens)
         self._cached.inc(result.reused_tokens)
         if result.passes:  # the client did not leave before
             self._first.observe(result.ttft_s)
 
-    def failed(self, kind: str) -> None:
-        """An error of this kind has broken an answer off."""
+    def record_error(self, kind: str) -> None:
+        """Record an error of this kind that aborted an answer."""
         self._errors.labels(kind).inc()
 
     def page(self) -> bytes:
-        """All of it, in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(cast(CollectorRegistry, _WithoutCreated(self._registry)))

@@ -24,7 +24,7 @@ _CENTURY = 100 * 365 * 86400  # seconds that the model stays loaded
 
 
 def is_anthropic(headers: Headers) -> bool:
-    """Whether a request is for Anthropic's API: it says so where a path is both's."""
+    """Return whether the headers mark a request as Anthropic's, on paths that OpenAI's API shares."""
     return "anthropic-version" in headers
 
 
@@ -39,7 +39,7 @@ async def list_models(request: Request) -> Response:
 
 
 async def retrieve(request: Request) -> Response:
-    """The model of this name. Raises Fault for another."""
+    """Return the model of this name. Raises ApiError if the name is unknown."""
     service: Service = request.app.state.service
     name = request.path_params["model"]
     service.check_name(name)
@@ -93,7 +93,7 @@ async def running(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """Return facts about the model. Raises Fault while it is loading."""
+    """Return facts about the model. Raises ApiError while it is loading."""
     service: Service = request.app.state.service
     body = (await read_request(request, ShowBody)).body
     check_name(service, body.model or body.name)

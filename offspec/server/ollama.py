@@ -11,26 +11,34 @@ from starlette.responses import Response
 
 from offspec.core.config import SamplingParams
 from offspec.core.constraint import Constraint
+from offspec.server.api_errors import invalid, ollama_error, refuse, unsupported
 from offspec.server.endpoint import read_request
-from offspec.server.exchange import Ask, Called, Delta, Ended, Said, Thought, Usage
-from offspec.server.faults import invalid, ollama_error, refuse, unsupported
-from offspec.server.formats import checked
 from offspec.server.openai_common import (
-    MOST_MESSAGES,
+    MAX_MESSAGES,
     LlamaFields,
     answer_limit,
     logprob_body,
     template_variables,
 )
-from offspec.server.openai_messages import Tool, ToolCall, as_call, tools_of
+from offspec.server.openai_messages import Tool, ToolCall, as_call, parse_tools
+from offspec.server.protocol import (
+    ChoiceFinished,
+    ContentDelta,
+    Delta,
+    GenerateRequest,
+    ReasoningDelta,
+    ToolCallDelta,
+    Usage,
+)
 from offspec.server.reply import AnswerTimes, Event, Reply, json_line, json_response, respond
 from offspec.server.service import Service
+from offspec.server.structured_outputs import checked_constraint
 
 Shape = Callable[[str, str, Sequence[dict[str, Any]]], dict[str, Any]]  # text, reasoning, and calls
 
 
 class Options(LlamaFields, kw_only=True):
-    """Fields that choose tokens. num_predict: below 1 there is no limit."""
+    """Fields that choose tokens. num_predict: below 1 for no limit."""
 
     num_predict: int | None = None
 
@@ -62,7 +70,7 @@ class _Body(Struct, kw_only=True):
 class ChatBody(_Body, kw_only=True):
     """A request of /api/chat."""
 
-    messages: Annotated[list[Message], Meta(max_length=MOST_MESSAGES)] = []
+    messages: Annotated[list[Message], Meta(max_length=MAX_MESSAGES)] = []
     tools: list[Tool] | None = None
 
 
@@ -79,21 +87,24 @@ class GenerateBody(_Body, kw_only=True):
 
 
 async def chat(request: Request) -> Response:
-    """Answer a conversation. Without messages the model is only to be loaded, as it is."""
+    """Answer a conversation. A request without messages only loads the model (already loaded)."""
     given = await read_request(request, ChatBody)
     service, body = given.service, given.body
     check_name(service, body.model)
     if not body.messages:
         return _loaded(service, body, chat_shape)
-    tools = tools_of(body.tools or (), (), None, given.ignore)
-    ask = Ask(
-        prompt=_messages(body.messages), params=_params(body, service), tools=tools, template=_template(body)
+    tools = parse_tools(body.tools or (), (), None, given.ignore)
+    ask = GenerateRequest(
+        prompt=_messages(body.messages),
+        params=_params(body, service),
+        tools=tools,
+        chat_template_kwargs=_template(body),
     )
     return await _answer(service, ask, body, chat_shape)
 
 
 async def generate(request: Request) -> Response:
-    """Answer one prompt. Without a prompt the model is only to be loaded, as it is."""
+    """Answer one prompt. A request without a prompt only loads the model (already loaded)."""
     given = await read_request(request, GenerateBody)
     service, body = given.service, given.body
     check_name(service, body.model)
@@ -101,20 +112,20 @@ async def generate(request: Request) -> Response:
     if not body.prompt and not body.suffix:
         return _loaded(service, body, generate_shape)
     system = [{"role": "system", "content": body.system}] if body.system else []
-    ask = Ask(
+    ask = GenerateRequest(
         prompt=body.prompt if body.raw else [*system, {"role": "user", "content": body.prompt}],
         raw=bool(body.raw),
         params=_params(body, service),
-        template=_template(body),
+        chat_template_kwargs=_template(body),
     )
     if body.suffix:
-        ask = Ask(prompt=body.prompt, params=ask.params)
+        ask = GenerateRequest(prompt=body.prompt, params=ask.params)
         ask = ask.with_suffix(body.suffix, service.engine.model_info)
     return await _answer(service, ask, body, generate_shape)
 
 
 def check_name(service: Service, name: str) -> None:
-    """Raises Fault for another model's name than those that are served, which may end in ":latest"."""
+    """Raise ApiError for an unknown model name. Names may end in ":latest"."""
     service.check_name(name if name in service.names else name.removesuffix(":latest"))
 
 
@@ -129,9 +140,9 @@ def _params(body: _Body, service: Service) -> SamplingParams:
 
 
 def _format(given: str | dict[str, Any] | None) -> Constraint | None:
-    """The format of an answer. Raises Fault."""
+    """The format of an answer. Raises ApiError."""
     if isinstance(given, dict):
-        return checked("format", "json_schema", given)
+        return checked_constraint("format", "json_schema", given)
     if given not in (None, "", "json"):
         raise invalid("format", 'it must be "json" or a JSON schema')
     return Constraint("json_object") if given else None
@@ -164,7 +175,7 @@ def _messages(given: Iterable[Message]) -> list[dict[str, Any]]:
 
 
 def _result_of(message: Message, open_calls: list[dict[str, Any]]) -> dict[str, str]:
-    """Id and name of the call that a tool's result is for: the named one, or the first without a result."""
+    """Return id and name of the call of a tool result: the named call, or the first without a result."""
     id, name = message.tool_call_id or "", message.tool_name or ""
     for at, call in enumerate(open_calls):
         if (id or call["id"], name or call["function"]["name"]) == (call["id"], call["function"]["name"]):
@@ -173,13 +184,13 @@ def _result_of(message: Message, open_calls: list[dict[str, Any]]) -> dict[str, 
     return {key: value for key, value in (("tool_call_id", id), ("name", name)) if value}
 
 
-async def _answer(service: Service, ask: Ask, body: _Body, shape: Shape) -> Response:
+async def _answer(service: Service, ask: GenerateRequest, body: _Body, shape: Shape) -> Response:
     reply = OllamaReply(body.stream is not False, body.model or service.names[0], shape)
     return respond(await service.answer(ask), reply)
 
 
 def _loaded(service: Service, body: _Body, shape: Shape) -> Response:
-    """The answer to a request that is to load the model. Raises Fault while there is none."""
+    """Return the answer to a request to load the model. Raises ApiError until it is loaded."""
     assert service.engine
     reply = OllamaReply(False, body.model or service.names[0], shape)
     return json_response({**reply.part(), "done": True, "done_reason": "load"})
@@ -261,14 +272,14 @@ class OllamaReply(Reply):
     def _given(self, delta: Delta) -> dict[str, Any]:
         """Arguments of `part` for a delta."""
         match delta:
-            case Said() if delta.text or delta.logprobs:
+            case ContentDelta() if delta.text or delta.logprobs:
                 return {"text": delta.text, "logprobs": [logprob_body(token) for token in delta.logprobs]}
-            case Thought():
+            case ReasoningDelta():
                 return {"thought": delta.text}
-            case Called():
+            case ToolCallDelta():
                 made = {"name": delta.name, "arguments": msgspec.json.decode(delta.arguments)}
                 return {"calls": [{"id": delta.id, "function": {"index": delta.index, **made}}]}
-            case Ended():
+            case ChoiceFinished():
                 self._reason = "length" if delta.reason == "length" else "stop"
             case Usage():
                 self._usage = delta

@@ -8,13 +8,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
+from offspec.server.api_errors import ApiError, invalid, unsupported
 from offspec.server.batch.jobs import BatchJobs
 from offspec.server.batch.lines import ENDPOINTS
 from offspec.server.endpoint import read_request
-from offspec.server.faults import Fault, invalid, unsupported
 from offspec.server.parsing import convert
 from offspec.server.reply import json_response
-from offspec.server.threads import in_thread
+from offspec.server.threads import run_in_thread
 
 _FORM = {"max_files": 1, "max_fields": 3, "max_part_size": 1024}
 _Key = Annotated[str, Meta(max_length=64)]
@@ -22,7 +22,7 @@ _Value = Annotated[str, Meta(max_length=512)]
 
 
 class ExpiresAfter(Struct):
-    """For how long a file is kept."""
+    """Lifetime of a file."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Meta(ge=3600, le=30 * 86400)]
@@ -36,7 +36,7 @@ class _FilesQuery(Struct):
 
 
 async def jobs_of(request: Request) -> BatchJobs:
-    """The server's files and batches. Raises Fault where it cannot have them."""
+    """Return the server's files and batches. Raises ApiError if they are unavailable."""
     jobs: BatchJobs = request.app.state.batches
     await jobs.open()
     await jobs.expire()
@@ -53,14 +53,14 @@ async def create_file(request: Request) -> Response:
             if not isinstance(file, UploadFile):
                 raise invalid("file", "it is missing")
             seconds = _seconds(fields)
-            stored = await in_thread(jobs.files.add, file.file, file.filename or "file", seconds)
+            stored = await run_in_thread(jobs.files.add, file.file, file.filename or "file", seconds)
     except HTTPException as error:
-        raise Fault("invalid_request", f"the form cannot be read: {error.detail}") from None
-    return json_response(stored.shown())
+        raise ApiError("invalid_request", f"the form cannot be read: {error.detail}") from None
+    return json_response(stored.to_openai())
 
 
 def _seconds(fields: dict[str, Any]) -> int | None:
-    """For how long a file is to be kept, by the other fields of its form. Raises Fault for wrong ones."""
+    """Return the lifetime of a file by the fields of its form. Raises ApiError if a field is invalid."""
     if (purpose := fields.pop("purpose", None)) != "batch":
         raise invalid("purpose", "it is missing" if purpose is None else "it must be batch")
     given = {name: fields.pop(f"expires_after[{name}]", None) for name in ("anchor", "seconds")}
@@ -70,13 +70,13 @@ def _seconds(fields: dict[str, Any]) -> int | None:
         return None
     try:
         return convert(given, ExpiresAfter, ignored=[], text=True).seconds
-    except Fault as fault:
+    except ApiError as fault:
         message = f"expires_after.{fault.message}"
-        raise Fault("invalid_request", message, field="expires_after") from None
+        raise ApiError("invalid_request", message, field="expires_after") from None
 
 
 async def list_files(request: Request) -> Response:
-    """The files that are kept."""
+    """List the stored files."""
     jobs = await jobs_of(request)
     query = convert(dict(request.query_params), _FilesQuery, ignored=[], text=True)
     page = jobs.files.records.page(
@@ -91,7 +91,7 @@ async def list_files(request: Request) -> Response:
 async def retrieve_file(request: Request) -> Response:
     """Describe a file."""
     jobs = await jobs_of(request)
-    return json_response(jobs.files.records.get(request.path_params["id"]).shown())
+    return json_response(jobs.files.records.get(request.path_params["id"]).to_openai())
 
 
 async def content(request: Request) -> Response:
@@ -137,11 +137,11 @@ async def create(request: Request) -> Response:
         raise invalid("endpoint", f"it must be {' or '.join(ENDPOINTS)}")
     seconds = body.output_expires_after.seconds if body.output_expires_after else None
     batch = await jobs.create(body.input_file_id, body.endpoint, body.metadata, seconds)
-    return json_response(batch.shown())
+    return json_response(batch.to_openai())
 
 
 async def listing(request: Request) -> Response:
-    """The batches that are known, the newest first."""
+    """List the batches, newest first."""
     jobs = await jobs_of(request)
     query = convert(dict(request.query_params), _BatchesQuery, ignored=[], text=True)
     page = jobs.batches.page(after=query.after, limit=query.limit)
@@ -151,10 +151,10 @@ async def listing(request: Request) -> Response:
 async def retrieve(request: Request) -> Response:
     """Describe a batch."""
     jobs = await jobs_of(request)
-    return json_response(jobs.batches.get(request.path_params["id"]).shown())
+    return json_response(jobs.batches.get(request.path_params["id"]).to_openai())
 
 
 async def cancel(request: Request) -> Response:
-    """Break a batch off; what is answered of it stays."""
+    """Cancel a batch. Its finished answers stay."""
     jobs = await jobs_of(request)
-    return json_response((await jobs.cancel(request.path_params["id"])).shown())
+    return json_response((await jobs.cancel(request.path_params["id"])).to_openai())

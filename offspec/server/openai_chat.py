@@ -8,12 +8,10 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from offspec.core.events import PassProgress, PassStats, Prefill, TreeSeen
+from offspec.server.api_errors import invalid, refuse
 from offspec.server.endpoint import ApiRequest
-from offspec.server.exchange import Ask, Called, Delta, Ended, Said, Thought, Usage
-from offspec.server.faults import invalid, refuse
-from offspec.server.formats import ResponseFormat, StructuredOutputs, format_of
 from offspec.server.openai_common import (
-    MOST_MESSAGES,
+    MAX_MESSAGES,
     ChunkedBody,
     ChunkedReply,
     Limit,
@@ -21,12 +19,22 @@ from offspec.server.openai_common import (
     logprob_body,
     template_variables,
 )
-from offspec.server.openai_messages import ChatMessage, Function, Tool, as_message, tools_of
+from offspec.server.openai_messages import ChatMessage, Function, Tool, as_message, parse_tools
+from offspec.server.protocol import (
+    ChoiceFinished,
+    ContentDelta,
+    Delta,
+    GenerateRequest,
+    ReasoningDelta,
+    ToolCallDelta,
+    Usage,
+)
 from offspec.server.reply import Event, respond
+from offspec.server.structured_outputs import ResponseFormat, StructuredOutputs, format_of
 from offspec.server.tools import NamedTool, ToolChoice, custom_input
 
 
-class Watched(Struct):
+class OffspecOptions(Struct):
     """Events of the engine in the chunks of a stream: its progress, and figures and tree of each pass."""
 
     trees: bool = False
@@ -40,7 +48,7 @@ class Reasoning(Struct):
 
 
 class Thinking(Struct):
-    """Whether to think first, as DeepSeek and GLM have it."""
+    """Thinking mode, in the format of DeepSeek and GLM."""
 
     type: str = "enabled"
 
@@ -48,7 +56,7 @@ class Thinking(Struct):
 class Body(ChunkedBody, kw_only=True):
     """A request."""
 
-    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MOST_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Limit | None = None
     max_tokens: Limit | None = None
     logprobs: bool | None = None
@@ -67,7 +75,7 @@ class Body(ChunkedBody, kw_only=True):
     enable_thinking: bool | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
-    offspec: Watched | None = None
+    offspec: OffspecOptions | None = None
     # Accepted only with a value that changes nothing.
     store: bool | None = None
     modalities: list[str] | None = None
@@ -75,12 +83,12 @@ class Body(ChunkedBody, kw_only=True):
 
     @property
     def legacy(self) -> bool:
-        """Whether calls are asked for in the legacy form."""
+        """Whether the request uses the legacy form of tool calls."""
         return bool(self.functions) and not self.tools
 
     @property
-    def thinks(self) -> bool | None:
-        """Whether to think, by those fields that say so."""
+    def thinking_enabled(self) -> bool | None:
+        """Whether to think, by the first field that sets it; None if none does."""
         if self.enable_thinking is not None:
             return self.enable_thinking
         if self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
@@ -98,8 +106,8 @@ async def create(request: ApiRequest[Body]) -> Response:
     return respond(answer, ChatReply(request.body, answer.ask))
 
 
-def _ask(request: ApiRequest[Body]) -> Ask:
-    """The request of a body. Raises Fault for what is not supported."""
+def _ask(request: ApiRequest[Body]) -> GenerateRequest:
+    """The request of a body. Raises ApiError for what is not supported."""
     body, ignore = request.body, request.ignore
     refuse(body, _HARMLESS)
     trees = body.offspec is not None and body.offspec.trees
@@ -107,8 +115,8 @@ def _ask(request: ApiRequest[Body]) -> Ask:
         raise invalid("offspec.trees", "they need stream")
     effort = body.reasoning_effort or (body.reasoning.effort if body.reasoning else None)
     with_logprobs = body.logprobs or (body.logprobs is None and bool(body.top_logprobs))
-    tools = tools_of(body.tools or (), body.functions or (), _choice(body), ignore)
-    return Ask(
+    tools = parse_tools(body.tools or (), body.functions or (), _choice(body), ignore)
+    return GenerateRequest(
         prompt=[as_message(message, at, ignore) for at, message in enumerate(body.messages)],
         params=body.sampling(
             request.service.defaults,
@@ -118,8 +126,8 @@ def _ask(request: ApiRequest[Body]) -> Ask:
         ),
         tools=tools,
         parallel_calls=body.parallel_tool_calls is not False and not body.legacy,
-        template=template_variables(body.chat_template_kwargs, effort, body.thinks),
-        continues=_continues(body),
+        chat_template_kwargs=template_variables(body.chat_template_kwargs, effort, body.thinking_enabled),
+        continue_final_message=_continues(body),
         choices=body.choices,
         trees=trees,
     )
@@ -131,7 +139,7 @@ def _choice(body: Body) -> str | ToolChoice | None:
 
 
 def _continues(body: Body) -> bool:
-    """Whether a last message of the assistant is continued; by default it is."""
+    """Return whether the answer continues a last message of the assistant; the default is true."""
     if body.continue_final_message is not None:
         return body.continue_final_message
     return body.add_generation_prompt is not True
@@ -139,7 +147,7 @@ def _continues(body: Body) -> bool:
 
 @dataclass(slots=True)
 class _Choice:
-    """A choice as far as it has come."""
+    """Choice under construction."""
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -158,7 +166,7 @@ class ChatReply(ChunkedReply):
 
     kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def __init__(self, body: Body, ask: Ask) -> None:
+    def __init__(self, body: Body, ask: GenerateRequest) -> None:
         super().__init__(body)
         self._legacy, self._custom = body.legacy, ask.tools.custom
         self._with_logprobs = ask.params.logprobs is not None
@@ -170,19 +178,19 @@ class ChatReply(ChunkedReply):
 
     def feed(self, delta: Delta) -> Iterator[Event]:
         match delta:
-            case Said(choice=choice, text=text) if text or delta.logprobs:
+            case ContentDelta(choice=choice, text=text) if text or delta.logprobs:
                 tokens = [logprob_body(token) for token in delta.logprobs]
                 self._choices[choice].text.append(text)
                 self._choices[choice].logprobs += () if self.streamed else tokens
                 yield self._more(choice, {"content": text}, logprobs=self._logprobs(tokens))
-            case Thought(choice=choice, text=text):
+            case ReasoningDelta(choice=choice, text=text):
                 self._choices[choice].reasoning.append(text)
                 yield self._more(choice, {"reasoning_content": text})
-            case Called(choice=choice):
+            case ToolCallDelta(choice=choice):
                 call = self._call(delta)
                 self._choices[choice].calls.append(call)
                 yield self._more(choice, self._calls([{"index": delta.index, **call}]))
-            case Ended(choice=choice, reason=reason):
+            case ChoiceFinished(choice=choice, reason=reason):
                 shown = "function_call" if self._legacy and reason == "tool_calls" else reason
                 self._choices[choice].reason = shown
                 yield self._more(choice, {}, finish_reason=shown)
@@ -209,7 +217,7 @@ class ChatReply(ChunkedReply):
         """The field of a message with its calls."""
         return {"function_call": calls[0]["function"]} if self._legacy else {"tool_calls": calls}
 
-    def _call(self, call: Called) -> dict[str, Any]:
+    def _call(self, call: ToolCallDelta) -> dict[str, Any]:
         if call.name in self._custom:
             made = {"name": call.name, "input": custom_input(call.arguments)}
             return {"id": call.id, "type": "custom", "custom": made}

@@ -13,16 +13,16 @@ from msgspec import Meta
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
 from offspec.core.sampling_defaults import sampling_values
-from offspec.server.exchange import TokenChoice, Usage
-from offspec.server.faults import of_error, openai_error
+from offspec.server.api_errors import api_error_from, openai_error
+from offspec.server.protocol import TokenChoice, Usage
 from offspec.server.reply import Event, Reply
 
 _DONE = msgspec.Raw(b"[DONE]")  # the last event of a stream
-UNLIMITED = 2**31 - 1  # tokens of an answer: as many as the context has room for
+UNLIMITED = 2**31 - 1  # tokens of an answer: limited only by the context
 Count = Annotated[int, Meta(ge=0, le=UNLIMITED)]
 Limit = Annotated[int, Meta(ge=-2, le=UNLIMITED)]  # of an answer; see `answer_limit`
-# What is longer would hold up other requests while it is checked.
-MOST_MESSAGES = 2**16
+# Longer values would block other requests while they are checked.
+MAX_MESSAGES = 2**16
 TokenIds = Annotated[list[Count], Meta(max_length=2**18)]
 LogitBias = Annotated[dict[Annotated[str, Meta(pattern=r"^\d{1,10}$")], float], Meta(max_length=2**16)]
 Text = Annotated[str, Meta(min_length=1)]
@@ -35,7 +35,7 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class ChoosingTokens(msgspec.Struct, kw_only=True):
+class SamplingFields(msgspec.Struct, kw_only=True):
     """Fields of a body that choose tokens, under the names of `SamplingParams`; None: the server's default.
 
     OpenAI's fields, and those that vLLM and others take in addition.
@@ -59,8 +59,8 @@ class ChoosingTokens(msgspec.Struct, kw_only=True):
     no_repeat_ngram_size: Count | None = None
 
     def sampling(self, defaults: SamplingParams, **others: Any) -> SamplingParams:
-        """The parameters that the fields come to. others: further ones. Raises Fault."""
-        names = ChoosingTokens.__struct_fields__
+        """Return the parameters that the fields set. others: further parameters. Raises ApiError."""
+        names = SamplingFields.__struct_fields__
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.top_k == -1:  # as vLLM says "all"
             given["top_k"] = 0
@@ -71,11 +71,11 @@ class ChoosingTokens(msgspec.Struct, kw_only=True):
         try:
             return replace(defaults, **given, **others)
         except RequestError as error:
-            raise of_error(error) from None
+            raise api_error_from(error) from None
 
 
-class LlamaFields(ChoosingTokens, kw_only=True):
-    """The same fields with names and values that llama.cpp and Ollama have in addition."""
+class LlamaFields(SamplingFields, kw_only=True):
+    """Sampling fields with the additional names and values of llama.cpp and Ollama."""
 
     repeat_penalty: float | None = None
 
@@ -93,7 +93,7 @@ def llama_settings(params: SamplingParams) -> dict[str, float]:
 
 
 def answer_limit(*given: int | None) -> int:
-    """The most tokens of an answer: the first limit that is given. 0 and -1 mean "no limit" to clients."""
+    """Return the maximum tokens of an answer: the first given limit. 0 and -1 mean no limit."""
     return next((limit for limit in given if limit is not None and limit > 0), UNLIMITED)
 
 
@@ -103,7 +103,7 @@ def template_variables(
     """Variables of the chat template.
 
     Args:
-        given: `chat_template_kwargs`, which precede what other fields say.
+        given: `chat_template_kwargs`, which take precedence over other fields.
         effort: How much to reason; "none" also switches thinking off.
         thinks: Whether to think. None: as the template has it.
     """
@@ -135,7 +135,7 @@ def _likely(token: TokenChoice) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}
 
 
-class ChunkedBody(ChoosingTokens, kw_only=True):
+class ChunkedBody(SamplingFields, kw_only=True):
     """Fields of both APIs."""
 
     model: str = ""

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 from msgspec import Meta
 from starlette.responses import Response
 
+from offspec.server.api_errors import invalid, refuse
 from offspec.server.delta_stream import DeltaStream
 from offspec.server.endpoint import ApiRequest
-from offspec.server.exchange import Ask, Delta, Ended, Said, TokenChoice, Usage
-from offspec.server.faults import invalid, refuse
-from offspec.server.formats import StructuredOutputs, format_of
 from offspec.server.openai_common import ChunkedBody, ChunkedReply, Count, Limit, answer_limit
+from offspec.server.protocol import ChoiceFinished, ContentDelta, Delta, GenerateRequest, TokenChoice, Usage
 from offspec.server.reply import Event, respond
 from offspec.server.service import Service
+from offspec.server.structured_outputs import StructuredOutputs, format_of
 
 _LONGEST = 16  # tokens of an answer that gives no number, as OpenAI has it
 _MOST_PROMPTS = 128
@@ -39,15 +39,15 @@ async def create(request: ApiRequest[Body]) -> Response:
     """A continuation of one or several prompts."""
     service, body = request.service, request.body
     asks = list(_asks(body, service))
-    if len(asks) > 1:  # what is wrong with the last of them is told before the first is answered
+    if len(asks) > 1:  # errors in any prompt are reported before the first is answered
         for ask in asks:
             await service.encode(ask)
     first = await service.answer(asks[0])
     return respond(_merged(service, first, asks), CompletionReply(body, len(asks)))
 
 
-def _asks(body: Body, service: Service) -> Iterator[Ask]:
-    """The requests of a body, one for each prompt. Raises Fault."""
+def _asks(body: Body, service: Service) -> Iterator[GenerateRequest]:
+    """The requests of a body, one for each prompt. Raises ApiError."""
     refuse(body, {"best_of": body.choices})
     params = body.sampling(
         service.defaults,
@@ -57,19 +57,19 @@ def _asks(body: Body, service: Service) -> Iterator[Ask]:
         format=format_of(None, body.structured_outputs),
     )
     for prompt in _prompts(body.prompt):
-        ask = Ask(
+        ask = GenerateRequest(
             prompt=prompt,
             raw=True,
             echo=bool(body.echo),
             params=params,
             choices=body.choices,
-            silent=body.max_tokens == 0,
+            prompt_only=body.max_tokens == 0,
         )
         yield ask.with_suffix(body.suffix, service.engine.model_info) if body.suffix else ask
 
 
 def _prompts(given: str | list[Any]) -> Sequence[str | list[int]]:
-    """The prompts, each a text or ids. Raises Fault for a list of unlike things."""
+    """The prompts, each a text or ids. Raises ApiError for a list of unlike things."""
     if isinstance(given, str):
         return [given]
     kinds = {type(each) for each in given}
@@ -82,7 +82,7 @@ def _prompts(given: str | list[Any]) -> Sequence[str | list[int]]:
 
 @asynccontextmanager
 async def _merged(
-    service: Service, first: DeltaStream, asks: Sequence[Ask]
+    service: Service, first: DeltaStream, asks: Sequence[GenerateRequest]
 ) -> AsyncIterator[AsyncIterable[Delta]]:
     """The deltas of all answers as they come. Choices are numbered through all prompts."""
     found = asyncio.Queue[Delta | Exception | None](1)
@@ -103,7 +103,10 @@ async def _deltas(found: asyncio.Queue[Delta | Exception | None]) -> AsyncIterat
 
 
 async def _read_all(
-    service: Service, first: DeltaStream, asks: Sequence[Ask], found: asyncio.Queue[Delta | Exception | None]
+    service: Service,
+    first: DeltaStream,
+    asks: Sequence[GenerateRequest],
+    found: asyncio.Queue[Delta | Exception | None],
 ) -> None:
     """Put the deltas of all answers, then their end or the first fault. One prompt waits for its turn at a
     time, so that a list of them is not before everybody else."""
@@ -111,7 +114,7 @@ async def _read_all(
     async def read(at: int, answer: DeltaStream) -> None:
         async with answer:
             async for delta in answer:
-                if isinstance(delta, Said | Ended):
+                if isinstance(delta, ContentDelta | ChoiceFinished):
                     delta = replace(delta, choice=at * answer.ask.choices + delta.choice)
                 await found.put(delta)
 
@@ -121,7 +124,7 @@ async def _read_all(
             for at, ask in enumerate(asks):
                 answer = await service.answer(ask, admitted=True) if at else first
                 group.create_task(read(at, answer))
-                await answer.begun.wait()
+                await answer.started.wait()
     except ExceptionGroup as errors:
         await found.put(errors.exceptions[0])
     else:
@@ -146,13 +149,13 @@ class CompletionReply(ChunkedReply):
 
     def feed(self, delta: Delta) -> Iterator[Event]:
         match delta:
-            case Said() if delta.text or delta.logprobs:
+            case ContentDelta() if delta.text or delta.logprobs:
                 choice = self._choices[delta.choice]
                 logprobs = choice.logprobs(delta.logprobs) if self._with_logprobs else None
                 if not self.streamed:
                     choice.said.append(delta)
                 yield self.chunk(_body(delta.choice, delta.text, None, logprobs))
-            case Ended():
+            case ChoiceFinished():
                 self._choices[delta.choice].reason = delta.reason
                 yield self.chunk(_body(delta.choice, "", delta.reason, None))
             case Usage():
@@ -166,10 +169,10 @@ class CompletionReply(ChunkedReply):
 
 
 class _Choice:
-    """A choice as far as it has come."""
+    """Choice under construction."""
 
     def __init__(self) -> None:
-        self.said, self.reason = list[Said](), "stop"
+        self.said, self.reason = list[ContentDelta](), "stop"
         self._length = 0  # characters of the tokens so far
 
     def logprobs(self, tokens: Sequence[TokenChoice]) -> dict[str, Any]:

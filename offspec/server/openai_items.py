@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from offspec.server.faults import missing, unsupported
+from offspec.server.api_errors import missing, unsupported
 from offspec.server.openai_messages import (
     CalledCustom,
     CalledFunction,
@@ -20,7 +20,7 @@ from offspec.server.tools import (
     GrammarFormat,
     ToolChoice,
     Tools,
-    choose,
+    apply_tool_choice,
     custom_function,
     flat_name,
     function,
@@ -62,8 +62,8 @@ class Tool(msgspec.Struct):
     tools: "list[Tool] | None" = None  # of a namespace
 
 
-def tools_of(tools: Sequence[Tool], choice: str | ToolChoice | None, ignore: Ignore) -> Tools:
-    """The tools of a body. Raises Fault."""
+def parse_tools(tools: Sequence[Tool], choice: str | ToolChoice | None, ignore: Ignore) -> Tools:
+    """The tools of a body. Raises ApiError."""
     found, custom, namespaces = list[dict[str, Any]](), set[str](), dict[str, tuple[str, str]]()
     for where, tool, namespace in _flat(tools, "tools", None):
         if tool.type not in ("function", "custom"):
@@ -77,7 +77,7 @@ def tools_of(tools: Sequence[Tool], choice: str | ToolChoice | None, ignore: Ign
         else:
             found.append(custom_function(name, tool.description, tool.format))
             custom.add(name)
-    return replace(choose(found, frozenset(custom), choice), namespaces=namespaces)
+    return replace(apply_tool_choice(found, frozenset(custom), choice), namespaces=namespaces)
 
 
 def _flat(tools: Sequence[Tool], where: str, namespace: str | None) -> Iterator[tuple[str, Tool, str | None]]:
@@ -89,8 +89,8 @@ def _flat(tools: Sequence[Tool], where: str, namespace: str | None) -> Iterator[
             yield f"{where}[{at}]", tool, namespace
 
 
-def as_messages(instructions: str | None, items: Sequence[Item], ignore: Ignore) -> list[dict[str, Any]]:
-    """Messages as templates take them. Raises Fault.
+def to_chat_messages(instructions: str | None, items: Sequence[Item], ignore: Ignore) -> list[dict[str, Any]]:
+    """Messages as templates take them. Raises ApiError.
 
     Reasoning, text and calls of one turn are one message, as far as they came in that order.
     """

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from offspec.server.faults import Fault, invalid, missing, unsupported
+from offspec.server.api_errors import ApiError, invalid, missing, unsupported
 from offspec.server.tools import (
     GrammarFormat,
     ToolChoice,
     Tools,
-    choose,
+    apply_tool_choice,
     custom_arguments,
     custom_function,
     function,
@@ -95,13 +95,13 @@ class Tool(msgspec.Struct):
     custom: CustomTool | None = None
 
 
-def tools_of(
+def parse_tools(
     tools: Sequence[Tool],
     functions: Sequence[Function],
     choice: str | ToolChoice | None,
     ignore: Ignore,
 ) -> Tools:
-    """The tools of a body. functions: those of the legacy field. Raises Fault."""
+    """The tools of a body. functions: those of the legacy field. Raises ApiError."""
     found, custom = list[dict[str, Any]](), set[str]()
     for at, tool in enumerate([*tools, *(Tool(function=legacy) for legacy in functions)]):
         if tool.function is not None:
@@ -114,7 +114,7 @@ def tools_of(
             raise missing(f"tools[{at}].{tool.type}")
         else:
             ignore(f"tools ({tool.type})")
-    return choose(found, frozenset(custom), choice)
+    return apply_tool_choice(found, frozenset(custom), choice)
 
 
 def omitted(kind: str, ignore: Ignore) -> str:
@@ -127,14 +127,14 @@ def omitted(kind: str, ignore: Ignore) -> str:
 
 
 def part_text(kind: str, text: str | None, where: str, omit: Ignore | None) -> str:
-    """The text of a part of this kind. Raises Fault if it has none, unless such parts are omitted."""
+    """The text of a part of this kind. Raises ApiError if it has none, unless such parts are omitted."""
     if text is None and omit is None:
         raise unsupported(where, f"a part of type {kind[:40]!r} is not supported, only text")
     return omitted(kind[:40], omit) if text is None and omit is not None else text or ""
 
 
 def as_message(message: ChatMessage, at: int, ignore: Ignore) -> dict[str, Any]:
-    """A message as chat templates take it. Raises Fault for parts that are not text."""
+    """A message as chat templates take it. Raises ApiError for parts that are not text."""
     where = f"messages[{at}]"
     if message.role not in _ROLES:
         raise invalid(f"{where}.role", f"it must be {', '.join(_ROLES)}")
@@ -156,7 +156,7 @@ def as_message(message: ChatMessage, at: int, ignore: Ignore) -> dict[str, Any]:
     if calls:
         given["tool_calls"] = calls
     elif message.content is None and message.refusal is None and role != "assistant":
-        raise Fault("invalid_request", f"{where}.content is missing", field=f"{where}.content")
+        raise ApiError("invalid_request", f"{where}.content is missing", field=f"{where}.content")
     return given
 
 

@@ -11,24 +11,24 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from offspec.core.constraint import Constraint
+from offspec.server.api_errors import ApiError, invalid, refuse
 from offspec.server.endpoint import ApiRequest
-from offspec.server.exchange import Ask
-from offspec.server.faults import Fault, invalid, refuse
-from offspec.server.formats import checked
 from offspec.server.openai_common import (
-    MOST_MESSAGES,
-    ChoosingTokens,
+    MAX_MESSAGES,
     Limit,
+    SamplingFields,
     StreamOptions,
     answer_limit,
     template_variables,
 )
-from offspec.server.openai_items import Item, Tool, as_messages, tools_of
+from offspec.server.openai_items import Item, Tool, parse_tools, to_chat_messages
 from offspec.server.openai_responses_reply import Object, ResponseReply
 from offspec.server.parsing import convert
+from offspec.server.protocol import GenerateRequest
 from offspec.server.reply import respond
 from offspec.server.service import Service
-from offspec.server.stored_responses import StoredResponses, fresh_id
+from offspec.server.stored_responses import StoredResponses, new_id
+from offspec.server.structured_outputs import checked_constraint
 from offspec.server.tools import ToolChoice
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -57,11 +57,11 @@ class Reasoning(Struct):
     effort: str | None = None
 
 
-class Body(ChoosingTokens, kw_only=True):
+class Body(SamplingFields, kw_only=True):
     """A request."""
 
     model: str = ""
-    input: str | Annotated[list[Item], Meta(min_length=1, max_length=MOST_MESSAGES)]
+    input: str | Annotated[list[Item], Meta(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
@@ -99,11 +99,11 @@ async def create(request: ApiRequest[Body]) -> Response:
 
 
 async def _earlier(store: StoredResponses, body: Body) -> list[Object]:
-    """The items up to the end of the response that a request goes on from. Raises Fault."""
+    """Return the items up to the end of the response that a request continues. Raises ApiError."""
     if (id := body.previous_response_id) is None:
         return []
     found = await asyncio.to_thread(store.get, id)
-    with suppress(Fault):  # it was damaged, or written by another version
+    with suppress(ApiError):  # it was damaged, or written by another version
         if found is not None:
             _items(found.items)
             return found.items
@@ -112,28 +112,28 @@ async def _earlier(store: StoredResponses, body: Body) -> list[Object]:
 
 
 def _items(given: Sequence[Object]) -> list[Item]:
-    """Items as they are kept. Raises Fault."""
+    """Items as they are kept. Raises ApiError."""
     return convert(list(given), list[Item], ignored=[])
 
 
-def _ask(request: ApiRequest[Body], items: Sequence[Object]) -> Ask:
-    """The request of a body. Raises Fault for what is not supported."""
+def _ask(request: ApiRequest[Body], items: Sequence[Object]) -> GenerateRequest:
+    """The request of a body. Raises ApiError for what is not supported."""
     body = request.body
     refuse(body, _HARMLESS)
     text = body.text or TextConfig()
     effort = body.reasoning.effort if body.reasoning else None
     with_logprobs = _LOGPROBS in (body.include or ())
-    return Ask(
-        prompt=as_messages(body.instructions, _items(items), request.ignore),
+    return GenerateRequest(
+        prompt=to_chat_messages(body.instructions, _items(items), request.ignore),
         params=body.sampling(
             request.service.defaults,
             max_tokens=answer_limit(body.max_output_tokens),
             logprobs=(body.top_logprobs or 0) if with_logprobs else None,
             format=_format(text.format or TextFormat()),
         ),
-        tools=tools_of(body.tools or (), body.tool_choice, request.ignore),
+        tools=parse_tools(body.tools or (), body.tool_choice, request.ignore),
         parallel_calls=body.parallel_tool_calls is not False,
-        template=template_variables(body.chat_template_kwargs, effort),
+        chat_template_kwargs=template_variables(body.chat_template_kwargs, effort),
     )
 
 
@@ -143,14 +143,16 @@ def _format(given: TextFormat) -> Constraint | None:
             return None
         case "json_object":
             return Constraint("json_object")
-    return checked("text.format.schema", "json_schema", {} if given.schema is None else given.schema)
+    return checked_constraint(
+        "text.format.schema", "json_schema", {} if given.schema is None else given.schema
+    )
 
 
-def _response(body: Body, given: Object, ask: Ask) -> Object:
+def _response(body: Body, given: Object, ask: GenerateRequest) -> Object:
     """A response before there is an answer. given: the body as it came."""
     format = {"type": "text"} | ((given.get("text") or {}).get("format") or {})
     return {
-        "id": fresh_id(),
+        "id": new_id(),
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",
@@ -177,8 +179,8 @@ def _response(body: Body, given: Object, ask: Ask) -> Object:
     }
 
 
-async def _truncated(service: Service, ask: Ask) -> Ask:
-    """Return the request with as many of its latest turns as leave room for the answer. Raises Fault.
+async def _truncated(service: Service, ask: GenerateRequest) -> GenerateRequest:
+    """Return the request with as many of its latest turns as leave room for the answer. Raises ApiError.
 
     A turn begins with a message of the user. Messages of the system before the first turn stay.
     """
@@ -188,13 +190,13 @@ async def _truncated(service: Service, ask: Ask) -> Ask:
     turns = [at for at, message in enumerate(messages) if message["role"] == "user"]
     head = [message for message in messages[: turns[0] if turns else 0] if message["role"] != "assistant"]
 
-    def tail(first: int) -> Ask:
+    def tail(first: int) -> GenerateRequest:
         return ask if first == 0 else replace(ask, prompt=[*head, *messages[turns[first] :]])
 
     low, high = 0, max(len(turns) - 1, 0)  # the number of turns to leave out: the least that is enough
     while low < high:
         middle = (low + high) // 2
-        if await service.count(tail(middle)) <= most:
+        if await service.count_tokens(tail(middle)) <= most:
             high = middle
         else:
             low = middle + 1

@@ -8,11 +8,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from offspec.core.errors import OffspecError
-from offspec.server.exchange import Ask, Called, Delta, Ended, Said, Thought, Usage
-from offspec.server.faults import Fault
+from offspec.server.api_errors import ApiError
 from offspec.server.openai_common import logprob_body, usage_body
-from offspec.server.reply import Event, Reply, server_sent
-from offspec.server.stored_responses import Stored, StoredResponses
+from offspec.server.protocol import (
+    ChoiceFinished,
+    ContentDelta,
+    Delta,
+    GenerateRequest,
+    ReasoningDelta,
+    ToolCallDelta,
+    Usage,
+)
+from offspec.server.reply import Event, Reply, sse_event
+from offspec.server.stored_responses import StoredResponse, StoredResponses
 from offspec.server.tools import custom_input
 
 log = logging.getLogger("offspec.server")
@@ -32,14 +40,14 @@ class ResponseReply(Reply):
         response: The response without an answer.
         ask: The request.
         items: Items that the response answers.
-        store: Store for requests that continue the response; None: the client does not want that.
+        store: Store for requests that continue the response; None if the client disabled storing.
     """
 
     def __init__(
         self,
         streamed: bool | None,
         response: Object,
-        ask: Ask,
+        ask: GenerateRequest,
         items: Sequence[Object],
         store: StoredResponses | None,
     ) -> None:
@@ -47,7 +55,7 @@ class ResponseReply(Reply):
         self._response, self._items, self._store = response, items, store
         self._tools, self._logprobs = ask.tools, ask.params.logprobs is not None
         self._count = 0  # events so far
-        self._item: Object | None = None  # the one that is under way
+        self._item: Object | None = None  # the open item
         self._cut = False
 
     def begin(self) -> Iterator[Event]:
@@ -56,14 +64,14 @@ class ResponseReply(Reply):
 
     def feed(self, delta: Delta) -> Iterator[Event]:
         match delta:
-            case Said() if delta.text or (delta.logprobs and self._logprobs):
+            case ContentDelta() if delta.text or (delta.logprobs and self._logprobs):
                 yield from self._said(delta)
-            case Thought(text=text):
+            case ReasoningDelta(text=text):
                 yield from self._open("reasoning", summary=[], content=[])
                 yield self._add("response.reasoning_text.delta", text, content_index=0)
-            case Called():
+            case ToolCallDelta():
                 yield from self._called(delta)
-            case Ended():
+            case ChoiceFinished():
                 self._cut = delta.reason == "length"
                 yield from self._close("incomplete" if self._cut else "completed")
             case Usage():
@@ -77,7 +85,7 @@ class ResponseReply(Reply):
         response = self._response | status
         if self._store is not None:
             try:
-                stored = Stored(response, [*self._items, *response["output"]])
+                stored = StoredResponse(response, [*self._items, *response["output"]])
                 await asyncio.to_thread(self._store.keep, stored)
             except (OSError, OffspecError) as error:
                 log.warning("a response could not be kept for previous_response_id: %s", error)
@@ -88,7 +96,7 @@ class ResponseReply(Reply):
     def whole(self) -> Object:
         return self._response
 
-    def fault(self, fault: Fault) -> Event:
+    def fault(self, fault: ApiError) -> Event:
         code = "rate_limit_exceeded" if fault.kind == "rate_limit" else "server_error"
         error = {"code": code, "message": fault.message}
         self._response |= {"status": "failed", "error": error}
@@ -96,20 +104,20 @@ class ResponseReply(Reply):
         return failed if self.streamed else self._response
 
     def encode(self, event: Event) -> bytes:
-        return server_sent(event, event["type"])
+        return sse_event(event, event["type"])
 
     def keep_alive(self) -> bytes:
         """Return an event: Codex ends a stream without events, comments aside."""
         return self.encode(self._event("response.in_progress", response=dict(self._response)))
 
-    def _said(self, item: Said) -> Iterator[Event]:
+    def _said(self, item: ContentDelta) -> Iterator[Event]:
         yield from self._open("message", role="assistant", content=[])
         logprobs = [logprob_body(token) for token in item.logprobs] if self._logprobs else []
         if self._logprobs:
             self._part["logprobs"] += logprobs
         yield self._add("response.output_text.delta", item.text, content_index=0, logprobs=logprobs)
 
-    def _called(self, item: Called) -> Iterator[Event]:
+    def _called(self, item: ToolCallDelta) -> Iterator[Event]:
         yield from self._close()
         custom = item.name in self._tools.custom
         field, given = ("input", custom_input(item.arguments)) if custom else ("arguments", item.arguments)
@@ -148,7 +156,7 @@ class ResponseReply(Reply):
             yield self._placed("response.content_part.added", content_index=0, part=_copied(part))
 
     def _close(self, status: str = "completed") -> Iterator[Event]:
-        """Complete the item that is under way, if one is."""
+        """Complete the open item, if any."""
         if (item := self._item) is None:
             return
         match item["type"]:
@@ -184,5 +192,5 @@ class ResponseReply(Reply):
 
 
 def _copied(value: Object) -> Object:
-    """As it is now: lists in it grow later."""
+    """Return a snapshot: lists in the object grow later."""
     return {name: list(item) if isinstance(item, list) else item for name, item in value.items()}

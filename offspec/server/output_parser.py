@@ -1,21 +1,28 @@
-"""Text of a choice, as the engine makes it, becomes what was said, what was thought, and calls of tools."""
+"""Parser that splits the text of a choice into visible text, reasoning and tool calls."""
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
-from offspec.chat.answer_parts import Call, Part, Parts, Text, Thinking
+from offspec.chat.answer_parser import AnswerParser, AnswerPart, ReasoningPart, TextPart, ToolCall
 from offspec.core.events import Result, TextDelta, TokenLogprobs
-from offspec.server.exchange import Called, Delta, Ended, Said, Thought, TokenChoice
+from offspec.server.protocol import (
+    ChoiceFinished,
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    TokenChoice,
+    ToolCallDelta,
+)
 
-_LEAST = -9999.0  # JSON knows no infinity
+_LEAST = -9999.0  # JSON cannot represent infinity
 
 
 class OutputParser:
     """Parses the text of one choice.
 
-    shown: see `Parts`. reasoning_tokens: of what was thought, marks included; where a pass brings thought and
-    text, by their lengths.
+    shown: see `AnswerParser`. reasoning_tokens: tokens of the reasoning, marks included; if a pass yields
+    reasoning and text, its tokens are divided by their lengths.
 
     Args:
         choice: Number of the choice.
@@ -24,7 +31,9 @@ class OutputParser:
         one_call: Leave out what follows the first call.
     """
 
-    def __init__(self, choice: int, parts: Parts, tokens: "TokenTexts", one_call: bool = False) -> None:
+    def __init__(
+        self, choice: int, parts: AnswerParser, tokens: "TokenFormatter", one_call: bool = False
+    ) -> None:
         self._choice, self._parts, self._tokens, self._one_call = choice, parts, tokens, one_call
         self.shown = parts.shown
         self._called = self.reasoning_tokens = 0
@@ -34,48 +43,50 @@ class OutputParser:
         """There was the one call, and nothing more is taken."""
         return self._one_call and self._called > 0
 
-    def feed(self, delta: TextDelta) -> Iterator[Said | Thought | Called]:
+    def feed(self, delta: TextDelta) -> Iterator[ContentDelta | ReasoningDelta | ToolCallDelta]:
         """The events of a piece of text, whose tokens come with the first text that is said."""
         parts, token_ids = self._parts.feed(delta.text), delta.token_ids
         logprobs = tuple(map(self._tokens.describe, delta.logprobs))
-        thought = sum(len(part.text) for part in parts if isinstance(part, Thinking))
+        thought = sum(len(part.text) for part in parts if isinstance(part, ReasoningPart))
         if thought:
-            every = thought + sum(len(part.text) for part in parts if isinstance(part, Text))
+            every = thought + sum(len(part.text) for part in parts if isinstance(part, TextPart))
             self.reasoning_tokens += round(len(token_ids) * thought / every)
-        if logprobs and not any(isinstance(part, Text) for part in parts):
-            parts = [Text(""), *parts]
+        if logprobs and not any(isinstance(part, TextPart) for part in parts):
+            parts = [TextPart(""), *parts]
         for part in parts:
             if self._complete:
                 return
             event = self._event(part)
-            if isinstance(event, Said) and token_ids:
-                event = Said(self._choice, event.text, token_ids, logprobs)
+            if isinstance(event, ContentDelta) and token_ids:
+                event = ContentDelta(self._choice, event.text, token_ids, logprobs)
                 token_ids = ()
             yield event
 
     def finish(self, result: Result, stop: str | None) -> Iterator[Delta]:
-        """The events of what is left, now that no text will follow, and the end. stop: see `Ended`."""
+        """Yield the events of the remaining text, and of the end. stop: see `ChoiceFinished`."""
         for part in self._parts.finish():
             if not self._complete:
                 yield self._event(part)
         cut = result.finish_reason in ("length", "context") and not self._complete
-        yield Ended(self._choice, "length" if cut else "tool_calls" if self._called else "stop", stop)
+        yield ChoiceFinished(
+            self._choice, "length" if cut else "tool_calls" if self._called else "stop", stop
+        )
 
-    def _event(self, part: Part) -> Said | Thought | Called:
+    def _event(self, part: AnswerPart) -> ContentDelta | ReasoningDelta | ToolCallDelta:
         match part:
-            case Text(text=text):
-                return Said(self._choice, text)
-            case Thinking(text=text):
-                return Thought(self._choice, text)
-            case Call():
+            case TextPart(text=text):
+                return ContentDelta(self._choice, text)
+            case ReasoningPart(text=text):
+                return ReasoningDelta(self._choice, text)
+            case ToolCall():
                 self._called += 1
                 # Nine letters and digits: the templates of Mistral take no other ids.
                 id = secrets.token_hex(5)[:9]
-                return Called(self._choice, self._called - 1, id, part.name, part.arguments)
+                return ToolCallDelta(self._choice, self._called - 1, id, part.name, part.arguments)
 
 
-class TokenTexts:
-    """Tokens as clients see them: their text, and the bytes behind it, which may be a part of a character.
+class TokenFormatter:
+    """Tokens as clients see them: text, and its bytes, which may be a part of a character.
 
     token_bytes: what a token stands for, in UTF-8.
     """

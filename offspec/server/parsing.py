@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 from msgspec import inspect
 
-from offspec.server.faults import Fault, missing, unsupported
+from offspec.server.api_errors import ApiError, missing, unsupported
 
 # Fields without effect on an answer: accepted everywhere, and not reported.
 _HINTS = """
@@ -30,18 +30,29 @@ HINTS, SOFT_HINTS = frozenset(_HINTS.split()), frozenset(_SOFT_HINTS.split())
 
 _PLACE = re.compile(r" - at (`key` in )?`\$(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+_SIGNS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
 _INDEX = re.compile(r"\[\d+\]")
 _T = TypeVar("_T")
 
 
 def parse(body: bytes) -> Any:
-    """Decode JSON. Raises Fault."""
+    """Decode JSON. Raises ApiError."""
     try:
         return msgspec.json.decode(body)
     # Malformed JSON, bytes that are not UTF-8, too many brackets.
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200] or "it is nested too deeply"
-        raise Fault("invalid_request", f"the body is not valid JSON: {reason}", code="invalid_json") from None
+        raise ApiError(
+            "invalid_request", f"the body is not valid JSON{_json_fault(error)}", code="invalid_json"
+        ) from None
 
 
 def convert(value: Any, wanted: type[_T], *, ignored: list[str] | None = None, text: bool = False) -> _T:
@@ -55,7 +66,7 @@ def convert(value: Any, wanted: type[_T], *, ignored: list[str] | None = None, t
         text: Whether numbers may come as text, as in the query of an address.
 
     Raises:
-        Fault: A field has a value of another type or is missing.
+        ApiError: A field has a value of another type or is missing.
     """
     unknown = list[str]()
     try:
@@ -66,10 +77,21 @@ def convert(value: Any, wanted: type[_T], *, ignored: list[str] | None = None, t
     except msgspec.ValidationError as error:
         raise _of_validation(str(error)) from None
     except RecursionError:
-        raise Fault("invalid_request", "the body is nested too deeply", code="invalid_json") from None
+        raise ApiError("invalid_request", "the body is nested too deeply", code="invalid_json") from None
     if ignored is not None:
         ignored += unknown
     return converted
+
+
+def _json_fault(error: Exception) -> str:
+    """Return where JSON is invalid: at a byte, or nowhere in particular."""
+    if isinstance(error, RecursionError):
+        return ": it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return f": it is not UTF-8 at byte {error.start}"
+    if found := re.search(r"\(byte (\d+)\)", str(error)):
+        return f" at byte {found[1]}"
+    return ": it ends too early" if "truncated" in str(error) else ""
 
 
 def field_name(path: str) -> str:
@@ -118,11 +140,28 @@ def _fields(struct: type) -> dict[str, inspect.Type]:
     return {field.encode_name: field.type for field in info.fields}
 
 
-def _of_validation(text: str) -> Fault:
+def _of_validation(text: str) -> ApiError:
+    """Return the error for a message of msgspec, in our words: the field and what it must be."""
     place = _PLACE.search(text)
     path = place["path"].removeprefix(".").replace("[...]", "") if place else ""
-    said = text[: place.start()] if place else text
-    if absent := _MISSING.match(said):
+    reason = text[: place.start()] if place else text
+    if absent := _MISSING.match(reason):
         return missing(f"{path}.{absent['name']}" if path else absent["name"])
-    where = f"{path}: " if path else "the body: "
-    return Fault("invalid_request", where + said.replace("`", ""), field=path or None)
+    return ApiError("invalid_request", f"{path or 'the body'} {_requirement(reason)}", field=path or None)
+
+
+def _requirement(reason: str) -> str:
+    """Return what a value must be, from the beginning of a message of msgspec."""
+    if found := re.match(r"Expected `(?P<kinds>[^`]*)`, got `(?P<given>[^`]*)`", reason):
+        kinds = [_KINDS.get(kind, kind) for kind in found["kinds"].split(" | ") if kind != "null"]
+        given = "a fraction" if found["given"] == "float" else _KINDS.get(found["given"], found["given"])
+        return f"must be {' or '.join(kinds)}, not {given}"
+    if found := re.match(
+        r"Expected `(?P<kind>\w+)`(?P<size> of length)? (?P<sign>[<>]=?) (?P<limit>\S+)", reason
+    ):
+        limit = f"{_SIGNS[found['sign']]} {found['limit']}"
+        unit = " characters" if found["kind"] == "str" else " items"
+        return f"must have {limit}{unit}" if found["size"] else f"must be {limit}"
+    if found := re.match(r"Invalid (?:enum )?value (?P<value>.*)", reason):
+        return f"has the unknown value {found['value']}"
+    return "has an invalid value"

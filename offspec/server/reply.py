@@ -14,8 +14,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from offspec.server.exchange import Delta
-from offspec.server.faults import CLIENT_GONE, Fault, internal
+from offspec.server.api_errors import CLIENT_GONE, ApiError, internal
+from offspec.server.protocol import Delta
 
 log = logging.getLogger("offspec.server")
 
@@ -36,7 +36,7 @@ class Reply(ABC):
     """
 
     media_type = "text/event-stream"  # of a stream
-    error_body: Callable[[Fault], Event]  # a fault in the shape of the API
+    error_body: Callable[[ApiError], Event]  # a fault in the shape of the API
 
     def __init__(self, streamed: bool | None) -> None:
         self.streamed = bool(streamed)
@@ -57,13 +57,13 @@ class Reply(ABC):
     def whole(self) -> Any:
         """Return the whole answer, after its last event."""
 
-    def fault(self, fault: Fault) -> Event:
+    def fault(self, fault: ApiError) -> Event:
         """Return the last event, or the value, of an answer that fails."""
         return self.error_body(fault)
 
     def encode(self, event: Event) -> bytes:
         """Return the bytes of an event in a stream."""
-        return server_sent(event)
+        return sse_event(event)
 
     def keep_alive(self) -> bytes:
         """Return bytes to send while there is no event."""
@@ -80,7 +80,7 @@ class Reply(ABC):
             yield event
 
 
-def server_sent(data: Any, name: str = "") -> bytes:
+def sse_event(data: Any, name: str = "") -> bytes:
     """Return a server-sent event with JSON in it."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + json_line(data) + b"\n"
@@ -102,7 +102,7 @@ def list_page(data: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
     return {"object": "list", "data": data, "has_more": has_more, **ends}
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T | None:
+async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T | None:
     """Return the result of a coroutine; cancel it and return None if the client leaves first."""
     doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
     try:
@@ -159,14 +159,14 @@ class WholeAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._answer as deltas:
             work = _kept_alive(self._whole(deltas), partial(self._send_space, send))
-            response = await unless_gone(receive, self._response(work))
+            response = await run_until_disconnect(receive, self._response(work))
         if not self._begun:
             await (response or Response(status_code=CLIENT_GONE))(scope, receive, send)
         elif response is not None:
             await send({"type": "http.response.body", "body": response.body, "more_body": False})
 
     async def value(self) -> Any:
-        """Return the answer without HTTP. Raises Fault."""
+        """Return the answer without HTTP. Raises ApiError."""
         async with self._answer as deltas:
             return await self._whole(deltas)
 
@@ -206,7 +206,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._answer as deltas:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await unless_gone(receive, self._write(deltas, send))
+            await run_until_disconnect(receive, self._write(deltas, send))
 
     async def _write(self, deltas: AsyncIterable[Delta], send: Send) -> None:
         async with aclosing(self._reply.events(deltas)) as events:
@@ -224,9 +224,9 @@ class EventStream(Response):
             await _send(send, self._reply.encode(event))
 
 
-def _fault(error: Exception) -> Fault:
+def _fault(error: Exception) -> ApiError:
     """Return the fault that ends an answer. A bug is logged."""
-    if isinstance(error, Fault):
+    if isinstance(error, ApiError):
         return error
     log.error("an answer could not be written", exc_info=error)
     return internal()

@@ -12,10 +12,10 @@ from typing import NoReturn
 import uvicorn
 
 from offspec.core.errors import RequestError
-from offspec.core.files import remove_unfinished
+from offspec.core.files import remove_partial_files
 from offspec.server.app import make_app
 from offspec.server.batch.jobs import BatchJobs
-from offspec.server.connections import MOST, LimitedConnection
+from offspec.server.connections import MAX_CONNECTIONS, LimitedConnection
 from offspec.server.cors import ANY
 from offspec.server.service import Loader, Service
 from offspec.server.settings import Settings
@@ -40,21 +40,21 @@ def serve(load: Loader, settings: Settings) -> None:
     with _listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        if settings.key is None and not _is_loopback(host):
+        if settings.api_key is None and not _is_loopback(host):
             log.warning(
                 "warning: there is no API key, so everybody who can reach this machine can use the model; "
                 "set OFFSPEC_API_KEY, or leave out `host`"
             )
-        if settings.key is None and ANY in settings.origins:
+        if settings.api_key is None and ANY in settings.origins:
             log.warning(
                 "warning: there is no API key, so any web page that a browser on this machine opens can use "
                 "the model; set OFFSPEC_API_KEY, or name the pages with `cors_origin`"
             )
-        log.info("listening on http://%s:%d, and loading %s", shown, port, settings.names[0])
+        log.info("listening on http://%s:%d, and loading %s", shown, port, settings.served_model_names[0])
         server = Server(load, settings, listener)
         server.run()
     if not server.service.join(_CLOSING_S if server.service.loaded else _LOADING_S):
-        # Nothing can break off what it does; an interpreter that ends beside it might crash.
+        # It cannot be cancelled, and the interpreter might crash if it exits meanwhile.
         logging.shutdown()
         _end_now(server.signal or 0)
     if server.service.error is not None:
@@ -69,7 +69,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=MOST)
+        return socket.create_server(address[:2], family=family, backlog=MAX_CONNECTIONS)
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RequestError(
@@ -79,7 +79,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _end_now(signum: int) -> NoReturn:
     """End the process as by that signal, without unfinished files."""
-    remove_unfinished()
+    remove_partial_files()
     os._exit(128 + signum)
 
 
@@ -90,11 +90,11 @@ def _is_loopback(host: str) -> bool:
 class Server(uvicorn.Server):
     """uvicorn on one socket, which starts and stops the service with itself.
 
-    load: loads the engine. signal: what it was told to stop by; None: nothing yet. batches: of clients.
+    load: loads the engine. signal: the received stop signal, or None. batches: of clients.
     """
 
     def __init__(self, load: Loader, settings: Settings, listener: socket.socket) -> None:
-        self._listener, self._patience = listener, settings.patience
+        self._listener, self._patience = listener, settings.shutdown_timeout
         self.signal: int | None = None
         self.service = Service(load, settings, self._fail)
         self.batches = BatchJobs(self.service)
@@ -111,7 +111,7 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=round(settings.patience) + 2,
+                timeout_graceful_shutdown=round(settings.shutdown_timeout) + 2,
                 h11_max_incomplete_event_size=_HEADER_BYTES,
             )
         )

@@ -1,4 +1,4 @@
-"""The engine behind all APIs: its state, the queue in front of it, and answers on their way to clients.
+"""The engine that all APIs share: its state, its queue, and answers on their way to clients.
 
 A thread loads the engine, and closes it in the end. Requests get its sequences first come first served;
 choices of one request are computed side by side where sequences are free.
@@ -20,14 +20,14 @@ from offspec.core.cache_dir import cache_root
 from offspec.core.config import SamplingParams
 from offspec.core.errors import OffspecError
 from offspec.core.events import Event, LoadProgress, Notice
-from offspec.core.private import RESPONSES
+from offspec.core.private_folders import RESPONSES
+from offspec.server.api_errors import ApiError, api_error_from, invalid
 from offspec.server.delta_stream import DeltaStream
-from offspec.server.exchange import Ask
-from offspec.server.faults import Fault, invalid, of_error
-from offspec.server.formats import with_format
 from offspec.server.metrics import Metrics
+from offspec.server.protocol import GenerateRequest
 from offspec.server.settings import Settings
 from offspec.server.stored_responses import StoredResponses
+from offspec.server.structured_outputs import with_format
 
 if TYPE_CHECKING:
     from offspec.engine.engine import Engine
@@ -55,7 +55,7 @@ class Service:
     def __init__(
         self, load: Loader, settings: Settings, on_failure: Callable[[], None] = lambda: None
     ) -> None:
-        self.settings, self.names = settings, settings.names
+        self.settings, self.names = settings, settings.served_model_names
         self.metrics = Metrics()
         self.responses = StoredResponses(cache_root() / RESPONSES)
         self.ignored_names = set[str]()  # parts of requests without effect that the log names already
@@ -81,20 +81,20 @@ class Service:
     @property
     def _waiting(self) -> list[DeltaStream]:
         """Answers that wait for a sequence and are wanted."""
-        return [each for each in list(self._tasks) if not each.begun.is_set() and not each.halt.is_set()]
+        return [each for each in list(self._tasks) if not each.started.is_set() and not each.halt.is_set()]
 
     @property
     def _running(self) -> list[DeltaStream]:
-        return [each for each in list(self._tasks) if each.begun.is_set()]
+        return [each for each in list(self._tasks) if each.started.is_set()]
 
     @property
     def queue_length(self) -> int:
-        """Requests that wait."""
+        """Number of queued requests."""
         return len(self._waiting)
 
     @property
     def loaded(self) -> bool:
-        """There was an engine."""
+        """Whether the engine was loaded."""
         return self._engine is not None
 
     @property
@@ -104,11 +104,11 @@ class Service:
 
     @property
     def engine(self) -> "Engine":
-        """The engine. Raises Fault while there is none."""
+        """The engine. Raises ApiError while there is none."""
         if self.state == "loading":
-            raise Fault("unavailable", f"the model is loading: {self.progress.stage}", retry_after=5)
+            raise ApiError("unavailable", f"the model is loading: {self.progress.stage}", retry_after=5)
         if self._engine is None or self.state != "ready":
-            raise Fault("unavailable", "the server is stopping", retry_after=5)
+            raise ApiError("unavailable", "the server is stopping", retry_after=5)
         return self._engine
 
     @property
@@ -118,8 +118,8 @@ class Service:
 
     @property
     def defaults(self) -> SamplingParams:
-        """Parameters of requests that set none. Raises Fault while there is no engine."""
-        return self.settings.sampling.over(self.engine.sampling_defaults)
+        """Parameters of requests that set none. Raises ApiError while there is no engine."""
+        return self.settings.sampling.apply_to(self.engine.sampling_defaults)
 
     @property
     def sampling_summary(self) -> str:
@@ -129,10 +129,10 @@ class Service:
         return f"sampling defaults: {summary}"
 
     def check_name(self, name: str) -> str:
-        """The name of a request's model; "" stands for the one that is served. Raises Fault for another."""
+        """Return the model name of a request; "" selects the default. Raises ApiError if it is unknown."""
         if name and name not in self.names:
             known = " or ".join(self.names)
-            raise Fault(
+            raise ApiError(
                 "not_found",
                 f"the model {name[:200]!r} is not served here, only {known}",
                 field="model",
@@ -140,38 +140,38 @@ class Service:
             )
         return name or self.names[0]
 
-    async def encode(self, ask: Ask) -> list[int]:
-        """The token ids of a prompt. Raises Fault, also for parameters that the engine cannot follow."""
+    async def encode(self, ask: GenerateRequest) -> list[int]:
+        """The token ids of a prompt. Raises ApiError, also for parameters that the engine cannot follow."""
         return await self._encode(partial(_ids, self.engine, ask))
 
-    async def count(self, ask: Ask) -> int:
-        """Tokens of a prompt, of any length. Raises Fault."""
+    async def count_tokens(self, ask: GenerateRequest) -> int:
+        """Tokens of a prompt, of any length. Raises ApiError."""
         given: Any = {"raw": ask.raw, "chat_template_kwargs": ask.variables}
         return await self._encode(partial(self.engine.count_tokens, ask.prompt, **given))
 
     async def tokenize(self, text: str, special: bool) -> list[int]:
-        """Token ids of a text of any length. Raises Fault."""
+        """Token ids of a text of any length. Raises ApiError."""
         return await self._encode(partial(self.engine.tokenize, text, special))
 
     async def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included. Raises Fault."""
+        """The text of token ids, special tokens included. Raises ApiError."""
         engine, known = self.engine, range(self.engine.model_info.vocabulary)
         if not all(token in known for token in ids):
             raise invalid("tokens", f"ids must be from 0 to {known[-1]}")
-        return await self._encode(partial(engine.spell, ids))
+        return await self._encode(partial(engine.decode_with_special, ids))
 
     async def _encode(self, work: Callable[[], _T]) -> _T:
         """Run work of the tokenizer, which takes a tenth of a second and more for a long prompt."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
         except OffspecError as error:
-            fault = of_error(error)
+            fault = api_error_from(error)
             if fault.code == "context_length_exceeded":  # coding agents show a message of their own instead
                 log.info("refused: %s", fault.message)
             raise fault from error
 
-    async def answer(self, ask: Ask, *, admitted: bool = False) -> DeltaStream:
-        """An answer, which waits for its turn if there are others. Raises Fault where there will be none.
+    async def answer(self, ask: GenerateRequest, *, admitted: bool = False) -> DeltaStream:
+        """An answer, which waits for its turn if there are others. Raises ApiError where there will be none.
 
         admitted: a part of a request that waited already, which may wait however many others do.
         """
@@ -184,22 +184,22 @@ class Service:
         self._slots = self._slots or asyncio.Semaphore(engine.sequences)
         task = self._tasks[answer] = asyncio.create_task(answer.run(self._slots))
         task.add_done_callback(lambda task: self._tasks.pop(answer))
-        self._make_way()
+        self._halt_abandoned()
         return answer
 
-    def _prepared(self, engine: "Engine", ask: Ask) -> DeltaStream:
-        """The answer to a request, with a seed and a format. Raises Fault, OffspecError."""
+    def _prepared(self, engine: "Engine", ask: GenerateRequest) -> DeltaStream:
+        """The answer to a request, with a seed and a format. Raises ApiError, OffspecError."""
         ids = _ids(engine, ask)
         seed = secrets.randbits(63) if ask.params.seed is None else ask.params.seed
         ask = replace(ask, params=replace(ask.params, seed=seed))
         ask = with_format(ask, ids, engine, self.settings)
-        return DeltaStream(ask, ids, engine, self.metrics, self._leave)
+        return DeltaStream(ask, ids, engine, self.metrics, self._on_disconnect)
 
     def _check_room(self) -> None:
-        """Raises Fault where no more requests may wait, or none are taken."""
+        """Raises ApiError where no more requests may wait, or none are taken."""
         waiting = self.queue_length
         if waiting >= self.settings.max_queue and self._wanted:
-            raise Fault(
+            raise ApiError(
                 "rate_limit",
                 f"{waiting} requests wait already, and no more may: try again later",
                 code="queue_full",
@@ -215,16 +215,16 @@ class Service:
         """Answers whose clients have left while the prompt is computed."""
         return [each for each in self._running if each.abandoned and not each.halt.is_set()]
 
-    def _leave(self, answer: DeltaStream) -> None:
+    def _on_disconnect(self, answer: DeltaStream) -> None:
         """End an answer whose client has left, unless its prompt can be kept for the next request."""
-        if not answer.begun.is_set() or answer.prompt_computed or self.state != "ready":
+        if not answer.started.is_set() or answer.prompt_computed or self.state != "ready":
             answer.halt.set()
-        self._make_way()
+        self._halt_abandoned()
         self._leaves += 1
         if self._abandoned:
-            asyncio.get_running_loop().call_later(_FINISH_S, self._give_up, self._leaves)
+            asyncio.get_running_loop().call_later(_FINISH_S, self._halt_abandoned_if_idle, self._leaves)
 
-    def _make_way(self) -> None:
+    def _halt_abandoned(self) -> None:
         """End abandoned answers, unless all other requests begin with at least half of their prompt."""
         wanted = self._wanted
         for answer in self._abandoned:
@@ -232,7 +232,7 @@ class Service:
             if any(other.ids[: len(start)] != start for other in wanted):
                 answer.halt.set()
 
-    def _give_up(self, leaves: int) -> None:
+    def _halt_abandoned_if_idle(self, leaves: int) -> None:
         """End abandoned answers, unless a client waits for them, or one has left since (`leaves`)."""
         if not self._wanted and leaves == self._leaves:
             for answer in self._abandoned:
@@ -245,24 +245,24 @@ class Service:
         """
         self.state = "stopping" if self.state != "failed" else "failed"
         for answer in [*self._waiting, *self._abandoned]:
-            answer.break_off(_broken_off())
+            answer.abort(_broken_off())
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=patience)
         for answer, task in self._tasks.items():
-            answer.break_off(_broken_off())
+            answer.abort(_broken_off())
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._stopped.set()
         self._encoder.shutdown(wait=False, cancel_futures=True)
 
     def join(self, seconds: float) -> bool:
-        """Whether the thread has ended, engine closed, within some seconds."""
+        """Return whether the thread ended and closed the engine within this many seconds."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def _work(self) -> None:
         try:
-            engine = self._load(self._hear)
+            engine = self._load(self._on_load_event)
         except BaseException as error:  # it is for whoever started the server to say
             self.error, self.state = error, "failed"
             self._on_failure()
@@ -278,7 +278,7 @@ class Service:
         finally:
             engine.close()
 
-    def _hear(self, event: Event) -> None:
+    def _on_load_event(self, event: Event) -> None:
         """Progress of the load, from the engine's thread."""
         match event:
             case LoadProgress():
@@ -288,15 +288,15 @@ class Service:
                 self.notices.append(event)
 
 
-def _ids(engine: "Engine", ask: Ask) -> list[int]:
-    """The prompt of a request. Raises Fault, OffspecError."""
+def _ids(engine: "Engine", ask: GenerateRequest) -> list[int]:
+    """The prompt of a request. Raises ApiError, OffspecError."""
     variables = ask.variables
     engine.check(ask.params)
     if ask.suffix is not None:
         assert isinstance(ask.prompt, str)
         return engine.encode_infill(ask.prompt, ask.suffix)
-    return engine.encode(ask.prompt, ask.raw, variables, ask.continues)
+    return engine.encode(ask.prompt, ask.raw, variables, ask.continue_final_message)
 
 
-def _broken_off() -> Fault:
-    return Fault("unavailable", "the answer was broken off: the server is stopping", retry_after=5)
+def _broken_off() -> ApiError:
+    return ApiError("unavailable", "the answer was aborted: the server is stopping", retry_after=5)

@@ -10,31 +10,31 @@ class Settings:
     """Settings of a server.
 
     Args:
-        host: Address or name to listen at.
-        port: Port to listen at; 0 for any that is free.
-        names: What requests may call the model, the one that is shown first.
-        key: What clients must send, as a bearer token or as x-api-key; None: nothing.
-        sampling: Parameters of requests that do not set them, over the model's defaults.
-        max_queue: Requests that may wait while others are answered.
-        patience: Seconds that an answer under way may still take when the server is told to stop.
-        tool_grammar: Calls of tools follow a grammar, from their opening mark on.
-        open_schemas: Objects of a schema may have properties that it does not name.
-        strict: Refuse requests with fields that are unknown or have no effect.
+        host: Address or name to listen on.
+        port: Port to listen on; 0 for a free one.
+        served_model_names: Names of the model in requests; the first is listed.
+        api_key: Key that clients must send as a bearer token or as x-api-key. None: no key is required.
+        sampling: Default sampling parameters of requests, overriding the model's.
+        max_queue: Largest number of waiting requests.
+        shutdown_timeout: Seconds that running answers may take after a stop signal.
+        tool_grammar: Whether tool calls follow a grammar, from their opening mark on.
+        open_schemas: Whether objects of a schema may have properties that it does not name.
+        strict: Whether requests with unknown fields or fields without effect are refused.
         origins: Origins of web pages that may use the server, in addition to its own; "*" for all.
-        body_bytes: Most bytes of a request's body.
-        body_seconds: Seconds until the whole of it has come.
-        bodies_bytes: Most bytes of the bodies of all requests together.
-        upload_bytes: Most bytes of a body with a file, which does not stay in memory.
-        upload_seconds: Seconds until the whole of that has come.
+        body_bytes: Largest body of a request, in bytes.
+        body_seconds: Time limit for receiving a body, in seconds.
+        bodies_bytes: Largest total size of the bodies of all requests, in bytes.
+        upload_bytes: Largest body with a file, which is not kept in memory, in bytes.
+        upload_seconds: Time limit for receiving a file, in seconds.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
-    names: tuple[str, ...] = ()
-    key: str | None = None
+    served_model_names: tuple[str, ...] = ()
+    api_key: str | None = None
     sampling: SamplingOverrides = field(default_factory=SamplingOverrides)
     max_queue: int = 32
-    patience: float = 5.0
+    shutdown_timeout: float = 5.0
     strict: bool = False
     tool_grammar: bool = True
     open_schemas: bool = False

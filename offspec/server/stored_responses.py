@@ -16,8 +16,8 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from offspec.core.files import private_folder, write_file
-from offspec.server.faults import Fault
+from offspec.core.files import make_private_folder, write_atomic
+from offspec.server.api_errors import ApiError
 from offspec.server.parsing import convert
 from offspec.server.reply import json_response, list_page
 
@@ -28,19 +28,19 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "functi
 _INCLUDE = ("include", "include[]")  # without effect: asks for fields that items here do not have
 
 
-def fresh_id() -> str:
-    """An id that no response has, and nobody can guess."""
+def new_id() -> str:
+    """Return a new, unguessable response id."""
     return f"resp_{secrets.token_hex(16)}"
 
 
 class _File(NamedTuple):
-    """When a file was written, in seconds since 1970, and its size in bytes."""
+    """Time of the last write, in seconds since 1970, and size of a file in bytes."""
 
     written: float
     size: int
 
 
-class Stored(msgspec.Struct):
+class StoredResponse(msgspec.Struct):
     """A response as the client got it, and all items up to its end: those of earlier ones, input, output."""
 
     response: dict[str, Any]
@@ -63,26 +63,26 @@ class StoredResponses:
         self._bytes = 0  # of all of them
         self._scanned = -math.inf
 
-    def keep(self, stored: Stored) -> None:
+    def keep(self, stored: StoredResponse) -> None:
         """Write a response, and remove those that are too old or too many. Raises OSError, OffspecError."""
         data = msgspec.json.encode(stored)
         path = self._folder / f"{stored.response['id']}.json"
         with self._lock:
-            private_folder(self._folder)
+            make_private_folder(self._folder)
             if time.monotonic() - self._scanned > _RESCAN_S:
                 self._scan()
             self._make_room(len(data))
             if len(data) <= self._most:
-                write_file(path, data, _PRIVATE)
+                write_atomic(path, data, _PRIVATE)
                 self._add(path, _File(time.time(), len(data)))
 
-    def get(self, id: str) -> Stored | None:
+    def get(self, id: str) -> StoredResponse | None:
         """A response that is still kept."""
         path = self._path(id)
         try:
             if path is None or self._is_old(path.stat().st_mtime):
                 return None
-            return msgspec.json.decode(path.read_bytes(), type=Stored)
+            return msgspec.json.decode(path.read_bytes(), type=StoredResponse)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):  # removed meanwhile, or damaged
             return None
 
@@ -139,7 +139,7 @@ class _Query(Struct):
 
 
 async def retrieve(request: Request) -> Response:
-    """A response that is kept."""
+    """Return a stored response."""
     return json_response((await _kept_response(request)).response)
 
 
@@ -161,21 +161,21 @@ async def input_items(request: Request) -> Response:
     if query.after is not None:
         ids = [item["id"] for item in items]
         if query.after not in ids:
-            raise Fault("not_found", f"there is no input item {query.after[:100]!r}", field="after")
+            raise ApiError("not_found", f"there is no input item {query.after[:100]!r}", field="after")
         items = items[ids.index(query.after) + 1 :]
     return json_response(list_page(items[: query.limit], len(items) > query.limit))
 
 
-async def _kept_response(request: Request) -> Stored:
-    """The response that a path names. Raises Fault if it is not kept."""
+async def _kept_response(request: Request) -> StoredResponse:
+    """The response that a path names. Raises ApiError if it is not kept."""
     id: str = request.path_params["id"]
-    found: Stored | None = await asyncio.to_thread(request.app.state.service.responses.get, id)
+    found: StoredResponse | None = await asyncio.to_thread(request.app.state.service.responses.get, id)
     if found is None:
-        raise Fault("not_found", f"there is no response {id[:100]!r}, or it is kept no longer", field="id")
+        raise ApiError("not_found", f"there is no response {id[:100]!r}, or it is kept no longer", field="id")
     return found
 
 
-def _input_items(stored: Stored) -> list[dict[str, Any]]:
+def _input_items(stored: StoredResponse) -> list[dict[str, Any]]:
     """All items before the output of a response, each with an id, as OpenAI returns them."""
     response, ids = stored.response, set[str]()
     items = stored.items[: len(stored.items) - len(response.get("output") or ())]

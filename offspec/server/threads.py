@@ -8,7 +8,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-async def in_thread(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+async def run_in_thread(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Run blocking work in a thread, and return its result.
 
     If the task is cancelled meanwhile, CancelledError is raised after the work has ended. So no thread still

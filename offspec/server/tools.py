@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from offspec.server.faults import invalid
+from offspec.server.api_errors import invalid
 from offspec.server.parsing import convert
 
 _INPUT = "input"  # the parameter of the function that stands for a custom tool
@@ -30,7 +30,7 @@ class Tools:
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
-    def callable(self) -> tuple[Mapping[str, Any], ...]:
+    def allowed_functions(self) -> tuple[Mapping[str, Any], ...]:
         """Those functions that the choice leaves."""
         if self.choice in ("auto", "required"):
             return self.functions
@@ -121,17 +121,17 @@ def custom_input(arguments: str) -> str:
     return given if isinstance(given, str) else arguments
 
 
-def choose(
+def apply_tool_choice(
     functions: Sequence[Mapping[str, Any]], custom: frozenset[str], choice: str | ToolChoice | None
 ) -> Tools:
-    """The tools of a request, by its `tool_choice`. Raises Fault if that names an unknown tool."""
+    """The tools of a request, by its `tool_choice`. Raises ApiError if that names an unknown tool."""
     names = [tool["function"]["name"] for tool in functions]
     if isinstance(choice, ToolChoice) and choice.type == "allowed_tools":
         allowed = choice.allowed_tools or AllowedTools(choice.mode, choice.tools)
         wanted = {name for tool in allowed.tools if (name := _name_of(tool))}  # others were left out
         if unknown := sorted(name for name in wanted if name not in names):
             raise invalid("tool_choice", f"{unknown[0][:100]!r} of its allowed tools is not among the tools")
-        return choose(
+        return apply_tool_choice(
             [tool for tool in functions if tool["function"]["name"] in wanted], custom, allowed.mode
         )
     if isinstance(choice, ToolChoice):

@@ -1,4 +1,4 @@
-"""Drafting while a pass is on its way changes no token, whatever was found when the pass ends, or fails."""
+"""Drafting during a pass changes no token, even if the pass fails."""
 
 import os
 import threading
@@ -13,12 +13,12 @@ import torch
 
 from offspec.core.events import Event, Finished, Notice, PassProgress, PassStats
 from offspec.core.trace import Timeline
-from offspec.draft.grow.growing import Growing
+from offspec.draft.grow.tree_grower import TreeGrower
 from offspec.draft.lm import LMDrafter
-from offspec.engine.batch import DraftAhead
+from offspec.engine.batched_pass import DraftAhead
 from offspec.engine.engine import Engine
-from tests.support.answers import PROMPT, Trio, sampling, says
-from tests.support.products import some
+from tests.support.answers import PROMPT, TargetAndDrafts, generate_tokens, sampling
+from tests.support.exhaustive import sampled_params
 from tests.support.tiny_models import tiny_engine, write_hybrid
 
 Expected = dict[float, tuple[int, ...]]
@@ -26,39 +26,41 @@ pytestmark = pytest.mark.usefixtures("drafters_stay")
 
 
 @pytest.fixture(scope="module")
-def expected(trio: Trio) -> Expected:
-    return dict(zip((0.0, 1.0), says(trio.target, sampling(0.0, 24), sampling(1.0, 24)), strict=True))
+def expected(trio: TargetAndDrafts) -> Expected:
+    return dict(
+        zip((0.0, 1.0), generate_tokens(trio.target, sampling(0.0, 24), sampling(1.0, 24)), strict=True)
+    )
 
 
 @pytest.fixture(autouse=True)
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The draft takes this number of steps beside every pass, however short that is, and none waits long.
+    """Number of draft steps during every pass, regardless of the pass's duration.
 
-    With a low priority its thread would hardly run on a machine that others use.
+    The thread keeps its priority, since a low one would hardly run on a busy machine.
     """
     count = [3]
 
-    def goes_on(ahead: Any) -> bool:
+    def should_continue(ahead: Any) -> bool:
         ahead.taken = getattr(ahead, "taken", -1) + 1
         return bool(ahead.taken < count[0])
 
-    monkeypatch.setattr(DraftAhead, "_goes_on", goes_on)
+    monkeypatch.setattr(DraftAhead, "_should_continue", should_continue)
     monkeypatch.setattr(os, "setpriority", lambda *given: None)
     yield count
 
 
 @pytest.fixture
 def carried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many nodes the draft had expanded below each root, where it had."""
+    """Numbers of nodes expanded below each new root, for roots with any."""
     seen = list[int]()
-    begin = Growing.__init__
+    begin = TreeGrower.__init__
 
     def noted(self: Any, *args: Any) -> None:
         begin(self, *args)
         if args[-1] is not None:
-            seen.append(len(args[-1].seen))
+            seen.append(len(args[-1].predictions))
 
-    monkeypatch.setattr(Growing, "__init__", noted)
+    monkeypatch.setattr(TreeGrower, "__init__", noted)
     return seen
 
 
@@ -66,21 +68,21 @@ def carried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def drafting_ahead(*args: Any, **options: Any) -> Iterator[Engine]:
     with tiny_engine(*args, **{"budget": 16, "width": 4} | options) as engine:
         policy = engine.drafting.policy
-        engine.follow(replace(policy, growth=replace(policy.growth, ahead=True)))
+        engine.set_draft_policy(replace(policy, growth=replace(policy.growth, ahead=True)))
         yield engine
 
 
 @pytest.mark.parametrize(
     ("draft", "budget", "width", "count"),
-    some(
+    sampled_params(
         [("near", 64, 8, 6), ("near", 8, 4, 1), ("hostile", 8, 4, 6), ("hostile", 2, 1, 1)],
         ("near", 8, 4, 1),
         ("hostile", 8, 4, 6),
     ),
 )
 def test_any_draft_and_budget(
-    trio: Trio, expected: Expected, steps: list[int], carried: list[int], draft: str, budget: int, width: int,
-    count: int,
+    trio: TargetAndDrafts, expected: Expected, steps: list[int], carried: list[int], draft: str, budget: int,
+    width: int, count: int,
 ) -> None:  # fmt: skip
     steps[0] = count
     with drafting_ahead(trio.target, getattr(trio, draft), budget=budget, width=width) as engine:
@@ -88,11 +90,11 @@ def test_any_draft_and_budget(
             assert engine.generate(PROMPT, sampling(temperature, 24)).token_ids == tokens
         longer = engine.generate([*PROMPT, *expected[0.0][:5]], sampling(0.0, 19))
         assert longer.token_ids == expected[0.0][5:]
-    assert carried or (draft, budget) != ("near", 64), "some root was foreseen"
+    assert carried or (draft, budget) != ("near", 64), "some root was drafted ahead"
 
 
-def test_some_roots_are_foreseen_and_begin_with_what_was_grown(
-    trio: Trio, steps: list[int], carried: list[int]
+def test_some_roots_are_drafted_ahead_and_keep_their_nodes(
+    trio: TargetAndDrafts, steps: list[int], carried: list[int]
 ) -> None:
     steps[0] = 8
     with drafting_ahead(trio.target, trio.near, budget=8) as engine:
@@ -104,8 +106,8 @@ def test_some_roots_are_foreseen_and_begin_with_what_was_grown(
     assert "ahead" in {record[0] for record in timeline._events}
 
 
-def test_beside_lookups(trio: Trio, expected: Expected, carried: list[int]) -> None:
-    """What they found is asked for anew when the text is known."""
+def test_with_lookups(trio: TargetAndDrafts, expected: Expected, carried: list[int]) -> None:
+    """Lookups are queried again once the accepted text is known."""
     with drafting_ahead(trio.target, f"{trio.near},suffix,lookup", budget=24) as engine:
         for temperature, tokens in expected.items():
             for _ in range(2):  # the second time from memory
@@ -115,23 +117,23 @@ def test_beside_lookups(trio: Trio, expected: Expected, carried: list[int]) -> N
 
 @pytest.mark.parametrize(
     ("target", "draft"),
-    some(
+    sampled_params(
         [("hybrid", "hybrid"), ("hybrid", "auto"), ("target", "auto"), ("target", "hybrid")],
         ("hybrid", "auto"),
         ("target", "hybrid"),
     ),
 )
-def test_states_and_shared_rows(trio: Trio, tmp_path: Path, target: str, draft: str) -> None:
-    """Targets and drafts with states, and a draft whose rows give way to the target's."""
+def test_states_and_shared_rows(trio: TargetAndDrafts, tmp_path: Path, target: str, draft: str) -> None:
+    """Recurrent targets and drafts, and a draft whose KV cache is replaced by the target's."""
     hybrid = write_hybrid(tmp_path / "hybrid", "qwen3_5_text")
     folder = hybrid if target == "hybrid" else trio.target
     params = [sampling(temperature) for temperature in (0.0, 1.0)]
     with drafting_ahead(folder, hybrid if draft == "hybrid" else draft) as engine:
-        assert [engine.generate(PROMPT, one).token_ids for one in params] == says(folder, *params)
+        assert [engine.generate(PROMPT, one).token_ids for one in params] == generate_tokens(folder, *params)
 
 
 def test_a_fault_of_the_draft_costs_no_answer(
-    trio: Trio, expected: Expected, monkeypatch: pytest.MonkeyPatch
+    trio: TargetAndDrafts, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left, expand, notices = 4, LMDrafter.expand, list[tuple[str, str]]()
 
@@ -156,9 +158,9 @@ def test_a_fault_of_the_draft_costs_no_answer(
         assert engine.generate(PROMPT, sampling(1.0, 24)).token_ids == expected[1.0]
 
 
-@pytest.mark.parametrize("layer", some([1, 3], 1))
-def test_halted_or_failing_in_mid_pass(trio: Trio, expected: Expected, layer: int) -> None:
-    """The draft's thread ends with the pass, and the next answer is whole."""
+@pytest.mark.parametrize("layer", sampled_params([1, 3], 1))
+def test_halted_or_failing_in_mid_pass(trio: TargetAndDrafts, expected: Expected, layer: int) -> None:
+    """The draft's thread ends with the pass, and the next answer is correct."""
     halt, params = threading.Event(), sampling(1.0, 24)
 
     def notify(event: Event) -> None:
@@ -179,8 +181,8 @@ def test_halted_or_failing_in_mid_pass(trio: Trio, expected: Expected, layer: in
         assert engine.generate(PROMPT, params).token_ids == expected[1.0]
 
 
-def test_several_sequences_are_not_grown_on(trio: Trio, expected: Expected) -> None:
-    """Passes that several share go without; an answer that is left alone goes on with it."""
+def test_shared_passes_do_not_draft_ahead(trio: TargetAndDrafts, expected: Expected) -> None:
+    """Shared passes do not draft ahead; the last remaining answer does again."""
     asked = [(temperature, count) for temperature in (0.0, 1.0) for count in (6, 24)]
     with drafting_ahead(trio.target, trio.near, sequences=2) as engine:
         answers = [engine.submit(PROMPT, sampling(*one)) for one in asked]
@@ -188,7 +190,7 @@ def test_several_sequences_are_not_grown_on(trio: Trio, expected: Expected) -> N
             assert answer.result().token_ids == expected[temperature][:count]
 
 
-def test_the_number_of_threads_of_products_stays(trio: Trio, expected: Expected) -> None:
+def test_the_number_of_threads_of_products_stays(trio: TargetAndDrafts, expected: Expected) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

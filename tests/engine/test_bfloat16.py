@@ -1,4 +1,4 @@
-"""In bfloat16, where the last bit decides between near-equal tokens: the same, whatever else a pass holds."""
+"""Tokens in bfloat16, where the last bit decides near-ties, do not depend on other rows of a pass."""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,8 @@ import torch
 
 from offspec.engine.engine import Engine
 from offspec.model import runner
-from tests.support.answers import Trio, sampling, write_trio
-from tests.support.products import some
+from tests.support.answers import TargetAndDrafts, sampling, write_trio
+from tests.support.exhaustive import sampled_params
 from tests.support.tiny_models import tiny_engine
 
 PARAMS = {temperature: sampling(temperature) for temperature in (0.0, 1.0)}
@@ -27,23 +27,23 @@ def _prompt(length: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Trio:
+def large(tmp_path_factory: pytest.TempPathFactory) -> TargetAndDrafts:
     sizes = {"vocab_size": 3000, "hidden_size": 128, "intermediate_size": 256}
     return write_trio(tmp_path_factory.mktemp("models"), 3, **sizes)
 
 
 @pytest.fixture(scope="module")
-def alone(large: Trio) -> Iterator[Engine]:
+def alone(large: TargetAndDrafts) -> Iterator[Engine]:
     with tiny_engine(large.target, "none", budget=1, context=512, dtype=torch.bfloat16) as engine:
         yield engine
 
 
-@pytest.mark.parametrize(("chunk", "budget", "draft", "temperature"), some(CASES, *CASES[:2]))
+@pytest.mark.parametrize(("chunk", "budget", "draft", "temperature"), sampled_params(CASES, *CASES[:2]))
 def test_trees_drafts_chunks_and_what_is_kept_change_nothing(
-    chunk: int, budget: int, draft: str, temperature: float, large: Trio, alone: Engine,
+    chunk: int, budget: int, draft: str, temperature: float, large: TargetAndDrafts, alone: Engine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Keys that are all met one by one, and keys in blocks; the longer prompt begins with the shorter."""
+    """Attention key by key and in blocks of keys; the longer prompt begins with the shorter."""
     params = PARAMS[temperature]
     alone._states.first.forget()
     long, short = (alone.generate(_prompt(length), params).token_ids for length in (420, 70))

@@ -1,4 +1,4 @@
-"""Tokens and text: nothing is shown before it is whole, nothing is lost, stop strings are always found."""
+"""Detokenization: text is emitted only when complete, none is lost, and all stop strings are found."""
 
 import json
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from tokenizers import models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from offspec.core.errors import CheckpointError, ModelNotFoundError, RequestError
-from offspec.engine.detokenizer import IncrementalText, StopStrings, TextStream
+from offspec.engine.detokenizer import IncrementalDetokenizer, StopStrings, TextStream
 from offspec.model.tokenizer import TextCodec, load_tokenizer
 from offspec.model.vocabulary import same_vocabulary
 from tests.support.tokenizers import byte_fallback, byte_level, pieces, saved
@@ -47,14 +47,14 @@ def encode(codec: TextCodec, text: str) -> list[int]:
 
 
 def chunks(items: Any, cuts: Iterable[int]) -> list[Any]:
-    """The pieces of a sequence between sorted cuts, empty ones too."""
+    """Return the pieces of a sequence between sorted cuts, including empty pieces."""
     ends = [min(cut, len(items)) for cut in sorted(cuts)]
     return [items[a:b] for a, b in zip([0, *ends], [*ends, len(items)], strict=True)]
 
 
 def streamed(codec: TextCodec, pushes: Iterable[list[int]]) -> str:
-    """What the pushes give, checked piece by piece against the whole."""
-    stream, text = IncrementalText(codec), ""
+    """Return the pieces of all pushes; check each prefix against the whole text."""
+    stream, text = IncrementalDetokenizer(codec), ""
     pieces = [stream.push(ids) for ids in pushes]
     pieces.append(stream.finish())
     text = "".join(pieces)
@@ -108,19 +108,19 @@ garbage = st.lists(
 @quick
 @given(text=st.binary(max_size=100) | garbage)
 def test_bytes_that_are_no_text(codecs: dict[str, TextCodec], text: bytes) -> None:
-    """Whole characters around broken ones stay, as in Python; transformers gives up a run of bytes."""
+    """Complete characters around broken ones are kept, as in Python; transformers drops a run of bytes."""
     codec = codecs["byte-fallback"]
     vocabulary = codec.tokenizer.get_vocab()
     ids = [vocabulary["<0x41>"], *(vocabulary[f"<0x{byte:02X}>"] for byte in text)]
     expected = f"A{text.decode('utf-8', 'replace')}"
-    assert codec.decode(ids) == codec.spell(ids) == by_token(codec, ids) == expected
+    assert codec.decode(ids) == codec.decode_with_special(ids) == by_token(codec, ids) == expected
     with suppress(UnicodeDecodeError):
         text.decode()
         assert codec.tokenizer.decode(ids) == expected
 
 
 def test_a_vocabulary_that_only_spells_bytes(tmp_path: Path) -> None:
-    """Names like those of bytes, in a vocabulary that decodes them as they are."""
+    """Tokens named like bytes, in a vocabulary that decodes them literally."""
     tokenizer = tokenizers.Tokenizer(
         models.WordLevel(
             {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}, unk_token="<unk>"
@@ -133,12 +133,12 @@ def test_a_vocabulary_that_only_spells_bytes(tmp_path: Path) -> None:
 def test_a_character_waits_for_its_last_byte(codecs: dict[str, TextCodec]) -> None:
     for codec in codecs.values():
         text = "the éx𝄞 cat"
-        stream, shown = IncrementalText(codec), ""
+        stream, shown = IncrementalDetokenizer(codec), ""
         for i in encode(codec, text):
             shown += stream.push([i])
             assert text.startswith(shown)
         assert shown == text and stream.finish() == ""
-        half = IncrementalText(codec)
+        half = IncrementalDetokenizer(codec)
         assert half.push(encode(codec, "the éx𝄞")[:-1]) == "the éx"
         assert set(half.finish()) == {"\ufffd"}
 
@@ -154,7 +154,7 @@ def test_characters_are_shown_though_every_token_ends_inside_one(codecs: dict[st
     straddling = tokenizer.token_to_id(one[2] + one[:2])
     assert straddling is not None
     other = TextCodec(PreTrainedTokenizerFast(tokenizer_object=tokenizer), codec.folder, {})
-    stream = IncrementalText(other)
+    stream = IncrementalDetokenizer(other)
     shown = stream.push([vocabulary[one[0]], vocabulary[one[1]]])
     for count in range(200):
         assert shown == "日" * count
@@ -163,7 +163,7 @@ def test_characters_are_shown_though_every_token_ends_inside_one(codecs: dict[st
 
 
 def test_spaces_are_not_tidied_up(tmp_path: Path) -> None:
-    """Many tokenizers ask for it, and it would take back text that was shown."""
+    """Many tokenizers enable the cleanup of spaces, which would retract emitted text."""
     insist = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     codec = opened(byte_level(), tmp_path, clean_up_tokenization_spaces=True, **{insist: True})
     ids = encode(codec, "the cat . do n't")
@@ -205,7 +205,7 @@ stops_and_text = st.tuples(
 
 
 def first_stop(text: str, stops: list[str]) -> int | None:
-    """Where the text is cut, found character by character."""
+    """Return the position where stop strings cut the text, by testing every prefix."""
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:
@@ -231,7 +231,7 @@ def test_stop_strings_do_not_depend_on_the_pieces(case: tuple[list[str], str], c
 
 
 def test_a_stop_string_longer_than_any_answer_costs_no_time() -> None:
-    """A million comparisons of half a megabyte for each token would be hours."""
+    """A million comparisons of 500 kB per token would take hours."""
     stops = StopStrings(["x" * 10**6])
     assert [stops.push(piece)[0] for piece in ("a", "xx", "xa", "x")] == ["a", "", "xxxa", ""]
     assert stops.finish() == "x"
@@ -268,7 +268,7 @@ def test_a_stream_stops_at_the_token_that_completes_the_stop(
         assert stream.finish() == [""] and stream.take() == []
 
 
-def test_a_stream_takes_each_character_once_and_shows_what_it_is_told_to(
+def test_a_stream_emits_each_character_once_and_the_chosen_special_tokens(
     codecs: dict[str, TextCodec],
 ) -> None:
     stream = TextStream(codecs["byte-level"])
@@ -318,7 +318,7 @@ PARTS = (
 
 @pytest.mark.parametrize("template", [PARTS, PARTS.replace("{% else %}", "{% else %}{{ p.nothing.at_all }}")])
 def test_templates_that_look_for_parts_are_given_them(template: str, tmp_path: Path) -> None:
-    """To such a template a string is a list of characters, none of which is text."""
+    """Such a template treats a string as a list of characters, without text parts."""
     codec = opened(byte_level(), tmp_path, chat_template=template)
     assert codec.render([{"role": "user", "content": "the cat"}]).strip() == "the cat"
 
@@ -353,7 +353,7 @@ def test_bad_prompts_are_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_only_the_beginning_of_a_huge_prompt_is_tokenised(
+def test_only_the_beginning_of_a_huge_prompt_is_tokenized(
     codecs: dict[str, TextCodec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codec, sizes = codecs["byte-level"], list[int]()
@@ -368,7 +368,7 @@ def test_only_the_beginning_of_a_huge_prompt_is_tokenised(
     text = "the cat sat on the mat, " * 1000
     assert 2 * 50 < len(codec.encode_prompt(text, raw=True, most=50)) < len(text) / 8
     assert max(sizes) < len(text) / 8
-    # Where the beginning has few tokens and in all there is room, nothing is cut.
+    # A short text is not cut.
     for most in (50, 10**6):
         short = "the cat " * 30
         assert codec.encode_prompt(short, raw=True, most=most) == encode(codec, short)
@@ -398,19 +398,24 @@ def test_a_damaged_generation_config_is_an_error(
 
 
 @pytest.mark.parametrize(
-    "files",
+    ("files", "reason"),
     [
-        {"config.json": '{"model_type": "gpt2"}'},
-        {"tokenizer.json": "{"},
-        {"config.json": '{"model_type": "llama"}', "tokenizer.json": "{}"},
-        {"tokenizer_config.json": '{"tokenizer_class": "NoSuchTokenizer"}'},
-        {"tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["code.Tokenizer", null]}}'},
+        ({"config.json": '{"model_type": "gpt2"}'}, "has no tokenizer"),
+        ({"tokenizer.json": "{"}, "cannot be read"),
+        ({"config.json": '{"model_type": "llama"}', "tokenizer.json": "{}"}, "cannot be read"),
+        ({"tokenizer_config.json": '{"tokenizer_class": "NoSuchTokenizer"}'}, "has no tokenizer"),
+        (
+            {"tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["code.Tokenizer", null]}}'},
+            "has no tokenizer",
+        ),
     ],
 )
-def test_a_folder_without_a_good_tokenizer_is_an_error(tmp_path: Path, files: dict[str, str]) -> None:
+def test_a_folder_without_a_good_tokenizer_is_an_error(
+    tmp_path: Path, files: dict[str, str], reason: str
+) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    with pytest.raises(CheckpointError, match="holds no tokenizer") as caught:
+    with pytest.raises(CheckpointError, match=reason) as caught:
         load_tokenizer(tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -421,7 +426,7 @@ def test_no_folder_is_never_taken_for_a_hub_id(tmp_path: Path) -> None:
 
 
 def changed(codec: TextCodec, folder: Path, tokens: dict[str, str], *added: str) -> Any:
-    """A copy of a tokenizer with some tokens renamed, and more at the end."""
+    """Return a copy of a tokenizer with some tokens renamed and others appended."""
     state = json.loads(codec.tokenizer.backend_tokenizer.to_str())
     vocabulary = {tokens.get(name, name): i for name, i in state["model"]["vocab"].items()}
     vocabulary.update({name: len(vocabulary) + n for n, name in enumerate(added)})

@@ -1,4 +1,4 @@
-"""Losslessness as statistics: sampled tokens follow the target's own law."""
+"""Statistical test of losslessness: sampled tokens follow the target's distribution."""
 
 from collections import Counter
 from itertools import pairwise
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from offspec import SamplingParams
-from tests.support.chi_squared import agreement
-from tests.support.plan_world import World
+from tests.support.chi_squared import p_value
+from tests.support.plan_fixtures import PlanEnvironment
 from tests.support.tiny_models import disturb, write_model
 
 pytestmark = pytest.mark.usefixtures("drafters_stay")
@@ -28,7 +28,7 @@ RULES: dict[str, Any] = {
 
 
 def _ruled(logits: torch.Tensor, ids: list[int]) -> torch.Tensor:
-    """What RULES make of logits [12] behind these ids, SHORT first."""
+    """Apply RULES to logits [12] that follow these ids, SHORT first."""
     scores = logits.clone()
     scores[7] += 1.5
     scores[9] -= 1.0
@@ -40,7 +40,7 @@ def _ruled(logits: torch.Tensor, ids: list[int]) -> torch.Tensor:
 
 
 def _law(folder: Path, params: SamplingParams, ruled: bool) -> dict[tuple[int, ...], float]:
-    """The probability of every pair of next tokens, from transformers."""
+    """Return the probability of every pair of next tokens, from transformers."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -64,9 +64,9 @@ def _law(folder: Path, params: SamplingParams, ruled: bool) -> dict[tuple[int, .
     ids=["coupled", "sequoia"],
 )
 def test_two_tokens(
-    verify: str, given: dict[str, Any], rules: dict[str, Any], world: World, tmp_path: Path
+    verify: str, given: dict[str, Any], rules: dict[str, Any], world: PlanEnvironment, tmp_path: Path
 ) -> None:
-    """With trees of several levels and several guesses a node; with rules, filter and temperature."""
+    """Trees of several levels with several draft tokens per node; rules, filter and temperature."""
     target, draft = (
         write_model(tmp_path / name, spread=0.25, vocab_size=WORDS, num_hidden_layers=1)
         for name in ("target", "draft")
@@ -84,6 +84,6 @@ def test_two_tokens(
             result = engine.generate(SHORT, params)
             counts[result.token_ids[:2]] += 1
             passes += result.passes
-    assert passes < 2.9 * SEEDS, "some guesses were right"
-    assert agreement(counts, _law(target, params, bool(rules))) > 1e-3
-    assert not rules or agreement(counts, _law(target, params, False)) < 1e-6
+    assert passes < 2.9 * SEEDS, "some draft tokens were accepted"
+    assert p_value(counts, _law(target, params, bool(rules))) > 1e-3
+    assert not rules or p_value(counts, _law(target, params, False)) < 1e-6

@@ -1,4 +1,4 @@
-"""Every source of guesses, alone and mixed: the tokens are the target's own, whoever guesses."""
+"""Draft sources, alone and combined, change no token of the target."""
 
 import inspect
 import threading
@@ -14,7 +14,7 @@ import offspec
 from offspec import DraftError, Engine, Finished, Notice, PassStats, RequestError
 from offspec.core import memory
 from offspec.core.config import EngineConfig
-from offspec.draft.base import Children, Drafter, Features, Scorer, Wants
+from offspec.draft.base import Children, Drafter, Features, RequiredStates, Scorer
 from offspec.draft.forward import alone
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.heads.state_drafter import StateDrafter
@@ -24,9 +24,9 @@ from offspec.model.cache import TreeCache
 from offspec.stream.direct_reader import DirectReader
 from tests.support import eagle_files, heads_files
 from tests.support.answers import PROMPT, sampling
+from tests.support.exhaustive import sampled_params
 from tests.support.mtp_files import CENTRED, HYBRID, HYBRID_EXPERTS, write_with_mtp
-from tests.support.plan_world import MB, World, saved
-from tests.support.products import some
+from tests.support.plan_fixtures import MB, PlanEnvironment, saved
 from tests.support.tiny_models import VOCABULARY, disturb, tiny_engine, write_model
 
 COPIED = [*PROMPT, 70, *PROMPT, 71, *PROMPT[:5]]
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("drafters_stay")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target, models near to it and far from it, and a head of each kind."""
+    """A target, models similar and dissimilar to it, and a head of each kind."""
     place = tmp_path_factory.mktemp("drafts")
     write_model(place / "target", num_hidden_layers=eagle_files.LAYERS)
     write_model(place / "near", num_hidden_layers=eagle_files.LAYERS)
@@ -54,19 +54,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def names(folder: Path) -> list[str]:
     heads = [str(folder / name) for name in ("medusa", "mlp", "eagle", "eagle3")]
-    return ["substitute", "early-exit", *heads]
+    return ["self", "early-exit", *heads]
 
 
 @pytest.fixture(scope="module")
 def engine(folder: Path, names: list[str]) -> Iterator[Engine]:
-    """With everything loaded at once that can be."""
+    """Engine with all draft sources that can be loaded together."""
     with offspec.load(str(folder / "target"), draft=names, **GIVEN) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> Expected:
-    """The answers of an engine that guesses nothing, by temperature and length of the prompt."""
+    """Answers of an engine without draft, by temperature and prompt length."""
     with offspec.load(str(folder / "target"), draft="none", **GIVEN | {"budget": 1}) as engine:
         return {
             (temperature, len(prompt)): engine.generate(prompt, params).token_ids
@@ -79,7 +79,7 @@ def expected(folder: Path) -> Expected:
 def test_each_source_and_every_mixture_in_one_engine(
     engine: Engine, names: list[str], expected: Expected
 ) -> None:
-    """One request after another, each with other sources, on two prompts and at two temperatures by turns."""
+    """Successive requests with different sources, alternating two prompts and two temperatures."""
     every = [[name] for name in (*names, "suffix", "lookup")]
     mixed = [["suffix", *pair] for pair in pairwise(names)]
     for turn, drafts in enumerate([*every, ["none"], *mixed, [*names, "suffix", "lookup"], *every]):
@@ -91,8 +91,8 @@ def test_each_source_and_every_mixture_in_one_engine(
         assert found.budget == (1 if drafts == ["none"] else 24)
 
 
-def test_what_is_copied_comes_in_few_passes(engine: Engine, expected: Expected) -> None:
-    """Once the answer has been given, suffix has read it; and the result says who guessed."""
+def test_copied_text_takes_few_passes(engine: Engine, expected: Expected) -> None:
+    """The suffix lookup learns a given answer; results contain accepted tokens by source."""
     wanted = expected[0.0, len(PROMPT)]
     assert engine.generate(PROMPT, PARAMS[0.0], draft="suffix").token_ids == wanted
     again = engine.generate(PROMPT, PARAMS[0.0], draft="suffix")
@@ -105,14 +105,14 @@ def test_what_is_copied_comes_in_few_passes(engine: Engine, expected: Expected) 
 
 def test_a_request_takes_what_is_loaded_and_nothing_else(engine: Engine, names: list[str]) -> None:
     assert engine.sources == (*names, "suffix", "lookup")
-    assert engine.draft.startswith("substitute (4-bit) + early-exit") and "suffix" not in engine.draft
-    with pytest.raises(RequestError, match="loaded with substitute") as caught:
+    assert engine.draft.startswith("self (4-bit) + early-exit") and "suffix" not in engine.draft
+    with pytest.raises(RequestError, match="is not available: this engine was loaded with self") as caught:
         engine.generate(PROMPT, draft="mtp")
     assert "\n" not in str(caught.value)
-    engine.use("suffix,substitute")
-    assert engine.draft == "suffix + substitute (4-bit)"
+    engine.use("suffix,self")
+    assert engine.draft == "suffix + self (4-bit)"
     engine.use("auto")
-    assert engine.draft.startswith("substitute (4-bit) + early-exit")
+    assert engine.draft.startswith("self (4-bit) + early-exit")
 
 
 def test_a_model_that_guesses_badly_and_in_other_words(folder: Path, expected: Expected) -> None:
@@ -126,9 +126,9 @@ def test_a_model_that_guesses_badly_and_in_other_words(folder: Path, expected: E
     assert len(told) == 2 and "60 of 96 tokens map" in told[1]
 
 
-@pytest.mark.parametrize("family", some(CENTRED, "qwen3_5_text"))
+@pytest.mark.parametrize("family", sampled_params(CENTRED, "qwen3_5_text"))
 def test_the_module_of_a_target_with_states(family: str, tmp_path: Path) -> None:
-    """The target's layers carry states, and the module's looks back: alone, and with what is copied."""
+    """Recurrent target with an MTP module that has attention: alone, and with lookups."""
     overrides = HYBRID if family == "qwen3_5_text" else HYBRID_EXPERTS
     target = str(write_with_mtp(tmp_path / "target", "qwen", family, overrides))
     with offspec.load(target, draft="none", **GIVEN | {"budget": 1}) as engine:
@@ -140,10 +140,10 @@ def test_the_module_of_a_target_with_states(family: str, tmp_path: Path) -> None
 
 
 class Hostile(Drafter):
-    """Guesses at random, asks for everything, and is as sure as can be."""
+    """Drafts random tokens with maximum confidence and requires all hidden states."""
 
     name = "hostile"
-    wants = Wants(True, (0, 2))
+    required_states = RequiredStates(True, (0, 2))
 
     def __init__(self) -> None:
         self.seen = 0
@@ -171,8 +171,8 @@ class Hostile(Drafter):
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize(("budget", "verify"), some([(24, "coupled"), (7, "plain")], (7, "plain")))
-def test_hostile_sources_beside_others(folder: Path, budget: int, verify: str, expected: Expected) -> None:
+@pytest.mark.parametrize(("budget", "verify"), sampled_params([(24, "coupled"), (7, "plain")], (7, "plain")))
+def test_hostile_sources_with_others(folder: Path, budget: int, verify: str, expected: Expected) -> None:
     hostile = Hostile()
     with tiny_engine(
         folder / "target",
@@ -195,11 +195,11 @@ def test_a_budget_of_one_loads_no_draft(folder: Path, names: list[str]) -> None:
         assert engine.generate(PROMPT, sampling(0.0, 4)).passes == 4
 
 
-@pytest.mark.parametrize("draft", some(["substitute", "early-exit", "mtp", "eagle3"], "substitute", "mtp"))
+@pytest.mark.parametrize("draft", sampled_params(["self", "early-exit", "mtp", "eagle3"], "self", "mtp"))
 def test_a_step_of_a_draft_waits_for_no_disk(
     draft: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows of its embedding, or of the target's, are in RAM: the disk is busy with layers."""
+    """Embedding rows of the draft or the target are in RAM, since the disk is busy with layers."""
     steps, reads = [0, 0], list[int]()  # that run, and that have run
     read = DirectReader.read_into
 
@@ -219,7 +219,7 @@ def test_a_step_of_a_draft_waits_for_no_disk(
 
     monkeypatch.setattr(embedding, "_KEPT_ROWS", 0)
     monkeypatch.setattr(DirectReader, "read_into", note)
-    monkeypatch.setattr(LMDrafter, "expanding", stepping(LMDrafter.expanding))
+    monkeypatch.setattr(LMDrafter, "expand_steps", stepping(LMDrafter.expand_steps))
     monkeypatch.setattr(StateDrafter, "expand", stepping(StateDrafter.expand))
     sizes = {"tie_word_embeddings": False}
     if draft == "mtp":
@@ -235,7 +235,7 @@ def test_a_step_of_a_draft_waits_for_no_disk(
 @pytest.mark.exhaustive
 def test_heads_are_planned_for(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(memory, "steady_runtime", lambda fresh: 600 * MB)  # other engines are open here
+    monkeypatch.setattr(memory, "runtime_overhead", lambda fresh: 600 * MB)  # other engines are open here
     given = {"draft": f"{folder / 'eagle3'},suffix", "dtype": "float32", "context": 96}
     with offspec.load(str(folder / "target"), **given) as engine:
         plan = engine.plan
@@ -248,9 +248,9 @@ def test_heads_are_planned_for(folder: Path, monkeypatch: pytest.MonkeyPatch, tm
         assert engine.plan == plan
 
 
-@pytest.mark.parametrize("main", some(["medusa", "near"], "medusa"))
+@pytest.mark.parametrize("main", sampled_params(["medusa", "near"], "medusa"))
 def test_lookups_guess_where_by_the_plan_no_draft_pays(
-    folder: Path, world: World, tmp_path: Path, main: str
+    folder: Path, world: PlanEnvironment, tmp_path: Path, main: str
 ) -> None:
     head, greedy = str(folder / main), PARAMS[0.0]
     draft = f"suffix,{head}"
@@ -269,12 +269,12 @@ def test_lookups_guess_where_by_the_plan_no_draft_pays(
         assert engine.budget == engine.generate(PROMPT, greedy).budget == 1
 
 
-def test_the_answer_is_the_same_while_the_drafter_of_a_fixed_shape_rests(world: World) -> None:
+def test_the_answer_is_the_same_while_the_drafter_of_a_fixed_shape_rests(world: PlanEnvironment) -> None:
     with world.load(tree="sequoia") as engine:
         expected = engine.generate(PROMPT, sampling(1.0, 40), draft="none").token_ids
         engine.generate(PROMPT, sampling(1.0, 2))
         (standing,) = engine._assembly.sources._standing.values()
-        standing.payoff.rest = 5
+        standing.payoff.paused_passes = 5
         *events, last = engine.stream(PROMPT, sampling(1.0, 40))
     assert isinstance(last, Finished) and last.result.token_ids == expected
     nodes = [event.tree_nodes for event in events if isinstance(event, PassStats)]
@@ -282,7 +282,7 @@ def test_the_answer_is_the_same_while_the_drafter_of_a_fixed_shape_rests(world: 
 
 
 def test_nearly_equal_temperatures_are_one(engine: Engine, names: list[str]) -> None:
-    """Or else whoever asks at ever other ones would have the engine keep ever more, and learn nothing."""
+    """Otherwise a client with ever new temperatures would make records grow without learning."""
     for name in names[:2]:
         known = engine.drafting.calibration(name, 0.7, True)
         assert engine.drafting.calibration(name, 0.7004, True) is known
@@ -291,9 +291,9 @@ def test_nearly_equal_temperatures_are_one(engine: Engine, names: list[str]) -> 
 
 @pytest.mark.parametrize(
     ("draft", "error", "words"),
-    [("substitute,{near}", RequestError, "one at a time"), ("mtp", DraftError, "no MTP module")],
+    [("self,{near}", RequestError, "only one can be loaded at a time"), ("mtp", DraftError, "no MTP module")],
 )
-def test_what_cannot_be(folder: Path, draft: str, error: type[Exception], words: str) -> None:
+def test_invalid_drafts(folder: Path, draft: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words) as caught:
         offspec.load(str(folder / "target"), draft=draft.format(near=folder / "near"), **GIVEN)
     assert "\n" not in str(caught.value)
@@ -308,7 +308,7 @@ def test_a_path_may_have_a_comma(tmp_path: Path) -> None:
 
 
 def test_texts_of_earlier_are_copied_from(folder: Path, tmp_path: Path) -> None:
-    """A file of a corpus says what the target will: nearly all of it is guessed in few passes."""
+    """If a corpus file contains the answer, nearly all of it is drafted in few passes."""
     model, asked = str(folder / "target"), "w5 w9 w17"
     with offspec.load(model, draft="suffix", **GIVEN) as engine:
         first = engine.generate(asked, PARAMS[0.0], raw=True)

@@ -1,4 +1,4 @@
-"""Every causal LM of transformers, made small: what the probe admits says what transformers says."""
+"""Small models of all causal LM families of transformers: tokens are equal for all that the probe admits."""
 
 import warnings
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from offspec.model.probe.small_config import VOCABULARY, small_config, special_tokens
-from tests.support.beside_generate import NOT_SAID, compare
-from tests.support.products import some
+from tests.support.compare_generate import NOT_SAID, compare
+from tests.support.exhaustive import sampled_params
 from tests.support.versions import has_transformers
 
 pytestmark = pytest.mark.usefixtures("drafters_stay")
@@ -28,19 +28,19 @@ HEADS = {"codegen": 4}  # which its layout of queries, keys and values takes for
 
 
 def small(family: str) -> Any:
-    """A small configuration of a family; None where its defaults make none."""
+    """Return a small configuration of a family; None if its defaults do not make a model."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return small_config(CONFIG_MAPPING[family](**NEEDED.get(family, {})), HEADS.get(family, 2))
-    except Exception:  # whatever a family's own checks say
+    except Exception:  # the exception type depends on the family's checks
         return None
 
 
 def compare_family(family: str, folder: Path) -> str:
-    """As `compare` says it."""
+    """Return the result of `compare` for a family."""
     config = small(family)
     if config is None:
         return "no configuration"
@@ -58,8 +58,8 @@ ADMITTED = (
 )
 
 
-@pytest.mark.parametrize("family", some(ADMITTED, "gemma4_text", "llama4_text", "deepseek_v32"))
-def test_what_is_admitted_says_the_same(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", sampled_params(ADMITTED, "gemma4_text", "llama4_text", "deepseek_v32"))
+def test_admitted_families_emit_the_same_tokens(family: str, tmp_path: Path) -> None:
     from transformers import CONFIG_MAPPING
 
     if family not in CONFIG_MAPPING and not has_transformers("5.23"):

@@ -1,12 +1,12 @@
-"""Language models inside models that see or hear: the same tokens as transformers, whatever is guessed."""
+"""Language models inside multimodal models emit the same tokens as transformers, with any draft."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.support.answers import Trio, sampling, says
-from tests.support.beside_generate import NOT_SAID, compare
-from tests.support.products import some
+from tests.support.answers import TargetAndDrafts, generate_tokens, sampling
+from tests.support.compare_generate import NOT_SAID, compare
+from tests.support.exhaustive import sampled_params
 from tests.support.tiny_models import reference, write_config
 from tests.support.wrappers import plain_prompt, small_whole
 
@@ -17,26 +17,26 @@ FAMILIES = ("qwen2_5_vl", "gemma4", "glm4v_moe", "kimi_k25", "llava", "qwen3_vl"
 LEFT_OUT = ("shieldgemma2", "inkling_mm_model")
 
 
-@pytest.mark.parametrize("family", some(FAMILIES, "qwen2_5_vl"))
-def test_tokens_do_not_depend_on_the_guesses(family: str, trio: Trio, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", sampled_params(FAMILIES, "qwen2_5_vl"))
+def test_tokens_do_not_depend_on_the_guesses(family: str, trio: TargetAndDrafts, tmp_path: Path) -> None:
     config, greedy = small_whole(family), sampling(0.0, 18)
     model, prompt = write_config(tmp_path, config), plain_prompt(config)
     expected = reference(model, prompt, 18)
-    assert len(set(expected)) > 4, "the test model says too little to tell right from wrong"
+    assert len(set(expected)) > 4, "the test model emits too few tokens to detect errors"
     for draft, budget in ((trio.hostile, 7), (model, 64)):
-        assert says(model, greedy, draft=draft, prompt=prompt, budget=budget) == [tuple(expected)]
+        assert generate_tokens(model, greedy, draft=draft, prompt=prompt, budget=budget) == [tuple(expected)]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("drafters_stay")
 def test_every_wrapper(tmp_path: Path) -> None:
-    """Every model of transformers that sees or hears, made small."""
+    """All multimodal models of transformers, made small."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
     def compared(family: str) -> str:
         try:
             config = small_whole(family)
-        except Exception as error:  # whatever a family's own checks say
+        except Exception as error:  # the exception type depends on the family's checks
             return f"no configuration: {type(error).__name__} {error}"
         return compare(config, plain_prompt(config), tmp_path / family)
 

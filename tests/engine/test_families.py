@@ -1,4 +1,4 @@
-"""Every family that offspec promises: the same tokens as transformers, whatever is guessed."""
+"""All supported families emit the same tokens as transformers, with any draft."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from offspec import UnsupportedModelError
 from offspec.model import runner
 from offspec.model.probe.build import build_skeleton
 from offspec_planners.placement import Placement, Tier
-from tests.support.answers import PROMPT, Trio, sampling, says
-from tests.support.products import some
+from tests.support.answers import PROMPT, TargetAndDrafts, generate_tokens, sampling
+from tests.support.exhaustive import sampled_params
 from tests.support.tiny_models import FAMILIES, reference, tiny_engine, write_model
 
 GREEDY = sampling(0.0, 18)
@@ -19,7 +19,7 @@ HOT = sampling(1.0, 18, min_p=0.01, presence_penalty=0.5, frequency_penalty=0.3)
 
 # Windows and soft caps; old position embeddings.
 USUAL = ("gemma2", "gpt2")
-# What these lack: sinks, experts, latents, keys of other layers, parallel blocks, scales, biases.
+# Features that these lack: sinks, experts, latents, keys of other layers, parallel blocks, scales, biases.
 MORE = (
     "cohere2",
     "deepseek_v3",
@@ -35,26 +35,28 @@ MORE = (
 
 
 @pytest.mark.usefixtures("drafters_stay")
-@pytest.mark.parametrize("family", some(sorted(FAMILIES), *USUAL, rare=lambda family: family not in MORE))
+@pytest.mark.parametrize(
+    "family", sampled_params(sorted(FAMILIES), *USUAL, rare=lambda family: family not in MORE)
+)
 def test_tokens_do_not_depend_on_the_guesses(
-    family: str, trio: Trio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, trio: TargetAndDrafts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor on chunks and a head that streams, with each family's own soft caps, scales and biases."""
+    """Chunks and a streamed output head, with the soft caps, scales and biases of each family."""
     model = write_model(tmp_path / "model", family)
-    every = says(model, GREEDY, FILTERED, HOT)
+    every = generate_tokens(model, GREEDY, FILTERED, HOT)
     greedy, filtered, hot = every
     assert list(greedy) == reference(model, PROMPT, 18)
-    assert len(set(greedy)) > 4 and filtered != hot, "the model says too little to tell right from wrong"
+    assert len(set(greedy)) > 4 and filtered != hot, "the test model emits too few tokens to detect errors"
     with tiny_engine(model, model, budget=128) as engine:
         results = [engine.generate(PROMPT, params) for params in (GREEDY, FILTERED, HOT)]
     assert [result.token_ids for result in results] == every
-    assert all(result.tokens_per_pass > 2 for result in results), "a draft that knows is believed"
-    assert says(model, FILTERED, draft="auto") == [filtered]
-    assert says(model, HOT, draft=model, verify="plain") == [hot]
-    assert says(model, GREEDY, HOT, draft=trio.hostile, budget=7) == [greedy, hot]
+    assert all(result.tokens_per_pass > 2 for result in results), "an accurate draft is accepted"
+    assert generate_tokens(model, FILTERED, draft="auto") == [filtered]
+    assert generate_tokens(model, HOT, draft=model, verify="plain") == [hot]
+    assert generate_tokens(model, GREEDY, HOT, draft=trio.hostile, budget=7) == [greedy, hot]
     monkeypatch.setattr(runner, "CHUNK", 4)
     placement = Placement((Tier.DISK, Tier.HOST, Tier.DEVICE), 2, 2, Tier.DISK)
-    assert says(model, GREEDY, draft=model, placement=placement) == [greedy]
+    assert generate_tokens(model, GREEDY, draft=model, placement=placement) == [greedy]
 
 
 def test_there_are_at_least_25_families() -> None:
@@ -64,9 +66,9 @@ def test_there_are_at_least_25_families() -> None:
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("recurrent_gemma", "other logits"),
+        ("recurrent_gemma", "different logits"),
         ("t5", "encoder-decoder"),
-        ("rwkv", "no small model"),
+        ("rwkv", "no small test model"),
         ("bert", "bert"),
     ],
 )

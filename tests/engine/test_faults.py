@@ -25,9 +25,9 @@ import offspec
 from offspec import CapacityError, StreamError
 from offspec.engine.engine import Engine
 from offspec_planners.placement import Placement, Tier
-from tests.support.answers import PROMPT, Trio, sampling, says
+from tests.support.answers import PROMPT, TargetAndDrafts, generate_tokens, sampling
 from tests.support.tiny_models import tiny_engine, write_model
-from tests.support.weight_files import as_it_is
+from tests.support.weight_files import restorer
 
 PARAMS = sampling(1.0, 12)
 
@@ -36,8 +36,8 @@ TIERS = Placement((Tier.DISK, Tier.HOST, Tier.DEVICE, Tier.DISK), 2, 2, Tier.DIS
 
 
 @pytest.fixture(scope="module")
-def expected(trio: Trio) -> tuple[int, ...]:
-    return says(trio.target, PARAMS)[0]
+def expected(trio: TargetAndDrafts) -> tuple[int, ...]:
+    return generate_tokens(trio.target, PARAMS)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def nothing_left_behind() -> Iterator[None]:
     gc.collect()  # what earlier tests have left may hold files
     before = census()
     yield
-    assert census() == before, "a thread, a descriptor or a mode of torch was left behind"
+    assert census() == before, "a thread, a descriptor or a mode of torch leaked"
 
 
 Preadv = Callable[[int, list[memoryview], int], int]
@@ -71,7 +71,7 @@ def _generate(engine: Engine) -> tuple[int, ...]:
 
 
 def test_short_and_interrupted_reads_change_nothing(
-    trio: Trio, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    trio: TargetAndDrafts, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fault(real: Preadv, call: int) -> Preadv:
         def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
@@ -84,7 +84,7 @@ def test_short_and_interrupted_reads_change_nothing(
         return read
 
     _inject(monkeypatch, fault)
-    assert says(trio.target, PARAMS, draft=trio.target, placement=TIERS) == [expected]
+    assert generate_tokens(trio.target, PARAMS, draft=trio.target, placement=TIERS) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_short_and_interrupted_reads_change_nothing(
     ids=["disk", "memory", "thread"],
 )
 def test_a_failing_read_is_one_error_with_its_place(
-    trio: Trio,
+    trio: TargetAndDrafts,
     expected: tuple[int, ...],
     failure: BaseException,
     moment: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of the target's: a read of its own that fails retires a draft, see `tests/draft/test_advisory.py`."""
+    """Reads of the target; for failed reads of a draft see `tests/draft/test_fault_tolerant.py`."""
     with tiny_engine(trio.target, "none", placement=TIERS) as engine:
         assert _generate(engine) == expected
         broken = threading.Event()
@@ -123,14 +123,19 @@ def test_a_failing_read_is_one_error_with_its_place(
         assert _generate(engine) == expected
 
 
-def test_a_file_that_is_replaced_is_noticed(trio: Trio, expected: tuple[int, ...], tmp_path: Path) -> None:
-    """Written over in place or touched: an error, since half of a pass might be another model's, until both
-    bytes and time are what they were. Renamed over: no matter, the old file is still what is open."""
+def test_a_file_that_is_replaced_is_noticed(
+    trio: TargetAndDrafts, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    """A file that was overwritten in place or touched is an error until bytes and time are restored.
+
+    Otherwise half of a pass might use another model. Replacing a file by renaming is harmless: the old file
+    stays open.
+    """
     file = Path(shutil.copytree(trio.target, tmp_path / "model")) / "model.safetensors"
     other = write_model(tmp_path / "other", num_hidden_layers=4, seed=8) / "model.safetensors"
     with tiny_engine(file.parent, "none", placement=TIERS) as engine:
         assert _generate(engine) == expected
-        put_back = as_it_is(file)
+        put_back = restorer(file)
         for change in (os.utime, lambda file: file.write_bytes(other.read_bytes())):
             change(file)
             for _ in range(2):
@@ -143,7 +148,7 @@ def test_a_file_that_is_replaced_is_noticed(trio: Trio, expected: tuple[int, ...
 
 
 def _kill(name: str) -> None:
-    """End threads where they stand, as nothing in Python ever should."""
+    """End threads abruptly, by an asynchronous exception."""
     for thread in threading.enumerate():
         if thread.name.startswith(name) and thread.ident is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -153,7 +158,7 @@ def _kill(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("name", ["offspec-read", "offspec-copy"])
-def test_threads_that_die_are_replaced(trio: Trio, expected: tuple[int, ...], name: str) -> None:
+def test_threads_that_die_are_replaced(trio: TargetAndDrafts, expected: tuple[int, ...], name: str) -> None:
     with tiny_engine(trio.target, "none", placement=TIERS) as engine:
         assert _generate(engine) == expected
         _kill(name)
@@ -165,7 +170,7 @@ def test_threads_that_die_are_replaced(trio: Trio, expected: tuple[int, ...], na
 
 @pytest.mark.parametrize("moment", [0, 2, 5])
 def test_memory_that_is_refused_while_loading(
-    trio: Trio, moment: int, monkeypatch: pytest.MonkeyPatch
+    trio: TargetAndDrafts, moment: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, calls = mmap.mmap, iter(range(1000))
 
@@ -179,7 +184,7 @@ def test_memory_that_is_refused_while_loading(
         offspec.load(str(trio.target), budget=16).close()
 
 
-def test_memory_that_is_refused_in_a_pass(trio: Trio, expected: tuple[int, ...]) -> None:
+def test_memory_that_is_refused_in_a_pass(trio: TargetAndDrafts, expected: tuple[int, ...]) -> None:
     with tiny_engine(trio.target, "none", placement=TIERS) as engine:
         layer: Any = engine._assembly.target.skeleton.layers[2]
         for failure in (
@@ -195,8 +200,8 @@ def test_memory_that_is_refused_in_a_pass(trio: Trio, expected: tuple[int, ...])
 
 # An interrupt may strike in a callback of the collector (hypothesis has one), where Python can but report it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_ctrl_c_at_any_moment(trio: Trio, expected: tuple[int, ...]) -> None:
-    """Interrupts spread over a whole answer, and one more while the first is being dealt with."""
+def test_ctrl_c_at_any_moment(trio: TargetAndDrafts, expected: tuple[int, ...]) -> None:
+    """Interrupts at moments of a whole answer, each followed by one while the first is handled."""
     left, whole = 0, 0.0  # whole: seconds of the quickest answer so far
 
     def strike(number: int, frame: FrameType | None) -> None:
@@ -206,7 +211,10 @@ def test_ctrl_c_at_any_moment(trio: Trio, expected: tuple[int, ...]) -> None:
             raise KeyboardInterrupt
 
     def interrupted(moment: float, strikes: int) -> bool:
-        """Whether an answer was. There is an `except` for each strike: the second may come in the first's."""
+        """Return whether an answer was interrupted.
+
+        Each interrupt has an `except`, since the second may arrive while the first is handled.
+        """
         nonlocal left, whole
         left, done, began = strikes, False, time.perf_counter()
         try:

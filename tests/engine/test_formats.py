@@ -1,4 +1,4 @@
-"""Answers of a format: valid, the same whoever guesses, and what has to come costs no pass."""
+"""Answers with an output format: valid, equal with any draft, and forced tokens cost no pass."""
 
 import json
 import re
@@ -15,9 +15,9 @@ from offspec.core.config import Constraint
 from offspec.core.constraint import Region, Regions
 from offspec.draft.base import Children, Scorer
 from offspec.draft.growing_tree import GrowingTree
-from offspec.model.call_grammars import after_thought, only_calls
-from tests.support.json_schema import SCHEMAS, fits
-from tests.support.products import some
+from offspec.model.tool_call_grammars import after_reasoning, required_call_regions
+from tests.support.exhaustive import sampled_params
+from tests.support.json_schema import SCHEMAS, is_valid
 from tests.support.tiny_models import disturb, tiny_engine, write_model
 from tests.support.tokenizers import byte_level, saved
 
@@ -35,7 +35,7 @@ PERSON = {
     "additionalProperties": False,
 }
 DESCRIBE = {"name": "describe", "parameters": PERSON}
-CALL = only_calls("</think> <tool_call>", [DESCRIBE], {}, thinking=True, tokens=7)
+CALL = required_call_regions("</think> <tool_call>", [DESCRIBE], {}, thinking=True, tokens=7)
 assert CALL is not None
 FORMATS = {
     "schema": Constraint("json_schema", PERSON),
@@ -43,14 +43,14 @@ FORMATS = {
     "choice": Constraint("choice", ["the first of them", "the second of them", "none"]),
     "grammar": Constraint("grammar", 'start: "(" (start | /[0-9]{2,6}/) ")"'),
     "parts": Regions((Region("(", 'start: /[0-9]{2,4}/ ")"'),)).constraint(),
-    "thought": after_thought("</think>", Constraint("json_schema", PERSON), {}, 9),
+    "thought": after_reasoning("</think>", Constraint("json_schema", PERSON), {}, 9),
     "call": CALL.constraint(),
 }
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A target and a model near to it, with some tokens more than their tokenizer."""
+    """A target and a similar model, with more tokens than their tokenizer."""
     folder, tokenizer = tmp_path_factory.mktemp("models"), byte_level()
     found = []
     for name in ("target", "near"):
@@ -62,7 +62,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 class Hostile:
-    """A drafter that proposes whatever comes to its mind, format or not, and is sure of it."""
+    """A drafter that proposes random tokens with high confidence, regardless of the format."""
 
     def __init__(self, inner: Any) -> None:
         self._inner, self._random = inner, np.random.default_rng(5)
@@ -96,7 +96,7 @@ def params(format: Constraint, temperature: float, seed: int = 1, tokens: int = 
 def has_format(name: str, text: str) -> bool:
     match name:
         case "schema":
-            return fits(json.loads(text), PERSON)
+            return is_valid(json.loads(text), PERSON)
         case "regex":
             return bool(re.fullmatch(FORMATS[name].text, text))
         case "choice":
@@ -105,12 +105,12 @@ def has_format(name: str, text: str) -> bool:
             parts = text.split("(")[1:]
             return len(parts) > 2 and all(re.match(r"[0-9]{2,4}\)", part) for part in parts[:-1])
         case "thought":
-            return fits(
+            return is_valid(
                 json.loads(text.partition("</think>\n\n")[2] or text.partition("</think>")[2]), PERSON
             )
         case "call":
             call = re.search(r"</think>\s*<tool_call>\n(.*)\n</tool_call>$", text)
-            return call is not None and fits(json.loads(call[1])["arguments"], PERSON)
+            return call is not None and is_valid(json.loads(call[1])["arguments"], PERSON)
         case _:
             depth = text.count("(")
             return bool(re.fullmatch(rf"\({{{depth}}}[0-9]{{2,6}}\){{{depth}}}", text))
@@ -134,8 +134,10 @@ def test_speculation_changes_nothing(engine: Engine, name: str, temperature: flo
             assert name == "grammar" or has_format(name, result.text), result.text
 
 
-@pytest.mark.parametrize("draft", some(["hostile", "substitute", "suffix", "plain", "one path"], "hostile"))
-def test_whoever_guesses(draft: str, models: tuple[Path, Path], engine: Engine) -> None:
+@pytest.mark.parametrize(
+    "draft", sampled_params(["hostile", "self", "suffix", "plain", "one path"], "hostile")
+)
+def test_draft_sources_change_nothing(draft: str, models: tuple[Path, Path], engine: Engine) -> None:
     target, near = models
     formats = FORMATS["schema"], FORMATS["parts"], FORMATS["call"]
     asked = [params(format, temperature, 4) for temperature in (0.0, 1.0) for format in formats]
@@ -152,8 +154,8 @@ def test_whoever_guesses(draft: str, models: tuple[Path, Path], engine: Engine) 
             assert other.generate(PROMPT, one).token_ids == tokens
 
 
-def test_what_has_to_come_costs_no_pass(models: tuple[Path, Path], engine: Engine) -> None:
-    """The text of the property names goes in with whatever token decided for it, without a draft step."""
+def test_forced_tokens_cost_no_pass(models: tuple[Path, Path], engine: Engine) -> None:
+    """The text of property names is forced by the token that decided for it, without a draft step."""
     names = [f"a_rather_long_name_{number}" for number in range(4)]
     schema = {
         "type": "object",
@@ -172,8 +174,8 @@ def test_what_has_to_come_costs_no_pass(models: tuple[Path, Path], engine: Engin
     assert engine.generate(PROMPT, asked, speculate=False).passes == result.tokens
 
 
-def test_tokens_a_pass_are_no_fewer_than_without_it(engine: Engine) -> None:
-    """The text that a format leaves is said once more by a model that is told every token of it."""
+def test_tokens_per_pass_are_no_fewer_than_without_format(engine: Engine) -> None:
+    """The answer under a format is repeated with a bias for each of its tokens instead of the format."""
     asked = params(FORMATS["schema"], 1.0, seed=3)
     with_format = engine.generate(PROMPT, asked)
     bias = dict.fromkeys(set(with_format.token_ids), 60.0)
@@ -183,7 +185,7 @@ def test_tokens_a_pass_are_no_fewer_than_without_it(engine: Engine) -> None:
     assert with_format.tokens_per_pass > 8
 
 
-def test_an_answer_that_is_cut_says_so(engine: Engine) -> None:
+def test_a_cut_answer_is_reported(engine: Engine) -> None:
     whole = engine.generate(PROMPT, params(FORMATS["schema"], 1.0))
     cut = engine.generate(PROMPT, params(FORMATS["schema"], 1.0, tokens=20), check=True)
     assert (whole.finish_reason, cut.finish_reason, cut.mismatches) == ("eos", "length", ())
@@ -192,19 +194,19 @@ def test_an_answer_that_is_cut_says_so(engine: Engine) -> None:
         json.loads(cut.text)
 
 
-def test_what_cannot_be_is_refused_and_the_engine_goes_on(engine: Engine) -> None:
-    with pytest.raises(RequestError, match="json schema cannot be followed: Invalid type"):
+def test_invalid_formats_are_refused_and_the_engine_stays_usable(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="json schema cannot be enforced: Invalid type"):
         engine.generate(PROMPT, params(Constraint("json_schema", {"type": "shoe"}), 0.0))
-    with pytest.raises(RequestError, match="format leave none"):
+    with pytest.raises(RequestError, match="format together exclude all of them"):
         engine.generate(PROMPT, replace(params(FORMATS["choice"], 0.0), allowed_token_ids=(3, 4)))
     assert engine.generate(PROMPT, params(FORMATS["choice"], 0.0)).finish_reason == "eos"
 
 
-@pytest.mark.parametrize("share", some(range(3), 0))
+@pytest.mark.parametrize("share", sampled_params(range(3), 0))
 def test_a_hundred_schemas(engine: Engine, share: int) -> None:
     for schema in SCHEMAS[share::20]:
         for temperature in (0.0, 1.0):
             asked = params(Constraint("json_schema", schema), temperature, tokens=200)
             result = engine.generate(PROMPT, asked)
             assert result.finish_reason == "eos", (schema, result.text)
-            assert fits(json.loads(result.text), schema), (schema, result.text)
+            assert is_valid(json.loads(result.text), schema), (schema, result.text)

@@ -1,4 +1,4 @@
-"""The same engine on a CUDA device: the same tokens as on the CPU, streamed through two rings."""
+"""Engine on a CUDA device: the same tokens as on the CPU, streamed through two ring buffers."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from offspec import CapacityError, RequestError
 from offspec.core.events import Finished, PassStats
 from offspec.draft.forward import DraftModel
 from offspec.model.attention import TreeContext
-from offspec.model.device import RUNTIME, SLACK
-from offspec.model.fused.products import FourBitProduct
+from offspec.model.devices import RUNTIME, SLACK
+from offspec.model.fused.linear import Int4Linear
 from offspec.stream.arena import Arena
 from offspec_planners.placement import Placement, Tier
-from tests.support.answers import PROMPT, Trio, sampling, says
-from tests.support.products import some
+from tests.support.answers import PROMPT, TargetAndDrafts, generate_tokens, sampling
+from tests.support.exhaustive import sampled_params
 from tests.support.simulated_cuda import is_simulated
 from tests.support.tiny_models import (
     CALIBRATION,
@@ -34,13 +34,13 @@ PARAMS = [sampling(0.0, 12), sampling(1.0, 12, top_p=0.9)]
 
 
 @pytest.fixture(scope="module")
-def expected(trio: Trio) -> list[tuple[int, ...]]:
-    return says(trio.target, PARAMS[1])
+def expected(trio: TargetAndDrafts) -> list[tuple[int, ...]]:
+    return generate_tokens(trio.target, PARAMS[1])
 
 
 @pytest.mark.parametrize(
     ("family", "draft", "slots", "expand"),
-    some(
+    sampled_params(
         [
             ("llama", "auto", 3, False),
             ("gemma2", "same", 1, True),
@@ -54,13 +54,16 @@ def expected(trio: Trio) -> list[tuple[int, ...]]:
     ),
 )
 def test_tokens_are_those_of_the_cpu(
-    family: str, draft: str, slots: int, expand: bool, trio: Trio, tmp_path: Path
+    family: str, draft: str, slots: int, expand: bool, trio: TargetAndDrafts, tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "model", family)
     named = {"same": model, "hostile": trio.hostile}.get(draft, draft)
-    expected = says(model, *PARAMS)
+    expected = generate_tokens(model, *PARAMS)
     assert list(expected[0]) == reference(model, PROMPT, 12)
-    assert says(model, *PARAMS, draft=named, budget=24, slots=slots, expand=expand, device=CUDA) == expected
+    assert (
+        generate_tokens(model, *PARAMS, draft=named, budget=24, slots=slots, expand=expand, device=CUDA)
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,13 +78,13 @@ def test_tokens_are_those_of_the_cpu(
         ("hccd", Tier.DISK, (1, 1)),
     ],
 )
-def test_every_tier_says_the_same(
-    tiers: str, head: Tier, rings: tuple[int, int], trio: Trio, expected: list[tuple[int, ...]]
+def test_every_tier_emits_the_same_tokens(
+    tiers: str, head: Tier, rings: tuple[int, int], trio: TargetAndDrafts, expected: list[tuple[int, ...]]
 ) -> None:
     """rings: slots, and those in RAM that layers from disk pass through."""
     placement = Placement(tuple(TIERS[tier] for tier in tiers), *rings, head)
     draft = "auto" if head is Tier.DEVICE else trio.near
-    assert says(trio.target, PARAMS[1], draft=draft, placement=placement, device=CUDA) == expected
+    assert generate_tokens(trio.target, PARAMS[1], draft=draft, placement=placement, device=CUDA) == expected
 
 
 @pytest.mark.parametrize(
@@ -92,10 +95,10 @@ def test_every_tier_says_the_same(
         pytest.param("deepseek_v3", "suffix", Tier.HOST, True, marks=pytest.mark.exhaustive),
     ],
 )
-def test_where_keys_and_values_live_and_in_how_many_bits(
+def test_placement_and_bits_of_the_kv_cache(
     family: str, draft: str, caches: Tier, int8: bool, tmp_path: Path
 ) -> None:
-    """Two turns, the second over rows that were committed, compacted and cut back."""
+    """Two turns; the second reuses rows that were committed, compacted and truncated."""
     folder, found = write_model(tmp_path / "model", family, num_hidden_layers=4), list[list[object]]()
     placement = Placement((Tier.DISK, Tier.DEVICE, Tier.HOST, Tier.DISK), 2, 2, caches=caches)
     for options in (
@@ -110,8 +113,8 @@ def test_where_keys_and_values_live_and_in_how_many_bits(
 
 
 @pytest.mark.parametrize("tiers", ["vvvv", "hhhh", "vhdh", "chcd"])
-def test_bytes_and_seconds_of_an_answer(tiers: str, trio: Trio) -> None:
-    """What is copied and what is read; time in layers is the device's, not that of calls that launch them.
+def test_bytes_and_seconds_of_an_answer(tiers: str, trio: TargetAndDrafts) -> None:
+    """Bytes copied and read; time in layers is measured on the device, not on the launching host.
 
     Layers in RAM are streamed too: on a GPU a user asks what crosses PCIe, and what the disk gave.
     """
@@ -119,7 +122,7 @@ def test_bytes_and_seconds_of_an_answer(tiers: str, trio: Trio) -> None:
     with tiny_engine(trio.target, "none", budget=1, placement=placement, device=CUDA) as engine:
         sizes = engine._assembly.target.layer_bytes
         events = list(engine.stream(PROMPT, sampling(0.0, 8)))
-        spent = engine._assembly.target.tree_model.spent
+        spent = engine._assembly.target.tree_model.pass_time
     (result,) = [event.result for event in events if isinstance(event, Finished)]
     passes = [event for event in events if isinstance(event, PassStats)]
     copied = sum(size for size, tier in zip(sizes, tiers, strict=True) if tier in "hd")
@@ -141,7 +144,7 @@ def test_bytes_and_seconds_of_an_answer(tiers: str, trio: Trio) -> None:
 
 
 def _stepped(model: DraftModel, device: torch.device, rows: tuple[int, ...]) -> torch.Tensor:
-    """Logits of steps of so many rows, one behind the other, of each of which some are committed."""
+    """Return the logits of successive steps with these numbers of rows; some rows of each are committed."""
     outs = []
     with torch.inference_mode():
         for count in rows:
@@ -155,15 +158,15 @@ def _stepped(model: DraftModel, device: torch.device, rows: tuple[int, ...]) -> 
 
 
 @pytest.mark.parametrize(
-    "family", some(["llama", "qwen3", "phi3", "gemma2", "gemma3_text"], "llama", "gemma2")
+    "family", sampled_params(["llama", "qwen3", "phi3", "gemma2", "gemma3_text"], "llama", "gemma2")
 )
-def test_graphs_of_draft_steps_say_what_the_cpu_says(family: str, tmp_path: Path) -> None:
-    """Prompts, trees and commits in turn, each count of rows twice: captured, then replayed."""
+def test_graphs_of_draft_steps_match_the_cpu(family: str, tmp_path: Path) -> None:
+    """Prompts, trees and commits alternate; each number of rows runs twice, captured and replayed."""
     folder, said = write_model(tmp_path / "model", family, spread=0.2), list[torch.Tensor]()
     for device in (torch.device("cpu"), CUDA):
         draft = open_model(folder, device=device)
         load_all(draft, 64)
-        lean = draft.lean(64)
+        lean = draft.fused_model(64)
         assert lean is not None
         said.append(_stepped(lean, device, (9, 5, 1, 5, 9)))
         if device is CUDA:
@@ -175,17 +178,17 @@ def test_graphs_of_draft_steps_say_what_the_cpu_says(family: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_drafts_in_four_bits_say_what_the_cpu_says(family: str, tmp_path: Path) -> None:
-    """Multiplied as they are packed, in graphs, but for bfloat16 what unpacked modules say on the CPU."""
+def test_4_bit_drafts_match_the_cpu(family: str, tmp_path: Path) -> None:
+    """Packed weights are multiplied in graphs; up to bfloat16 rounding, results equal the CPU's."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
     folder, said = write_model(tmp_path / "model", family, spread=0.2, **sizes), list[torch.Tensor]()
     for device in (torch.device("cpu"), CUDA):
         draft = open_model(folder, device=device)
-        draft.load_rounded(4, False, 64, nothing, CALIBRATION)
-        lean = draft.lean(64) if device is CUDA else None
+        draft.load_quantized(4, False, 64, nothing, CALIBRATION)
+        lean = draft.fused_model(64) if device is CUDA else None
         said.append(_stepped(lean or draft.tree_model, device, (9, 5, 1, 5)))
         if lean is not None:
-            assert all(isinstance(layer.qkv, FourBitProduct) for layer in lean._layers)
+            assert all(isinstance(layer.qkv, Int4Linear) for layer in lean._layers)
             assert lean._steps is not None and lean._steps._graphs
             lean.close()
         draft.close()

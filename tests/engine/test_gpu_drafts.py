@@ -1,4 +1,4 @@
-"""Drafts made of the target's own parts, beside experts that stream to a CUDA device."""
+"""Drafts made of parts of the target, with experts streamed to a CUDA device."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from offspec.draft.heads.mtp import open_mtp
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
 from offspec_planners.placement import Placement, Tier
-from tests.support.answers import PROMPT, sampling, says
+from tests.support.answers import PROMPT, generate_tokens, sampling
 from tests.support.mtp_files import GLM, write_with_mtp
 from tests.support.tiny_models import reference, tiny_engine
 
@@ -38,7 +38,7 @@ def test_tokens_are_those_of_the_cpu(tmp_path: Path) -> None:
     greedy, sampled = sampling(0.0, 10), sampling(1.0, 10)
     answer = reference(folder, PROMPT, 10)
     again = [*PROMPT, *answer[:6], 40, 41]
-    (expected,) = says(folder, sampled, prompt=again)
+    (expected,) = generate_tokens(folder, sampled, prompt=again)
     settings = {"budget": 8, "width": 4, "placement": Placement((Tier.DEVICE, Tier.HOST, Tier.DISK), 2, 2)}
     with tiny_engine(folder, "none", more=load, device=torch.device("cuda"), **settings) as engine:
         for draft in ("mtp", "early-exit"):

@@ -1,4 +1,4 @@
-"""What a CUDA device may refuse: the user is told, and answers are the same."""
+"""Operations that a CUDA device may refuse: a notice reports the fallback, and answers are equal."""
 
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,11 @@ import torch
 
 import offspec
 from offspec import Notice
-from offspec.model.device import RUNTIME, SLACK
+from offspec.model.devices import RUNTIME, SLACK
 from offspec.stream.arena import Arena
-from offspec_kernels import backend, triton_trial
+from offspec_kernels import backend, triton_check
 from tests.support.answers import PROMPT, sampling
-from tests.support.products import some
+from tests.support.exhaustive import sampled_params
 from tests.support.tiny_models import reference, write_model
 
 pytestmark = pytest.mark.gpu
@@ -47,7 +47,7 @@ def _answer(model: Path, told: _Told, **settings: Any) -> list[int]:
 
 
 @pytest.mark.exhaustive
-def test_memory_that_cannot_be_pinned_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_cannot_be_pinned_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Arena, "_register", lambda arena: False)
     sizes = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 12}
     model, told = write_model(tmp_path / "model", **sizes), _Told()
@@ -56,9 +56,11 @@ def test_memory_that_cannot_be_pinned_is_told(tmp_path: Path, monkeypatch: pytes
     told.one("pinned", "ulimit -l", "`memory`")
 
 
-def test_graphs_that_cannot_be_made_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_that_cannot_be_captured_are_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class TritonError(Exception):
-        """As Triton's, which are no RuntimeErrors."""
+        """Error like those of Triton, which are not RuntimeErrors."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise TritonError("out of resource: shared memory\nand more")
@@ -66,19 +68,19 @@ def test_graphs_that_cannot_be_made_are_told_once(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(torch.cuda, "CUDAGraph", refuse)
     model, told = write_model(tmp_path / "model"), _Told()
     assert _answer(model, told) == reference(model, PROMPT, 12)
-    told.one("no CUDA graph", "out of resource")
+    told.one("CUDA graph could not be captured", "out of resource")
 
 
 def _refuse_triton(device: torch.device) -> None:
     raise RuntimeError("Failed to find C compiler")
 
 
-@pytest.mark.parametrize("draft", some(["same", "none"], "none"))
-def test_a_machine_without_a_compiler_is_told(
+@pytest.mark.parametrize("draft", sampled_params(["same", "none"], "none"))
+def test_a_machine_without_a_compiler_is_reported(
     draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "_refusals", {})
-    monkeypatch.setattr(triton_trial, "try_triton", _refuse_triton)
+    monkeypatch.setattr(triton_check, "try_triton", _refuse_triton)
     model, told = write_model(tmp_path / "model"), _Told()
     expected = reference(model, PROMPT, 12)
     assert _answer(model, told, draft=str(model) if draft == "same" else draft) == expected
@@ -128,7 +130,7 @@ def _launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         constants = {name: value for name, value in options.items() if name.isupper()}
         seen.append((function.__name__, repr(sorted(constants.items()))))
 
-    if backend.interprets():
+    if backend.is_interpreted():
         call = interpreter.GridExecutor.__call__
 
         def interpret(self: Any, *args: Any, **kwargs: Any) -> Any:

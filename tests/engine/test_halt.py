@@ -1,4 +1,4 @@
-"""What a face sees while an answer comes, and an answer that is asked to end before its end."""
+"""Events during an answer, and answers that are halted early."""
 
 import threading
 from collections import Counter
@@ -14,30 +14,30 @@ import pytest
 from offspec import ClosedError, RequestError, StreamError
 from offspec.core.events import Event, Finished, PassProgress, PassStats, Result, TextDelta, TreeSeen
 from offspec.engine.engine import Engine
-from offspec.engine.passes import Passes
+from offspec.engine.pass_runner import PassRunner
 from offspec.engine.sequence import RunningSequence
 from offspec.engine.sequence_pass import SequencePass
 from offspec_planners.placement import Placement, Tier
-from tests.support.answers import PROMPT, Trio, sampling, says
+from tests.support.answers import PROMPT, TargetAndDrafts, generate_tokens, sampling
 from tests.support.tiny_models import tiny_engine
 
-PARAMS = replace(sampling(1.0, 40), seed=11)  # with which no special token is said
-SPECIAL = ("<pad>", "<bos>", "<eos>")  # never shown in text, and seen in trees
+PARAMS = replace(sampling(1.0, 40), seed=11)  # with this seed, no special token is emitted
+SPECIAL = ("<pad>", "<bos>", "<eos>")  # omitted from text, but shown in trees
 TIERS = Placement((Tier.DISK, Tier.HOST, Tier.DEVICE, Tier.DISK), 2, 2)
 
 
 @pytest.fixture(scope="module")
-def model(trio: Trio) -> Path:
+def model(trio: TargetAndDrafts) -> Path:
     return trio.target
 
 
 @pytest.fixture(scope="module")
 def expected(model: Path) -> tuple[int, ...]:
-    return says(model, PARAMS)[0]
+    return generate_tokens(model, PARAMS)[0]
 
 
 class Striker:
-    """Sets the event at the n-th moment: any event of `notify`, or of the stream."""
+    """Sets its event at the n-th moment; a moment is an event of `notify` or of the stream."""
 
     def __init__(self, moment: int) -> None:
         self.halt = threading.Event()
@@ -64,7 +64,7 @@ def _halted(engine: Engine, striker: Striker) -> tuple[Result, str]:
 def test_halted_at_any_moment(
     model: Path, expected: tuple[int, ...], draft: str, placement: Placement | None
 ) -> None:
-    """What came is the beginning of the answer, and the next answer is whole, keeping the prefix."""
+    """A halted answer is a prefix of the whole answer; the next answer is complete and reuses the prefix."""
     striker, lengths = Striker(10**9), set()
     given: dict[str, Any] = {"placement": placement, "notify": lambda event: striker.count(event)}
     with tiny_engine(model, draft, budget=1 if draft == "none" else 16, width=4, **given) as engine:
@@ -82,7 +82,7 @@ def test_halted_at_any_moment(
 
 
 def test_halting_breaks_a_pass_off_between_layers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And in the midst of a long prompt, between its chunks: no answer waits for the pass to end."""
+    """Answers are halted between chunks of a long prompt, too, without waiting for the end of the pass."""
     layers = list[int]()
     halt = threading.Event()
 
@@ -108,7 +108,7 @@ def test_halting_breaks_a_pass_off_between_layers(model: Path, monkeypatch: pyte
         real = SequencePass.rows
 
         def watched(*args: Any) -> Any:
-            runner.between = between
+            runner.check_cancelled = between
             return real(*args)
 
         monkeypatch.setattr(SequencePass, "rows", watched)
@@ -118,7 +118,7 @@ def test_halting_breaks_a_pass_off_between_layers(model: Path, monkeypatch: pyte
 
 @pytest.mark.usefixtures("drafters_stay")
 @pytest.mark.parametrize(("draft", "budget"), [("none", 1), ("good", 24)])
-def test_what_a_face_is_told(model: Path, draft: str, budget: int) -> None:
+def test_events_of_an_answer(model: Path, draft: str, budget: int) -> None:
     told, placement = list[Event](), Placement((Tier.DISK,) * 4, 2)
     guesses = model if draft == "good" else draft
     with tiny_engine(model, guesses, budget=budget, placement=placement, notify=told.append) as engine:
@@ -152,7 +152,7 @@ def test_what_a_face_is_told(model: Path, draft: str, budget: int) -> None:
 
 
 def test_a_fault_gives_out_what_was_held_back(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens that were committed are text that was said, though it might have become a stop string."""
+    """Text of committed tokens is emitted at a halt, even if it might have become a stop string."""
     with tiny_engine(model, "none", budget=1) as engine:
         whole = engine.generate(PROMPT, PARAMS)
         third = whole.text.split()[2]
@@ -164,11 +164,11 @@ def test_a_fault_gives_out_what_was_held_back(model: Path, monkeypatch: pytest.M
                     shown += event.text
                 if isinstance(event, PassStats) and event.index == 3:
                     assert not shown.split()[2:], "it is not held back"
-                    monkeypatch.setattr(Passes, "_run", _broken)
+                    monkeypatch.setattr(PassRunner, "_run", _broken)
         assert shown.split() == whole.text.split()[:3]
 
 
-def test_a_check_that_is_halted_says_nothing(model: Path) -> None:
+def test_a_halted_check_reports_no_mismatches(model: Path) -> None:
     halt, passes = threading.Event(), list[int]()
 
     def notify(event: Event) -> None:
@@ -190,7 +190,7 @@ def _broken(*args: object) -> None:
 def test_closing_halts_an_answer_in_another_thread(
     model: Path, hold_passes: Callable[[int], threading.Event]
 ) -> None:
-    """Whether it is being computed, or waits for a reader that has stopped reading."""
+    """The answer is either being computed, or queued for a reader that has stopped reading."""
     for read_on in (True, False):
         gate = hold_passes(1)
         begun, results = threading.Event(), list[Event]()
@@ -218,13 +218,13 @@ def test_closing_halts_an_answer_in_another_thread(
 
 
 def test_a_stream_may_move_between_threads(model: Path) -> None:
-    """The turn goes with whatever thread reads on: it is told that it would wait for itself, others wait."""
+    """The thread that read last gets an error instead of waiting for itself; other threads wait."""
     with tiny_engine(model, "none") as engine, ThreadPoolExecutor(2) as pool:
         events = engine.stream(PROMPT, PARAMS)
         pool.submit(next, events).result()
         pool.submit(lambda: [next(events) for _ in range(3)]).result()
         next(events)
-        with pytest.raises(RequestError, match="under way"):
+        with pytest.raises(RequestError, match="another answer of this engine is running"):
             engine.generate(PROMPT, PARAMS)
         later = pool.submit(engine.generate, [3, 4], PARAMS)
         whole = list(events)

@@ -1,4 +1,4 @@
-"""Models whose layers carry a state: the same tokens as transformers, whatever is guessed, kept or cut."""
+"""Models with recurrent layers emit the same tokens as transformers, with any draft, reuse or chunking."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ import torch
 from offspec import SamplingParams
 from offspec.core.events import Event, Notice
 from offspec.engine.engine import Engine
-from offspec.engine.passes import Passes
+from offspec.engine.pass_runner import PassRunner
 from offspec.model import runner
 from offspec.model.cache import TreeCache
 from offspec_planners.placement import Placement, Tier
-from tests.support.answers import sampling, says
-from tests.support.products import some
+from tests.support.answers import generate_tokens, sampling
+from tests.support.exhaustive import sampled_params
 from tests.support.tiny_models import HYBRIDS, open_model, reference, tiny_engine, write_hybrid, write_model
 
 pytestmark = pytest.mark.usefixtures("drafters_stay")
@@ -33,7 +33,7 @@ GREEDY, WARM, HOT = PARAMS = [sampling(temperature, TOKENS) for temperature in (
 
 @dataclass(frozen=True)
 class Written:
-    """A model, and what it says without speculation after the prompt."""
+    """A model, and its answer to the prompt without speculation."""
 
     name: str
     folder: Path
@@ -45,7 +45,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Written
     @cache
     def write(name: str) -> Written:
         folder = write_hybrid(tmp_path_factory.mktemp(name) / "model", name)
-        return Written(name, folder, says(folder, *PARAMS, prompt=PROMPT))
+        return Written(name, folder, generate_tokens(folder, *PARAMS, prompt=PROMPT))
 
     return write
 
@@ -70,7 +70,7 @@ def with_hybrid(*names: str) -> pytest.MarkDecorator:
 
 
 def anew(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[int, ...]:
-    """What is said after a prompt of which nothing is kept, without speculation."""
+    """Return the answer to an uncached prompt, without speculation."""
     engine._states.first.forget()
     result = engine.generate(list(prompt), params, speculate=False)
     assert not result.reused_tokens
@@ -78,7 +78,9 @@ def anew(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple
 
 
 @pytest.mark.parametrize(
-    "hybrid", [*some(sorted(set(HYBRIDS) - {*MORE}), *USUAL, one_in=3), *some(MORE)], indirect=True
+    "hybrid",
+    [*sampled_params(sorted(set(HYBRIDS) - {*MORE}), *USUAL, one_in=3), *sampled_params(MORE)],
+    indirect=True,
 )
 def test_tokens_do_not_depend_on_the_guesses(hybrid: Written, hostile: Path) -> None:
     model = open_model(hybrid.folder)
@@ -88,14 +90,14 @@ def test_tokens_do_not_depend_on_the_guesses(hybrid: Written, hostile: Path) -> 
     model.close()
     greedy, warm, hot = hybrid.says
     assert list(greedy) == reference(hybrid.folder, PROMPT, TOKENS)
-    assert len(set(greedy)) > 4, "the test model says too little to tell right from wrong"
+    assert len(set(greedy)) > 4, "the test model emits too few tokens to detect errors"
     assert len(set(hybrid.says)) == 3
     with tiny_engine(hybrid.folder, hybrid.folder) as engine:
         results = [engine.generate(PROMPT, params) for params in (GREEDY, HOT)]
     assert [result.token_ids for result in results] == [greedy, hot]
     assert all(result.tokens_per_pass >= 4 for result in results)
-    assert says(hybrid.folder, WARM, draft="substitute", prompt=PROMPT) == [warm]
-    assert says(hybrid.folder, HOT, draft=hostile, prompt=PROMPT, budget=7) == [hot]
+    assert generate_tokens(hybrid.folder, WARM, draft="self", prompt=PROMPT) == [warm]
+    assert generate_tokens(hybrid.folder, HOT, draft=hostile, prompt=PROMPT, budget=7) == [hot]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_chunks_and_layers_on_disk(
     layers = len(open_model(hybrid.folder).layers)
     tiers = tuple((Tier.DISK, Tier.HOST, Tier.DEVICE)[layer % 3] for layer in range(layers))
     given = {"placement": Placement(tiers, 2, 2, Tier.DISK), "device": device}
-    assert says(hybrid.folder, *PARAMS, draft=hybrid.folder, prompt=PROMPT, **given) == hybrid.says
+    assert generate_tokens(hybrid.folder, *PARAMS, draft=hybrid.folder, prompt=PROMPT, **given) == hybrid.says
 
 
 @with_hybrid("qwen3_5_text")
@@ -159,7 +161,7 @@ def test_an_interrupt_leaves_the_committed_state(hybrid: Written, monkeypatch: p
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(Passes, "_look", strike)
+            meanwhile.setattr(PassRunner, "_check_halted", strike)
             with pytest.raises(KeyboardInterrupt):
                 engine.generate(after, HOT)
         result = engine.generate(after, HOT)
@@ -186,7 +188,7 @@ def test_a_commit_that_is_broken_off(strike: int, hybrid: Written, monkeypatch: 
             meanwhile.setattr(TreeCache, "_commit_states", broken_off)
             engine.generate(PROMPT, GREEDY)
         found = engine.generate(prompt, GREEDY).token_ids
-    assert [found] == says(hybrid.folder, GREEDY, prompt=prompt)
+    assert [found] == generate_tokens(hybrid.folder, GREEDY, prompt=prompt)
 
 
 @with_hybrid("qwen3_5_text", "mamba")
@@ -202,12 +204,12 @@ def test_a_packed_draft_of_a_hybrid(hybrid: Written) -> None:
 
 @with_hybrid("mamba")
 def test_a_hybrid_drafts_for_another(hybrid: Written, other: Path) -> None:
-    assert says(hybrid.folder, *PARAMS, draft=other, prompt=PROMPT, budget=16) == hybrid.says
+    assert generate_tokens(hybrid.folder, *PARAMS, draft=other, prompt=PROMPT, budget=16) == hybrid.says
 
 
 def test_a_hybrid_drafts_for_a_plain_model(other: Path, hostile: Path) -> None:
-    expected = says(hostile, WARM, HOT, prompt=PROMPT)
-    assert says(hostile, WARM, HOT, draft=other, prompt=PROMPT, budget=16) == expected
+    expected = generate_tokens(hostile, WARM, HOT, prompt=PROMPT)
+    assert generate_tokens(hostile, WARM, HOT, draft=other, prompt=PROMPT, budget=16) == expected
 
 
 @pytest.mark.slow
@@ -220,16 +222,19 @@ def test_long_answers_with_any_budget(
     prompt = [3 + (5 * i * i + i) % 90 for i in range(length)]
     resident = range(len(open_model(hybrid.folder).layers)) if place == "ample" else ()
     params = [sampling(temperature, 300) for temperature in (0.0, 0.6, 1.0)]
-    wanted = says(hybrid.folder, *params, prompt=prompt, context=1024)
+    wanted = generate_tokens(hybrid.folder, *params, prompt=prompt, context=1024)
     cached = hybrid.name not in CACHED_OTHERWISE
     assert list(wanted[0]) == reference(hybrid.folder, prompt, 300, cached=cached)
     drafts = [
         *((hybrid.folder, budget) for budget in (7, 64, 256)),
-        *(("substitute", budget) for budget in (64, 256)),
+        *(("self", budget) for budget in (64, 256)),
         *((hostile, budget) for budget in (7, 64)),
     ]
     # Three of the seven in each of the six settings, so that each is met in two of them or more.
     setting = 2 * [1, 23, 600].index(length) + (place == "ample")
     for draft, budget in (drafts[(setting + shift) % 7] for shift in (0, 2, 3)):
         given = {"budget": budget, "context": 1024, "resident": resident}
-        assert says(hybrid.folder, *params, draft=draft, prompt=prompt, **given) == wanted, (draft, budget)
+        assert generate_tokens(hybrid.folder, *params, draft=draft, prompt=prompt, **given) == wanted, (
+            draft,
+            budget,
+        )

@@ -19,7 +19,7 @@ from offspec import SamplingParams, load
 sampling = SamplingParams(temperature=1.0, seed=3, max_tokens=12, ignore_eos=True)
 prompt = [3 + (7 * i * i + i) % 290 for i in range(130)]
 answers = set()
-for draft, budget in (("none", 1), ("substitute", 64)):
+for draft, budget in (("none", 1), ("self", 64)):
     with load(sys.argv[1], draft=draft, budget=budget, dtype="bfloat16", memory="1GB", context=256) as engine:
         answers.add(engine.generate(prompt, sampling).token_ids)
 assert len(answers) == 1, answers

@@ -1,13 +1,13 @@
-"""The engine says the same whichever path its kernels take."""
+"""Tokens do not depend on the paths of kernels."""
 
 from pathlib import Path
 
 import pytest
 
 from offspec.core.errors import RequestError
-from offspec.model.device import find_device
+from offspec.model.devices import find_device
 from offspec_kernels.backend import VARIABLE, Backend
-from tests.support.answers import PROMPT, Trio, sampling, says
+from tests.support.answers import PROMPT, TargetAndDrafts, generate_tokens, sampling
 from tests.support.kernel_device import device_of
 from tests.support.tiny_models import reference, write_model
 
@@ -23,18 +23,23 @@ from tests.support.tiny_models import reference, write_model
     ],
 )
 def test_tokens_are_the_same(
-    path: Backend, family: str, tokens: int, trio: Trio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Backend,
+    family: str,
+    tokens: int,
+    trio: TargetAndDrafts,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Windows, soft caps, sinks; a draft that helps and one that is hostile; compaction after each pass."""
+    """Windows, soft caps, sinks; a helpful and a hostile draft; compaction after each pass."""
     sampled = sampling(1.0, tokens, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
     kinds = ["sliding_attention", "full_attention"]
     model = write_model(tmp_path / "model", family, num_hidden_layers=2, layer_types=kinds)
-    expected = says(model, sampled)
+    expected = generate_tokens(model, sampled)
     likeliest = tuple(reference(model, PROMPT, tokens))
     monkeypatch.setenv(VARIABLE, path)
     given = {"budget": 6, "width": 3, "device": device_of(path)}
-    assert says(model, sampled, draft=model, **given) == expected
-    assert says(model, sampling(0.0, tokens), draft=trio.hostile, **given) == [likeliest]
+    assert generate_tokens(model, sampled, draft=model, **given) == expected
+    assert generate_tokens(model, sampling(0.0, tokens), draft=trio.hostile, **given) == [likeliest]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A prompt that is longer than a pass is taken in several, and says the same."""
+"""Prompts longer than a pass are divided among several passes; tokens stay the same."""
 
 import weakref
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from offspec.model.pass_parts import SequenceRows
 from offspec_planners.cost import PassCosts
 from offspec_planners.placement import Placement, Tier
 from tests.support import eagle_files
-from tests.support.answers import PROMPT, Trio, sampling
-from tests.support.products import some
+from tests.support.answers import PROMPT, TargetAndDrafts, sampling
+from tests.support.exhaustive import sampled_params
 from tests.support.tiny_models import reference, tiny_engine, write_hybrid, write_model
 
 LONG = PROMPT * 4
@@ -29,7 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.usefixtures("drafters_stay")
-@pytest.mark.parametrize("case", some(CASES, "llama, suffix", "mistral, auto"))
+@pytest.mark.parametrize("case", sampled_params(CASES, "llama, suffix", "mistral, auto"))
 def test_in_several_passes(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family, draft = case.split(", ")
     folder = (write_hybrid if family == "qwen3_next" else write_model)(tmp_path, family)
@@ -57,7 +57,7 @@ def test_layer_inputs_of_one_pass_are_gone_before_the_next(
     write_model(tmp_path / "target", num_hidden_layers=eagle_files.LAYERS)
     eagle_files.write_head(tmp_path / "head", eagle_files.make_head("eagle3"))
     monkeypatch.setattr(runner, "PASS_ROWS", 7)
-    tapped, refs, alive = runner.TreeModel._tapped, list[weakref.ref[Tensor]](), list[int]()
+    tapped, refs, alive = runner.TreeModel._keep_states, list[weakref.ref[Tensor]](), list[int]()
 
     def watched(model: runner.TreeModel, states: Tensor) -> Tensor:
         alive.append(sum(ref() is not None for ref in refs))
@@ -65,7 +65,7 @@ def test_layer_inputs_of_one_pass_are_gone_before_the_next(
         refs.append(weakref.ref(found))
         return found
 
-    monkeypatch.setattr(runner.TreeModel, "_tapped", watched)
+    monkeypatch.setattr(runner.TreeModel, "_keep_states", watched)
     size: dict[str, Any] = {"dtype": "float32", "context": 160, "budget": 8, "width": 4}
     with offspec.load(str(tmp_path / "target"), draft=str(tmp_path / "head"), **size) as engine:
         alive.clear()
@@ -75,15 +75,15 @@ def test_layer_inputs_of_one_pass_are_gone_before_the_next(
 
 
 @pytest.mark.usefixtures("drafters_stay")
-def test_no_tree_behind_a_prompt_whose_rows_are_dear(trio: Trio) -> None:
-    """Where nodes cost more than they are expected to bring, the first pass has the prompt alone."""
+def test_no_tree_behind_a_prompt_whose_rows_are_dear(trio: TargetAndDrafts) -> None:
+    """If nodes cost more than their expected gain, the first pass contains only the prompt."""
     dear = PassCosts(compute=((1, 1.0), (18, 1.0), (19, 4.0), (20, 7.0)), step=((1, 0.001),))
     nodes, said = dict[bool, list[int]](), list[list[int]]()
     for priced in (False, True):
         with tiny_engine(trio.target, trio.target, budget=16, width=4) as engine:
             policy = engine.drafting.policy
             growth = replace(policy.growth, costs=dear if priced else None)
-            engine.follow(replace(policy, growth=growth, rests=False))
+            engine.set_draft_policy(replace(policy, growth=growth, may_pause=False))
             events = list(engine.stream(LONG, sampling(0.0, 16)))
         nodes[priced] = [event.tree_nodes for event in events if isinstance(event, PassStats)]
         said.append([token for event in events if isinstance(event, TextDelta) for token in event.token_ids])

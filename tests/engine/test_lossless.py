@@ -9,12 +9,12 @@ import torch
 import offspec
 from offspec import SamplingParams
 from offspec.model import runner
-from offspec.plan import prepare as choose
-from offspec.plan.fit import LOOKED_UP
+from offspec.plan import prepare as prepare
+from offspec.plan.fit import LOOKUP_BUDGETS
 from offspec_planners.placement import Placement, Tier
-from tests.support.answers import PROMPT, Trio, sampling, says
-from tests.support.plan_world import World
-from tests.support.products import some
+from tests.support.answers import PROMPT, TargetAndDrafts, generate_tokens, sampling
+from tests.support.exhaustive import sampled_params
+from tests.support.plan_fixtures import PlanEnvironment
 from tests.support.tiny_models import reference, tiny_engine, write_model
 
 RULES: dict[str, Any] = {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "top_p": 0.98}
@@ -23,13 +23,13 @@ _TIERS = {"v": Tier.DEVICE, "h": Tier.HOST, "d": Tier.DISK}
 
 
 @pytest.fixture(scope="module")
-def expected(trio: Trio) -> list[tuple[int, ...]]:
-    return says(trio.target, *PARAMS)
+def expected(trio: TargetAndDrafts) -> list[tuple[int, ...]]:
+    return generate_tokens(trio.target, *PARAMS)
 
 
 @pytest.mark.parametrize(
     ("tiers", "head", "slots"),
-    some(
+    sampled_params(
         [
             ("dddd", "v", 1),
             ("dddd", "d", 9),
@@ -44,8 +44,10 @@ def expected(trio: Trio) -> list[tuple[int, ...]]:
         ("dhdv", "h", 4),
     ),
 )
-def test_any_tiers(trio: Trio, expected: list[tuple[int, ...]], tiers: str, head: str, slots: int) -> None:
-    """Layers and head in every tier, copied from RAM and from disk to slots, in rings of every size."""
+def test_any_tiers(
+    trio: TargetAndDrafts, expected: list[tuple[int, ...]], tiers: str, head: str, slots: int
+) -> None:
+    """Layers and output head in all tiers, copied from RAM and disk to slots, with all ring buffer sizes."""
     placement = Placement(tuple(_TIERS[tier] for tier in tiers), slots, 1 + slots % 3, _TIERS[head])
     with tiny_engine(trio.target, trio.near, placement=placement) as engine:
         results = [engine.generate(PROMPT, params) for params in PARAMS]
@@ -54,8 +56,10 @@ def test_any_tiers(trio: Trio, expected: list[tuple[int, ...]], tiers: str, head
         assert (result.bytes_streamed > 0) == ("d" in tiers + head)
 
 
-def test_bytes_streamed_on_a_cpu_are_those_read(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when a thread that reads ahead counts a block between one count and the other."""
+def test_bytes_streamed_on_a_cpu_are_those_read(
+    trio: TargetAndDrafts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both counts agree even if a prefetching thread counts a block between them."""
     with tiny_engine(trio.target, "none", budget=1, slots=2) as engine:
         stats = engine._assembly.target.ring_stats
 
@@ -71,26 +75,28 @@ def test_bytes_streamed_on_a_cpu_are_those_read(trio: Trio, monkeypatch: pytest.
 def test_in_bfloat16_the_place_of_the_head_and_the_chunk_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products of many rows round alike, so what is split otherwise still says the same."""
+    """Products of many rows round alike, so another split emits the same tokens."""
     model = write_model(tmp_path / "model", vocab_size=3000, hidden_size=128, intermediate_size=256)
     prompt, said = [3 + (7 * i * i + i) % 2900 for i in range(65)], set[tuple[int, ...]]()
     for head, chunk in ((Tier.DEVICE, 1024), (Tier.DISK, 1024), (Tier.HOST, 33)):
         monkeypatch.setattr(runner, "CHUNK", chunk)
         placement = Placement((Tier.DISK, Tier.DEVICE, Tier.DISK), 2, 2, head)
-        said |= {*says(model, sampling(1.0), prompt=prompt, placement=placement, dtype=torch.bfloat16)}
+        said |= {
+            *generate_tokens(model, sampling(1.0), prompt=prompt, placement=placement, dtype=torch.bfloat16)
+        }
     assert len(said) == 1
 
 
 @pytest.mark.usefixtures("drafters_stay")
 @pytest.mark.parametrize(
     ("family", "tied", "tier"),
-    some(
+    sampled_params(
         [("llama", False, Tier.HOST), ("llama", True, Tier.DISK), ("phi", False, Tier.DISK)],
         ("phi", False, Tier.DISK),
     ),
 )
 def test_a_large_head_streams_in_blocks(family: str, tied: bool, tier: Tier, tmp_path: Path) -> None:
-    """Also where it is the embedding as well, whose rows are then read one by one; each with its own bias."""
+    """A tied output head streams, too; embedding rows are then read one by one. Each has its own bias."""
     model = write_model(tmp_path / "model", family, vocab_size=3000, tie_word_embeddings=tied)
     params = sampling(1.0, 20)
     with tiny_engine(model, "none", budget=1) as engine:
@@ -107,7 +113,7 @@ def test_a_large_head_streams_in_blocks(family: str, tied: bool, tier: Tier, tmp
 
 @pytest.mark.parametrize(
     ("budget", "width", "draft", "verify"),
-    some(
+    sampled_params(
         [
             (2, 1, "near", "coupled"),
             (2, 5, "auto", "coupled"),
@@ -125,15 +131,17 @@ def test_a_large_head_streams_in_blocks(family: str, tied: bool, tier: Tier, tmp
     ),
 )
 def test_any_budget_and_width(
-    trio: Trio, expected: list[tuple[int, ...]], budget: int, width: int, draft: str, verify: str
+    trio: TargetAndDrafts, expected: list[tuple[int, ...]], budget: int, width: int, draft: str, verify: str
 ) -> None:
     guesses = getattr(trio, draft, draft)
     given = {"budget": budget, "width": width, "verify": verify, "resident": range(4)}
-    assert says(trio.target, *PARAMS, draft=guesses, **given) == expected
+    assert generate_tokens(trio.target, *PARAMS, draft=guesses, **given) == expected
 
 
 @pytest.mark.usefixtures("drafters_stay")
-def test_lean_drafts_and_others_are_believed_alike(trio: Trio, expected: list[tuple[int, ...]]) -> None:
+def test_lean_drafts_and_others_are_believed_alike(
+    trio: TargetAndDrafts, expected: list[tuple[int, ...]]
+) -> None:
     passes = []
     for lean in (True, False):
         with tiny_engine(trio.target, trio.near, lean=lean) as engine:
@@ -144,7 +152,7 @@ def test_lean_drafts_and_others_are_believed_alike(trio: Trio, expected: list[tu
 
 
 @pytest.mark.exhaustive
-def test_what_is_not_given_is_planned(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_settings_are_planned(trio: TargetAndDrafts, monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = sampling(0.0, 20)
     wanted = reference(trio.target, PROMPT, 20)
     # Nothing is kept of what was learnt, or the plan would soon be remade by it.
@@ -154,16 +162,16 @@ def test_what_is_not_given_is_planned(trio: Trio, monkeypatch: pytest.MonkeyPatc
             plan = engine.plan
             assert plan is not None and engine.width <= 64
             # Lookups, which "auto" brings along, find more than is planned for.
-            budget = max(plan.budget, LOOKED_UP["cpu"]) if draft == "auto" else plan.budget
+            budget = max(plan.budget, LOOKUP_BUDGETS["cpu"]) if draft == "auto" else plan.budget
             assert 1 <= engine.budget <= budget
             assert list(engine.generate(PROMPT, greedy).token_ids) == wanted
         with monkeypatch.context() as patch:
-            patch.setattr(choose, "measure", None)  # a kept plan needs no measuring
+            patch.setattr(prepare, "measure", None)  # a kept plan needs no measuring
             with offspec.load(str(trio.target), draft=draft, **load) as engine:
                 assert engine.plan == plan and engine.budget == budget
 
 
-def test_what_is_given_is_not_planned(world: World) -> None:
+def test_given_settings_are_not_planned(world: PlanEnvironment) -> None:
     with world.load(budget=9, width=3) as engine:
         assert (engine.plan, engine.budget, engine.width) == (None, 9, 3)
     with world.load(draft="none") as engine:
@@ -173,13 +181,15 @@ def test_what_is_given_is_not_planned(world: World) -> None:
     assert world.plan(budget=9).budget == 9
 
 
-@pytest.mark.parametrize(("size", "verify"), some([(80, "coupled"), (112, "plain")], (80, "coupled")))
+@pytest.mark.parametrize(
+    ("size", "verify"), sampled_params([(80, "coupled"), (112, "plain")], (80, "coupled"))
+)
 def test_heads_padded_to_different_sizes(
-    trio: Trio, expected: list[tuple[int, ...]], size: int, verify: str, tmp_path: Path
+    trio: TargetAndDrafts, expected: list[tuple[int, ...]], size: int, verify: str, tmp_path: Path
 ) -> None:
-    """Families pad the same vocabulary to different sizes; ids that one of the two lacks do no harm."""
+    """Families pad the same vocabulary to different sizes; ids that one model lacks are harmless."""
     draft = write_model(tmp_path / "draft", vocab_size=size)
-    assert says(trio.target, *PARAMS, draft=draft, verify=verify) == expected
+    assert generate_tokens(trio.target, *PARAMS, draft=draft, verify=verify) == expected
 
 
 LONGROPE = {
@@ -203,7 +213,7 @@ MSCALES = {"short_mscale": 1.1, "long_mscale": 1.4}
 def test_longrope_takes_the_factors_of_its_context(
     family: str, rope: dict[str, Any], always_long: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Those of transformers for texts of either kind, and the same ones before and behind the limit."""
+    """RoPE factors equal those of transformers for short and long texts, on both sides of the limit."""
     model, long = (
         write_model(
             tmp_path / name,
@@ -216,21 +226,21 @@ def test_longrope_takes_the_factors_of_its_context(
     )
     few, many = PROMPT[:8], PROMPT * 5
     assert len(few) + 20 < 32 < len(many)
-    (short,) = says(model, sampling(0.0, 20), draft=model, prompt=few, context=32)
+    (short,) = generate_tokens(model, sampling(0.0, 20), draft=model, prompt=few, context=32)
     assert list(short) == reference(model, few, 20)
     with tiny_engine(model, model, context=256) as engine:
         assert list(engine.generate(many, sampling(0.0, 20)).token_ids) == reference(model, many, 20)
         over = engine.generate(few, sampling(0.0, 40)).token_ids
     assert list(over) == reference(long, few, 40)
-    assert over[:20] != short, "the two sets of factors say different things"
+    assert over[:20] != short, "the two sets of factors give different tokens"
 
 
 @pytest.mark.usefixtures("drafters_stay")
 def test_substitutes_in_four_bits_are_believed_alike(tmp_path: Path) -> None:
-    """Multiplied as they are packed, unpacked for every module, and as values: the same trees."""
+    """Packed weights multiplied directly, unpacked per module, and as values: the same trees."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}  # rows of whole groups
     folder = write_model(tmp_path / "model", "gemma2", **sizes)
-    expected, passes = says(folder, *PARAMS), []
+    expected, passes = generate_tokens(folder, *PARAMS), []
     for expand, lean in ((False, True), (False, False), (True, True)):
         with tiny_engine(folder, "auto", expand=expand, lean=lean) as engine:
             results = [engine.generate(PROMPT, params) for params in PARAMS]
@@ -239,16 +249,16 @@ def test_substitutes_in_four_bits_are_believed_alike(tmp_path: Path) -> None:
     assert passes[0] == passes[1] == passes[2] and max(passes[0]) < 24
 
 
-def test_a_long_prompt_runs_in_chunks(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_runs_in_chunks(trio: TargetAndDrafts, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = [3 + (7 * i * i + i) % 90 for i in range(150)]
     expected = tuple(reference(trio.target, prompt, 20))
     for chunk in (33, 7):
         monkeypatch.setattr(runner, "CHUNK", chunk)
-        assert says(trio.target, sampling(0.0, 20), draft=trio.near, prompt=prompt) == [expected]
+        assert generate_tokens(trio.target, sampling(0.0, 20), draft=trio.near, prompt=prompt) == [expected]
 
 
-def test_later_turns_keep_the_shared_prefix(trio: Trio) -> None:
-    """Extending, repeating and editing a conversation gives what is computed anew."""
+def test_later_turns_keep_the_shared_prefix(trio: TargetAndDrafts) -> None:
+    """Extended, repeated and edited conversations give the same tokens as without a cache."""
     params = sampling(1.0, 15)
     with tiny_engine(trio.target, trio.near) as engine:
         first = engine.generate(PROMPT, params)
@@ -260,7 +270,7 @@ def test_later_turns_keep_the_shared_prefix(trio: Trio) -> None:
         assert engine.generate(longer, params).reused_tokens == len(longer) - 1
 
 
-def test_a_seed_is_made_and_reported(trio: Trio) -> None:
+def test_a_seed_is_made_and_reported(trio: TargetAndDrafts) -> None:
     given = {"temperature": 1.0, "max_tokens": 12, "ignore_eos": True}
     with tiny_engine(trio.target, trio.near) as engine:
         first, second = (engine.generate(PROMPT, SamplingParams(**given)) for _ in range(2))

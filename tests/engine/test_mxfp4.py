@@ -1,4 +1,4 @@
-"""gpt-oss with its experts in MXFP4, as it is published, against the same values stored whole."""
+"""gpt-oss with experts in MXFP4, as published, compared with the same values unpacked."""
 
 import json
 from pathlib import Path
@@ -13,10 +13,10 @@ from offspec.checkpoint.tensors import PackedInfo
 from offspec.core.errors import HeaderError, MissingTensorError
 from offspec.model.attention import TreeContext
 from offspec_planners.placement import Placement
-from tests.support.answers import sampling, says
-from tests.support.expert_models import by_need
+from tests.support.answers import generate_tokens, sampling
+from tests.support.expert_models import on_demand_placement
 from tests.support.mxfp4_models import write_both
-from tests.support.quantised_files import change, refused
+from tests.support.quantized_files import change, refused
 from tests.support.tiny_models import nothing, open_model, tiny_engine
 
 IDS = torch.tensor([5, 9, 17, 33, 64, 20, 21, 22, 9, 41, 3, 90])
@@ -31,7 +31,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def expected(both: tuple[Path, Path]) -> tuple[int, ...]:
-    (found,) = says(both[0], PARAMS, prompt=IDS.tolist())
+    (found,) = generate_tokens(both[0], PARAMS, prompt=IDS.tolist())
     assert len(set(found)) > 4
     return found
 
@@ -80,19 +80,19 @@ def test_tokens_do_not_depend_on_drafts_budgets_or_what_is_resident(
 ) -> None:  # fmt: skip
     guesses = both[1] if draft == "itself" else draft
     given = {"budget": budget, "resident": resident, "device": device}
-    assert says(both[1], PARAMS, draft=guesses, prompt=IDS.tolist(), **given) == [expected]
+    assert generate_tokens(both[1], PARAMS, draft=guesses, prompt=IDS.tolist(), **given) == [expected]
 
 
 @pytest.mark.parametrize(("slots", "draft"), [(1, "none"), (5, "auto"), (12, "itself")])
 def test_experts_by_need(both: tuple[Path, Path], expected: tuple[int, ...], slots: int, draft: str) -> None:
-    """Each is unpacked alone, to the bits that it has among all."""
+    """An expert unpacked alone has the same bits as when all are unpacked."""
     packed, budget = both[1], 1 if draft == "none" else 7
     guesses = packed if draft == "itself" else draft
-    with tiny_engine(packed, guesses, budget=budget, placement=by_need(LAYERS, slots)) as engine:
+    with tiny_engine(packed, guesses, budget=budget, placement=on_demand_placement(LAYERS, slots)) as engine:
         assert engine.generate(IDS.tolist(), PARAMS).token_ids == expected
         store = engine._assembly.target.store
-        assert store is not None and store.stats.asked > 0
-        assert slots == 12 or store.stats.hits < store.stats.asked, "twelve are all of them"
+        assert store is not None and store.stats.requested > 0
+        assert slots == 12 or store.stats.hits < store.stats.requested, "twelve are all of them"
 
 
 def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
     assert name in refused(change(packed, name, lambda scales: None), MissingTensorError)
 
 
-def test_codes_that_nobody_explains(tmp_path: Path) -> None:
-    """Without a quantization_config they would be said to be missing."""
+def test_codes_without_a_quantization_config(tmp_path: Path) -> None:
+    """Without a quantization_config, the tensors would be reported as missing."""
     _, packed = write_both(tmp_path)
     config = json.loads((packed / "config.json").read_text())
     del config["quantization_config"]

@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from offspec.chat.answer_parts import Call, Part, Text
+from offspec.chat.answer_parser import AnswerPart, TextPart, ToolCall
 from offspec.engine.detokenizer import TextStream
 from offspec.model import answer_formats
 from offspec.model.tokenizer import TextCodec, load_tokenizer
@@ -15,8 +15,8 @@ TOOLS: Any = [{"type": "function", "function": {"name": "at", "parameters": {"ty
 ANSWER = 'the cat[TOOL_CALLS]at[ARGS]{"mat": 2}</s>'
 
 
-def parts_of(codec: TextCodec, text: str) -> list[Part]:
-    make = answer_formats.find(codec, calls=True)
+def parts_of(codec: TextCodec, text: str) -> list[AnswerPart]:
+    make = answer_formats.find_parts_factory(codec, calls=True)
     assert make is not None
     parts = make("", TOOLS)
     stream = TextStream(codec, shown=parts.shown)
@@ -31,4 +31,4 @@ def test_marks_that_are_special_tokens(tmp_path: Path) -> None:
     folder = saved(tokenizer, tmp_path, chat_template="{{ messages }} [TOOL_CALLS]")
     codec = TextCodec(load_tokenizer(folder), folder, {})
     assert "[TOOL_CALLS]" not in codec.decode(codec.tokenize(ANSWER))  # text alone does not show them
-    assert parts_of(codec, ANSWER) == [Text("the cat"), Call("at", '{"mat": 2}')]
+    assert parts_of(codec, ANSWER) == [TextPart("the cat"), ToolCall("at", '{"mat": 2}')]

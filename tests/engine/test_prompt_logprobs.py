@@ -103,7 +103,7 @@ def test_rows_of_a_pass_that_failed_count_once() -> None:
         rows = scorer.rows(start, states[start : start + 2])
         assert rows is not None
         rows.add(lambda hidden: hidden)
-        scorer.take()
+        scorer.collect()
     assert [token and token.token for token in scorer.tokens] == [None, 2, 3, 0, 1]
     assert [token and token.top[0][0] for token in scorer.tokens] == [None, 0, 1, 2, 3]
     assert scorer.rows(4, states[:1]) is None
@@ -115,7 +115,7 @@ def test_a_vocabulary_in_blocks() -> None:
     whole.add(lambda rows: rows[:, :8])
     for start, end in ((0, 2), (2, 7), (7, 8)):
         blocks.add(lambda rows, start=start, end=end: rows[:, start:end], start)  # type: ignore[misc]
-    for one, other in zip(whole.found(), blocks.found(), strict=True):
+    for one, other in zip(whole.results(), blocks.results(), strict=True):
         assert (one.token, [token for token, _ in one.top]) == (
             other.token,
             [token for token, _ in other.top],

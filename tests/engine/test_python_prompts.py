@@ -1,4 +1,4 @@
-"""What Python callers may give: prompts of every form, messages to go on from, variables of templates."""
+"""Prompts from Python: all forms, messages to continue, and template variables."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -63,17 +63,17 @@ WRONG: dict[str, tuple[Any, str]] = {
     "fractions": ([5.0, 9.0], "whole numbers"),
     "switches": ([True, False], "whole numbers"),
     "an array of fractions": (np.array([5.0]), "whole numbers"),
-    "an array without a dimension": (np.array(5), "one dimension"),
-    "an array of two": (np.array([IDS]), "one prompt at a time"),
-    "a tensor of two with one token": (torch.tensor([[5]]), "one prompt at a time"),
+    "an array without a dimension": (np.array(5), "one-dimensional"),
+    "an array of two": (np.array([IDS]), "one prompt per call"),
+    "a tensor of two with one token": (torch.tensor([[5]]), "one prompt per call"),
     "ids and messages": ([5, said("user", "w5")], "whole numbers"),
-    "an id below 0": ([-1], "does not know"),
-    "an id that is too large": ([10**9], "does not know"),
+    "an id below 0": ([-1], "outside the vocabulary"),
+    "an id that is too large": ([10**9], "outside the vocabulary"),
 }
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_what_is_no_prompt_is_one_line(engine: Engine, kind: str) -> None:
+def test_an_invalid_prompt_is_one_line(engine: Engine, kind: str) -> None:
     prompt, told = WRONG[kind]
     for ask in (engine.generate, engine.count_tokens):
         with pytest.raises(RequestError, match=told) as caught:
@@ -164,7 +164,7 @@ async def test_parameters_of_one_question_async(engine: Engine) -> None:
     assert answer([event async for event in session.aedit("w5", params=short)]).tokens == 2
 
 
-def test_what_a_request_that_is_too_long_names(engine: Engine) -> None:
+def test_message_of_a_prompt_that_is_too_long(engine: Engine) -> None:
     with pytest.raises(RequestError, match="load with a larger `context`"):
         engine.generate([5] * 256)
     with pytest.raises(RequestError, match="load with a larger `context`"):
@@ -172,7 +172,7 @@ def test_what_a_request_that_is_too_long_names(engine: Engine) -> None:
     assert engine.count_tokens([5] * 256) == 256  # which may be counted
 
 
-def test_an_engine_says_what_it_is(model: Path) -> None:
+def test_repr_of_an_engine(model: Path) -> None:
     with tiny_engine(model, "none", budget=1, resident=(0,)) as engine:
         shown = repr(engine)
         assert str(model) in shown and "1 resident, 2 on disk" in shown and "context 256" in shown
@@ -200,8 +200,8 @@ def test_a_path_and_a_single_corpus_load(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("max_tokens", r"no option 'max_tokens': .* SamplingParams\(max_tokens=\.\.\.\)"),
-        ("memory", r"no option 'memory': .* offspec\.load\(model, memory=\.\.\.\)"),
+        ("max_tokens", r"unknown option 'max_tokens': .* SamplingParams\(max_tokens=\.\.\.\)"),
+        ("memory", r"unknown option 'memory': .* offspec\.load\(model, memory=\.\.\.\)"),
         ("speculative", "did you mean 'speculate'"),
     ],
 )
@@ -219,7 +219,7 @@ def test_an_option_that_does_not_exist(engine: Engine, name: str, told: str) -> 
 
 
 def test_many_prompts_are_a_list(engine: Engine) -> None:
-    with pytest.raises(RequestError, match="not one text: put it in brackets"):
+    with pytest.raises(RequestError, match="not a single text: put the text in brackets"):
         engine.generate_many("w5 w9", PARAMS)
     wrong: Any = {"max_tokens": 4}
     with pytest.raises(RequestError, match="params must be SamplingParams"):

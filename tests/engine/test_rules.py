@@ -1,4 +1,4 @@
-"""Rules of a request change what the target says, and speculation changes nothing about it."""
+"""Rules of requests change the target's tokens; speculation does not."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offspec import Engine, RequestError, Result, SamplingParams, TextDelta
-from tests.support.answers import PROMPT, Trio
+from tests.support.answers import PROMPT, TargetAndDrafts
 from tests.support.tiny_models import tiny_engine
 
 RULES: dict[str, dict[str, Any]] = {
@@ -34,14 +34,14 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def engine(trio: Trio) -> Iterator[Engine]:
+def engine(trio: TargetAndDrafts) -> Iterator[Engine]:
     with tiny_engine(trio.target, f"{trio.near},suffix", budget=32, width=8) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def free(engine: Engine) -> tuple[int, ...]:
-    """What is said without a rule."""
+    """Tokens without a rule."""
     return engine.generate(PROMPT, params({}, 0.8)).token_ids
 
 
@@ -78,7 +78,7 @@ def test_speculation_changes_nothing(
     assert result.token_ids != free, "the rule is felt"
 
 
-def test_a_draft_that_does_not_see_the_noise(trio: Trio, engine: Engine) -> None:
+def test_a_draft_that_does_not_see_the_noise(trio: TargetAndDrafts, engine: Engine) -> None:
     with tiny_engine(trio.target, trio.near, budget=16, width=4, verify="plain") as plain:
         for name in ("least", "all"):
             asked = params(RULES[name], 0.8)
@@ -99,9 +99,11 @@ def test_logprobs_come_with_events_and_results(engine: Engine) -> None:
     assert engine.generate(PROMPT, params({}, 0.8)).logprobs is None
     told = alone.to_json()["logprobs"]
     for known, each in zip(alone.logprobs, told, strict=True):
-        assert (each["token"], each["text"]) == (known.token, engine.spell([known.token]))
+        assert (each["token"], each["text"]) == (known.token, engine.decode_with_special([known.token]))
         assert [(top["token"], top["logprob"]) for top in each["top"]] == list(known.top)
-        assert [top["text"] for top in each["top"]] == [engine.spell([token]) for token, _ in known.top]
+        assert [top["text"] for top in each["top"]] == [
+            engine.decode_with_special([token]) for token, _ in known.top
+        ]
     assert json.loads(json.dumps(told)) == told
 
 

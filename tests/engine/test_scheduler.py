@@ -13,16 +13,16 @@ from offspec.core.events import Event, PassProgress
 from offspec.engine import scheduler
 from offspec.engine.engine import Engine
 from offspec.engine.sequence import RunningSequence
-from offspec.model import device
-from tests.support.answers import PROMPT, Trio, sampling
+from offspec.model import devices
+from tests.support.answers import PROMPT, TargetAndDrafts, sampling
 from tests.support.tiny_models import tiny_engine
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, wait_until
 
 PARAMS = sampling(1.0, 6)
 
 
 @pytest.fixture(scope="module")
-def model(trio: Trio) -> Path:
+def model(trio: TargetAndDrafts) -> Path:
     return trio.target
 
 
@@ -30,7 +30,7 @@ def model(trio: Trio) -> Path:
 def test_closing_breaks_off_the_pass_under_way(
     streams: bool, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layers, progressed = list[int](), RunningSequence.progressed
+    layers, progressed = list[int](), RunningSequence.on_progress
     engine = tiny_engine(model, "none", budget=1)
     closing = threading.Thread(target=engine.close)
 
@@ -38,10 +38,10 @@ def test_closing_breaks_off_the_pass_under_way(
         layers.append(layer)
         if layer == 1:
             closing.start()
-            until(lambda: own.halted)
+            wait_until(lambda: own.halted)
         progressed(own, layer, *given)
 
-    monkeypatch.setattr(RunningSequence, "progressed", held)
+    monkeypatch.setattr(RunningSequence, "on_progress", held)
     if streams:
         reading = threading.Thread(target=lambda: [*engine.stream(PROMPT, PARAMS)])
         reading.start()
@@ -59,7 +59,7 @@ def test_a_result_that_cannot_be_made_ends_the_answer(model: Path, monkeypatch: 
     with tiny_engine(model, "none", budget=1) as engine:
         expected = engine.generate(PROMPT, PARAMS).token_ids
         with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(device, "peak_bytes", broken)
+            meanwhile.setattr(devices, "peak_bytes", broken)
             with pytest.raises(RuntimeError, match="CUDA error"):
                 engine.generate(PROMPT, PARAMS)
         assert engine.generate(PROMPT, PARAMS).token_ids == expected
@@ -79,14 +79,14 @@ def test_a_callback_cannot_wait_for_an_answer(model: Path) -> None:
 
     with tiny_engine(model, "none", budget=1, notify=notify) as engine:
         assert engine.generate(PROMPT, PARAMS).tokens == 6
-    assert len(refused) == 4 and all("under way" in text for text in refused)
+    assert len(refused) == 4 and all("another answer of this engine is running" in text for text in refused)
 
 
 def test_an_engine_that_is_dropped_is_collected(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "_IDLE_S", 0.01)
     engines = [tiny_engine(model, "none", budget=1)]
     expected = engines[0].generate(PROMPT, PARAMS).token_ids
-    until(lambda: engines[0]._scheduler._thread is None)
+    wait_until(lambda: engines[0]._scheduler._thread is None)
     assert engines[0].generate(PROMPT, PARAMS).token_ids == expected, "another thread goes on"
     kept = weakref.ref[Engine](engines.pop())
 
@@ -94,12 +94,12 @@ def test_an_engine_that_is_dropped_is_collected(model: Path, monkeypatch: pytest
         gc.collect()
         return kept() is None
 
-    until(collected)
+    wait_until(collected)
 
 
 def test_an_interrupt_as_the_last_events_arrive(model: Path) -> None:
     class Struck:
-        """Loses what it has taken from the queue."""
+        """Queue that loses the items taken from it."""
 
         def __init__(self, arrived: Any) -> None:
             self.empty, self.put, self._get = arrived.empty, arrived.put, arrived.get

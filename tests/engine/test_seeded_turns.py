@@ -1,4 +1,4 @@
-"""One seed over several requests: text that was sampled under it and stands in a prompt is not said again.
+"""Several requests with one seed: sampled text that becomes part of a prompt is not repeated.
 
 The target is nearly uniform over its 96 tokens: two independent answers hold the same token at one position
 in a hundred, answers that meet the same random numbers nearly everywhere.
@@ -32,7 +32,7 @@ w10 {{ words[0] if words else '' }} {{ words[-1] if words else '' }} w11 {% endf
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A nearly uniform target, and a draft that is as uniform and knows nothing of it."""
+    """A nearly uniform target, and an independent, equally uniform draft."""
     folder = tmp_path_factory.mktemp("uniform")
     target, draft = (
         write_model(folder / name, spread=0.02, seed=seed, num_hidden_layers=1)
@@ -58,7 +58,7 @@ def _repeats(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def _by_chance(count: int) -> bool:
-    """Whether independent answers agree in so many places once in a thousand times or more often."""
+    """Return whether independent answers agree in `count` positions with a probability above 0.001."""
     return bool(binom.sf(count - 1, TOKENS, 1.3 / VOCABULARY) > 1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Engines that verify by Sequoia's rule; for the law that samples follow see `test_distribution.py`."""
+"""Engines that verify by Sequoia's rule; for the distribution of samples see `test_distribution.py`."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from offspec import RequestError, SamplingParams
 from offspec.core.config import EngineConfig
-from tests.support.plan_world import PROMPT, World
+from tests.support.plan_fixtures import PROMPT, PlanEnvironment
 
 SEQUOIA: dict[str, Any] = {"verify": "sequoia", "tree": "sequoia", "temperature": 1.0}
 RULES: dict[str, Any] = {
@@ -26,8 +26,8 @@ def _params(seed: int, tokens: int = 30, **settings: Any) -> SamplingParams:
 
 
 @pytest.mark.usefixtures("drafters_stay")
-def test_a_draft_like_the_target_is_always_right(world: World) -> None:
-    """And a seed says the same again."""
+def test_a_draft_like_the_target_is_always_right(world: PlanEnvironment) -> None:
+    """The same seed emits the same tokens again."""
     said: list[list[tuple[int, ...]]] = []
     for _ in range(2):
         with world.load(draft=str(world.target), learn=False, **SEQUOIA) as engine:
@@ -42,7 +42,7 @@ def test_a_draft_like_the_target_is_always_right(world: World) -> None:
 
 
 @pytest.mark.usefixtures("drafters_stay")
-def test_greedy_answers_are_those_of_every_rule(world: World) -> None:
+def test_greedy_answers_are_those_of_every_rule(world: PlanEnvironment) -> None:
     with world.load(**SEQUOIA) as engine:
         for rules in ({}, RULES):
             params = _params(1, temperature=0.0, **rules)
@@ -52,8 +52,8 @@ def test_greedy_answers_are_those_of_every_rule(world: World) -> None:
             assert result.token_ids == alone.token_ids and result.passes < alone.passes
 
 
-def test_what_was_drawn_is_kept_apart_from_what_was_ranked(world: World) -> None:
-    """Both are learnt without the target's noise, and by rank they hold by other odds."""
+def test_sampled_and_ranked_drafts_have_separate_records(world: PlanEnvironment) -> None:
+    """Calibrations of both kinds are learnt without the target's noise; ranks have other probabilities."""
     with world.load(**SEQUOIA) as engine:
         engine.generate(PROMPT, _params(1))
     assert len(list((world.cache / "drafts").iterdir())) == 1
@@ -64,13 +64,13 @@ def test_what_was_drawn_is_kept_apart_from_what_was_ranked(world: World) -> None
     assert len(list((world.cache / "drafts").iterdir())) == 2
 
 
-def test_what_cannot_hold_is_refused(world: World) -> None:
+def test_unsupported_requests_are_refused(world: PlanEnvironment) -> None:
     """A comparison, and sources that draw nothing."""
     with world.load(**SEQUOIA) as engine:
         for ask in (engine.generate, engine.stream):
-            with pytest.raises(RequestError, match=r'`check` .*`verify="coupled"`, or `temperature=0`'):
+            with pytest.raises(RequestError, match=r'`check` .*`verify="coupled"` or `temperature=0`'):
                 ask(PROMPT, _params(1), check=True)
-        with pytest.raises(RequestError, match="takes one draft"):
+        with pytest.raises(RequestError, match="needs a single draft"):
             engine.generate(PROMPT, _params(1), draft="lookup,suffix")
         assert engine.generate(PROMPT, _params(1), draft="none").passes == 30
 
@@ -79,12 +79,12 @@ def test_what_cannot_hold_is_refused(world: World) -> None:
     "settings,told",
     [
         ({"tree": "dynamic"}, '`tree="sequoia"`'),
-        ({"draft": "suffix"}, "takes one draft"),
-        ({"draft": "suffix,substitute"}, "not suffix,substitute"),
+        ({"draft": "suffix"}, "needs a single draft"),
+        ({"draft": "suffix,self"}, "not suffix,self"),
         ({"verify": "hope"}, "'coupled', 'plain' or 'sequoia'"),
     ],
 )
-def test_wrong_conditions_are_told_before_anything_is_opened(settings: dict[str, Any], told: str) -> None:
+def test_invalid_settings_are_errors_before_anything_is_opened(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(RequestError, match=told) as caught:
         EngineConfig("m", **({**SEQUOIA, "draft": "some/model"} | settings))
     assert "\n" not in str(caught.value)

@@ -7,9 +7,9 @@ import torch
 
 import offspec
 from offspec import Notice
-from offspec.model.device import RUNTIME, SLACK
+from offspec.model.devices import RUNTIME, SLACK
 from offspec_planners.placement import Placement, Tier
-from tests.support.answers import PROMPT, Trio, sampling
+from tests.support.answers import PROMPT, TargetAndDrafts, sampling
 from tests.support.tiny_models import reference, tiny_engine, write_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif("torch.cuda.device_count() < 2", reason="one CUDA device")]
@@ -21,7 +21,7 @@ _TIERS = {"v": Tier.DEVICE, "c": Tier.CPU, "h": Tier.HOST, "d": Tier.DISK}
 @pytest.mark.parametrize(
     ("tiers", "gpus", "head"), [("vhdc", (1, 0, 1, 0), Tier.DISK), ("hhhv", (1, 1, 0, 0), Tier.HOST)]
 )
-def test_any_layer_on_either(tiers: str, gpus: tuple[int, ...], head: Tier, trio: Trio) -> None:
+def test_any_layer_on_either(tiers: str, gpus: tuple[int, ...], head: Tier, trio: TargetAndDrafts) -> None:
     model = trio.target
     placement = Placement(tuple(_TIERS[tier] for tier in tiers), 2, 2, head, gpus)
     with tiny_engine(model, model, placement=placement, device=TWO[0], more_devices=TWO[1:]) as engine:
@@ -37,7 +37,7 @@ def test_any_layer_on_either(tiers: str, gpus: tuple[int, ...], head: Tier, trio
 
 @pytest.mark.exhaustive
 def test_limits_of_each_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With memory for part of the model on each; GPUs that may round in different ways are told of."""
+    """Each GPU has memory for part of the model; a notice reports GPUs that may round differently."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (8, 6 + 3 * gpu.index))
     said = list[str]()
 

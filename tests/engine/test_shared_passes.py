@@ -1,4 +1,4 @@
-"""Several answers from the same passes: each is what it is alone, whatever comes, leaves or fails beside."""
+"""Answers that share passes equal separate answers, even if others join, leave or fail."""
 
 import os
 import random
@@ -19,17 +19,17 @@ from offspec.core.events import Event, Finished, PassProgress, PassStats, Result
 from offspec.core.memory import resident_bytes
 from offspec.engine.answer import Answer
 from offspec.engine.engine import Engine
-from offspec.engine.passes import Passes
+from offspec.engine.pass_runner import PassRunner
 from offspec.engine.sequence import RunningSequence
 from offspec.engine.sequence_pass import SequencePass
 from offspec.model import runner
 from offspec.model.cache import TreeCache
 from offspec_planners.placement import Placement
 from tests.support.answers import sampling
-from tests.support.expert_models import by_need, write_experts
-from tests.support.products import some
+from tests.support.exhaustive import sampled_params
+from tests.support.expert_models import on_demand_placement, write_experts
 from tests.support.tiny_models import tiny_engine, write_hybrid, write_model
-from tests.support.waiting import until
+from tests.support.waiting import wait_until
 
 Hold = Callable[[int], threading.Event]
 PROMPT = [3 + (7 * i * i + i) % 90 for i in range(41)]
@@ -56,13 +56,13 @@ def model(written: Callable[[str], Path]) -> Path:
 
 
 def _together(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[Answer]:
-    """All of them begin with the same pass."""
+    """Submit requests that all begin with the same pass."""
     with engine._scheduler.paused(), ThreadPoolExecutor(1) as pool:
         return [*pool.map(partial(engine.submit, params=params), prompts)]
 
 
 def _anew(engine: Engine, prompt: Sequence[int], params: SamplingParams = PARAMS) -> Result:
-    """What is said alone, without speculation, after a prompt of which nothing is kept."""
+    """Return the separate answer to an uncached prompt, without speculation."""
     engine._states.first.forget()
     return engine.generate(prompt, params, speculate=False)
 
@@ -73,12 +73,12 @@ def _begun(answer: Answer) -> Event:
 
 @pytest.mark.parametrize(
     ("owner", "step"),
-    some(
-        [(SequencePass, "begin_tree"), (SequencePass, "commit"), (RunningSequence, "take")],
+    sampled_params(
+        [(SequencePass, "begin_tree"), (SequencePass, "commit"), (RunningSequence, "process_pass")],
         (SequencePass, "commit"),
     ),
 )
-def test_what_fails_of_one_fails_no_other(
+def test_a_failure_of_one_sequence_affects_no_other(
     owner: type[Any], step: str, model: Path, hold_passes: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = [PROMPT[:10], [5, *PROMPT[:12]], PROMPT[20:]]
@@ -89,7 +89,7 @@ def test_what_fails_of_one_fails_no_other(
             raise ZeroDivisionError(step)
         return whole(own, *args, **options)
 
-    with tiny_engine(model, "substitute", budget=8, sequences=3) as engine:
+    with tiny_engine(model, "self", budget=8, sequences=3) as engine:
         expected = [engine.generate(prompt, PARAMS).token_ids for prompt in prompts]
         gate = hold_passes(4)
         answers = _together(engine, prompts, PARAMS)
@@ -111,7 +111,7 @@ def test_a_request_waits_for_memory_that_others_have(
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     with tiny_engine(model, "none", budget=1, sequences=3) as engine:
-        monkeypatch.setattr(TreeCache, "another", refused)
+        monkeypatch.setattr(TreeCache, "empty_copy", refused)
         expected = [engine.generate(prompt, PARAMS).token_ids for prompt in (PROMPT, PROMPT[::-1])]
         gate = hold_passes(3)
         first = engine.submit(PROMPT, PARAMS)
@@ -147,9 +147,9 @@ def _requests(count: int) -> list[tuple[list[int], SamplingParams]]:
 
 @pytest.mark.parametrize(("kind", "draft"), [("dense", "hostile"), ("hybrid", "itself"), ("experts", "none")])
 def test_requests_come_and_go(kind: str, draft: str, written: Callable[[str], Path]) -> None:
-    """More of them than share a pass, of which some are cancelled on their way."""
-    source = {"none": "suffix", "itself": "substitute,suffix", "hostile": str(written("hostile"))}[draft]
-    placement: Placement | None = by_need(3, 6) if kind == "experts" else None
+    """More requests than can share a pass; some are cancelled while running."""
+    source = {"none": "suffix", "itself": "self,suffix", "hostile": str(written("hostile"))}[draft]
+    placement: Placement | None = on_demand_placement(3, 6) if kind == "experts" else None
     requests = _requests(16)
     with tiny_engine(written(kind), source, budget=24, placement=placement, sequences=5) as engine:
         with engine._scheduler.paused(), ThreadPoolExecutor(1) as pool:
@@ -172,12 +172,12 @@ def test_requests_come_and_go(kind: str, draft: str, written: Callable[[str], Pa
 
 @pytest.fixture
 def first_words(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[list[int], list[int]]]:
-    """Requests of each pass from now on, and the pass in which the last of so many speaks first."""
+    """Return a function that records requests per pass, and the first pass with text of the last one."""
 
     def count(requests: int) -> tuple[list[int], list[int]]:
-        passes, spoken, step = list[int](), list[int](), Passes.step
+        passes, spoken, step = list[int](), list[int](), PassRunner.step
 
-        def counted(own: Passes, running: list[RunningSequence]) -> list[list[Event]]:
+        def counted(own: PassRunner, running: list[RunningSequence]) -> list[list[Event]]:
             passes.append(len(running))
             found = step(own, running)
             speaks = len(found) == requests and any(isinstance(event, TextDelta) for event in found[-1])
@@ -185,16 +185,16 @@ def first_words(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[list[i
                 spoken.append(len(passes))
             return found
 
-        monkeypatch.setattr(Passes, "step", counted)
+        monkeypatch.setattr(PassRunner, "step", counted)
         return passes, spoken
 
     return count
 
 
-def test_a_newcomer_speaks_within_two_passes(
+def test_a_new_request_has_text_within_two_passes(
     model: Path, hold_passes: Hold, first_words: Callable[[int], tuple[list[int], list[int]]]
 ) -> None:
-    """Seven others run meanwhile; what is left of its prompt shares their passes."""
+    """Seven other requests are running; the rest of the new prompt shares their passes."""
     with tiny_engine(model, "none", budget=1, sequences=8) as engine:
         gate, prompts = hold_passes(3), [[3 + i, 4, 5] for i in range(7)]
         for other in _together(engine, prompts, replace(PARAMS, max_tokens=120)):
@@ -206,7 +206,7 @@ def test_a_newcomer_speaks_within_two_passes(
         assert spoken[0] <= 2, "beside one that was under way"
 
 
-@pytest.mark.parametrize("kind", some(["dense", "hybrid"], "dense"))
+@pytest.mark.parametrize("kind", sampled_params(["dense", "hybrid"], "dense"))
 def test_a_long_prompt_is_read_between_trees(
     kind: str, written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,8 +221,10 @@ def test_a_long_prompt_is_read_between_trees(
             assert result.token_ids == _anew(engine, prompt).token_ids
 
 
-@pytest.mark.parametrize(("kind", "int8"), some([("dense", True), ("hybrid", False)], ("dense", True)))
-def test_a_prompt_that_is_shared_is_read_once(kind: str, int8: bool, written: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "int8"), sampled_params([("dense", True), ("hybrid", False)], ("dense", True))
+)
+def test_a_shared_prompt_is_computed_once(kind: str, int8: bool, written: Callable[[str], Path]) -> None:
     with tiny_engine(written(kind), "suffix", budget=8, sequences=4, int8_cache=int8) as engine:
         first = engine.generate(PROMPT, PARAMS)
         asked = [replace(PARAMS, seed=seed) for seed in range(7, 11)]
@@ -236,7 +238,7 @@ def test_a_prompt_that_is_shared_is_read_once(kind: str, int8: bool, written: Ca
         assert again.token_ids == _anew(engine, longer).token_ids
 
 
-def test_what_a_copy_takes_the_place_of_is_kept(
+def test_a_cache_replaced_by_a_copy_is_saved(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path))
@@ -263,7 +265,7 @@ def test_an_error_reaches_all_and_the_engine_goes_on(
         answers = _together(engine, [PROMPT[:10], PROMPT[10:20]], replace(PARAMS, max_tokens=100))
         _begun(answers[1])
         with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(Passes, "_run", broken)
+            meanwhile.setattr(PassRunner, "_run", broken)
             gate.set()
             for answer in answers:
                 with pytest.raises(StreamError):
@@ -293,7 +295,7 @@ def test_streams_and_answers_wait_for_a_sequence(model: Path) -> None:
 
 
 def test_streams_share_passes_with_answers(model: Path, hold_passes: Hold) -> None:
-    """A reader that stands still holds up its own stream alone, two passes later."""
+    """A stalled reader blocks only its own stream, after two passes."""
     params = replace(PARAMS, max_tokens=30)
     with tiny_engine(model, "none", budget=1, sequences=2) as engine:
         expected = engine.generate(PROMPT, params)
@@ -314,7 +316,7 @@ def test_two_readers_share_passes(model: Path) -> None:
     with tiny_engine(model, "none", budget=1, sequences=2) as engine, ThreadPoolExecutor(2) as pool:
         with engine._scheduler.paused():
             reading = [pool.submit(lambda ids: [*engine.stream(ids, params)], ids) for ids in ([5], [6, 7])]
-            until(lambda: len(engine._scheduler._waiting) == 2)
+            wait_until(lambda: len(engine._scheduler._waiting) == 2)
         for events in (found.result(timeout=60) for found in reading):
             passes = [event.sequences for event in events if isinstance(event, PassStats)]
             assert len(passes) == 60 and passes.count(2) >= 2, "those that may wait for a reader"
@@ -336,7 +338,7 @@ async def test_answers_in_a_loop(model: Path, hold_passes: Hold) -> None:
         assert 0 < (await left).tokens < 200 and (await left).finish_reason == "halted"
 
 
-def test_closing_ends_what_runs_and_what_waits(model: Path, hold_passes: Hold) -> None:
+def test_closing_ends_running_and_queued_requests(model: Path, hold_passes: Hold) -> None:
     engine = tiny_engine(model, "none", budget=1, sequences=1)
     hold_passes(3)
     params = replace(PARAMS, max_tokens=200)
@@ -351,8 +353,8 @@ def test_closing_ends_what_runs_and_what_waits(model: Path, hold_passes: Hold) -
     assert not [thread for thread in threading.enumerate() if thread.name == "offspec passes"]
 
 
-def test_a_pass_of_one_that_is_cancelled_is_broken_off(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    layers, progressed = list[int](), RunningSequence.progressed
+def test_cancelling_a_single_sequence_cancels_its_pass(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, progressed = list[int](), RunningSequence.on_progress
 
     def cancelling(own: RunningSequence, layer: int, *given: Any) -> None:
         layers.append(layer)
@@ -360,7 +362,7 @@ def test_a_pass_of_one_that_is_cancelled_is_broken_off(model: Path, monkeypatch:
             answer.cancel()
         progressed(own, layer, *given)
 
-    monkeypatch.setattr(RunningSequence, "progressed", cancelling)
+    monkeypatch.setattr(RunningSequence, "on_progress", cancelling)
     with tiny_engine(model, "none", budget=1, sequences=2) as engine:
         with engine._scheduler.paused():  # the pass begins when the answer is known here
             (answer,) = ThreadPoolExecutor(1).map(partial(engine.submit, progress=True), [PROMPT], [PARAMS])
@@ -396,12 +398,12 @@ def test_an_engine_is_loaded_for_several(model: Path) -> None:
     assert [result.token_ids for result in results] == [result.token_ids for result in alone]
 
 
-def test_a_short_prompt_waits_for_no_long_one(
+def test_a_short_prompt_does_not_wait_for_a_long_one(
     model: Path,
     monkeypatch: pytest.MonkeyPatch,
     first_words: Callable[[int], tuple[list[int], list[int]]],
 ) -> None:
-    """They come together, the long one first."""
+    """Both arrive together, the long prompt first."""
     monkeypatch.setattr(runner, "SHARED_PROMPT_ROWS", 8)
     prompts = [PROMPT * 2, [3, 4, 5, 6]]
     with tiny_engine(model, "none", budget=1, sequences=2) as engine:
@@ -412,25 +414,25 @@ def test_a_short_prompt_waits_for_no_long_one(
             assert result.token_ids == _anew(engine, prompt).token_ids
 
 
-def test_what_is_cancelled_while_it_waits_ends_with_the_pass(
+def test_a_queued_request_that_is_cancelled_ends_with_the_pass(
     model: Path, hold_passes: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though another waits before it."""
+    """The request ends even if another is queued before it."""
     with tiny_engine(model, "none", budget=1, sequences=1) as engine:
         gate = hold_passes(2)
         running = engine.submit(PROMPT, replace(PARAMS, max_tokens=100))
         first, second = (engine.submit(PROMPT, PARAMS) for _ in range(2))
         _begun(running)
         second.cancel()
-        step, ran = Passes.step, list[bool]()
+        step, ran = PassRunner.step, list[bool]()
 
-        def counted(own: Passes, requests: list[RunningSequence]) -> list[list[Event]]:
+        def counted(own: PassRunner, requests: list[RunningSequence]) -> list[list[Event]]:
             ran.append(second.done())
             return step(own, requests)
 
-        monkeypatch.setattr(Passes, "step", counted)
+        monkeypatch.setattr(PassRunner, "step", counted)
         gate.set()
-        with pytest.raises(RequestError, match="before its turn"):
+        with pytest.raises(RequestError, match="cancelled while queued"):
             second.result(timeout=60)
         assert running.result(timeout=60).tokens == 100
         assert first.result(timeout=60).tokens == PARAMS.max_tokens
@@ -455,7 +457,7 @@ def test_a_prompt_that_is_cancelled_keeps_its_chunks(
         assert again.token_ids == _anew(engine, prompts[1]).token_ids
 
 
-def test_a_prompt_that_another_reads_holds_up_none_behind_it(
+def test_a_request_waiting_for_a_prefix_does_not_block_later_requests(
     model: Path, hold_passes: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "SHARED_PROMPT_ROWS", 16)
@@ -471,7 +473,7 @@ def test_a_prompt_that_another_reads_holds_up_none_behind_it(
         assert {result.token_ids for result in alone} == {_anew(engine, long).token_ids}
 
 
-def test_closing_while_a_stream_has_its_turn_says_so_to_what_waits(model: Path) -> None:
+def test_closing_during_a_stream_fails_queued_requests(model: Path) -> None:
     engine = tiny_engine(model, "none", budget=1, sequences=1)
     events = engine.stream(PROMPT, PARAMS)
     next(events)

@@ -1,4 +1,4 @@
-"""Static trees at run time: every place holds the guess of its rank, and what is said never changes."""
+"""Static trees at run time: each node has the draft token of its rank, and output never changes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,9 +17,9 @@ from offspec.sampling.logits_processor import LogitsProcessor
 from offspec_planners.acceptance import Calibration
 from offspec_planners.sequoia import best_tree_shape
 from tests.support import heads_files
-from tests.support.answers import PROMPT, Trio, sampling, says
-from tests.support.plan_world import World
-from tests.support.products import some
+from tests.support.answers import PROMPT, TargetAndDrafts, generate_tokens, sampling
+from tests.support.exhaustive import sampled_params
+from tests.support.plan_fixtures import PlanEnvironment
 from tests.support.table_drafter import VOCABULARY as WORDS
 from tests.support.table_drafter import TableDrafter
 from tests.support.tiny_models import tiny_engine
@@ -34,17 +34,17 @@ SHAPES = {
 
 
 @pytest.mark.usefixtures("drafters_stay")
-@pytest.mark.parametrize(("draft", "width"), some([("near", 5), ("hostile", 64)], ("hostile", 64)))
-def test_a_static_tree_changes_nothing(trio: Trio, draft: str, width: int) -> None:
+@pytest.mark.parametrize(("draft", "width"), sampled_params([("near", 5), ("hostile", 64)], ("hostile", 64)))
+def test_a_static_tree_changes_nothing(trio: TargetAndDrafts, draft: str, width: int) -> None:
     rules = {"repetition_penalty": 1.1, "top_p": 0.98}
     params = [sampling(temperature, 24, **rules) for temperature in (0.0, 1.0)]
-    expected = says(trio.target, *params)
+    expected = generate_tokens(trio.target, *params)
     with tiny_engine(trio.target, getattr(trio, draft), budget=128, width=width) as engine:
         for turn, shape in enumerate(SHAPES.values()):
-            engine.follow(replace(engine.drafting.policy, shape=shape))
+            engine.set_draft_policy(replace(engine.drafting.policy, shape=shape))
             result = engine.generate(PROMPT, params[turn % 2])
             assert result.token_ids == expected[turn % 2]
-            assert draft == "hostile" or not shape.depth or result.passes < 0.7 * 24, "it is believed in part"
+            assert draft == "hostile" or not shape.depth or result.passes < 0.7 * 24, "it is accepted in part"
 
 
 def _scorer(children: int = 32) -> Scorer:
@@ -78,7 +78,7 @@ def test_no_node_is_deeper_than_there_is_room(max_depth: int) -> None:
     assert len(growth.tree) == (shape.levels() <= max_depth).sum()
 
 
-def test_what_a_draft_does_not_offer_is_left_out() -> None:
+def test_missing_draft_tokens_are_left_out() -> None:
     """Two children a node, and of one word never more than one."""
     table = _table()
     only = int(table[2].argmax())
@@ -92,7 +92,7 @@ def test_what_a_draft_does_not_offer_is_left_out() -> None:
 
 
 class Silent(TableDrafter):
-    """It has nothing to say about any node."""
+    """Proposes no token for any node."""
 
     def expand(self, candidates: object, nodes: Sequence[int], scorer: Scorer) -> Children:
         none = np.empty((len(nodes), 0), np.float32)
@@ -111,9 +111,9 @@ def test_from_silence_there_is_nothing_to_learn() -> None:
 @pytest.mark.usefixtures("drafters_stay")
 @pytest.mark.parametrize("verify", ["coupled", "sequoia"])
 def test_a_head_fills_a_shape_once_it_has_seen_the_target_at_work(
-    world: World, tmp_path: Path, verify: str
+    world: PlanEnvironment, tmp_path: Path, verify: str
 ) -> None:
-    """On its first pass it says nothing."""
+    """Proposes no token in its first pass."""
     head = heads_files.write_head(tmp_path / "head", None, heads_files.medusa_tensors())
     with world.load(draft=str(head), tree="sequoia", verify=verify, temperature=1.0) as engine:
         shape = engine.drafting.policy.shape

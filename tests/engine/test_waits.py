@@ -1,4 +1,4 @@
-"""How often the host waits for a device, and how much it launches: numbers that no change raises unseen.
+"""Counts of host-device synchronizations and launches, so that no change raises them unnoticed.
 
 Counted on the simulated device, where every wait has a line and nothing depends on time. A capture of a graph
 waits, too, but once a size.
@@ -17,12 +17,12 @@ import torch
 from offspec import SamplingParams
 from offspec.draft.forward import Expansion
 from offspec.draft.lm import LMDrafter
-from offspec.engine.batch import Batch
+from offspec.engine.batched_pass import BatchedPass
 from offspec.engine.sequence_pass import SequencePass
 from offspec_planners.placement import Placement, Tier
 from tests.support.answers import PROMPT
-from tests.support.expert_models import by_need
-from tests.support.products import some
+from tests.support.exhaustive import sampled_params
+from tests.support.expert_models import on_demand_placement
 from tests.support.tiny_models import tiny_engine, write_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("drafters_stay")]
@@ -45,7 +45,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Call:
-    """Lines that waited, operations launched beside those of graphs, and graphs replayed."""
+    """Lines that waited, operations launched outside graphs, and graphs replayed."""
 
     waits: Counter[str]
     launches: int
@@ -54,7 +54,7 @@ class Call:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[Call]]]:
-    """Of every draft step, walk, pass and commit of the engines in a test."""
+    """Counts of every draft step, walk, pass and commit of the engines in a test."""
     from tests.support.simulated_cuda import machine as simulated
 
     if not simulated._installed:
@@ -78,15 +78,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[Call]]]:
 
         return run
 
-    expanding = LMDrafter.expanding
+    expanding = LMDrafter.expand_steps
 
     def stepping(*args: Any) -> Expansion:
         with counting("step"):
             return (yield from expanding(*args))
 
-    monkeypatch.setattr(LMDrafter, "expanding", stepping)
+    monkeypatch.setattr(LMDrafter, "expand_steps", stepping)
     monkeypatch.setattr(SequencePass, "walk_tree", counted("walk", SequencePass.walk_tree))
-    monkeypatch.setattr(Batch, "_trip", counted("pass", Batch._trip))
+    monkeypatch.setattr(BatchedPass, "_forward", counted("pass", BatchedPass._forward))
     monkeypatch.setattr(SequencePass, "commit", counted("commit", SequencePass.commit))
     yield found
 
@@ -113,7 +113,7 @@ def _without_captures(calls: list[Call]) -> list[Call]:
 
 @pytest.mark.parametrize(
     ("request_", "step", "walk"),
-    some(
+    sampled_params(
         [("greedy", 22, 9), ("sampled", 22, 10), ("filtered", 22, 124)],
         ("greedy", 22, 9),
         ("filtered", 22, 124),
@@ -122,7 +122,7 @@ def _without_captures(calls: list[Call]) -> list[Call]:
 def test_a_draft_step_and_a_walk_wait_once_each(
     request_: str, step: int, walk: int, tmp_path: Path, calls: dict[str, list[Call]]
 ) -> None:
-    """A walk by the choices of sixteen nodes, however many of them it visits."""
+    """Verification fetches the choices of 16 nodes at once, regardless of the visited number."""
     _run(tmp_path / "model", request_)
     steps = _without_captures(calls["step"])
     assert len(steps) > 20 and all(call.replays == 1 for call in steps)
@@ -134,7 +134,7 @@ def test_a_draft_step_and_a_walk_wait_once_each(
 
 
 def test_rules_wait_for_nothing_more(tmp_path: Path, calls: dict[str, list[Call]]) -> None:
-    """Log-probabilities come by a transfer of their own, once a walk."""
+    """Log-probabilities are copied in a separate transfer, once per verification."""
     _run(tmp_path / "model", "ruled")
     assert {sum(call.waits.values()) for call in _without_captures(calls["step"])} == {1}
     assert {sum(call.waits.values()) for call in calls["walk"]} == {2}
@@ -145,7 +145,7 @@ def test_a_large_tree_is_walked_by_groups_of_likely_nodes(
 ) -> None:
     _run(tmp_path / "model", "greedy", budget=48)
     waits = [sum(call.waits.values()) for call in calls["walk"]]
-    assert sum(waits) * 5 < TOKENS, "a draft that is the target guesses all, sixteen nodes a group"
+    assert sum(waits) * 5 < TOKENS, "a draft equal to the target gets all tokens right, 16 nodes per group"
 
 
 def test_layers_of_a_pass_launch_so_much_each(tmp_path: Path, calls: dict[str, list[Call]]) -> None:
@@ -159,18 +159,24 @@ def test_layers_of_a_pass_launch_so_much_each(tmp_path: Path, calls: dict[str, l
     assert launches[1] - launches[0] == 2 * 40
 
 
-@pytest.mark.parametrize("family", some(["mixtral", "gpt_oss"], "mixtral"))
+@pytest.mark.parametrize("family", sampled_params(["mixtral", "gpt_oss"], "mixtral"))
 def test_experts_on_the_device_wait_for_nothing(
     family: str, tmp_path: Path, calls: dict[str, list[Call]]
 ) -> None:
-    """Which rows go to which expert is known there, and the host does not ask."""
+    """Rows are assigned to experts on the device, so the host does not wait."""
     _run(tmp_path / "model", "greedy", family=family)
     for found in calls["pass"][1:]:
         assert sum(found.waits.values()) == 1, ("for the ids of the embedding", found.waits)
 
 
 def test_experts_that_are_fetched_wait_once_a_layer(tmp_path: Path, calls: dict[str, list[Call]]) -> None:
-    """The host has to know which to fetch. They all come to stay, so later passes wait for no copy."""
+    """The host must know which experts to fetch. All stay cached, so later passes do not wait for copies."""
     layers = 3
-    _run(tmp_path / "model", "greedy", layers, family="mixtral", placement=by_need(layers, 100, 100))
+    _run(
+        tmp_path / "model",
+        "greedy",
+        layers,
+        family="mixtral",
+        placement=on_demand_placement(layers, 100, 100),
+    )
     assert sum(calls["pass"][-1].waits.values()) == layers + 1

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from offspec.core.config import SamplingParams
-from offspec.core.events import Event, unheard
+from offspec.core.events import Event, ignore_event
 from offspec.server.batch.lines import read_lines
+from offspec.server.batch.offline_run import BatchRun
 from offspec.server.batch.results import ResultFile
-from offspec.server.batch.run import BatchRun
 from offspec.server.service import Service
 from offspec.server.settings import Settings
 from tests.support.fake_engine import ScriptedEngine
@@ -28,7 +28,7 @@ class RandomAnswers(ScriptedEngine):
         self, prompt: Any, params: SamplingParams | None = None, **more: Any
     ) -> Generator[Event, None, None]:
         assert params is not None
-        chance = random.Random(f"{self.spell(prompt)} {params.seed}")
+        chance = random.Random(f"{self.decode_with_special(prompt)} {params.seed}")
         self.answers = (" ".join(f"w{chance.randrange(1000)}" for _ in range(chance.randint(1, 20))),)
         yield from super().stream(prompt, params, **more)
 
@@ -48,8 +48,8 @@ def main() -> None:
     requests, out, *most = sys.argv[1:]
     with BoundedResults(Path(out)) as results:
         results.most = int(most[0]) if most else sys.maxsize
-        service = Service(RandomAnswers(delay=0.004).opened, Settings(names=("tiny",)))
-        BatchRun(service, results, unheard).run(read_lines(Path(requests)))
+        service = Service(RandomAnswers(delay=0.004).opened, Settings(served_model_names=("tiny",)))
+        BatchRun(service, results, ignore_event).run(read_lines(Path(requests)))
 
 
 if __name__ == "__main__":

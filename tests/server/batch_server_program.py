@@ -7,16 +7,16 @@ import threading
 from offspec.server.run import Server
 from offspec.server.settings import Settings
 from tests.server.batch_program import RandomAnswers
-from tests.support.waiting import until
+from tests.support.waiting import wait_until
 
 
 def main() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    settings = Settings("127.0.0.1", port, names=("tiny",))
+    settings = Settings("127.0.0.1", port, served_model_names=("tiny",))
     server = Server(RandomAnswers(delay=0.004).opened, settings, listener)
     threading.Thread(target=server.run, daemon=True).start()
-    until(lambda: server.service.state == "ready")
+    wait_until(lambda: server.service.state == "ready")
     print(port, flush=True)
     sys.stdin.read()
 

@@ -16,7 +16,7 @@ from offspec.engine.sequence import RunningSequence
 from offspec.server import service as services
 from tests.support.live_server import LiveServer
 from tests.support.tiny_models import tiny_engine, write_model
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, wait_until
 
 PROMPT = [3 + (7 * i * i + i) % 90 for i in range(300)]
 OTHER = [*PROMPT[:20], *(3 + (11 * i * i + 5 * i) % 90 for i in range(60))]
@@ -29,17 +29,17 @@ class Hold:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.gate = threading.Event(), threading.Event()
         self.halted = False
-        tell = RunningSequence.progressed
+        tell = RunningSequence.on_progress
 
         def held(own: RunningSequence, layer: int, *given: Any) -> None:
             if layer == 2 and not self.gate.is_set():
                 self.begun.set()
-                until(lambda: self.gate.is_set() or own.halted)
+                wait_until(lambda: self.gate.is_set() or own.halted)
                 self.halted = own.halted
                 self.gate.set()
             tell(own, layer, *given)
 
-        monkeypatch.setattr(RunningSequence, "progressed", held)
+        monkeypatch.setattr(RunningSequence, "on_progress", held)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def ask(server: LiveServer, prompt: list[int], temperature: float = 0) -> tuple[
 def leave(server: LiveServer, connection: HTTPConnection, others: int = 0) -> None:
     """Close a connection, and wait until the server has noticed; so many other requests wait."""
     connection.close()
-    until(lambda: len(server.server.server_state.tasks) == others)
+    wait_until(lambda: len(server.server.server_state.tasks) == others)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_retry_starts_with_the_computed_prompt(
         leave(server, gone)
         if at_once:
             retry = pool.submit(ask, server, PROMPT, temperature)
-            until(lambda: server.service.in_flight == 2)
+            wait_until(lambda: server.service.in_flight == 2)
             hold.gate.set()
         else:
             hold.gate.set()
@@ -160,7 +160,7 @@ def test_it_ends_if_clients_wait_when_the_client_leaves(tiny_folder: Path, hold:
         gone = send(server, PROMPT)
         assert hold.begun.wait(PATIENCE)
         other = pool.submit(ask, server, OTHER)
-        until(lambda: server.service.queue_length == 1)
+        wait_until(lambda: server.service.queue_length == 1)
         leave(server, gone, others=1)
         other.result()
     assert hold.halted
@@ -183,7 +183,7 @@ def test_it_ends_after_a_time_unless_a_client_waits_for_it(
         gone = send(server, PROMPT)
         assert hold.begun.wait(PATIENCE)
         retry = send(server, PROMPT)
-        until(lambda: server.service.queue_length == 1)
+        wait_until(lambda: server.service.queue_length == 1)
         leave(server, gone, others=1)
         assert http.get("/health").json()["waiting"] == 1  # so the time is over
         assert not hold.gate.is_set(), "it was halted"

@@ -38,7 +38,7 @@ def post(server: LiveServer, path: str, **body: Any) -> tuple[dict[str, Any], st
 
 def prompt(engine: ScriptedEngine) -> str:
     """The text of the last prompt."""
-    return engine.spell(engine.asked[-1].prompt)
+    return engine.decode_with_special(engine.requests[-1].prompt)
 
 
 @pytest.mark.parametrize(

@@ -120,14 +120,14 @@ def test_formats_and_forced_calls(scripted: anthropic.Anthropic, engine: Scripte
     format: Any = {"format": {"type": "json_schema", "schema": schema}}
     answer = scripted.messages.create(**ASKED, output_config=format)
     assert blocks(answer) == [{"type": "text", "text": '{"sky": "blue"}'}]
-    given = engine.asked[-1].params.format
+    given = engine.requests[-1].params.format
     assert given is not None and json.loads(given.text) == {**schema, "additionalProperties": False}
     engine.answers = ['{"name": "time", "arguments": {"city": "Rome"}}']
     choices: list[Any] = [{"type": "any"}, {"type": "tool", "name": "time"}]
     for choice in choices:
         answer = scripted.messages.create(**ASKED, tools=TOOLS, tool_choice=choice)
         assert blocks(answer) == [{"type": "tool_use", "name": "time", "input": {"city": "Rome"}}]
-        assert engine.asked[-1].params.format is not None
+        assert engine.requests[-1].params.format is not None
 
 
 def test_models(scripted: anthropic.Anthropic) -> None:
@@ -211,11 +211,11 @@ def test_errors_of_every_status(
         scripted.messages.create(**{**ASKED, "messages": long})
     assert scripted.messages.count_tokens(model=NAME, messages=long).input_tokens > 9000
     engine.answers = [Script("one two three four five six", fail_after=1)]
-    with pytest.raises(anthropic.InternalServerError, match="broken off"):
+    with pytest.raises(anthropic.InternalServerError, match="was aborted"):
         scripted.messages.create(**ASKED)
     with pytest.raises(anthropic.APIStatusError) as caught:
         list(scripted.messages.create(**ASKED, stream=True))
     assert isinstance(caught.value.body, dict) and caught.value.body["error"]["type"] == "api_error"
     engine.answers = [Script("one", fail_after=0, error=StreamError("x", file="f", offset=0))]
-    with pytest.raises(anthropic.InternalServerError, match="which the server's log names"):
+    with pytest.raises(anthropic.InternalServerError, match="aborted by an error: see the server's log"):
         scripted.messages.create(**ASKED)

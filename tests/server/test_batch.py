@@ -17,13 +17,13 @@ from offspec.core.events import Event, LoadProgress
 from offspec.server import reply
 from offspec.server.batch import results
 from offspec.server.batch.lines import Line, read_lines
+from offspec.server.batch.offline_run import BatchRun
 from offspec.server.batch.results import ResultFile
-from offspec.server.batch.run import BatchRun
 from offspec.server.service import Service
 from offspec.server.settings import Settings
 from tests.support.fake_engine import Script, ScriptedEngine
 from tests.support.tiny_models import tiny_engine, write_model
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, wait_until
 
 PLAIN: list[Any] = [
     {"id": "a", "prompt": "Why?", "max_tokens": 5},
@@ -38,7 +38,7 @@ WRAPPED = {
 }
 WRONG: list[tuple[Any, str]] = [
     ("nonsense", "not valid JSON"),
-    ([1], "Expected"),
+    ([1], "must be an object, not a list"),
     ({"prompt": 3}, "messages[0].content"),
     ({"id": "x"}, "either a prompt or messages"),
     ({"prompt": "a", "messages": []}, "either a prompt or messages"),
@@ -61,7 +61,7 @@ def written(path: Path, lines: Sequence[Any]) -> Path:
 def run(requests: Path, out: Path, engine: ScriptedEngine, told: list[Event] | None = None) -> BatchRun:
     told = [] if told is None else told
     with ResultFile(out) as file:
-        batch = BatchRun(Service(engine.opened, Settings(names=("mine",))), file, told.append)
+        batch = BatchRun(Service(engine.opened, Settings(served_model_names=("mine",))), file, told.append)
         batch.run(read_lines(requests))
     return batch
 
@@ -103,7 +103,7 @@ def test_responses_are_not_kept(tmp_path: Path) -> None:
     assert body["output"][0]["content"][0]["text"] == "Because it is so." and body["store"] is False
     assert batch.tokens == 4
     (read,) = read_lines(requests)
-    assert engine.asked[0].params.seed == read.request("m")["seed"]
+    assert engine.requests[0].params.seed == read.request("m")["seed"]
 
 
 def test_a_wrong_line_has_its_error_and_the_others_answers(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_run_that_was_broken_off_goes_on(tmp_path: Path) -> None:
     progress = [(event.done, event.total) for event in told if isinstance(event, LoadProgress)]
     assert progress[-2:] == [(2, 3), (3, 3)]
     assert found["a"]["text"] == "One." and found["line-3"]["texts"] == ["Two.", "Two."]
-    assert len(engine.asked) == 2
+    assert len(engine.requests) == 2
 
 
 def test_seeds_come_from_lines(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     chance, left = random.Random(3), list[int]()
     for enough in sorted(chance.sample(range(count - 1), kills)):
         process = subprocess.Popen([*command, str(out), str(min(enough + 4, count - 1))])
-        until(lambda: process.poll() is not None or _lines(out) > enough)  # noqa: B023
+        wait_until(lambda: process.poll() is not None or _lines(out) > enough)  # noqa: B023
         time.sleep(chance.random() * 0.03)
         process.send_signal(signal.SIGKILL)
         assert process.wait(PATIENCE) == -signal.SIGKILL
@@ -254,7 +254,7 @@ def test_lines_share_passes(tmp_path: Path) -> None:
     for sequences in (1, 4):
         out = tmp_path / f"out{sequences}"
         engine = tiny_engine(model, "suffix", budget=8, sequences=sequences)
-        service = Service(lambda notify, engine=engine: engine, Settings(names=("mine",)))  # type: ignore[misc]
+        service = Service(lambda notify, engine=engine: engine, Settings(served_model_names=("mine",)))  # type: ignore[misc]
         with ResultFile(out) as file:
             BatchRun(service, file, lambda event: None).run(read_lines(requests))
         found.append({"said": said(out), "passes": service.metrics.page()})

@@ -24,9 +24,9 @@ from openai.types import Batch
 from offspec.core.errors import StreamError
 from offspec.server.batch.jobs import batches_folder
 from offspec.server.batch.lines import read_lines
-from tests.support.fake_engine import Script, ScriptedEngine, Turnstile
+from tests.support.fake_engine import PassGate, Script, ScriptedEngine
 from tests.support.live_server import NAME, LiveServer
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, wait_until
 
 CHAT = "/v1/chat/completions"
 
@@ -84,7 +84,7 @@ def begin(client: openai.OpenAI, lines: list[Any], **more: Any) -> Batch:
 
 def ended(client: openai.OpenAI, id: str) -> Batch:
     last = "completed", "failed", "cancelled"
-    until(lambda: client.batches.retrieve(id).status in last, "the end of the batch")
+    wait_until(lambda: client.batches.retrieve(id).status in last, "the end of the batch")
     return client.batches.retrieve(id)
 
 
@@ -201,10 +201,13 @@ def test_clients_that_wait_go_first(
         messages: list[Any] = [[{"role": "user", "content": f"client {number}"}] for number in (1, 2)]
         for each in messages:
             pool.submit(other.chat.completions.create, model=NAME, messages=each)
-        until(lambda: server.service.queue_length == 2)
+        wait_until(lambda: server.service.queue_length == 2)
         engine.gate.set()
     assert ended(client, batch.id).status == "completed"
-    told = ["client" if "client" in engine.spell(asked.prompt) else "line" for asked in engine.asked]
+    told = [
+        "client" if "client" in engine.decode_with_special(asked.prompt) else "line"
+        for asked in engine.requests
+    ]
     assert told == ["line", "client", "client", "line", "line"]
 
 
@@ -233,7 +236,7 @@ def test_a_file_that_is_no_batch(shared: LiveServer) -> None:
 
 def test_cancelling(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     """At once, in the middle of an answer; what was answered stays."""
-    engine.answers, engine.gate = ["One.", *["Two."] * 9], Turnstile(1)
+    engine.answers, engine.gate = ["One.", *["Two."] * 9], PassGate(1)
     batch = begin(client, [line(name) for name in "abc"])
     assert engine.held.wait(PATIENCE)
     later = begin(client, [line(name) for name in "abc"])
@@ -264,14 +267,14 @@ def test_a_restart(engine: ScriptedEngine, data: Path) -> None:
     """What was answered stays, what was broken off is asked again, and what waited goes on."""
     engine.answers = ["One.", Script("Two.", endless=True)]
     lines = [line(name, temperature=1) for name in "abc"]
-    with LiveServer(engine, patience=0.0) as server, server.client() as client:
+    with LiveServer(engine, shutdown_timeout=0.0) as server, server.client() as client:
         engine.gate.clear()
         first = begin(client, lines)
         assert engine.held.wait(PATIENCE)
         second = begin(client, lines[:1])
         engine.gate.set()
-        until(lambda: len(engine.asked) > 1)
-    asked = engine.asked
+        wait_until(lambda: len(engine.requests) > 1)
+    asked = engine.requests
     again = ScriptedEngine(["Three."])
     with LiveServer(again) as server, server.client() as client:
         batch = ended(client, first.id)
@@ -282,7 +285,7 @@ def test_a_restart(engine: ScriptedEngine, data: Path) -> None:
     assert {*answers} == {*"abc"} and batch.error_file_id is None
     texts = [answers[name]["body"]["choices"][0]["message"]["content"] for name in "abc"]
     assert texts[0] == "One." and texts[-1] == "Three."
-    assert again.asked[0].params.seed == asked[texts.index("Three.")].params.seed
+    assert again.requests[0].params.seed == asked[texts.index("Three.")].params.seed
 
 
 def test_a_kill(engine: ScriptedEngine, data: Path) -> None:
@@ -332,7 +335,7 @@ def test_a_server_is_killed(data: Path) -> None:
     path = batches_folder(NAME) / f"{output}.jsonl"
     for enough in sorted(chance.sample(range(22), 2)):
         with program(Signals.SIGKILL):
-            until(lambda enough=enough: path.exists() and path.read_bytes().count(b"\n") > enough)  # type: ignore[misc]
+            wait_until(lambda enough=enough: path.exists() and path.read_bytes().count(b"\n") > enough)  # type: ignore[misc]
             time.sleep(chance.random() * 0.03)
     with program(Signals.SIGTERM) as client:
         whole = begin(client, lines)
@@ -371,7 +374,10 @@ def test_a_second_server_of_the_model(client: openai.OpenAI, engine: ScriptedEng
         with pytest.raises(openai.InternalServerError, match="another server of this model"):
             asking.files.list()
         assert asking.models.list()
-    with LiveServer(ScriptedEngine(), names=("alias", "another")) as other, other.client() as asking:
+    with (
+        LiveServer(ScriptedEngine(), served_model_names=("alias", "another")) as other,
+        other.client() as asking,
+    ):
         assert not asking.files.list().data
 
 
@@ -467,7 +473,7 @@ def test_the_event_loop_leaves_the_disk_to_threads(
     for name in ("open", "stat", "mkdir", "scandir", "replace", "unlink", "fsync", "ftruncate"):
         watch(name)
     lines = [line("a"), line("b", temperature=-1)]
-    with LiveServer(engine, patience=0.0) as server, server.client() as client:
+    with LiveServer(engine, shutdown_timeout=0.0) as server, server.client() as client:
         done = ended(client, begin(client, lines).id)
         assert results(client, done.output_file_id) and results(client, done.error_file_id)
         client.files.delete(done.input_file_id)

@@ -77,9 +77,13 @@ def test_logprobs(client: openai.OpenAI, alone: Engine) -> None:
     for tokens in (found.content, streamed):
         assert len(tokens) == 7
         for token, known in zip(tokens, expected, strict=True):
-            assert token.token == alone.spell([known.token]) == bytes(token.bytes or ()).decode()
+            assert (
+                token.token == alone.decode_with_special([known.token]) == bytes(token.bytes or ()).decode()
+            )
             assert token.logprob == pytest.approx(known.logprob, abs=1e-5)
-            assert [top.token for top in token.top_logprobs] == [alone.spell([i]) for i, _ in known.top]
+            assert [top.token for top in token.top_logprobs] == [
+                alone.decode_with_special([i]) for i, _ in known.top
+            ]
     bare = client.chat.completions.create(model=NAME, messages=ASKED, max_tokens=2, logprobs=True)
     assert bare.choices[0].logprobs is not None
     assert [token.top_logprobs for token in bare.choices[0].logprobs.content or ()] == [[], []]

@@ -13,13 +13,13 @@ from offspec.core.config import SamplingParams
 from offspec.core.errors import StreamError
 from offspec.core.events import Event, Result
 from offspec.engine.engine import Engine
-from offspec.engine.passes import Passes
-from offspec.engine.sequence import PassSpent, RunningSequence
+from offspec.engine.pass_runner import PassRunner
+from offspec.engine.sequence import PassUsage, RunningSequence
 from offspec.engine.sequence_pass import PassResult
 from offspec.server.metrics import Metrics
 from tests.support.live_server import NAME, LiveServer
 from tests.support.tiny_models import tiny_engine
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, wait_until
 
 MESSAGES: list[Any] = [{"role": "user", "content": "w12 w13 w14 w12 w13"}]
 PROMPTS = [f"w{at} w12 w13" for at in range(20, 26)]
@@ -44,10 +44,10 @@ class Gate(threading.Event):
     def __init__(self) -> None:
         super().__init__()
         self.there, self.sizes, self.asked = threading.Event(), list[int](), 0
-        self._step, self._submit = Passes.step, Engine.submit
+        self._step, self._submit = PassRunner.step, Engine.submit
 
-    def step(self, own: Passes, requests: list[RunningSequence]) -> list[list[Event]]:
-        until(lambda: self.is_set() or all(request.halted for request in requests))
+    def step(self, own: PassRunner, requests: list[RunningSequence]) -> list[list[Event]]:
+        wait_until(lambda: self.is_set() or all(request.halted for request in requests))
         self.sizes.append(len(requests))
         return self._step(own, requests)
 
@@ -62,7 +62,7 @@ class Gate(threading.Event):
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     gate = Gate()
-    monkeypatch.setattr(Passes, "step", lambda own, requests: gate.step(own, requests))
+    monkeypatch.setattr(PassRunner, "step", lambda own, requests: gate.step(own, requests))
     monkeypatch.setattr(Engine, "submit", lambda *given, **options: gate.submit(*given, **options))
     return gate
 
@@ -84,7 +84,7 @@ def test_they_share_passes(wide: LiveServer, alone: Engine, stream: bool, prompt
         given = {**SAMPLED, "prompt": PROMPTS} if prompts else {**ASKED, "n": 6}
         asking = pool.submit(ask, **given, stream=stream)
         assert gate.there.wait(PATIENCE), "four begin before any has ended"
-        until(lambda: not prompts or wide.service.queue_length == 1)
+        wait_until(lambda: not prompts or wide.service.queue_length == 1)
         gate.set()
         answer = asking.result()
         said, ends, order = [""] * 6, list[int](), list[int]()
@@ -109,7 +109,7 @@ def test_a_client_that_leaves_ends_all(wide: LiveServer, prompts: bool, gate: Ga
         chunks = ask(**given, stream=True)
         assert gate.there.wait(PATIENCE)
         chunks.close()
-        until(lambda: not wide.server.server_state.tasks)
+        wait_until(lambda: not wide.server.server_state.tasks)
         gate.set()
         wide.wait_until_idle()
         assert gate.asked == 4, "none has begun since"
@@ -140,7 +140,7 @@ def test_one_that_fails_ends_all(wide: LiveServer, failing: int, monkeypatch: py
 
     with wide.client() as client:
         with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(Metrics, "failed", lambda own, kind: told.append(kind))
+            meanwhile.setattr(Metrics, "record_error", lambda own, kind: told.append(kind))
             meanwhile.setattr(Engine, "submit", broken)
             with pytest.raises(openai.InternalServerError):
                 client.chat.completions.create(**ASKED, n=5)
@@ -153,13 +153,13 @@ def test_an_error_of_a_pass_is_told_once(wide: LiveServer, monkeypatch: pytest.M
     """Though it ends all choices that share the pass."""
     told = list[str]()
 
-    def broken(own: RunningSequence, done: PassResult, spent: PassSpent) -> list[Event]:
+    def broken(own: RunningSequence, done: PassResult, spent: PassUsage) -> list[Event]:
         raise StreamError("broken", file="weights", offset=0)
 
     with wide.client() as client:
         with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(RunningSequence, "take", broken)
-            meanwhile.setattr(Metrics, "failed", lambda own, kind: told.append(kind))
+            meanwhile.setattr(RunningSequence, "process_pass", broken)
+            meanwhile.setattr(Metrics, "record_error", lambda own, kind: told.append(kind))
             with pytest.raises(openai.InternalServerError):
                 client.chat.completions.create(**ASKED, n=4)
             wide.wait_until_idle()
@@ -169,18 +169,18 @@ def test_an_error_of_a_pass_is_told_once(wide: LiveServer, monkeypatch: pytest.M
 
 def test_many_hold_nobody_up(wide: LiveServer, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that comes while they are given is answered before most of them."""
-    ended, answered = list[int](), Metrics.answered
+    ended, answered = list[int](), Metrics.record_answer
 
     def noted(own: Metrics, result: Result) -> None:
         ended.append(result.tokens)
         answered(own, result)
 
-    monkeypatch.setattr(Metrics, "answered", noted)
+    monkeypatch.setattr(Metrics, "record_answer", noted)
     with wide.client() as client, ThreadPoolExecutor(2) as pool:
         many = pool.submit(client.chat.completions.create, **ASKED, n=40)
         assert gate.there.wait(PATIENCE)
         one = pool.submit(client.chat.completions.create, **{**ASKED, "max_tokens": 7})
-        until(lambda: wide.service.queue_length == 1)
+        wait_until(lambda: wide.service.queue_length == 1)
         gate.set()
         assert len(one.result().choices) == 1 and len(many.result().choices) == 40
     assert ended.index(7) < 16

@@ -100,7 +100,7 @@ def scripted(
     def script(tool: str, arguments: dict[str, str]) -> None:
         call = json.dumps({"name": tool, "arguments": arguments})
         engine.answers = [f"<think>\nHm.\n</think>\n\nI call.\n\n<tool_call>\n{call}\n</tool_call>", ENDED]
-        engine.asked.clear()
+        engine.requests.clear()
 
     with caplog.at_level(logging.INFO, "offspec.server"):
         yield script
@@ -119,7 +119,7 @@ def test_codex(
     assert texts_of_codex(done, events) == ["I call.", ENDED]
     assert [event["type"] for event in events][-1] == "turn.completed"
     assert (tmp_path / "work" / "made.txt").read_text() == "done\n"
-    assert len(engine.asked) == 2 and "written\n" in engine.spell(engine.asked[1].prompt)
+    assert len(engine.requests) == 2 and "written\n" in engine.decode_with_special(engine.requests[1].prompt)
 
 
 def test_claude_code(
@@ -136,7 +136,9 @@ def test_claude_code(
     assert last["modelUsage"].keys() == {NAME} and last["modelUsage"][NAME]["contextWindow"] == 65536
     assert last["usage"]["cache_read_input_tokens"] > 0
     assert (tmp_path / "work" / "made.txt").read_text() == "done\n"
-    assert len(engine.asked) == 2 and "<|tool|>written" in engine.spell(engine.asked[1].prompt)
+    assert len(engine.requests) == 2 and "<|tool|>written" in engine.decode_with_special(
+        engine.requests[1].prompt
+    )
 
 
 @pytest.fixture(scope="module")

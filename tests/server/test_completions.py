@@ -53,7 +53,7 @@ def test_logprobs(client: openai.OpenAI, alone: Engine) -> None:
     assert known is not None
     asked: Any = {"model": NAME, "prompt": PROMPTS[0], "max_tokens": 4, "logprobs": 2}
     found = client.completions.create(**asked).choices[0].logprobs
-    assert found is not None and found.tokens == [alone.spell([token.token]) for token in known]
+    assert found is not None and found.tokens == [alone.decode_with_special([token.token]) for token in known]
     assert found.token_logprobs == pytest.approx([token.logprob for token in known], abs=1e-5)
     assert found.text_offset == [0, 3, 6, 9]
     assert found.top_logprobs is not None and all(len(top) == 2 for top in found.top_logprobs)
@@ -73,7 +73,7 @@ def test_echo(client: openai.OpenAI, alone: Engine) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == expected
     ids = alone.encode(PROMPTS[0], raw=True)
     only = client.completions.create(**asked, prompt=ids, max_tokens=0)
-    assert (only.choices[0].text, only.choices[0].logprobs) == (alone.spell(ids), None)
+    assert (only.choices[0].text, only.choices[0].logprobs) == (alone.decode_with_special(ids), None)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 3])

@@ -22,7 +22,7 @@ FORM: Any = {"data": {"purpose": "batch"}, "files": {"file": ("a", b"x")}}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OFFSPEC_DATA", str(tmp_path_factory.mktemp("data")))
-        with LiveServer(ScriptedEngine(), key=KEY, origins=(OURS, "http://localhost:3000")) as server:
+        with LiveServer(ScriptedEngine(), api_key=KEY, origins=(OURS, "http://localhost:3000")) as server:
             yield server
 
 

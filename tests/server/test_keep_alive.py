@@ -14,7 +14,7 @@ from offspec.server import openai_common, reply
 from tests.server.bodies import CHAT, LEAST, MESSAGES, RESPONSES, TEXT
 from tests.support.fake_engine import Script, ScriptedEngine
 from tests.support.live_server import NAME, LiveServer
-from tests.support.waiting import until
+from tests.support.waiting import wait_until
 
 ASKED: Any = [{"role": "user", "content": "Why is the sky blue?"}]
 TEXT_OF_ANSWER = "one two three four five six"
@@ -71,7 +71,7 @@ def test_official_clients_read_past_the_spaces(
 ) -> None:
     with LiveServer(engine) as server, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask, server)
-        until(lambda: len(spaces) > 2)
+        wait_until(lambda: len(spaces) > 2)
         engine.gate.set()
         assert answer.result() == TEXT_OF_ANSWER
     assert {*spaces} == {b" "}
@@ -85,13 +85,13 @@ def test_a_fault_after_the_first_space_is_the_body(
     engine.answers = [Script(TEXT_OF_ANSWER, fail_after=1, error=error)]
     with LiveServer(engine) as server, server.http() as http, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(http.post, path, json={"model": NAME, **LEAST[path]})
-        until(lambda: spaces)
+        wait_until(lambda: spaces)
         engine.gate.set()
         answer = asked.result()
     assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
     assert answer.content.startswith(b" ") and "secret" not in answer.text
     body = json.loads(answer.text)
-    assert "broken off" in body["error"]["message"]
+    assert "was aborted" in body["error"]["message"]
     assert (body.get("type") == "error") == (path == MESSAGES)
     assert (body.get("status") == "failed") == (path == RESPONSES)
 
@@ -108,7 +108,7 @@ def test_a_bug_after_the_first_space(
     monkeypatch.setattr(openai_common, "_chunked_usage", broken)
     with LiveServer(engine) as server, server.http() as http, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(http.post, CHAT, json={"model": NAME, **LEAST[CHAT]})
-        until(lambda: spaces)
+        wait_until(lambda: spaces)
         engine.gate.set()
         assert "internal error" in asked.result().json()["error"]["message"]
     assert "a bug in /secret/place" in caplog.text
@@ -122,7 +122,7 @@ def test_a_client_that_leaves_between_spaces(
         with http.stream("POST", CHAT, json={"model": NAME, **LEAST[CHAT]}) as answer:
             assert answer.status_code == 200 and "content-length" not in answer.headers
             assert next(answer.iter_bytes()).strip() == b""
-        until(lambda: "POST" in caplog.text)
+        wait_until(lambda: "POST" in caplog.text)
         engine.gate.set()
         server.wait_until_idle()
     assert "Traceback" not in caplog.text

@@ -44,7 +44,7 @@ def test_formats(asked: dict[str, Any], engine: ScriptedEngine) -> None:
     format = {"type": "json_schema", "json_schema": {"name": "sky", "schema": SCHEMA}}
     (choice,) = litellm.completion(**asked, response_format=format).choices
     assert json.loads(choice.message.content) == {"sky": "blue"} and choice.finish_reason == "stop"
-    assert engine.asked[-1].params.format is not None
+    assert engine.requests[-1].params.format is not None
 
 
 def test_another_model(asked: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ def test_formats(served: LiveServer, engine: ScriptedEngine) -> None:
             ({"grammar": ""}, None),
         ):
             assert http.post("/completion", json={"prompt": "w1", **given}).json()["stop_type"] == "eos"
-            assert engine.asked[-1].params.format == expected
+            assert engine.requests[-1].params.format == expected
         wrong = http.post("/completion", json={"prompt": "w1", "grammar": "root ::= ("})
         assert wrong.status_code == 400 and "grammar" in wrong.json()["error"]["message"]
 
@@ -84,7 +84,7 @@ def test_tokens(http: httpx2.Client, alone: Engine) -> None:
     pieces = http.post("/tokenize", json={"content": "w12", "with_pieces": True}).json()["tokens"]
     assert pieces == [{"id": 12, "piece": "w12"}]
     text = http.post("/detokenize", json={"tokens": ids}).json()
-    assert text["content"] == text["prompt"] == alone.spell(ids)
+    assert text["content"] == text["prompt"] == alone.decode_with_special(ids)
     info = http.get("/tokenizer_info").json()
     assert (info["bos_token"], info["eos_token"]) == ("<bos>", "<eos>")
     assert info["chat_template"] == alone.model_info.chat_template

@@ -70,7 +70,7 @@ def test_options(served: LiveServer, engine: ScriptedEngine) -> None:
                 CHAT, json={"model": NAME, "messages": ASKED, "options": options | {"mirostat": 1}}
             )
             assert answer.headers["x-offspec-ignored"] == "options.mirostat"
-    first, second = (asked.params for asked in engine.asked[-2:])
+    first, second = (asked.params for asked in engine.requests[-2:])
     assert (first.repetition_penalty, first.stop, first.min_p) == (1.2, ("x", "y"), 0.1)
     assert first.max_tokens > 10**9 and first.seed != second.seed
 
@@ -131,7 +131,7 @@ def test_formats(served: LiveServer, engine: ScriptedEngine) -> None:
             ("", None),
         ):
             assert http.post(CHAT, json=asked | {"format": format}).status_code == 200
-            assert engine.asked[-1].params.format == expected
+            assert engine.requests[-1].params.format == expected
         for wrong, message in (("xml", "format: it must be"), ({"not": {}}, "format: the json schema")):
             answer = http.post(CHAT, json=asked | {"format": wrong})
             assert answer.status_code == 400 and message in answer.json()["error"]
@@ -172,7 +172,7 @@ def test_requests_that_load_the_model(http: httpx2.Client) -> None:
         (GENERATE, {"prompt": "w12", "images": ["aGk="]}, 400, "images"),
         (GENERATE, {"prompt": "w12", "template": "{{ .Prompt }}"}, 400, "template"),
         (GENERATE, {"prompt": "w12", "suffix": "w13"}, 400, "suffix"),
-        ("/api/pull", {"model": "llama3"}, 404, "there is nothing at /api/pull"),
+        ("/api/pull", {"model": "llama3"}, 404, "unknown path /api/pull"),
     ],
 )
 def test_errors(http: httpx2.Client, path: str, body: dict[str, Any], status: int, message: str) -> None:

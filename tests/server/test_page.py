@@ -29,7 +29,7 @@ from tests.support.chat_page import (
     text,
     wait_for,
 )
-from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, Turnstile, reading
+from tests.support.fake_engine import PassGate, Script, ScriptedEngine, ScriptedLoad, load_progress
 from tests.support.live_server import NAME, LiveServer
 from tests.ui.tui.trees import bush, chain, sentence, tree
 
@@ -65,7 +65,7 @@ def files(url: str) -> list[str]:
 def test_everything_is_served_from_here_and_nothing_else_is_allowed() -> None:
     there = {file.name for file in Path(web_page.__file__).with_name("page").iterdir()} - {"index.html"}
     assert {route.path for route in ROUTES} == {"/", *(f"/page/{name}" for name in there)}
-    with LiveServer(ScriptedEngine(), key="open sesame") as server, server.http() as http:
+    with LiveServer(ScriptedEngine(), api_key="open sesame") as server, server.http() as http:
         for url in files(server.url):
             answer = http.get(url, headers={"authorization": ""})
             assert answer.status_code == 200
@@ -116,7 +116,7 @@ def test_a_question_is_answered_and_its_trees_are_shown(
     )
     assert "tokens per pass" in page.value("document.getElementById('speed').textContent")
     assert page.value("document.querySelectorAll('#history-bars i').length") == passes
-    assert not page.complaints()
+    assert not page.errors()
 
 
 @in_browser
@@ -140,7 +140,7 @@ def test_trees_are_drawn_as_in_the_terminal(browser: Browser, live: LiveServer) 
 @in_browser
 def test_esc_stops_an_answer_which_is_kept(browser: Browser) -> None:
     engine = ScriptedEngine([LONG, "It goes on."])
-    engine.gate = Turnstile(3)
+    engine.gate = PassGate(3)
     with served(engine) as server:
         page = browser.open(server.url)
         ask(page, "Why?")
@@ -195,7 +195,7 @@ def test_faults_are_told(browser: Browser) -> None:
 
 @in_browser
 def test_a_key_is_asked_for(browser: Browser) -> None:
-    with served(ScriptedEngine(), key="open sesame") as server:
+    with served(ScriptedEngine(), api_key="open sesame") as server:
         page = browser.open(server.url)
         page.wait(LOCKED)
         page.write("shut")
@@ -212,7 +212,7 @@ def test_a_key_is_asked_for(browser: Browser) -> None:
 
 @in_browser
 def test_loading_is_shown(browser: Browser) -> None:
-    load = ScriptedLoad(ScriptedEngine(), told=reading(4)[:2])
+    load = ScriptedLoad(ScriptedEngine(), told=load_progress(4)[:2])
     load.gate.clear()
     with LiveServer(lambda notify: load(EngineConfig(NAME), None, notify), ready=False) as server:
         page = browser.open(server.url)
@@ -242,7 +242,7 @@ def test_text_can_be_read_and_fits(browser: Browser) -> None:
         for dialog, width, scheme in product(
             ("", "conversations", "settings"), (1280, 390), ("light", "dark")
         ):
-            page.look(width, 800, scheme)
+            page.set_viewport(width, 800, scheme)
             if dialog:
                 click(page, f"#{dialog}-button")
             contrast, where = page.value(CONTRAST)
@@ -308,7 +308,7 @@ def test_an_empty_page_has_examples(browser: Browser) -> None:
         wait_for(page, "The sky is blue.")
         assert prompt(engine) == "<|user|>Compare TCP and UDP in a table.\n<|assistant|>"
         assert not page.value("document.getElementById('start').checkVisibility()")
-        assert not page.complaints()
+        assert not page.errors()
 
 
 @in_browser
@@ -318,7 +318,7 @@ def test_the_panel_is_closed_at_first_and_keeps_its_state(browser: Browser) -> N
         page = browser.open(server.url)
         ask(page, "Why?")
         wait_for(page, "The sky is blue.")
-        assert not engine.asked[-1].trees
+        assert not engine.requests[-1].trees
         assert not page.value("document.getElementById('panel').checkVisibility()")
         press(page, "#panel-button")
         assert page.value("document.getElementById('panel-button').ariaExpanded") == "true"
@@ -327,7 +327,7 @@ def test_the_panel_is_closed_at_first_and_keeps_its_state(browser: Browser) -> N
         assert page.value("document.getElementById('panel').checkVisibility()")
         ask(page, "Why?")
         wait_for(page, "The sky is blue.", "The sky is blue.")
-        assert engine.asked[-1].trees
+        assert engine.requests[-1].trees
         press(page, "#panel-close")
         assert page.value("document.activeElement.id") == "panel-button"
         page.go(server.url)
@@ -361,7 +361,7 @@ def test_settings_go_with_each_request_and_are_kept(browser: Browser) -> None:
         assert text(page, ".note").startswith("cut: a limit, or the context is full")
         assert prompt(engine) == "<|system|>Be brief.\n<|user|>Why?\n<|assistant|>"
         expected = SamplingParams(temperature=0.5, top_p=0.9, max_tokens=2, seed=11)
-        assert engine.asked[-1].params == expected
+        assert engine.requests[-1].params == expected
         # Esc leaves the settings as they are, and so does an invalid value.
         click(page, "#settings-button")
         page.value("document.getElementsByName('temperature')[0].value = 3")
@@ -375,8 +375,8 @@ def test_settings_go_with_each_request_and_are_kept(browser: Browser) -> None:
         click(page, "#settings button[type=submit]")
         ask(page, "Why?")
         wait_for(page, "The sky", "The sky is blue.")
-        assert "system" not in prompt(engine) and engine.asked[-1].params.temperature == 0
-        assert not page.complaints()
+        assert "system" not in prompt(engine) and engine.requests[-1].params.temperature == 0
+        assert not page.errors()
 
 
 @in_browser
@@ -390,6 +390,6 @@ def test_damaged_settings_are_ignored(browser: Browser) -> None:
             page.go(server.url)
             ask(page, "Why?")
             wait_for(page, *["The sky is blue."] * count)
-            assert engine.asked[-1].params.temperature == 0
+            assert engine.requests[-1].params.temperature == 0
             assert prompt(engine).startswith("<|user|>Why?")
-        assert not page.complaints()
+        assert not page.errors()

@@ -18,7 +18,7 @@ from tests.support.chat_page import (
     text,
     wait_for,
 )
-from tests.support.fake_engine import ScriptedEngine, Turnstile
+from tests.support.fake_engine import PassGate, ScriptedEngine
 
 CODE = "Like this:\n\n```python\nprint(1)\n\nprint(2)\n```"
 KEYS = "Object.keys(localStorage).filter(key => key.startsWith('offspec-conversation:'))"
@@ -63,7 +63,7 @@ def test_answers_and_code_are_copied(browser: Browser, secure: bool) -> None:
             assert text(page, "#announcement") == "Copied"
             assert page.value("document.activeElement.dataset.action") == action
         assert page.value("copied") == [CODE, "print(1)\n\nprint(2)"]
-        assert not page.complaints()
+        assert not page.errors()
 
 
 @in_browser
@@ -94,7 +94,7 @@ def test_the_last_answer_is_made_again(browser: Browser) -> None:
         page.press("Escape")
         wait_for(page, "one", "three")
         assert page.value("document.getElementById('question').value") == ""
-        assert not page.complaints()
+        assert not page.errors()
 
 
 @in_browser
@@ -121,7 +121,7 @@ def test_an_edited_message_is_answered_in_place_of_what_followed(browser: Browse
         assert prompt(engine) == "<|user|>first and\nlast\n<|assistant|>"
         page.go(server.url)
         wait_for(page, "three")
-        assert not page.complaints()
+        assert not page.errors()
 
 
 @in_browser
@@ -157,13 +157,13 @@ def test_conversations_are_listed_opened_and_deleted(browser: Browser) -> None:
         page.press("Escape")
         assert page.value("document.getElementById('start').checkVisibility()")
         assert page.value(KEYS) == []
-        assert not page.complaints()
+        assert not page.errors()
 
 
 @in_browser
 def test_an_answer_under_way_outlives_its_page(browser: Browser) -> None:
     engine = ScriptedEngine(["w0 w1 w2 w3 w4 w5 w6 w7 w8", "again"])
-    engine.gate = Turnstile(1)
+    engine.gate = PassGate(1)
     with served(engine) as server:
         page = browser.open(server.url)
         ask(page, "first")
@@ -182,7 +182,7 @@ def test_an_answer_under_way_outlives_its_page(browser: Browser) -> None:
 @in_browser
 def test_opening_another_conversation_stops_the_answer(browser: Browser) -> None:
     engine = ScriptedEngine(["w0 w1 w2 w3 w4 w5 w6 w7 w8"])
-    engine.gate = Turnstile(1)
+    engine.gate = PassGate(1)
     with served(engine) as server:
         page = browser.open(server.url)
         ask(page, "first")
@@ -223,7 +223,7 @@ def test_damaged_conversations_are_dropped(browser: Browser) -> None:
         click(page, "#conversations-button")
         assert page.value(TITLES) == ["good"]
         assert page.value(KEYS) == ["offspec-conversation:good"]
-        assert not page.complaints()
+        assert not page.errors()
 
 
 @in_browser
@@ -243,7 +243,7 @@ def test_storage_is_bounded(browser: Browser) -> None:
         kept = page.value(KEYS)
         assert len(kept) == 100 and "offspec-conversation:small-90" in kept
         assert "offspec-conversation:small-110" not in kept
-        assert not page.complaints()
+        assert not page.errors()
 
 
 @in_browser
@@ -267,4 +267,4 @@ def test_the_page_works_where_storage_is_full_or_blocked(browser: Browser) -> No
         wait_for(page, "The sky is blue.")
         click(page, "#conversations-button")
         assert page.value(TITLES) == []
-        assert not page.complaints()
+        assert not page.errors()

@@ -168,4 +168,4 @@ def test_nothing_of_an_answer_runs_or_is_loaded(browser: Browser) -> None:
         for event in browser.events:
             if event["method"] == "Network.requestWillBeSent":
                 assert event["params"]["request"]["url"].startswith(server.url)
-        assert not page.complaints()
+        assert not page.errors()

@@ -15,7 +15,7 @@ from openai.types.responses import Response
 from offspec.core.cache_dir import cache_root
 from offspec.core.config import SamplingParams
 from offspec.engine.engine import Engine
-from offspec.server.stored_responses import Stored, StoredResponses, fresh_id
+from offspec.server.stored_responses import StoredResponse, StoredResponses, new_id
 from tests.server.answers import BOTH, PARAMETERS
 from tests.support.fake_engine import Script, ScriptedEngine
 from tests.support.live_server import NAME, LiveServer
@@ -122,7 +122,7 @@ def test_formats_and_forced_calls(scripted: openai.OpenAI, engine: ScriptedEngin
     engine.answers = ['{"sky": "blue"}']
     format: Any = {"format": {"type": "json_schema", "name": "sky", "schema": schema, "strict": True}}
     assert scripted.responses.create(**ASKED, text=format).output_text == '{"sky": "blue"}'
-    given = engine.asked[-1].params.format
+    given = engine.requests[-1].params.format
     assert given is not None and json.loads(given.text) == {**schema, "additionalProperties": False}
     engine.answers = ['{"name": "time", "arguments": {"city": "Rome"}}']
     choice: Any = {"type": "function", "name": "time"}
@@ -228,7 +228,9 @@ def test_input_items_that_cannot_be_had(scripted: openai.OpenAI) -> None:
         with pytest.raises(openai.APIStatusError) as refused:
             scripted.responses.input_items.list(id, **given)
         assert refused.value.status_code == status
-    doubled = Stored({"id": fresh_id(), "output": []}, [{"role": "user", "content": "a", "id": "b"}] * 2)
+    doubled = StoredResponse(
+        {"id": new_id(), "output": []}, [{"role": "user", "content": "a", "id": "b"}] * 2
+    )
     StoredResponses(cache_root() / "responses").keep(doubled)
     found = list(scripted.responses.input_items.list(doubled.response["id"], limit=1))
     assert len(found) == len({item.id for item in found}) == 2
@@ -238,8 +240,8 @@ def test_what_was_kept_and_is_damaged(scripted: openai.OpenAI) -> None:
     """Is kept no longer, wherever the damage is."""
     kept = StoredResponses(cache_root() / "responses")
     for items in ([{"role": "robot"}], [{"type": "reasoning", "summary": 3}], [3]):
-        id = fresh_id()
-        broken: Any = Stored({"id": id}, items)
+        id = new_id()
+        broken: Any = StoredResponse({"id": id}, items)
         kept.keep(broken)
         with pytest.raises(openai.BadRequestError, match="previous_response_id: there is no"):
             scripted.responses.create(**ASKED, previous_response_id=id)
@@ -270,8 +272,8 @@ def test_a_stream_that_goes_wrong(scripted: openai.OpenAI, engine: ScriptedEngin
     assert last.response.error.code == "server_error" and last.response.status == "failed"
 
 
-def stored(size: int = 0) -> Stored:
-    return Stored({"id": fresh_id(), "padding": "x" * size}, [{"role": "user", "content": "Hello"}])
+def stored(size: int = 0) -> StoredResponse:
+    return StoredResponse({"id": new_id(), "padding": "x" * size}, [{"role": "user", "content": "Hello"}])
 
 
 def test_files_are_private_few_and_not_for_ever(tmp_path: Path) -> None:
@@ -333,7 +335,7 @@ def test_responses_expire_when_another_is_kept(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_full_disk_costs_the_memory_alone(scripted: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: StoredResponses, stored: Stored) -> None:
+    def full(self: StoredResponses, stored: StoredResponse) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(StoredResponses, "keep", full)

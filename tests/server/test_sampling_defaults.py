@@ -84,7 +84,7 @@ def test_every_api_has_them(
         ):
             found = http.post(f"/v1/{path}", json={"model": NAME, **body, **given})
             assert found.status_code == 200, found.text
-            params = engine.asked[-1].params
+            params = engine.requests[-1].params
             assert replace(params, seed=None, max_tokens=256) == expected, path
             if path == "responses":
                 told = found.json()

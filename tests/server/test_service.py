@@ -21,9 +21,9 @@ from offspec.core.events import PassStats
 from offspec.server import delta_stream as answers
 from offspec.server import reply
 from offspec.server.metrics import Metrics
-from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, Turnstile, reading
+from tests.support.fake_engine import PassGate, Script, ScriptedEngine, ScriptedLoad, load_progress
 from tests.support.live_server import NAME, LiveServer
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, wait_until
 
 ASKED: Any = {"model": NAME, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
 CHAT = "/v1/chat/completions"
@@ -42,12 +42,12 @@ def held(engine: ScriptedEngine, **settings: Any) -> Iterator[LiveServer]:
 
 
 def test_health_and_requests_while_loading() -> None:
-    load = ScriptedLoad(ScriptedEngine(), told=reading(2))
+    load = ScriptedLoad(ScriptedEngine(), told=load_progress(2))
     load.gate.clear()
     config = EngineConfig(NAME)
     serving = LiveServer(lambda notify: load(config, None, notify), ready=False)
     with serving as server, server.http() as http:
-        until(lambda: server.service.progress.done == 2 * 10**9)
+        wait_until(lambda: server.service.progress.done == 2 * 10**9)
         health = http.get("/health")
         assert health.status_code == 503 and health.headers["retry-after"] == "5"
         told = health.json()
@@ -57,7 +57,7 @@ def test_health_and_requests_while_loading() -> None:
         assert refused.status_code == 503
         assert "loading: reading the model" in refused.json()["error"]["message"]
         load.gate.set()
-        until(lambda: http.get("/health").status_code == 200)
+        wait_until(lambda: http.get("/health").status_code == 200)
         assert http.get("/health").json() == {"status": "ready", "model": NAME, "waiting": 0}
         assert http.post(CHAT, json=ASKED).status_code == 200
 
@@ -79,14 +79,14 @@ def test_metrics() -> None:
     assert values["offspec_prompt_tokens_total"] > 0
     assert values["offspec_cached_prompt_tokens_total"] == 0
     assert values["offspec_queue_length"] == 0
-    assert 0 < values["offspec_link_utilisation"] <= 1
+    assert 0 < values["offspec_link_utilization"] <= 1
     assert not [line for line in lines if "_created" in line]
 
 
 def test_experts_that_come_by_need_are_counted() -> None:
     metrics = Metrics()
     for read in (4, 1):
-        metrics.passed(PassStats(1, 1, 0, 0, 1, 0.0, 0.5, 10**6, experts_asked=9, experts_read=read))
+        metrics.record_pass(PassStats(1, 1, 0, 0, 1, 0.0, 0.5, 10**6, experts_asked=9, experts_read=read))
     page = metrics.page().decode()
     assert "offspec_experts_asked_total 18.0" in page and "offspec_experts_read_total 5.0" in page
 
@@ -98,11 +98,11 @@ def test_answers_come_in_the_order_of_their_requests() -> None:
         for at in range(5):
             body = {**ASKED, "messages": [{"role": "user", "content": f"question {at}"}]}
             jobs.append(pool.submit(http.post, CHAT, json=body))
-            until(partial(_are_there, server, at + 1))
+            wait_until(partial(_are_there, server, at + 1))
         assert http.get("/health").json()["waiting"] == 4
         engine.gate.set()
         assert [job.result().status_code for job in jobs] == [200] * 5
-    spoken = [engine.wording.spell(asked.prompt) for asked in engine.asked]
+    spoken = [engine.wording.decode_with_special(asked.prompt) for asked in engine.requests]
     assert spoken == [f"<|user|>question {at}\n<|assistant|>" for at in range(5)]
 
 
@@ -116,7 +116,7 @@ def test_a_full_queue() -> None:
         jobs = [pool.submit(http.post, CHAT, json=ASKED)]
         assert engine.held.wait(PATIENCE)
         jobs.append(pool.submit(http.post, CHAT, json=ASKED))
-        until(lambda: server.service.queue_length == 1)
+        wait_until(lambda: server.service.queue_length == 1)
         with server.client() as client, pytest.raises(openai.RateLimitError) as refused:
             client.chat.completions.create(**ASKED)
         assert refused.value.code == "queue_full" and refused.value.response.headers["retry-after"] == "10"
@@ -129,17 +129,17 @@ def test_a_full_queue() -> None:
 def test_a_client_that_leaves_stops_its_answer(stream: bool) -> None:
     """In the middle of a pass after the prompt, and while it waits for its turn."""
     engine = ScriptedEngine([LONG])
-    engine.gate = Turnstile(1)
+    engine.gate = PassGate(1)
     with held(engine) as server:
         leaving = [_send(server, {**ASKED, "stream": stream})]
         assert engine.held.wait(PATIENCE)
         leaving.append(_send(server, {**ASKED, "stream": stream}))
-        until(lambda: server.service.queue_length == 1)
+        wait_until(lambda: server.service.queue_length == 1)
         leaving[1].close()
-        until(lambda: server.service.queue_length == 0)
+        wait_until(lambda: server.service.queue_length == 0)
         leaving[0].close()
-        until(lambda: not server.service.in_flight)  # though the gate is closed
-        assert len(engine.asked) == 1 and engine.steps[-1] == "stream closed"
+        wait_until(lambda: not server.service.in_flight)  # though the gate is closed
+        assert len(engine.requests) == 1 and engine.steps[-1] == "stream closed"
         engine.gate.set()
         with server.http() as http:
             assert http.post(CHAT, json=ASKED).status_code == 200
@@ -152,10 +152,10 @@ def test_an_abandoned_answer_takes_no_place_in_the_queue() -> None:
         leaving = _send(server, ASKED)
         assert engine.held.wait(PATIENCE)
         leaving.close()
-        until(lambda: not server.server.server_state.tasks)
+        wait_until(lambda: not server.server.server_state.tasks)
         assert server.service.in_flight
         other = pool.submit(http.post, CHAT, json={**ASKED, "messages": [{"role": "user", "content": "No"}]})
-        until(lambda: len(engine.asked) == 2)
+        wait_until(lambda: len(engine.requests) == 2)
         engine.gate.set()
         assert other.result().status_code == 200
 
@@ -164,7 +164,7 @@ def test_a_slow_reader_holds_nobody_up() -> None:
     engine = ScriptedEngine([Script("x" * 3 * 10**5 + " end", pass_tokens=1)] * 3 + ["short"])
     with LiveServer(engine) as server, server.http() as http:
         slow = [_send(server, {**ASKED, "stream": True, "n": 1}) for _ in range(3)]
-        until(lambda: len(engine.asked) == 3)
+        wait_until(lambda: len(engine.requests) == 3)
         assert http.post(CHAT, json=ASKED).json()["choices"][0]["message"]["content"] == "short"
         for each in slow:  # and the whole of their answers is there for them
             assert b"end" in _read(each)
@@ -177,11 +177,11 @@ def test_an_answer_that_is_not_read_is_broken_off(monkeypatch: pytest.MonkeyPatc
     engine = ScriptedEngine([script, "short"])
     with LiveServer(engine) as server, server.http() as http:
         slow = _send(server, {**ASKED, "stream": True})
-        until(lambda: engine.asked)
+        wait_until(lambda: engine.requests)
         assert http.post(CHAT, json=ASKED).json()["choices"][0]["message"]["content"] == "short"
         read = _read(slow)
         slow.close()
-    assert b"read too slowly" in read and len(read) < 10**6
+    assert b"the client read it too slowly" in read and len(read) < 10**6
 
 
 @pytest.mark.parametrize(
@@ -236,11 +236,15 @@ def test_text_does_not_end_the_lines_of_its_events() -> None:
 
 def test_a_stop_lets_the_running_answer_end() -> None:
     engine = ScriptedEngine()
-    with held(engine, patience=PATIENCE) as server, ThreadPoolExecutor(2) as pool, server.http() as http:
+    with (
+        held(engine, shutdown_timeout=PATIENCE) as server,
+        ThreadPoolExecutor(2) as pool,
+        server.http() as http,
+    ):
         running = pool.submit(http.post, CHAT, json=ASKED)
         assert engine.held.wait(PATIENCE)
         waiting = pool.submit(http.post, CHAT, json={**ASKED, "stream": True})
-        until(lambda: server.service.queue_length == 1)
+        wait_until(lambda: server.service.queue_length == 1)
         server.server.should_exit = True
         assert "the server is stopping" in waiting.result().text
         engine.gate.set()
@@ -251,12 +255,12 @@ def test_a_stop_lets_the_running_answer_end() -> None:
 
 def test_a_stop_breaks_off_what_takes_too_long() -> None:
     engine = ScriptedEngine([LONG])
-    with held(engine, patience=0.05) as server, ThreadPoolExecutor(1) as pool, server.http() as http:
+    with held(engine, shutdown_timeout=0.05) as server, ThreadPoolExecutor(1) as pool, server.http() as http:
         running = pool.submit(http.post, CHAT, json={**ASKED, "stream": True})
         assert engine.held.wait(PATIENCE)
         server.stop()
         *_, last = [line for line in running.result().text.splitlines() if line]
-        assert json.loads(last[6:])["error"]["message"] == "the answer was broken off: the server is stopping"
+        assert json.loads(last[6:])["error"]["message"] == "the answer was aborted: the server is stopping"
     assert engine.closed and engine.steps[-1] == "engine closed"
 
 
@@ -296,7 +300,7 @@ def test_clients_that_vanish_leave_nothing(caplog: pytest.LogCaptureFixture) -> 
             client.close()
         with _send(server, {**ASKED, "max_tokens": 4}) as last:
             assert b" 200 OK" in _read(last)  # so that the server has taken all connections before it
-        until(lambda: all(now <= then for now, then in zip(_left_behind(server), before, strict=True)))
+        wait_until(lambda: all(now <= then for now, then in zip(_left_behind(server), before, strict=True)))
         assert http.get("/health").json()["waiting"] == 0
         assert http.post(CHAT, json={**ASKED, "max_tokens": 4}).status_code == 200
     assert "Traceback" not in caplog.text
@@ -346,7 +350,7 @@ def test_a_stream_that_waits_says_so(
 def test_httpx_sees_events_as_they_come() -> None:
     """Not all at the end: the first comes while the engine is held in its second pass."""
     engine = ScriptedEngine(["one two three four five six seven eight"])
-    engine.gate = Turnstile(1)
+    engine.gate = PassGate(1)
     with (
         LiveServer(engine) as server,
         server.http() as http,

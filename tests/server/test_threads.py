@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from offspec.server.threads import in_thread
+from offspec.server.threads import run_in_thread
 from tests.support.waiting import PATIENCE
 
 
@@ -22,7 +22,7 @@ def test_a_cancelled_task_waits_for_its_work(error: Exception | None) -> None:
             raise error
 
     async def run() -> None:
-        task = asyncio.create_task(in_thread(work))
+        task = asyncio.create_task(run_in_thread(work))
         assert await asyncio.to_thread(began.wait, PATIENCE)
         task.cancel()
         done, _ = await asyncio.wait((task,), timeout=0)
@@ -36,6 +36,6 @@ def test_a_cancelled_task_waits_for_its_work(error: Exception | None) -> None:
 
 
 def test_results_and_errors_come_back() -> None:
-    assert asyncio.run(in_thread(divmod, 7, 2)) == (3, 1)
+    assert asyncio.run(run_in_thread(divmod, 7, 2)) == (3, 1)
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(in_thread(divmod, 7, 0))
+        asyncio.run(run_in_thread(divmod, 7, 0))

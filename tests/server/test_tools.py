@@ -82,7 +82,7 @@ def test_an_answer_that_must_be_a_call(client: openai.OpenAI, engine: ScriptedEn
     (made,) = calls(found.message)
     assert (made.function.name, made.function.arguments) == ("time", '{"city": "Rome"}')
     assert (found.message.content, found.finish_reason) == (None, "tool_calls")
-    format = engine.asked[-1].params.format
+    format = engine.requests[-1].params.format
     assert format is not None and format.kind == "json_schema"
     names = [each["properties"]["name"]["const"] for each in json.loads(format.text)["anyOf"]]
     assert names == (["weather", "time"] if choice == "required" else ["time"])
@@ -133,4 +133,6 @@ def test_a_model_without_tools_in_its_template_is_given_a_prompt(live: LiveServe
     events = alone.stream(
         [5, 6], SamplingParams(allowed_token_ids=[bos], max_tokens=2), shown=frozenset({bos})
     )
-    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == 2 * alone.spell([bos])
+    assert "".join(
+        event.text for event in events if isinstance(event, TextDelta)
+    ) == 2 * alone.decode_with_special([bos])

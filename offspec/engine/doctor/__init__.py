@@ -1,5 +1,5 @@
-"""What this machine has and whether each part of it works, for `offspec doctor`.
+"""Checks of this machine's hardware and software for `offspec doctor`.
 
-`examine` is what others call. The checks run in a process of their own (`worker`), so that one that takes its
-process down is reported too; each is a file here with a function `check`, which yields its findings.
+The entry point is `run_checks`. Checks run in a separate process (`worker`), so a crash is reported, too.
+Each check is a module with a function `check` that yields findings.
 """

@@ -1,4 +1,4 @@
-"""The disks that models come from: whether they are read past the page cache, how fast, and their room."""
+"""Check of the disks with models: direct reads (O_DIRECT), speed and free space."""
 
 import os
 import shutil
@@ -9,28 +9,28 @@ from pathlib import Path
 from offspec.core import files
 from offspec.core.cache_dir import ELSEWHERE, cache_root
 from offspec.core.errors import OffspecError, StreamError
-from offspec.engine.doctor.finding import Asked, Figure, Finding
+from offspec.engine.doctor.finding import DoctorOptions, Figure, Finding
 from offspec.plan.hardware_profile import in_folder, large_files, written_file
 from offspec_planners.hardware_rates import Rate
 from offspec_planners.units import format_bytes, format_rate
 
-_ROOM = 20_000_000_000  # bytes; what an 8B model takes
+_ROOM = 20_000_000_000  # bytes; enough for an 8B model
 _SLOW = 500_000_000  # bytes per second
-_SECONDS = 0.1  # of each of several readings
+_SECONDS = 0.1  # duration of each of several measurements
 _MOUNTS = Path("/proc/self/mountinfo")
 _LOCAL = "keep models on a local disk with ext4 or XFS: set HF_HOME and OFFSPEC_CACHE to folders on it"
 _FASTER = (
-    "if there is a faster disk, keep models on it: set HF_HOME and OFFSPEC_CACHE to folders on it. An NVMe "
-    "disk gives 3 GB/s and more"
+    "keep models on a faster disk, if there is one: set HF_HOME and OFFSPEC_CACHE to folders on it. An NVMe "
+    "disk reads 3 GB/s or more"
 )
 
 
-def check(asked: Asked) -> Iterator[Finding]:
-    """A finding for each disk: of our cache, of the hub's, and of the folders that were named."""
+def check(options: DoctorOptions) -> Iterator[Finding]:
+    """Yield a finding for each disk with offspec's cache, the Hugging Face cache or a named folder."""
     from huggingface_hub import constants
 
     named = [("cache", cache_root()), ("hub cache", Path(constants.HF_HUB_CACHE))]
-    named += [(str(folder), folder) for folder in asked.folders]
+    named += [(str(folder), folder) for folder in options.folders]
     disks = dict[int, list[tuple[str, Path]]]()
     for name, folder in named:
         place = _existing(folder)
@@ -41,14 +41,14 @@ def check(asked: Asked) -> Iterator[Finding]:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that there is already."""
+    """Return the folder, or its nearest existing parent."""
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     return folder
 
 
 def _disk(part: str, places: Sequence[Path]) -> Finding:
-    """One disk, measured on large files in these folders, or on one that is written to the first of them."""
+    """Measure a disk on large files in these folders, or on a temporary file in the first folder."""
     room, kind = shutil.disk_usage(places[0]).free, file_system(places[0])
     figures: dict[str, Figure] = {"folder": str(places[0]), "free": room, "file_system": kind}
     if not os.access(places[0], os.W_OK):
@@ -58,40 +58,40 @@ def _disk(part: str, places: Sequence[Path]) -> Finding:
         with _readable(places) as found_files:
             direct, rate = _measured(found_files)
     except _ReadError as error:
-        return Finding(part, "failed", str(error), "look at dmesg: the disk may be damaged", figures)
+        return Finding(part, "failed", str(error), "check dmesg: the disk may be damaged", figures)
     except OffspecError as error:
         return Finding(part, "failed", str(error), figures=figures)
     figures |= {"direct": direct, "bytes_per_s": rate.value, "slowest": rate.low, "fastest": rate.high}
     read = f"{kind}, read at {format_rate(rate.value)}"
     left = f"{format_bytes(room)} free"
     if not direct:
-        found = f"{read} through the page cache, as it refuses O_DIRECT; {left}"
+        found = f"{read} through the page cache, because O_DIRECT is not supported; {left}"
         return Finding(part, "limited", found, _LOCAL, figures)
     if rate.value < _SLOW:
-        return Finding(part, "limited", f"{read}, which is slow; {left}", _FASTER, figures)
+        return Finding(part, "limited", f"{read} (slow); {left}", _FASTER, figures)
     if room < _ROOM:
-        remedy = "make room: an 8B model takes 16 GB, a 70B model 140 GB"
+        remedy = "free disk space: an 8B model takes 16 GB, a 70B model 140 GB"
         return Finding(part, "limited", f"{read} past the page cache; only {left}", remedy, figures)
     return Finding(part, "ok", f"{read} past the page cache; {left}", figures=figures)
 
 
 class _ReadError(Exception):
-    """A file that was opened could not be read."""
+    """An opened file could not be read."""
 
 
 def _measured(found: Sequence[Path]) -> tuple[bool, Rate]:
-    """Whether files are read past the page cache, and how fast. Raises _ReadError."""
+    """Return whether files can be read directly, and the read rate. Raises _ReadError."""
     from offspec_planners.measure.disk import disk_rate
 
     try:
-        return _reads_directly(found[0]), disk_rate(found, _SECONDS)
+        return _supports_direct_io(found[0]), disk_rate(found, _SECONDS)
     except (OSError, StreamError) as error:
         raise _ReadError(f"reading {found[0]} failed: {error}") from error
 
 
 @contextmanager
 def _readable(places: Sequence[Path]) -> Iterator[list[Path]]:
-    """Files to read, large enough; one is written for it where there are none."""
+    """Yield files that are large enough to measure; if there are none, write a temporary one."""
     there = large_files(dict.fromkeys(file for place in places for file in in_folder(place)))
     if there:
         yield there
@@ -100,8 +100,8 @@ def _readable(places: Sequence[Path]) -> Iterator[list[Path]]:
         yield [made]
 
 
-def _reads_directly(file: Path) -> bool:
-    """Whether a page of a file comes past the page cache, by the reader that streams weights."""
+def _supports_direct_io(file: Path) -> bool:
+    """Return whether the reader that streams weights can read a page of a file with O_DIRECT."""
     from offspec.stream.arena import PAGE, Arena
     from offspec.stream.direct_reader import DirectReader
 
@@ -114,7 +114,7 @@ def _reads_directly(file: Path) -> bool:
 
 
 def file_system(folder: Path) -> str:
-    """The kind of file system that a folder is on, such as "ext4"; "unknown" where that is not told."""
+    """Return the type of a folder's file system, such as "ext4", or "unknown"."""
     place, longest, kind = files.real_path(folder), -1, "unknown"
     try:
         lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()

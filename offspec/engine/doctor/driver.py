@@ -1,16 +1,16 @@
-"""NVIDIA's driver: whether there is a GPU, and whether programs can reach it."""
+"""Check of the NVIDIA driver: whether there is a GPU and whether programs can use it."""
 
 from collections.abc import Iterator
 
-from offspec.engine.doctor.finding import Asked, Figure, Finding
+from offspec.engine.doctor.finding import DoctorOptions, Figure, Finding
 from offspec_planners.measure.gpu import cards_on_bus, driver_fault, find_driver, module_version
 from offspec_planners.units import format_count
 
 _PART = "NVIDIA driver"
 
 
-def check(asked: Asked) -> Iterator[Finding]:
-    """One finding: the driver and the number of GPUs."""
+def check(options: DoctorOptions) -> Iterator[Finding]:
+    """Yield one finding: the driver and the number of GPUs."""
     cards, driver, module = cards_on_bus(), find_driver(), module_version()
     figures: dict[str, Figure] = {
         "cards": cards,
@@ -20,7 +20,7 @@ def check(asked: Asked) -> Iterator[Finding]:
         "error": driver.error if driver else None,
     }
     if driver is None and not cards:
-        yield Finding(_PART, "absent", "no NVIDIA GPU; models are computed on the processor", figures=figures)
+        yield Finding(_PART, "absent", "no NVIDIA GPU; models run on the CPU", figures=figures)
     elif (fault := driver_fault(driver, cards)) is not None:
         yield Finding(_PART, "failed", fault.found, fault.remedy, figures)
     elif driver is not None:

@@ -1,11 +1,12 @@
-"""What a check found, and what it is asked."""
+"""Results and options of the checks."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-# Works; works, but slower or with less than it could; does not work; is not there, so that nothing was tried.
+# ok: works. limited: works, but slower or with less than possible. failed: does not work. absent: not tested,
+# because it does not exist here.
 State = Literal["ok", "limited", "failed", "absent"]
 Figure = str | int | float | bool | None
 
@@ -15,11 +16,11 @@ class Finding:
     """One line of the report.
 
     Args:
-        part: What was looked at, in a word or two.
-        state: Whether it works.
-        found: What there is, or why it does not work, in one line.
-        remedy: What to do about it; "" where there is nothing to do.
-        figures: The same as values, for a bug report.
+        part: Name of the tested part, one or two words.
+        state: Whether the part works.
+        found: Description of the part, or the reason why it does not work, in one line.
+        remedy: Fix for the user; "" if there is nothing to do.
+        figures: Values of the finding, for a bug report.
     """
 
     part: str
@@ -33,14 +34,14 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A check begins. title: what it looks at."""
+class CheckStarted:
+    """Event at the start of a check; `title` names the tested part."""
 
     title: str
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the user named. folders: on the disks to look at, beside those of the caches."""
+class DoctorOptions:
+    """Options of a run; `folders` are on additional disks to check, next to those of the caches."""
 
     folders: tuple[Path, ...] = ()

@@ -1,19 +1,19 @@
-"""RAM, and the limits that hold for this process beside it."""
+"""Check of RAM and of this process's memory limits."""
 
 import os
 import resource
 from collections.abc import Iterator
 
 from offspec.core import memory
-from offspec.engine.doctor.finding import Asked, Figure, Finding, State
+from offspec.engine.doctor.finding import DoctorOptions, Figure, Finding, State
 from offspec_planners.measure.gpu import cards_on_bus
 from offspec_planners.units import format_bytes
 
-_TIGHT = 2_000_000_000  # bytes that are free
+_TIGHT = 2_000_000_000  # free bytes below which a warning is shown
 
 
-def check(asked: Asked) -> Iterator[Finding]:
-    """RAM, then limits of addresses and of data (ulimit -v, -d) where they are set."""
+def check(options: DoctorOptions) -> Iterator[Finding]:
+    """Yield a finding for RAM, then for limits of addresses and data (ulimit -v, -d) if they are set."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free, group = memory.available_bytes(), memory.cgroup_limit()
     figures: dict[str, Figure] = {"total": total, "available": free, "cgroup_limit": group}
@@ -38,13 +38,13 @@ _LIMITS = {
 
 
 def _limit(which: int) -> int | None:
-    """Of this process, in bytes; None where there is none."""
+    """Return a resource limit of this process in bytes, or None if it is unlimited."""
     soft, _ = resource.getrlimit(which)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def locked_limit() -> str:
-    """What `ulimit -l` says, for a person."""
+    """Return the limit of locked memory (`ulimit -l`) for display."""
     limit = _limit(resource.RLIMIT_MEMLOCK)
     return "unlimited" if limit is None else format_bytes(limit)
 
@@ -58,8 +58,8 @@ def _address_limits(total: int) -> Iterator[Finding]:
         if limit is None:
             continue
         found = f"the shell limits {name} to {format_bytes(limit)} (ulimit {option})"
-        remedy = f"ulimit {option} unlimited; to limit memory, give --memory"
-        # CUDA reserves addresses for the memory of machine and cards together.
+        remedy = f"ulimit {option} unlimited; to limit memory, use --memory"
+        # CUDA reserves address space for RAM and VRAM together.
         fails = name == "addresses" and limit < total and cards_on_bus() > 0
         state: State = "failed" if fails else "limited"
         yield Finding(f"limit of {name}", state, found, remedy, {"limit": limit})

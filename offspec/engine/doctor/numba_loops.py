@@ -1,9 +1,9 @@
-"""numba: whether a loop compiles for this processor, and gives what torch gives."""
+"""Check of numba: whether it compiles a loop for this CPU with the same result as torch."""
 
 import time
 from collections.abc import Iterator
 
-from offspec.engine.doctor.finding import Asked, Figure, Finding
+from offspec.engine.doctor.finding import DoctorOptions, Figure, Finding
 from offspec.engine.doctor.worker import cause_of
 
 _PART = "numba"
@@ -11,8 +11,8 @@ _SEED, _POSITION, _SIZE = 7, 11, 1000
 _AGAIN = "pip install --upgrade --force-reinstall numba llvmlite"
 
 
-def check(asked: Asked) -> Iterator[Finding]:
-    """One finding: the noise of a row, compiled, is bit by bit that of torch's operations."""
+def check(options: DoctorOptions) -> Iterator[Finding]:
+    """Yield one finding: whether a row of noise from a compiled loop equals torch's bit for bit."""
     import torch
 
     from offspec_kernels.noise import torch_row
@@ -24,7 +24,7 @@ def check(asked: Asked) -> Iterator[Finding]:
         from offspec_kernels.noise.native import native_row
 
         got = native_row(_SEED, _POSITION, _SIZE)
-    except Exception as error:  # numba has many of its own, and others where numpy is too new for it
+    except Exception as error:  # numba raises many types, and others if numpy is too new for it
         yield Finding(_PART, "failed", f"a loop cannot be compiled: {cause_of(error)}", _AGAIN)
         return
     figures: dict[str, Figure] = {
@@ -32,7 +32,8 @@ def check(asked: Asked) -> Iterator[Finding]:
         "seconds": round(time.perf_counter() - began, 2),
     }
     if not torch.equal(got, torch_row(_SEED, _POSITION, _SIZE, torch.device("cpu"))):
-        found = f"{numba.__version__} compiles a loop that gives other numbers than torch"
+        found = f"{numba.__version__}: results of a compiled loop differ from torch"
         yield Finding(_PART, "failed", found, _AGAIN, figures)
         return
-    yield Finding(_PART, "ok", f"{numba.__version__} compiles, and gives what torch gives", figures=figures)
+    found = f"{numba.__version__}: JIT compilation works, results match torch"
+    yield Finding(_PART, "ok", found, figures=figures)

@@ -1,4 +1,4 @@
-"""An answer of the embedded model on every device, streamed and drafted, compared with plain decoding."""
+"""Check with the embedded model: stream and speculate on every device, compare with plain decoding."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING
 
 from offspec.core.errors import CapacityError, ModelNotFoundError, OffspecError
 from offspec.core.events import Event, Notice, Result
-from offspec.engine.doctor.finding import Asked, Figure, Finding
+from offspec.engine.doctor.finding import DoctorOptions, Figure, Finding
 from offspec.engine.doctor.worker import REPORT, cause_of
 
 if TYPE_CHECKING:
     from offspec.engine.engine import Engine
 
-# The two best tokens are never closer than 0.2 nats, so no rounding of float32 decides between them.
+# The two best tokens always differ by at least 0.2 nats, so float32 rounding cannot change the choice.
 _PROMPT = "Count from one to ten."
 _TOKENS = 16
-_ROOM = 1.05  # times the least memory that the model needs, so that most of it streams
+_ROOM = 1.05  # factor on the model's minimum memory, so that most weights are streamed
 
 
-def check(asked: Asked) -> Iterator[Finding]:
-    """A finding for the processor, then one for each GPU, whose tokens must be the processor's."""
+def check(options: DoctorOptions) -> Iterator[Finding]:
+    """Yield a finding for the CPU, then one for each GPU, which must emit the same tokens."""
     from offspec.checkpoint.open import embedded_model
 
     part = "sample run, cpu"
     try:
         embedded_model()
     except ModelNotFoundError as error:
-        what, _, remedy = str(error).partition(": ")
-        yield Finding(part, "absent", f"{what}, so no answer was tried", remedy)
+        missing, _, remedy = str(error).partition(": ")
+        yield Finding(part, "absent", f"skipped: {missing}", remedy)
         return
     try:
         first = _answer("cpu")
@@ -48,7 +48,7 @@ def check(asked: Asked) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """An answer, the seconds that loading took, and the notices that were given."""
+    """An answer, the load time, and the notices."""
 
     result: Result
     load_seconds: float
@@ -56,23 +56,23 @@ class _Answer:
 
 
 def _answer(device: str) -> _Answer:
-    """An answer in float32 in little memory, decoded again without speculation."""
+    """Generate an answer in float32 with little memory, and decode it again without speculation."""
     from offspec.core.config import SamplingParams
 
     notices, began = list[str](), time.perf_counter()
 
-    def hear(event: Event) -> None:
+    def collect(event: Event) -> None:
         if isinstance(event, Notice):
             notices.append(event.text)
 
-    with _loaded(device, hear) as engine:
+    with _loaded(device, collect) as engine:
         load_seconds = time.perf_counter() - began
         result = engine.generate(_PROMPT, SamplingParams(max_tokens=_TOKENS), check=True)
     return _Answer(result, load_seconds, tuple(notices))
 
 
-def _loaded(device: str, hear: Callable[[Event], None]) -> "Engine":
-    """The embedded model in the least memory that will do: of the GPU, or where there is none of RAM."""
+def _loaded(device: str, notify: Callable[[Event], None]) -> "Engine":
+    """Load the embedded model with little more than its minimum VRAM, or RAM on the CPU."""
     from offspec.checkpoint.open import DEMO
     from offspec.core.config import EngineConfig
     from offspec.engine.load import load
@@ -92,13 +92,13 @@ def _loaded(device: str, hear: Callable[[Event], None]) -> "Engine":
         )
 
     try:
-        return load(within(1), notify=hear)
+        return load(within(1), notify=notify)
     except CapacityError as error:
-        return load(within(int(_ROOM * error.needed)), notify=hear)
+        return load(within(int(_ROOM * error.needed)), notify=notify)
 
 
 def _judged(part: str, answer: _Answer, first: _Answer | None) -> Finding:
-    """Whether an answer is what plain decoding gives, and what the processor gave."""
+    """Compare an answer with plain decoding, and with the CPU's answer (`first`)."""
     result = answer.result
     figures: dict[str, Figure] = {
         "tokens": result.tokens,
@@ -111,12 +111,12 @@ def _judged(part: str, answer: _Answer, first: _Answer | None) -> Finding:
     }
     if result.mismatches:
         first_one = result.mismatches[0]
-        found = f"token {first_one.index} differs from that of plain decoding (gap {first_one.gap:.3g} nats)"
+        found = f"token {first_one.index} differs from plain decoding (gap {first_one.gap:.3g} nats)"
         return Finding(part, "failed", found, REPORT, figures)
     if first is not None and result.token_ids != first.result.token_ids:
         place = _first_difference(result.token_ids, first.result.token_ids)
-        return Finding(part, "failed", f"token {place} differs from the processor's", REPORT, figures)
-    same = "as plain decoding gives them" if first is None else "the processor's"
+        return Finding(part, "failed", f"token {place} differs from the CPU's", REPORT, figures)
+    same = "equal to plain decoding" if first is None else "equal to the CPU's"
     found = f"{result.tokens} tokens, {same}, at {result.tok_per_s:.1f} tok/s"
     return Finding(part, "ok", found, figures=figures)
 
@@ -127,7 +127,7 @@ def _first_difference(left: tuple[int, ...], right: tuple[int, ...]) -> int:
 
 
 def _broken(part: str, error: Exception) -> Finding:
-    """What went wrong; what a user can cause says itself what to do."""
+    """Return a finding for an error; offspec's own errors include their remedy."""
     if isinstance(error, OffspecError):
         return Finding(part, "failed", " ".join(str(error).split()))
     return Finding(part, "failed", cause_of(error), REPORT)

@@ -1,4 +1,4 @@
-"""The versions of what is installed. Nothing is imported."""
+"""Check of installed package versions, without importing the packages."""
 
 import platform
 import sys
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 
 import offspec
-from offspec.engine.doctor.finding import Asked, Finding
+from offspec.engine.doctor.finding import DoctorOptions, Finding
 
 _PACKAGES = ("torch", "transformers", "triton", "numba", "numpy", "safetensors", "huggingface_hub")
-_NEEDED_ON_GPUS = ("triton",)  # which comes with the CUDA build of torch
+_NEEDED_ON_GPUS = ("triton",)  # included in the CUDA build of torch
 
 
-def check(asked: Asked) -> Iterator[Finding]:
-    """One finding: packages and versions, and those that are missing or too old for offspec."""
+def check(options: DoctorOptions) -> Iterator[Finding]:
+    """Yield one finding: packages with versions, and those that are missing or too old for offspec."""
     versions = {name: _version(name) for name in _PACKAGES}
     shown = ", ".join(f"{name} {found}" for name, found in versions.items() if found)
     found = f"offspec {offspec.__version__}, Python {platform.python_version()}, {shown}"
@@ -43,7 +43,7 @@ def _version(name: str) -> str | None:
 
 
 def _wrong() -> list[str]:
-    """Requirements of offspec that are not met; none where it was not installed by its package."""
+    """Return offspec's unmet requirements; empty if offspec was not installed as a package."""
     from packaging.requirements import Requirement
 
     try:

@@ -1,23 +1,23 @@
-"""torch: whether it loads, was built for this machine's driver and GPUs, and computes on each of them."""
+"""Check of torch: whether it loads, fits this machine's driver and GPUs, and computes on each GPU."""
 
 import os
 from collections.abc import Iterator
 
-from offspec.engine.doctor.finding import Asked, Figure, Finding
+from offspec.engine.doctor.finding import DoctorOptions, Figure, Finding
 from offspec.engine.doctor.worker import cause_of
 from offspec_planners.measure.gpu import Gpu, build_fault, find_driver, try_gpu
 from offspec_planners.units import format_bytes
 
 _PART = "torch"
-_AGAIN = "install it again: pip install --force-reinstall torch"
+_AGAIN = "reinstall torch: pip install --force-reinstall torch"
 
 
-def check(asked: Asked) -> Iterator[Finding]:
-    """One finding on torch itself, then one for each GPU that it can use."""
+def check(options: DoctorOptions) -> Iterator[Finding]:
+    """Yield one finding on torch, then one for each GPU that it can use."""
     try:
         import torch
-    except Exception as error:  # a broken wheel fails with any of several
-        yield Finding(_PART, "failed", f"it cannot be imported: {cause_of(error)}", _AGAIN)
+    except Exception as error:  # a broken wheel raises various types
+        yield Finding(_PART, "failed", f"cannot be imported: {cause_of(error)}", _AGAIN)
         return
     driver = find_driver()
     usable = driver is not None and not driver.error and driver.gpus > 0
@@ -33,7 +33,7 @@ def check(asked: Asked) -> Iterator[Finding]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
     }
     if not usable or driver is None:
-        kind = "for the processor" if built is None else f"for CUDA {built}"
+        kind = "for the CPU" if built is None else f"for CUDA {built}"
         found = f"{torch.__version__}, built {kind}; {team}"
         yield Finding(_PART, "ok", found, figures=figures)
         return
@@ -46,7 +46,7 @@ def check(asked: Asked) -> Iterator[Finding]:
 
 
 def _judged(gpu: Gpu) -> Finding:
-    """Whether a GPU computes, and what it has."""
+    """Return a finding on a tested GPU."""
     figures: dict[str, Figure] = {
         "name": gpu.name,
         "memory": gpu.memory,

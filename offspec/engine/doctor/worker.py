@@ -1,8 +1,8 @@
-"""The process that runs checks, and tells what they find in lines of JSON.
+"""Worker process that runs checks and writes their findings as JSON lines.
 
     python -m offspec.engine.doctor.worker DESCRIPTOR JOB
 
-JOB is a JSON object of a list of checks, as `examine.CHECKS` has them, and of folders. Each line that is
+JOB is a JSON object with a list of checks, as in `run_checks.CHECKS`, and a list of folders. Each line
 written to DESCRIPTOR is {"begun": key}, {"finding": {...}} or {"ended": key}.
 """
 
@@ -15,45 +15,45 @@ from pkgutil import resolve_name
 from typing import Any
 
 from offspec.core.openmp import limit_spinning
-from offspec.engine.doctor.finding import Asked, Finding
+from offspec.engine.doctor.finding import DoctorOptions, Finding
 
-REPORT = "this is not foreseen: please report it with the output of `offspec doctor --json`"
+REPORT = "unexpected: please report this with the output of `offspec doctor --json`"
 
 
-def found_by(title: str, place: str, asked: Asked) -> Iterator[Finding]:
-    """What a check finds; where it fails in a way that it does not foresee, that is one more finding.
+def run_check(title: str, place: str, options: DoctorOptions) -> Iterator[Finding]:
+    """Yield the findings of a check; an unexpected error becomes one more finding.
 
     Args:
-        title: What it looks at.
-        place: Where its function is, as "module:name".
-        asked: What it is given.
+        title: Name of the tested part.
+        place: Function of the check, as "module:name".
+        options: Options of the run.
     """
     try:
-        function: Callable[[Asked], Iterator[Finding]] = resolve_name(place)
-        yield from function(asked)
+        function: Callable[[DoctorOptions], Iterator[Finding]] = resolve_name(place)
+        yield from function(options)
     except Exception as error:
         yield Finding(title, "failed", cause_of(error), REPORT)
 
 
 def cause_of(error: BaseException, limit: int = 300) -> str:
-    """An error in one line: its type, and the first line of it that says something."""
+    """Return an error in one line: its type and the first non-empty line of its text."""
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:limit]}" if lines else type(error).__name__
 
 
 def _main(descriptor: int, job: dict[str, Any]) -> None:
     limit_spinning()
-    asked = Asked(tuple(map(Path, job["folders"])))
+    options = DoctorOptions(tuple(map(Path, job["folders"])))
     with os.fdopen(descriptor, "w", encoding="utf-8", buffering=1) as out:
 
-        def tell(**message: object) -> None:
+        def send(**message: object) -> None:
             out.write(json.dumps(message) + "\n")
 
         for key, title, place in job["checks"]:
-            tell(begun=key)
-            for finding in found_by(title, place, asked):
-                tell(finding=finding.to_json())
-            tell(ended=key)
+            send(begun=key)
+            for finding in run_check(title, place, options):
+                send(finding=finding.to_json())
+            send(ended=key)
 
 
 if __name__ == "__main__":

@@ -12,16 +12,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offspec.core.file_lock import lock_beside, release
-from offspec.core.files import private_folder
-from offspec.core.private import data_root
-from offspec.server.batch.records import Records
-from offspec.server.batch.runner import BatchRunner
+from offspec.core.file_lock import lock_for, release
+from offspec.core.files import make_private_folder
+from offspec.core.private_folders import data_root
+from offspec.server.api_errors import ApiError, invalid
+from offspec.server.batch.batch_runner import BatchRunner
+from offspec.server.batch.record_store import RecordStore
 from offspec.server.batch.stored_batch import StoredBatch
 from offspec.server.batch.stored_files import KEPT_S, StoredFiles
-from offspec.server.faults import Fault, invalid
 from offspec.server.service import Service
-from offspec.server.threads import in_thread
+from offspec.server.threads import run_in_thread
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -49,7 +49,7 @@ class BatchJobs:
     def __init__(self, service: Service) -> None:
         self._service, self._folder = service, batches_folder(service.names[-1])
         self.files = StoredFiles(self._folder)
-        self.batches = Records(self._folder, StoredBatch, "batch_", "batch")
+        self.batches = RecordStore(self._folder, StoredBatch, "batch_", "batch")
         self.runner = BatchRunner(service, self.files, self.batches)
         self._held: BaseFileLock | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -62,9 +62,9 @@ class BatchJobs:
 
     async def _resume(self) -> None:
         try:
-            if await in_thread(self._folder.exists):
+            if await run_in_thread(self._folder.exists):
                 await self.open()
-        except (Fault, OSError) as error:
+        except (ApiError, OSError) as error:
             log.warning("batches are not resumed: %s", error)
 
     async def close(self) -> None:
@@ -76,7 +76,7 @@ class BatchJobs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._held is not None:
-            await in_thread(release, self._held)
+            await run_in_thread(release, self._held)
             self._held = None
 
     async def open(self) -> None:
@@ -85,7 +85,7 @@ class BatchJobs:
             return
         async with self._changes:
             if self._held is None:
-                self._held = await in_thread(self._lock_and_load)
+                self._held = await run_in_thread(self._lock_and_load)
                 for batch in self.batches.all():
                     if batch.is_unfinished:
                         self._begin(batch)
@@ -94,17 +94,17 @@ class BatchJobs:
         from filelock import Timeout
 
         try:
-            private_folder(self._folder)
-            lock = lock_beside(self._folder)
+            make_private_folder(self._folder)
+            lock = lock_for(self._folder)
             lock.acquire(timeout=0)
         except Timeout:
             message = "another server of this model has the files and batches: ask that one"
-            raise Fault("unavailable", message, retry_after=60) from None
+            raise ApiError("unavailable", message, retry_after=60) from None
         except OSError as error:
             log.error(
                 "files cannot be kept in %s: %s; set OFFSPEC_DATA to another folder", *(self._folder, error)
             )
-            raise Fault("server", "files cannot be kept here; the server's log says why") from None
+            raise ApiError("server", "files cannot be kept here; the server's log says why") from None
         self.batches.load()
         self.files.open(self._needed())
         self._remove(*self._expired())
@@ -114,7 +114,7 @@ class BatchJobs:
         """Remove files and batches whose time is over."""
         if any(self._expired()):
             async with self._changes:
-                await in_thread(self._remove, *self._expired())
+                await run_in_thread(self._remove, *self._expired())
 
     def _expired(self) -> tuple[list[str], list[str]]:
         """Ids of files and of batches whose time is over."""
@@ -134,8 +134,8 @@ class BatchJobs:
             self.files.records.get(id)
             if id in self._needed():
                 message = "a batch that is not finished needs the file: cancel that first"
-                raise Fault("invalid_request", message)
-            await in_thread(self.files.remove, id)
+                raise ApiError("invalid_request", message)
+            await run_in_thread(self.files.remove, id)
 
     async def create(
         self, input: str, endpoint: str, metadata: dict[str, str] | None, kept_s: int | None
@@ -144,7 +144,7 @@ class BatchJobs:
         async with self._changes:
             batch = self._new_batch(input, endpoint)
             batch.metadata, batch.kept_s = metadata, kept_s
-            await in_thread(self.batches.save, batch)
+            await run_in_thread(self.batches.save, batch)
             self._begin(batch)
         return batch
 
@@ -153,10 +153,10 @@ class BatchJobs:
             raise invalid("input_file_id", "the file's purpose must be batch")
         if sum(batch.is_unfinished for batch in self.batches.all()) >= _MOST_UNFINISHED:
             message = f"{_MOST_UNFINISHED} batches are not finished yet, and no more may wait"
-            raise Fault("rate_limit", message, retry_after=60)
-        ids = self.files.records.fresh_id(), self.files.records.fresh_id()
+            raise ApiError("rate_limit", message, retry_after=60)
+        ids = self.files.records.new_id(), self.files.records.new_id()
         model, order = self._service.names[0], time.time_ns()
-        return StoredBatch(self.batches.fresh_id(), order, model, endpoint, input, *ids)
+        return StoredBatch(self.batches.new_id(), order, model, endpoint, input, *ids)
 
     async def cancel(self, id: str) -> StoredBatch:
         """Begin to break a batch off. Raises Fault where it is too late."""
@@ -164,9 +164,9 @@ class BatchJobs:
         if batch.status in ("validating", "in_progress"):
             if (task := self._tasks.get(id)) is not None:  # else it failed, and waits for a restart
                 task.cancel()
-            await self.runner.become(batch, "cancelling")
+            await self.runner.set_status(batch, "cancelling")
         elif batch.status != "cancelling":
-            raise Fault("invalid_request", f"the batch cannot be cancelled: it is {batch.status}")
+            raise ApiError("invalid_request", f"the batch cannot be cancelled: it is {batch.status}")
         return batch
 
     def _needed(self) -> set[str]:

@@ -4,7 +4,7 @@
     {"id": "b", "prompt": "Why is the sky blue?", "temperature": 0.7}
     {"id": "c", "messages": [{"role": "user", "content": "Why?"}], "sampling_params": {"seed": 3}}
 
-A plain line has the fields of a Chat Completions body, beside its prompt, which is a message of the user.
+A plain line has a prompt (one user message) and any fields of a Chat Completions body.
 """
 
 import hashlib
@@ -17,10 +17,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from offspec.core.errors import RequestError
-from offspec.core.files import reading
+from offspec.core.files import as_read_error
 from offspec.server import openai_chat, openai_completions, openai_responses
+from offspec.server.api_errors import ApiError, invalid
 from offspec.server.endpoint import Endpoint
-from offspec.server.faults import Fault, invalid
 from offspec.server.parsing import convert, parse
 
 CHAT = "/v1/chat/completions"
@@ -54,7 +54,7 @@ class Line:
         url: Path of the API that answers it; "": the line cannot be read.
         body: What is asked for; whole, but that it may lack a model.
         plain: It came in the plain format, and its result goes out in that.
-        fault: Why it cannot be asked; None: it can, as far as can be told without the model.
+        fault: Reason why the line is invalid; None if it passes all checks that need no model.
     """
 
     number: int
@@ -62,7 +62,7 @@ class Line:
     url: str
     body: dict[str, Any]
     plain: bool
-    fault: Fault | None = None
+    fault: ApiError | None = None
 
     def request(self, model: str) -> dict[str, Any]:
         """The body that is asked for.
@@ -91,7 +91,7 @@ def read_lines(path: Path, name: str = "") -> Iterator[Line]:
         RequestError: Two lines have the same id.
     """
     seen = dict[str, int]()
-    with reading(name or path), path.open("rb") as file:
+    with as_read_error(name or path), path.open("rb") as file:
         for number, text in enumerate(file, 1):
             if not text.strip():
                 continue
@@ -110,7 +110,7 @@ def read_line(number: int, text: bytes) -> Line:
     name, plain, url, body = f"line-{number}", True, "", dict[str, Any]()
     try:
         if len(text) > _LONGEST:
-            raise Fault("too_large", f"the line is longer than {_LONGEST} bytes")
+            raise ApiError("too_large", f"the line is longer than {_LONGEST} bytes")
         fields = convert(parse(text), dict[str, Any])
         plain = "body" not in fields and "url" not in fields
         name = str(fields.get("id" if plain and "id" in fields else "custom_id", name))
@@ -120,7 +120,7 @@ def read_line(number: int, text: bytes) -> Line:
         if asked.stream:
             raise invalid("stream", "the answers of a batch come whole; leave it out")
         return Line(number, name, url, body, plain)
-    except Fault as fault:
+    except ApiError as fault:
         return Line(number, name, url, body, plain, fault)
 
 
@@ -139,7 +139,7 @@ def _plain_body(fields: dict[str, Any]) -> dict[str, Any]:
         raise invalid("sampling_params", "it must be an object")
     prompt = body.pop("prompt", None)
     if (prompt is None) == (body.get("messages") is None):
-        raise Fault("invalid_request", "a line must have either a prompt or messages", field="prompt")
+        raise ApiError("invalid_request", "a line must have either a prompt or messages", field="prompt")
     if prompt is not None:
         body["messages"] = [{"role": "user", "content": prompt}]
     return {**params, **body}

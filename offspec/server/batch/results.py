@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from offspec.core.errors import RequestError, missing_package
-from offspec.core.files import disk_full, new_file, reading, write_all
+from offspec.core.files import as_disk_full_error, as_read_error, atomic_file, write_all
 
 
 class ResultFile:
@@ -50,7 +50,7 @@ class ResultFile:
             ) from error
 
     def _resume(self) -> None:
-        """Learn what is done, and drop what comes behind the last line that is whole."""
+        """Read the finished ids, and cut off anything after the last complete line."""
         whole = 0
         with open(os.dup(self._fd), "rb") as file:
             file.seek(0)
@@ -84,7 +84,7 @@ class ResultFile:
         with self._turns:
             size = os.fstat(self._fd).st_size
             try:
-                with disk_full(self.path):
+                with as_disk_full_error(self.path):
                     write_all(self._fd, memoryview(text))
                     os.fsync(self._fd)
             except BaseException:
@@ -119,11 +119,11 @@ def write_parquet(results: Path, out: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    with reading(results), results.open("rb") as lines:
+    with as_read_error(results), results.open("rb") as lines:
         rows = [json.loads(line) for line in lines]
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [_cell(row.get(name)) for row in rows] for name in names}
-    with new_file(out) as fd, open(fd, "wb", closefd=False) as file:
+    with atomic_file(out) as fd, open(fd, "wb", closefd=False) as file:
         parquet.write_table(pyarrow.table(columns), file)
 
 

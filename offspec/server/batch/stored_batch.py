@@ -7,16 +7,16 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from offspec.server.batch.answering import usage_of
-from offspec.server.exchange import Usage
+from offspec.server.batch.line_processor import parse_usage
 from offspec.server.openai_common import usage_body
+from offspec.server.protocol import Usage
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "cancelling", "cancelled"]
 UNFINISHED = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled")
 
 
-class Trouble(Struct):
+class BatchError(Struct):
     """Why a batch has failed. line: the number of the line that is wrong, where it is one."""
 
     code: str
@@ -55,7 +55,7 @@ class StoredBatch(Struct):
     metadata: dict[str, str] | None = None
     kept_s: int | None = None
     times: dict[str, int] = field(default_factory=dict)
-    troubles: list[Trouble] = field(default_factory=list)
+    troubles: list[BatchError] = field(default_factory=list)
     total: int = 0
     completed: int = 0
     failed: int = 0
@@ -78,12 +78,12 @@ class StoredBatch(Struct):
         """Seconds since 1970; of one that has not ended, when it was made."""
         return self.times.get(self.status, self.created_at)
 
-    def become(self, status: Status) -> None:
+    def set_status(self, status: Status) -> None:
         """Enter a status now."""
         self.status = status
         self.times[status] = int(time.time())
 
-    def shown(self) -> dict[str, Any]:
+    def to_openai(self) -> dict[str, Any]:
         """The batch as OpenAI's object."""
         errors = {"object": "list", "data": self.troubles} if self.troubles else None
         return {
@@ -112,5 +112,5 @@ def count_results(path: Path) -> tuple[int, dict[str, Any]]:
     usages = list[Usage]()
     if path.exists():
         with path.open("rb") as file:
-            usages = [usage_of(json.loads(text)["response"]["body"]) for text in file]
+            usages = [parse_usage(json.loads(text)["response"]["body"]) for text in file]
     return len(usages), usage_body(sum(usages, Usage()))

@@ -10,9 +10,9 @@ from typing import Any, BinaryIO, Literal
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from offspec.core.files import new_file
-from offspec.server.batch.records import PRIVATE, Records
-from offspec.server.faults import Fault
+from offspec.core.files import atomic_file
+from offspec.server.api_errors import ApiError
+from offspec.server.batch.record_store import PRIVATE, RecordStore
 from offspec_planners.units import format_bytes
 
 KEPT_S = 30 * 86400  # that a file is kept for, where the client does not say
@@ -32,7 +32,7 @@ class StoredFile(Struct):
     filename: str
     purpose: Purpose
 
-    def shown(self) -> dict[str, Any]:
+    def to_openai(self) -> dict[str, Any]:
         """The file as OpenAI's object."""
         fields = asdict(self)
         del fields["order"]
@@ -49,7 +49,7 @@ class StoredFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.records = Records(folder, StoredFile, "file-", "file")
+        self.records = RecordStore(folder, StoredFile, "file-", "file")
         self._adding = threading.Lock()  # one file after the other, so that each counts for the next
 
     def open(self, needed: Container[str]) -> None:
@@ -72,15 +72,15 @@ class StoredFiles:
         size = source.seek(0, 2)
         source.seek(0)
         if not size:
-            raise Fault("invalid_request", "the file is empty", field="file", code="empty_file")
+            raise ApiError("invalid_request", "the file is empty", field="file", code="empty_file")
         with self._adding:
             self._check_room(size)
-            id = self.records.fresh_id()
-            with new_file(self.path(id), size, PRIVATE) as fd, open(fd, "wb", closefd=False) as copy:
+            id = self.records.new_id()
+            with atomic_file(self.path(id), size, PRIVATE) as fd, open(fd, "wb", closefd=False) as copy:
                 shutil.copyfileobj(source, copy, _BUFFER)
             return self._describe(id, filename[:255], "batch", seconds)
 
-    def adopt(self, id: str, filename: str, seconds: int | None) -> bool:
+    def register(self, id: str, filename: str, seconds: int | None) -> bool:
         """Describe a file that was written where `path` says, so that clients see it; one without text goes.
 
         Returns whether there is one.
@@ -105,7 +105,7 @@ class StoredFiles:
     def _check_room(self, size: int) -> None:
         taken = sum(file.bytes for file in self.records.all())
         if taken + size > self.most_bytes:
-            raise Fault(
+            raise ApiError(
                 "too_large",
                 f"the files that are kept here take {format_bytes(taken)}, and may take "
                 f"{format_bytes(self.most_bytes)} in all: delete some",

@@ -1,7 +1,7 @@
 // A verified tree as lines of text, as `offspec chat` draws it: the accepted path runs straight down, and
-// rejected guesses branch off it to the right.
+// rejected tokens branch off it to the right.
 
-const FEW = 2; // rejected guesses beside a step of the path that have a line of their own while folded
+const FEW = 2; // rejected tokens beside a step of the path that have a line of their own while folded
 const LONGEST = 40; // characters of a token
 const SPELLED = { " ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍" };
 
@@ -11,11 +11,11 @@ const plural = (count, one, more) => `${count.toLocaleString("en")} ${count === 
 
 // The tree in a sentence; it is number `place` of `count`, from 1.
 export function caption(tree, place, count) {
-  const bonus = tree.bonus ? " + 1 bonus" : ", with which the answer ended";
+  const bonus = tree.bonus ? " + 1 bonus" : ", end of the answer";
   const expected = tree.probability.reduce((sum, each) => sum + each, 0).toFixed(1);
   const nodes = plural(tree.parent.length, "node", "nodes");
   const accepted = `${tree.accepted.length - 1} accepted${bonus}`;
-  return `pass ${place} of ${count}: ${nodes}, ${accepted}; the draft expected ${expected}`;
+  return `pass ${place} of ${count}: ${nodes}, ${accepted}; expected by the draft: ${expected}`;
 }
 
 // What came of the pass: accepted draft tokens, and the bonus.
@@ -100,7 +100,7 @@ class Drawing {
     return [
       ...margin(this.depth[node] + 1, `≤${percent(this.tree.probability[rest[0]])}`),
       ...branches(`${below}├─`),
-      ["branch", `▸ ${plural(rest.length, "more guess", "more guesses")}${inside}`],
+      ["branch", `▸ ${plural(rest.length, "more guess", "more tokens")}${inside}`],
     ];
   }
 }

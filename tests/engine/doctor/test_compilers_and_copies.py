@@ -12,34 +12,34 @@ import offspec_kernels.backend
 import offspec_kernels.row_linear
 from offspec.core import memory
 from offspec.engine.doctor import numba_loops, pinning, triton_kernels
-from offspec.engine.doctor.finding import Asked, Finding
+from offspec.engine.doctor.finding import DoctorOptions, Finding
 from offspec.stream import arena
 from offspec_planners.hardware_rates import Rate
 from offspec_planners.measure import processor
 
 
 def test_numba_compiles_here() -> None:
-    [finding] = numba_loops.check(Asked())
+    [finding] = numba_loops.check(DoctorOptions())
     assert finding.state == "ok", finding
 
 
 @pytest.mark.parametrize("missing", ["numba", "offspec_kernels.noise.native"])
 def test_numba_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    [finding] = numba_loops.check(Asked())
+    [finding] = numba_loops.check(DoctorOptions())
     assert finding.state == "failed" and "pip install" in finding.remedy
 
 
 def test_numba_that_compiles_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     native = SimpleNamespace(native_row=lambda seed, position, size: torch.zeros(size))
     monkeypatch.setitem(sys.modules, "offspec_kernels.noise.native", native)
-    [finding] = numba_loops.check(Asked())
-    assert finding.state == "failed" and "other numbers" in finding.found
+    [finding] = numba_loops.check(DoctorOptions())
+    assert finding.state == "failed" and "results of a compiled loop differ from torch" in finding.found
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """One GPU whose tensors lie on the CPU. error: raised by a kernel; wrong: added to what it gives."""
+    """One GPU whose tensors are on the CPU. error: raised by a kernel; wrong: added to its results."""
     gpu: dict[str, Any] = {"error": None, "wrong": 0.0, "backend": "triton"}
 
     def product(rows: Any, weight: Any, *, path: str) -> Any:
@@ -57,13 +57,17 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def triton() -> Finding:
-    [finding] = triton_kernels.check(Asked())
+    [finding] = triton_kernels.check(DoctorOptions())
     return finding
 
 
 @pytest.mark.parametrize(
     ("changed", "state", "words"),
-    [({}, "ok", ""), ({"wrong": 1.0}, "failed", "wrong numbers"), ({"backend": "eager"}, "absent", "")],
+    [
+        ({}, "ok", ""),
+        ({"wrong": 1.0}, "failed", "returns wrong results"),
+        ({"backend": "eager"}, "absent", ""),
+    ],
 )
 def test_a_kernel_that_compiles(gpu: dict[str, Any], changed: dict[str, Any], state: str, words: str) -> None:
     gpu.update(changed)
@@ -96,7 +100,7 @@ def test_triton_that_is_not_installed(gpu: dict[str, Any], monkeypatch: pytest.M
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_nothing_is_tried() -> None:
     assert triton().state == "absent"
-    [pinned] = pinning.check(Asked())
+    [pinned] = pinning.check(DoctorOptions())
     assert pinned.state == "absent"
 
 
@@ -115,7 +119,7 @@ def test_memory_that_is_pinned_and_copied(
     sizes = list[int]()
 
     class Pinned:
-        """In place of an arena."""
+        """Fake arena."""
 
         def __init__(self, nbytes: int, *, pin: bool) -> None:
             self.nbytes, self.pinned = nbytes, pin and granted
@@ -125,9 +129,9 @@ def test_memory_that_is_pinned_and_copied(
 
     monkeypatch.setattr(arena, "Arena", Pinned)
     monkeypatch.setattr(processor, "copy_bandwidth", lambda device: Rate.exactly(rate))
-    findings = list(pinning.check(Asked()))
+    findings = list(pinning.check(DoctorOptions()))
     assert [finding.state for finding in findings] == states
     assert words in findings[-1].found + findings[-1].remedy
     monkeypatch.setattr(memory, "available_bytes", lambda: 600_000_000)
-    next(pinning.check(Asked()))
+    next(pinning.check(DoctorOptions()))
     assert sizes[-1] == 300_000_000

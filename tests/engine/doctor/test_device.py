@@ -1,9 +1,9 @@
-"""Whether models are computed on the GPU, as the doctor says."""
+"""Doctor: device check."""
 
 import pytest
 
 from offspec.engine.doctor import device
-from offspec.engine.doctor.finding import Asked
+from offspec.engine.doctor.finding import DoctorOptions
 from offspec_planners.measure import gpu
 from offspec_planners.measure.gpu import Fault, Gpu
 
@@ -18,16 +18,16 @@ GPU = Gpu(1, "NVIDIA L4", 24 * 10**9, (8, 9), 58)
         (
             Fault("no driver", "install one"),
             "limited",
-            "the CPU, not on a GPU: no driver",
+            "the CPU, not a GPU: no driver",
             "install one",
             "cpu",
         ),
     ],
 )
-def test_what_models_are_computed_on(
+def test_default_device(
     monkeypatch: pytest.MonkeyPatch, usable: Gpu | Fault, state: str, told: str, remedy: str, chosen: str
 ) -> None:
     monkeypatch.setattr(gpu, "usable_gpu", lambda: usable)
-    [finding] = device.check(Asked())
+    [finding] = device.check(DoctorOptions())
     assert (finding.state, finding.found, finding.remedy) == (state, told, remedy)
     assert finding.figures == {"device": chosen}

@@ -1,4 +1,4 @@
-"""NVIDIA's driver: there or not, and every way in which it does not work."""
+"""Doctor: NVIDIA driver, present, absent, and failing in all known ways."""
 
 import ctypes
 from pathlib import Path
@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from offspec.engine.doctor import driver
-from offspec.engine.doctor.finding import Asked, Finding
+from offspec.engine.doctor.finding import DoctorOptions, Finding
 from offspec_planners import measure
 
 
 class Library:
-    """In place of libcuda: what its functions return and fill in."""
+    """Fake libcuda: return values and outputs of its functions."""
 
     def __init__(self, version: int = 12040, error: int = 0, gpus: int = 1) -> None:
         self._version, self._error, self._gpus = version, error, gpus
@@ -53,7 +53,7 @@ def plug_in(bus: Path, vendor: str = "0x10de", kind: str = "0x030000") -> None:
 
 
 def found() -> Finding:
-    [finding] = driver.check(Asked())
+    [finding] = driver.check(DoctorOptions())
     return finding
 
 
@@ -75,10 +75,10 @@ def test_a_gpu_without_a_driver(bus: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "why", "remedy"),
     [
-        (100, "no GPU that it may use", "CUDA_VISIBLE_DEVICES"),
+        (100, "it finds no GPU it is allowed to use", "CUDA_VISIBLE_DEVICES"),
         (803, "different versions", "restart"),
         (804, "older than the CUDA libraries", "driver of the host"),
-        (999, "without saying why", "modprobe"),
+        (999, "without giving a reason", "modprobe"),
         (46, "CUDA error 46", "install NVIDIA's driver"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Limits of memory, and disks that are slow, full, closed, or read through the page cache."""
+"""Doctor: memory limits, and disks that are slow, full, not writable, or read through the page cache."""
 
 import resource
 import shutil
@@ -12,7 +12,7 @@ import pytest
 from offspec.core import memory
 from offspec.engine.doctor import disk
 from offspec.engine.doctor import memory as limits
-from offspec.engine.doctor.finding import Asked, Finding
+from offspec.engine.doctor.finding import DoctorOptions, Finding
 from offspec.plan import hardware_profile
 from offspec_planners.hardware_rates import Rate
 from offspec_planners.measure import disk as measuring
@@ -22,7 +22,7 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
-    """Limits of the shell by resource; none unless a test sets one. 8 GB are free."""
+    """Shell limits by resource, none by default; 8 GB of RAM are free."""
     set_: dict[int, int] = {}
     monkeypatch.setattr(
         resource, "getrlimit", lambda which: (set_.get(which, resource.RLIM_INFINITY), resource.RLIM_INFINITY)
@@ -51,7 +51,7 @@ def test_memory_without_limits_of_the_shell(
 ) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: free)
     monkeypatch.setattr(memory, "cgroup_limit", lambda: group)
-    [ram] = limits.check(Asked())
+    [ram] = limits.check(DoctorOptions())
     assert ram.state == state and words in ram.found + ram.remedy
     assert ram.figures["address_space"] is None
 
@@ -63,14 +63,14 @@ def test_a_limit_of_addresses(
     monkeypatch.setattr(limits, "cards_on_bus", lambda: cards)
     shell[resource.RLIMIT_AS] = 1_000_000_000
     shell[resource.RLIMIT_DATA] = 10**15
-    _, addresses, data = limits.check(Asked())
+    _, addresses, data = limits.check(DoctorOptions())
     assert (addresses.state, data.state) == (state, "limited")
     assert "ulimit -v unlimited" in addresses.remedy and "ulimit -d unlimited" in data.remedy
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """One disk of 2 GB/s with 100 GB free, past the page cache, that both caches are on."""
+    """One disk for both caches: 2 GB/s past the page cache, 100 GB free."""
     from huggingface_hub import constants
 
     place: dict[str, Any] = {"rate": 2e9, "free": 100_000_000_000, "direct": True, "read": []}
@@ -86,14 +86,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(hardware_profile, "_WRITTEN", 1 << 18)
     monkeypatch.setattr(hardware_profile, "_BLOCK", 1 << 16)
     monkeypatch.setattr(measuring, "disk_rate", rate)
-    monkeypatch.setattr(disk, "_reads_directly", lambda file: place["direct"])
+    monkeypatch.setattr(disk, "_supports_direct_io", lambda file: place["direct"])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, place["free"]))
     monkeypatch.setattr(disk, "file_system", lambda folder: "ext4")
     return place
 
 
 def found(*folders: Path) -> Finding:
-    [finding] = disk.check(Asked(folders))
+    [finding] = disk.check(DoctorOptions(folders))
     return finding
 
 
@@ -120,9 +120,9 @@ def test_large_files_that_are_there_are_read(
 @pytest.mark.parametrize(
     ("changed", "state", "words", "remedy"),
     [
-        ({"direct": False}, "limited", "refuses O_DIRECT", "ext4 or XFS"),
-        ({"rate": 1e8}, "limited", "which is slow", "faster disk"),
-        ({"free": 10**9}, "limited", "only 1.00 GB free", "make room"),
+        ({"direct": False}, "limited", "O_DIRECT is not supported", "ext4 or XFS"),
+        ({"rate": 1e8}, "limited", "(slow)", "faster disk"),
+        ({"free": 10**9}, "limited", "only 1.00 GB free", "free disk space"),
         ({"rate": OSError(5, "Input/output error")}, "failed", "Input/output error", "dmesg"),
         ({"free": 1000}, "failed", "needs", ""),
     ],
@@ -166,4 +166,4 @@ def test_the_kind_of_a_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_page_is_read_by_the_reader_that_streams(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(1 << 16))
-    assert disk._reads_directly(file) == measuring.reads_past_cache(file)
+    assert disk._supports_direct_io(file) == measuring.reads_past_cache(file)

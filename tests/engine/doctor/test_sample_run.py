@@ -1,4 +1,4 @@
-"""The answer of the embedded model: the same on every device, or a failure that says where."""
+"""Doctor: the demo model's answer is equal on all devices; a difference is reported with its position."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from offspec.core.errors import CapacityError, ModelNotFoundError, StreamError
 from offspec.core.events import Event, Mismatch, Notice, Result
 from offspec.engine import load as loading
 from offspec.engine.doctor import sample_run
-from offspec.engine.doctor.finding import Asked, Finding
+from offspec.engine.doctor.finding import DoctorOptions, Finding
 
 RESULT = Result(
     text="a b c",
@@ -35,7 +35,7 @@ RESULT = Result(
 
 @dataclass
 class Devices:
-    """What each device answers or raises, the limits it was loaded with, and those that suffice."""
+    """Simulated loads: answers or errors by device, the limits used, and the sufficient limits."""
 
     results: dict[str, Result | Exception] = field(default_factory=lambda: {"cpu": RESULT, "cuda:0": RESULT})
     least: int = 0
@@ -71,7 +71,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
 
 
 def found() -> list[Finding]:
-    return list(sample_run.check(Asked()))
+    return list(sample_run.check(DoctorOptions()))
 
 
 def test_the_same_tokens_on_both(devices: Devices) -> None:
@@ -85,9 +85,9 @@ def test_the_same_tokens_on_both(devices: Devices) -> None:
 @pytest.mark.parametrize(
     ("result", "told"),
     [
-        ({"token_ids": (5, 9, 7)}, "token 1 differs from the processor's"),
-        ({"token_ids": (5, 6)}, "token 2 differs from the processor's"),
-        ({"mismatches": (Mismatch(2, 7, 8, 0.5),)}, "token 2 differs from that of plain decoding"),
+        ({"token_ids": (5, 9, 7)}, "token 1 differs from the CPU's"),
+        ({"token_ids": (5, 6)}, "token 2 differs from the CPU's"),
+        ({"mismatches": (Mismatch(2, 7, 8, 0.5),)}, "token 2 differs from plain decoding"),
     ],
 )
 def test_a_gpu_with_other_tokens(devices: Devices, result: dict[str, Any], told: str) -> None:

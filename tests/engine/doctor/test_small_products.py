@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from offspec.engine.doctor import small_products
-from offspec.engine.doctor.finding import Asked, Finding
+from offspec.engine.doctor.finding import DoctorOptions, Finding
 from offspec_kernels.row_linear import brgemm
 
 
@@ -19,7 +19,7 @@ def on_x86(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found() -> Finding:
-    [finding] = small_products.check(Asked())
+    [finding] = small_products.check(DoctorOptions())
     return finding
 
 

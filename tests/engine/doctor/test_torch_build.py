@@ -1,4 +1,4 @@
-"""torch: the build for this driver, or the line that installs it; and what each GPU does."""
+"""Doctor: torch build for this driver, or the command that installs it, and each GPU."""
 
 import builtins
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from offspec.engine.doctor import torch_build
-from offspec.engine.doctor.finding import Asked, Finding
+from offspec.engine.doctor.finding import DoctorOptions, Finding
 from offspec_planners.measure import gpu
 from offspec_planners.measure.gpu import Driver
 
@@ -19,7 +19,7 @@ CARD = SimpleNamespace(
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A machine with one working card and the build for it; a test changes a part."""
+    """A machine with one working GPU and a matching build; tests change single properties."""
     machine: dict[str, Any] = {
         "driver": Driver((12, 8), 1),
         "card": CARD,
@@ -46,7 +46,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def found() -> list[Finding]:
-    return list(torch_build.check(Asked()))
+    return list(torch_build.check(DoctorOptions()))
 
 
 def test_a_machine_where_all_is_well(machine: dict[str, Any]) -> None:
@@ -64,18 +64,18 @@ def test_without_a_usable_driver_a_build_for_the_processor_is_well(
     machine["driver"] = driver
     monkeypatch.setattr(torch.version, "cuda", None)
     [build] = found()
-    assert build.state == "ok" and "built for the processor" in build.found
+    assert build.state == "ok" and "built for the CPU" in build.found
 
 
 @pytest.mark.parametrize(
     ("built", "cuda", "why", "line"),
     [
-        (None, (13, 1), "for the processor", "pip uninstall -y torch triton && pip install torch"),
-        (None, (12, 9), "for the processor", "torch --index-url https://download.pytorch.org/whl/cu128"),
-        (None, (12, 2), "for the processor", "torch --index-url https://download.pytorch.org/whl/cu126"),
-        (None, (11, 8), "for the processor", "update NVIDIA's driver"),
-        ("13.0", (12, 8), "the driver is for CUDA 12.8", "update the driver, or: "),
-        ("13.0", (12, 8), "the driver is for CUDA 12.8", "cu128"),
+        (None, (13, 1), "is a CPU build", "pip uninstall -y torch triton && pip install torch"),
+        (None, (12, 9), "is a CPU build", "torch --index-url https://download.pytorch.org/whl/cu128"),
+        (None, (12, 2), "is a CPU build", "torch --index-url https://download.pytorch.org/whl/cu126"),
+        (None, (11, 8), "is a CPU build", "update NVIDIA's driver"),
+        ("13.0", (12, 8), "the driver supports CUDA 12.8", "update the driver, or: "),
+        ("13.0", (12, 8), "the driver supports CUDA 12.8", "cu128"),
     ],
 )
 def test_a_build_that_is_not_for_the_driver(
@@ -88,7 +88,9 @@ def test_a_build_that_is_not_for_the_driver(
     assert build.state == "failed" and why in build.found and line in build.remedy
 
 
-def test_a_build_that_finds_no_gpu_says_why(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_that_finds_no_gpu_gives_the_reason(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail() -> None:
         raise RuntimeError("CUDA unknown error - this may be\ndue to an environment")
 
@@ -124,7 +126,7 @@ OLD = SimpleNamespace(**{**vars(CARD), "major": 7, "minor": 5})
         ({"sum": NO_CODE}, "failed", "sm_80, sm_90", "cu128"),
         ({"sum": 499501.0}, "failed", "", ""),
         ({"free": 100_000_000}, "limited", "", "nvidia-smi"),
-        ({"card": OLD}, "limited", "torch's own operations", ""),
+        ({"card": OLD}, "limited", "torch's slower operations", ""),
     ],
 )
 def test_a_card_that_is_not_well(

@@ -1,4 +1,4 @@
-"""Layers that the CPU computes beside a GPU: the same tokens, whatever kind of layers these are."""
+"""Layers computed by the CPU in addition to a GPU emit the same tokens, for all kinds of layers."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ import torch
 
 import offspec
 from offspec import CapacityError
-from offspec.core.events import unheard
+from offspec.core.events import ignore_event
 from offspec.model import runner
 from offspec.model.attention import TreeContext
-from offspec.model.device import RUNTIME, SLACK
+from offspec.model.devices import RUNTIME, SLACK
 from offspec.model.quantize.pack import pack_model
 from offspec_planners.placement import Placement, Tier
-from tests.support.answers import PROMPT, sampling, says
-from tests.support.products import some
+from tests.support.answers import PROMPT, generate_tokens, sampling
+from tests.support.exhaustive import sampled_params
 from tests.support.tiny_models import (
     HYBRIDS,
     nothing,
@@ -36,18 +36,18 @@ _EVERY_KIND = (
 
 
 def _placed(layers: int, first: Tier = Tier.DEVICE) -> Placement:
-    """Every other layer on the CPU, the last of them too."""
+    """Place every other layer on the CPU, including the last layer."""
     others = (first, Tier.HOST, Tier.DISK)
     tiers = tuple(Tier.CPU if layer % 2 else others[layer // 2 % 3] for layer in range(layers - 1))
     return Placement((*tiers, Tier.CPU), 2, 2, Tier.HOST)
 
 
-@pytest.mark.parametrize("family", some(_EVERY_KIND, "gpt_oss", "qwen3_5_text"))
+@pytest.mark.parametrize("family", sampled_params(_EVERY_KIND, "gpt_oss", "qwen3_5_text"))
 def test_families(family: str, tmp_path: Path) -> None:
-    """A state lies where its layer is computed, and is committed and rewound there."""
+    """The recurrent state is on the device of its layer, and is committed and rewound there."""
     model = (write_hybrid if family in HYBRIDS else write_model)(tmp_path / "model", family)
     placement = _placed(len(open_model(model).layers))
-    expected = says(model, SAMPLED, prompt=PROMPT[:6])
+    expected = generate_tokens(model, SAMPLED, prompt=PROMPT[:6])
     draft = "auto" if family == "qwen3_5_text" else model  # a substitute takes over the target's states
     with tiny_engine(model, draft, placement=placement, device=CUDA) as engine:
         result = engine.generate(PROMPT, sampling(0.0, 12))
@@ -57,24 +57,24 @@ def test_families(family: str, tmp_path: Path) -> None:
 
 
 def test_packed_layers(tmp_path: Path) -> None:
-    """Each is unpacked where it is computed."""
+    """Quantized layers are unpacked on the device that computes them."""
     model, pack = write_model(tmp_path / "model", **SIZES), tmp_path / "pack"
-    pack_model(str(model), "nf4", out=pack, notify=unheard)
-    found = says(pack, SAMPLED, draft=model, placement=_placed(5), device=CUDA)
-    assert found == says(pack, SAMPLED)
+    pack_model(str(model), "nf4", out=pack, notify=ignore_event)
+    found = generate_tokens(pack, SAMPLED, draft=model, placement=_placed(5), device=CUDA)
+    assert found == generate_tokens(pack, SAMPLED)
 
 
 def test_in_bfloat16_the_number_of_them_fixes_the_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Draft, tree, chunks and the place of all other layers still change nothing."""
+    """Draft, tree, chunks and the placement of all other layers do not affect tokens."""
     model, said = write_model(tmp_path / "model", **SIZES), set[tuple[int, ...]]()
     for chunk, first, draft, budget in (
         (1024, Tier.DEVICE, "none", 1), (5, Tier.DISK, model, 24), (5, Tier.HOST, model, 7)
     ):  # fmt: skip
         monkeypatch.setattr(runner, "CHUNK", chunk)
         given = {"budget": budget, "placement": _placed(5, first), "device": CUDA, "dtype": torch.bfloat16}
-        said |= {*says(model, SAMPLED, draft=draft, **given)}
+        said |= {*generate_tokens(model, SAMPLED, draft=draft, **given)}
     assert len(said) == 1
 
 
@@ -82,11 +82,11 @@ def test_states_for_heads_are_kept_where_the_heads_are(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", num_hidden_layers=5)
     target = open_model(model, device=CUDA)
     target.load(_placed(5), 64, nothing)
-    target.tree_model.taps = (1, 2, 5)
+    target.tree_model.aux_layers = (1, 2, 5)
     tokens = torch.tensor(PROMPT, device=CUDA)
     with torch.no_grad():
         hidden = target.tree_model.hidden(tokens, TreeContext.chain(len(PROMPT), CUDA))
-    tapped = target.tree_model.tapped
+    tapped = target.tree_model.aux_hidden_states
     assert sorted(tapped) == [1, 2, 5]
     assert {states.device.type for states in (hidden, *tapped.values())} == {"cuda"}
     target.close()
@@ -94,7 +94,7 @@ def test_states_for_heads_are_kept_where_the_heads_are(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_the_number_that_is_asked_for_is_loaded(tmp_path: Path) -> None:
-    """It decides which layers these are, and with them the tokens, whatever the memory limits."""
+    """The number decides which layers the CPU computes, and so the tokens, regardless of memory limits."""
     model = write_model(tmp_path / "model", hidden_size=256, intermediate_size=1024, num_hidden_layers=6)
     settings = {"cpu_layers": 2, "draft": str(model), "budget": 16, "width": 4, "context": 64}
     said = set()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from offspec.core.config import SamplingParams
 from offspec.core.events import PassProgress, PassStats, Prefill, TreeSeen
 from offspec.core.model_info import ModelInfo
-from offspec.server.faults import invalid, unsupported
+from offspec.server.api_errors import invalid, unsupported
 from offspec.server.tools import Tools
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
@@ -22,25 +22,25 @@ _NO_VARIABLES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """A request.
+class GenerateRequest:
+    """Request for an answer, independent of the API.
 
     Args:
-        prompt: Chat messages ({"role", "content", "tool_calls", "tool_call_id"}, as chat templates take
-            them), text, or token ids.
-        raw: Text as it is, without the chat template.
-        suffix: Text after the answer, which then lies between the prompt, a text, and it.
-        echo: The prompt's text comes before that of the answer; with its log-probabilities, if `params` ask
-            for them.
-        params: How tokens are chosen, and when to stop.
-        tools: Those that may be called.
-        parallel_calls: Whether an answer may call several tools; else it ends with its first call.
-        template: Variables of the chat template, such as enable_thinking.
-        continues: Whether the answer continues a last message of the assistant, or follows it.
-        one_call: The answer is an object with the name and the arguments of a call.
-        silent: Only the prompt is computed; the answer has no text.
-        choices: Answers, each with the next seed.
-        trees: Tell what the engine does, and of each pass its tree (`EngineEvent`).
+        prompt: Chat messages ({"role", "content", "tool_calls", "tool_call_id"}, as in chat templates), text,
+            or token ids.
+        raw: Whether text is used without the chat template.
+        suffix: Text that follows the answer, for infill. None: no infill.
+        echo: Whether the answer begins with the text of the prompt, and with its log-probabilities if
+            `params` request them.
+        params: Sampling parameters.
+        tools: Tools that the model may call.
+        parallel_calls: Whether an answer may call several tools. If not, it ends with its first call.
+        chat_template_kwargs: Variables of the chat template, such as enable_thinking.
+        continue_final_message: Whether the answer continues a final message of the assistant.
+        one_call: Whether the answer is an object with the name and the arguments of a call.
+        prompt_only: Whether only the prompt is computed; the answer has no text then.
+        choices: Number of answers, each with the next seed.
+        trees: Whether to send the events of the engine and the tree of each pass (`EngineEvent`).
     """
 
     prompt: Prompt
@@ -50,24 +50,24 @@ class Ask:
     params: SamplingParams = field(default_factory=SamplingParams)
     tools: Tools = field(default_factory=Tools)
     parallel_calls: bool = True
-    template: Mapping[str, Any] = field(default_factory=dict)
-    continues: bool = True
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    continue_final_message: bool = True
     one_call: bool = False
-    silent: bool = False
+    prompt_only: bool = False
     choices: int = 1
     trees: bool = False
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Variables of the chat template, tools included. Raises Fault for names that are not variables."""
-        if wrong := sorted(_NO_VARIABLES & self.template.keys()):
+        """Variables of the chat template, tools included. Raises ApiError for invalid names."""
+        if wrong := sorted(_NO_VARIABLES & self.chat_template_kwargs.keys()):
             raise unsupported(
-                "chat_template_kwargs", f"{wrong[0]} is no variable of a chat template; leave it out"
+                "chat_template_kwargs", f"{wrong[0]} is not a variable of a chat template; omit it"
             )
         tools = [] if self.tools.choice == "none" else [dict(tool) for tool in self.tools.functions]
-        return {**self.template, "tools": tools} if tools else dict(self.template)
+        return {**self.chat_template_kwargs, "tools": tools} if tools else dict(self.chat_template_kwargs)
 
-    def with_suffix(self, suffix: str, model: ModelInfo, field: str = "suffix") -> "Ask":
+    def with_suffix(self, suffix: str, model: ModelInfo, field: str = "suffix") -> "GenerateRequest":
         """The request with text after the answer, and tokens that end the answer before it.
 
         Args:
@@ -76,10 +76,10 @@ class Ask:
             field: Field of the body.
 
         Raises:
-            Fault: The model's tokenizer has no marks for it, or the prompt is not text.
+            ApiError: The model's tokenizer has no marks for it, or the prompt is not text.
         """
         if (ends := model.infill_ends) is None:
-            raise unsupported(field, "this model's tokenizer has no marks for it; leave it out")
+            raise unsupported(field, "this model's tokenizer has no infill tokens; omit it")
         if not isinstance(self.prompt, str):
             raise invalid(field, "the prompt must be text")
         params = replace(self.params, stop_token_ids=(*self.params.stop_token_ids, *ends))
@@ -100,7 +100,7 @@ class TokenChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ContentDelta:
     """More visible text of a choice. logprobs: of each token, where they were asked for."""
 
     choice: int
@@ -110,7 +110,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class ReasoningDelta:
     """More reasoning of a choice."""
 
     choice: int
@@ -118,7 +118,7 @@ class Thought:
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class ToolCallDelta:
     """A whole call of a tool. index: of the call in its choice; arguments: a JSON object, as text."""
 
     choice: int
@@ -129,7 +129,7 @@ class Called:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ChoiceFinished:
     """A choice is complete. stop: the one of its stop texts that ended it."""
 
     choice: int
@@ -150,5 +150,7 @@ class Usage:
         return Usage(*map(add, astuple(self), astuple(other)))
 
 
-EngineEvent = Prefill | PassProgress | TreeSeen | PassStats  # for display: where an `Ask` wants `trees`
-Delta = Said | Thought | Called | Ended | Usage | EngineEvent
+EngineEvent = (
+    Prefill | PassProgress | TreeSeen | PassStats
+)  # for display, if a `GenerateRequest` sets `trees`
+Delta = ContentDelta | ReasoningDelta | ToolCallDelta | ChoiceFinished | Usage | EngineEvent

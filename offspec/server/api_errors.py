@@ -1,4 +1,4 @@
-"""Faults of requests, and the shape of an error in each API."""
+"""Errors of requests, and their shape in each API."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -17,7 +17,7 @@ Kind = Literal[
     "server",
 ]
 
-# HTTP status, and the type of the error in OpenAI's API, in Anthropic's, and in llama.cpp's.
+# HTTP status, then the error type in the APIs of OpenAI, Anthropic and llama.cpp.
 _KINDS: dict[Kind, tuple[int, str, str, str]] = {
     "invalid_request": (400, "invalid_request_error", "invalid_request_error", "invalid_request_error"),
     "authentication": (401, "authentication_error", "authentication_error", "authentication_error"),
@@ -32,15 +32,15 @@ _KINDS: dict[Kind, tuple[int, str, str, str]] = {
 CLIENT_GONE = 499  # as nginx logs it; no client sees it
 
 
-class Fault(Exception):
-    """Why a request gets no answer.
+class ApiError(Exception):
+    """Error response to a request.
 
     Args:
-        kind: Which kind of fault, with an HTTP status of its own.
+        kind: Kind of error; determines the HTTP status.
         message: One line for the user.
-        field: The part of the body that is wrong, such as "messages[0].content"; None where no part is.
-        code: A word for programs, such as "model_not_found".
-        retry_after: Seconds after which to try again; None where that is no use.
+        field: Invalid part of the body, such as "messages[0].content", or None.
+        code: Machine-readable code, such as "model_not_found".
+        retry_after: Seconds after which to retry; None if a retry cannot help.
     """
 
     def __init__(
@@ -58,66 +58,66 @@ class Fault(Exception):
 
     @property
     def status(self) -> int:
-        """The HTTP status."""
+        """HTTP status."""
         return _KINDS[self.kind][0]
 
 
-def internal() -> Fault:
-    """The fault that a bug is for a client."""
-    return Fault("server", "an internal error, which the server's log describes")
+def internal() -> ApiError:
+    """Return the error that a client gets for a bug."""
+    return ApiError("server", "internal error: see the server's log")
 
 
-def invalid(field: str, why: str, code: str | None = None) -> Fault:
-    """The fault of a field with a wrong value."""
-    return Fault("invalid_request", f"{field}: {why}", field=field, code=code)
+def invalid(field: str, why: str, code: str | None = None) -> ApiError:
+    """Return the error for a field with an invalid value."""
+    return ApiError("invalid_request", f"{field}: {why}", field=field, code=code)
 
 
-def missing(field: str) -> Fault:
-    """The fault of a body without a field."""
+def missing(field: str) -> ApiError:
+    """Return the error for a missing field."""
     code = "missing_required_parameter"
-    return Fault("invalid_request", f"{field} is missing", field=field, code=code)
+    return ApiError("invalid_request", f"{field} is missing", field=field, code=code)
 
 
-def unsupported(field: str, why: str = "it is not supported here; leave it out") -> Fault:
-    """The fault of a request for something that cannot be done."""
+def unsupported(field: str, why: str = "not supported here; omit it") -> ApiError:
+    """Return the error for an unsupported field."""
     return invalid(field, why, "unsupported_parameter")
 
 
 def refuse(body: Any, harmless: Mapping[str, Any]) -> None:
-    """Raises Fault for a field of a body with another value than None and the harmless one."""
+    """Raise ApiError if a field of a body is neither None nor its harmless value."""
     for name, value in harmless.items():
         if getattr(body, name) not in (None, value):
             raise unsupported(name)
 
 
-def of_error(error: OffspecError) -> Fault:
-    """The fault for an engine's error; clients do not learn about errors that concern the server alone."""
+def api_error_from(error: OffspecError) -> ApiError:
+    """Return the API error for an engine's error, without details that concern only the server."""
     match error:
         case RequestError():
-            return Fault("invalid_request", str(error), field=error.field, code=error.code)
+            return ApiError("invalid_request", str(error), field=error.field, code=error.code)
         case ClosedError():
-            return Fault("unavailable", "the server is stopping", retry_after=5)
+            return ApiError("unavailable", "the server is stopping", retry_after=5)
         case CapacityError():
-            return Fault("server", f"the answer was broken off: {error}")
-    return Fault("server", "the answer was broken off by an error, which the server's log names")
+            return ApiError("server", f"the answer was aborted: {error}")
+    return ApiError("server", "the answer was aborted by an error: see the server's log")
 
 
-def openai_error(fault: Fault) -> dict[str, Any]:
-    """A fault in OpenAI's shape."""
+def openai_error(fault: ApiError) -> dict[str, Any]:
+    """Return the body of an error in OpenAI's format."""
     kind = _KINDS[fault.kind][1]
     return {"error": {"message": fault.message, "type": kind, "param": fault.field, "code": fault.code}}
 
 
-def anthropic_error(fault: Fault) -> dict[str, Any]:
-    """A fault in Anthropic's shape."""
+def anthropic_error(fault: ApiError) -> dict[str, Any]:
+    """Return the body of an error in Anthropic's format."""
     return {"type": "error", "error": {"type": _KINDS[fault.kind][2], "message": fault.message}}
 
 
-def llama_cpp_error(fault: Fault) -> dict[str, Any]:
-    """A fault in llama.cpp's shape."""
+def llama_cpp_error(fault: ApiError) -> dict[str, Any]:
+    """Return the body of an error in llama.cpp's format."""
     return {"error": {"code": fault.status, "message": fault.message, "type": _KINDS[fault.kind][3]}}
 
 
-def ollama_error(fault: Fault) -> dict[str, Any]:
-    """A fault in Ollama's shape."""
+def ollama_error(fault: ApiError) -> dict[str, Any]:
+    """Return the body of an error in Ollama's format."""
     return {"error": fault.message}

@@ -1,4 +1,4 @@
-"""Passes of sequences: progress, breaking off, recovery, and the costs of each pass."""
+"""Running of passes: progress reports, cancellation, recovery and usage figures."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,48 +9,48 @@ import torch
 from offspec.core.errors import CapacityError, CheckpointError, StreamError
 from offspec.core.events import Event
 from offspec.core.trace import Timeline
-from offspec.engine.batch import Batch
+from offspec.engine.batched_pass import BatchedPass
 from offspec.engine.drafting import Drafting
-from offspec.engine.sequence import Halted, PassSpent, RunningSequence
+from offspec.engine.sequence import Halted, PassUsage, RunningSequence
 from offspec.engine.sequence_pass import PassResult
-from offspec.model import device as devices
-from offspec.model.contention import Contention
+from offspec.model import devices
+from offspec.model.cpu_contention import CpuContention
 from offspec.plan.load import Assembly
 
 
-class Passes:
+class PassRunner:
     """Runs passes of an engine.
 
     Args:
         assembly: The loaded models.
-        drafting: Learns what experts passes ask for.
+        drafting: Records the expert usage of passes.
         timeline: Records passes.
-        contention: Looked at wherever a pass can be broken off.
+        contention: Polled wherever a pass can be cancelled.
     """
 
     def __init__(
-        self, assembly: Assembly, drafting: Drafting, timeline: Timeline, contention: Contention
+        self, assembly: Assembly, drafting: Drafting, timeline: Timeline, contention: CpuContention
     ) -> None:
         self._assembly, self._drafting = assembly, drafting
         self._timeline, self._contention = timeline, contention
-        self._ahead = False  # whether a draft takes a part of the processor beside the target
+        self._ahead = False  # whether a draft is using CPU threads during the target's pass
 
     def step(self, sequences: Sequence[RunningSequence]) -> list[list[Event]]:
-        """Events of one more pass for each of the sequences, none of which has ended.
+        """Run one pass for sequences that have not ended, and return the events of each.
 
-        The pass is broken off as soon as all of them are to be halted. A prompt may take several passes, of
-        which all but the last bring no events. What fails one of several is its `error`.
+        The pass is cancelled as soon as all sequences are halted. A prompt may take several passes; only the
+        last yields events. The failure of one of several sequences is stored in its `error`.
 
         Raises:
-            OffspecError: The pass failed; `held_back` then has the text that a sequence has not shown.
-                Several of them may be tried again, one by one.
+            OffspecError: The pass failed; `flush_text` returns the held-back text of a sequence. If several
+                sequences shared the pass, each may be tried again separately.
         """
         target = self._assembly.target
         before, asked = target.bytes_moved, self._experts()
         pending = sequences[0].state.pending
 
         def look() -> None:
-            self._look(sequences)
+            self._check_halted(sequences)
 
         try:
             look()
@@ -59,27 +59,27 @@ class Passes:
             return [sequence.halt() for sequence in sequences]
         after = self._experts()
         asked_now, moved = after[0] - asked[0], target.bytes_moved.since(before)
-        spent = PassSpent(
+        spent = PassUsage(
             len(sequences),
             moved.streamed,
             moved.read,
-            target.tree_model.spent,
+            target.tree_model.pass_time,
             asked_now,
             asked_now - (after[1] - asked[1]),
         )
         if len(sequences) == 1 and isinstance(done[0], PassResult) and target.store is not None:
             rows = pending + len(done[0].grown.tree)
-            if rows <= target.tree_model.chunk:  # else each chunk asks anew, as each sequence does
+            if rows <= target.tree_model.chunk:  # otherwise each chunk requests its experts separately
                 self._drafting.learn_experts(rows, asked_now, spent.experts_read, asked[2])
         return [self._taken(sequence, found, spent) for sequence, found in zip(sequences, done, strict=True)]
 
     def _taken(
-        self, sequence: RunningSequence, found: PassResult | Exception | None, spent: PassSpent
+        self, sequence: RunningSequence, found: PassResult | Exception | None, spent: PassUsage
     ) -> list[Event]:
         try:
             if isinstance(found, Exception):
                 raise found
-            return [] if found is None else sequence.take(found, spent)
+            return [] if found is None else sequence.process_pass(found, spent)
         except Exception as error:
             sequence.state.recover()
             sequence.error = self.user_error(error)
@@ -88,20 +88,19 @@ class Passes:
             return []
 
     def user_error(self, error: BaseException) -> BaseException:
-        """The same error, or for one of torch's the one that names the fix."""
+        """Return the error, or for out-of-memory errors of torch a CapacityError with a remedy."""
         if not devices.is_out_of_memory(error):
             return error
         return CapacityError(
-            "memory ran out in the middle of a pass; give a smaller `context` or `budget`, or close what "
-            "else uses memory",
+            "out of memory during a pass; use a smaller `context` or `budget`, or close other programs",
             needed=0,
             given=self._assembly.vram or self._assembly.memory,
         )
 
-    def _look(self, sequences: Sequence[RunningSequence]) -> None:
-        """Called wherever a pass can be broken off. Raises Halted where all ask for that."""
-        if not self._ahead:  # else it is no other process that this thread waits for
-            self._contention.look()
+    def _check_halted(self, sequences: Sequence[RunningSequence]) -> None:
+        """Poll for cancellation. Raises Halted if all sequences are halted."""
+        if not self._ahead:  # otherwise this thread may wait for our own draft, not for another process
+            self._contention.poll()
         if all(sequence.halted for sequence in sequences):
             raise Halted
 
@@ -115,11 +114,13 @@ class Passes:
         target, members = self._assembly.target, [sequence.next_pass() for sequence in sequences]
         try:
             with (
-                self._watched(sequences, streamed, look) as on_grown,
+                self._reporting_progress(sequences, streamed, look) as on_grown,
                 self._timeline.span("engine", "pass") as span,
             ):
-                room = self._drafting.room
-                done = Batch(target, members, room, self._timeline, look, on_grown, self._note_ahead).run()
+                room = self._drafting.max_nodes
+                done = BatchedPass(
+                    target, members, room, self._timeline, look, on_grown, self._note_ahead
+                ).run()
                 found = [one for one in done if isinstance(one, PassResult)]
                 span.note(
                     nodes=sum(len(one.grown.tree) for one in found),
@@ -136,41 +137,49 @@ class Passes:
             raise
 
     @contextmanager
-    def _watched(
+    def _reporting_progress(
         self, sequences: Sequence[RunningSequence], before: int, look: Callable[[], None]
     ) -> Iterator[Callable[[Sequence[int]], None]]:
-        """Say how far the pass is, and look wherever it can be broken off; to be told the nodes of trees."""
+        """Report progress and call `look` wherever the pass can be cancelled.
+
+        Yields a function that takes the number of nodes of each tree.
+        """
         target, model, began = self._assembly.target, self._assembly.target.tree_model, time.perf_counter()
         nodes: Sequence[int] = [0] * len(sequences)
 
-        def tell(layer: int) -> None:
+        def report(layer: int) -> None:
             streamed, seconds = target.bytes_moved.streamed - before, time.perf_counter() - began
             for sequence, count in zip(sequences, nodes, strict=True):
-                sequence.progressed(layer, count, streamed, seconds)
+                sequence.on_progress(layer, count, streamed, seconds)
 
         def grown(counts: Sequence[int]) -> None:
             nonlocal nodes
             nodes = counts
-            tell(0)
+            report(0)
 
         try:
-            tell(0)
-            model.on_layer, model.between = tell, look
+            report(0)
+            model.on_layer, model.check_cancelled = report, look
             for sequence in sequences:
-                sequence.state.sources.watch(look)
+                sequence.state.sources.set_cancel_check(look)
             yield grown
         finally:
-            model.on_layer = model.between = None
+            model.on_layer = model.check_cancelled = None
             for sequence in sequences:
-                sequence.state.sources.watch(None)
+                sequence.state.sources.set_cancel_check(None)
 
     def _experts(self) -> tuple[int, int, int]:
-        """Experts asked for and found in memory so far, and how many are there; where all are, nothing."""
+        """Return experts requested so far, found in memory so far, and in memory now.
+
+        Zeros if all experts are resident.
+        """
         store = self._assembly.target.store
-        return (0, 0, 0) if store is None else (store.stats.asked, store.stats.hits, len(store.kept))
+        return (
+            (0, 0, 0) if store is None else (store.stats.requested, store.stats.hits, len(store.cached_units))
+        )
 
 
-def belongs_to_one(error: BaseException) -> bool:
-    """Whether the error of a pass may be due to one of its sequences, and not to weights or the device."""
+def is_sequence_error(error: BaseException) -> bool:
+    """Return whether one sequence may have caused the error of a pass, not the weights or the device."""
     shared = (CheckpointError, StreamError, torch.AcceleratorError)
     return isinstance(error, Exception) and not isinstance(error, shared)

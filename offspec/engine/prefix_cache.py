@@ -1,8 +1,8 @@
-"""Conversations whose keys and values were given up for another's, on disk, and found again by their ids.
+"""KV caches of evicted conversations on disk, found again by their token ids.
 
-An engine has one cache. A prompt that goes on from what is in it keeps that; one of another conversation puts
-it out, and the first would have to be computed again when it is taken up. So what is put out is written to
-files, of at most so many bytes together, of which those that were not used for longest go first.
+A prompt of another conversation replaces the content of an engine's KV cache, which would have to be computed
+again when the first conversation continues. So evicted content is written to files, up to a total size; the
+least recently used files are deleted first.
 """
 
 import hashlib
@@ -21,59 +21,59 @@ from offspec.core.cache_dir import ELSEWHERE, PREFIXES, cache_root
 from offspec.core.config import EngineConfig
 from offspec.core.errors import CheckpointError, OffspecError
 from offspec.core.events import Event, Notice
-from offspec.core.files import private_folder, require_space, writing
-from offspec.model.arithmetic import arithmetic
+from offspec.core.files import as_write_error, make_private_folder, require_space
 from offspec.model.cache import TreeCache
-from offspec.model.cache_file import CacheFile, look_at, read_cache, size_of, write_cache
+from offspec.model.cache_file import CacheFile, cache_file_bytes, read_cache, read_cache_header, write_cache
 from offspec.model.loaded import LoadedModel
+from offspec.model.numerics_fingerprint import numerics_fingerprint
 from offspec.plan.hardware_profile import machine_fingerprint
 from offspec.plan.load import Assembly
 from offspec_planners.units import format_bytes
 
-LEAST = 256  # positions that are worth a file, and reading one
+LEAST = 256  # minimum positions worth writing or reading a file
 _ENDING, _PARTIAL = ".safetensors", ".partial"
-_TELLING = 32 << 20  # bytes of a file whose seconds are those of its bytes
-_LONG = 64  # rows of a prompt from which a pass tells what they take
-_ABANDONED_S = 3600.0  # a file that was begun longer ago than this is not being written
+_TELLING = 32 << 20  # minimum bytes of a file for a measurement of the disk's rate
+_LONG = 64  # minimum prompt rows of a pass for a measurement of prefill
+_ABANDONED_S = 3600.0  # a partial file older than this is no longer being written
 
 
-def common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    """How many ids two texts begin with alike."""
+def common_prefix_length(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    """Return the length of the common prefix of two sequences of token ids."""
     size = min(len(one), len(other))
     differ = one[:size] != other[:size]
     return int(differ.argmax()) if differ.any() else size
 
 
 class PrefillRate:
-    """Seconds that rows of a prompt take beyond those of a pass, which comes in any case."""
+    """Estimates the marginal time of prompt tokens, on top of a regular pass."""
 
     def __init__(self) -> None:
-        self._pass = math.inf  # seconds of the shortest pass with few rows
-        self._rows, self._seconds = 0, 0.0  # of the latest with many
+        self._pass = math.inf  # seconds of the fastest pass with few rows
+        self._rows, self._seconds = 0, 0.0  # latest prefill with many rows
 
     def note(self, rows: int, seconds: float) -> None:
-        """A prompt of so many rows, or a tree alone, took so long, all its passes together."""
+        """Record the total time of all passes of a prompt with `rows` rows, or of a pass with a tree only."""
         if rows < _LONG:
             self._pass = min(self._pass, seconds)
         else:
             self._rows, self._seconds = rows, seconds
 
     def seconds(self, rows: int) -> float | None:
-        """What so many rows more would take; None where no long prompt was seen."""
+        """Return the estimated time of `rows` additional rows; None before a long prompt was measured."""
         if not self._rows:
             return None
         alone = self._pass if math.isfinite(self._pass) else 0.0
         return max(self._seconds - alone, 0.0) / self._rows * rows
 
 
-class Prefixes:
-    """Files of conversations with one model, and what decides about them.
+class PrefixCache:
+    """Disk cache of KV caches of one model.
 
     Args:
-        target: Whose caches they are.
-        key: What tells keys and values that can stand for each other from others.
-        limit: Bytes of all files in the folder, other models' included.
-        notify: Takes a Notice where a file is of no use, and where none can be written.
+        target: The model.
+        key: Fingerprint of everything that affects the bits of keys and values.
+        limit: Maximum bytes of all files in the folder, including those of other models.
+        notify: Receives a Notice if a file is unusable or cannot be written.
     """
 
     def __init__(self, target: LoadedModel, key: str, limit: int, notify: Callable[[Event], None]) -> None:
@@ -81,81 +81,86 @@ class Prefixes:
         self.prefill = PrefillRate()
         self._target, self._key, self._limit, self._notify = target, key, limit, notify
         self._known: dict[Path, CacheFile] = {}
-        self._disk_rate: float | None = None  # bytes a second, of the latest large file
-        self._told = False  # that the limit is too small
+        self._disk_rate: float | None = None  # bytes per second of the latest large file
+        self._limit_reported = False  # whether a Notice about a too small limit was sent
 
-    def change(
+    def swap_in(
         self, cache: TreeCache, held: Sequence[int], prompt: Sequence[int], look: Callable[[], None]
     ) -> Sequence[int]:
-        """Have the cache hold as much as can be had of a prompt; the ids that it holds then.
+        """Load the longest known prefix of a prompt into the cache; return the ids of the cache afterwards.
 
-        What it held is written to a file, where the prompt has no use for many of its positions.
+        The previous content is written to a file if the prompt shares too little with it.
 
         Args:
-            cache: Of the target.
-            held: The ids of all its positions.
-            prompt: The ids that are to be committed. The last is not looked for: a pass begins with it.
-            look: Called between parts of files; it may raise. The cache is empty then where a file was read.
+            cache: The target's cache.
+            held: Token ids of all positions of the cache.
+            prompt: Token ids of the prompt. The last one is always computed, so it is not looked up.
+            look: Called between parts of files. If it raises while a file is read, the cache is empty.
         """
         mine, wanted = np.asarray(held, np.int32), np.asarray(prompt[:-1], np.int32)
-        shared = common(mine, wanted)
+        shared = common_prefix_length(mine, wanted)
         found = self._best(cache, wanted, cache.reusable(shared))
         if len(mine) - shared >= LEAST:
-            self.keep(cache, held, found, look)
+            self.save(cache, held, found, look)
         if found is not None and self._read(cache, found, look):
             return [*map(int, found.ids)]
-        return held[: cache.length]  # none where a damaged file was half read
+        return held[: cache.length]  # empty if reading a damaged file failed halfway
 
-    def keep(
+    def save(
         self,
         cache: TreeCache,
         held: Sequence[int],
         spare: CacheFile | None = None,
         look: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write what the cache holds, unless almost all of it is in a file.
+        """Write the cache to a file, unless a file already contains almost all of it.
 
         Args:
-            cache: Of the target.
-            held: The ids of all its positions.
-            spare: A file that is not to be removed for it.
-            look: As for `change`.
+            cache: The target's cache.
+            held: Token ids of all positions of the cache.
+            spare: A file that must not be deleted to make room.
+            look: As for `swap_in`.
         """
         ids = np.asarray(held, np.int32)
         if len(ids) < LEAST:
             return
         files = self._files()
         for file in files:
-            if len(ids) - file.reusable(common(file.ids, ids)) < LEAST:
+            if len(ids) - file.reusable(common_prefix_length(file.ids, ids)) < LEAST:
                 _touch(file.path)
                 return
         outdone = [
-            file.path for file in files if file is not spare and len(file.ids) - common(file.ids, ids) < LEAST
+            file.path
+            for file in files
+            if file is not spare and len(file.ids) - common_prefix_length(file.ids, ids) < LEAST
         ]
         digest = hashlib.sha256(ids.tobytes()).hexdigest()[:16]
         path = self.folder / f"{self._key}-{digest}{_ENDING}"
-        size, began = size_of(cache) + ids.nbytes, time.perf_counter()
+        size, began = cache_file_bytes(cache) + ids.nbytes, time.perf_counter()
         try:
-            with writing(self.folder, ELSEWHERE):
-                private_folder(self.folder)
+            with as_write_error(self.folder, ELSEWHERE):
+                make_private_folder(self.folder)
                 if not self._make_room(size, outdone, spare):
                     return
-                require_space(self.folder, size, "keeping this conversation")
+                require_space(self.folder, size, "saving this conversation's KV cache")
                 write_cache(path, cache, ids, self._key, look)
         except OffspecError as error:
-            self._notify(Notice(f"keys and values of a conversation are not kept: {error}"))
+            self._notify(Notice(f"the KV cache of a conversation was not saved: {error}"))
             return
         self._timed(size, time.perf_counter() - began)
         for old in outdone:
             _remove(old)
 
     def _best(self, cache: TreeCache, wanted: NDArray[np.int32], live: int) -> CacheFile | None:
-        """The file that has most of a prompt, where reading it is quicker than computing what it has more.
+        """Return the file with the longest prefix of a prompt if reading it is faster than computing it.
 
-        live: positions that the cache has of the prompt.
+        Args:
+            cache: The target's cache.
+            wanted: Token ids of the prompt.
+            live: Positions of the prompt that are already in the cache.
         """
         files = [file for file in self._files() if all(len(file.ids) <= row.capacity for row in cache.rows)]
-        has = {file.path: file.reusable(common(file.ids, wanted)) for file in files}
+        has = {file.path: file.reusable(common_prefix_length(file.ids, wanted)) for file in files}
         best = max(files, key=lambda file: (has[file.path], -file.nbytes), default=None)
         if best is None or has[best.path] - live < LEAST:
             return None
@@ -165,7 +170,10 @@ class Prefixes:
         return best
 
     def _read(self, cache: TreeCache, found: CacheFile, look: Callable[[], None]) -> bool:
-        """Whether the cache holds what is in a file now; else that is gone, and the cache perhaps empty."""
+        """Read a file into the cache; return False if the file is damaged.
+
+        A damaged file is deleted; the cache may be empty then.
+        """
         target, began = self._target, time.perf_counter()
         try:
             read_cache(found, cache, target.row_devices, target.dtype, look)
@@ -177,25 +185,25 @@ class Prefixes:
         return True
 
     def _timed(self, nbytes: int, seconds: float) -> None:
-        """Learn the rate of the disk by a file that is large enough to tell it."""
+        """Record the disk's rate if the file is large enough for a measurement."""
         if nbytes >= _TELLING:
             self._disk_rate = nbytes / max(seconds, 1e-9)
 
     def _files(self) -> list[CacheFile]:
-        """All that are of this model. Other processes write and remove files too."""
+        """Return this model's files; other processes may add and delete files at any time."""
         there = dict[Path, CacheFile]()
         for path in self._paths():
             if not path.name.startswith(self._key):
                 continue
             try:
-                there[path] = self._known.get(path) or look_at(path, self._key)
+                there[path] = self._known.get(path) or read_cache_header(path, self._key)
             except CheckpointError as error:
                 self._discard(path, error)
         self._known = there
         return [*there.values()]
 
     def _paths(self) -> list[Path]:
-        """Files of all models, the one that was not used for longest first; what is abandoned is removed."""
+        """Return the files of all models, least recently used first; delete abandoned partial files."""
         ages = dict[Path, float]()
         with suppress(OSError):
             for entry in os.scandir(self.folder):
@@ -207,15 +215,20 @@ class Prefixes:
         return sorted((path for path in ages if path.suffix == _ENDING), key=lambda path: ages[path])
 
     def _make_room(self, size: int, outdone: Sequence[Path], spare: CacheFile | None) -> bool:
-        """Remove files until so many bytes more are within the limit; whether that can be.
+        """Delete files until `size` more bytes are within the limit; return False if that is impossible.
 
-        outdone: those that go first.
+        Args:
+            size: Bytes needed.
+            outdone: Files to delete first.
+            spare: A file that must not be deleted.
         """
         if size > self._limit:
-            if not self._told:
+            if not self._limit_reported:
                 least = format_bytes(size)
-                self._notify(Notice(f"a conversation is not kept: `cache_size` would have to be {least}"))
-            self._told = True
+                self._notify(
+                    Notice(f"the KV cache of a conversation was not saved: it needs `cache_size` {least}")
+                )
+            self._limit_reported = True
             return False
         sizes = dict[Path, int]()
         for path in sorted(self._paths(), key=lambda path: path not in outdone):
@@ -232,32 +245,32 @@ class Prefixes:
         return True
 
     def _discard(self, path: Path, error: CheckpointError) -> None:
-        """Remove a file that is of no use, and say so, unless another process has removed it."""
+        """Delete an unusable file and send a Notice, unless another process has deleted it."""
         self._known.pop(path, None)
         if path.exists():
             _remove(path)
             why = str(error).removesuffix("; download it again")
-            self._notify(Notice(f"a conversation that was kept is computed again: {why}"))
+            self._notify(Notice(f"a saved conversation is computed again: {why}"))
 
 
-def open_prefixes(
+def open_prefix_cache(
     config: EngineConfig, assembly: Assembly, notify: Callable[[Event], None]
-) -> Prefixes | None:
-    """Those of an engine; None where its configuration wants none."""
+) -> PrefixCache | None:
+    """Return an engine's prefix cache; None if `cache_size` is 0."""
     if not config.cache_size:
         return None
     target = assembly.target
     decides = (
-        assembly.target_print,
+        assembly.target_fingerprint,
         str(target.dtype),
         target.int8_cache,
         target.long_factors,
-        [str(device.type) for device in target.row_devices],  # each kind rounds in its own way
+        [str(device.type) for device in target.row_devices],  # each type rounds differently
         machine_fingerprint(str(target.device)),
-        arithmetic(),
+        numerics_fingerprint(),
     )
     key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
-    return Prefixes(target, key, config.cache_size, notify)
+    return PrefixCache(target, key, config.cache_size, notify)
 
 
 def _touch(path: Path) -> None:

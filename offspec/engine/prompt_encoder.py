@@ -1,21 +1,21 @@
-"""What an engine knows of text and tokens, from any thread, while others read streams."""
+"""Conversion of text to tokens and back, for an engine; usable from any thread, also during answers."""
 
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from offspec.chat.answer_parts import Parts, PlainText
+from offspec.chat.answer_parser import AnswerParser, PlainTextParser
 from offspec.chat.prompt_reuse import OPENED
 from offspec.core.config import Constraint, SamplingParams
 from offspec.core.errors import ContextLengthError, RequestError
 from offspec.core.model_info import ModelInfo
 from offspec.model import answer_formats
-from offspec.model.call_grammars import after_thought, answer_regions, only_calls
 from offspec.model.prompt import Prompt, checked_text
+from offspec.model.tool_call_grammars import after_reasoning, answer_regions, required_call_regions
 from offspec.model.vocabulary import token_bytes
 from offspec.plan.load import Assembly
-from offspec.sampling.rules import check_tokens
+from offspec.sampling.logits_rules import check_tokens
 
 log = logging.getLogger("offspec.engine")
 
@@ -23,9 +23,11 @@ _OPENING = 32  # tokens at the end of a prompt that may begin reasoning
 
 
 def too_long(tokens: int, context: int) -> str:
-    """The message for a prompt that leaves no room for an answer, in words that clients look for.
+    """Return the message for a prompt that leaves no room for an answer, in words that clients search for.
 
-    tokens: of the prompt; above 2 * context, those counted so far. context: room for prompt and answer.
+    Args:
+        tokens: Tokens of the prompt. Above 2 * context: the tokens counted so far.
+        context: Maximum tokens of prompt and answer.
     """
     more = ", and more follow" if tokens > 2 * context else ""
     return (
@@ -34,22 +36,22 @@ def too_long(tokens: int, context: int) -> str:
     )
 
 
-class Texts:
-    """Prompts become tokens, and tokens text; no pass is run."""
+class PromptEncoder:
+    """Encodes prompts and decodes tokens, without running a pass."""
 
     def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly
 
     @property
     def context(self) -> int:
-        """Tokens that a prompt and its answer may have together."""
+        """Maximum tokens of a prompt and its answer together."""
         return self._assembly.context
 
     @property
     def sampling_defaults(self) -> SamplingParams:
-        """Sampling parameters that the model sets in its generation_config.json; greedy if it sets none.
+        """Sampling parameters from the model's generation_config.json; greedy if it sets none.
 
-        The commands use them. In Python pass them, or a copy by `dataclasses.replace`, as `params`.
+        The commands use them. In Python, pass them as `params`, or a copy made by `dataclasses.replace`.
         """
         return self._assembly.codec.sampling_defaults
 
@@ -60,8 +62,9 @@ class Texts:
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> int:
-        """Tokens that a prompt has, those of the chat template included; `context` has room for them and the
-        answer.
+        """Return the number of tokens of a prompt, including the chat template.
+
+        `context` must have room for these tokens and the answer.
 
         Args:
             prompt: As in `stream`, of any length.
@@ -69,7 +72,7 @@ class Texts:
             chat_template_kwargs: As in `stream`.
 
         Raises:
-            RequestError: It is no prompt, or the chat template refuses it.
+            RequestError: The prompt is invalid, or the chat template refuses it.
         """
         return len(self._ids(prompt, raw, chat_template_kwargs))
 
@@ -80,22 +83,22 @@ class Texts:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         continues: bool = True,
     ) -> list[int]:
-        """Token ids of a prompt that leaves room for an answer; from any thread, while others read streams.
+        """Return the token ids of a prompt that leaves room for an answer; usable from any thread.
 
         Args:
             prompt: As in `stream`.
             raw: As in `stream`.
-            chat_template_kwargs: As in `stream`; "tools" are descriptions of functions for the model to call.
-            continues: Whether the answer continues a last message of the assistant, or follows it.
+            chat_template_kwargs: As in `stream`; "tools" describes functions that the model may call.
+            continues: Whether the answer continues a last message of the assistant; otherwise it follows it.
 
         Raises:
-            ContextLengthError: The context has no room for it.
-            RequestError: It is no prompt, or the chat template refuses it.
+            ContextLengthError: The prompt leaves no room for an answer.
+            RequestError: The prompt is invalid, or the chat template refuses it.
         """
         return self._fitting(self._ids(prompt, raw, chat_template_kwargs, self.context, continues))
 
     def _fitting(self, ids: list[int]) -> list[int]:
-        """The ids of a prompt. Raises ContextLengthError if they leave no room for an answer."""
+        """Return the ids. Raises ContextLengthError if they leave no room for an answer."""
         if len(ids) >= self.context:
             raise ContextLengthError(too_long(len(ids), self.context))
         return ids
@@ -108,21 +111,21 @@ class Texts:
         most: int | None = None,
         continues: bool = True,
     ) -> list[int]:
-        """Token ids of a prompt; see `TextCodec.encode_prompt`. Raises RequestError."""
-        ids = self._assembly.codec.with_template(template).encode_prompt(prompt, raw, most, continues)
+        """Return the token ids of a prompt; see `TextCodec.encode_prompt`. Raises RequestError."""
+        ids = self._assembly.codec.with_template_kwargs(template).encode_prompt(prompt, raw, most, continues)
         size = self._assembly.target.skeleton.vocab_size
         if not all(0 <= token < size for token in ids):
             raise RequestError(
-                f"the prompt has a token that the model does not know: ids go from 0 to {size - 1}"
+                f"the prompt has a token id outside the vocabulary: ids go from 0 to {size - 1}"
             )
         return ids
 
     def tokenize(self, text: str, special: bool = False) -> list[int]:
-        """Token ids of any text.
+        """Return the token ids of a text, without applying the chat template.
 
         Args:
-            text: As it is, without the chat template.
-            special: Add the special tokens that the tokenizer puts around a text.
+            text: The text.
+            special: Whether to add the special tokens that the tokenizer puts around a text. Default False.
 
         Raises:
             RequestError: The text is not valid Unicode.
@@ -130,11 +133,11 @@ class Texts:
         return self._assembly.codec.tokenize(checked_text(text), special=special)
 
     def encode_infill(self, prefix: str, suffix: str) -> list[int]:
-        """Token ids of a prompt for the text between a prefix and a suffix.
+        """Return the token ids of a prompt for the text between a prefix and a suffix (fill-in-the-middle).
 
         Raises:
-            ContextLengthError: The context has no room for it.
-            RequestError: The model's tokenizer has no marks for it.
+            ContextLengthError: The prompt leaves no room for an answer.
+            RequestError: The model's tokenizer lacks fill-in-the-middle tokens.
         """
         return self._fitting(self._assembly.codec.encode_infill(prefix, suffix, self.context))
 
@@ -142,7 +145,7 @@ class Texts:
     def model_info(self) -> ModelInfo:
         """Facts about the model, from its files."""
         target, codec = self._assembly.target, self._assembly.codec
-        kinds, marks = answer_formats.kinds(codec), codec.infill_marks
+        kinds, marks = answer_formats.kinds(codec), codec.fim_tokens
         return ModelInfo(
             architecture=str(target.skeleton.config.model_type),
             parameters=target.parameters,
@@ -159,23 +162,23 @@ class Texts:
         )
 
     def check(self, params: SamplingParams) -> None:
-        """Raises RequestError where parameters name tokens that the model does not have; from any thread."""
+        """Raise RequestError if parameters name tokens outside the vocabulary; usable from any thread."""
         check_tokens(params, self._assembly.target.skeleton.vocab_size)
 
-    def spell(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included."""
-        return self._assembly.codec.spell(ids)
+    def decode_with_special(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, including special tokens."""
+        return self._assembly.codec.decode_with_special(ids)
 
-    def parts(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()) -> Parts:
-        """What takes the text of an answer apart into thoughts, calls of tools and the rest.
+    def parts(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()) -> AnswerParser:
+        """Return a parser that splits the text of an answer into reasoning, tool calls and content.
 
         Args:
-            ids: The prompt, written by the chat template.
-            tools: What may be called, as {"type": "function", "function": {...}}.
+            ids: Token ids of the prompt, rendered by the chat template.
+            tools: Functions that may be called, as {"type": "function", "function": {...}}.
         """
         codec = self._assembly.codec
-        make = answer_formats.find(codec, calls=bool(tools))
-        return make(codec.spell(ids), tools) if make else PlainText()
+        make = answer_formats.find_parts_factory(codec, calls=bool(tools))
+        return make(codec.decode_with_special(ids), tools) if make else PlainTextParser()
 
     def answer_format(
         self,
@@ -185,37 +188,37 @@ class Texts:
         thought_tokens: int | None = None,
         required: bool = False,
     ) -> Constraint | None:
-        """The format of an answer, where reasoning comes before it, or where it may call tools.
+        """Return the output format of an answer that may contain reasoning or tool calls; None if it is free.
 
         Args:
-            ids: The prompt, written by the chat template.
-            tools: What may be called, as in `parts`: from its opening mark on a call is whole and valid.
-            format: What the answer must look like after its reasoning; then there are no calls. None:
-                anything.
-            thought_tokens: Most tokens of the reasoning before a format. None: any number.
-            required: The answer must be a call.
+            ids: Token ids of the prompt, rendered by the chat template.
+            tools: Functions that may be called, as in `parts`. After the opening mark of a call, only a
+                complete, valid call is possible.
+            format: Format of the text after the reasoning, which excludes tool calls. None: any text.
+            thought_tokens: Maximum tokens of reasoning before a format. None: no limit.
+            required: Whether the answer must be a tool call. Default False.
         """
         codec = self._assembly.codec
         template = codec.answer_marks
-        thinking = OPENED.search(codec.spell(ids[-_OPENING:])) is not None
+        thinking = OPENED.search(codec.decode_with_special(ids[-_OPENING:])) is not None
         special = codec.special_tokens
         if format is not None:
-            return after_thought(template, format, special, thought_tokens) if thinking else format
+            return after_reasoning(template, format, special, thought_tokens) if thinking else format
         if getattr(codec.tokenizer, "response_template", None):
-            return None  # it says how calls are read, and not how they are written
+            return None  # it defines how to parse calls, not how to write them
         functions = [*{tool["function"]["name"]: tool["function"] for tool in tools}.values()]
         try:
             if required:
-                regions = only_calls(template, functions, special, thinking, thought_tokens)
+                regions = required_call_regions(template, functions, special, thinking, thought_tokens)
             else:
                 regions = answer_regions(template, functions, special, thinking)
             for grammar in regions.grammars if regions else ():
                 codec.grammars.compiled(grammar)
-        except Exception as error:  # a tokenizer or a schema that grammars cannot follow: calls are free
-            log.info("calls of these tools follow no grammar: %s", error)
+        except Exception as error:  # grammars do not support this tokenizer or schema: leave calls free
+            log.info("calls of these tools are not constrained by a grammar: %s", error)
             return None
         return None if regions is None else regions.constraint()
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token stands for within a text, in UTF-8; it may be a part of a character."""
+        """Return the UTF-8 bytes of a token within a text; they may be part of a character."""
         return token_bytes(self._assembly.codec.tokenizer, token)

@@ -1,6 +1,6 @@
-"""One pass of the target for the trees of several sequences, or of one.
+"""One pass of the target over the trees of one or more sequences.
 
-A row's bits depend on its own path alone, so what shares a pass changes no token of another sequence.
+The bits of a row depend only on its own path, so sharing a pass changes no token of any sequence.
 """
 
 import os
@@ -14,33 +14,32 @@ import torch
 
 from offspec.core.trace import OFF, Timeline
 from offspec.draft.grow.best_first import grow_forest
-from offspec.draft.grow.growing import Growing
+from offspec.draft.grow.tree_grower import TreeGrower
 from offspec.engine.sequence_pass import PassResult, SequencePass
 from offspec.model import runner
 from offspec.model.loaded import LoadedModel
 from offspec.model.runner import TreeModel, rows_at
 from offspec.sampling.verify import Logits
 
-_LOW_PRIORITY = 19  # nice's
-_FLOOR = 4  # nodes that each tree keeps, however likely those of others are
+_LOW_PRIORITY = 19  # nice value
+_FLOOR = 4  # nodes guaranteed to each tree, even if those of other trees are likelier
 
 
 class DraftAhead:
-    """Grows one tree on below its likeliest leaves while the target's pass is on its way, in a thread.
+    """Extends one tree below its likeliest leaves in a thread while the target's pass is running.
 
-    When the walk has ended, what was grown below the next root is where the next tree begins. It pays where
-    the processor waits for weights: the draft takes what of it is idle, with half of the threads at a low
-    priority.
+    After verification, the nodes below the next root become the start of the next tree. This is worthwhile
+    if the CPU is idle while weights are read: the draft uses half of the threads at a low priority.
 
     Args:
-        growing: The tree, of which nobody else asks anything meanwhile.
-        target: Whose pass is on its way: no step begins that would end behind it.
+        growing: The tree; no other thread may use it meanwhile.
+        target: The model whose pass is running. No draft step begins that would end after the pass.
     """
 
-    def __init__(self, growing: Growing, target: TreeModel) -> None:
-        self.seconds = 0.0  # that it went on for
+    def __init__(self, growing: TreeGrower, target: TreeModel) -> None:
+        self.seconds = 0.0  # duration of drafting
         self._growing, self._target = growing, target
-        self._before, self._layers = target.spent, len(target.skeleton.layers)
+        self._before, self._layers = target.pass_time, len(target.skeleton.layers)
         self._over = threading.Event()
         self._set_up = threading.Event()
         self._error: Exception | None = None
@@ -56,11 +55,11 @@ class DraftAhead:
             self._end()
             raise
         finally:
-            torch.set_num_threads(threads)  # the other thread's number is that of all threads to come as well
+            torch.set_num_threads(threads)  # a thread's setting is also inherited by all later threads
         return self
 
     def _end(self) -> None:
-        """Wait until the thread has ended, also where Ctrl-C strikes meanwhile."""
+        """Wait until the thread has ended, even if Ctrl-C interrupts the wait."""
         self._over.set()
         try:
             if self._thread.ident is not None:
@@ -72,75 +71,75 @@ class DraftAhead:
     def __exit__(self, *raised: object) -> None:
         self._end()
         if self._error is not None:
-            self._growing.failed(self._error)
+            self._growing.report_error(self._error)
 
     def _work(self) -> None:
         try:
             torch.set_num_threads(max(torch.get_num_threads() // 2, 1))
         finally:
             self._set_up.set()
-        with suppress(OSError, AttributeError):  # where threads have no priority of their own
+        with suppress(OSError, AttributeError):  # no priorities for single threads on this system
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
         try:
             with torch.no_grad():
-                self._growing.foresee(self._goes_on)
-        except Exception as error:  # it costs no answer: what was grown so far holds
+                self._growing.draft_ahead(self._should_continue)
+        except Exception as error:  # the answer is unaffected: the nodes grown so far are valid
             self._error = error
         self.seconds = time.perf_counter() - self._began
 
-    def _goes_on(self) -> bool:
-        """Whether the pass is likely to take longer than another step."""
+    def _should_continue(self) -> bool:
+        """Return whether the pass is likely to last longer than another draft step."""
         now = time.perf_counter()
         step, self._step = now - self._step, now
         if self._over.is_set():
             return False
-        spent = self._target.spent
+        spent = self._target.pass_time
         done = 0 if spent is self._before else spent.layers
         return done == 0 or (now - self._began) * (self._layers - done) > step * done
 
 
-class Batch:
-    """One pass of the target for the trees of several sequences.
+class BatchedPass:
+    """One pass of the target over the trees of several sequences.
 
     Args:
         target: The model.
-        sequences: Those that share the pass.
-        most: Nodes of the trees of several together; each has its root whatever this is.
-        timeline: Records what happens.
-        look: Called between draft steps; what it raises cancels the pass.
+        sequences: Sequences that share the pass.
+        max_nodes: Maximum number of nodes of all trees together; each tree has a root in any case.
+        timeline: Records the steps of the pass.
+        look: Called between draft steps; an exception raised by it cancels the pass.
         on_grown: Called with the number of nodes of each tree once all are complete.
-        on_ahead: Called with True when the draft begins to take its part of the processor during the pass,
-            and with False when it ends.
+        on_ahead: Called with True when drafting during the pass begins to use CPU threads, and with False
+            when it ends.
     """
 
     def __init__(
         self,
         target: LoadedModel,
         sequences: Sequence[SequencePass],
-        most: int,
+        max_nodes: int,
         timeline: Timeline = OFF,
         look: Callable[[], None] | None = None,
         on_grown: Callable[[Sequence[int]], None] = lambda nodes: None,
         on_ahead: Callable[[bool], None] = lambda begins: None,
     ) -> None:
-        self._target, self._sequences, self._most = target, sequences, most
+        self._target, self._sequences, self._most = target, sequences, max_nodes
         self._timeline, self._look, self._on_grown, self._on_ahead = timeline, look, on_grown, on_ahead
 
     @torch.no_grad()
     def run(self) -> list[PassResult | Exception | None]:
-        """Grow a tree for each sequence, take all through the target with pending tokens, walk them, commit.
+        """Grow a tree for each sequence, run trees and pending tokens through the target, verify and commit.
 
-        An exception ends the pass before any tree is walked: ids are what they were, and the target and all
-        states must `recover`. What fails from there on fails one sequence, whose ids are what they were, or
-        what they were to be, and whose state must `recover`.
+        An exception means that the pass ended before any tree was walked: all ids are unchanged, and the
+        target and all states must `recover`. A later failure affects one sequence: its ids are either
+        unchanged or completely updated, and its state must `recover`.
 
         Returns:
-            The result of each sequence, or why there is none; None where its prompt needs another pass.
+            The result or the error of each sequence; None if its prompt needs another pass.
         """
         target, sequences, timeline = self._target, self._sequences, self._timeline
         began, fresh = time.perf_counter(), sequences[0].state.pending
         while len(sequences) == 1 and sequences[0].state.pending > runner.PASS_ROWS:
-            self._read_ahead(sequences[0])
+            self._prefill_chunk(sequences[0])
         self._divide_rows()
         with timeline.span("draft", "grow") as span:
             self._grow()
@@ -151,27 +150,27 @@ class Batch:
         self._on_grown([sequence.nodes for sequence in sequences])
         drafted = time.perf_counter()
         nodes = sum(sequence.nodes for sequence in sequences)
-        with timeline.span("engine", "target", nodes=nodes), self._foreseeing() as ahead:
-            self._trip()
+        with timeline.span("engine", "target", nodes=nodes), self._draft_ahead() as ahead:
+            self._forward()
         self._walk()
         with timeline.span("engine", "commit"):
             for sequence in sequences:
-                with sequence.own():
+                with sequence.isolate_errors():
                     sequence.commit()
-        target.tree_model.spent.read()
+        target.tree_model.pass_time.read()
         ended = time.perf_counter()
         if len(sequences) == 1:
             sequences[0].state.note_prefill(fresh, ended - began)
         hidden = 0.0 if ahead is None else ahead.seconds
-        # Each row may wait for experts of its own.
-        waited = target.tree_model.spent.waited if target.store is None else 0.0
+        # With on-demand experts each row may wait for different weights, so no common wait is known.
+        waited = target.tree_model.pass_time.waited if target.store is None else 0.0
         drafting, computing, members = drafted - began, ended - drafted, len(sequences)
         return [sequence.result(drafting, computing, waited, members, hidden) for sequence in sequences]
 
     def _divide_rows(self) -> None:
-        """Who reads how much of a prompt: who has least left goes first, and waits for no long one.
+        """Divide the prompt rows of the pass among the sequences, the shortest remaining prompt first.
 
-        A sequence by itself takes all that a pass may have.
+        So a short prompt does not wait for a long one. A single sequence gets all rows of the pass.
         """
         left = runner.SHARED_PROMPT_ROWS if len(self._sequences) > 1 else runner.PASS_ROWS
         for sequence in sorted(self._sequences, key=lambda sequence: sequence.state.pending):
@@ -180,13 +179,13 @@ class Batch:
             left -= min(pending, left)
 
     def _grow(self) -> None:
-        """Grow the trees of all sequences that have one, the nodes going where tokens are likeliest."""
+        """Grow the trees of all sequences whose prompt is complete; the likeliest nodes get the budget."""
         sequences, branches = self._sequences, self._target.skeleton.branches
-        growing = list[tuple[SequencePass, Growing]]()
+        growing = list[tuple[SequencePass, TreeGrower]]()
         for sequence in sequences:
             if sequence.prompt_rows is None:
                 tree = sequence.begin_tree(self._look, alone=len(sequences) == 1)
-                if isinstance(tree, Growing):
+                if isinstance(tree, TreeGrower):
                     growing.append((sequence, tree))
                 else:
                     sequence.grown = tree
@@ -199,52 +198,57 @@ class Batch:
         if not branches:
             for sequence in sequences:
                 if sequence.grown is not None:
-                    sequence.grown = sequence.grown.one_path(drawn=sequence.decoding.numbers is not None)
+                    sequence.grown = sequence.grown.one_path(
+                        drawn=sequence.decoding.acceptance_uniforms is not None
+                    )
 
-    def _trip(self) -> None:
-        """Take pending tokens and trees of all sequences that have some through the target."""
+    def _forward(self) -> None:
+        """Run pending tokens and trees of all sequences that have any through the target."""
         model = self._target.tree_model
         going = [sequence for sequence in self._sequences if sequence.prompt_rows != 0]
         rows = [sequence.rows() for sequence in going]
-        model.taps = self._sequences[0].state.sources.wants.layers
+        model.aux_layers = self._sequences[0].state.sources.required_states.layers
         counts = [len(part.tokens) for part in rows]
         last = model.hidden_of(rows).split(counts)
-        tapped = {layer: inputs.split(counts) for layer, inputs in model.tapped.items()}
+        tapped = {layer: inputs.split(counts) for layer, inputs in model.aux_hidden_states.items()}
         for index, sequence in enumerate(going):
             sequence.last = last[index]
             sequence.tapped = {layer: inputs[index] for layer, inputs in tapped.items()}
 
     @contextmanager
-    def _foreseeing(self) -> Iterator[DraftAhead | None]:
-        """Let the only tree of a pass grow on while the block runs, where its policy says so."""
+    def _draft_ahead(self) -> Iterator[DraftAhead | None]:
+        """Extend the only tree of the pass while the block runs, if its policy enables drafting ahead."""
         growing, sources = self._sequences[0].growing, self._sequences[0].state.sources
-        if growing is None or not growing.foresees:
+        if growing is None or not growing.can_draft_ahead:
             yield None
             return
-        sources.watch(None)  # what looks goes by the time of this thread, and breaks off what runs in it
+        sources.set_cancel_check(
+            None
+        )  # the callback measures this thread and cancels work in this thread only
         self._on_ahead(True)
         try:
             with DraftAhead(growing, self._target.tree_model) as ahead:
                 yield ahead
         finally:
             self._on_ahead(False)
-            sources.watch(self._look)
+            sources.set_cancel_check(self._look)
 
     def _walk(self) -> None:
         going = [sequence for sequence in self._sequences if sequence.last is not None]
         for sequence, logits in zip(going, self._logits(going), strict=True):
             if sequence.grown is not None:
-                with sequence.own():
+                with sequence.isolate_errors():
                     sequence.walk_tree(logits)
 
     def _logits(self, sequences: Sequence[SequencePass]) -> list[Logits]:
-        """Logits of each tree's nodes: of all now where the head streams, whose blocks end every pass.
+        """Return the logits of each tree's nodes, and compute log-probabilities of prompts.
 
-        Log-probabilities of prompts are computed with them.
+        If the output head is streamed at the end of every pass, the logits of all nodes are computed now;
+        otherwise each row is computed when the walk needs it.
         """
         model = self._target.tree_model
         states = [last[-one.nodes or -1 :] for one in sequences if (last := one.last) is not None]
-        scored = [rows for sequence in sequences if (rows := sequence.scored) is not None]
+        scored = [rows for sequence in sequences if (rows := sequence.prompt_logprob_rows) is not None]
         if model.streams_head:
             every = model.logits(torch.cat(states), scored).split([len(nodes) for nodes in states])
             logits: list[Logits] = [partial(rows_at, rows) for rows in every]
@@ -253,14 +257,14 @@ class Batch:
             logits = [model.logits_by_row(nodes) for nodes in states]
         for sequence in sequences:
             if sequence.prompt_scorer is not None:
-                sequence.prompt_scorer.take()
+                sequence.prompt_scorer.collect()
         return logits
 
-    def _read_ahead(self, sequence: SequencePass) -> None:
-        """Take pending tokens through the target and commit them, in a pass of their own."""
+    def _prefill_chunk(self, sequence: SequencePass) -> None:
+        """Run a chunk of pending tokens through the target and commit it, in a separate pass."""
         sequence.prompt_rows = runner.PASS_ROWS
         with self._timeline.span("engine", "prompt", rows=runner.PASS_ROWS):
-            self._trip()
+            self._forward()
             self._logits([sequence])
         sequence.commit()
-        sequence.last, sequence.tapped = None, {}  # they are as large as the pass
+        sequence.last, sequence.tapped = None, {}  # free them: they are as large as the pass

@@ -12,8 +12,8 @@ import msgspec
 from offspec.core.constraint import Constraint
 from offspec.core.errors import RequestError
 from offspec.sampling.grammar import check_format
-from offspec.server.exchange import Ask
-from offspec.server.faults import invalid
+from offspec.server.api_errors import invalid
+from offspec.server.protocol import GenerateRequest
 from offspec.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class StructuredOutputs(msgspec.Struct, omit_defaults=True):
 
 
 def format_of(response: ResponseFormat | None, structured: StructuredOutputs | None) -> Constraint | None:
-    """The format that a body sets; None for text. Raises Fault for two formats, or an impossible one."""
+    """The format that a body sets; None for text. Raises ApiError for two formats, or an impossible one."""
     given = msgspec.structs.asdict(structured) if structured is not None else {}
     given = {name: value for name, value in given.items() if value is not None}
     if structured is not None and len(given) != 1:
@@ -57,7 +57,7 @@ def format_of(response: ResponseFormat | None, structured: StructuredOutputs | N
             "structured_outputs", "response_format asks for a format as well; leave one of them out"
         )
     for name, value in given.items():
-        return checked(f"structured_outputs.{name}", _KINDS[name], value)
+        return checked_constraint(f"structured_outputs.{name}", _KINDS[name], value)
     if response is None or response.type == "text":
         return None
     if response.type == "json_object":
@@ -65,11 +65,11 @@ def format_of(response: ResponseFormat | None, structured: StructuredOutputs | N
     if response.json_schema is None:
         raise invalid("response_format.json_schema", "it is missing")
     schema = {} if response.json_schema.schema is None else response.json_schema.schema
-    return checked("response_format.json_schema.schema", "json_schema", schema)
+    return checked_constraint("response_format.json_schema.schema", "json_schema", schema)
 
 
-def checked(field: str, kind: str, value: Any) -> Constraint:
-    """A format that can be followed. field: of the body. Raises Fault."""
+def checked_constraint(field: str, kind: str, value: Any) -> Constraint:
+    """A format that can be followed. field: of the body. Raises ApiError."""
     try:
         format = Constraint(kind, value)
         check_format(format)
@@ -78,15 +78,17 @@ def checked(field: str, kind: str, value: Any) -> Constraint:
     return format
 
 
-def with_format(ask: Ask, ids: Sequence[int], engine: "Engine", settings: Settings) -> Ask:
+def with_format(
+    ask: GenerateRequest, ids: Sequence[int], engine: "Engine", settings: Settings
+) -> GenerateRequest:
     """The request with the format of its answer: of calls that it may make, and after reasoning.
 
-    ids: its prompt. Raises Fault, OffspecError.
+    ids: its prompt. Raises ApiError, OffspecError.
     """
     if ask.params.format is not None and not settings.open_schemas:
         ask = replace(ask, params=replace(ask.params, format=ask.params.format.closed))
     params, forced = ask.params, ask.tools.choice not in ("none", "auto")
-    tools = ask.tools.callable if forced or settings.tool_grammar else ()
+    tools = ask.tools.allowed_functions if forced or settings.tool_grammar else ()
     if ask.raw or not (tools or params.format) or (params.ignore_eos and not forced):
         return ask
     thought = min(params.max_tokens, engine.context - len(ids)) // 2
@@ -97,14 +99,14 @@ def with_format(ask: Ask, ids: Sequence[int], engine: "Engine", settings: Settin
     return replace(ask, params=replace(ask.params, format=format))
 
 
-def _forced_call(ask: Ask) -> Constraint:
-    """The format {"name": …, "arguments": …} of a request's tools. Raises Fault."""
+def _forced_call(ask: GenerateRequest) -> Constraint:
+    """The format {"name": …, "arguments": …} of a request's tools. Raises ApiError."""
     if ask.params.format is not None:
         raise invalid("tool_choice", "the answer cannot have another format as well")
-    tools = [tool["function"] for tool in ask.tools.callable]
+    tools = [tool["function"] for tool in ask.tools.allowed_functions]
     definitions = dict[str, Any]()
     schema: dict[str, Any] = {"anyOf": [_call_schema(tool, definitions) for tool in tools]}
-    return checked("tools", "json_schema", {**schema, "$defs": definitions})
+    return checked_constraint("tools", "json_schema", {**schema, "$defs": definitions})
 
 
 def _call_schema(tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:

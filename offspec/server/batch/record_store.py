@@ -9,8 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from offspec.core.files import write_file
-from offspec.server.faults import Fault
+from offspec.core.files import write_atomic
+from offspec.server.api_errors import ApiError
 from offspec.server.reply import list_page
 
 log = logging.getLogger("offspec.server")
@@ -24,14 +24,14 @@ class Record(Protocol):
     id: str
     order: int
 
-    def shown(self) -> dict[str, Any]:
+    def to_openai(self) -> dict[str, Any]:
         """The record as OpenAI's object."""
 
 
 R = TypeVar("R", bound=Record)
 
 
-class Records(Generic[R]):
+class RecordStore(Generic[R]):
     """Descriptions of one kind. `load`, `save` and `remove` use the disk; the others only read memory.
 
     Args:
@@ -56,14 +56,14 @@ class Records(Generic[R]):
             else:
                 self._all[record.id] = record
 
-    def fresh_id(self) -> str:
+    def new_id(self) -> str:
         """An id that no other has, and nobody can guess."""
         return f"{self._prefix}{secrets.token_hex(16)}"
 
     def save(self, record: R) -> None:
         """Keep a record, or what has changed of it, durably. Raises OSError, DiskFullError."""
         with self._writing:
-            write_file(self._path(record.id), msgspec.json.encode(record), PRIVATE)
+            write_atomic(self._path(record.id), msgspec.json.encode(record), PRIVATE)
             self._all[record.id] = record
 
     def remove(self, id: str) -> None:
@@ -75,7 +75,7 @@ class Records(Generic[R]):
     def get(self, id: str, field: str | None = None) -> R:
         """The record of an id. Raises Fault where there is none. field: of the request that names it."""
         if (record := self._all.get(id)) is None:
-            raise Fault("not_found", f"there is no {self._called} {id[:100]!r}", field=field)
+            raise ApiError("not_found", f"there is no {self._called} {id[:100]!r}", field=field)
         return record
 
     def all(self) -> list[R]:
@@ -105,7 +105,7 @@ class Records(Generic[R]):
         if after is not None:
             order = self.get(after, "after").order
             found = [record for record in found if (record.order > order) == ascending and record.id != after]
-        return list_page([record.shown() for record in found[:limit]], len(found) > limit)
+        return list_page([record.to_openai() for record in found[:limit]], len(found) > limit)
 
     def _path(self, id: str) -> Path:
         return self._folder / f"{id}.json"

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from offspec.core.errors import ClosedError, OffspecError, RequestError
-from offspec.server.batch.answering import Answering, result
+from offspec.server.api_errors import api_error_from, internal
+from offspec.server.batch.line_processor import LineProcessor, result
 from offspec.server.batch.lines import Line, read_lines
-from offspec.server.batch.records import PRIVATE, Records
+from offspec.server.batch.record_store import PRIVATE, RecordStore
 from offspec.server.batch.results import ResultFile
-from offspec.server.batch.stored_batch import Status, StoredBatch, Trouble, count_results
+from offspec.server.batch.stored_batch import BatchError, Status, StoredBatch, count_results
 from offspec.server.batch.stored_files import StoredFiles
-from offspec.server.faults import internal, of_error
 from offspec.server.service import Service
-from offspec.server.threads import in_thread
+from offspec.server.threads import run_in_thread
 
 log = logging.getLogger("offspec.server")
 
@@ -35,7 +35,7 @@ class BatchRunner:
 
     most_lines = 10_000  # of a batch
 
-    def __init__(self, service: Service, files: StoredFiles, batches: Records[StoredBatch]) -> None:
+    def __init__(self, service: Service, files: StoredFiles, batches: RecordStore[StoredBatch]) -> None:
         self._service, self._files, self._batches = service, files, batches
         self._turns = asyncio.Lock()
 
@@ -50,16 +50,16 @@ class BatchRunner:
             except Exception as error:
                 if self._service.state != "ready":
                     return  # it was broken off, and goes on when there is a server again
-                batch.troubles = [_trouble(error)]
+                batch.troubles = [_batch_error(error)]
         with _unless_cancelling(batch):
-            await in_thread(self._collect, batch)
-        await self.become(batch, _LAST.get(batch.status, "failed"))
+            await run_in_thread(self._collect, batch)
+        await self.set_status(batch, _LAST.get(batch.status, "failed"))
         log.info("%s is %s: %d answers, %d errors", batch.id, batch.status, batch.completed, batch.failed)
 
-    async def become(self, batch: StoredBatch, status: Status) -> None:
+    async def set_status(self, batch: StoredBatch, status: Status) -> None:
         """Enter a status now, and save it."""
-        batch.become(status)
-        await in_thread(self._batches.save, batch)
+        batch.set_status(status)
+        await run_in_thread(self._batches.save, batch)
 
     async def _validate_and_answer(self, batch: StoredBatch) -> None:
         if batch.status == "validating":
@@ -67,11 +67,11 @@ class BatchRunner:
             batch.total, batch.troubles = await asyncio.to_thread(_validate, *given)
             if batch.troubles:
                 return
-            await self.become(batch, "in_progress")
+            await self.set_status(batch, "in_progress")
         if batch.status == "in_progress":
             async with self._turns:
                 await self._answer(batch)
-            await self.become(batch, "finalizing")
+            await self.set_status(batch, "finalizing")
 
     async def _answer(self, batch: StoredBatch) -> None:
         """Answer what is not answered yet. Raises what it fails with."""
@@ -82,9 +82,9 @@ class BatchRunner:
             return [opened.enter_context(ResultFile(path, PRIVATE)) for path in paths]
 
         try:
-            await self._answer_into(batch, *await in_thread(open_files))
+            await self._answer_into(batch, *await run_in_thread(open_files))
         finally:
-            await in_thread(opened.close)
+            await run_in_thread(opened.close)
 
     async def _answer_into(self, batch: StoredBatch, answers: ResultFile, errors: ResultFile) -> None:
         done = answers.done | errors.done
@@ -94,15 +94,15 @@ class BatchRunner:
 
         async def take(line: Line, status: int, value: dict[str, Any]) -> None:
             file = answers if status == 200 else errors
-            await in_thread(file.add, line.id, result(line, status, value))
+            await run_in_thread(file.add, line.id, result(line, status, value))
             count()
 
         count()
         lines = (line for line in read_lines(self._files.path(batch.input)) if line.id not in done)
         model = batch.model if batch.model in self._service.names else self._service.names[0]
         await self._ready()
-        answering = Answering(
-            self._service, model, take, in_flight=self._service.engine.sequences, turn=self._turn
+        answering = LineProcessor(
+            self._service, model, take, in_flight=self._service.engine.sequences, turn=self._wait_until_idle
         )
         await answering.run(lines)
 
@@ -110,7 +110,7 @@ class BatchRunner:
         while self._service.state != "ready":
             await asyncio.sleep(0.05)
 
-    async def _turn(self) -> None:
+    async def _wait_until_idle(self) -> None:
         """Wait until a request would be answered at once: those of clients go first."""
         pause = 0.001
         while self._service.state != "ready" or self._service.in_flight >= self._service.engine.sequences:
@@ -125,8 +125,8 @@ class BatchRunner:
                 pass  # an incomplete last line, left by a kill, is removed
         batch.completed, batch.usage = count_results(paths[0])
         batch.failed, _ = count_results(paths[1])
-        batch.has_output = self._files.adopt(batch.output, f"{batch.id}_output.jsonl", batch.kept_s)
-        batch.has_errors = self._files.adopt(batch.errors, f"{batch.id}_error.jsonl", batch.kept_s)
+        batch.has_output = self._files.register(batch.output, f"{batch.id}_output.jsonl", batch.kept_s)
+        batch.has_errors = self._files.register(batch.errors, f"{batch.id}_error.jsonl", batch.kept_s)
 
 
 @contextmanager
@@ -139,45 +139,47 @@ def _unless_cancelling(batch: StoredBatch) -> Iterator[None]:
             raise
 
 
-def _validate(path: Path, endpoint: str, most_lines: int) -> tuple[int, list[Trouble]]:
+def _validate(path: Path, endpoint: str, most_lines: int) -> tuple[int, list[BatchError]]:
     """The number of lines of a file, and faults of them that no result could report.
 
     What is wrong with a request alone is an error of its line, once it is its turn.
     """
-    total, troubles = 0, list[Trouble]()
+    total, troubles = 0, list[BatchError]()
     try:
         for line in read_lines(path, "the file"):
             total += 1
             if total > most_lines:
-                troubles.append(Trouble("too_many_lines", f"the file has more than {most_lines} lines"))
+                troubles.append(BatchError("too_many_lines", f"the file has more than {most_lines} lines"))
                 break
-            if (trouble := _trouble_of(line, endpoint)) is not None:
+            if (trouble := _line_error(line, endpoint)) is not None:
                 troubles.append(trouble)
             if len(troubles) == _MOST_TROUBLES:
                 break
     except RequestError as error:
-        troubles.append(Trouble("duplicate_custom_id", str(error)))
+        troubles.append(BatchError("duplicate_custom_id", str(error)))
     if not total:
-        troubles.append(Trouble("empty_file", "the file has no lines"))
+        troubles.append(BatchError("empty_file", "the file has no lines"))
     return total, troubles
 
 
-def _trouble_of(line: Line, endpoint: str) -> Trouble | None:
+def _line_error(line: Line, endpoint: str) -> BatchError | None:
     if line.fault is not None and not line.url:
-        return Trouble(line.fault.code or "invalid_line", line.fault.message, line.number, line.fault.field)
+        return BatchError(
+            line.fault.code or "invalid_line", line.fault.message, line.number, line.fault.field
+        )
     if line.plain:
         message = "the line must have custom_id, method, url and body"
-        return Trouble("invalid_line", message, line.number)
+        return BatchError("invalid_line", message, line.number)
     if line.url != endpoint:
         message = f"url: it must be the endpoint of the batch, {endpoint}, not {line.url}"
-        return Trouble("invalid_url", message, line.number, "url")
+        return BatchError("invalid_url", message, line.number, "url")
     return None
 
 
-def _trouble(error: Exception) -> Trouble:
+def _batch_error(error: Exception) -> BatchError:
     """Reason why a batch failed, as a client may know it; the log has all of it."""
     if isinstance(error, ClosedError):
-        return Trouble("server_error", str(error))
+        return BatchError("server_error", str(error))
     log.error("a batch cannot go on: %s", error, exc_info=not isinstance(error, OffspecError))
-    fault = of_error(error) if isinstance(error, OffspecError) else internal()
-    return Trouble("server_error", fault.message)
+    fault = api_error_from(error) if isinstance(error, OffspecError) else internal()
+    return BatchError("server_error", fault.message)

@@ -1,4 +1,4 @@
-"""Admission of requests: key, host, length and time limits; and the line that each has in the log."""
+"""Admission of requests (key, host, length and time limits) and the access log."""
 
 import asyncio
 import hashlib
@@ -18,10 +18,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from offspec.server import web_page
+from offspec.server.api_errors import CLIENT_GONE, ApiError, internal
 from offspec.server.connections import REFUSED
 from offspec.server.cors import ANY
 from offspec.server.endpoint import ignored_header
-from offspec.server.faults import CLIENT_GONE, Fault, internal
 from offspec.server.settings import Settings
 
 log = logging.getLogger("offspec.server")
@@ -30,21 +30,23 @@ access_log = logging.getLogger("offspec.server.access")
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Names of this machine inside containers of Docker and Podman. Public DNS has no names below .internal.
 _CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
-_UPLOADS = frozenset({"/v1/files"})  # paths whose bodies are forms with a file, passed on as they come
+_UPLOADS = frozenset({"/v1/files"})  # paths with multipart bodies, which are streamed to the application
 _OPEN = frozenset({"/health", *(route.path for route in web_page.ROUTES)})  # paths that need no key
-_Fail = Callable[[str, Fault, Headers], Response]  # a fault in the shape of the API that is asked
+_Fail = Callable[
+    [str, ApiError, Headers], Response
+]  # builds an error response in the shape of the requested API
 
 
-class Guard:
+class AdmissionMiddleware:
     """ASGI middleware around the whole application.
 
     Args:
-        app: What answers.
-        fail: Writes a fault.
-        settings: Its `key`, `origins` and limits hold for all requests.
-        local: Only names of this machine are taken for the host in a request without a key: a page of another
-            site that has its name resolve to this machine is refused.
-        ended: Told path, status and seconds of each request.
+        app: The wrapped application.
+        fail: Builds the response of an error.
+        settings: Source of the API key, origins and limits.
+        local: Whether requests without a key must name this machine as their host. This refuses pages of
+            other sites whose names resolve to this machine (DNS rebinding).
+        on_request_end: Called with path, status and seconds of each request.
     """
 
     def __init__(
@@ -53,12 +55,12 @@ class Guard:
         fail: _Fail,
         settings: Settings,
         local: bool,
-        ended: Callable[[str, int, float], None],
+        on_request_end: Callable[[str, int, float], None],
     ) -> None:
-        self._app, self._fail, self._local, self._ended = app, fail, local, ended
+        self._app, self._fail, self._local, self._ended = app, fail, local, on_request_end
         self._settings = settings
-        self._key = None if settings.key is None else _digest(settings.key)
-        self._taken = 0  # bytes of all bodies
+        self._key = None if settings.api_key is None else _digest(settings.api_key)
+        self._body_bytes = 0  # total bytes of all bodies in memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,16 +95,16 @@ class Guard:
             access_log.info("%s %s %s %d %.3fs %s", client, scope["method"], path, status, seconds, name)
 
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        with self._room() as take:
+        with self._reserve_body_bytes() as take:
             try:
                 upload = scope["method"] == "POST" and scope["path"] in _UPLOADS
                 self._admit(scope, headers, upload)
                 coming = _limited(self._settings, headers, receive, upload, take)
                 has_body = scope["method"] not in ("GET", "HEAD")
                 body = await Request(scope, coming).body() if has_body and not upload else b""
-            except Fault as fault:
+            except ApiError as fault:
                 response = self._fail(scope["path"], fault, headers)
-                response.headers["connection"] = "close"  # what is left of the body is not read
+                response.headers["connection"] = "close"  # the rest of the body is not read
                 await response(scope, receive, send)
                 return
             if upload:
@@ -111,62 +113,65 @@ class Guard:
                 await self._app(scope, _replayed(body, receive), send)
 
     @contextmanager
-    def _room(self) -> Iterator[Callable[[int], None]]:
-        """A function that reserves bytes of a body until the block ends. It raises Fault if none are left."""
+    def _reserve_body_bytes(self) -> Iterator[Callable[[int], None]]:
+        """Yield a function that reserves bytes of a body until the block ends, or raises ApiError."""
         taken = 0
 
         def take(count: int) -> None:
             nonlocal taken
             taken += count
-            self._taken += count
-            if self._taken > self._settings.bodies_bytes:
-                message = "the bodies of other requests leave no room for this one: try again later"
-                raise Fault("rate_limit", message, retry_after=5)
+            self._body_bytes += count
+            if self._body_bytes > self._settings.bodies_bytes:
+                message = "the bodies of other requests use all the memory for bodies: try again later"
+                raise ApiError("rate_limit", message, retry_after=5)
 
         try:
             yield take
         finally:
-            self._taken -= taken
+            self._body_bytes -= taken
 
     def _admit(self, scope: Scope, headers: Headers, upload: bool) -> None:
-        """Raises Fault for those who may not ask."""
+        """Check that a request is allowed. Raises ApiError if it is not."""
         if REFUSED in scope.get("state", ()):
             message = "too many connections are open: close some, or try again later"
-            raise Fault("unavailable", message, code="too_many_connections", retry_after=5)
-        if self._key is not None and scope["path"] not in _OPEN and not self._knows_key(headers):
-            raise Fault("authentication", "the API key is missing or wrong", code="invalid_api_key")
+            raise ApiError("unavailable", message, code="too_many_connections", retry_after=5)
+        if self._key is not None and scope["path"] not in _OPEN and not self._has_valid_key(headers):
+            raise ApiError("authentication", "the API key is missing or wrong", code="invalid_api_key")
         if self._key is None and self._local and not _is_local(headers.get("host", "")):
-            raise Fault(
+            raise ApiError(
                 "permission",
                 "without an API key this server answers only to localhost and addresses of this machine; "
                 "start it with an API key to give it other names",
             )
         if scope["method"] != "POST":
             return
-        # Other pages' scripts can send bodies of other kinds unasked, forms among them, and those of none.
+        # Scripts of other sites can send other types, such as forms, or none, without a preflight.
         kind = "multipart/form-data" if upload else "application/json"
         if headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
-            raise Fault("invalid_request", f"the body must be sent with content-type: {kind}")
+            raise ApiError("invalid_request", f"the body must be sent with content-type: {kind}")
         if upload and not self._is_allowed_page(headers):
-            raise Fault("permission", "files are not taken from pages of other sites")
+            raise ApiError(
+                "permission",
+                "files from pages of other sites are refused: allow their origin with `cors_origin`",
+            )
         if headers.get("content-encoding", "identity").lower() != "identity":
-            raise Fault("invalid_request", "the body must be sent without content-encoding")
+            raise ApiError("invalid_request", "the body must be sent without content-encoding")
 
     def _is_allowed_page(self, headers: Headers) -> bool:
-        """Whether a request comes from the server's own page, an allowed origin, or no page at all."""
+        """Return whether a request comes from the server's own page, an allowed origin, or no page."""
         origin = headers.get("origin")
         if origin is None or origin in self._settings.origins or ANY in self._settings.origins:
             return True
         return urlsplit(origin).netloc == headers.get("host")
 
-    def _knows_key(self, headers: Headers) -> bool:
+    def _has_valid_key(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         token = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         return self._key is not None and hmac.compare_digest(_digest(token), self._key)
 
 
 def _digest(text: str) -> bytes:
-    """A digest has one length, so that comparing it reveals nothing of the text's."""
+    """Return a digest of fixed length, so that comparing it does not reveal the length of the text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -185,15 +190,15 @@ def _is_local(host: str) -> bool:
 def _limited(
     settings: Settings, headers: Headers, receive: Receive, upload: bool, take: Callable[[int], None]
 ) -> Receive:
-    """A body as it comes. Receiving raises Fault if it is too long or too slow.
+    """Return a `receive` that raises ApiError if the body is too long or too slow.
 
-    upload: it is a form with a file. take: told of the bytes of other bodies.
+    upload: whether the body is a form with a file. take: called with the byte counts of bodies that are not.
     """
     size, whole = 0, False
     most = settings.upload_bytes if upload else settings.body_bytes
     seconds = settings.upload_seconds if upload else settings.body_seconds
     deadline = asyncio.get_running_loop().time() + seconds
-    too_large = Fault("too_large", f"the body is larger than {most} bytes")
+    too_large = ApiError("too_large", f"the body is larger than {most} bytes")
     length = headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > most:
         raise too_large
@@ -206,9 +211,9 @@ def _limited(
             async with asyncio.timeout_at(deadline):
                 message = await receive()
         except TimeoutError:
-            raise Fault("timeout", "the body did not come in time") from None
+            raise ApiError("timeout", "the body did not arrive in time") from None
         if message["type"] == "http.disconnect":
-            raise Fault("invalid_request", "the client left before its body had come")
+            raise ApiError("invalid_request", "the client disconnected before sending its whole body")
         size += len(message.get("body", b""))
         if size > most:
             raise too_large
@@ -221,7 +226,7 @@ def _limited(
 
 
 def _closing(send: Send) -> Send:
-    """`send` that ends the connection after an error: the rest of the body is not read."""
+    """Return a `send` that closes the connection after an error, when the rest of the body is not read."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start" and message["status"] >= 400:
@@ -232,7 +237,7 @@ def _closing(send: Send) -> Send:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """`receive` that gives the body once more, and then whatever comes."""
+    """Return a `receive` that replays the body, then forwards further messages."""
     given = False
 
     async def again() -> Message:

@@ -7,15 +7,15 @@ from functools import partial
 from typing import Any
 
 from offspec.core.events import Event, LoadProgress, Notice
-from offspec.server.batch.answering import Answering, result, usage_of
+from offspec.server.api_errors import openai_error
+from offspec.server.batch.line_processor import LineProcessor, parse_usage, result
 from offspec.server.batch.lines import Line
 from offspec.server.batch.results import ResultFile
-from offspec.server.faults import openai_error
 from offspec.server.service import Service
-from offspec.server.threads import in_thread
+from offspec.server.threads import run_in_thread
 
 
-class LineRun(ABC):
+class OfflineBatchRun(ABC):
     """Lines of a file on their way to results.
 
     tokens: of the answers of this run.
@@ -60,19 +60,19 @@ class LineRun(ABC):
     def _count(self, tokens: int) -> None:
         self.tokens += tokens
         self._done += 1
-        self._tell()
+        self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         self._notify(LoadProgress("answering", self._done, self._total, "answers"))
 
 
-class BatchRun(LineRun):
+class BatchRun(OfflineBatchRun):
     """Lines on their way through a service.
 
     Args:
         service: Started by `run`, and stopped by it.
-        results: See `LineRun`.
-        notify: See `LineRun`.
+        results: See `OfflineBatchRun`.
+        notify: See `OfflineBatchRun`.
     """
 
     def __init__(self, service: Service, results: ResultFile, notify: Callable[[Event], None]) -> None:
@@ -105,9 +105,9 @@ class BatchRun(LineRun):
         try:
             await self._loaded()
             self._notify(Notice(self._service.sampling_summary))
-            self._tell()
+            self._report_progress()
             count = self._service.engine.sequences + 1  # one more is ready
-            answering = Answering(self._service, self._service.names[0], self._take, in_flight=count)
+            answering = LineProcessor(self._service, self._service.names[0], self._take, in_flight=count)
             await answering.run(iter(waiting))
         finally:
             self._cancel = lambda: None
@@ -125,13 +125,13 @@ class BatchRun(LineRun):
             raise self._service.error
 
     async def _take(self, line: Line, status: int, value: dict[str, Any]) -> None:
-        await in_thread(self._results.add, line.id, result(line, status, value))
-        self._count(usage_of(value).answer_tokens)
+        await run_in_thread(self._results.add, line.id, result(line, status, value))
+        self._count(parse_usage(value).answer_tokens)
 
     def _tell_notices(self) -> None:
         while self._service.notices:
             self._notify(self._service.notices.popleft())
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         self._tell_notices()
-        super()._tell()
+        super()._report_progress()

@@ -10,8 +10,8 @@ import offspec
 from offspec import Engine, Finished, PassStats, SamplingParams
 from offspec.engine.sequence_pass import SequencePass
 from offspec.ui.cli.render import statistics
-from tests.support.answers import PROMPT, Trio, sampling
-from tests.support.products import some
+from tests.support.answers import PROMPT, TargetAndDrafts, sampling
+from tests.support.exhaustive import sampled_params
 
 BUDGET = 24
 FIRST, SECOND = sampling(1.0, 120), replace(sampling(1.0, 120), seed=8)
@@ -19,7 +19,7 @@ FIRST, SECOND = sampling(1.0, 120), replace(sampling(1.0, 120), seed=8)
 
 @pytest.fixture
 def take(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float], float], None]:
-    """Has passes take so many seconds by their rows, of which they wait so many for weights."""
+    """Return a function that fakes pass times: seconds by rows, and the part spent waiting for weights."""
     result: Any = SequencePass.result
 
     def take(seconds: Callable[[int], float], waited: float) -> None:
@@ -31,8 +31,8 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float], f
     return take
 
 
-@pytest.fixture(params=some(["near", "near,suffix", "suffix"], "near,suffix"))
-def engine(trio: Trio, request: pytest.FixtureRequest) -> Iterator[Engine]:
+@pytest.fixture(params=sampled_params(["near", "near,suffix", "suffix"], "near,suffix"))
+def engine(trio: TargetAndDrafts, request: pytest.FixtureRequest) -> Iterator[Engine]:
     draft = request.param.replace("near", str(trio.near))
     given = {"dtype": "float32", "context": 200, "budget": BUDGET, "width": 4, "learn": False}
     with offspec.load(trio.target, draft=draft, **given) as engine:
@@ -41,7 +41,7 @@ def engine(trio: Trio, request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 def _answer(engine: Engine, params: SamplingParams) -> tuple[list[int], tuple[int, ...]]:
-    """Rows of the passes of an answer but for the first, which reads the prompt; and its tokens."""
+    """Return rows per pass of an answer, without the first pass with the prompt; and its tokens."""
     *events, last = engine.stream(PROMPT, params)
     assert isinstance(last, Finished)
     paused = [event.index for event in events if isinstance(event, PassStats) and event.paused]
@@ -60,7 +60,7 @@ def test_trees_that_lose_are_left_out(engine: Engine, take: Callable[..., None])
     assert tokens == alone[1]
     result = engine.generate(PROMPT, SECOND)
     drafts = engine.draft != "suffix"
-    assert (result.paused_passes > 0.5 * result.passes) == drafts, "lookups alone are no drafters"
+    assert (result.paused_passes > 0.5 * result.passes) == drafts, "lookups alone are not drafters"
     assert any("drafting was paused" in line for line in statistics(result)) == drafts
     assert nodes.count(1) > 0.9 * len(nodes), "what was seen is known to the next answer"
 

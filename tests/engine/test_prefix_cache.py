@@ -14,12 +14,12 @@ import torch
 from offspec import SamplingParams
 from offspec.core import files
 from offspec.core.events import Event, Finished, Notice, Result
-from offspec.engine import prefixes
+from offspec.engine import prefix_cache
 from offspec.engine.engine import Engine
-from offspec.engine.prefixes import PrefillRate
+from offspec.engine.prefix_cache import PrefillRate
 from offspec.model import cache_file
 from offspec_planners.placement import Placement, Tier
-from tests.support.products import some
+from tests.support.exhaustive import sampled_params
 from tests.support.tiny_models import HYBRIDS, tiny_engine, write_hybrid, write_model
 
 A = [3 + (7 * i * i + i) % 90 for i in range(60)]
@@ -70,8 +70,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(autouse=True)
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Short conversations are worth a file here, however quickly a tiny model reads them."""
-    monkeypatch.setattr(prefixes, "cache_root", lambda: tmp_path / "cache")
-    monkeypatch.setattr(prefixes, "LEAST", 8)
+    monkeypatch.setattr(prefix_cache, "cache_root", lambda: tmp_path / "cache")
+    monkeypatch.setattr(prefix_cache, "LEAST", 8)
     monkeypatch.setattr(PrefillRate, "seconds", lambda self, rows: None)
     yield tmp_path / "cache" / "prefixes"
 
@@ -127,14 +127,14 @@ def test_two_conversations_in_turns(kind: str, temperature: float, written: Call
     with tiny_engine(folder, "suffix", budget=24, cache_size=ROOM, **options) as engine:
         said = turns(engine, order, temperature)
     assert tokens(said) == tokens(expected)
-    assert len(set(tokens(said))) == 4, "the test model says too little to tell right from wrong"
+    assert len(set(tokens(said))) == 4, "the test model emits too few tokens to detect errors"
     prompts = sum(result.prompt_tokens for result in said[2:])
     assert sum(result.reused_tokens for result in said[2:]) >= 0.9 * prompts
     before = sum(result.reused_tokens for result in expected[2:])
     assert before < 0.2 * prompts, "without files there is nothing to go on from"
 
 
-def test_what_another_arithmetic_made_is_computed_again(
+def test_caches_of_another_arithmetic_are_computed_again(
     written: Callable[[str], Path], small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier version of offspec or a library may have rounded otherwise."""
@@ -154,7 +154,7 @@ def test_what_another_arithmetic_made_is_computed_again(
 
 @pytest.mark.parametrize("kind", ["dense", "delta rule"])
 def test_after_a_restart(kind: str, small: Path, written: Callable[[str], Path]) -> None:
-    """What was in the cache at the end is on disk, for the user alone; another model has no use for it."""
+    """The final cache is on disk, readable by its owner only; other models do not use it."""
     family, options = KINDS[kind]
     load = partial(tiny_engine, written(family), "suffix", budget=24, **options)
     with load(cache_size=ROOM) as engine:
@@ -182,11 +182,11 @@ def test_nothing_is_kept_unasked(small: Path, written: Callable[[str], Path]) ->
 
 @pytest.mark.usefixtures("drafters_stay")
 def test_a_draft_has_nothing_of_another_conversation(written: Callable[[str], Path]) -> None:
-    """It reads the whole prompt then: its guesses are as good as in an engine that had only this one."""
+    """The draft computes the whole prompt, so its acceptance rate equals that of a fresh engine."""
     folder = written("llama")
-    with tiny_engine(folder, "substitute", budget=24) as alone:
+    with tiny_engine(folder, "self", budget=24) as alone:
         expected = turns(alone, [A, A])[-1]
-    with tiny_engine(folder, "substitute", budget=24, cache_size=ROOM) as engine:
+    with tiny_engine(folder, "self", budget=24, cache_size=ROOM) as engine:
         said = turns(engine, [A, B, A])[-1]
     assert said.reused_tokens >= 0.9 * said.prompt_tokens
     assert (said.token_ids, said.passes) == (expected.token_ids, expected.passes)
@@ -203,8 +203,8 @@ def cut(file: Path) -> None:
 
 
 def exchange(file: Path) -> None:
-    """A file that is whole, and of another model."""
-    found = cache_file.look_at(file, file.name[:16])
+    """An intact file of another model."""
+    found = cache_file.read_cache_header(file, file.name[:16])
     content = file.read_bytes().replace(file.name[:16].encode(), b"0" * 16)
     assert len(found.ids) and content != file.read_bytes()
     file.write_bytes(content)
@@ -212,13 +212,13 @@ def exchange(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "harm"),
-    some(
+    sampled_params(
         [("mamba beside attention", flip), ("dense", cut), ("dense", exchange)],
         ("dense", cut),
         ("dense", exchange),
     ),
 )
-def test_a_damaged_file_is_told_about_and_removed(
+def test_a_damaged_file_is_reported_and_removed(
     kind: str, harm: Callable[[Path], None], small: Path, written: Callable[[str], Path]
 ) -> None:
     family, options = KINDS[kind]
@@ -243,7 +243,7 @@ def test_a_damaged_file_is_told_about_and_removed(
 def test_another_process_may_remove_a_file(
     small: Path, written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the cache has of the prompt is used all the same. A file that nobody ended goes with the next."""
+    """Positions in the cache are still used. An abandoned partial file is deleted at the next save."""
     told, read = list[Event](), cache_file.read_cache
     with tiny_engine(written("llama"), "none", budget=1, cache_size=ROOM, notify=told.append) as engine:
         turns(engine, [A, [*A[:30], *C]])
@@ -252,7 +252,7 @@ def test_another_process_may_remove_a_file(
             found.path.unlink()
             read(found, *given)
 
-        monkeypatch.setattr(prefixes, "read_cache", late)
+        monkeypatch.setattr(prefix_cache, "read_cache", late)
         old, new = (small / f".x.safetensors.{name}.partial" for name in ("old", "new"))
         for file in (old, new):
             file.touch()
@@ -295,25 +295,25 @@ def test_a_full_disk_costs_the_file_alone(
 
     with tiny_engine(folder, "none", budget=1, cache_size=ROOM, notify=told.append) as engine:
         with monkeypatch.context() as patch:
-            patch.setattr("offspec.checkpoint.write.write_all", full)
+            patch.setattr("offspec.checkpoint.safetensors_writer.write_all", full)
             assert tokens(turns(engine, [A, B, A])) == expected
         assert not kept(small)
-        assert len(notices(told)) == 2 and "are not kept: the disk filled up" in notices(told)[0]
+        assert len(notices(told)) == 2 and "was not saved: the disk is full" in notices(told)[0]
     assert len(kept(small)) == 1
 
 
 @pytest.mark.parametrize(
     ("kind", "moment", "leaves"),
-    some(
+    sampled_params(
         [("delta rule", 5, False), ("dense", 0, False), ("dense", 2, True), ("delta rule", 0, True)],
         ("dense", 2, True),
         ("delta rule", 5, False),
     ),
 )
-def test_what_is_broken_off_leaves_no_file_and_an_engine_to_go_on_with(
+def test_an_interrupt_leaves_no_file_and_a_usable_engine(
     kind: str, moment: int, leaves: bool, small: Path, written: Callable[[str], Path]
 ) -> None:
-    """While a conversation is written, and while another is read: by Ctrl-C, or by a client that leaves."""
+    """Ctrl-C or a disconnected client, while a conversation is written or another one is read."""
     family, options = KINDS[kind]
     with tiny_engine(written(family), "none", budget=1) as engine:
         expected = tokens(turns(engine, [A, B, C, A, B]))
@@ -340,7 +340,7 @@ def test_what_is_broken_off_leaves_no_file_and_an_engine_to_go_on_with(
 
     with tiny_engine(written(family), "suffix", budget=24, cache_size=ROOM, **options) as engine:
         first = engine.generate(A, _params())
-        broken_off(engine, B, "offspec.checkpoint.write.write_all", files.write_all)
+        broken_off(engine, B, "offspec.checkpoint.safetensors_writer.write_all", files.write_all)
         assert not kept(small)
         second = engine.generate(B, _params())
         longer = [*A, *first.token_ids, 9, 10, 11]
@@ -360,16 +360,16 @@ def test_only_new_files_are_looked_at(
 
     def look_at(path: Path, key: str) -> cache_file.CacheFile:
         looked.append(path)
-        return cache_file.look_at(path, key)
+        return cache_file.read_cache_header(path, key)
 
-    monkeypatch.setattr(prefixes, "look_at", look_at)
+    monkeypatch.setattr(prefix_cache, "read_cache_header", look_at)
     with tiny_engine(written("llama"), "none", budget=1, cache_size=ROOM) as engine:
         turns(engine, [A, B, C, A, B, C, A])
     assert len(looked) == len(set(looked)) >= 3
 
 
 def test_check_computes_anew(written: Callable[[str], Path]) -> None:
-    """What it compares with comes from no file."""
+    """The second answer of a check does not use saved caches."""
     with tiny_engine(written("llama"), "suffix", budget=24, cache_size=ROOM) as engine:
         for text in (A, B):
             engine.generate(text, _params())

@@ -1,4 +1,4 @@
-"""Quantised checkpoints: the logits of transformers' own load, and tokens that no guess changes."""
+"""Quantized checkpoints: the same logits as transformers, and tokens that do not depend on drafts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ from offspec.core.errors import CheckpointError, MissingTensorError
 from offspec.model.attention import TreeContext
 from offspec_planners.placement import Placement
 from tests.support import packers
-from tests.support.answers import PROMPT, Trio, sampling, says
-from tests.support.expert_models import by_need
-from tests.support.products import some
+from tests.support.answers import PROMPT, TargetAndDrafts, generate_tokens, sampling
+from tests.support.exhaustive import sampled_params
+from tests.support.expert_models import on_demand_placement
 from tests.support.tiny_models import nothing, open_model, tiny_engine, write_model
 
 IDS = torch.tensor([5, 9, 17, 33, 64, 20, 21, 22, 9, 41, 3, 90])
 LAYERS = 2
-Quantise = Callable[..., object]  # (the dense folder, the packed one)
+Quantize = Callable[..., object]  # (the dense folder, the packed one)
 
 
 def write_bitsandbytes(dense: Path, packed: Path, dtype: torch.dtype, **how: Any) -> Any:
-    """Writes a model that bitsandbytes quantised, and returns it."""
+    """Write a model quantized by bitsandbytes, and return it."""
     model: Any = AutoModelForCausalLM.from_pretrained(
         dense, quantization_config=BitsAndBytesConfig(**how), dtype=dtype
     )
@@ -42,12 +42,12 @@ def write_bitsandbytes(dense: Path, packed: Path, dtype: torch.dtype, **how: Any
     return model
 
 
-def four_bits(**how: Any) -> Quantise:
+def four_bits(**how: Any) -> Quantize:
     return lambda dense, packed: write_bitsandbytes(dense, packed, torch.float32, load_in_4bit=True, **how)
 
 
 def int8(dense: Path, packed: Path) -> None:
-    """And what its codes stand for, since bitsandbytes would round the inputs too."""
+    """Return the dequantized values, too, since bitsandbytes would also round the inputs."""
     write_bitsandbytes(dense, packed, torch.float32, load_in_8bit=True)
     stored, values = load_file(packed / "model.safetensors"), load_file(dense / "model.safetensors")
     for name in stored:
@@ -57,14 +57,14 @@ def int8(dense: Path, packed: Path) -> None:
     save_file(values, dense / "model.safetensors", metadata={"format": "pt"})
 
 
-def packing(settings: dict[str, Any], pack: Callable[..., packers.Packed], **how: Any) -> Quantise:
-    def quantise(dense: Path, packed: Path, which: str = ".layers.") -> None:
-        packers.requantise(dense, packed, settings, lambda shape: pack(shape, **how), which)
+def packing(settings: dict[str, Any], pack: Callable[..., packers.PackedWeight], **how: Any) -> Quantize:
+    def quantize(dense: Path, packed: Path, which: str = ".layers.") -> None:
+        packers.requantize(dense, packed, settings, lambda shape: pack(shape, **how), which)
 
-    return quantise
+    return quantize
 
 
-def compressing(format: str, dtype: torch.dtype, **weights: Any) -> Quantise:
+def compressing(format: str, dtype: torch.dtype, **weights: Any) -> Quantize:
     group = {"targets": ["Linear"], "weights": weights}
     settings = {
         "quant_method": "compressed-tensors",
@@ -78,9 +78,9 @@ def compressing(format: str, dtype: torch.dtype, **weights: Any) -> Quantise:
 
 @dataclass(frozen=True)
 class Case:
-    """own: how transformers is to load it; None where a dense checkpoint of the same values stands in."""
+    """own: Load options for transformers; None if a dense checkpoint of the same values replaces it."""
 
-    quantise: Quantise
+    quantize: Quantize
     own: dict[str, Any] | None = None
 
 
@@ -96,7 +96,7 @@ NVFP4 = {
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": FLOAT4}},
 }
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt"}}
-DEQUANTISED = {"quantization_config": CompressedTensorsConfig(dequantize=True)}
+DEQUANTIZED = {"quantization_config": CompressedTensorsConfig(dequantize=True)}
 CASES = {
     "nf4": Case(four_bits(bnb_4bit_quant_type="nf4"), {}),
     "fp4 nested": Case(four_bits(bnb_4bit_quant_type="fp4", bnb_4bit_use_double_quant=True), {}),
@@ -106,7 +106,7 @@ CASES = {
     "gptq by importance": Case(
         packing(ORDERED, packers.gptq, bits=8, group=32, desc_act=True, less_one=False)
     ),
-    "compressed int4": Case(compressing("pack-quantized", torch.float32, **INT4), DEQUANTISED),
+    "compressed int4": Case(compressing("pack-quantized", torch.float32, **INT4), DEQUANTIZED),
     "compressed int4 of bfloat16": Case(compressing("pack-quantized", torch.bfloat16, **INT4)),
     "compressed nvfp4": Case(packing(NVFP4, packers.nvfp4, divided=True)),
     "modelopt nvfp4": Case(packing(MODELOPT, packers.nvfp4)),
@@ -129,7 +129,8 @@ MORE = ("fp4 nested", "int8", "awq", "compressed int4 of bfloat16", "compressed 
 
 
 @pytest.fixture(
-    scope="module", params=some(CASES, "nf4", "gptq by importance", "fp8", rare=lambda name: name not in MORE)
+    scope="module",
+    params=sampled_params(CASES, "nf4", "gptq by importance", "fp8", rare=lambda name: name not in MORE),
 )
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("models")
@@ -143,7 +144,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         num_hidden_layers=LAYERS,
     )
     torch.manual_seed(4)
-    case.quantise(dense, folder / "packed")
+    case.quantize(dense, folder / "packed")
     return World(case, folder / "packed", dense)
 
 
@@ -181,9 +182,9 @@ def test_the_logits_of_transformers(world: World) -> None:
 
 
 @pytest.mark.usefixtures("drafters_stay")
-def test_tokens_do_not_depend_on_the_guesses(world: World, trio: Trio) -> None:
+def test_tokens_do_not_depend_on_the_guesses(world: World, trio: TargetAndDrafts) -> None:
     params = [sampling(temperature) for temperature in (0.0, 1.0)]
-    expected = says(world.packed, *params, prompt=PROMPT)
+    expected = generate_tokens(world.packed, *params, prompt=PROMPT)
     assert expected[0] != expected[1] and len(set(expected[1])) > 4
     drafts = ((trio.hostile, 7, ()), ("auto", 32, ()), (world.packed, 32, (0,)))
     for draft, budget, resident in drafts:
@@ -196,7 +197,7 @@ def test_tokens_do_not_depend_on_the_guesses(world: World, trio: Trio) -> None:
 
 @pytest.mark.parametrize(
     ("family", "which", "packed_weights", "name"),
-    some(
+    sampled_params(
         [
             ("qwen3_moe", ".experts.", 3 * 4 * 3, "gptq"),
             ("qwen3_moe", ".experts.", 3 * 4 * 3, "modelopt nvfp4"),
@@ -211,30 +212,30 @@ def test_tokens_do_not_depend_on_the_guesses(world: World, trio: Trio) -> None:
 def test_packed_experts_and_heads(
     family: str, which: str, packed_weights: int, name: str, device: torch.device, tmp_path: Path
 ) -> None:
-    """Experts that become one parameter, and a head, against the same values stored whole."""
+    """Experts merged into one parameter, and an output head, compared with the same values unpacked."""
     dense, packed = tmp_path / "dense", tmp_path / "packed"
     write_model(dense, family, hidden_size=64, moe_intermediate_size=64, tie_word_embeddings=False)
-    CASES[name].quantise(dense, packed, which)
+    CASES[name].quantize(dense, packed, which)
     tensors = open_checkpoint(str(packed)).tensors
     assert sum(isinstance(weight, PackedInfo) for weight in tensors.values()) == packed_weights
     params = sampling(1.0, 12)
-    expected = says(dense, params)
-    assert says(packed, params, draft="auto", budget=16, device=device) == expected
+    expected = generate_tokens(dense, params)
+    assert generate_tokens(packed, params, draft="auto", budget=16, device=device) == expected
     if family != "llama" and device.type == "cpu":
-        with tiny_engine(packed, "auto", budget=16, placement=by_need(3, 5)) as engine:
+        with tiny_engine(packed, "auto", budget=16, placement=on_demand_placement(3, 5)) as engine:
             assert [engine.generate(PROMPT, params).token_ids] == expected
             store = engine._assembly.target.store
-            assert store is not None and store.stats.hits < store.stats.asked
+            assert store is not None and store.stats.hits < store.stats.requested
 
 
 def test_weights_of_another_model_and_none(tmp_path: Path) -> None:
     dense = write_model(tmp_path / "dense", hidden_size=64, intermediate_size=64, head_dim=16)
-    CASES["awq"].quantise(dense, tmp_path / "awq")
+    CASES["awq"].quantize(dense, tmp_path / "awq")
     file, name = tmp_path / "awq" / "model.safetensors", "model.layers.1.mlp.up_proj"
     whole = load_file(file)
     named = {f"{name}.{part}": tensor for part, tensor in packers.awq((128, 64), 32).tensors.items()}
     save_file(whole | named, file, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"up_proj.weight has shape \[128, 64\].*asks for \[64, 64\]"):
+    with pytest.raises(CheckpointError, match=r"up_proj.weight has shape \[128, 64\].*requires \[64, 64\]"):
         open_model(file.parent)
     kept = {part: tensor for part, tensor in whole.items() if name not in part}
     save_file(kept, file, metadata={"format": "pt"})

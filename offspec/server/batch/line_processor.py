@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from offspec.core.errors import ClosedError
+from offspec.server.api_errors import CLIENT_GONE, ApiError, internal, openai_error
 from offspec.server.batch.lines import ENDPOINTS, Line
 from offspec.server.endpoint import ApiRequest
-from offspec.server.exchange import Usage
-from offspec.server.faults import CLIENT_GONE, Fault, internal, openai_error
+from offspec.server.protocol import Usage
 from offspec.server.reply import WholeAnswer
 from offspec.server.service import Service
 
@@ -26,7 +26,7 @@ _MOST_FAILURES = 3  # in a row of the engine itself: then it is not the lines th
 Take = Callable[[Line, int, dict[str, Any]], Awaitable[None]]  # a line, its status, the body of its answer
 
 
-class Answering:
+class LineProcessor:
     """Answers lines.
 
     Args:
@@ -88,7 +88,7 @@ class Answering:
                 status, value = await self._ask(line)
             finally:
                 seconds, name = time.perf_counter() - began, f"req_{secrets.token_hex(12)}"
-                self._service.metrics.requested(line.url, status, seconds)
+                self._service.metrics.record_request(line.url, status, seconds)
                 access_log.info("- POST %s %d %.3fs %s", line.url, status, seconds, name)
             if status != _REFUSED:
                 return status, value
@@ -101,7 +101,7 @@ class Answering:
             response = await endpoint.answer(ApiRequest(self._service, line.url, given, endpoint.body))
             assert isinstance(response, WholeAnswer), "lines do not stream"
             return 200, await response.value()
-        except Fault as fault:
+        except ApiError as fault:
             return fault.status, openai_error(fault)
         except Exception:
             log.exception("line %d of a batch failed", line.number)
@@ -123,7 +123,7 @@ def result(line: Line, status: int, value: dict[str, Any]) -> dict[str, Any]:
     return {"id": line.id, **answer, "finish_reason": choices[0]["finish_reason"], **usage}
 
 
-def usage_of(body: dict[str, Any]) -> Usage:
+def parse_usage(body: dict[str, Any]) -> Usage:
     """Token counts in the body of an answer, under the names of its API; 0 for those that it lacks."""
     usage = body.get("usage") or {}
     prompt = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}

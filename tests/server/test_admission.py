@@ -10,11 +10,11 @@ from typing import Any
 import openai
 import pytest
 
-from offspec.server import guard
+from offspec.server import admission
 from offspec.server.connections import LimitedConnection
 from tests.support.fake_engine import Script, ScriptedEngine
 from tests.support.live_server import NAME, LiveServer
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, wait_until
 
 ASKED: Any = {"model": NAME, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
 CHAT = "/v1/chat/completions"
@@ -28,7 +28,7 @@ SHORT = 0.1  # seconds: a limit that a test waits to run out
 @pytest.fixture(scope="module")
 def locked() -> Iterator[LiveServer]:
     limits = {"body_bytes": 20_000, "body_seconds": PATIENCE, "bodies_bytes": 30_000}
-    with LiveServer(ScriptedEngine(), key=KEY, **limits) as server:
+    with LiveServer(ScriptedEngine(), api_key=KEY, **limits) as server:
         yield server
 
 
@@ -66,7 +66,7 @@ def test_a_key_is_compared_in_constant_time(locked: LiveServer, monkeypatch: pyt
         compared.append((given, known))
         return hmac.compare_digest(given, known)
 
-    monkeypatch.setattr(guard, "hmac", type("hmac", (), {"compare_digest": staticmethod(compare)}))
+    monkeypatch.setattr(admission, "hmac", type("hmac", (), {"compare_digest": staticmethod(compare)}))
     for key in ("k", "k" * 1000, ""):
         with locked.client(api_key=key or "-") as client, pytest.raises(openai.AuthenticationError):
             client.models.list()
@@ -95,8 +95,8 @@ def test_bodies_that_are_too_long_together(locked: LiveServer) -> None:
 
         with _connect(locked) as connection:
             connection.sendall(head.encode() + body)
-            until(lambda: status() == 429)
-        until(lambda: status() == 400)
+            wait_until(lambda: status() == 429)
+        wait_until(lambda: status() == 400)
         assert http.post(CHAT, json=ASKED).status_code == 200
 
 
@@ -109,7 +109,7 @@ def test_a_body_that_does_not_come() -> None:
         head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{JSON}content-length: 100\r\n\r\n{{"
         connection.sendall(head.encode())
         answer = connection.makefile("rb").read()
-    assert answer.startswith(b"HTTP/1.1 408 ") and b"did not come in time" in answer
+    assert answer.startswith(b"HTTP/1.1 408 ") and b"did not arrive in time" in answer
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nx-slow: "])
@@ -162,7 +162,7 @@ def test_an_answer_that_nobody_reads_loses_its_connection(monkeypatch: pytest.Mo
             body = b'{"model": "tiny", "stream": true, "messages": [{"role": "user", "content": "hi"}]}'
             head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{JSON}content-length: {len(body)}\r\n\r\n"
             connection.sendall(head.encode() + body)
-            until(lambda: engine.asked and not server.server.server_state.connections)
+            wait_until(lambda: engine.requests and not server.server.server_state.connections)
         assert http.post(CHAT, json=ASKED).status_code == 200
 
 
@@ -181,7 +181,7 @@ def test_too_many_connections(path: str, kind: str, monkeypatch: pytest.MonkeyPa
             assert "too many connections" in refused.json()["error"]["message"]
             assert (refused.headers["retry-after"], refused.headers["connection"]) == ("5", "close")
             assert first.post(CHAT, json=ASKED).status_code == 200
-        until(lambda: len(server.server.server_state.connections) == 1)
+        wait_until(lambda: len(server.server.server_state.connections) == 1)
         with server.http() as third:
             assert third.post(CHAT, json=ASKED).status_code == 200
 

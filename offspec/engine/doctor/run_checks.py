@@ -1,4 +1,4 @@
-"""All checks, one after the other, each in a process that may fail with it."""
+"""Runner of the checks: one after the other, in a worker process that may crash."""
 
 import json
 import os
@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from offspec.engine.doctor.finding import Asked, Begun, Finding
+from offspec.engine.doctor.finding import CheckStarted, DoctorOptions, Finding
 
 _WORKER = "offspec.engine.doctor.worker"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """key: one word; title: what it looks at; place: of its function, as "module:name"."""
+    """A check: a one-word key, a title for display, and its function as "module:name"."""
 
     key: str
     title: str
-    place: str
+    entry_point: str
 
 
 CHECKS = tuple(
@@ -43,38 +43,40 @@ CHECKS = tuple(
 )
 
 
-def examine(asked: Asked, checks: Sequence[Check] = CHECKS) -> Generator[Begun | Finding, None, None]:
-    """Run checks in order, and tell what each finds as it finds it.
+def run_checks(
+    options: DoctorOptions, checks: Sequence[Check] = CHECKS
+) -> Generator[CheckStarted | Finding, None, None]:
+    """Run checks in order and yield their findings as they arrive.
 
-    They share a process. One that takes it down is reported as failed, and those behind it run in another.
-    Closing the iterator ends the process.
+    Checks share a worker process. A check that crashes it is reported as failed, and the remaining checks run
+    in a new process. Closing the iterator ends the process.
     """
     left = list(checks)
     while left:
-        with _worker(left, asked) as worker:
+        with _worker(left, options) as worker:
             for line in worker.lines():
                 if "begun" in line:
-                    yield Begun(left[0].title)
+                    yield CheckStarted(left[0].title)
                 elif "finding" in line:
                     yield Finding(**line["finding"])
                 else:
                     left.pop(0)
             if left:
-                yield Finding(left[0].title, "failed", worker.why_it_ended(), _remedy(worker))
+                yield Finding(left[0].title, "failed", worker.exit_reason(), _remedy(worker))
                 left.pop(0)
 
 
 class _Worker:
-    """A running process, the pipe that it writes to, and the file that takes what it writes to stderr."""
+    """A worker process, the pipe with its messages, and the file with its stderr output."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", pipe: int, stderr: Any) -> None:
         self.process, self._pipe, self._stderr = process, pipe, stderr
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """What it tells, until it ends."""
-        with os.fdopen(self._pipe, encoding="utf-8") as told:
-            for line in told:
-                if line.endswith("\n"):  # else it ended in the middle of it
+        """Yield its messages until it ends."""
+        with os.fdopen(self._pipe, encoding="utf-8") as messages:
+            for line in messages:
+                if line.endswith("\n"):  # otherwise the process ended within a line
                     yield json.loads(line)
         self.process.wait()
 
@@ -83,32 +85,32 @@ class _Worker:
         code = self.process.returncode
         return signal.Signals(-code) if code < 0 else None
 
-    def why_it_ended(self) -> str:
-        """One line: the signal or the exit code, and the last line that it left on stderr."""
-        how = f"was ended by {self.killed_by.name}" if self.killed_by else "ended"
+    def exit_reason(self) -> str:
+        """Return one line: how the process ended, and its last line on stderr."""
+        how = f"was killed by {self.killed_by.name}" if self.killed_by else "exited"
         self._stderr.seek(0)
         last = self._stderr.read()[-10_000:].decode(errors="replace").strip().splitlines()[-1:]
-        return ": ".join([f"the process that tried it {how}", *(" ".join(line.split()) for line in last)])
+        return ": ".join([f"the process of this check {how}", *(" ".join(line.split()) for line in last)])
 
 
 def _remedy(worker: _Worker) -> str:
     if worker.killed_by is signal.SIGKILL:
-        return "the system kills what takes too much memory: close other programs, or raise the memory limit"
-    return "please report it with the output of `offspec doctor --json`"
+        return "probably out of memory: close other programs, or raise the memory limit"
+    return "please report this with the output of `offspec doctor --json`"
 
 
 @contextmanager
-def _worker(checks: Sequence[Check], asked: Asked) -> Iterator[_Worker]:
-    """A process that runs these checks. It hears no Ctrl-C, and is killed where the block ends early."""
+def _worker(checks: Sequence[Check], options: DoctorOptions) -> Iterator[_Worker]:
+    """Start a process that runs these checks. It ignores Ctrl-C and is killed at the end of the block."""
     job = {
-        "checks": [[check.key, check.title, check.place] for check in checks],
-        "folders": [str(folder.absolute()) for folder in asked.folders],
+        "checks": [[check.key, check.title, check.entry_point] for check in checks],
+        "folders": [str(folder.absolute()) for folder in options.folders],
     }
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as stderr:
         try:
             process = subprocess.Popen(
-                # -P and PYTHONPATH: modules are looked for where this process does, and not in its folder.
+                # -P and PYTHONPATH: use this process's module search path, without the working directory.
                 [sys.executable, "-P", "-m", _WORKER, str(writing), json.dumps(job)],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 stdin=subprocess.DEVNULL,
