@@ -1,4 +1,4 @@
-"""What people see: the command line, the terminal UI, and what both share of a chat.
+"""User interfaces: the command line, the terminal UI, and the chat code that both share.
 
-Options and keys become requests, events become text. Nothing here sees a tensor.
+Options and keys become requests, events become text. No code here handles tensors.
 """

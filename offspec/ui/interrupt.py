@@ -1,9 +1,10 @@
-"""Ctrl-C, from the first strike to the end of the process.
+"""Handling of Ctrl-C, from the first key press to the end of the process.
 
-Python raises KeyboardInterrupt between any two instructions. Some code cannot bear that: a module that is
-half imported stays so, rich loses count of what it draws, and what `__del__` raises is only printed. There a
-strike waits for a better moment. Where none comes soon, or where the user strikes again because the command
-takes too long to end, the process ends at once: unfinished files are removed and the terminal is given back.
+Python raises KeyboardInterrupt between any two instructions. Some code cannot be interrupted safely: a half
+imported module stays so, rich loses track of its display, and exceptions in `__del__` are only printed. In
+such code the interrupt is deferred. If it stays deferred too long, or if the user presses Ctrl-C again
+because the command takes too long to end, the process ends at once: it removes unfinished files and restores
+the terminal.
 """
 
 import os
@@ -16,61 +17,62 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from offspec.core.files import remove_unfinished
+from offspec.core.files import remove_partial_files
 from offspec.ui import terminal
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-CODE = 128 + signal.SIGINT  # as a shell has it
+CODE = 128 + signal.SIGINT  # exit code, as in a shell
 
 _RETRY_S = 0.02
-_PATIENCE_S = 0.5  # that a strike waits for its moment
-_ONE_HAND_S = 1.0  # a strike this soon after another says nothing new
-# Packages whose state half a call would break.
+_PATIENCE_S = 0.5  # maximum time that an interrupt is deferred
+_ONE_HAND_S = 1.0  # a second Ctrl-C within this time is ignored
+# Packages whose state an interrupted call would break.
 _INDIVISIBLE = {"importlib", "rich", "textual", "weakref", "_weakrefset"}
-_SHORT = {"__enter__", "__exit__", "__del__"}  # functions between an action and what takes it back
+_SHORT = {"__enter__", "__exit__", "__del__"}  # functions that pair an action with its reversal
 
 
 @dataclass(slots=True)
 class _State:
-    """What has happened.
+    """State of the interrupt handler.
 
     Args:
-        active: a command runs.
-        struck: when the strike came that waits; None: none does.
-        raised: when a strike became a KeyboardInterrupt; None: none did.
-        said: the user was told that the command was stopped.
-        instead: what a strike calls, where it does not end the command.
+        active: Whether a command is running.
+        pending_since: Time of the deferred interrupt, or None.
+        raised_at: Time when an interrupt was raised as KeyboardInterrupt, or None.
+        reported: Whether the user was informed that the command was stopped.
+        handler: Function to call instead of ending the command, or None.
     """
 
     active: bool = False
-    struck: float | None = None
-    raised: float | None = None
-    said: bool = False
-    instead: Callable[[], object] | None = None
+    pending_since: float | None = None
+    raised_at: float | None = None
+    reported: bool = False
+    handler: Callable[[], object] | None = None
 
 
 _state = _State()
 
 
 def listen() -> None:
-    """Take Ctrl-C over, unless it is ignored, as behind nohup. Outside of `command` it ends the process.
+    """Install the handler of Ctrl-C, unless Ctrl-C is ignored, as under nohup.
 
-    The signals that end a process remove its unfinished files first.
+    Outside of `command`, Ctrl-C ends the process. Signals that end the process remove its unfinished files
+    first.
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGALRM, _strike)
-        signal.signal(signal.SIGINT, _strike)
+        signal.signal(signal.SIGALRM, _on_signal)
+        signal.signal(signal.SIGINT, _on_signal)
         sys.unraisablehook = _unraisable
-    for signum in (signal.SIGTERM, signal.SIGHUP):  # a terminal that is closed sends the second
+    for signum in (signal.SIGTERM, signal.SIGHUP):  # closing a terminal sends SIGHUP
         if signal.getsignal(signum) is signal.SIG_DFL:
             signal.signal(signum, _end)
 
 
 @contextmanager
 def command() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt in the block, once."""
+    """Have Ctrl-C raise KeyboardInterrupt in the block, once."""
     _state.active = True
     try:
         yield
@@ -79,96 +81,96 @@ def command() -> Iterator[None]:
 
 
 @contextmanager
-def instead(do: Callable[[], object]) -> Iterator[None]:
-    """In the block a strike calls `do`, and only the next one raises KeyboardInterrupt.
+def override_handler(do: Callable[[], object]) -> Iterator[None]:
+    """Have the first Ctrl-C in the block call `do`, and only the next one raise KeyboardInterrupt.
 
-    Does so where nobody listens as well.
+    This also works without `listen`.
     """
-    before, handler = _state.instead, signal.getsignal(signal.SIGINT)
-    _state.instead = do
+    before, handler = _state.handler, signal.getsignal(signal.SIGINT)
+    _state.handler = do
     if handler is signal.default_int_handler:
-        signal.signal(signal.SIGINT, lambda signum, frame: _act())
+        signal.signal(signal.SIGINT, lambda signum, frame: _handle_pending())
     try:
         yield
     finally:
-        _state.instead = before
+        _state.handler = before
         if handler is signal.default_int_handler:
             signal.signal(signal.SIGINT, handler)
 
 
-def interrupted() -> KeyboardInterrupt:
-    """What to raise for a strike that was put off by `instead`."""
-    ending()
+def pending_interrupt() -> KeyboardInterrupt:
+    """Return the exception to raise for an interrupt that `override_handler` deferred."""
+    end_on_interrupt()
     return KeyboardInterrupt()
 
 
-def ending() -> None:
-    """A strike ends the command now, as if KeyboardInterrupt had been raised."""
-    _state.raised = time.monotonic()
+def end_on_interrupt() -> None:
+    """Record that an interrupt ends the command now, as if KeyboardInterrupt had been raised."""
+    _state.raised_at = time.monotonic()
 
 
-def was_said() -> None:
-    """The user was told that the command was stopped."""
-    _state.said = True
+def mark_reported() -> None:
+    """Record that the user was informed that the command was stopped."""
+    _state.reported = True
 
 
-def leave() -> None:
+def exit_interrupted() -> None:
     """End the process now, after Ctrl-C."""
-    end_now(CODE, "" if _state.said or not _state.active else "stopped\n")
+    end_now(CODE, "" if _state.reported or not _state.active else "stopped\n")
 
 
 def end_now(code: int, text: str = "") -> NoReturn:
-    """End the process without unfinished files, and with the terminal as it was.
+    """Remove unfinished files, restore the terminal, and end the process.
 
     Args:
         code: Exit code.
-        text: Written to stderr.
+        text: Text written to stderr.
     """
     _clean_up(text)
     os._exit(code)
 
 
 def _clean_up(text: str = "") -> None:
-    remove_unfinished()  # first: with the terminal gone, writing to it may never return
-    terminal.give_back(text)
+    remove_partial_files()  # first: with the terminal gone, writing to it may never return
+    terminal.restore_terminal(text)
 
 
-def _strike(signum: int, frame: FrameType | None) -> None:
-    """The handler, in the main thread: of Ctrl-C, and of the alarm that calls for a strike that waits."""
+def _on_signal(signum: int, frame: FrameType | None) -> None:
+    """Handle Ctrl-C, and the alarm that retries a deferred interrupt, in the main thread."""
     now = time.monotonic()
-    if signum == signal.SIGALRM and _state.struck is None:
+    if signum == signal.SIGALRM and _state.pending_since is None:
         return
-    if not _state.active or (_state.raised is not None and now - _state.raised > _ONE_HAND_S):
-        leave()
-    if _state.raised is not None:
+    if not _state.active or (_state.raised_at is not None and now - _state.raised_at > _ONE_HAND_S):
+        exit_interrupted()
+    if _state.raised_at is not None:
         return
-    _state.struck = _state.struck or now
-    if _state.instead is not None or not _is_indivisible(frame):
-        _act()
-    elif now - _state.struck > _PATIENCE_S:
-        leave()
+    _state.pending_since = _state.pending_since or now
+    if _state.handler is not None or not _is_indivisible(frame):
+        _handle_pending()
+    elif now - _state.pending_since > _PATIENCE_S:
+        exit_interrupted()
     else:
         signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
 
 
 def _end(signum: int, frame: FrameType | None) -> None:
-    """End as the signal would, without unfinished files."""
+    """Remove unfinished files and end as the signal would."""
     _clean_up()
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
 
 
-def _act() -> None:
-    _state.struck = None
-    if (do := _state.instead) is not None:
-        _state.instead = None
+def _handle_pending() -> None:
+    _state.pending_since = None
+    if (do := _state.handler) is not None:
+        _state.handler = None
         do()
         return
-    raise interrupted()
+    raise pending_interrupt()
 
 
 def _is_indivisible(frame: FrameType | None) -> bool:
-    """Whether what runs would be broken by an exception from nowhere."""
+    """Return whether an exception would break the running code."""
     if frame is not None and (frame.f_code.co_name in _SHORT or _package(frame) == "contextlib"):
         return True
     while frame is not None:
@@ -183,10 +185,10 @@ def _package(frame: FrameType) -> str:
 
 
 def _unraisable(event: "UnraisableHookArgs") -> None:
-    """Try again where a KeyboardInterrupt was raised in what cannot raise, such as a callback of C."""
+    """Retry a KeyboardInterrupt that was raised where exceptions are lost, such as in a C callback."""
     if not issubclass(event.exc_type, KeyboardInterrupt):
-        if _state.raised is None:  # else it may be of an object whose making the strike broke off
+        if _state.raised_at is None:  # otherwise the object may be half constructed because of the interrupt
             sys.__unraisablehook__(event)
         return
-    _state.struck, _state.raised = time.monotonic(), None
+    _state.pending_since, _state.raised_at = time.monotonic(), None
     signal.setitimer(signal.ITIMER_REAL, _RETRY_S)

@@ -1,4 +1,4 @@
-"""Files and folders that a path which is being typed may become."""
+"""Completion of paths."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,18 +10,18 @@ _MOST = 50
 
 
 def complete_path(begun: str, endings: Sequence[str] = ("",)) -> Iterator[tuple[str, str]]:
-    """Paths that go on from what was begun, in the present folder too, each with what it is."""
+    """Yield completions of a path, also in the current folder, each with its kind."""
     anywhere = begun.startswith(("/", "~", ".")) or "/" in begun
     for path, kind in complete_explicit_path(begun if anywhere else f"./{begun}", endings):
         yield path if anywhere else path.removeprefix("./"), kind
 
 
 def complete_explicit_path(begun: str, endings: Sequence[str] = ("",)) -> Iterator[tuple[str, str]]:
-    """Paths that go on from what was begun, once it looks like a path, each with what it is.
+    """Yield completions of a text that looks like a path, each with its kind.
 
     Args:
-        begun: as typed.
-        endings: of the names of files; folders are offered as well.
+        begun: Text typed so far.
+        endings: File name endings to offer; folders are always offered.
     """
     if not begun.startswith(("/", "~", ".")) and "/" not in begun:
         return
@@ -43,7 +43,7 @@ def _hidden(name: str, begun: str) -> bool:
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
-    """Also where it is a link that goes nowhere one may look."""
+    """Return whether an entry is a folder; False for a link whose target is not accessible."""
     try:
         return entry.is_dir()
     except OSError:

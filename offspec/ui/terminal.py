@@ -1,4 +1,4 @@
-"""The terminal as it was before the program changed it, for ends that leave no time for more."""
+"""Restoring the terminal when the process ends abruptly."""
 
 import os
 import sys
@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-LINE = "\r\x1b[2K\x1b[?25h"  # erases a line that moves, and shows the cursor
-SAVE_TITLE, RESTORE_TITLE = "\x1b[22;2t", "\x1b[23;2t"  # of the window, where the terminal keeps titles
-# Ends bracketed paste, reports of size, mouse and focus, the keyboard's protocol, and the screen of its own.
+LINE = "\r\x1b[2K\x1b[?25h"  # erases the live line and shows the cursor
+SAVE_TITLE, RESTORE_TITLE = "\x1b[22;2t", "\x1b[23;2t"  # window title, if the terminal has a title stack
+# Ends bracketed paste, reports of size, mouse and focus, the keyboard protocol, and the alternate screen.
 SCREEN = (
     "\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[<u\x1b[?1049l\x1b[?25h"
     "\x1b[?1004l" + RESTORE_TITLE
@@ -18,32 +18,32 @@ _ERR = 2
 
 
 @dataclass(slots=True)
-class _Changes:
-    """undo: what takes away what is drawn. settings: those from before, as termios has them."""
+class _TerminalState:
+    """State to restore: escape sequence `undo`, and the previous termios `settings`."""
 
     undo: str = ""
     settings: Any = None
 
 
-_changes = _Changes()
+_state = _TerminalState()
 
 
-def changed(undo: str) -> None:
-    """The terminal is drawn on from now on; what takes that away: LINE or SCREEN; nothing: no more."""
-    if undo == SCREEN and _changes.settings is None:
+def set_restore_sequence(undo: str) -> None:
+    """Set the sequence that restores the terminal: LINE, SCREEN, or "" if nothing is drawn any more."""
+    if undo == SCREEN and _state.settings is None:
         with suppress(termios.error):
-            _changes.settings = termios.tcgetattr(_ERR)
-    _changes.undo = undo
+            _state.settings = termios.tcgetattr(_ERR)
+    _state.undo = undo
 
 
-def give_back(text: str = "") -> None:
-    """Undo what was changed, and write a text on stderr. Waits for nothing, and raises nothing."""
+def restore_terminal(text: str = "") -> None:
+    """Restore the terminal and write a text to stderr. Never blocks and never raises."""
     with suppress(OSError, ValueError, termios.error):
         sys.stderr.flush()
     with suppress(OSError):
         os.set_blocking(_ERR, False)
-        os.write(_ERR, (_changes.undo + text).encode())
+        os.write(_ERR, (_state.undo + text).encode())
         os.set_blocking(_ERR, True)
-    if _changes.settings is not None:
+    if _state.settings is not None:
         with suppress(termios.error):
-            termios.tcsetattr(_ERR, termios.TCSANOW, _changes.settings)
+            termios.tcsetattr(_ERR, termios.TCSANOW, _state.settings)

@@ -1,4 +1,4 @@
-"""What calls of the program in a test's own process share."""
+"""Shared fixtures of tests that call the program in their own process."""
 
 from collections.abc import Iterator
 from functools import cache

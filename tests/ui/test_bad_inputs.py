@@ -1,4 +1,4 @@
-"""What users get wrong: one line that names the remedy, and no traceback.
+"""User errors: one line that names the remedy, and no traceback.
 
 Each kind of fault meets one command, and each command several kinds: they take turns. The program is called
 in this process, with a tiny model that the case may have damaged. Where nothing but a path or an option is
@@ -107,10 +107,10 @@ def by_turns(kinds: Iterable[str], *commands: str) -> Iterator[tuple[str, str]]:
 
 # Names of models that name none, and what the line says of it.
 NAMES: dict[str, tuple[Callable[[Place], object], str]] = {
-    "blanks": (lambda place: "  ", "no model was named"),
-    "a hub id without a network": (lambda place: "organisation/no-such-model", "HF_HUB_OFFLINE is set"),
+    "blanks": (lambda place: "  ", "no model given"),
+    "a hub id without a network": (lambda place: "organization/no-such-model", "HF_HUB_OFFLINE is set"),
     "a relative path": (lambda place: "./nowhere/model", "check the path"),
-    "a name with a NUL": (lambda place: "model\0", "there is no model"),
+    "a name with a NUL": (lambda place: "model\0", "unknown model"),
     "a link to nothing": (lambda place: linked(place), "check the path"),
     "a folder of something else": (lambda place: place.file("other/readme.txt").parent, "no config.json"),
     "a folder of GGUF files": (lambda place: place.file("ggufs/a.gguf", "hi").parent, "name one of them"),
@@ -211,7 +211,7 @@ HEADERS: dict[str, tuple[Damage, str]] = {
     "weights cut short": (cut("model.safetensors", -1000), "download it again"),
     "weights that are a web page": (put("model.safetensors", "<!DOCTYPE html><html>"), "download it again"),
     "weights that cannot be read": (as_loop("model.safetensors"), "model.safetensors"),
-    "an index that leads elsewhere": (indexed({"weight_map": {NORM: "../a.safetensors"}}), "no file name"),
+    "an index that leads elsewhere": (indexed({"weight_map": {NORM: "../a.safetensors"}}), "not a file name"),
 }
 
 
@@ -227,12 +227,12 @@ PARTS: dict[str, tuple[Damage, str, int]] = {
     "no model type": (rewrite(model_type=None), "config.json has no model_type", 1),
     "an unknown model type": (
         rewrite(model_type="perceptron"),
-        "does not know the model type 'perceptron': for a new family run `pip install --upgrade",
+        "does not support the model type 'perceptron': for a new model type run `pip install --upgrade",
         1,
     ),
     "a model with code of its own": (
         rewrite(model_type="per\nceptron", auto_map={"AutoConfig": "own.Config"}),
-        "does not know the model type 'per\\nceptron'; code that comes with a model is never run: for a new",
+        "does not support the model type 'per\\nceptron'; code shipped with a model is never run: for a new",
         1,
     ),
     "a model type that is a number": (rewrite(model_type=5), "config.json", 1),
@@ -244,10 +244,10 @@ PARTS: dict[str, tuple[Damage, str, int]] = {
     "more layers than there are": (rewrite(num_hidden_layers=9), "lack", 1),
     "no layers": (rewrite(num_hidden_layers=0), "layers", 1),
     "a smaller vocabulary": (rewrite(vocab_size=50), "config.json", 1),
-    "an unknown quantisation": (rewrite(quantization_config={"quant_method": "magic"}), "magic", 1),
+    "an unknown quantization": (rewrite(quantization_config={"quant_method": "magic"}), "magic", 1),
     "no tokenizer": (drop("tokenizer.json"), "add tokenizer.json", 1),
-    "a tokenizer cut short": (cut("tokenizer.json", 200), "holds no tokenizer", 1),
-    "a tokenizer that is a list": (put("tokenizer.json", "[]"), "holds no tokenizer", 1),
+    "a tokenizer cut short": (cut("tokenizer.json", 200), "cannot be read", 1),
+    "a tokenizer that is a list": (put("tokenizer.json", "[]"), "cannot be read", 1),
     "a tokenizer configuration of garbage": (
         put("tokenizer_config.json", "{"),
         "tokenizer_config.json is not JSON",
@@ -287,9 +287,11 @@ def test_drafts_that_cannot_be_used(place: Place) -> None:
 # Options beside a model that is whole: what is given, what the line says, and its exit code.
 OPTIONS: dict[str, list[tuple[str, str, int]]] = {
     "generate": [
+        ("--max-tokens x", "it must be a whole number, not x", 2),
+        ("--dtype int7", "'int7' is not one of", 2),
         ("--memory lots", "1.5GB", 2),
         ("--memory 12", "write 12GB", 2),
-        ("--memory 10MB", "least that would do", 1),
+        ("--memory 10MB", "the minimum is", 1),
         ("--vram 1GB", "--memory", 2),
         ("--device cuda:0,cpu", "not auto, cpu or cuda", 2),
         ("--cpu-layers few", "number of layers", 2),
@@ -298,9 +300,9 @@ OPTIONS: dict[str, list[tuple[str, str, int]]] = {
         ("--context 1", "2 or above", 2),
         ("--context 100000", "context", 2),
         ("--draft-bits 5", "2, 3, 4 or 16", 2),
-        ("--draft ,", "a name is missing", 2),
-        ("--draft suffix,suffix", "once is enough", 2),
-        ("--draft none,suffix", "--draft none stands alone", 2),
+        ("--draft ,", "has an empty name", 2),
+        ("--draft suffix,suffix", "name each source once", 2),
+        ("--draft none,suffix", "--draft none cannot be combined", 2),
         ("--draft ./hollow", "is empty", 1),
         ("--draft suffix,./nowhere", "check the path", 1),
         ("--draft a/no-such-draft", "HF_HUB_OFFLINE", 1),
@@ -334,7 +336,7 @@ OPTIONS: dict[str, list[tuple[str, str, int]]] = {
         ("--stop-token-ids 1,,2", "write them like 13,198", 2),
         ("--logprobs 3", "--json", 2),
         ("--logprobs -1 --json", "logprobs must be", 2),
-        ("--raw --system x", "leave out one of them", 2),
+        ("--raw --system x", "omit one of them", 2),
         ("--trace .", "name a file", 2),
         ("--trace /proc/trace.json", "/proc", 2),
         ("--bogus", "No such option", 2),
@@ -342,7 +344,7 @@ OPTIONS: dict[str, list[tuple[str, str, int]]] = {
     "chat": [
         ("--session none-like-this", "there is no session", 1),
         ("--session=", "--resume continues", 2),
-        ("--session a --resume", "leave out --resume", 2),
+        ("--session a --resume", "omit --resume", 2),
         ("--session object.json", "not a session", 1),
         ("--session newer.json", "reads up to 2", 1),
         ("--plan ./nowhere.json", "cannot read the plan", 1),
@@ -350,29 +352,29 @@ OPTIONS: dict[str, list[tuple[str, str, int]]] = {
     ],
     "plan": [
         ("--memory -1GB", "1.5GB", 2),
-        ("--draft auto,suffix", "--draft auto stands alone", 2),
+        ("--draft auto,suffix", "--draft auto cannot be combined", 2),
         ("--temperature -1", "temperature must be 0 or above", 2),
-        ("--prompts 100", "less than", 2),
+        ("--prompts 100", "it must be at most 8, not 100", 2),
         ("--hardware rtx-9999", "presets are", 2),
-        ("--hardware object.json", "no hardware profile", 1),
-        ("--hardware rtx-4090 --validate", "leave out --hardware", 2),
-        ("--prompts 0", "greater than", 2),
+        ("--hardware object.json", "not a hardware profile", 1),
+        ("--hardware rtx-4090 --validate", "omit --hardware", 2),
+        ("--prompts 0", "it must be 1 or above, not 0", 2),
         ("--width 4", "No such option", 2),
         ("--save ./nowhere/plan.json", "name another", 2),
-        ("--save .", "name a file", 2),
+        ("--save .", "not a regular file", 2),
         ("--save /proc/plan.json", "name another folder", 2),
     ],
     "pack": [
         ("", "--to nf4", 2),
-        ("--to nf4 --verify", "leave out --to", 2),
-        ("--out out --verify", "leave out --to, --out and --again", 2),
-        ("--verify", "is no pack", 1),
+        ("--to nf4 --verify", "omit --to", 2),
+        ("--out out --verify", "omit --to, --out and --again", 2),
+        ("--verify", "is not a pack", 1),
         ("--to nf4 --out /", "root of a disk", 2),
         ("--to nf4 --out /proc/pack", "--out", 1),
         ("--to nf4 --out empty.json", "--out", 2),
         ("--to nf4 --out object.json/pack", "--out", 1),
         ("--to nf4 --memory few", "1.5GB", 2),
-        ("--to nf4 --out out", "whole groups of 64", 1),
+        ("--to nf4 --out out", "row length divisible by 64", 1),
     ],
     "distill": [
         ("--out out", "--kind", 2),
@@ -380,9 +382,9 @@ OPTIONS: dict[str, list[tuple[str, str, int]]] = {
         ("--kind mlp --out empty.json", "name another folder with --out", 2),
         ("--kind mlp --out /proc/head", "--out", 1),
         ("--kind mlp --out out --depth 0", "depth must be 1", 2),
-        ("--kind mlp --out out --tokens 10", "too few", 2),
+        ("--kind mlp --out out --tokens 10", "not enough to train on", 2),
         ("--kind mlp --out out --tokens 2MB", "write it like 200k or 2M", 2),
-        ("--kind mlp --out out --prompts empty.json", "holds no prompts", 2),
+        ("--kind mlp --out out --prompts empty.json", "has no prompts", 2),
         ("--kind mlp --out out --prompts noise.bin", "cannot read prompts", 2),
         ("--kind mlp --out out --prompts rows.jsonl", "prompt", 2),
         ("--kind mlp --out out --memory 10MB", "memory", 1),
@@ -390,15 +392,15 @@ OPTIONS: dict[str, list[tuple[str, str, int]]] = {
 }
 WITHOUT_A_MODEL: list[tuple[str, str, int]] = [
     ("hardware 4080", "unknown hardware '4080'", 2),
-    ("hardware rtx-4090 --again", "leave out 'rtx-4090'", 2),
+    ("hardware rtx-4090 --again", "not 'rtx-4090'; omit one", 2),
     ("hardware rtx-4090 --path .", "--path", 2),
     ("hardware --path empty.json", "there is no folder", 2),
     ("hardware --path /proc --quiet", "--path", 1),
-    ("doctor ./nowhere", "there is no folder", 2),
+    ("doctor ./nowhere", "folder nowhere does not exist", 2),
     ("levitate", "No such command", 2),
     ("run demo", "`offspec chat demo` holds a conversation, `offspec generate demo PROMPT` answers once", 2),
     ("run", "`offspec chat MODEL`", 2),
-    ("ls", "`offspec models` lists what is downloaded", 2),
+    ("ls", "`offspec models` lists downloaded models", 2),
     ("help", "write `offspec --help`", 2),
     ("models remove org/model", "write `offspec models rm org/model`", 2),
     ("--bogus", "No such option", 2),

@@ -11,10 +11,10 @@ import pytest
 from textual.pilot import Pilot
 from typer.testing import CliRunner, Result
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.core.config import EngineConfig
 from offspec.core.sampling_defaults import SamplingOverrides
-from offspec.ui.chat.setup import Setup
+from offspec.ui.chat.setup import ChatSetup
 from offspec.ui.tui.app import ChatApp
 from tests.support.live_server import NAME, LiveServer
 from tests.support.tiny_models import tiny_engine, write_model
@@ -67,7 +67,7 @@ def complaints(result: Result) -> list[str]:
     """The lines on stderr, all of which are errors."""
     assert isinstance(result.exception, SystemExit), repr(result.exception)
     lines = result.stderr.splitlines()
-    assert all("fails at" in line and "index out of bounds: the len is 1" in line for line in lines), lines
+    assert all("cannot " in line and "index out of bounds: the len is 1" in line for line in lines), lines
     return lines
 
 
@@ -103,7 +103,9 @@ def test_the_chat_on_a_terminal_goes_on(model: Path, tmp_path: Path, fail: Break
         return tiny_engine(model, "none")
 
     app = ChatApp(
-        Setup(EngineConfig(model=str(model)), SamplingOverrides({"max_tokens": 4})), opener, Archive(tmp_path)
+        ChatSetup(EngineConfig(model=str(model)), SamplingOverrides({"max_tokens": 4})),
+        opener,
+        SessionArchive(tmp_path),
     )
 
     async def scene(pilot: Pilot[None]) -> None:
@@ -129,6 +131,6 @@ def test_the_server(model: Path, fail: Break, request: pytest.FixtureRequest) ->
         answer = httpx2.post(address, json=asked | {"prompt": BROKEN}, timeout=PATIENCE)
         assert answer.status_code == (200 if "data: {" in answer.text else 500)
         said = answer.text.rpartition("data: {")[2] or answer.text
-        assert "the server's log names" in said and "index out of bounds" not in answer.text
+        assert "see the server's log" in said and "index out of bounds" not in answer.text
         one = {"max_tokens": 1}
         assert httpx2.post(address, json=asked | one | {"prompt": WHOLE}, timeout=PATIENCE).status_code == 200

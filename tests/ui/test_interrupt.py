@@ -15,7 +15,7 @@ from tests.ui.cli.program import environment
 BEGIN = """
 import os, signal, sys, time
 from pathlib import Path
-from offspec.core.files import unfinished
+from offspec.core.files import removed_on_exit
 from offspec.ui import interrupt
 
 def strike():
@@ -59,7 +59,7 @@ def test_where_a_library_goes_on_the_process_ends_and_leaves_nothing(tmp_path: P
     file = tmp_path / "half"
     done = run(
         f"""
-        with interrupt.command(), unfinished(Path({str(file)!r})):
+        with interrupt.command(), removed_on_exit(Path({str(file)!r})):
             Path({str(file)!r}).write_text("half")
             within("importlib._bootstrap", "strike()\\nwhile True: time.sleep(0.01)")
         """
@@ -75,7 +75,7 @@ def test_a_signal_that_ends_the_process_leaves_nothing_unfinished(
     folder = tmp_path / "half"
     done = run(
         f"""
-        with interrupt.command(), unfinished(Path({str(folder)!r})):
+        with interrupt.command(), removed_on_exit(Path({str(folder)!r})):
             Path({str(folder)!r}).mkdir()
             Path({str(folder)!r}, "weights").write_text("half")
             os.kill(os.getpid(), {int(sent)})
@@ -153,7 +153,7 @@ ENDS: dict[str, tuple[str, int, str, str]] = {
         """
         with interrupt.command():
             try:
-                with interrupt.instead(lambda: print("halts")):
+                with interrupt.override_handler(lambda: print("halts")):
                     strike()
                     strike()
             except KeyboardInterrupt:

@@ -11,9 +11,9 @@ from rich.table import Table
 from offspec.core.errors import CheckpointError
 from offspec.core.events import LoadProgress, Notice
 from offspec.ui.cli.console import Console
-from offspec.ui.cli.output import Live
+from offspec.ui.cli.output import LiveLine
+from offspec.ui.messages import user_message
 from offspec.ui.printable import printable, without_controls
-from offspec.ui.told import told
 from tests.support.waiting import PATIENCE
 from tests.ui.cli.program import environment
 
@@ -31,7 +31,7 @@ def test_every_character_that_acts_becomes_a_sign() -> None:
 
 @pytest.mark.parametrize("about", [CheckpointError(HOSTILE), Notice(HOSTILE)])
 def test_errors_and_notices(about: CheckpointError | Notice) -> None:
-    assert told(about) == printable(HOSTILE)
+    assert user_message(about) == printable(HOSTILE)
 
 
 def drawn(console: Console) -> str:
@@ -49,7 +49,7 @@ def test_what_a_console_draws() -> None:
 
 def test_bars_and_status_lines() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=300, color_system=None)
-    live = Live(console, wanted=True)
+    live = LiveLine(console, wanted=True)
     live.progress(LoadProgress(HOSTILE, 1, 2, "files", detail=HOSTILE))
     live.stop()
     live.status(HOSTILE)
@@ -66,7 +66,7 @@ def test_a_bar_says_how_long_the_rest_takes() -> None:
     console = Console(
         file=io.StringIO(), force_terminal=True, width=300, color_system=None, get_time=lambda: now
     )
-    live = Live(console, wanted=True)
+    live = LiveLine(console, wanted=True)
     for now, done in ((0.0, 0), (10.0, 16), (20.0, 32)):  # noqa: B007 - it is the console's clock
         live.progress(LoadProgress("training", done, 1000, "steps", detail="loss 3"))
     live.stop()
@@ -76,8 +76,8 @@ def test_a_bar_says_how_long_the_rest_takes() -> None:
 def test_what_libraries_write_by_themselves() -> None:
     code = f"""
 import logging, threading, warnings
-from offspec.ui.printable import guard_libraries
-guard_libraries()
+from offspec.ui.printable import sanitize_library_output
+sanitize_library_output()
 hostile = {HOSTILE!r}
 warnings.warn(hostile)
 logging.getLogger("library").warning("about %s", hostile)

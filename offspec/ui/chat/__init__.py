@@ -1,1 +1,1 @@
-"""The controller of a chat: what both user interfaces share, without a widget or a tensor."""
+"""Chat logic shared by both user interfaces, without widgets or tensors."""

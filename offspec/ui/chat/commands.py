@@ -13,17 +13,16 @@ _ALIASES = {"exit": "quit", "new": "clear"}  # names that other programs use
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command as the user knows it.
+    """A slash command.
 
-    usage: as typed, with what is optional in brackets. help: one line of Markdown. more: further
-    help, a paragraph whose newlines mean nothing. while_busy: whether it may run while an answer is
-    under way.
+    usage: syntax, with optional parts in brackets. help: one line of Markdown. details: further help, a
+    paragraph whose newlines are ignored. while_busy: whether it may run during an answer.
     """
 
     name: str
     usage: str
     help: str
-    more: str = ""
+    details: str = ""
     while_busy: bool = False
 
     @property
@@ -36,76 +35,76 @@ _LIST = (
         "help",
         "/help [command]",
         "Explain all commands, or one of them.",
-        """`/help set` lists all that can be set. A question that begins with the name of a command is written
-with two slashes: `//help` asks the model about `/help`.""",
+        """`/help set` lists all parameters. To ask a question that begins with the name of a command, write
+two slashes: `//help` asks the model about `/help`.""",
         while_busy=True,
     ),
     Command(
         "retry",
         "/retry [temperature]",
         "Answer the last question again.",
-        """The previous answer is kept beside the new one: `/undo` brings it back, and so does ← in an empty
-input. Only the answer is computed again; the question stays in the caches. A fixed seed increases by one.
-At temperature 0 the answer would be the same unless something else changed, so `/retry 0.7` answers at
-temperature 0.7, this once. Use it too to continue after an error or a stop.""",
+        """The previous answer is kept: `/undo` or ← in an empty input brings it back. Only the answer is
+computed again; the question stays in the KV cache. A fixed seed increases by one. At temperature 0 the answer
+would be the same unless something else changed, so `/retry 0.7` answers once at temperature 0.7. Also use
+`/retry` to continue after an error or a stop.""",
     ),
     Command(
         "edit",
         "/edit [text]",
-        "Ask the last question differently.",
-        """With a text, that text takes the place of the last question. Alone, the last question is put into
-the input, to change and send; Esc leaves all as it was. What it replaces is kept beside it: `/undo` brings
-it back, and so does ← in an empty input. Earlier turns stay in the caches and are not computed
-again.""",
+        "Edit the last question.",
+        """`/edit TEXT` replaces the last question. Without a text, the last question is put into the input
+for you to edit and send; Esc cancels. The previous version is kept: `/undo` or ← in an empty input brings it
+back. Earlier turns stay in the KV cache and are not computed again.""",
     ),
     Command(
         "undo",
         "/undo [n]",
-        "Take the last retry or edit back, else the last question.",
-        """After a retry or an edit, the version before is shown again, and the later one is kept: `/branch`
-lists both. `/undo 1` and `/undo 2` remove the last question, or the last two, with their answers and all
-their versions. The turns that remain stay in the caches and are not computed again.""",
+        "Undo the last retry or edit; otherwise remove the last question.",
+        """After a retry or an edit, the previous version is shown again, and the later one is kept: `/branch`
+lists both. `/undo 1` removes the last question and `/undo 2` the last two, with their answers and all
+versions. The remaining turns stay in the KV cache and are not computed again.""",
     ),
     Command(
         "branch",
         "/branch [n] [question]",
-        "List the versions that retries and edits made, or show one.",
-        """`/branch 2` shows the second version of the last question that has several, with what followed it;
-`/branch 2 1` that of the first question. In the terminal UI, ← and → go through them while the input is
-empty. All are saved.""",
+        "List the versions created by retries and edits, or show one.",
+        """`/branch 2` shows the second version of the last question that has several, and everything after
+it; `/branch 2 1` shows the second version of the first question. In the terminal UI, ← and → switch versions
+while the input is empty. All versions are saved.""",
     ),
     Command(
         "attach",
         "/attach [file|none]",
         "Send a text file with the next question.",
-        """It goes behind the question, as a block with its name. Several files are attached one by one.
-Alone, the command lists them, and `/attach none` removes them all. What is no text in UTF-8 is refused,
-and what has more tokens than the context.""",
+        """The file is appended to the question as a block with its name. Attach several files one by one.
+Without an argument, the command lists them; `/attach none` removes them all. Files must be UTF-8 text and fit
+in the context.""",
     ),
     Command(
         "system",
         "/system [text|none]",
         "Show, set or remove the system message.",
-        """It comes before all questions and tells the model how to answer: `/system Answer in one sentence.`
-Because the conversation then begins differently, the next answer computes all of it again.""",
+        """The system message precedes all questions and instructs the model: `/system Answer in one
+sentence.` Since it changes the beginning of the conversation, the next answer computes the whole conversation
+again.""",
     ),
     Command(
         "set",
         "/set [name=value ...]",
         "Show or change the sampling parameters.",
-        """`/set` lists everything with its value and what it means; `/set temperature=0.7 top_p=0.9`
-changes two at once, from the next answer on. `default` as a value takes what the chat began with. Stop
-texts with spaces go in quotes, `\\n` is a new line, and `stop=none` removes them all: `/set stop="The end"
+        """`/set` lists all parameters with their values and meanings; `/set temperature=0.7 top_p=0.9`
+changes two at once, from the next answer on. The value `default` restores the one that the chat started with.
+Put stop texts with spaces in quotes; `\\n` is a new line, and `stop=none` removes all: `/set stop="The end"
 stop="\\n\\n"`.""",
         while_busy=True,
     ),
     Command(
         "seed",
         "/seed [n|random]",
-        "Show, fix or free the seed.",
-        """The same seed, question and settings give the same answer, whatever the draft. Alone, it shows
-the seed of the last answer, so that you can fix it. `/seed random` chooses a new one for every answer. At
-temperature 0 the seed has no effect.""",
+        "Show or set the seed, or make it random.",
+        """The same seed, question and settings give the same answer with any draft. Without an argument, the
+command shows the seed of the last answer, which you can then set. `/seed random` chooses a new seed for every
+answer. At temperature 0 the seed has no effect.""",
         while_busy=True,
     ),
     Command(
@@ -113,74 +112,75 @@ temperature 0 the seed has no effect.""",
         "/save [name or file]",
         "Name the conversation, or write a copy to a file.",
         """Conversations are saved automatically. `/save holiday plans` names this one, and
-`/load holiday plans` finds it. `/save ./plans.json` writes a copy as it is now; anything with
-a slash, or that ends in .json, is a file.""",
+`/load holiday plans` finds it. `/save ./plans.json` writes a copy of its current state; an argument that
+contains a slash or ends in .json is a file.""",
         while_busy=True,
     ),
     Command(
         "load",
         "/load [name]",
         "Continue another conversation.",
-        """By its name, the beginning of its id, or a file. The current one is saved. The next question makes
-the model read the other one from its beginning. Alone, the command lists them.""",
+        """Give its name, the beginning of its id, or a file. The current conversation is saved. The next
+question makes the model read the other one from its beginning. Without an argument, the command lists
+all.""",
     ),
     Command(
         "export",
         "/export file.md",
         "Write the conversation to a Markdown file.",
-        """Questions and answers as they are shown, without thinking and without other versions. The same file
-is written anew each time; one that holds something else is kept, and another name is asked for.""",
+        """The file has questions and answers as shown, without reasoning and other versions. Exporting to the
+same file again replaces it; a file with other content is never overwritten.""",
         while_busy=True,
     ),
     Command(
         "sessions",
         "/sessions",
-        "List the conversations that are saved.",
+        "List the saved conversations.",
         while_busy=True,
     ),
     Command(
         "draft",
         "/draft [name,...|auto|none]",
         "Show or change the draft sources.",
-        """A small model or a trained head, `substitute` (a copy of the target in few bits), `suffix` (which
-copies from the text), several of them with commas between, `auto` (the best available), or `none`. The
-answers are the same with any of them; only the speed differs. Sources that are loaded, and `suffix`, are
-used at once; for others the model is loaded again, and the conversation continues.""",
+        """Give a draft model or a trained head, `self` (the quantized target, a self-draft), `suffix`
+(suffix lookup in the text), several of them separated by commas, `auto` (the best available), or `none`. The
+answers are the same with any of them; only the speed differs. Loaded sources and `suffix` are used at once;
+for others the model is loaded again, and the conversation continues.""",
     ),
     Command(
         "plan",
         "/plan",
-        "Explain placement, tree size, and what bounds the speed.",
+        "Explain placement, tree size, and the bottleneck.",
         while_busy=True,
     ),
     Command(
         "tree",
         "/tree",
         "Show the last token tree and the accepted path.",
-        """Each node is a draft token with its probability. One pass of the target verifies all of them; the
-highlighted path was accepted, and the token after it is the bonus token.""",
+        """Each node is a draft token with its probability. One pass of the target verifies the whole tree;
+the highlighted path was accepted, and the token after it is the bonus token.""",
         while_busy=True,
     ),
     Command(
         "sources",
         "/sources [on|off]",
-        "Mark where each token of the answers came from.",
-        """A draft token was proposed and accepted. A bonus token is the one that the target adds at the end
-of every pass; without a draft all tokens are of that kind.""",
+        "Highlight the source of each token in the answers.",
+        """A draft token was proposed by the draft and accepted. A bonus token is the token that the target
+adds at the end of every pass; without a draft, all tokens are bonus tokens.""",
         while_busy=True,
     ),
     Command(
         "stats",
         "/stats",
-        "Show speed, tokens per pass, and where the time of a pass goes.",
+        "Show speed, tokens per pass, and the time spent on each part of a pass.",
         while_busy=True,
     ),
     Command(
         "copy",
         "/copy [code] [n]",
         "Copy the last answer, or the last block of code, to the clipboard.",
-        """`/copy 2` copies the last answer but one, without its thinking; `/copy code` copies the last block
-of code, and `/copy code 2` the one before. It works over ssh too, if the terminal knows OSC 52, as most
+        """`/copy 2` copies the last answer but one, without its reasoning; `/copy code` copies the last block
+of code, and `/copy code 2` the one before. This also works over ssh if the terminal supports OSC 52, as most
 do.""",
         while_busy=True,
     ),
@@ -188,12 +188,12 @@ do.""",
         "clear",
         "/clear",
         "Begin a new conversation, with the same system message and settings.",
-        "The one before is saved; `/sessions` lists it.",
+        "The current conversation is saved; `/sessions` lists it.",
     ),
     Command(
         "quit",
         "/quit",
-        "Leave. The conversation is saved; `offspec chat MODEL --resume` continues it.",
+        "Exit. The conversation is saved; `offspec chat MODEL --resume` continues it.",
         while_busy=True,
     ),
 )
@@ -202,47 +202,49 @@ COMMANDS: dict[str, Command] = {command.name: command for command in _LIST}
 
 
 def is_command(line: str) -> bool:
-    """Whether it begins with a slash and a word of letters alone: `/usr/bin` is something to say."""
+    """Return whether a line begins with a slash and a word of letters only; `/usr/bin` is a question."""
     return _NAMED.match(line) is not None
 
 
 def parse(line: str) -> tuple[Command, str]:
-    """The command of such a line, and the rest without space around it. Raises RequestError."""
+    """Return the command of a line and its stripped argument. Raises RequestError."""
     match = _NAMED.match(line)
     if match is None:
-        raise RequestError("a command is a slash and a name, such as /help")
+        raise RequestError("not a command; a command is a slash and a name, such as /help")
     return find(match[1]), line[match.end() :].strip()
 
 
 def find(name: str) -> Command:
-    """The command of a name, with or without its slash. Raises RequestError with the nearest name."""
+    """Return the command of a name, with or without slash. Raises RequestError with the nearest name."""
     name = name.removeprefix("/").lower()
     name = _ALIASES.get(name, name)
     if name in COMMANDS:
         return COMMANDS[name]
     near = get_close_matches(name, [*COMMANDS, *_ALIASES], n=1)
-    meant = f"the nearest is /{near[0]}" if near else "/help lists them all"
-    raise RequestError(f"there is no command /{name}; {meant}, and a space before it says it to the model")
+    meant = f"did you mean /{near[0]}?" if near else "see /help."
+    raise RequestError(
+        f"unknown command /{name}; {meant} To send it to the model, start the line with a space"
+    )
 
 
 def unescaped(text: str) -> str:
-    """What is said to the model where this was written: `//help` is said as `/help`, `//TODO` as it is."""
+    """Return the question that a line stands for: `//help` becomes `/help`, `//TODO` stays."""
     return text[1:] if text.startswith("//") and _begins_as_command(text) else text
 
 
 def escaped(text: str) -> str:
-    """How a question is written so that it is said and not run: what `unescaped` takes away, put back."""
+    """Return the line that stands for a question, the inverse of `unescaped`."""
     return f"/{text}" if _begins_as_command(text) else text
 
 
 def _begins_as_command(text: str) -> bool:
-    """Whether the name of a command stands at its beginning, after any number of slashes."""
+    """Return whether a text begins with slashes and the name of a command."""
     match = _BEGUN.match(text)
     return match is not None and (match[1].lower() in COMMANDS or match[1].lower() in _ALIASES)
 
 
-def help_of(name: str) -> str:
-    """One command in Markdown. Raises RequestError for an unknown one."""
+def command_help(name: str) -> str:
+    """Return the help of a command in Markdown. Raises RequestError for an unknown one."""
     command = find(name)
-    more = command.more.replace("\n", " ")
+    more = command.details.replace("\n", " ")
     return "\n\n".join(filter(None, (f"**`{command.usage}`**", command.help, more)))

@@ -1,37 +1,37 @@
-"""What a command that is being typed may become."""
+"""Completion of slash commands."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from offspec.chat.archive import Archive, Entry
+from offspec.chat.archive import SessionArchive, SessionEntry
 from offspec.checkpoint.open import local_names
 from offspec.core.config import AUTO, NONE, SOURCES
 from offspec.ui.chat.commands import COMMANDS
-from offspec.ui.chat.settings import MEANINGS, values_of
+from offspec.ui.chat.settings import MEANINGS, choices_of
 from offspec.ui.path_completion import MODELS, complete_explicit_path, complete_path
 from offspec_planners.units import format_count
 
-_Saved = Callable[[], list[Entry]]
+_Saved = Callable[[], list[SessionEntry]]
 _Offer = Callable[[str, _Saved], Iterator[tuple[str, str]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole line to take the place of the one that was begun. help: what it would mean."""
+    """A whole line that replaces the typed one. help: meaning of the completion."""
 
     text: str
     help: str
 
 
 class Completer:
-    """Looks for conversations once while a line is written, however many keys that takes."""
+    """Completer that lists saved conversations only once per input line."""
 
-    def __init__(self, archive: Archive) -> None:
+    def __init__(self, archive: SessionArchive) -> None:
         self._archive = archive
-        self._entries: list[Entry] | None = None
+        self._entries: list[SessionEntry] | None = None
 
     def complete(self, line: str) -> list[Completion]:
-        """Every line that this one may become, best first; none where it is no command."""
+        """Return the completions of a line, best first; none if it is not a command."""
         if not line.startswith("/") or line.startswith("//") or "\n" in line:
             return []
         name, space, argument = line[1:].partition(" ")
@@ -48,10 +48,10 @@ class Completer:
         return [Completion(f"/{name} {text}", meaning) for text, meaning in offered]
 
     def forget(self) -> None:
-        """Look for conversations again the next time."""
+        """Drop the cached list of conversations."""
         self._entries = None
 
-    def _saved(self) -> list[Entry]:
+    def _saved(self) -> list[SessionEntry]:
         if self._entries is None:
             self._entries = self._archive.list()
         return self._entries
@@ -68,7 +68,7 @@ def _settings(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
     wanted, equals, value = last.lower().partition("=")
     for name, meaning in MEANINGS.items():
         if equals and name == wanted:
-            for choice, means in values_of(name):
+            for choice, means in choices_of(name):
                 if choice.startswith(value):
                     yield f"{before} {name}={choice}".lstrip(), means
         elif not equals and name.startswith(wanted):
@@ -83,7 +83,7 @@ def _sessions(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
 
 
 def complete_drafts(begun: str) -> Iterator[tuple[str, str]]:
-    """What names of draft sources may become, with commas between them: each with what it means."""
+    """Yield completions of a comma-separated list of draft sources, with their meanings."""
     before, comma, last = begun.rpartition(",")
     for name, meaning in (*SOURCES.items(), *local_names()):
         if name.lower().startswith(last.lower()) and not (comma and name in (AUTO, NONE)):
@@ -105,11 +105,11 @@ _ARGUMENTS: Mapping[str, _Offer] = {
     "seed": _words(("random", "a new seed for every answer")),
     "system": _words(("none", "no system message")),
     "save": lambda begun, saved: complete_explicit_path(begun, (".json",)),
-    # Files of the present folder too: nothing else could be meant.
+    # Also files of the current folder: the argument can only be a file.
     "attach": lambda begun, saved: complete_path(begun),
     "export": lambda begun, saved: complete_explicit_path(begun, (".md",)),
     "load": _sessions,
     "draft": lambda begun, saved: complete_drafts(begun),
     "copy": _words(("code", "the last block of code")),
-    "sources": _words(("on", "mark them"), ("off", "plain text")),
+    "sources": _words(("on", "highlight them"), ("off", "plain text")),
 }

@@ -1,4 +1,4 @@
-"""The controller of a chat: one engine, the conversation on it, and what a user interface can ask of them."""
+"""Controller of a chat: one engine, its conversation, and the operations of a user interface."""
 
 import re
 import shlex
@@ -8,25 +8,27 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation
 from offspec.checkpoint.open import local_path
 from offspec.core.config import AUTO, EngineConfig, SamplingParams
 from offspec.core.errors import OffspecError, RequestError
 from offspec.core.events import Event, Finished, Notice, TreeSeen
 from offspec.ui.chat.completion import Completer, Completion
-from offspec.ui.chat.setup import ChatEngine, Opener, Setup
+from offspec.ui.chat.setup import ChatEngine, ChatSetup, Opener
 from offspec.ui.chat.stats import ChatStats
-from offspec.ui.told import told
+from offspec.ui.messages import user_message
 
-NO_MODEL = "No model is loaded now: /draft NAME, such as /draft auto, loads it again. What was said is saved."
+NO_MODEL = (
+    "No model is loaded now. /draft NAME, such as /draft auto, loads it again. The conversation is saved."
+)
 _FENCES = re.compile(r"^[ \t]*(`{3,})", re.MULTILINE)
-_TREES = 200  # of the latest passes, to look back through
+_TREES = 200  # number of the latest trees kept
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file, its name as it is shown, and its text. tokens: of the text."""
+    """Attached file with display name, text, and number of tokens of the text."""
 
     file: Path
     name: str
@@ -34,26 +36,30 @@ class Attachment:
     tokens: int
 
     @property
-    def block(self) -> str:
-        """In a question. No line of the text closes the block."""
+    def as_code_block(self) -> str:
+        """Code block for a question, with a fence longer than any fence in the text."""
         longest = max((len(fence) for fence in _FENCES.findall(self.text)), default=2)
         fence = "`" * (longest + 1)
         return f"{self.name}:\n\n{fence}\n{self.text}\n{fence}"
 
 
 class ChatController:
-    """What both user interfaces of a chat drive. Takes the engine over: `close` closes it.
+    """Controller shared by both user interfaces of a chat. It owns the engine: `close` closes it.
 
-    session: the conversation, which is kept in `file` from its first question on. stats: how fast it goes.
-    trees: those of the latest passes, the last one at the end. notes: lines the user should know. sources:
-    whether answers show where their tokens came from. attached: files that go with the next question. config:
-    what the engine was asked to be.
+    An answer runs in the thread that runs its generator. `stop`, `on_event` and methods that only read may be
+    called from any thread.
 
-    Answers run where their generator is run, in whichever thread; `stop`, `on_event` and what only reads may
-    be called from any.
+    Attributes:
+        session: The conversation, saved in `file` from its first question on.
+        stats: Speed statistics.
+        trees: Trees of the latest passes, the last one at the end.
+        notes: Lines for the user.
+        sources: Whether answers show the source of each token.
+        attachments: Files to send with the next question.
+        config: Requested configuration of the engine.
     """
 
-    def __init__(self, engine: ChatEngine, setup: Setup, archive: Archive) -> None:
+    def __init__(self, engine: ChatEngine, setup: ChatSetup, archive: SessionArchive) -> None:
         """Begin a conversation, or resume the one that `setup` names. Raises SessionError."""
         self.engine, self.setup, self.archive = engine, setup, archive
         self.config = setup.config
@@ -61,39 +67,39 @@ class ChatController:
         self.trees: deque[TreeSeen] = deque(maxlen=_TREES)
         self.notes: list[str] = []
         self.sources = False
-        self.attached: list[Attachment] = []
+        self.attachments: list[Attachment] = []
         self.is_open = True
-        self._answered: set[int] = set()  # what was answered to the end, by `_asked_with`
-        self._used: str = AUTO  # the sources among those that are loaded
-        self._kind = local_path(setup.config.model)[1]  # a folder, a file, or "" for a hub id
+        self._answered: set[int] = set()  # keys by `_answer_key` of completed answers
+        self._used: str = AUTO  # sources in use, among the loaded ones
+        self._kind = local_path(setup.config.model)[1]  # a folder, a file, or "" for a Hugging Face id
         self._completer = Completer(archive)
         self._params = self.defaults  # of the latest answer
         self.session = engine.chat(system=setup.system, params=self.defaults)
-        self.session.listen(self._hear)
+        self.session.listen(self._on_answer_event)
         self.file = archive.file_for(self.session.conversation)
-        file = setup.resumed(archive)
+        file = setup.session_to_resume(archive)
         if setup.resume == "" and archive.damaged:
-            self.notes.append(archive.unread())
+            self.notes.append(archive.unreadable_summary())
         if file is not None:
             self._resume(file)
             return
         self.session.keep(self.file)
         if setup.resume is not None:
             self.notes.append(f"No conversation with {self.config.model} is saved yet; this is a new one.")
-        if self.defaults != setup.sampling.over(SamplingParams()):
+        if self.defaults != setup.sampling.apply_to(SamplingParams()):
             summary = setup.sampling.summary(engine.sampling_defaults, "/set changes them")
             self.notes.append(f"Sampling defaults: {summary}.")
 
     @property
     def defaults(self) -> SamplingParams:
-        """The sampling parameters of a new conversation: the model's, and those of options over them."""
-        return self.setup.sampling.over(self.engine.sampling_defaults)
+        """Sampling parameters of a new conversation: the model's, overridden by options."""
+        return self.setup.sampling.apply_to(self.engine.sampling_defaults)
 
     @classmethod
     def open(
-        cls, setup: Setup, opener: Opener, archive: Archive, notify: Callable[[Event], None]
+        cls, setup: ChatSetup, opener: Opener, archive: SessionArchive, notify: Callable[[Event], None]
     ) -> "ChatController":
-        """Load the model, and lay out its conversation. Raises OffspecError."""
+        """Load the model and prepare the conversation. Raises OffspecError."""
         engine = opener(setup.config, setup.plan, notify)
         try:
             return cls(engine, setup, archive)
@@ -101,81 +107,81 @@ class ChatController:
             engine.close()
             raise
 
-    def compose(self, text: str) -> str:
-        """A question with the files that are attached, which go with this one alone."""
-        blocks, self.attached[:] = [attachment.block for attachment in self.attached], []
+    def build_question(self, text: str) -> str:
+        """Append the attached files to a question, and clear the attachments."""
+        blocks, self.attachments[:] = [attachment.as_code_block for attachment in self.attachments], []
         return "\n\n".join([text, *blocks])
 
     def ask(self, text: str) -> Generator[Event, None, None]:
-        """Say this to the model, as it is. Raises OffspecError, when the generator is run."""
-        return self._begun(self.session.send(text, trees=self.setup.trees), self.session.params)
+        """Send a question as is. The generator raises OffspecError when it runs."""
+        return self._started(self.session.send(text, trees=self.setup.trees), self.session.params)
 
     def retry(self, params: SamplingParams) -> Generator[Event, None, None]:
-        """As `ask`, for another answer to the last question, with these parameters."""
-        return self._begun(self.session.retry(params=params, trees=self.setup.trees), params)
+        """Generate another answer to the last question with these parameters, like `ask`."""
+        return self._started(self.session.retry(params=params, trees=self.setup.trees), params)
 
     def edit(self, text: str) -> Generator[Event, None, None]:
-        """As `ask`, in place of the last question and its answer."""
-        return self._begun(self.session.edit(text, trees=self.setup.trees), self.session.params)
+        """Replace the last question and its answer by this question, like `ask`."""
+        return self._started(self.session.edit(text, trees=self.setup.trees), self.session.params)
 
-    def _begun(
+    def _started(
         self, events: Generator[Event, None, None], params: SamplingParams
     ) -> Generator[Event, None, None]:
         self._params = params
         return events if self.is_open else _no_model()
 
     def has_answer(self, params: SamplingParams) -> bool:
-        """Whether the last question has the answer that these parameters would give again, word for word."""
-        return params.temperature == 0 and self._asked_with(params) in self._answered
+        """Return whether these parameters would reproduce an answer that the last question already has."""
+        return params.temperature == 0 and self._answer_key(params) in self._answered
 
-    def _asked_with(self, params: SamplingParams) -> int:
-        """What decides the answer to the last question at temperature 0; a conversation may be long."""
-        said = [(message.role, message.content) for message in self.session.messages]
-        while said and said[-1][0] == "assistant":
-            said.pop()
-        return hash((replace(params, seed=None), self.session.system, tuple(said)))
+    def _answer_key(self, params: SamplingParams) -> int:
+        """Return a hash of everything that determines the answer to the last question at temperature 0."""
+        messages = [(message.role, message.content) for message in self.session.messages]
+        while messages and messages[-1][0] == "assistant":
+            messages.pop()
+        return hash((replace(params, seed=None), self.session.system, tuple(messages)))
 
-    def _hear(self, event: Event | None) -> None:
-        """Note an event of the answer under way for statistics and trees; None: it has ended."""
+    def _on_answer_event(self, event: Event | None) -> None:
+        """Record an event of the running answer for statistics and trees; None marks its end."""
         if event is None:
-            self.stats.idle()
+            self.stats.end_answer()
         elif isinstance(event, TreeSeen):
             self.trees.append(event)
         else:
             self.on_event(event)
             if isinstance(event, Finished) and event.result.finish_reason != "halted":
-                self._answered.add(self._asked_with(self._params))
+                self._answered.add(self._answer_key(self._params))
 
     def forget_completions(self) -> None:
-        """What they were made of may have changed."""
+        """Drop cached completions, whose data may have changed."""
         self._completer.forget()
 
     def complete(self, line: str) -> list[Completion]:
-        """Whole lines that could take the place of one that begins a command."""
+        """Return possible completions of a command line, as whole lines."""
         return self._completer.complete(line)
 
     def stop(self) -> None:
-        """End the answer under way; what came is kept."""
+        """Stop the running answer; its text so far is kept."""
         self.session.stop()
 
     def on_event(self, event: Event) -> None:
-        """Take what the engine tells aside, from whichever thread."""
+        """Handle an engine event that is not part of an answer, from any thread."""
         if isinstance(event, Notice):
-            self.notes.append(told(event))
+            self.notes.append(user_message(event))
         else:
             self.stats.on_event(event)
 
     def use(self, draft: str) -> None:
-        """Draw on other sources of those that are loaded. Raises RequestError."""
+        """Use other draft sources among the loaded ones. Raises RequestError."""
         self.engine.use(draft)
         self._used = draft
 
     def check_reload(self) -> None:
-        """Raises RequestError where the model is no longer there to be loaded again."""
+        """Raise RequestError if the model no longer exists and could not be loaded again."""
         if local_path(self.config.model)[1] != self._kind:
             raise RequestError(
-                f"this loads the model again, and {self.config.model} is no longer there: give the "
-                f"{self._kind} its name back, or /quit and begin with the new name (--session continues this)"
+                f"this loads the model again, but {self.config.model} no longer exists: restore the "
+                f"{self._kind}, or /quit and start with its new name (--session continues this conversation)"
             )
 
     def reload(
@@ -185,10 +191,15 @@ class ChatController:
         notify: Callable[[Event], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Load the model with other settings under the same conversation, or as it was where that fails.
+        """Reload the model with other settings, or with the previous ones if that fails.
 
-        notify: the listener of the new engine. failed: hears why it is as it was, before it is loaded again.
-        Raises OffspecError where no engine is open in the end; the conversation is there all the same.
+        The conversation stays. Raises OffspecError if no engine is open in the end.
+
+        Args:
+            config: New configuration.
+            opener: Function that opens an engine.
+            notify: Listener of the new engine.
+            failed: Called with the error before the previous settings are loaded again.
         """
         self.engine.close()  # two do not fit in memory
         self.is_open, used = False, AUTO
@@ -198,12 +209,12 @@ class ChatController:
             failed(error)
             config, used = self.config, self._used
             engine = opener(config, self._plan_for(config), notify)
-            with suppress(RequestError):  # the sources it had are not all there in less memory
+            with suppress(RequestError):  # with less memory, some of its sources may be missing
                 engine.use(used)
         session = engine.chat()
-        session.listen(self._hear)
+        session.listen(self._on_answer_event)
         session.resume(self.session.conversation)
-        with suppress(OffspecError):  # what it could not write, the next one will, or say so
+        with suppress(OffspecError):  # the next session writes the file or reports the error
             self.session.close()
         session.keep(self.file)
         self.engine, self.session, self.config = engine, session, config
@@ -211,13 +222,13 @@ class ChatController:
         session.recount()
 
     def _plan_for(self, config: EngineConfig) -> Path | None:
-        """The plan file was made for the settings of the command line, so only they get it."""
+        """Return the plan file for the settings of the command line, None for other settings."""
         return self.setup.plan if config == self.setup.config else None
 
     def new_conversation(self) -> None:
-        """A new conversation with the same system message and parameters.
+        """Begin a new conversation with the same system message and parameters.
 
-        Raises DiskFullError, SessionError where the one before cannot be written: it stays.
+        Raises DiskFullError or SessionError if the current one cannot be written, and then keeps it.
         """
         self.session.clear()
         self.trees.clear()
@@ -225,7 +236,7 @@ class ChatController:
         self.session.keep(self.file)
 
     def load_conversation(self, file: Path) -> str:
-        """Go on with the conversation in a file, and keep it there; a note for the user.
+        """Continue the conversation in a file and save it there. Return a note for the user.
 
         Raises SessionError.
         """
@@ -235,13 +246,13 @@ class ChatController:
         self.file = file
         self.trees.clear()
         questions = "one question" if talk.turns == 1 else f"{talk.turns} questions"
-        note = f"Going on with {talk.title!r}: {questions} so far."
+        note = f"Resuming {talk.title!r} ({questions})."
         if before != self.config.model:
-            note += f" It was held with {before}; {self.config.model} goes on."
+            note += f" Its earlier answers are from {before}; {self.config.model} continues."
         return note
 
-    def resume_line(self) -> str:
-        """What to type to go on; "" where nothing was said, or it could not be saved."""
+    def resume_command(self) -> str:
+        """Return the command that continues the conversation; "" if it is empty or was not saved."""
         conversation = self.session.conversation
         if not conversation.turns or not self.file.exists():
             return ""
@@ -250,15 +261,15 @@ class ChatController:
         return f"to continue: {shlex.join((*self.setup.command, '--session', name))}"
 
     def close(self) -> None:
-        """Stop what runs, and close the engine."""
+        """Stop the running answer, and close the engine."""
         self.stop()
         self.engine.close()
-        with suppress(OffspecError):  # it was told when it could not be written
+        with suppress(OffspecError):  # the failure to write it was reported before
             self.session.close()
 
     def _resume(self, file: Path) -> None:
         self.notes.append(self.load_conversation(file))
-        self.session.params = self.setup.params_over(self.session.params)
+        self.session.params = self.setup.merge_params(self.session.params)
         if self.setup.system is not None:
             self.session.system = self.setup.system
         self.session.recount()

@@ -1,30 +1,30 @@
-"""What `/stats` shows: the speed of the last answer and of all, in tables."""
+"""The page of `/stats`: speed of the last answer and of all answers, as tables."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from offspec.core.sampling_defaults import described, sampling_values
+from offspec.core.sampling_defaults import describe_values, sampling_values
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.stats import Totals
 from offspec_planners.units import format_bytes, format_number, format_rate, format_seconds
 
 
 def report(chat: ChatController) -> str:
-    """What `/stats` shows, in Markdown: the last answer, all of them, and what they ran on."""
+    """Return the page of `/stats` in Markdown: last answer, all answers, and the configuration."""
     stats, session, engine = chat.stats, chat.session, chat.engine
     columns = [("last answer", stats.answer), ("since the chat began", stats.session)]
     if not stats.session.passes:
-        speed = "Nothing has been answered yet."
+        speed = "No question has been answered yet."
     else:
         speed = _table(["", *(name for name, _ in columns)], _rows([totals for _, totals in columns]))
     prompt = stats.prefill
     facts = [
-        f"The prompt has {session.used:,} of {session.context:,} tokens of context.",
-        f"Questions left out of it, from the first on: {session.left_out:,}." if session.left_out else "",
-        f"The last prompt had {prompt.tokens:,} new tokens; {prompt.reused:,} were known." if prompt else "",
-        guessed_by(stats.session),
+        f"The conversation uses {session.used:,} of {session.context:,} tokens of context.",
+        f"Questions dropped from its beginning: {session.left_out:,}." if session.left_out else "",
+        f"The last prompt had {prompt.tokens:,} new tokens; {prompt.reused:,} were cached." if prompt else "",
+        format_accepted_by_source(stats.session),
         _computed_on(engine.placement["gpu_names"]),
-        f"Sampling: {described(sampling_values(session.params))}.",
+        f"Sampling: {describe_values(sampling_values(session.params))}.",
         f"Target {chat.config.model}, draft {engine.draft}, {_trees(engine.budget, engine.width)}.",
     ]
     return "\n\n".join(filter(None, [speed, *facts]))
@@ -35,14 +35,16 @@ def _computed_on(gpus: Sequence[str]) -> str:
 
 
 def _trees(budget: int, width: int) -> str:
-    return f"trees of up to {budget:,} nodes, {width:,} at a time" if budget > 1 else "a token in each pass"
+    return (
+        f"trees of up to {budget:,} nodes, {width:,} per draft step" if budget > 1 else "one token per pass"
+    )
 
 
-def guessed_by(totals: Totals) -> str:
-    """Accepted tokens of each draft source, where there are several."""
-    if len(totals.guessed) < 2:
+def format_accepted_by_source(totals: Totals) -> str:
+    """Return the accepted tokens of each draft source, or "" for a single source."""
+    if len(totals.accepted_by_source) < 2:
         return ""
-    counts = ", ".join(f"{Path(name).name} {count:,}" for name, count in totals.guessed)
+    counts = ", ".join(f"{Path(name).name} {count:,}" for name, count in totals.accepted_by_source)
     return f"Accepted draft tokens of each source since the chat began: {counts}."
 
 

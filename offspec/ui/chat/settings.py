@@ -1,4 +1,4 @@
-"""What `/set` knows: the sampling parameters by name, what each means, and how its value is written."""
+"""Sampling parameters of `/set`: names, meanings, and syntax of values."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -12,15 +12,15 @@ from offspec.core.setting import settings_of
 
 _DECLARED = settings_of(SamplingParams)
 _SETTINGS = {name: _DECLARED[name] for name in PARAMS if _DECLARED[name].chat}
-_WORDS = {  # where a chat has other words than the help
-    "top_k": "sample from this number of likeliest tokens; 0 is off",
-    "repetition_penalty": "values above 1 make tokens of the conversation less likely to repeat",
+_WORDS = {  # meanings that differ from the help of the options
+    "top_k": "keep this number of most likely tokens; 0 disables it",
+    "repetition_penalty": "penalty for repeating tokens of the conversation, if above 1",
     "seed": "the same seed gives the same answer; random chooses a new one each time",
-    "max_tokens": "end an answer after this number of tokens",
-    "stop": "end an answer before this text",
-    "bad_words": "never say this",
-    "no_repeat_ngram_size": "never say the same number of tokens in a row twice; 0 is off",
-    "min_tokens": "an answer cannot end before it has so many tokens",
+    "max_tokens": "maximum number of tokens of an answer",
+    "stop": "text that ends an answer and is not part of it",
+    "bad_words": "text that answers may not contain",
+    "no_repeat_ngram_size": "forbid repeating this number of consecutive tokens; 0 disables it",
+    "min_tokens": "minimum number of tokens before an answer may end",
 }
 MEANINGS: Mapping[str, str] = {
     name: _WORDS.get(name, f"{setting.help[:1].lower()}{setting.help[1:].rstrip('.')}")
@@ -32,32 +32,32 @@ _TEXTS = [name for name, setting in _SETTINGS.items() if setting.kind == tuple[s
 def run_set(
     params: SamplingParams, argument: str, defaults: SamplingParams, *, loading: bool = False
 ) -> tuple[SamplingParams, str]:
-    """What `/set ARGUMENT` makes of the parameters, and what it says, in Markdown. Raises RequestError.
+    """Apply `/set ARGUMENT`. Return the new parameters and a message in Markdown. Raises RequestError.
 
-    loading: the model is not loaded yet, and may have other defaults.
+    loading: whether the model is still loading, so that its defaults are unknown.
     """
-    unknown = " Parameters that are not set take the model's defaults when it is loaded." if loading else ""
+    unknown = " Other parameters get the model's defaults once it is loaded." if loading else ""
     if not argument:
-        return params, f"{table(params)}\n\n`/set temperature=0.7` changes one.{unknown}"
+        return params, f"{settings_table(params)}\n\n`/set temperature=0.7` changes one.{unknown}"
     if len(argument.split()) == 1 and "=" not in argument and argument != "default":
-        name = known(argument)
-        return params, f"`{name}` is `{shown(params, name)}`: {MEANINGS[name]}.{unknown}"
-    after = defaults if argument == "default" else changed(params, argument, defaults)
+        name = resolve_name(argument)
+        return params, f"`{name}` is `{format_value(params, name)}`: {MEANINGS[name]}.{unknown}"
+    after = defaults if argument == "default" else apply_changes(params, argument, defaults)
     written = {name for name, _ in _pairs(argument)} if loading and argument != "default" else set[str]()
     news = [
-        f"`{name}` is `{shown(after, name)}`"
+        f"`{name}` is `{format_value(after, name)}`"
         for name in MEANINGS
         if getattr(params, name) != getattr(after, name) or name in written
     ]
     if not news:
-        return after, "Nothing changes: it was set so already."
-    return after, f"From the next answer on {', '.join(news)}."
+        return after, "No change: already set."
+    return after, f"From the next answer on, {', '.join(news)}."
 
 
-def changed(params: SamplingParams, text: str, defaults: SamplingParams) -> SamplingParams:
-    """params after `name=value …`, or `name value`. defaults: what the value `default` stands for.
+def apply_changes(params: SamplingParams, text: str, defaults: SamplingParams) -> SamplingParams:
+    """Apply `name=value …` or `name value` to parameters. defaults: values that `default` stands for.
 
-    Raises RequestError, which names what can be set, or the range of a value.
+    Raises RequestError with the valid names or the range of a value.
     """
     values: dict[str, Any] = {}
     for name, written in _pairs(text):
@@ -69,12 +69,12 @@ def changed(params: SamplingParams, text: str, defaults: SamplingParams) -> Samp
 
 
 def read_seed(text: str) -> int | None:
-    """A seed, or None for `random`. Raises RequestError."""
+    """Parse a seed; None for `random`. Raises RequestError."""
     return cast("int | None", _read("seed", text))
 
 
-def shown(params: SamplingParams, name: str) -> str:
-    """A value as it would be written."""
+def format_value(params: SamplingParams, name: str) -> str:
+    """Return the value of a parameter in the syntax of `/set`."""
     value = getattr(params, name)
     if name == "seed":
         return "random" if value is None else str(value)
@@ -85,53 +85,56 @@ def shown(params: SamplingParams, name: str) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def table(params: SamplingParams) -> str:
-    """All that can be set, in Markdown."""
-    rows = [f"| `{name}` | `{shown(params, name)}` | {means} |" for name, means in MEANINGS.items()]
+def settings_table(params: SamplingParams) -> str:
+    """Return a table of all parameters in Markdown."""
+    rows = [f"| `{name}` | `{format_value(params, name)}` | {means} |" for name, means in MEANINGS.items()]
     return "\n".join(("| name | value | meaning |", "|---|---|---|", *rows))
 
 
-def values_of(name: str) -> list[tuple[str, str]]:
-    """Values that are words, each with what it means."""
-    words = [("default", "what the chat began with")]
+def choices_of(name: str) -> list[tuple[str, str]]:
+    """Return the values of a parameter that are words, with their meanings."""
+    words = [("default", "the value that the chat started with")]
     if name == "seed":
         words.append(("random", "a new seed for every answer"))
     elif name in _TEXTS:
         words.append(("none", "no text"))
     elif name == "ignore_eos":
-        words += [("on", "continue after it"), ("off", "end with it")]
+        words += [("on", "continue after the token"), ("off", "end at the token")]
     return words
 
 
-def known(name: str) -> str:
-    """The name of a setting, hyphens and capitals forgiven. Raises RequestError with the nearest one."""
+def resolve_name(name: str) -> str:
+    """Normalize the name of a parameter. Raises RequestError with the nearest name.
+
+    Hyphens and capitals are accepted.
+    """
     wanted = name.lower().replace("-", "_")
     if wanted in MEANINGS:
         return wanted
     near = get_close_matches(wanted, MEANINGS, n=1, cutoff=0.5)
-    meant = f"the nearest is {near[0]}" if near else f"there are {', '.join(MEANINGS)}"
-    raise RequestError(f"{name!r} cannot be set; {meant}")
+    meant = f"did you mean {near[0]}?" if near else f"valid names are {', '.join(MEANINGS)}"
+    raise RequestError(f"unknown parameter {name!r}; {meant}")
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """Names and values as written. Raises RequestError."""
+    """Split an argument into names and values. Raises RequestError."""
     try:
         words = list(_words(text))
     except ValueError:
-        raise RequestError("a quote is left open; close it, or leave both out") from None
+        raise RequestError("a quote is not closed; close it, or omit both quotes") from None
     if len(words) == 2 and not any("=" in word for word in words):
         words = ["=".join(words)]
     pairs = []
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not value:
-            raise RequestError(f"write {known(name)}=value, with no space around the sign")
-        pairs.append((known(name), value))
+            raise RequestError(f"no value given; write {resolve_name(name)}=value, without spaces around =")
+        pairs.append((resolve_name(name), value))
     return pairs
 
 
 def _words(text: str) -> shlex.shlex:
-    """Words as a shell has them, but that a backslash is one: `stop=\\n` is a new line, not an n."""
+    """Split words like a shell, except that a backslash is literal: `stop=\\n` is a new line, not an n."""
     lexer = shlex.shlex(text, posix=True)
     lexer.whitespace_split, lexer.escape, lexer.commenters = True, "", ""
     return lexer
@@ -142,7 +145,7 @@ def _read(name: str, text: str) -> Any:
     try:
         return read(text)
     except (ValueError, KeyError):
-        raise RequestError(f"{name} is {wanted}, not {text!r}") from None
+        raise RequestError(f"{name} must be {wanted}, not {text!r}") from None
 
 
 def _seed(text: str) -> int | None:

@@ -1,4 +1,4 @@
-"""What a chat begins with: settings, and a way to open an engine for them."""
+"""Setup of a chat: its settings, and opening an engine for them."""
 
 import atexit
 import ctypes
@@ -17,23 +17,28 @@ from offspec.core.events import Event, LoadProgress
 from offspec.core.sampling_defaults import SamplingOverrides
 
 if TYPE_CHECKING:
-    from offspec.chat.archive import Archive
+    from offspec.chat.archive import SessionArchive
     from offspec.chat.session import Session
     from offspec.engine.engine import Engine
     from offspec_planners.plan import Plan
 
-_WITH_VALUE = ("--session", "--system")  # the conversation has its own system message by then
+_WITH_VALUE = ("--session", "--system")  # a resumed conversation has its own system message
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """What was asked for on the command line, complete and checked, before any model is opened.
+class ChatSetup:
+    """Checked settings of a chat from the command line.
 
-    sampling: parameters that options set over those of the model. plan: a plan file to follow. resume: None
-    begins a new conversation, "" takes up the latest one held with this model, and anything else names one.
-    It goes on with the parameters it had, but for those whose names are in `given`. trees: whether verified
-    trees are gathered, to be looked at. command: the words that began the chat, but for those that name a
-    conversation. notify: whether the end of a long answer is announced with a bell and a desktop notice.
+    Args:
+        config: Configuration of the engine.
+        sampling: Sampling parameters that override the model's.
+        system: System message, or None.
+        plan: Plan file to use, or None.
+        resume: Conversation to resume: None for a new one, "" for the latest with this model, else its name.
+        overrides: Names of sampling parameters that replace the saved ones of a resumed conversation.
+        trees: Whether to collect verified trees for display.
+        command: Words of the command that started the chat, without those that name a conversation.
+        notify: Whether to announce the end of a long answer with a bell and a desktop notification.
     """
 
     config: EngineConfig
@@ -41,33 +46,33 @@ class Setup:
     system: str | None = None
     plan: Path | None = None
     resume: str | None = None
-    given: frozenset[str] = frozenset()
+    overrides: frozenset[str] = frozenset()
     trees: bool = True
     command: tuple[str, ...] = ("offspec", "chat")
     notify: bool = True
 
-    def params_over(self, held: SamplingParams) -> SamplingParams:
-        """The parameters of a conversation that is resumed, in which those that were given are others."""
-        return replace(held, **{name: self.sampling.values[name] for name in self.given})
+    def merge_params(self, saved: SamplingParams) -> SamplingParams:
+        """Return the saved parameters of a resumed conversation with `overrides` applied."""
+        return replace(saved, **{name: self.sampling.values[name] for name in self.overrides})
 
-    def resumed(self, archive: "Archive") -> Path | None:
-        """The file of the conversation to take up, None for a new one. Raises SessionError.
+    def session_to_resume(self, archive: "SessionArchive") -> Path | None:
+        """Return the file of the conversation to resume, or None for a new one.
 
-        What cannot be read may be that conversation, so a new one is not begun in silence.
+        Raises SessionError if there are only unreadable files, since one may be the wanted conversation.
         """
         if self.resume:
             return archive.find(self.resume)
         latest = None if self.resume is None else archive.latest(self.config.model)
         if self.resume is not None and latest is None and archive.damaged:
             raise SessionError(
-                f"no conversation with {self.config.model} can be resumed: {archive.unread()}; leave out "
-                "--resume to begin a new one"
+                f"no conversation with {self.config.model} can be resumed: {archive.unreadable_summary()}; "
+                "omit --resume to begin a new one"
             )
         return None if latest is None else latest.file
 
 
 class ChatEngine(Protocol):
-    """The part of an engine that a chat uses."""
+    """Interface of an engine, as far as a chat uses it."""
 
     @property
     def config(self) -> EngineConfig: ...
@@ -103,21 +108,21 @@ class ChatEngine(Protocol):
     def close(self) -> None: ...
 
 
-# Takes the settings, a plan file to follow, and a listener; the listener hears of the load now and, from the
-# thread that answers, of every pass later.
+# Arguments: configuration, plan file, and listener. The listener receives events of the load and, later, of
+# every pass from the thread that answers.
 Opener = Callable[[EngineConfig, Path | None, Callable[[Event], None]], ChatEngine]
 
 
 def open_engine(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> "Engine":
     """Open the real engine. Raises OffspecError.
 
-    The first call imports torch, which takes seconds: call it where nothing waits for it.
+    The first call imports torch, which takes seconds: do not call it in a thread that must stay responsive.
     """
     notify(LoadProgress("starting", 0, 0, "steps"))
     gc.unfreeze()
-    # What is frozen at the end is not freed, and Triton prints that it leaked, also where loading fails.
+    # Objects frozen at exit are not freed, and Triton reports them as leaked, even if loading fails.
     atexit.register(gc.unfreeze)
-    with _collector_at_rest():
+    with _gc_disabled():
         preload_torch()
         from offspec.engine.load import load
     opened = load(config, plan=plan, notify=notify)
@@ -127,11 +132,11 @@ def open_engine(config: EngineConfig, plan: Path | None, notify: Callable[[Event
 
 
 @contextmanager
-def _collector_at_rest() -> Iterator[None]:
-    """Import without collections, and leave what was imported out of later ones.
+def _gc_disabled() -> Iterator[None]:
+    """Disable garbage collection during imports, and exclude the imported objects from later collections.
 
-    Going through all that torch and transformers make when they are imported holds every thread up for a
-    sixth of a second, now and then, and none of it is ever garbage.
+    Scanning the objects that torch and transformers create on import blocks all threads for about 0.17 s each
+    time, and none of them ever becomes garbage.
     """
     gc.disable()
     try:
@@ -141,14 +146,15 @@ def _collector_at_rest() -> Iterator[None]:
         gc.enable()
 
 
-_LIBRARY = "libtorch_cpu.so"  # half a gigabyte, with thousands of constructors to run
+_LIBRARY = "libtorch_cpu.so"  # half a gigabyte, with thousands of constructors
 
 
 def preload_torch() -> None:
-    """Importing torch holds the interpreter while the system opens this: 200 ms in which no key is heard.
+    """Open torch's library without holding the interpreter lock.
 
-    A call through ctypes lets the interpreter go, and finds the library open the second time. Where anything
-    is otherwise here, torch does it by itself, as ever.
+    Importing torch holds the lock for 200 ms while the system opens the library, and no key is processed
+    meanwhile. A call through ctypes releases the lock, and the import then finds the library open. If that
+    fails, torch opens the library itself.
     """
     spec = find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
@@ -160,11 +166,11 @@ def preload_torch() -> None:
         open_library(os.fsencode(file), os.RTLD_NOW | os.RTLD_GLOBAL)
 
 
-def command_words(argv: Sequence[str]) -> tuple[str, ...]:
-    """The command that began this chat, without options that name a conversation.
+def restart_command(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that started this chat, without options that name a conversation.
 
     Args:
-        argv: As in `sys.argv`: the program and its words, the first of which is "chat".
+        argv: Program and arguments as in `sys.argv`; the first argument is "chat".
     """
     words, rest = ["offspec"], iter(argv[1:])
     for word in rest:

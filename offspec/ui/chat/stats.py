@@ -1,4 +1,4 @@
-"""How fast it goes and where the time went, gathered from events as they pass."""
+"""Speed statistics of a chat, collected from events."""
 
 import time
 from collections.abc import Callable
@@ -6,23 +6,23 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from offspec.core.events import (
+    AcceptedBySource,
     Event,
     Finished,
-    Guessed,
     PassProgress,
     PassStats,
     Prefill,
     Result,
-    total_guessed,
+    total_accepted,
 )
 from offspec_planners.units import format_rate, format_seconds
 
-HISTORY = 120  # passes that are remembered
-_LONG = 2.0  # seconds of a pass from which on the user is told how long it will take
+HISTORY = 120  # number of the latest passes that are kept
+_LONG = 2.0  # seconds of a pass above which its expected duration is shown
 
 
 class PassTimes(NamedTuple):
-    """Seconds of passes: of the draft, those in which the link was waited for, and those in layers."""
+    """Seconds of passes: drafting, waiting for weights, and computing layers."""
 
     draft: float = 0.0
     link: float = 0.0
@@ -31,9 +31,10 @@ class PassTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over passes. guessed: accepted tokens by source. paused: passes in which drafting was paused.
+    """Sums over passes.
 
-    bytes_streamed, bytes_read, experts_asked, experts_read: as in `PassStats`.
+    accepted_by_source: accepted tokens of each source. paused: passes in which drafting was paused.
+    bytes_streamed, bytes_read, experts_requested, experts_read: sums of the fields of `PassStats`.
     """
 
     tokens: int = 0
@@ -41,8 +42,8 @@ class Totals:
     seconds: float = 0.0
     bytes_streamed: int = 0
     times: PassTimes = field(default_factory=PassTimes)
-    guessed: Guessed = ()
-    experts_asked: int = 0
+    accepted_by_source: AcceptedBySource = ()
+    experts_requested: int = 0
     experts_read: int = 0
     bytes_read: int = 0
     paused: int = 0
@@ -59,37 +60,41 @@ class Totals:
     def bytes_per_s(self) -> float:
         return self.bytes_streamed / self.seconds if self.seconds else 0.0
 
-    def plus(self, done: PassStats) -> "Totals":
-        """With one pass more."""
+    def add_pass(self, done: PassStats) -> "Totals":
+        """Return the totals with another pass."""
         return Totals(
             self.tokens + done.emitted,
             self.passes + 1,
             self.seconds + done.draft_seconds + done.target_seconds,
             self.bytes_streamed + done.bytes_streamed,
-            PassTimes(*map(sum, zip(self.times, times_of(done), strict=True))),
-            total_guessed([self.guessed, done.guessed_by]),
-            self.experts_asked + done.experts_asked,
+            PassTimes(*map(sum, zip(self.times, pass_times(done), strict=True))),
+            total_accepted([self.accepted_by_source, done.guessed_by]),
+            self.experts_requested + done.experts_asked,
             self.experts_read + done.experts_read,
             self.bytes_read + done.bytes_read,
             self.paused + done.paused,
         )
 
 
-def times_of(done: PassStats) -> PassTimes:
-    """Where the time of a pass went."""
+def pass_times(done: PassStats) -> PassTimes:
+    """Return the seconds of each part of a pass."""
     return PassTimes(done.draft_seconds, done.wait_seconds, done.compute_seconds)
 
 
 class ChatStats:
-    """Hears every event of a chat, from the thread that answers; may be read from another.
+    """Statistics of a chat, updated by events in the thread that answers and readable from other threads.
 
-    answer: the totals of the answer under way, or of the last one. session: of all answers since the chat
-    began. last_times: where the time of the last pass went; last_experts: experts that it asked
-    for, and read.
-    history: tokens of each of the latest passes, the oldest first. result: of the last answer, None while one
-    is under way. clock: seconds, for the line that moves.
+    Each attribute is replaced as a whole, so that a reader never sees a partial update.
 
-    Each of them is replaced as a whole, so that a reader never sees one half done.
+    Attributes:
+        clock: Clock in seconds, for the status line.
+        answer: Totals of the running or last answer.
+        session: Totals of all answers since the chat began.
+        last_times: Seconds of each part of the last pass.
+        last_experts: Numbers of experts that the last pass requested and read.
+        history: Tokens of each of the latest passes, the oldest first.
+        prefill: Prompt of the running or last answer, or None.
+        result: Result of the last answer, None while one is running.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -101,12 +106,12 @@ class ChatStats:
         self.history: tuple[int, ...] = ()
         self.prefill: Prefill | None = None
         self.result: Result | None = None
-        self._usual = 0.0  # seconds that the last pass took
-        self._now: tuple[Prefill | PassProgress, float] | None = None  # where a pass is, and since when
+        self._usual = 0.0  # seconds of the last pass
+        self._now: tuple[Prefill | PassProgress, float] | None = None  # progress of a pass, and its time
 
     @property
     def tok_per_s(self) -> float:
-        """Of the answer, the time of its prompt included."""
+        """Tokens per second of the answer, including the time of its prompt."""
         return self.answer.tok_per_s
 
     @property
@@ -114,7 +119,7 @@ class ChatStats:
         return self.answer.tokens_per_pass
 
     def on_event(self, event: Event) -> None:
-        """Take in what an event says."""
+        """Update the statistics from an event."""
         match event:
             case Prefill(layer=0):
                 self.answer, self.prefill, self.result = Totals(), event, None
@@ -122,22 +127,22 @@ class ChatStats:
             case PassProgress():
                 self._now = event, self.clock()
             case PassStats():
-                self._take(event)
+                self._add_pass(event)
             case Finished():
                 self.result, self._now = event.result, None
 
-    def idle(self) -> None:
-        """An answer is over, however it ended."""
+    def end_answer(self) -> None:
+        """Record the end of an answer, successful or not."""
         self._now = None
 
-    def _take(self, done: PassStats) -> None:
-        self.answer, self.session = self.answer.plus(done), self.session.plus(done)
-        self.last_times, self.last_experts = times_of(done), (done.experts_asked, done.experts_read)
+    def _add_pass(self, done: PassStats) -> None:
+        self.answer, self.session = self.answer.add_pass(done), self.session.add_pass(done)
+        self.last_times, self.last_experts = pass_times(done), (done.experts_asked, done.experts_read)
         self.history = (*self.history, done.emitted)[-HISTORY:]
         self._usual = done.draft_seconds + done.target_seconds
 
     def live_line(self) -> str:
-        """What the machine is doing at this moment; empty where it does nothing."""
+        """Return a line about the current activity; empty if idle."""
         now, prefill = self._now, self.prefill
         if now is None or prefill is None:
             return ""
@@ -145,10 +150,10 @@ class ChatStats:
         waited = max(self.clock() - since, 0.0)
         if isinstance(event, Prefill):
             return " · ".join((_reading(event), _seconds(waited)))
-        return " · ".join(self._doing(event, prefill, event.seconds + waited))
+        return " · ".join(self._pass_status(event, prefill, event.seconds + waited))
 
-    def _doing(self, at: PassProgress, prefill: Prefill, seconds: float) -> list[str]:
-        """The parts of a line on a pass: what it is at, how fast, and how long it takes."""
+    def _pass_status(self, at: PassProgress, prefill: Prefill, seconds: float) -> list[str]:
+        """Return the parts of a line about a pass: its progress, speed and duration."""
         prompt = [_reading(prefill)] if at.index == 1 else []
         tree = [f"tree of {at.nodes:,}"] if at.nodes and not prompt else []
         if not at.layer:
@@ -168,7 +173,7 @@ class ChatStats:
 
 
 def _reading(prefill: Prefill) -> str:
-    known = f", {prefill.reused:,} known" if prefill.reused else ""
+    known = f", {prefill.reused:,} cached" if prefill.reused else ""
     return f"reading the prompt: {prefill.tokens:,} token{'' if prefill.tokens == 1 else 's'}{known}"
 
 

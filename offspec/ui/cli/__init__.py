@@ -1,1 +1,1 @@
-"""The command line: parse options, hand them to the engine, render its events. Nothing else."""
+"""The command line: parses options, passes them to the engine, and renders its events."""

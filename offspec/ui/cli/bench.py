@@ -12,7 +12,7 @@ from rich.console import ConsoleRenderable
 from offspec.core.errors import OffspecError, RequestError
 from offspec.ui.cli import checks
 from offspec.ui.cli import options as opt
-from offspec.ui.cli.output import Output
+from offspec.ui.cli.output import StdoutWriter
 from offspec.ui.cli.render import Renderer
 from offspec.ui.cli.tables import PageLayout, facts, heading, write_page
 from offspec_planners.units import format_number
@@ -30,7 +30,7 @@ As Markdown, for an issue or a forum:
 
   offspec bench Qwen/Qwen3-8B --memory 12GB --markdown
 
-Keep a run, and compare a later one with it:
+Save a run, and compare a later one with it:
 
   offspec bench Qwen/Qwen3-8B --memory 12GB --json > before.json
   offspec bench Qwen/Qwen3-8B --memory 12GB --check before.json
@@ -48,35 +48,35 @@ def bench(
     check: Path | None = None,
     quiet: bool = False,
 ) -> None:
-    """Measure a model's speed here: prompt, generation, and the gain from speculation.
+    """Measure a model's speed on this machine: prefill, decoding, and the gain from speculation.
 
-    Answers four fixed prompts, with and without a draft, and prints machine,
-    model, placement, speeds, and the speeds that the plan predicted.
+    Answers four fixed prompts with and without a draft. Prints machine,
+    model, placement, speeds, and the speed that the plan predicted.
 
     Benchmark:
-        seconds (SECONDS): Time limit of the answers; loading and planning come before it.
+        seconds (SECONDS): Time limit of the answers, excluding loading and planning.
         markdown: Print a Markdown table.
         as_json: Print one JSON object.
-        check (FILE): Compare with an earlier run, the output of `--json`. Exit code 1 if tokens differ or a
-            speed differs by more than 15 %.
+        check (FILE): Compare with an earlier run, saved from `--json`. The exit code is 1 if tokens differ or
+            a speed differs by more than 15 %.
 
     Prompt and output:
-        quiet: No progress, notices or statistics on stderr.
+        quiet: Suppress progress, notices and statistics on stderr.
     """
     if markdown and as_json:
-        raise RequestError("--markdown and --json are two formats: leave out one")
+        raise RequestError("--markdown and --json exclude each other: omit one")
     config = options.config()
     params = options.params()
     params = params if params.seed is not None else replace(params, seed=_SEED)
     checks.check_files(config, options.plan)
-    before = None if check is None else _earlier(check)
+    before = None if check is None else _load_previous(check)
     with Renderer(as_json=False, quiet=quiet) as renderer:
-        from offspec.engine.benchmark import benchmark, disagreements
+        from offspec.engine.benchmark import benchmark, setting_differences
         from offspec.engine.load import load
 
         with load(config, plan=options.plan, notify=renderer.show) as engine:
             found = benchmark(engine, config, params, seconds, renderer.show)
-    out = Output()
+    out = StdoutWriter()
     if as_json:
         out.write(json.dumps(found.to_json(), indent=2) + "\n")
     elif markdown:
@@ -87,14 +87,14 @@ def bench(
         raise OffspecError(
             "speculation changed the answer, which is a bug in offspec: please report the model and options"
         )
-    if before is not None and (found_other := disagreements(before, found)):
-        raise OffspecError(f"this run does not agree with {check}: {'; '.join(found_other)}")
+    if before is not None and (found_other := setting_differences(before, found)):
+        raise OffspecError(f"this run differs from {check}: {'; '.join(found_other)}")
     if before is not None:
-        typer.echo(f"agrees with {check}", err=True)
+        typer.echo(f"matches {check}", err=True)
 
 
-def _earlier(file: Path) -> "Benchmark":
-    """An earlier run. Raises RequestError."""
+def _load_previous(file: Path) -> "Benchmark":
+    """Read an earlier run. Raises RequestError."""
     from offspec.engine.benchmark import Benchmark
 
     try:
@@ -110,7 +110,7 @@ def _settings(found: "Benchmark") -> list[tuple[str, str, str]]:
 
 
 def _rows(found: "Benchmark") -> Iterator[tuple[str, str, str]]:
-    """Name, figure and remark of each speed."""
+    """Yield name, figure and remark of each speed."""
     predicted = found.predicted
     yield "prompt", f"{format_number(found.prompt_tok_per_s)} tok/s", f"{found.prompt_tokens} tokens"
     if found.speculates:
@@ -124,7 +124,7 @@ def _rows(found: "Benchmark") -> Iterator[tuple[str, str, str]]:
         rate = f"of {found.link_rate / 1e9:.2f} GB/s" + ", with speculation" * found.speculates
         yield f"{found.link} bandwidth used", f"{found.link_share:.0%}", rate
     else:
-        yield "weights", "in memory", "nothing streams"
+        yield "weights", "in memory", "none streamed"
     if predicted is not None:
         yield (
             "predicted",
@@ -135,9 +135,9 @@ def _rows(found: "Benchmark") -> Iterator[tuple[str, str, str]]:
 
 
 def _speed(found: "Generation") -> tuple[str, str]:
-    """Tokens per second, and what they are from."""
+    """Return tokens per second and a remark on the measured tokens and passes."""
     if not found.tok_per_s:
-        return "unknown", "the time was over before; allow more with --seconds"
+        return "unknown", "the time limit was too short; raise --seconds"
     passes = "1 pass" if found.passes == 1 else f"{found.passes} passes"
     paused = f", drafting paused in {found.paused_passes}" if found.paused_passes else ""
     return (

@@ -1,4 +1,4 @@
-"""`offspec chat`: from options to a conversation, in the terminal UI or in line mode."""
+"""`offspec chat`: hold a conversation, in the terminal UI or in line mode."""
 
 import os
 import sys
@@ -8,17 +8,17 @@ import typer
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError, SessionError
-from offspec.ui.chat.setup import Setup, command_words, open_engine
+from offspec.ui.chat.setup import ChatSetup, open_engine, restart_command
 from offspec.ui.cli import checks, completion
 from offspec.ui.cli import options as opt
 
 EPILOG = """[bold]Examples[/]
 
-Talk to the small model that comes with the project:
+Chat with the demo model:
 
   offspec chat demo
 
-A large model with a small one as its draft; then continue the conversation another day:
+A large model with a small draft model; then resume the conversation later:
 
   offspec chat ./Qwen3-32B --draft ./Qwen3-0.6B --temperature 0.7
 
@@ -28,8 +28,8 @@ A question from a pipe, in a named conversation (name it with [bold]/save shoppi
 
   echo "And for six people?" | offspec chat demo --session shopping > answer.txt
 
-In the chat, [bold]/help[/] lists the commands, and Esc stops an answer (in the line mode Ctrl-C does).
-Conversations are saved as they go, each in a file under ~/.local/share/offspec, or $OFFSPEC_DATA.
+In the chat, [bold]/help[/] lists the commands, and Esc stops an answer (Ctrl-C in line mode).
+Conversations are saved continuously, each in a file under ~/.local/share/offspec, or $OFFSPEC_DATA.
 """
 
 
@@ -46,30 +46,30 @@ def chat(
     notify: Literal["on", "off"] = "on",
     quiet: bool = False,
 ) -> None:
-    """Chat with a model. Its caches keep the conversation, so each question computes only its own tokens.
+    """Chat with a model. The KV cache keeps the conversation, so only new tokens are processed.
 
     Prompt and output:
-        system (TEXT): A system message before the prompt.
+        system (TEXT): System message before the conversation.
         resume: Continue the latest conversation with this model.
-        session (NAME): Continue this conversation: its name, the beginning of its id, or its file.
-        plain: Line mode: questions from standard input, answers on standard output. The default where one of
-            the two is a pipe or a file.
-        notify: Ring the terminal's bell when an answer took over ten seconds, and show a desktop notice
+        session (NAME): Conversation to continue: its name, the beginning of its id, or its file.
+        plain: Use line mode: questions from standard input, answers on standard output. This is the default
+            if either is a pipe or a file.
+        notify: Ring the terminal's bell after answers that took over 10 s, and show a desktop notification
             (OSC 9) if another window has the focus. Not in line mode.
-        quiet: No progress, notices or statistics on stderr.
+        quiet: Suppress progress, notices and statistics on stderr.
     """
     if session is not None and resume:
-        raise RequestError("--session NAME continues that conversation already; leave out --resume")
+        raise RequestError("--session NAME already continues that conversation; omit --resume")
     if session is not None and not session.strip():
         raise RequestError("--session needs a name; --resume continues the latest conversation")
-    setup = Setup(
+    setup = ChatSetup(
         config=options.config(converses=True),
         sampling=options.overrides(max_tokens=max_tokens, stop=stop or ()),
         system=system,
         plan=options.plan,
         resume="" if resume else session,
-        given=_given(ctx, options),
-        command=command_words(sys.argv),
+        overrides=_given(ctx, options),
+        command=restart_command(sys.argv),
         notify=notify == "on",
     )
     checks.check_files(setup.config, setup.plan)
@@ -77,7 +77,7 @@ def chat(
 
 
 def _given(ctx: typer.Context, options: opt.Options) -> frozenset[str]:
-    """The sampling parameters that the user set, as a resumed conversation should take them over."""
+    """Return the names of sampling parameters set on the command line, which a resumed conversation uses."""
     greedy = {"temperature"} if options.greedy else set[str]()
     sources = {name: ctx.get_parameter_source(name) for name in SamplingParams.__dataclass_fields__}
     typed = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
@@ -85,26 +85,29 @@ def _given(ctx: typer.Context, options: opt.Options) -> frozenset[str]:
 
 
 def _has_screen() -> bool:
-    """Whether there is a terminal that can move its cursor at all ends: the terminal UI draws on stderr."""
+    """Return whether stdin, stdout and stderr are a terminal that can move its cursor.
+
+    The terminal UI draws on stderr.
+    """
     ends = (sys.stdin, sys.stdout, sys.stderr)
     return all(end is not None and end.isatty() for end in ends) and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def _begin(setup: Setup, *, plain: bool, quiet: bool) -> None:
-    from offspec.chat.archive import Archive
+def _begin(setup: ChatSetup, *, plain: bool, quiet: bool) -> None:
+    from offspec.chat.archive import SessionArchive
     from offspec.chat.conversation import Conversation
 
-    archive = Archive()
-    file = setup.resumed(archive)
+    archive = SessionArchive()
+    file = setup.session_to_resume(archive)
     if file is not None:
-        # Report what is wrong with it now, not after minutes of loading.
+        # Report an unreadable file now, not after minutes of loading.
         Conversation.read(file)
-        if archive.is_open(file):
+        if archive.is_in_use(file):
             raise SessionError(
-                f"the conversation in {file} is open in another terminal; leave it there first"
+                f"the conversation in {file} is open in another terminal; close it there first"
             )
     if plain:
-        from offspec.ui.cli import plain as line_mode
+        from offspec.ui.cli import line_mode
 
         line_mode.run(setup, open_engine, archive, quiet=quiet)
         return

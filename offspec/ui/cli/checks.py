@@ -1,17 +1,17 @@
-"""What can be found wrong with the files that options name, before torch is imported, which takes seconds."""
+"""Checks of the files that options name, made before the slow import of torch."""
 
 from pathlib import Path
 
-from offspec.checkpoint.open import check_model, check_name, config_alone
+from offspec.checkpoint.open import check_model, check_name, config_only
 from offspec.core.config import SOURCES, EngineConfig
 
 
 def check_files(config: EngineConfig, plan: Path | None = None, *, weights: bool = True) -> None:
-    """See that target, drafts, texts and plan are there and can be read. Raises OffspecError.
+    """Check that target, drafts, texts and plan exist and are readable. Raises OffspecError.
 
-    weights: whether the target must have any; else its config.json is enough.
+    weights: whether the target must have weights; otherwise its config.json is enough.
     """
-    if weights or config_alone(config.model) is None:
+    if weights or config_only(config.model) is None:
         check_model(config.model)
     for name in config.drafts:
         if name not in SOURCES:

@@ -1,4 +1,4 @@
-"""`offspec config`: the user's defaults, in one TOML file."""
+"""`offspec config`: the user's defaults in one TOML file."""
 
 from functools import partial
 from typing import Annotated
@@ -9,11 +9,13 @@ from offspec.core.config import OPTIONS
 from offspec.core.errors import RequestError
 from offspec.core.user_config import UserConfig, Value
 from offspec.ui.cli import completion, defaults
-from offspec.ui.cli.output import Output
+from offspec.ui.cli.command_aliases import AliasedGroup
+from offspec.ui.cli.output import StdoutWriter
+from offspec.ui.cli.short_help import ShortHelpCommand
 
 EPILOG = """[bold]Examples[/]
 
-Talk to this model, in this much memory, wherever nothing else is said:
+Set the default model and memory limit, then chat:
 
   offspec config set model Qwen/Qwen3-8B
 
@@ -22,7 +24,7 @@ Talk to this model, in this much memory, wherever nothing else is said:
   offspec chat
 """
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", epilog=EPILOG)
+app = typer.Typer(cls=AliasedGroup, no_args_is_help=True, rich_markup_mode="rich", epilog=EPILOG)
 
 _key = partial(typer.Argument, metavar="KEY", help=f"One of {', '.join(defaults.KEYS)}.", show_default=False)
 Key = Annotated[str, _key(autocompletion=completion.config_keys)]
@@ -31,7 +33,7 @@ Text = Annotated[
     str,
     typer.Argument(
         metavar="VALUE",
-        help="As the option takes it.",
+        help="Value in the syntax of the option.",
         show_default=False,
         autocompletion=completion.config_values,
     ),
@@ -40,55 +42,56 @@ Text = Annotated[
 
 @app.callback()
 def config() -> None:
-    """Defaults for options of generate, chat, serve, batch, bench and plan. The command line wins.
+    """Set defaults for options of generate, chat, serve, batch, bench and plan.
 
-    They are kept in config.toml in ~/.config/offspec, or $OFFSPEC_CONFIG.
+    Options on the command line take precedence. The defaults are stored in
+    config.toml in ~/.config/offspec, or in the folder $OFFSPEC_CONFIG.
     """
 
 
-@app.command("list")
+@app.command("list", cls=ShortHelpCommand)
 def list_all() -> None:
     """Print all defaults that are set."""
-    Output().write("".join(f"{key} = {value}\n" for key, value in UserConfig().values.items()))
+    StdoutWriter().write("".join(f"{key} = {value}\n" for key, value in UserConfig().values.items()))
 
 
-@app.command()
+@app.command(cls=ShortHelpCommand)
 def get(key: KeyThatIsSet) -> None:
     """Print a default."""
-    Output().write(f"{_found(UserConfig(), key)}\n")
+    StdoutWriter().write(f"{_found(UserConfig(), key)}\n")
 
 
-@app.command("set")
+@app.command("set", cls=ShortHelpCommand)
 def set_one(
     ctx: typer.Context,
     key: Key,
     value: Text,
 ) -> None:
-    """Set a default. A value that its option would not take is refused."""
+    """Set a default. Values that the option does not accept are rejected."""
     defaults.check(ctx.find_root().command, key, value)
     config = UserConfig()
     setting = OPTIONS.get(key.replace("-", "_"))
-    config.set(key, _number(value) if setting is not None and setting.numeric else value)
-    Output().write(f"{key} = {value} in {config.file}\n")
+    config.set(key, _number(value) if setting is not None and setting.is_numeric else value)
+    StdoutWriter().write(f"{key} = {value} in {config.file}\n")
 
 
-@app.command()
+@app.command(cls=ShortHelpCommand)
 def unset(key: KeyThatIsSet) -> None:
-    """Remove a default, also one that is wrong."""
+    """Remove a default, even an invalid one."""
     config = UserConfig()
     _found(config, key)
     config.unset(key)
 
 
-@app.command()
+@app.command(cls=ShortHelpCommand)
 def path() -> None:
-    """Print where the file is, or would be."""
-    Output().write(f"{UserConfig().file}\n")
+    """Print the path of the file, whether or not it exists."""
+    StdoutWriter().write(f"{UserConfig().file}\n")
 
 
 def _found(config: UserConfig, key: str) -> Value:
     if key not in config.values:
-        raise RequestError(f"{key} is not set; set are: {', '.join(config.values) or 'none'}")
+        raise RequestError(f"{key} is not set; keys that are set: {', '.join(config.values) or 'none'}")
     return config.values[key]
 
 

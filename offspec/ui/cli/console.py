@@ -1,4 +1,4 @@
-"""rich's console, through which nothing passes that a terminal would obey and that rich did not make."""
+"""rich's console without the control characters that rich did not produce itself."""
 
 from collections.abc import Iterable
 
@@ -11,13 +11,13 @@ from offspec.ui.printable import printable, without_controls
 
 
 class Console(RichConsole):
-    """Text that was not made `printable` before loses its control characters."""
+    """Console that removes control characters from text that was not made `printable` before."""
 
     def print_line(self, text: str, style: str = "") -> None:
-        """Print a line, which stays one in a log. Brackets are no markup: a file name may hold some."""
+        """Print a line without wrapping. Brackets are not markup, since file names may contain them."""
         self.print(Text(printable(text), style=style), soft_wrap=True)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The segments of a renderable; those that are controls come from rich itself."""
+        """Yield the segments of a renderable. Control segments come from rich itself and are kept."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else without_controls(text), style, control)

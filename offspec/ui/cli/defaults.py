@@ -1,4 +1,4 @@
-"""Defaults of the user in the place of those of options: an option on the command line wins."""
+"""The user's defaults for options. An option on the command line takes precedence."""
 
 import os
 from collections.abc import Mapping
@@ -10,20 +10,21 @@ from offspec.core.config import OPTIONS
 from offspec.core.errors import RequestError
 from offspec.core.setting import PLANS
 from offspec.core.user_config import UserConfig, Value
+from offspec.ui.cli.command_aliases import reworded
 
 THEMES = ("dark", "light")
-# Options by their names, less the dashes; those that a chat has decide what is a value.
+# Options by name without dashes. The options of `offspec chat` decide which values are valid.
 KEYS = (*(setting.option for setting in OPTIONS.values() if setting.saved), "theme", "notify")
 _OF_THIS_MACHINE = ("memory", "vram", "device")
 
 
 def check(group: Any, key: str, value: Value) -> None:
-    """Raise RequestError for a key that is none, or a value that its option would not take.
+    """Raise RequestError for an unknown key, or for a value that its option rejects.
 
     group: the program's commands.
     """
     if key not in KEYS:
-        raise RequestError(f"there is no default {key!r}; there are {', '.join(KEYS)}")
+        raise RequestError(f"unknown key {key!r}; valid keys are {', '.join(KEYS)}")
     if key == "theme":
         if value not in THEMES:
             raise RequestError(f"theme must be {' or '.join(THEMES)}, not {value!r}")
@@ -33,14 +34,16 @@ def check(group: Any, key: str, value: Value) -> None:
     try:
         option.process_value(typer.Context(chat), value)
     except (typer.BadParameter, RequestError) as error:
-        why = error.message if isinstance(error, typer.BadParameter) else str(error)
-        raise RequestError(f"{key} cannot be {value!r}: {why}") from error
+        why = reworded(error) if isinstance(error, typer.BadParameter) else str(error)
+        raise RequestError(f"invalid value {value!r} for {key}: {why}") from error
 
 
 def default_map(group: Any, words: list[str]) -> Mapping[str, Mapping[str, Any]]:
-    """What click takes where an option is not given, by command and option.
+    """Return click's defaults of omitted options, by command and option.
 
-    words: behind the command. Raises RequestError for a file with a wrong key or value.
+    Raises RequestError for a file with an unknown key or an invalid value.
+
+    words: words after the command.
     """
     config = UserConfig()
     for key, value in config.values.items():
@@ -52,7 +55,7 @@ def default_map(group: Any, words: list[str]) -> Mapping[str, Mapping[str, Any]]
         os.environ.setdefault("OFFSPEC_THEME", str(config.values["theme"]))
     dropped = ("theme", "temperature") if "--greedy" in words else ("theme",)
     values = {key.replace("-", "_"): value for key, value in config.values.items() if key not in dropped}
-    # A plan for a machine that is elsewhere goes by that machine.
+    # A plan for another machine ignores defaults that describe this one.
     elsewhere = any(word.partition("=")[0] == "--hardware" for word in words)
     planned = {key: value for key, value in values.items() if not (elsewhere and key in _OF_THIS_MACHINE)}
     return {name: planned if name == "plan" else values for name in PLANS}

@@ -1,4 +1,4 @@
-"""Display of two answers as they grow: their texts, a bar of the pass, and the tree of the last one."""
+"""Live display of two answers: their texts, a progress bar, and the tree of the last pass."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ from rich.text import Text
 from offspec.core.events import LoadProgress, PassProgress, PassStats, Result, TreeSeen
 from offspec.ui import terminal
 from offspec.ui.cli.console import Console
-from offspec.ui.cli.output import Output
+from offspec.ui.cli.output import StdoutWriter
 from offspec.ui.printable import printable
 from offspec.ui.tui.tree_drawing import SpanStyle, draw
 from offspec_planners.units import format_bytes
@@ -35,15 +35,15 @@ _STYLES: dict[SpanStyle, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """Work that is under way: a phrase, and the share that is done (0 to 1)."""
+class ProgressState:
+    """Work in progress: a description, and the completed fraction (0 to 1)."""
 
     text: str
     done: float
 
     @classmethod
     def loading(cls, event: LoadProgress) -> Self:
-        """Progress before the first token."""
+        """Return the progress of loading."""
         done, total = f"{event.done}", f"{event.total} {event.unit}"
         if event.unit == "bytes":
             done, total = format_bytes(event.done), format_bytes(event.total)
@@ -52,7 +52,7 @@ class Work:
 
     @classmethod
     def in_pass(cls, event: PassProgress) -> Self:
-        """Progress of a forward pass."""
+        """Return the progress of a forward pass."""
         read = f", {format_bytes(event.bytes_streamed)} streamed" if event.bytes_streamed else ""
         tree = f" over {event.nodes} nodes" if event.nodes > 1 else ""
         where = f"layer {event.layer} of {event.layers}" if event.layer else "drafting"
@@ -65,27 +65,27 @@ class Run:
 
     Args:
         title: Heading.
-        text: What was generated.
-        tokens: Their number.
-        began: When the request started, in seconds of a monotonic clock.
-        work: What is under way.
-        tree: The tree of the last pass.
+        text: Generated text.
+        tokens: Number of generated tokens.
+        began: Start of the request, in seconds of a monotonic clock.
+        work: Work in progress.
+        tree: Token tree of the last pass.
         passes: Statistics of each pass.
-        result: None until the answer is complete.
+        result: Result, None until the answer is complete.
     """
 
     title: str
     text: str = ""
     tokens: int = 0
     began: float = 0.0
-    work: Work | None = None
+    work: ProgressState | None = None
     tree: TreeSeen | None = None
     passes: list[PassStats] = field(default_factory=list)
     result: Result | None = None
 
     @property
     def seconds(self) -> float:
-        """Since the request started."""
+        """Seconds since the request started."""
         return time.monotonic() - self.began
 
     @property
@@ -96,10 +96,10 @@ class Run:
         return self.tokens / max(self.seconds, 1e-9) if self.tokens else 0.0
 
 
-class Columns:
-    """Both texts in columns, and below them a bar and the tree of the answer that grows.
+class ColumnView:
+    """Both texts in columns, and below them progress bar and tree of the unfinished answer.
 
-    As a context manager it leaves the terminal as it was.
+    As a context manager it restores the terminal.
     """
 
     def __init__(self, console: Console, runs: Sequence[Run]) -> None:
@@ -109,22 +109,22 @@ class Columns:
         )
 
     def __enter__(self) -> Self:
-        terminal.changed(terminal.LINE)
+        terminal.set_restore_sequence(terminal.LINE)
         self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
-        terminal.changed("")
+        terminal.set_restore_sequence("")
 
     def changed(self, run: Run, text: str) -> None:
-        """Nothing: the next refresh shows it."""
+        """Do nothing, since the next refresh shows the text."""
 
     def note(self, text: str) -> None:
         self._live.console.print(Text(printable(text), style="dim"))
 
     def drawn(self) -> RenderableType:
-        """The whole display."""
+        """Return the whole display."""
         table = Table.grid(padding=(0, 3, 0, 0), expand=True)
         for _ in self._runs:
             table.add_column(ratio=1)
@@ -139,7 +139,7 @@ def _answer(run: Run) -> RenderableType:
 
 
 def _below(run: Run) -> list[RenderableType]:
-    """The bar of what is under way, and the tree of the last pass."""
+    """Return the progress bar and the tree of the last pass."""
     found: list[RenderableType] = [Text()]
     if run.work is not None:
         line = Table.grid(padding=(0, 2, 0, 0))
@@ -164,11 +164,11 @@ def _tree(tree: TreeSeen) -> list[Text]:
     return lines
 
 
-class Lines:
-    """One text after the other, for pipes and narrow terminals."""
+class LineView:
+    """Display of one text after the other, for pipes and narrow terminals."""
 
     def __init__(self) -> None:
-        self._out, self._shown = Output(), ""
+        self._out, self._shown = StdoutWriter(), ""
 
     def __enter__(self) -> Self:
         return self
@@ -188,11 +188,11 @@ class Lines:
         typer.echo(printable(text), err=True)
 
 
-View = Columns | Lines
+View = ColumnView | LineView
 
 
 def open_view(runs: Sequence[Run]) -> View:
-    """Columns in a terminal that is wide enough, else lines."""
+    """Return columns on a terminal that is wide enough, else lines."""
     console = Console(highlight=False)
     moves = sys.stdout is not None and sys.stdout.isatty() and not console.is_dumb_terminal
-    return Columns(console, runs) if moves and console.width >= _NARROWEST else Lines()
+    return ColumnView(console, runs) if moves and console.width >= _NARROWEST else LineView()

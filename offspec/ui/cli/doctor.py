@@ -1,4 +1,4 @@
-"""`offspec doctor`: what this machine has, whether each part works, and what to do about what does not."""
+"""`offspec doctor`: test each part of this machine and suggest remedies."""
 
 import json
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from offspec.core.errors import RequestError
 from offspec.ui import interrupt
 from offspec.ui.cli import options as opt
 from offspec.ui.cli.console import Console
-from offspec.ui.cli.output import Live, Output
+from offspec.ui.cli.output import LiveLine, StdoutWriter
 from offspec.ui.cli.tables import plain, wrapped
-from offspec.ui.told import with_installer
+from offspec.ui.messages import with_installer
 
 if TYPE_CHECKING:
     from offspec.engine.doctor.finding import Finding, State
@@ -27,7 +27,7 @@ First thing on a new machine or a new GPU:
 
   offspec doctor
 
-With the disk of a folder of models, too:
+Also test the disk of a folder of models:
 
   offspec doctor /data/models
 
@@ -37,7 +37,7 @@ For a bug report:
 
 [bold]Exit code[/]
 
-0 where nothing fails (what is slower than it could be does not count), 1 where a part does not work.
+0 if nothing fails (slower than possible is not a failure), 1 if a part does not work.
 """
 
 _STYLES: "dict[State, str]" = {"ok": "green", "limited": "yellow", "failed": "bold red", "absent": "dim"}
@@ -51,33 +51,33 @@ def doctor(
 ) -> None:
     """Check that driver, torch, kernels, memory and disks of this machine work.
 
-    Each part is tried, not just looked up: a kernel is compiled, memory is
-    pinned, files are read past the page cache, and a small model answers
-    on the processor and on every GPU, with the same tokens. Every line that
-    is not well says what to do, and one says whether models are computed
-    on the GPU. Takes half a minute.
+    Each part is tested, not just looked up: a kernel is compiled, memory is
+    pinned, files are read with direct I/O, and a small model generates the
+    same tokens on the CPU and on every GPU. Each problem comes with a
+    remedy, and one line reports whether models run on the GPU. Takes half
+    a minute.
 
     Args:
-        folders ([DIR]...): Folders with models, whose disks are looked at beside those of the caches.
+        folders ([DIR]...): Folders with models; their disks are tested in addition to those of the caches.
 
     Prompt and output:
         as_json: Print one JSON object: offspec, ok, complete, and findings, each with part, state (ok,
             limited, failed or absent), found, remedy and figures.
-        quiet: No progress, notices or statistics on stderr.
+        quiet: Suppress progress, notices and statistics on stderr.
     """
     for folder in folders or ():
         if not folder.is_dir():
-            raise RequestError(f"there is no folder {folder}; give one on a disk with models")
-    from offspec.engine.doctor.examine import examine
-    from offspec.engine.doctor.finding import Asked, Begun, Finding
+            raise RequestError(f"folder {folder} does not exist; give one on a disk with models")
+    from offspec.engine.doctor.finding import CheckStarted, DoctorOptions, Finding
+    from offspec.engine.doctor.run_checks import run_checks
 
-    out, console, err = Output(), Console(highlight=False), Console(stderr=True, highlight=False)
-    live = Live(err, wanted=not quiet and err.is_terminal)
+    out, console, err = StdoutWriter(), Console(highlight=False), Console(stderr=True, highlight=False)
+    live = LiveLine(err, wanted=not quiet and err.is_terminal)
     found, now, complete = list[Finding](), "", False
     try:
-        with closing(examine(Asked(tuple(folders or ())))) as news:
+        with closing(run_checks(DoctorOptions(tuple(folders or ())))) as news:
             for event in news:
-                if isinstance(event, Begun):
+                if isinstance(event, CheckStarted):
                     now = event.title
                     live.status(f"checking: {now}")
                     continue
@@ -90,7 +90,7 @@ def doctor(
         live.stop()
         at = f" while checking: {now}; {len(found)} findings before that" if now else ""
         err.print_line(f"stopped{at}")
-        interrupt.was_said()
+        interrupt.mark_reported()
         raise
     finally:
         live.stop()
@@ -99,8 +99,8 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _end(found: "Sequence[Finding]", complete: bool, as_json: bool, out: Output) -> None:
-    """The JSON object, or the line below the report."""
+def _end(found: "Sequence[Finding]", complete: bool, as_json: bool, out: StdoutWriter) -> None:
+    """Write the JSON object, or the summary line below the report."""
     if as_json:
         report = {
             "offspec": __version__,
@@ -114,20 +114,20 @@ def _end(found: "Sequence[Finding]", complete: bool, as_json: bool, out: Output)
 
 
 def _summary(found: "Sequence[Finding]") -> str:
-    """Count of failures, or what passed and which checks need something installed before they can run."""
+    """Return the number of failures, or which checks passed and which need something installed first."""
     states = [finding.state for finding in found]
     failed, limited = states.count("failed"), states.count("limited")
     if failed:
-        return f"{failed} of {len(states)} fail. For a bug report: offspec doctor --json"
-    slow = f", {limited} of them slower than they could be" if limited else ""
+        return f"{failed} of {len(states)} checks failed. For a bug report: offspec doctor --json"
+    slow = f", {limited} of them slower than possible" if limited else ""
     skipped = [finding.part for finding in found if finding.state == "absent" and finding.remedy]
     if skipped:
-        return f"Nothing was tried for: {'; '.join(skipped)}. The other checks pass{slow}."
-    return f"All that was tried works{slow}."
+        return f"Not tested: {'; '.join(skipped)}. All other checks passed{slow}."
+    return f"All checks passed{slow}."
 
 
 def _line(console: Console, finding: "Finding") -> str:
-    """One finding as text for this terminal; what to do about it is a line of its own, which is not cut."""
+    """Format a finding for this terminal; its remedy is a separate line, which is not truncated."""
     room = min(console.width, _WIDEST) - _LEFT
     head = Text.assemble((f"{finding.state:<{_STATE}}", _STYLES[finding.state]), plain(finding.part))
     found = wrapped(finding.found, room if room >= _NARROWEST else console.width)

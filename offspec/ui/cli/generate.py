@@ -1,4 +1,4 @@
-"""`offspec generate`: from options to a request, from a request to an answer."""
+"""`offspec generate`: answer one prompt."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -15,21 +15,21 @@ from offspec.core.errors import OffspecError, RequestError
 from offspec.core.trace import Timeline, check_writable
 from offspec.ui.cli import checks
 from offspec.ui.cli import options as opt
-from offspec.ui.cli.plain_input import MOST_INPUT
+from offspec.ui.cli.line_input import MOST_INPUT
 from offspec.ui.cli.render import Renderer
 from offspec_planners.units import format_bytes
 
 EPILOG = """[bold]Examples[/]
 
-The small model that comes with the project, in one gigabyte:
+The demo model in 1 GB of memory:
 
   offspec generate demo "Why is the sky blue?" --memory 1GB
 
-A large model with a small one as its draft, sampled, from a pipe:
+A large model with a small draft model, sampling, prompt from a pipe:
 
   cat question.txt | offspec generate ./Qwen3-32B --draft ./Qwen3-0.6B --temperature 0.7 --seed 1
 
-Two draft sources at once: a trained head, and passages copied from the text that is to be edited:
+Two draft sources: a trained head, and suffix lookup, which suits edits of a given text:
 
   cat letter.txt | offspec generate ./Qwen3-32B --draft AngelSlim/Qwen3-32B_eagle3,suffix
 """
@@ -54,36 +54,35 @@ def generate(
     open_schemas: bool = False,
     regex: str | None = None,
 ) -> None:
-    """Answer one prompt. The text goes to stdout as it comes, everything else to stderr.
+    """Answer one prompt. The text is streamed to stdout, everything else goes to stderr.
 
     Args:
-        prompt (PROMPT): The prompt. Left out, or `-`, it is read from standard input, without the newline at
-            its end.
+        prompt (PROMPT): The prompt. If omitted or `-`, it is read from standard input, without the final
+            newline.
 
-    Speculation: how fast:
+    Speculative decoding:
         no_speculation: Decode one token per pass, without a draft.
-        check: Decode a second time without speculation and compare: every token must be the same. Where one
-            is not, that is a bug, and the exit code is 1. The model's sampling defaults do not apply.
+        check: Decode again without speculation and compare the tokens. A difference is a bug, and the exit
+            code is 1. Ignores the model's sampling defaults.
 
-    Rules: what may come and what may not:
-        json_schema (FILE): The answer is JSON that this schema allows. One that `--max-tokens` cuts is not
-            yet.
-        open_schemas: Allow objects of a JSON schema properties that it does not name, as JSON Schema does. By
-            default they are closed unless the schema says otherwise, since small models add one after the
-            other.
-        regex (REGEX): The whole answer matches this regular expression.
+    Output constraints:
+        json_schema (FILE): JSON schema that the answer must match. Output cut off by `--max-tokens` is not
+            valid JSON.
+        open_schemas: Allow properties that the JSON schema does not name, as in the JSON Schema standard. By
+            default objects are closed unless the schema opens them.
+        regex (REGEX): Regular expression that the whole answer must match.
 
     Prompt and output:
-        system (TEXT): A system message before the prompt.
-        raw: Continue the prompt as it is, without the model's chat template.
-        as_json: Print one JSON object with the text, the token ids and the statistics instead of the text.
-        logprobs (K): With `--json`: of each token its log-probability by the model itself, before rules and
-            temperature, and the K likeliest tokens with theirs.
-        trace (FILE): Write a timeline of reads, copies, layers and draft steps. Open it at
-            https://ui.perfetto.dev to see what waits for what; with a name that ends in .gz it is compressed.
-        quiet: No progress, notices or statistics on stderr.
+        system (TEXT): System message before the prompt.
+        raw: Continue the prompt as is, without the model's chat template.
+        as_json: Print one JSON object with text, token ids and statistics instead of the text.
+        logprobs (K): With `--json`: report each token's log-probability, before penalties and temperature,
+            and the K most likely tokens with theirs.
+        trace (FILE): Write a timeline of reads, copies, layers and draft steps for https://ui.perfetto.dev;
+            compressed if the name ends in .gz.
+        quiet: Suppress progress, notices and statistics on stderr.
     """
-    if no_speculation:  # what would not be asked need not be loaded
+    if no_speculation:  # an unused draft need not be loaded
         options = replace(options, values=options.values | {"draft": NONE})
     config = options.config()
     sampling = options.overrides(
@@ -94,25 +93,25 @@ def generate(
         format=_format(json_schema, regex, open_schemas),
     )
     if check:
-        sampling = replace(sampling, greedy=True)  # a test, which should repeat
+        sampling = replace(sampling, greedy=True)  # a check must be repeatable
     if logprobs is not None and not as_json:
-        raise RequestError("--logprobs are part of what --json prints: add it")
+        raise RequestError("--logprobs needs --json, which prints them: add --json")
     messages = _messages(_prompt_text(prompt), system=system, raw=raw)
     if check and not no_speculation:
-        check_comparable(config.verify, sampling.over(SamplingParams()))
+        check_comparable(config.verify, sampling.apply_to(SamplingParams()))
     if trace is not None:
-        check_writable(trace)  # now, not after minutes of work
+        check_writable(trace)  # fail before minutes of work
     checks.check_files(config, options.plan)
     renderer = Renderer(as_json=as_json, quiet=quiet, check=check)
-    with _traced(trace, config, renderer.note) as timeline, renderer:
+    with _recording_timeline(trace, config, renderer.note) as timeline, renderer:
         from offspec.engine.load import load  # imports torch: after every check of the options
 
         with (
             load(config, plan=options.plan, at_once=True, notify=renderer.show, timeline=timeline) as engine,
-            closing(  # a stream left before its end must be idle before the engine is closed
+            closing(  # an unfinished stream must be idle before the engine is closed
                 engine.stream(
                     messages,
-                    sampling.over(engine.sampling_defaults),
+                    sampling.apply_to(engine.sampling_defaults),
                     raw=raw,
                     speculate=not no_speculation,
                     check=check,
@@ -124,14 +123,14 @@ def generate(
     if renderer.mismatched:
         raise OffspecError(
             "speculation changed the answer, which is a bug in offspec; please report the model, the prompt, "
-            "the options, and the line that begins with check: above"
+            "the options, and the line above that begins with check:"
         )
 
 
 def _format(json_schema: Path | None, regex: str | None, open_schemas: bool) -> Constraint | None:
-    """The format that options ask for. Raises RequestError."""
+    """Return the format that the options set, or None. Raises RequestError."""
     if json_schema is not None and regex is not None:
-        raise RequestError("an answer has one format: leave out --json-schema or --regex")
+        raise RequestError("--json-schema and --regex exclude each other: omit one")
     if regex is not None:
         return Constraint("regex", regex)
     if json_schema is None:
@@ -144,40 +143,42 @@ def _format(json_schema: Path | None, regex: str | None, open_schemas: bool) -> 
 
 
 def _prompt_text(prompt: str | None) -> str:
-    """The prompt from the command line or from standard input. Raises RequestError."""
+    """Return the prompt from the command line or from standard input. Raises RequestError."""
     if prompt is not None and prompt != "-":
         return prompt
     if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
-        raise RequestError("there is no prompt; give one after the model, or pipe it in")
+        raise RequestError("no prompt given; write one after the model, or pipe it in")
     data = sys.stdin.buffer.read(MOST_INPUT + 1)
     if len(data) > MOST_INPUT:
-        raise RequestError(f"standard input has more than {format_bytes(MOST_INPUT)}, which no context holds")
+        raise RequestError(
+            f"standard input has more than {format_bytes(MOST_INPUT)}, more than any context holds"
+        )
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RequestError(
-            f"standard input is not UTF-8 text: byte {error.start} is not part of it"
-        ) from None
+        raise RequestError(f"standard input is not UTF-8 text: byte {error.start} is invalid") from None
     return text.removesuffix("\n").removesuffix("\r")
 
 
 def _messages(text: str, *, system: str | None, raw: bool) -> str | list[dict[str, str]]:
-    """What the engine is asked: plain text, or a conversation when there is a system message."""
+    """Return the engine's input: plain text, or a conversation if there is a system message."""
     if not text or not (raw or text.strip()):
         raise RequestError("the prompt is empty; write what the model should answer")
     if system is None:
         return text
     if raw:
-        raise RequestError("--system needs the chat template that --raw switches off; leave out one of them")
+        raise RequestError("--system needs the chat template, which --raw disables; omit one of them")
     return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
 @contextmanager
-def _traced(file: Path | None, config: EngineConfig, say: Callable[[str], None]) -> Iterator[Timeline | None]:
-    """A timeline to record into, written to `file` when the block ends; None where there is no file.
+def _recording_timeline(
+    file: Path | None, config: EngineConfig, note: Callable[[str], None]
+) -> Iterator[Timeline | None]:
+    """Provide a timeline to record into, and write it to `file` at the end; None without a file.
 
-    After an error or Ctrl-C in the block what was recorded by then is written, and that error goes on:
-    should the file fail as well, that is only said. Where nothing was recorded no file appears.
+    After an error or Ctrl-C in the block, the events recorded so far are written and the error is raised
+    again; if writing fails as well, `note` reports it. Without events no file is written.
     """
     if file is None:
         yield None
@@ -188,15 +189,15 @@ def _traced(file: Path | None, config: EngineConfig, say: Callable[[str], None])
     except BaseException:
         if timeline.kept:
             try:
-                say(_write_timeline(timeline, file, config))
+                note(_write_timeline(timeline, file, config))
             except OffspecError as error:
-                say(f"the timeline is lost: {error}")
+                note(f"the timeline is lost: {error}")
         raise
-    say(_write_timeline(timeline, file, config))
+    note(_write_timeline(timeline, file, config))
 
 
 def _write_timeline(timeline: Timeline, file: Path, config: EngineConfig) -> str:
-    """Write the file; a line for the user about it. Raises DiskFullError, RequestError."""
+    """Write the file and return a notice for the user. Raises DiskFullError, RequestError."""
     settings = {name: value for name, value in asdict(config).items() if value is not None}
     timeline.write(file, {"offspec": __version__, **settings})
     size = format_bytes(file.stat().st_size)

@@ -1,4 +1,4 @@
-"""`offspec hardware`: rates of this machine, measured, or of a preset."""
+"""`offspec hardware`: measured rates of this machine, or rates of a preset."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from rich.console import ConsoleRenderable
 from offspec.core.errors import RequestError
 from offspec.ui.cli import completion
 from offspec.ui.cli import options as opt
-from offspec.ui.cli.output import Output
+from offspec.ui.cli.output import StdoutWriter
 from offspec.ui.cli.render import Renderer
 from offspec.ui.cli.tables import PageLayout, facts, heading, indented, listing, plain, series, write_page
 from offspec_planners.units import format_bytes, format_number, format_rate
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 EPILOG = """[bold]Examples[/]
 
-Measure again, with the disk of a folder:
+Measure again, using the disk of a folder:
 
   offspec hardware --again --path /data/models
 
-A preset as a file to edit, for `offspec plan --hardware mine.json`:
+Save a preset to edit, for `offspec plan --hardware mine.json`:
 
   offspec hardware rtx-4090 --json > mine.json
 """
@@ -34,45 +34,45 @@ _PRESETS = "list"
 
 @opt.takes_options
 def hardware(
-    name: Annotated[str | None, typer.Argument(autocompletion=completion.machines_or_list)] = None,
+    name: Annotated[str | None, typer.Argument(autocompletion=completion.hardware_names_or_list)] = None,
     as_json: bool = False,
     path: Path | None = None,
     again: bool = False,
     device: str = "auto",
     quiet: bool = False,
 ) -> None:
-    """Measure this machine, or show a preset: disk, link, memory, arithmetic.
+    """Measure this machine, or show a preset: speed of disk, PCIe, memory and computation.
 
-    Takes some seconds the first time; the profile is kept for later runs.
+    The first measurement takes a few seconds and is saved for later runs.
 
     Args:
-        name (NAME): A machine to show instead of this one: a preset, such as `rtx-4090`, or a JSON file;
-            `list` lists the presets.
+        name (NAME): Machine to show instead of this one: a preset such as `rtx-4090`, or a JSON file. `list`
+            lists the presets.
 
-    Model and machine:
-        path (DIR): Measure the disk of this folder. Without it: the disk with the models in the caches.
-        again: Measure even if there is a saved profile.
+    Model and hardware:
+        path (DIR): Folder whose disk is measured. Default: the disk of the model caches.
+        again: Measure again even if a profile is saved.
 
     Prompt and output:
         as_json: Print the profile as JSON, which can be edited.
-        quiet: No progress, notices or statistics on stderr.
+        quiet: Suppress progress, notices and statistics on stderr.
     """
-    out = Output()
+    out = StdoutWriter()
     if name is None:
         with Renderer(as_json=False, quiet=quiet) as renderer:
             from offspec.plan.hardware_profile import profile
 
-            here = profile(device, renderer.show, again=again, folder=path)
+            here = profile(device, renderer.show, remeasure=again, folder=path)
         found, when = here.hardware, here.measured
     elif path is not None or again:
-        raise RequestError(f"--path and --again measure this machine; leave out {name!r} for that")
+        raise RequestError(f"--path and --again measure this machine, not {name!r}; omit one or the other")
     elif name == _PRESETS:
         write_page(out, _presets)
         return
     else:
-        from offspec.plan.hardware_profile import known_machine
+        from offspec.plan.hardware_profile import load_hardware
 
-        found, when = known_machine(name), ""
+        found, when = load_hardware(name), ""
     if as_json:
         out.write(found.text())
     else:
@@ -80,7 +80,7 @@ def hardware(
 
 
 def _presets(layout: PageLayout) -> Iterator[ConsoleRenderable]:
-    """The presets, each with its memory and the rates that bound a pass."""
+    """Yield a table of the presets: memory, and the rates that limit a pass."""
     from offspec_planners.hardware_rates import preset, preset_names
 
     machines = [(name, preset(name)) for name in preset_names()]
@@ -106,41 +106,41 @@ def _sections(machine: "Hardware", when: str, layout: PageLayout) -> Iterator[Co
     if when:
         yield indented(plain(f"measured {when}; --again measures it again", "dim"))
     if machine.sources:
-        yield heading("Where the figures come from")
+        yield heading("Sources of the figures")
         yield from (indented(plain(source)) for source in machine.sources)
 
 
 def machine_section(machine: "Hardware", layout: PageLayout) -> Iterator[ConsoleRenderable]:
-    """Heading, rates with spread, and the speed of products at several row counts."""
+    """Yield heading, rates with spread, and matrix-product speed at several row counts."""
     origin = "from published figures" if machine.sources else "measured"
-    yield heading(f"The machine, {origin}: {machine.name}")
+    yield heading(f"Machine, {origin}: {machine.name}")
     chip = machine.processor
     memory = "" if machine.link is None else f", {format_bytes(chip.memory)} of VRAM"
     rows = [
         ("processor", f"{chip.name}{memory}", ""),
         ("RAM", format_bytes(machine.ram), ""),
-        ("disk, past the cache", *_rate(machine.disk)),
+        ("disk, direct reads", *_rate(machine.disk)),
     ]
     if chip.read_memory:
-        rows.append((f"{'RAM' if machine.link is None else 'VRAM'} is read at", *_rate(chip.bandwidth)))
+        rows.append((f"{'RAM' if machine.link is None else 'VRAM'} bandwidth", *_rate(chip.bandwidth)))
     if machine.link is not None:
         rows.insert(3, ("RAM to VRAM", *_rate(machine.link)))
     if machine.host is not None:
-        rows.append(("CPU beside it", machine.host.name, ""))
-        rows.append(("RAM is read at", *_rate(machine.host.bandwidth)))
+        rows.append(("CPU", machine.host.name, ""))
+        rows.append(("RAM bandwidth", *_rate(machine.host.bandwidth)))
     yield facts(rows, layout)
-    yield series("16-bit products", *_flops(chip.gemm), layout)
+    yield series("16-bit GEMM", *_flops(chip.gemm), layout)
     if machine.host is not None:
-        yield series("16-bit products of the CPU", *_flops(machine.host.gemm), layout)
+        yield series("16-bit GEMM on the CPU", *_flops(machine.host.gemm), layout)
 
 
 def _rate(rate: "Rate") -> tuple[str, str]:
-    """The figure, and how far apart its readings are."""
+    """Return the rate and the range of its readings."""
     spread = "" if rate.low == rate.high else f"{format_number(rate.low / 1e9)} to {format_rate(rate.high)}"
     return format_rate(rate.value), spread
 
 
 def _flops(gemm: tuple[tuple[int, float], ...]) -> tuple[tuple[str, str], list[tuple[int, str]]]:
-    """Names and points of the curve, in the unit that suits its highest point."""
+    """Return axis names and points of the curve, in the unit that suits its highest point."""
     unit, size = ("TFLOP/s", 1e12) if max(rate for _, rate in gemm) >= 1e12 else ("GFLOP/s", 1e9)
     return ("rows", unit), [(rows, format_number(rate / size)) for rows, rate in gemm]

@@ -1,11 +1,11 @@
-"""The program `offspec`: its commands, and how each way of failing looks to the user.
+"""The program `offspec`: its commands, error output and exit codes.
 
-| what happened                    | stderr              | exit code            |
+| event                            | stderr              | exit code            |
 |----------------------------------|---------------------|----------------------|
 | an `OffspecError`                | one line, `error: ` | its `exit_code`      |
 | a usage error                    | typer's own panel   | 2                    |
-| Ctrl-C                           | one line, `stopped` | 130, as a shell has  |
-| the reader of stdout went away   | nothing             | 141, as a shell has  |
+| Ctrl-C                           | one line, `stopped` | 130, as in a shell   |
+| stdout closed by its reader      | nothing             | 141, as in a shell   |
 | anything else: a bug in offspec  | a traceback         | 1                    |
 """
 
@@ -35,22 +35,23 @@ from offspec.ui.cli import (
     plan,
     serve,
 )
+from offspec.ui.cli.command_aliases import AliasedGroup
 from offspec.ui.cli.defaults import default_map
-from offspec.ui.cli.other_names import Commands
 from offspec.ui.cli.output import StdoutClosed, abandon_stdout
-from offspec.ui.printable import guard_libraries
-from offspec.ui.told import option_first, told
+from offspec.ui.cli.short_help import ShortHelpCommand
+from offspec.ui.messages import option_first, user_message
+from offspec.ui.printable import sanitize_library_output
 
 _NO_READER = 128 + 13  # SIGPIPE
 
 
 @contextmanager
 def _failing_plainly() -> Iterator[None]:
-    """Turn what a user can cause into one line and an exit code. Bugs pass through."""
+    """Turn errors that a user can cause into one line and an exit code. Let bugs pass through."""
     try:
         yield
     except OffspecError as error:
-        typer.echo("error: " + " ".join(option_first(told(error)).splitlines()), err=True)
+        typer.echo("error: " + " ".join(option_first(user_message(error)).splitlines()), err=True)
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
         raise typer.Exit(interrupt.CODE) from None
@@ -59,9 +60,9 @@ def _failing_plainly() -> Iterator[None]:
         raise typer.Exit(_NO_READER) from None
 
 
-class _Program(Commands):
+class _Program(AliasedGroup):
     def invoke(self, ctx: Any) -> Any:
-        ctx.obj = list(ctx.args)  # behind the command; the callback below finds none there
+        ctx.obj = list(ctx.args)  # the words after the command; the callback below cannot see them
         with interrupt.command(), _failing_plainly():
             return super().invoke(ctx)
 
@@ -92,31 +93,23 @@ def offspec(
 ) -> None:
     """Run language models larger than your memory.
 
-    The weights stay on disk and stream through memory. A draft proposes a
-    tree of tokens, and each pass of the model verifies the whole tree.
+    Weights are streamed from disk or RAM. A draft proposes a tree of
+    tokens, and each forward pass of the model verifies the whole tree.
     """
     if ctx.invoked_subcommand in PLANS:
         ctx.default_map = dict(default_map(ctx.command, ctx.obj))
 
 
-app.command(epilog=generate.EPILOG)(generate.generate)
-app.command(epilog=chat.EPILOG)(chat.chat)
-app.command(epilog=serve.EPILOG)(serve.serve)
-app.command(epilog=batch.EPILOG)(batch.batch)
-app.command(epilog=plan.EPILOG)(plan.plan)
-app.command(epilog=bench.EPILOG)(bench.bench)
-app.command(epilog=pack.EPILOG)(pack.pack)
-app.command(epilog=distill.EPILOG)(distill.distill)
-app.command(epilog=hardware.EPILOG)(hardware.hardware)
-app.command(epilog=doctor.EPILOG)(doctor.doctor)
-app.command(epilog=demo.EPILOG)(demo.demo)
+for module in (generate, chat, serve, batch, plan, bench, pack, distill, hardware, doctor, demo):
+    function = getattr(module, module.__name__.rpartition(".")[2])
+    app.command(cls=ShortHelpCommand, epilog=module.EPILOG)(function)
 app.add_typer(models.app, name="models")
 app.add_typer(config.app, name="config")
 
 
 def main() -> None:
-    """The entry point of the script `offspec`. Leaves by SystemExit."""
+    """Entry point of the script `offspec`. Exits by SystemExit."""
     interrupt.listen()
-    guard_libraries()
+    sanitize_library_output()
     limit_spinning()  # before a command imports torch
     app(prog_name="offspec")

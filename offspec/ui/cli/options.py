@@ -1,4 +1,4 @@
-"""Options of commands, made from the settings of `EngineConfig` and `SamplingParams` and from docstrings."""
+"""Command-line options, built from the settings of `EngineConfig` and `SamplingParams` and docstrings."""
 
 import inspect
 import re
@@ -18,6 +18,7 @@ from offspec.core.sampling_defaults import FROM_MODEL, SamplingOverrides
 from offspec.core.setting import DRAFT, RUNS, SAMPLING, Setting, settings_of
 from offspec.core.values import parse_bytes
 from offspec.ui.cli import completion
+from offspec.ui.cli.short_help import show_all
 
 _SAMPLED = ("generate", "chat", "serve", "batch")  # commands that use the model's sampling defaults
 _SHORT = {"quiet": ("-q",), "yes": ("-y",)}
@@ -25,11 +26,11 @@ _SHORT = {"quiet": ("-q",), "yes": ("-y",)}
 
 @dataclass(frozen=True)
 class Options:
-    """Values of the options that a command shares with others.
+    """Values of the options that several commands share.
 
     Args:
-        values: Settings that were given or have a default here, by name.
-        plan: File of the plan to follow.
+        values: Settings by name that were given or have a default.
+        plan: Plan file to use.
         greedy: Whether to ignore the model's sampling defaults.
     """
 
@@ -39,7 +40,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.greedy and self.values.get("temperature"):
-            raise RequestError("--greedy is temperature 0: leave out --greedy or --temperature")
+            raise RequestError("--greedy sets temperature 0: omit --greedy or --temperature")
         if self.greedy:
             self.values["temperature"] = 0.0
 
@@ -48,15 +49,21 @@ class Options:
         return str(self.values["model"])
 
     def config(self, **usual: Any) -> EngineConfig:
-        """The config that they come to. usual: fields where they leave these open. Raises RequestError."""
+        """Return the engine configuration. Raises RequestError.
+
+        usual: values of fields that no option sets.
+        """
         return EngineConfig(**usual | self._of(EngineConfig))
 
     def params(self) -> SamplingParams:
-        """The parameters that they come to, whatever the model. Raises RequestError."""
+        """Return the sampling parameters, without the model's defaults. Raises RequestError."""
         return SamplingParams(**self._of(SamplingParams))
 
     def overrides(self, **others: Any) -> SamplingOverrides:
-        """The parameters that they set over the model's. others: further fields. Raises RequestError."""
+        """Return the sampling parameters that override the model's defaults. Raises RequestError.
+
+        others: further fields.
+        """
         return SamplingOverrides(self._of(SamplingParams) | others, self.greedy)
 
     def _of(self, kind: type) -> dict[str, Any]:
@@ -64,7 +71,7 @@ class Options:
 
 
 def checked_device(value: str) -> str:
-    """One device, or several GPUs. Raises typer.BadParameter."""
+    """Return `value` if it is the syntax of one device or several GPUs. Raises typer.BadParameter."""
     if not re.fullmatch(r"auto|cpu|all|cuda(:\d+)?(,cuda:\d+)*", value):
         raise typer.BadParameter(
             f"{value!r} is not auto, cpu or cuda (cuda:1: the second GPU; cuda:0,cuda:1: two; all: every GPU)"
@@ -73,37 +80,39 @@ def checked_device(value: str) -> str:
 
 
 def _token_ids(value: str) -> tuple[int, ...]:
-    """Token ids from "1,2,30"."""
+    """Parse token ids such as "1,2,30"."""
     if not re.fullmatch(r"\d+(,\d+)*", value):
-        raise typer.BadParameter(f"{value!r} is no list of token ids; write them like 13,198")
+        raise typer.BadParameter(f"{value!r} is not a list of token ids; write them like 13,198")
     return tuple(map(int, value.split(",")))
 
 
 def _biases(value: str) -> tuple[tuple[int, float], ...]:
-    """Token ids and what is added to their logits, from "13=-2.5,198=1"."""
+    """Parse token ids and logit biases such as "13=-2.5,198=1"."""
     try:
         pairs = [pair.split("=") for pair in value.split(",")]
         return tuple((int(token), float(bias)) for token, bias in pairs)
     except ValueError:
-        raise typer.BadParameter(f"{value!r} is no list of biases; write them like 13=-2.5,198=1") from None
+        raise typer.BadParameter(
+            f"{value!r} is not a list of biases; write them like 13=-2.5,198=1"
+        ) from None
 
 
 def _number_or_auto(value: str, unit: str) -> int | None:
-    """A number, or None for "auto"."""
+    """Parse a number, or "auto" as None."""
     if value != "auto" and not re.fullmatch(r"\d+", value):
         raise typer.BadParameter(f"{value!r} is neither a number of {unit} nor auto")
     return None if value == "auto" else int(value)
 
 
-def _one_of_few(setting: Setting, value: int | None) -> int | None:
-    """A number that Typer cannot check. Raises RequestError."""
-    if setting.fault(value):
+def _checked_number(setting: Setting, value: int | None) -> int | None:
+    """Check a number whose range Typer cannot check, and return it. Raises RequestError."""
+    if setting.range_error(value):
         raise RequestError(f"--{setting.option} must be {setting.range}, not {value}")
     return value
 
 
-def _reading(setting: Setting) -> tuple[Any, dict[str, Any]]:
-    """The type that Typer reads the option as, and what it needs in addition."""
+def _typer_type(setting: Setting) -> tuple[Any, dict[str, Any]]:
+    """Return the option's type for Typer and further keyword arguments of `typer.Option`."""
     kind = setting.type
     if setting.unit == "bytes":
         read_size = partial(parse_bytes, least=int(setting.least is None))
@@ -111,7 +120,7 @@ def _reading(setting: Setting) -> tuple[Any, dict[str, Any]]:
     if setting.auto:
         return Any, {"parser": partial(_number_or_auto, unit=setting.unit)}
     if setting.choices and isinstance(setting.choices[0], int):
-        return int | None, {"callback": lambda value: _one_of_few(setting, value)}
+        return int | None, {"callback": lambda value: _checked_number(setting, value)}
     if kind in _TYPES:
         return _TYPES[kind]
     return kind if _default(setting) is not None else kind | None, _PARTICULAR.get(setting.name, {})
@@ -125,13 +134,13 @@ _TYPES: Mapping[Any, tuple[Any, dict[str, Any]]] = {
     tuple[tuple[int, float], ...]: (Any, {"parser": _biases}),
 }
 _PARTICULAR: Mapping[str, dict[str, Any]] = {
-    "draft": {"autocompletion": completion.drafts},
+    "draft": {"autocompletion": completion.draft_sources},
     "device": {"callback": checked_device},
 }
 
 
 def _default(setting: Setting) -> Any:
-    """The value without the option; None: that of the setting, or the model's."""
+    """Return the option's default; None stands for the setting's default or the model's."""
     if setting.auto:
         return "auto"
     if setting.unit == "bytes" or setting.name in FROM_MODEL or setting.default == ():
@@ -140,18 +149,18 @@ def _default(setting: Setting) -> Any:
 
 
 def _help(setting: Setting) -> str:
-    """The help as Typer has it: backticks are bold, settings are options, and None has another name."""
+    """Return the help in Typer's markup, with settings as options and None as "auto" or "Default"."""
     text = setting.help
     if setting.default is None:
-        text = text.replace("None:", "Without it:")
+        text = text.replace("None:", "Default:")
         text = text.replace("None", "`auto`") if setting.auto else text
     if setting.type in (tuple[str, ...], tuple[Path, ...]):
-        text += " May be given several times."
+        text += " Repeatable."
     return _bold(text)
 
 
 def _bold(text: str) -> str:
-    """The text with bold type in place of backticks, and options in place of settings."""
+    """Replace backticks by bold markup and names of settings by options."""
 
     def bold(found: re.Match[str]) -> str:
         name, _, value = found[1].replace('"', "").partition("=")
@@ -162,18 +171,18 @@ def _bold(text: str) -> str:
     return re.sub("`([^`]*)`", bold, text)
 
 
-class _Documented(NamedTuple):
-    """An option in a docstring."""
+class _OptionDoc(NamedTuple):
+    """Option documented in a docstring."""
 
     help: str
     metavar: str | None
     panel: str | None
 
 
-def _read_docstring(text: str) -> tuple[str, Mapping[str, _Documented]]:
-    """The help of a command, and its options by parameter.
+def _read_docstring(text: str) -> tuple[str, Mapping[str, _OptionDoc]]:
+    """Split a docstring into the help of the command and its options by parameter.
 
-    A section of the docstring is a panel of the help, in which `name (METAVAR): Its help.` is an option.
+    A section of the docstring is a panel of the help, and `name (METAVAR): Help.` in it is an option.
     """
     about, *sections = re.split(r"^(\S.*):\n(?=    )", inspect.cleandoc(text), flags=re.MULTILINE)
     found = {}
@@ -182,21 +191,21 @@ def _read_docstring(text: str) -> tuple[str, Mapping[str, _Documented]]:
         for name, metavar, help in re.findall(
             r"^    (\w+)(?: \((.+?)\))?: (.*(?:\n {8}.*)*)", entries, re.MULTILINE
         ):
-            found[name] = _Documented(_bold(" ".join(help.split())), metavar or None, panel)
+            found[name] = _OptionDoc(_bold(" ".join(help.split())), metavar or None, panel)
     return about.strip(), found
 
 
-def _own(parameter: inspect.Parameter, documented: _Documented | None) -> inspect.Parameter:
-    """A parameter that is no setting: an option, unless it is declared as an argument."""
+def _own(parameter: inspect.Parameter, documented: _OptionDoc | None) -> inspect.Parameter:
+    """Return a parameter that is not a setting, as an option unless it is declared as an argument."""
     annotated = get_origin(parameter.annotation) is Annotated
     kind, info = get_args(parameter.annotation) if annotated else (parameter.annotation, typer.Option())
     info = copy(info)
     if not isinstance(info, ArgumentInfo):
-        if info.default is ...:  # else it is the first of the names, as Typer keeps them
+        if info.default is ...:  # otherwise Typer keeps the first of the given names there
             name = parameter.name.removeprefix("as_").replace("_", "-")
             info.param_decls = (f"--{name}", *_SHORT.get(name, ()))
         if kind is bool:
-            info.metavar = ""  # or the help would show a type
+            info.metavar = ""  # otherwise the help shows a type
     if documented is not None:
         info.help, info.rich_help_panel = documented.help, documented.panel
         info.metavar = documented.metavar or info.metavar
@@ -204,7 +213,7 @@ def _own(parameter: inspect.Parameter, documented: _Documented | None) -> inspec
 
 
 def _parameter(setting: Setting, command: str) -> inspect.Parameter:
-    kind, more = _reading(setting)
+    kind, more = _typer_type(setting)
     more = {"metavar": setting.metavar, "help": _help(setting)} | more
     if setting.name == "model":
         argument = typer.Argument(show_default=False, autocompletion=completion.models, **more)
@@ -220,7 +229,7 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _shared(command: str) -> Iterator[inspect.Parameter]:
-    """Parameters in the place of `options`, in the order of the help."""
+    """Yield the parameters that replace `options`, in the order of the help."""
     for name, setting in OPTIONS.items():
         if command in setting.commands:
             yield _parameter(setting, command)
@@ -230,25 +239,29 @@ def _shared(command: str) -> Iterator[inspect.Parameter]:
             yield _own(_keyword("greedy", bool, False), _GREEDY)
 
 
-# Options that are no settings of their own.
-_PLAN = _Documented(
-    "Follow a plan that [bold]offspec plan --save[/] wrote, with your changes in it.", "FILE", DRAFT
+# Shared options that are not settings.
+_PLAN = _OptionDoc(
+    "Plan file to use: written by [bold]offspec plan --save[/], and possibly edited.", "FILE", DRAFT
 )
-_GREEDY = _Documented(
-    "Temperature 0, and no sampling defaults of the model. Without it, sampling options that you omit have "
-    "the values of the model's [bold]generation_config.json[/], or of [bold]general.sampling[/] in a GGUF "
-    "file.",
+_GREEDY = _OptionDoc(
+    "Use temperature 0 and ignore the model's sampling defaults, which otherwise replace omitted sampling "
+    "options ([bold]generation_config.json[/], or [bold]general.sampling[/] in a GGUF file).",
     None,
     SAMPLING,
 )
 
 
-def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as Typer is to see it.
+_HELP_ALL = typer.Option(
+    "--help-all", is_eager=True, metavar="", callback=show_all, help="Show all options and exit."
+)
 
-    Options of settings come in the place of `options`, and of each parameter that is named as a setting and
-    has a plain type; such a parameter keeps its default. The others are options of the command's own. Their
-    help, and another help for a setting, is in the docstring: each section of it is a panel.
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with the signature that Typer needs.
+
+    Options of settings replace `options` and each parameter that has the name of a setting and a plain type;
+    such a parameter keeps its default. All other parameters are options of this command. The docstring holds
+    their help, and may override the help of a setting; each section of it is a panel.
     """
     own = inspect.signature(command).parameters
     about, documented = _read_docstring(command.__doc__ or "")
@@ -265,11 +278,13 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
             seen[name] = _parameter(setting, command.__name__).replace(default=parameter.default)
         else:
             seen[name] = _own(parameter, documented.get(name))
+    seen["help_all"] = _keyword("help_all", Annotated[bool, _HELP_ALL], False)
 
     @wraps(command)
     def run(**given: Any) -> None:
+        del given["help_all"]  # its callback has exited by now
         if "options" in own:
-            shared = {name: given.pop(name) for name in seen if name not in own}
+            shared = {name: given.pop(name) for name in seen if name not in own and name in given}
             plan, greedy = shared.pop("plan", None), shared.pop("greedy", False)
             values = {name: value for name, value in shared.items() if value is not None}
             given["options"] = Options(values, plan, greedy)

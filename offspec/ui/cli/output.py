@@ -1,7 +1,7 @@
-"""The two streams of a command: standard output, guarded, and the one moving thing on stderr.
+"""Output streams of a command: standard output, and a live line on stderr.
 
-What is written to standard output is flushed, and a reader that leaves is noticed. A progress bar or a status
-line moves on stderr where that is a terminal.
+Standard output is flushed at every write, and a closed pipe is detected. If stderr is a terminal, it shows a
+progress bar or a status line.
 """
 
 import errno
@@ -25,29 +25,31 @@ if TYPE_CHECKING:
 
 
 class StdoutClosed(Exception):
-    """The reader of our standard output has gone (`offspec … | head -1`): stop, and say nothing."""
+    """The reader closed standard output (`offspec … | head -1`): stop without a message."""
 
 
-class Output:
-    """Text to standard output as it comes.
+class StdoutWriter:
+    """Unbuffered writer to standard output.
 
-    Raises RequestError where there is none, StdoutClosed when its reader has gone, and DiskFullError when
-    it is a file that cannot grow.
+    Raises RequestError if there is no standard output, StdoutClosed if its reader closed it, and
+    DiskFullError if it is a file on a full disk.
     """
 
     def __init__(self) -> None:
         if sys.stdout is None:
-            raise RequestError("standard output is closed, so there is nowhere to write an answer to")
+            raise RequestError(
+                "standard output is closed, so no answer can be written; reopen or redirect it"
+            )
         self._stream = sys.stdout
         self.is_terminal = sys.stdout.isatty()
         self._at_line_start = True
 
     def write(self, text: str) -> None:
-        """Write and flush at once, so that a pipe sees every token as it is decided."""
+        """Write and flush at once, so that a pipe receives every token immediately."""
         self.write_styled(printable(text) if self.is_terminal else text)
 
     def write_styled(self, text: str) -> None:
-        """Write text that was made here, in which control characters such as colours may act."""
+        """Write text of our own, in which control characters such as colours take effect."""
         if not text:
             return
         encoding = self._stream.encoding or "utf-8"
@@ -61,47 +63,46 @@ class Output:
             if error.errno != errno.ENOSPC:
                 raise
             abandon_stdout()
-            raise DiskFullError("standard output is a file on a full disk; free some room there") from None
+            raise DiskFullError("standard output is a file on a full disk; free some space there") from None
         self._at_line_start = text.endswith("\n")
 
     def end_line(self) -> None:
-        """Start a new line, unless the text already did."""
+        """Start a new line unless the output is already at the start of one."""
         if not self._at_line_start:
             self.write("\n")
 
 
 def abandon_stdout() -> None:
-    """Let what is still buffered go nowhere: the interpreter flushes once more as it exits, and would
-    print a complaint."""
+    """Discard buffered output, because the interpreter flushes again at exit and would print an error."""
     with suppress(OSError, ValueError):  # not a real file under a test
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
 
 
-class Live:
-    """At most one bar or line at a time on stderr; `stop` takes it away.
+class LiveLine:
+    """Live line on stderr: at most one progress bar or status line at a time, removed by `stop`.
 
     Args:
-        console: Of stderr.
-        wanted: Else nothing moves, nor on a terminal that cannot move its cursor. FORCE_COLOR alone does not
-            make a terminal: colour is not movement.
+        console: Console of stderr.
+        wanted: Whether to animate at all. A terminal that cannot move its cursor never animates, and
+            FORCE_COLOR alone does not count as a terminal.
     """
 
     def __init__(self, console: Console, *, wanted: bool) -> None:
         self._console = console
-        self._moves = wanted and not console.is_dumb_terminal
+        self._animated = wanted and not console.is_dumb_terminal
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._line: Status | None = None
 
     def progress(self, event: LoadProgress) -> None:
-        if not self._moves:
+        if not self._animated:
             return
         if self._bars is None:
             self.stop()
             self._bars = _bars(self._console)
-            terminal.changed(terminal.LINE)
+            terminal.set_restore_sequence(terminal.LINE)
             self._bars.start()
         if event.stage not in self._tasks:
             self._tasks[event.stage] = self._bars.add_task(
@@ -113,12 +114,12 @@ class Live:
         self._bars.update(task, amount=_amount(event, shown.speed, shown.time_remaining))
 
     def status(self, text: str) -> None:
-        if not self._moves:
+        if not self._animated:
             return
         if self._line is None:
             self.stop()
             self._line = self._console.status("")
-            terminal.changed(terminal.LINE)
+            terminal.set_restore_sequence(terminal.LINE)
             self._line.start()
         self._line.update(escape(printable(text)))
 
@@ -126,8 +127,8 @@ class Live:
         for moving in (self._bars, self._line):
             if moving is not None:
                 moving.stop()
-        if self._moves:
-            terminal.changed("")
+        if self._animated:
+            terminal.set_restore_sequence("")
         self._bars = self._line = None
         self._tasks = {}
 
@@ -145,7 +146,7 @@ def _bars(console: Console) -> "Progress":
 
 
 def _amount(event: LoadProgress, speed: float | None, remaining: float | None) -> str:
-    """What is done of a stage; units per second and seconds for the rest, if known."""
+    """Format the progress of a stage, with rate and remaining time if known."""
     shown = escape(printable(event.detail))
     detail = f", {shown}" if shown else ""
     left = f", {format_seconds(remaining, 0)} left" if remaining else ""

@@ -1,4 +1,4 @@
-"""A plan as a page: machine, placement, tree, predicted speed, and what would change it."""
+"""The page of a plan: machine, placement, tree, predicted speed, and possible improvements."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from offspec.ui.cli.hardware import machine_section
 from offspec.ui.cli.plot import plot
 from offspec.ui.cli.tables import PageLayout, columns, facts, heading, indented, page, plain, prose, series
 from offspec.ui.cli.validation_view import validation_section
-from offspec.ui.told import with_options
+from offspec.ui.messages import with_options
 from offspec_planners.placement import Tier
 from offspec_planners.plan.explain import (
     explain_bound,
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 _CELLS = {Tier.DEVICE: ("█", "#"), Tier.CPU: ("▓", "%"), Tier.HOST: ("▒", "+"), Tier.DISK: ("░", ".")}
 _STYLES = {Tier.DEVICE: "green", Tier.CPU: "magenta", Tier.HOST: "yellow", Tier.DISK: "blue"}
-_CURVE = 90  # columns beyond which a curve only gets flatter
+_CURVE = 90  # maximum columns of a curve; wider ones only get flatter
 _SHARED = 72  # columns that a table of sequences needs
 _DRAFT_MODES = {
-    "full": "as it is stored",
-    "expanded": "rounded to {bits} bits, kept in 16",
-    "packed": "packed in {bits} bits",
+    "full": "in its stored precision",
+    "expanded": "{bits}-bit values stored in 16 bits, which is faster here",
+    "packed": "quantized to {bits} bits",
     "head": "reads hidden states of the target",
 }
 _TREES = {
-    "dynamic": "grown best first in every pass",
-    "sequoia": "one shape for all passes, optimised beforehand",
+    "dynamic": "grown best-first in every pass",
+    "sequoia": "one fixed, optimized shape for all passes",
 }
 
 
 def render(console: Console, plan: "Plan", validation: "Validation | None" = None) -> str:
-    """The page as text for this console."""
+    """Render the page as text for this console."""
     return page(console, lambda layout: _sections(plan, validation, layout))
 
 
@@ -73,7 +73,7 @@ def _title(plan: "Plan") -> Iterator[ConsoleRenderable]:
     sizes = [] if plan.vram is None else [format_bytes(size) for size in (plan.vram, *plan.more_vram)]
     vram = f" and {' + '.join(sizes)} of VRAM" if sizes else ""
     narrow = f", weights in {plan.quantize}" if plan.quantize else ""
-    narrow += ", keys and values in int8" if plan.kv_cache == "int8" else ""
+    narrow += ", int8 KV cache" if plan.kv_cache == "int8" else ""
     yield plain(
         f"in {format_bytes(plan.memory)} of RAM{vram}, {plan.dtype} on {plan.device}{narrow}, "
         f"context {plan.context:,}, temperature {plan.temperature:g}"
@@ -81,17 +81,17 @@ def _title(plan: "Plan") -> Iterator[ConsoleRenderable]:
 
 
 def _costs(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
-    """What computing takes: passes by rows, draft steps by width."""
+    """Yield the compute time of passes by rows, and of draft steps by width."""
     passes = [(rows, format_number(seconds)) for rows, seconds in plan.costs.compute]
     yield series("computing a pass", ("nodes", "seconds"), passes, layout)
     if plan.draft_mode != "none":
         steps = [(width, format_number(seconds * 1e3)) for width, seconds in plan.costs.step]
-        yield series("a step of the draft", ("width", "ms"), steps, layout)
+        yield series("a draft step", ("width", "ms"), steps, layout)
 
 
 def _placement(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
-    """Heading, strip, legend, the table of parts, and why it is so."""
-    yield heading("Where each layer goes")
+    """Yield heading, strip, legend, table of parts, and the reasons."""
+    yield heading("Placement of the layers")
     yield _strip(plan.placement.tiers, layout)
     yield _legend(plan, layout)
     yield _parts(plan, layout)
@@ -99,7 +99,7 @@ def _placement(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
 
 
 def _strip(tiers: tuple[Tier, ...], layout: PageLayout) -> Text:
-    """The layers in order, with the number of the first in each line before it and of the last after."""
+    """Draw the layers in order; each line has the numbers of its first and last layer at its ends."""
     digits = len(str(len(tiers) - 1))
     room = layout.width - 2 * digits - 4
     cell = 2 if 2 * len(tiers) <= room else 1
@@ -114,7 +114,7 @@ def _strip(tiers: tuple[Tier, ...], layout: PageLayout) -> Text:
 
 
 def _legend(plan: "Plan", layout: PageLayout) -> Text:
-    """What the cells of the strip stand for, and how many layers each memory has."""
+    """Explain the cells of the strip, with the number of layers in each memory."""
     entries = []
     for tier in Tier:
         count, head = len(plan.placement.layers(tier)), plan.placement.head is tier
@@ -128,7 +128,7 @@ def _legend(plan: "Plan", layout: PageLayout) -> Text:
 
 
 def _parts(plan: "Plan", layout: PageLayout) -> ConsoleRenderable:
-    """What each memory holds, and how much of what it may; then what is left on disk."""
+    """Return a table of the parts in each memory with totals and limits, and the parts on disk."""
     table = columns((False, False, True), layout)
     given = [("VRAM", 0, plan.vram), *(("VRAM", gpu, most) for gpu, most in enumerate(plan.more_vram, 1))]
     for memory, gpu, most in (*given, ("RAM", 0, plan.memory), ("disk", 0, None)):
@@ -136,11 +136,11 @@ def _parts(plan: "Plan", layout: PageLayout) -> ConsoleRenderable:
         where = f"{memory} of GPU {gpu}" if plan.more_vram and memory == "VRAM" else memory
         for part in parts:
             count = f"{_layers_of(plan, part)} " if part.what == "layers" else ""
-            what = count + part.what + (" of the CPU" if part.tier == Tier.CPU else "")
+            what = count + part.what + (" on the CPU" if part.tier == Tier.CPU else "")
             table.add_row(plain(what), where, format_bytes(part.bytes))
         if parts and most is not None:
             share = f"{format_bytes(sum(part.bytes for part in parts))} of {format_bytes(most)}"
-            table.add_row("in all", where, share, style="bold")
+            table.add_row("total", where, share, style="bold")
     return indented(table)
 
 
@@ -154,8 +154,8 @@ def _tree(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     if plan.draft_mode != "none":
         rows = [
             ("draft", plan.draft, _DRAFT_MODES[plan.draft_mode].format(bits=plan.draft_bits)),
-            ("budget", format_count(plan.budget, "node"), "the most that a pass verifies"),
-            ("width", format_count(plan.width, "node"), "expanded by each draft step"),
+            ("budget", format_count(plan.budget, "node"), "maximum tree size per pass"),
+            ("width", format_count(plan.width, "node"), "expanded per draft step"),
             ("depth", format_count(plan.depth, "level"), "average depth of a tree"),
             ("tree", plan.tree, _TREES[plan.tree]),
         ]
@@ -165,7 +165,7 @@ def _tree(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
 
 def _forecast(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     forecast = plan.forecast
-    yield heading("What to expect, and what bounds it")
+    yield heading("Expected speed, and its bottleneck")
     alone = format_number(plan.tok_per_s_alone)
     rows = [
         (
@@ -175,19 +175,17 @@ def _forecast(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
         ),
         ("a pass", format_seconds(forecast.seconds_per_pass), explain_bound(plan)),
         ("tokens per pass", format_number(forecast.tokens_per_pass), plan.acceptance),
-        ("speed", f"{format_number(forecast.tok_per_s)} tok/s", f"one token a pass would be {alone} tok/s"),
+        ("speed", f"{format_number(forecast.tok_per_s)} tok/s", f"at one token per pass: {alone} tok/s"),
     ]
     if plan.sequences > 1:
         each = format_number(forecast.tok_per_s / plan.sequences)
-        note = (
-            f"{each} for each of {plan.sequences} sequences; one token of each a pass would be {alone} tok/s"
-        )
-        rows[-1] = ("speed in all", rows[-1][1], note)
+        note = f"{each} for each of {plan.sequences} sequences; at one token of each per pass: {alone} tok/s"
+        rows[-1] = ("total speed", rows[-1][1], note)
     yield facts(rows, layout)
 
 
 def _curve(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
-    """Speed against the budget, each with the width that suits it best."""
+    """Yield a curve of speed by budget, each with its best width."""
     best = best_by_budget(plan.sweep)
     if len(best) < 2:
         return
@@ -195,14 +193,14 @@ def _curve(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     mark = plan.budget, plan.forecast.tok_per_s
     lines = _plotted(points, mark, "budget in nodes", layout)
     if lines is not None:
-        yield heading("Speed against the budget, each with its best width")
+        yield heading("Speed by tree size (--budget), each with its best width")
         yield lines
 
 
 def _plotted(
     points: list[tuple[int, float]], mark: tuple[int, float], x_label: str, layout: PageLayout
 ) -> ConsoleRenderable | None:
-    """Tokens per second against something, with a mark at the plan's own; None where there is no room."""
+    """Plot tokens per second against another quantity, marking this plan; None if there is no room."""
     lines = plot(
         points,
         width=min(layout.width, _CURVE) - 2,
@@ -215,10 +213,10 @@ def _plotted(
 
 
 def _shared(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
-    """What other numbers of sequences would give: a table, a curve, and where it bends."""
+    """Yield speeds for other numbers of sequences: a table, a curve, and an explanation."""
     if not plan.shared:
         return
-    yield heading("Sequences that share a pass, each number with its best budget")
+    yield heading("Concurrent sequences, each number with its best budget")
     rows = [
         (
             format_count(row.sequences, "sequence"),
@@ -231,7 +229,7 @@ def _shared(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
         )
         for row in plan.shared
     ]
-    names = ("", "tok/s", "each", "nodes", "a pass", "link", "caches")
+    names = ("", "tok/s", "each", "nodes", "a pass", "link", "KV caches")
     if layout.width < _SHARED:
         yield facts(
             [
@@ -255,12 +253,12 @@ def _shared(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
 
 
 def _what_ifs(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
-    """Gains alone, the largest first."""
+    """Yield changes that raise the speed, the largest gain first."""
     here = plan.forecast.tok_per_s
     gains = [(speed, row) for row in plan.what_ifs if (speed := row.tok_per_s or 0.0) > here]
     if not gains:
         return
-    yield heading("What would help")
+    yield heading("Possible improvements")
     rows = [
         (row.change, f"{format_number(speed)} tok/s", f"x {format_number(speed / here, 2)}", row.note)
         for speed, row in sorted(gains, key=lambda gain: gain[0], reverse=True)

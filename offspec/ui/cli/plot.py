@@ -1,11 +1,11 @@
-"""A curve in the terminal: from points to lines of text, in braille dots or in plain ASCII."""
+"""Curve as lines of text for the terminal, in braille dots or plain ASCII."""
 
 import math
 from collections.abc import Sequence
 
 Point = tuple[float, float]
 
-_NARROWEST = 12  # columns below which a curve says nothing
+_NARROWEST = 12  # minimum columns of a curve
 _BRAILLE = 0x2800
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of a cell's dots, by row and column
 
@@ -20,17 +20,19 @@ def plot(
     y_label: str = "",
     ascii_only: bool = False,
 ) -> list[str]:
-    """Lines of at most `width` characters that show y against x, x on a logarithmic scale, y from 0.
+    """Plot y, from 0, against x, on a logarithmic scale, in lines of at most `width` characters.
 
-    points: at least one, x above 0 and ascending, y at least 0. height: lines of the curve itself. mark: a
-    point to be pointed out. Returns no lines where there is not the room for a curve.
+    Returns no lines if there is not enough room.
+
+    points: at least one; x above 0 and ascending, y at least 0. height: lines of the curve itself. mark: a
+    point to highlight.
     """
     top, labels = _scale(max(y for _, y in [*points, *([mark] if mark else [])]), height)
     gutter = max(len(label) for label in labels)
     columns = width - gutter - 2
     if columns < _NARROWEST:
         return []
-    across = _Across(points, columns)
+    across = _LogAxis(points, columns)
     cells = _curve(points, across, top, height, ascii_only)
     if mark:
         high = 1 if ascii_only else len(_DOTS)
@@ -47,15 +49,15 @@ def plot(
     return [line[:width] for line in lines]
 
 
-class _Across:
-    """Where an x lies on a number of columns."""
+class _LogAxis:
+    """Logarithmic x axis over a number of columns."""
 
     def __init__(self, points: Sequence[Point], columns: int) -> None:
         self._xs = [x for x, _ in points]
         self.columns = columns
 
     def share(self, x: float) -> float:
-        """0 at the first point, 1 at the last."""
+        """Return the relative position: 0 at the first point, 1 at the last."""
         first, last = math.log(self._xs[0]), math.log(self._xs[-1])
         return min(max((math.log(x) - first) / (last - first), 0.0), 1.0) if last > first else 0.5
 
@@ -63,7 +65,7 @@ class _Across:
         return round(self.share(x) * (self.columns - 1))
 
     def axis(self, ascii_only: bool) -> tuple[str, str]:
-        """The rule below the curve and the numbers below the rule, of as many points as have room."""
+        """Return the line below the curve, and the numbers below it for as many points as fit."""
         line, tick = ("-", "+") if ascii_only else ("─", "┬")
         rule, names = [line] * self.columns, [" "] * self.columns
         for x in (self._xs[-1], *self._xs):  # the last has precedence
@@ -76,7 +78,7 @@ class _Across:
 
 
 def _scale(most: float, height: int) -> tuple[float, list[str]]:
-    """The y at the upper edge, and a label (or none) for each line, the highest first."""
+    """Return the y of the upper edge and a label, possibly empty, for each line from the top."""
     most = most or 1.0
     magnitude = 10 ** math.floor(math.log10(most))
     step = next(size * magnitude for size in (0.2, 0.5, 1.0, 2.0, 5.0) if most / (size * magnitude) <= 4)
@@ -88,16 +90,16 @@ def _scale(most: float, height: int) -> tuple[float, list[str]]:
 
 
 def _curve(
-    points: Sequence[Point], across: _Across, top: float, height: int, ascii_only: bool
+    points: Sequence[Point], across: _LogAxis, top: float, height: int, ascii_only: bool
 ) -> list[list[str]]:
-    """The cells of the curve, [height][columns]."""
+    """Return the cells of the curve, [height][columns]."""
     wide, high = (1, 1) if ascii_only else (len(_DOTS[0]), len(_DOTS))  # dots of a cell
     heights = _sampled(points, across, across.columns * wide)
     dots = [_dot(y, top, height * high) for y in heights]
     filled = [[0] * across.columns for _ in range(height)]
     for at, dot in enumerate(dots):
         before = dots[at - 1] if at else dot
-        # A steep piece takes all the dots between its neighbours' heights, so that the line has no holes.
+        # A steep piece fills all dots between the heights of its neighbours, so that the line has no gaps.
         start, end = (dot, before) if dot < before else (min(before + 1, dot), dot + 1)
         for y in range(start, max(end, start + 1)):
             filled[y // high][at // wide] |= _DOTS[y % high][at % wide]
@@ -105,7 +107,7 @@ def _curve(
 
 
 def _dot(y: float, top: float, count: int) -> int:
-    """Which of `count` dots from the top down is nearest; the lowest stands for 0."""
+    """Return the nearest of `count` dots, counted from the top; the lowest stands for 0."""
     return min(round((1 - y / top) * count), count - 1)
 
 
@@ -115,8 +117,8 @@ def _cell(bits: int, ascii_only: bool) -> str:
     return "*" if ascii_only else chr(_BRAILLE + bits)
 
 
-def _sampled(points: Sequence[Point], across: _Across, count: int) -> list[float]:
-    """y at `count` places, evenly apart, straight between the points."""
+def _sampled(points: Sequence[Point], across: _LogAxis, count: int) -> list[float]:
+    """Interpolate y linearly at `count` evenly spaced positions."""
     places = [across.share(x) for x, _ in points]
     heights, piece = [], 0
     for index in range(count):

@@ -1,4 +1,4 @@
-"""Events to a terminal: text to stdout; progress, notices and statistics to stderr."""
+"""Rendering of events: text to stdout; progress, notices and statistics to stderr."""
 
 import json
 import math
@@ -20,39 +20,39 @@ from offspec.core.events import (
     Result,
     TextDelta,
 )
-from offspec.core.sampling_defaults import described
+from offspec.core.sampling_defaults import describe_values
 from offspec.ui import interrupt
 from offspec.ui.cli.console import Console
-from offspec.ui.cli.output import Live, Output, StdoutClosed
-from offspec.ui.told import told
+from offspec.ui.cli.output import LiveLine, StdoutClosed, StdoutWriter
+from offspec.ui.messages import user_message
 from offspec_planners.units import format_bytes, format_seconds
 
 _ENDINGS: dict[FinishReason, str] = {
-    "eos": "the model ended its answer",
-    "stop": "a stop text came up",
-    "length": "--max-tokens is reached",
-    "context": "the context is full",
+    "eos": "ended by the model",
+    "stop": "stopped at a stop text",
+    "length": "stopped at --max-tokens",
+    "context": "stopped because the context is full",
 }
 
 
 class Renderer:
-    """Shows one answer, or other work. Every event goes through `show`.
+    """Display of one answer, or of other work. Every event goes through `show`.
 
-    As a context manager it says that work starts and whether the user interrupted it, and leaves the terminal
-    as it was; what was shown stays.
+    As a context manager it reports that work starts and whether the user interrupted it, and restores the
+    terminal; output that was shown stays.
     """
 
     def __init__(self, *, as_json: bool, quiet: bool, check: bool = False) -> None:
-        self._out = Output()
+        self._out = StdoutWriter()
         self._err = Console(stderr=True, highlight=False)
         self._json = as_json
         self._quiet = quiet
         self._check = check
-        self._live = Live(self._err, wanted=not quiet and sys.stderr.isatty())
+        self._live = LiveLine(self._err, wanted=not quiet and sys.stderr.isatty())
         self._started: float | None = None
         self._tokens = 0
         self._passes = 0
-        self.mismatched = False  # whether a check found another token
+        self.mismatched = False  # whether `--check` found a difference
 
     def __enter__(self) -> Self:
         self._live.status("starting")
@@ -65,11 +65,11 @@ class Renderer:
         if kind is KeyboardInterrupt:
             after = f" after {_count(self._tokens, 'token')} in {_count(self._passes, 'pass')}"
             self._err.print_line(f"stopped{after if self._passes else ''}")
-            interrupt.was_said()
+            interrupt.mark_reported()
 
     @property
     def _text_is_seen(self) -> bool:
-        """Whether the answer appears on the terminal, where a live line would write over it."""
+        """Whether the answer is shown on the terminal, so that a live line would overwrite it."""
         return self._out.is_terminal and not self._json
 
     def show(self, event: Event) -> None:
@@ -78,7 +78,7 @@ class Renderer:
             case LoadProgress():
                 self._live.progress(event)
             case Notice():
-                self._say(told(event))
+                self._print_note(user_message(event))
             case Prefill():
                 self._prefill(event)
             case TextDelta():
@@ -89,19 +89,19 @@ class Renderer:
                 self._finished(event.result)
 
     def note(self, text: str) -> None:
-        """One line once the answer is over, for good or not."""
+        """Print a line after the answer, whether it succeeded or failed."""
         self._live.stop()
         with suppress(StdoutClosed, DiskFullError):
             self._out.end_line()
-        self._say(text)
+        self._print_note(text)
 
     def _prefill(self, event: Prefill) -> None:
-        if self._tokens:  # the answer is complete, and `--check` begins again at the prompt
+        if self._tokens:  # the answer is complete, and `--check` restarts at the prompt
             self._out.end_line()
             self._live.status("decoding again without speculation, to compare")
             return
         self._started = self._started or time.monotonic()
-        reused = f", {event.reused} known" if event.reused else ""
+        reused = f", {event.reused} cached" if event.reused else ""
         layers = f"layer {event.layer} of {event.layers}"
         self._live.status(f"reading the prompt: {_count(event.tokens, 'token')}{reused}, {layers}")
 
@@ -136,22 +136,22 @@ class Renderer:
             for line in check_report(result):
                 self._err.print_line(line)
 
-    def _say(self, text: str) -> None:
+    def _print_note(self, text: str) -> None:
         if not self._quiet:
             self._err.print_line(text)
 
 
 def statistics(result: Result) -> list[str]:
-    """What an answer cost, in lines for a person."""
+    """Format the statistics of an answer as lines of text."""
     rate = result.bytes_streamed / result.seconds if result.seconds > 0 else 0.0
-    device = f", of the GPU {format_bytes(result.peak_device_bytes)}" if result.peak_device_bytes else ""
-    beside = f", of which the CPU computed {_count(result.cpu_layers, 'layer')}" if result.cpu_layers else ""
-    beside = ", of which the CPU computed the experts" if result.cpu_experts else beside
-    # On a CPU all that streams is read from disk.
+    device = f", GPU {format_bytes(result.peak_device_bytes)}" if result.peak_device_bytes else ""
+    on_cpu = f", {_count(result.cpu_layers, 'layer')} on the CPU" if result.cpu_layers else ""
+    on_cpu = ", experts on the CPU" if result.cpu_experts else on_cpu
+    # Without a GPU, all streamed bytes are read from disk.
     from_disk = result.bytes_read not in (0, result.bytes_streamed)
     disk = f", {result.bytes_read / 1e9:.2f} GB read from disk" if from_disk else ""
-    sampling = f"{described(result.sampling)}, " if result.sampling else ""
-    kept = ", keys and values in int8" if result.kv_cache == "int8" else ""
+    sampling = f"{describe_values(result.sampling)}, " if result.sampling else ""
+    kept = ", int8 KV cache" if result.kv_cache == "int8" else ""
     return [
         f"{_count(result.tokens, 'token')} in {format_seconds(result.seconds, 2)}: "
         f"{result.tok_per_s:.2f} tok/s, "
@@ -161,24 +161,24 @@ def statistics(result: Result) -> list[str]:
         f"peak memory {format_bytes(result.peak_memory_bytes)}{device}",
         f"draft {result.draft}, budget {result.budget}, {sampling}seed {result.seed}{kept}; "
         f"{format_seconds(result.draft_seconds, 2)} drafting, "
-        f"{format_seconds(result.target_seconds, 2)} in the target{beside}",
+        f"{format_seconds(result.target_seconds, 2)} in the target{on_cpu}",
         *_paused(result),
-        *_guessed(result),
+        *_accepted_by_source(result),
     ]
 
 
 def _paused(result: Result) -> list[str]:
-    """A line on passes without drafting, if there were any."""
+    """Return a line about passes with drafting paused, if there were any."""
     if not result.paused_passes:
         return []
     return [
         f"drafting was paused in {result.paused_passes} of {_count(result.passes, 'pass')}, "
-        "since passes without it were faster"
+        "because passes without it were faster"
     ]
 
 
-def _guessed(result: Result) -> list[str]:
-    """Accepted tokens of each draft source in a line, where there are several."""
+def _accepted_by_source(result: Result) -> list[str]:
+    """Return a line with the accepted tokens of each draft source, if there are several."""
     if len(result.guessed_by) < 2:
         return []
     own = result.tokens - sum(count for _, count in result.guessed_by)
@@ -187,19 +187,19 @@ def _guessed(result: Result) -> list[str]:
 
 
 def check_report(result: Result) -> list[str]:
-    """Where decoding without speculation chose other tokens, one line for each place."""
+    """Format the result of `--check`: one line for each position with a different token."""
     if result.mismatches is None:
-        return ["check: not made; the answer ended before it"]
+        return ["check: not run; the answer ended early"]
     if not result.mismatches:
         return [f"check: same tokens without speculation ({result.tokens} compared)"]
     return [
-        f"check: token {place.index} is {_said(place.token)}, without speculation "
-        f"{_said(place.unspeculated_token)}; seed {result.seed}, gap {place.gap:.4g} nats"
+        f"check: token {place.index} is {_token(place.token)}, without speculation "
+        f"{_token(place.unspeculated_token)}; seed {result.seed}, gap {place.gap:.4g} nats"
         for place in result.mismatches
     ]
 
 
-def _said(token: int | None) -> str:
+def _token(token: int | None) -> str:
     return "the end of the answer" if token is None else str(token)
 
 
@@ -209,7 +209,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """The same value with null for what JSON has no number for."""
+    """Replace NaN and infinities, which JSON cannot express, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

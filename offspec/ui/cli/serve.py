@@ -1,4 +1,4 @@
-"""`offspec serve`: from options to a server."""
+"""`offspec serve`: run an HTTP server."""
 
 import logging
 import re
@@ -15,28 +15,28 @@ from offspec.core.config import AUTO
 from offspec.core.errors import RequestError, missing_package
 from offspec.ui.cli import checks
 from offspec.ui.cli import options as opt
-from offspec.ui.told import with_options
+from offspec.ui.messages import with_options
 
 EPILOG = """[bold]Examples[/]
 
-The small model that comes with the project, for clients on this machine:
+The demo model, for clients on this machine:
 
   offspec serve demo
 
-Then, in any client of OpenAI's API, the address is http://127.0.0.1:8000/v1:
+Base URL for any OpenAI-compatible client: http://127.0.0.1:8000/v1
 
   curl http://127.0.0.1:8000/v1/chat/completions -H "content-type: application/json" \\
     -d '{"model": "demo", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
 
-A large model for a network, with a key, under a name of your choice:
+A large model for a network, with an API key, under a name of your choice:
 
   OFFSPEC_API_KEY=... offspec serve ./Qwen3-32B --draft ./Qwen3-0.6B --host 0.0.0.0 --alias qwen
 
-[bold]/health[/] says how far loading is, [bold]/metrics[/] is for Prometheus.
+[bold]/health[/] reports loading progress, [bold]/metrics[/] is for Prometheus.
 """
 
 _NEEDED = ("starlette", "uvicorn", "prometheus_client", "python_multipart")
-_KEPT = 4 * 10**9  # bytes of conversations on disk, where the user does not say: clients take turns
+_KEPT = 4 * 10**9  # default cache size on disk, in bytes: clients evict each other's conversations
 
 
 @opt.takes_options
@@ -53,32 +53,31 @@ def serve(
     cors_origin: list[str] | None = None,
     quiet: bool = False,
 ) -> None:
-    """Answer the clients of OpenAI's API over HTTP. Sampling options are the defaults of requests.
+    """Run an OpenAI- and Anthropic-compatible HTTP server.
+
+    Sampling options set defaults for requests that omit them.
 
     Server:
-        host (ADDRESS): Where to listen. `0.0.0.0` is every network; give a key then.
-        port (N): Port to listen at; 0 takes a free one.
-        api_key (KEY): What clients must send. Better given in the environment, where other users cannot see
-            it.
-        max_queue (N): Requests that may wait while others are answered. Those beyond are refused with status
-            429.
-        cors_origin (ORIGIN): Let web pages of this origin use the server from a browser, such as
-            `http://localhost:3000`; `*` allows every page. May be given several times. Without it only the
-            server's own page can.
-        alias (NAME): What requests call the model, beside its own name. May be given several times; the first
-            is shown.
-        tool_grammar: Hold calls of tools to the names and schemas of the request's tools while they are made.
-        open_schemas: Allow objects of a JSON schema properties that it does not name, as JSON Schema does. By
-            default they are closed unless the schema says otherwise, since small models add one after the
-            other.
-        strict: Refuse requests with fields that are unknown or have no effect, to find mistakes in your own
-            code. By default such fields are ignored and logged.
-        quiet: Nothing on stderr but warnings and errors.
+        host (ADDRESS): Address to listen on. `0.0.0.0` accepts connections from every network; set an API key
+            then.
+        port (N): Port to listen on; 0 selects a free one.
+        api_key (KEY): API key that clients must send. Prefer the environment variable, which other users
+            cannot see in the process list.
+        max_queue (N): Maximum number of queued requests; further ones are rejected with status 429.
+        cors_origin (ORIGIN): Origin whose web pages may use the server, such as `http://localhost:3000`, or
+            `*` for all. Repeatable. Default: the server's own page only.
+        alias (NAME): Extra name for the model in requests. Repeatable; the first is listed in /v1/models.
+        tool_grammar: Constrain tool calls to the names and schemas of the request's tools.
+        open_schemas: Allow properties that a JSON schema does not name, as in the JSON Schema standard. By
+            default objects are closed unless the schema opens them.
+        strict: Reject requests with unknown or ineffective fields, to find mistakes in a client. By default
+            such fields are ignored and logged.
+        quiet: Suppress everything on stderr except warnings and errors.
     """
     config = options.config(converses=True, cache_size=_KEPT, sequences=AUTO)
     sampling = options.overrides()
     if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
-        raise RequestError("--api-key must be letters, digits and signs of ASCII, without spaces")
+        raise RequestError("--api-key must be ASCII letters, digits and punctuation, without spaces")
     check_installed()
     checks.check_files(config, options.plan)
 
@@ -87,7 +86,7 @@ def serve(
     from offspec.server.settings import Settings
     from offspec.ui.chat.setup import open_engine
 
-    names = tuple(dict.fromkeys([*(alias or ()), own_name(options.model)]))
+    names = tuple(dict.fromkeys([*(alias or ()), default_model_name(options.model)]))
     origins = tuple(map(checked_origin, cors_origin or ()))
     settings = Settings(
         host,
@@ -106,19 +105,19 @@ def serve(
 
 
 def check_installed() -> None:
-    """Raises RequestError where a library of the server is missing."""
+    """Raise RequestError if a library that the server needs is not installed."""
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise missing_package(missing[0], "serve")
 
 
-def own_name(model: str) -> str:
-    """What a model is called that no alias names: a hub id as it is, of a path the last part."""
+def default_model_name(model: str) -> str:
+    """Return the name of a model without an alias: the hub id itself, or the last part of a path."""
     path = Path(model)
     return path.resolve().name.removesuffix(".gguf") if path.exists() else model
 
 
-class _Lines(logging.Formatter):
-    """Lines in which settings are named as options."""
+class _LogFormatter(logging.Formatter):
+    """Formatter that names settings as command-line options."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return with_options(super().formatMessage(record))
@@ -126,9 +125,9 @@ class _Lines(logging.Formatter):
 
 @contextmanager
 def _log_on_stderr(quiet: bool) -> Iterator[None]:
-    """Lines of the server, and errors of the library under it."""
+    """Log the server's messages, and errors of uvicorn, to stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Lines("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_LogFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
     loggers = {"offspec.server": logging.WARNING if quiet else logging.INFO, "uvicorn": logging.ERROR}
     for name, level in loggers.items():
         logging.getLogger(name).addHandler(handler)

@@ -1,4 +1,4 @@
-"""Building blocks of a page: headings, facts, curves as figures, whatever the terminal's width."""
+"""Building blocks of a page for any terminal width: headings, facts, rows of figures."""
 
 import re
 import textwrap
@@ -11,35 +11,35 @@ from rich.table import Table
 from rich.text import Text
 
 from offspec.ui.cli.console import Console
-from offspec.ui.cli.output import Output
+from offspec.ui.cli.output import StdoutWriter
 from offspec.ui.printable import printable
 
-LABEL = 22  # columns of what a figure is
+LABEL = 22  # columns of a label
 _UNIT = 9
-# Columns of a page. Wider, what belongs together lies too far apart; narrower, figures would break in two,
-# and it is better to let the terminal wrap the line.
+# Columns of a page. Wider pages separate labels from figures; narrower ones would split figures, so that
+# wrapping is better left to the terminal.
 _WIDEST, _NARROWEST = 110, 40
 _LONGEST = 96  # columns of a line of prose
-_LEAST_WHY = 20  # columns that an explanation needs to stand beside its figure
+_LEAST_WHY = 20  # minimum columns for an explanation next to its figure
 _GAP = "  "
 _FIGURE = re.compile(r"(?<=\d) (?=(?:s|ms|min|h|[KMGT]?B|GB/s|tok/s|nodes|tokens|layers)\b)")
 
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """Columns of the terminal, and whether it has only ASCII characters."""
+    """Width of the terminal in columns, and whether it has only ASCII characters."""
 
     width: int
     ascii_only: bool = False
 
     @property
     def narrow(self) -> bool:
-        """Whether explanations go below the figures, as there is no room beside them."""
+        """Whether explanations go below the figures because there is no room next to them."""
         return self.width < 64
 
 
 def page(console: Console, sections: Callable[[PageLayout], Iterable[ConsoleRenderable]]) -> str:
-    """Sections as text for this console: its width, its colours, its characters."""
+    """Render sections as text for the width, colours and characters of this console."""
     console.width = min(max(console.width, _NARROWEST), _WIDEST)
     layout = PageLayout(console.width, ascii_only=console.options.ascii_only)
     with console.capture() as captured:
@@ -48,13 +48,13 @@ def page(console: Console, sections: Callable[[PageLayout], Iterable[ConsoleRend
     return "\n".join(lines).strip("\n") + "\n"
 
 
-def write_page(out: Output, sections: Callable[[PageLayout], Iterable[ConsoleRenderable]]) -> None:
+def write_page(out: StdoutWriter, sections: Callable[[PageLayout], Iterable[ConsoleRenderable]]) -> None:
     """Write sections to stdout. Raises StdoutClosed, DiskFullError."""
     out.write_styled(page(Console(highlight=False), sections))
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Text from outside, in which neither markup nor control characters act."""
+    """Make text without effective markup or control characters."""
     return Text(printable(text), style=style)
 
 
@@ -67,14 +67,14 @@ def indented(item: ConsoleRenderable) -> ConsoleRenderable:
 
 
 def prose(texts: Iterable[str], layout: PageLayout, style: str = "dim") -> ConsoleRenderable:
-    """Sentences, one after the other."""
+    """Join sentences to a wrapped paragraph."""
     return indented(
         plain("\n".join(wrapped(" ".join(texts), min(layout.width, _LONGEST) - len(_GAP))), style)
     )
 
 
 def columns(rights: Sequence[bool], layout: PageLayout) -> Table:
-    """Table without lines. A column of figures is aligned to the right, and never wraps."""
+    """Make a table without lines. Columns of figures are right-aligned and never wrap."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for place, right in enumerate(rights):
         table.add_column(
@@ -89,7 +89,7 @@ def columns(rights: Sequence[bool], layout: PageLayout) -> Table:
 def listing(
     heads: Sequence[str], rights: Sequence[bool], rows: Iterable[Sequence[str]], layout: PageLayout
 ) -> Table:
-    """Table with a line of headings. Each row begins with a name, in bold."""
+    """Make a table with a header line. Each row begins with a name in bold."""
     table = columns(rights, layout)
     table.add_row(*(plain(head, "dim") for head in heads))
     for name, *figures in rows:
@@ -98,9 +98,9 @@ def listing(
 
 
 def facts(rows: Sequence[tuple[str, str, str]], layout: PageLayout) -> ConsoleRenderable:
-    """Names, figures and reasons: three columns, or with reasons below if those have no room.
+    """Lay out names, figures and reasons in three columns, or with reasons below if there is no room.
 
-    A figure without a reason may be a long name; it continues below itself.
+    A figure without a reason may be a long name; its further lines are indented.
     """
     figures = max((len(figure) for _, figure, why in rows if why), default=0)
     left = len(_GAP) + LABEL + len(_GAP) + figures + len(_GAP)
@@ -121,7 +121,7 @@ def facts(rows: Sequence[tuple[str, str, str]], layout: PageLayout) -> ConsoleRe
 
 
 def series(label: str, names: tuple[str, str], points: Sequence[tuple[int, str]], layout: PageLayout) -> Text:
-    """A curve as two lines of figures, of as many points as have room; the first and the last always."""
+    """Lay out points as two lines of figures: as many as fit, always with the first and the last."""
     cell = max(len(text) for at, figure in points for text in (f"{at:,}", figure)) + len(_GAP)
     first = _GAP + (f"{label}\n{_GAP * 2}" if layout.narrow else f"{label:<{LABEL}}{_GAP}")
     second = _GAP * 2 if layout.narrow else _GAP * 2 + " " * LABEL
@@ -133,14 +133,14 @@ def series(label: str, names: tuple[str, str], points: Sequence[tuple[int, str]]
 
 
 def _thinned(points: Sequence[tuple[int, str]], most: int) -> list[tuple[int, str]]:
-    """At most `most` of the points, evenly apart, both ends among them."""
+    """Pick at most `most` evenly spaced points, including both ends."""
     if len(points) <= most:
         return list(points)
     return [points[round(place * (len(points) - 1) / (most - 1))] for place in range(most)]
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """The text in lines, in which a number and its unit stay together."""
+    """Wrap the text and keep each number on a line with its unit."""
     kept = _FIGURE.sub("\N{NO-BREAK SPACE}", text)
     lines = textwrap.wrap(kept, max(width, 1), break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

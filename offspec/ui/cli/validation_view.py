@@ -1,4 +1,4 @@
-"""Predicted beside measured, prompt by prompt, and the medians over them."""
+"""Table of predicted and measured speed for each prompt, with medians."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from offspec_planners.plan.forecast import Comparison, Validation, ValidationRow
 
 _FIGURES = 29  # columns of one figure: predicted, measured, error
-_PROMPT = (12, 32)  # characters of a prompt, at least and at most, that tell it from the others
+_PROMPT = (12, 32)  # minimum and maximum characters shown of a prompt
 
 
 def validation_section(validation: "Validation", layout: PageLayout) -> Iterator[ConsoleRenderable]:
-    """Heading and table; on a narrow page two lines for each prompt."""
+    """Yield heading and table, or two lines for each prompt on a narrow page."""
     yield heading("Predicted and measured")
     least, most = _PROMPT
-    # Two figures, or where they have room three; four columns are the margin and the gap after the prompt.
+    # Three figures if they fit, else two. The four columns are the margin and the gap after the prompt.
     count = 3 if layout.width - 4 - 3 * _FIGURES >= least else 2
     room = layout.width - 4 - count * _FIGURES
     shown = most if room < least else min(room, most)
@@ -60,13 +60,21 @@ def _stacked(rows: "list[tuple[str, ValidationRow | Validation]]", layout: PageL
         a_pass, speed = row.seconds_per_pass, row.tok_per_s
         lines += [
             (name, "", ""),
-            ("a pass", format_seconds(a_pass.measured), _off(a_pass, format_seconds(a_pass.predicted))),
-            ("speed", f"{format_number(speed.measured)} tok/s", _off(speed, format_number(speed.predicted))),
+            (
+                "a pass",
+                format_seconds(a_pass.measured),
+                _relative_error(a_pass, format_seconds(a_pass.predicted)),
+            ),
+            (
+                "speed",
+                f"{format_number(speed.measured)} tok/s",
+                _relative_error(speed, format_number(speed.predicted)),
+            ),
         ]
     return facts(lines, layout)
 
 
-def _off(figure: "Comparison", predicted: str) -> str:
+def _relative_error(figure: "Comparison", predicted: str) -> str:
     return f"predicted {predicted}, off by {figure.error:.1%}"
 
 

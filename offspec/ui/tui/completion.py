@@ -1,4 +1,4 @@
-"""The list of completions above the composer. The composer steers it; it never takes the focus."""
+"""List of completions above the composer. The composer controls it; it never takes the focus."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ _WIDE = 30  # columns at most before the help
 
 
 class CompletionList(OptionList, can_focus=False):
-    """Shows while there is something to choose from."""
+    """List that is shown while there are completions."""
 
     @dataclass
-    class Taken(Message):
+    class Accepted(Message):
         """The user clicked on a completion. Posted to the composer, which is not among the parents."""
 
         line: str
@@ -32,7 +32,7 @@ class CompletionList(OptionList, can_focus=False):
         self.offered: list[Completion] = []
 
     def offer(self, completions: Sequence[Completion]) -> None:
-        """Show these; nothing where there are none."""
+        """Show these completions, or hide the list if there are none."""
         self.offered = list(completions[:_MOST])
         self.clear_options()
         width = max((cell_len(choice.text) for choice in self.offered), default=0)
@@ -42,19 +42,19 @@ class CompletionList(OptionList, can_focus=False):
     def hide(self) -> None:
         self.offer(())
 
-    def chosen(self) -> str | None:
-        """The line that the user moved to."""
+    def selected_line(self) -> str | None:
+        """Return the highlighted line, or None."""
         at = self.highlighted
         return None if at is None or not self.display else self.offered[at].text
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
-        if event.option_index < len(self.offered):  # what was clicked may be gone by now
+        if event.option_index < len(self.offered):  # the clicked option may be gone by now
             line = self.offered[event.option_index].text
-            self.screen.query_one("#composer").post_message(self.Taken(line))
+            self.screen.query_one("#composer").post_message(self.Accepted(line))
 
-    def common(self) -> str:
-        """What all completions begin with."""
+    def common_prefix(self) -> str:
+        """Return the common prefix of all completions."""
         return commonprefix([choice.text for choice in self.offered])  # noqa: RUF071 - letter by letter
 
 

@@ -1,9 +1,9 @@
-"""Markdown that grows at its end: one widget of lines, drawn block by block; new text costs its block alone.
+"""Streamed Markdown: one widget of lines, drawn block by block; new text redraws only the last block.
 
-Textual's own Markdown makes widgets of everything, some ten for a list of three. All of them are laid out
-again when the last grows, several times a second while an answer comes. Lines need no layout: an answer of
-2,000 tokens with lists and code takes 3.3 ms of processor time a token at 30 writes a second, and 1.8 ms at
-10 writes of 4 tokens; with `Markdown.get_stream` of Textual 8.2 it is 9.8 and 6.5 ms.
+Textual's own Markdown makes a widget for every element, about ten for a list of three. All of them are laid
+out again when the last one grows, several times a second during an answer. Lines need no layout: an answer of
+2,000 tokens with lists and code takes 3.3 ms of CPU time per token at 30 writes per second, and 1.8 ms at 10
+writes of 4 tokens; with `Markdown.get_stream` of Textual 8.2 it takes 9.8 and 6.5 ms.
 """
 
 import io
@@ -53,14 +53,14 @@ _STYLES = {
 
 
 class _Heading(rich_markdown.Heading):
-    """At the left, whatever its level."""
+    """Heading that is left-aligned at every level."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RichResult:
         yield self.text
 
 
 class _Code(rich_markdown.CodeBlock):
-    """Long lines go on below. A language that Pygments does not know is plain text, and is not guessed."""
+    """Code block that wraps long lines. A language unknown to Pygments is plain text, without guessing."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RichResult:
         yield Syntax(
@@ -69,7 +69,7 @@ class _Code(rich_markdown.CodeBlock):
 
 
 class _Blocks(rich_markdown.Markdown):
-    """What was parsed already, ready to be drawn."""
+    """Markdown renderer of tokens that are already parsed."""
 
     elements = {  # noqa: RUF012 - as Rich declares it
         **rich_markdown.Markdown.elements,
@@ -79,14 +79,14 @@ class _Blocks(rich_markdown.Markdown):
     }
 
     def __init__(self, tokens: list[Token], *, dark: bool) -> None:
-        # Addresses are written out: what a link hides should be seen before it is followed.
+        # URLs are written out, so that users see the target of a link before they follow it.
         super().__init__("", code_theme=_CODE[dark], hyperlinks=False)
         self.parsed = tokens
 
 
 @dataclass(slots=True)
 class _Block:
-    """One block of the outermost level, and its lines once they were drawn."""
+    """Top-level block with its cached lines."""
 
     source: str
     tokens: list[Token]
@@ -99,7 +99,7 @@ class _Block:
 
 
 def plain_text(markdown: str) -> str:
-    """The words of Markdown without its marks, a block a line."""
+    """Return the text of Markdown without markup, one line per block."""
     tokens = markdown_parser().parse(markdown)
     return "\n".join(_plain(token) for token in tokens if token.type in ("inline", "fence", "code_block"))
 
@@ -111,7 +111,7 @@ def _plain(token: Token) -> str:
 
 
 class MarkdownLines:
-    """Markdown that grows at its end. `read`: characters parsed so far, for tests."""
+    """Markdown that is appended to. `read`: number of characters parsed so far, for tests."""
 
     def __init__(self) -> None:
         self.source = ""
@@ -120,7 +120,7 @@ class MarkdownLines:
         self._blocks: list[_Block] = []
 
     def set_source(self, source: str) -> bool:
-        """Show this; False, and nothing is done, where it does not go on from what is shown."""
+        """Set a source that extends the current one. Return False, without effect, if it does not."""
         if not source.startswith(self.source):
             return False
         if len(source) > len(self.source):
@@ -132,7 +132,7 @@ class MarkdownLines:
     def _parse(self, text: str) -> list[_Block]:
         self.read += len(text)
         rows, blocks, tokens = re.findall(r"[^\n]*\n|[^\n]+", text), list[_Block](), list[Token]()
-        begun = 0  # the row at which the present block begins: what stands before the first is its own
+        begun = 0  # first row of the current block; rows before the first block belong to it
         for token in self._parser.parse(text):
             starts = token.level == 0 and token.nesting >= 0 and token.map is not None
             if starts and tokens and token.map is not None:
@@ -142,7 +142,7 @@ class MarkdownLines:
         return [*blocks, _Block("".join(rows[begun:]), tokens)]
 
     def lines(self, width: int, *, dark: bool) -> list[Line]:
-        """All of it, `width` cells wide, with an empty line between two blocks."""
+        """Return all lines, `width` cells wide, with an empty line between blocks."""
         every: list[Line] = []
         for block in self._blocks:
             drawn = block.drawn(width, dark)
@@ -159,20 +159,20 @@ def _draw(block: _Block, width: int, dark: bool) -> list[Line]:
     options = console.options.update(width=max(width, 1), height=None)
     try:
         lines = console.render_lines(_Blocks(block.tokens, dark=dark), options, pad=False)
-    except Exception:  # whatever a model wrote, it is shown: as it is, where it cannot be drawn
+    except Exception:  # show the raw source of text that rich cannot draw
         lines = console.render_lines(Text(block.source.rstrip()), options, pad=False)
     return _trimmed(lines)
 
 
 def _trimmed(lines: Sequence[Line]) -> list[Line]:
-    """Without empty lines at either end, which some elements come with."""
+    """Remove empty lines at both ends, which some elements add."""
     full = [index for index, line in enumerate(lines) if any(segment.text.strip() for segment in line)]
     return list(lines[full[0] : full[-1] + 1]) if full else []
 
 
 @cache
 def _console(dark: bool) -> Console:
-    """One that writes nowhere and knows all colours: what the terminal can show is the app's business."""
+    """Return a console without output and with all colours; the app adapts them to the terminal."""
     return Console(
         file=io.StringIO(),
         force_terminal=True,
@@ -185,7 +185,7 @@ def _console(dark: bool) -> Console:
 
 
 class StreamedMarkdown(Widget, can_focus=False):
-    """Paints the lines that changed, and is laid out again only where their number does."""
+    """Markdown widget that repaints only changed lines, and is laid out only if their number changes."""
 
     DEFAULT_CSS = "StreamedMarkdown { height: auto; width: 1fr; }"
 
@@ -194,14 +194,14 @@ class StreamedMarkdown(Widget, can_focus=False):
         self._markdown = MarkdownLines()
         self._markdown.set_source(markdown)
         self._lines: list[Line] = []
-        self._drawn: tuple[int, bool] | None = None  # the width and the theme that `_lines` are for
+        self._drawn: tuple[int, bool] | None = None  # width and theme of `_lines`
 
     @property
     def source(self) -> str:
         return self._markdown.source
 
     def set_source(self, markdown: str) -> bool:
-        """Show this text; False where it does not go on from what is shown."""
+        """Show a text that extends the current one. Return False if it does not."""
         if markdown == self.source:
             return True
         if not self._markdown.set_source(markdown):
@@ -229,13 +229,13 @@ class StreamedMarkdown(Widget, can_focus=False):
         return len(self._lines_at(width))
 
     def notify_style_update(self) -> None:
-        """Another theme, perhaps: code has colours of its own in each."""
+        """Redraw if the theme changed, since code has different colours in each."""
         if self._drawn is not None and self._drawn[1] != self.app.current_theme.dark:
             self.refresh(layout=True)
         super().notify_style_update()
 
     def render(self) -> RenderResult:
-        return ""  # lines are asked for one by one
+        return ""  # `render_line` renders
 
     def render_line(self, y: int) -> Strip:
         width, plain = self.content_size.width, self.rich_style
@@ -250,7 +250,7 @@ class StreamedMarkdown(Widget, can_focus=False):
         return strip.adjust_cell_length(width, plain).apply_offsets(0, y)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """What is copied of it: the lines as they are shown."""
+        """Return the selected text of the displayed lines."""
         shown = ("".join(segment.text for segment in line).rstrip() for line in self._lines)
         return selection.extract("\n".join(shown)), "\n"
 
@@ -263,7 +263,7 @@ def _highlighted(strip: Strip, span: tuple[int, int], widget: Widget) -> Strip:
     text = strip.text
     start, end = (cell_len(text[:at]) if at >= 0 else strip.cell_length for at in span)
     selected = widget.screen.get_component_rich_style("screen--selection")
-    # Colours of code are chosen for another background.
+    # Colours of code are meant for another background.
     style = Style(color=widget.rich_style.color, bgcolor=selected.bgcolor, reverse=selected.reverse)
     before, inside, after = strip.divide([start, end, max(end, strip.cell_length)])
     shown = Strip(Segment.apply_style(inside, post_style=style), inside.cell_length)

@@ -1,4 +1,4 @@
-"""Pages over the conversation, to read and close: Markdown such as the help, and the plan."""
+"""Pages shown over the conversation: Markdown such as the help, and the plan."""
 
 import io
 from typing import TYPE_CHECKING, ClassVar
@@ -22,43 +22,43 @@ if TYPE_CHECKING:
 
 KEYS = (
     ("Enter", "send the question"),
-    ("Shift+Enter, Ctrl+J", "a new line in it"),
+    ("Shift+Enter, Ctrl+J", "begin a new line"),
     ("Tab", "complete a command"),
-    ("Ctrl+U", "empty the input"),
+    ("Ctrl+U", "clear the input"),
     ("Ctrl+_, Ctrl+Y", "undo and redo changes of the input"),
-    ("↑ ↓", "earlier and later questions, from the first and last line"),
-    ("Esc", "stop the answer; what came is kept"),
-    ("Ctrl+R", "ask the last question again; its answer is kept"),
+    ("↑ ↓", "recall earlier and later questions, from the first and last line"),
+    ("Esc", "stop the answer; its text so far is kept"),
+    ("Ctrl+R", "answer the last question again; the previous answer is kept"),
     ("← →", "earlier and later versions of an answer, while the input is empty"),
-    ("Ctrl+T", "the tree of the last pass, and those before it"),
-    ("Ctrl+O", "colour the answers' tokens by where they came from"),
+    ("Ctrl+T", "show the tree of the last pass and of earlier ones"),
+    ("Ctrl+O", "colour the tokens of answers by source"),
     ("Ctrl+B", "show or hide the side panel"),
     ("Ctrl+L", "begin a new conversation"),
-    ("F2", "open or fold thinking"),
+    ("F2", "open or fold reasoning"),
     ("Page Up, Page Down", "scroll the conversation"),
-    ("Ctrl+F", "search in the conversation; ↑ ↓ go through the places"),
-    ("Ctrl+End", "go to the end of the conversation, and follow what comes"),
+    ("Ctrl+F", "search the conversation; ↑ ↓ step through matches"),
+    ("Ctrl+End", "go to the end of the conversation, and follow new text"),
     ("Ctrl+P", "find a command or a theme"),
     ("F1", "this page"),
-    ("Ctrl+C", "copy what is selected; else stop the answer, or leave when pressed twice"),
+    ("Ctrl+C", "copy the selection; otherwise stop the answer, or exit when pressed twice"),
     ("Ctrl+Z", "suspend the chat; `fg` in the shell continues it"),
-    ("Ctrl+Q", "leave; the conversation is saved"),
+    ("Ctrl+Q", "exit; the conversation is saved"),
 )
 
 
 class PageScreen(ModalScreen[None]):
-    """A title, a text that scrolls, and the key that closes it.
+    """Page with a title and scrolling content.
 
     Args:
-        title: The heading of the box.
-        shown: Markdown, or a widget.
+        title: Heading of the box.
+        shown: Content: Markdown, or a widget.
     """
 
     CSS_PATH = "page_screen.tcss"
     AUTO_FOCUS = "#page"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,enter", "dismiss", "Close"),
-        Binding("ctrl+c", "copy_text", show=False),  # passes where nothing is selected
+        Binding("ctrl+c", "copy_text", show=False),  # falls through if nothing is selected
         Binding("ctrl+c", "dismiss", show=False),
         Binding("j", "scroll(1)", "Down", show=False),
         Binding("k", "scroll(-1)", "Up", show=False),
@@ -84,7 +84,7 @@ def help_screen() -> PageScreen:
 
 
 def help_page() -> str:
-    """Keys and commands as Markdown, the keys first."""
+    """Return tables of keys and commands in Markdown."""
     keys = "\n".join(f"| {key} | {what} |" for key, what in KEYS)
     commands = "\n".join(
         f"| `{command.usage.replace('|', chr(92) + '|')}` | {command.help} |" for command in COMMANDS.values()
@@ -93,14 +93,14 @@ def help_page() -> str:
 
 
 class PlanPage(Widget):
-    """The page that `offspec plan` prints, as wide as the screen."""
+    """The page of `offspec plan`, as wide as the screen."""
 
     DEFAULT_CSS = "PlanPage { height: auto; }"
 
     def __init__(self, plan: "Plan") -> None:
         super().__init__()
         self._plan = plan
-        self._drawn = 0, Content()  # for so many columns
+        self._drawn = 0, Content()  # width in columns, and the page at that width
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return self._at(width).plain.count("\n") + 1
@@ -115,7 +115,7 @@ class PlanPage(Widget):
 
 
 def _drawn(plan: "Plan", width: int) -> Content:
-    from offspec.ui.cli.plan_page import render  # numpy
+    from offspec.ui.cli.plan_page import render  # imported late: it needs numpy
 
     console = Console(
         file=io.StringIO(),

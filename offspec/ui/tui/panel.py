@@ -1,6 +1,6 @@
-"""The panel beside the conversation: how fast it goes, where the time goes, and what lies where.
+"""Side panel: speed, time per part of a pass, and placement.
 
-No line is wider than the panel. Bars are drawn in characters that differ, so that they read without colour.
+No line is wider than the panel. Bars use different characters, so that they are readable without colour.
 """
 
 import weakref
@@ -13,7 +13,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from offspec.core.events import LoadProgress
-from offspec.ui.tui.steady_text import SteadyText
+from offspec.ui.tui.cached_text import CachedText
 from offspec_planners.units import format_bytes, format_count, format_number, format_seconds
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ Sections = Mapping[str, Content]
 
 WIDTH = 30  # columns
 _STEPS = "▁▂▃▄▅▆▇█"
-# A pass's seconds: what they went into, its character in the bar, its colour.
+# Parts of a pass: name, character in the bar, colour.
 _SPLIT = (
     ("draft", "▓", "$text-warning"),
     ("link", "░", "$text-primary"),
     ("compute", "█", "$text-success"),
 )
-_NOTHING = Content.styled("nothing yet", "$foreground 60%")
+_NOTHING = Content.styled("no data yet", "$foreground 60%")
 
 _SECTIONS = {
     "speed": "Speed",
-    "split": "The last pass",
-    "spark": "Tokens of each pass",
+    "split": "Last pass",
+    "spark": "Tokens per pass",
     "memory": "Memory",
     "plan": "Plan",
     "session": "Session",
@@ -47,20 +47,20 @@ _SECTIONS = {
 
 
 def speed(stats: "ChatStats") -> Content:
-    """Tokens a second, tokens a pass, and where experts come by need, how many were in memory."""
+    """Return tokens per second, tokens per pass, and with on-demand loading the cache hit rate of experts."""
     if not stats.history:
         return _NOTHING
     shown = [
         f"{format_number(stats.tok_per_s)} tok/s",
-        f"{format_number(stats.tokens_per_pass)} tokens a pass",
+        f"{format_number(stats.tokens_per_pass)} tokens per pass",
     ]
-    if asked := stats.answer.experts_asked:
+    if asked := stats.answer.experts_requested:
         shown.append(f"{1 - stats.answer.experts_read / asked:.0%} of experts in memory")
     return _lines(*shown)
 
 
 def times(done: "PassTimes") -> Content:
-    """Where the time of a pass went: a bar, and what its characters stand for."""
+    """Return the time of each part of a pass as a bar with legend."""
     total = sum(done)
     if total <= 0:
         return _NOTHING
@@ -76,26 +76,24 @@ def times(done: "PassTimes") -> Content:
 
 
 def last_pass(stats: "ChatStats") -> Content:
-    """Where the time of the last pass went, and how many of the experts that it asked for it read."""
+    """Return the time of each part of the last pass, and how many of its experts were read."""
     shown = times(stats.last_times)
     asked, read = stats.last_experts
     return _lines(shown, f"{read:,} of {asked:,} experts read") if asked else shown
 
 
 def sparkline(emitted: Sequence[int]) -> Content:
-    """Tokens of the latest passes, a column each, the last at the right; their range below."""
+    """Return the tokens of the latest passes as a sparkline with their range; the last is at the right."""
     if not emitted:
         return _NOTHING
     shown = list(emitted)[-WIDTH:]
     top = max(*shown, 1)
     columns = "".join(_STEPS[max(round(count / top * len(_STEPS)), 1) - 1] for count in shown)
-    return _lines(
-        Content.styled(columns, "$text-success"), f"{min(shown)} to {max(shown)}, the last {shown[-1]}"
-    )
+    return _lines(Content.styled(columns, "$text-success"), f"{min(shown)} to {max(shown)}, last {shown[-1]}")
 
 
 def memory(engine: "ChatEngine") -> Content:
-    """The GPU, and what lies in each memory. Without a plan only the layers and the limits are known."""
+    """Return the GPU and the use of each memory. Without a plan, only layers and limits are known."""
     placement, plan = engine.placement, engine.plan
     resident, host = placement["resident_layers"], placement["cpu_layers"] + placement["host_layers"]
     slots, behind = placement["expert_slots"], placement["host_expert_slots"]
@@ -113,11 +111,11 @@ def memory(engine: "ChatEngine") -> Content:
 
 
 def _gpu(names: Sequence[str]) -> str:
-    """The card that computes, without its maker, or that none does."""
+    """Return the GPU that computes, without its maker, or that there is none."""
     cards = [name.removeprefix("NVIDIA ") for name in names]
     if not cards:
-        return "GPU  none: the CPU computes"
-    return f"GPU  {cards[0]}" if len(cards) == 1 else f"GPU  {len(cards)}, the first {cards[0]}"
+        return "GPU  none (runs on the CPU)"
+    return f"GPU  {cards[0]}" if len(cards) == 1 else f"GPU  {len(cards)}, first {cards[0]}"
 
 
 def _tier(name: str, layers: int, experts: int, limit: int | None, held: int | None) -> list[Content | str]:
@@ -139,19 +137,19 @@ def _held(plan: "Plan | None", memory_name: str) -> int | None:
 
 
 def plan_line(engine: "ChatEngine") -> Content:
-    """How trees are grown, and what that is expected to give."""
-    several = f"≤ {engine.budget:,} nodes, {engine.width:,} at a time"
-    trees = several if engine.budget > 1 else "a token in each pass"
+    """Return the size of trees and the expected speed."""
+    several = f"≤ {engine.budget:,} nodes, width {engine.width:,}"
+    trees = several if engine.budget > 1 else "one token per pass"
     if engine.plan is None:
         return _lines(trees)
     forecast = engine.plan.forecast
     expected = f"{format_number(forecast.tok_per_s)} tok/s expected"
-    bound = f"{format_seconds(forecast.seconds_per_pass)} a pass, {forecast.bound}-bound"
+    bound = f"{format_seconds(forecast.seconds_per_pass)}/pass, {forecast.bound}-bound"
     return _lines(trees, expected, bound)
 
 
 def session(controller: "ChatController") -> Content:
-    """The conversation, and how full the context is."""
+    """Return the title of the conversation and the use of the context."""
     talk, used, room = controller.session.conversation, controller.session.used, controller.session.context
     turns = format_count(talk.turns, "question")
     return _lines(
@@ -160,7 +158,7 @@ def session(controller: "ChatController") -> Content:
 
 
 def bar(share: float) -> Content:
-    """How full something is. Anything above nothing shows."""
+    """Return a bar that is filled to a share from 0 to 1. Any share above 0 fills at least one cell."""
     full = min(max(round(share * WIDTH), 1 if share > 0 else 0), WIDTH)
     return Content.assemble(("▰" * full, "$text-primary"), ("▱" * (WIDTH - full), "$foreground 30%"))
 
@@ -170,9 +168,9 @@ def _lines(*lines: Content | str) -> Content:
 
 
 def loading(config: "EngineConfig", event: LoadProgress | None, resumed: "Conversation | None") -> Sections:
-    """What is known before there is an engine: what was asked for, and how far it has come."""
+    """Return the sections before there is an engine: requested settings and loading progress."""
     limits = [
-        f"{name:<5}{'what is free' if limit is None else f'limit {format_bytes(limit)}'}"
+        f"{name:<5}{'free memory' if limit is None else f'limit {format_bytes(limit)}'}"
         for name, limit in (("RAM", config.memory), ("VRAM", config.vram))
         if name == "RAM" or limit is not None
     ]
@@ -191,27 +189,27 @@ def loading(config: "EngineConfig", event: LoadProgress | None, resumed: "Conver
 
 
 class SidePanel(VerticalScroll, can_focus=False):
-    """Statistics of the chat. Lines are cut where the panel ends, so that the height is their number."""
+    """Statistics of the chat. Lines are truncated, so that the height is the number of lines."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Whose memory and plan are shown: weak, or a model that was closed would stay in memory.
+        # Engine whose memory and plan are shown: a weak reference, to let a closed model be freed.
         self._engine: weakref.ref[ChatEngine] | None = None
 
     def compose(self) -> ComposeResult:
         for name, title in _SECTIONS.items():
             yield Static(title, classes="panel-title", markup=False)
-            yield SteadyText(id=f"panel-{name}")
+            yield CachedText(id=f"panel-{name}")
 
     def update_while_loading(
         self, config: "EngineConfig", event: LoadProgress | None, resumed: "Conversation | None"
     ) -> None:
-        """Show what is known before there is a controller."""
+        """Show settings and progress before there is a controller."""
         if self.display and self.is_mounted:
             self._show(loading(config, event, resumed))
 
     def update_from(self, controller: "ChatController") -> None:
-        """Show what the controller knows now."""
+        """Show the current state of the controller."""
         if not self.display or not self.is_mounted:
             return
         shown = {
@@ -228,4 +226,4 @@ class SidePanel(VerticalScroll, can_focus=False):
 
     def _show(self, shown: Sections) -> None:
         for name, content in shown.items():
-            self.query_one(f"#panel-{name}", SteadyText).show(content)
+            self.query_one(f"#panel-{name}", CachedText).show(content)

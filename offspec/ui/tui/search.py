@@ -1,4 +1,4 @@
-"""Search in the conversation: all places of some words, of which one is selected and scrolled to."""
+"""Search in the conversation: all matches of some words, one of which is selected and scrolled to."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,26 +14,26 @@ from textual.selection import Selection
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from offspec.ui.chat.thinking import without_thinking
+from offspec.ui.chat.reasoning import without_reasoning
 from offspec.ui.tui.answer import Answer, AnswerState
 from offspec.ui.tui.markdown import StreamedMarkdown, plain_text
 from offspec.ui.tui.transcript_entries import Entry, Question
 from offspec.ui.tui.transcript_view import TranscriptView
 
 
-class Place(NamedTuple):
-    """One match in an entry, and how many are before it there."""
+class SearchMatch(NamedTuple):
+    """A match in an entry. before: number of earlier matches in the same entry."""
 
     entry: Entry
     before: int
 
 
 class SearchBar(Horizontal):
-    """Goes through the places of words in questions and answers, whatever their case and line breaks.
+    """Search bar for words in questions and answers, ignoring case and line breaks.
 
     Args:
-        transcript: The conversation.
-        composer: Takes the keys back when the search is over.
+        transcript: View of the conversation.
+        composer: Widget that gets the focus when the search is closed.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -48,22 +48,22 @@ class SearchBar(Horizontal):
         super().__init__(id="search")
         self.display = False
         self._transcript, self._composer = transcript, composer
-        self._texts: dict[int, tuple[str, str]] = {}  # by entry: its source, and what is shown of it
-        self._at: Place | None = None
+        self._texts: dict[int, tuple[str, str]] = {}  # by entry: its source and the displayed text
+        self._at: SearchMatch | None = None
 
     def compose(self) -> ComposeResult:
         yield Static("Find ", markup=False)
-        yield Input(placeholder="words · ↑ ↓ go through the places · esc closes", compact=True)
+        yield Input(placeholder="words · ↑ ↓ step through matches · esc closes", compact=True)
         yield Static("", id="search-place", markup=False)
 
     def open(self) -> None:
-        """Take the keys; what was sought last is there again."""
+        """Take the focus and repeat the last search."""
         self.display = True
         self.query_one(Input).focus()
         self.action_step(0)
 
     def action_step(self, by: int) -> None:
-        """Go to the latest place (0), or the next one above (-1) or below (1), one step after the other."""
+        """Go to the latest match (0), or to the next one above (-1) or below (1)."""
         self.app.call_later(self._step, self.query_one(Input).value, by)
 
     def action_close(self) -> None:
@@ -82,9 +82,9 @@ class SearchBar(Horizontal):
         self.query_one("#search-place", Static).update(Content(place))
 
     async def _seek(self, words: str, by: int) -> str:
-        """Show a place; return which it is, such as "2 of 7"."""
+        """Show a match and return its position, such as "2 of 7"."""
         pattern = _pattern(words)
-        places = [] if pattern is None else list(self._places(pattern))
+        places = [] if pattern is None else list(self._find_matches(pattern))
         if pattern is None or not places:
             self._unselect()
             return "nothing found" if pattern else ""
@@ -97,28 +97,28 @@ class SearchBar(Horizontal):
         return f"{index + 1:,} of {len(places):,}"
 
     def _unselect(self) -> None:
-        """Nothing is selected any more; what is in view stays."""
+        """Clear the selection without scrolling."""
         self._at = None
         self._transcript.screen.clear_selection()
 
-    def _places(self, pattern: re.Pattern[str]) -> Iterator[Place]:
+    def _find_matches(self, pattern: re.Pattern[str]) -> Iterator[SearchMatch]:
         for entry in self._transcript.entries:
             if entry.kind is None:
                 matches = pattern.finditer(self._text(entry))
-                yield from (Place(entry, before) for before, _ in enumerate(matches))
+                yield from (SearchMatch(entry, before) for before, _ in enumerate(matches))
 
     def _text(self, entry: Entry) -> str:
         source, shown = self._texts.get(id(entry), ("", ""))
         if source != entry.text:
-            said = entry.content
+            content = entry.content
             shown = entry.text
-            if isinstance(said, AnswerState):
-                shown = plain_text(without_thinking(said.text, said.opened))
+            if isinstance(content, AnswerState):
+                shown = plain_text(without_reasoning(content.text, content.template_prefix))
             self._texts[id(entry)] = entry.text, shown
         return shown
 
-    def _show(self, place: Place, pattern: re.Pattern[str]) -> None:
-        """Select the match in the widget that has it, and scroll there."""
+    def _show(self, place: SearchMatch, pattern: re.Pattern[str]) -> None:
+        """Select the match in its widget, and scroll to it."""
         widget = place.entry.widget
         if widget is None or place != self._at:
             return
@@ -127,9 +127,11 @@ class SearchBar(Horizontal):
             self._transcript.call_after_refresh(self._show, place, pattern)
             return
         found = [
-            (leaf, n) for leaf in _leaves(widget) for n, _ in enumerate(_matches(_text_of(leaf), pattern))
+            (leaf, n)
+            for leaf in _text_widgets(widget)
+            for n, _ in enumerate(_matches(_text_of(leaf), pattern))
         ]
-        if not found:  # it goes over the edge of a cell, or of a quotation
+        if not found:  # the match crosses the edge of a table cell or a quotation
             self._transcript.screen.clear_selection()
             self._transcript.show_row(widget, 0)
             return
@@ -141,13 +143,13 @@ class SearchBar(Horizontal):
 
 
 def _pattern(words: str) -> re.Pattern[str] | None:
-    """A pattern of these words with any white space between them; None if there are none."""
+    """Return a pattern of these words with any white space between them; None without words."""
     parts = [re.escape(word) for word in words.split()]
     return re.compile(r"\s+".join(parts), re.IGNORECASE) if parts else None
 
 
-def _leaves(widget: Widget) -> Sequence[Widget]:
-    """The widgets that show the text of a question or an answer, in their order."""
+def _text_widgets(widget: Widget) -> Sequence[Widget]:
+    """Return the widgets with the text of a question or an answer, in order."""
     if not isinstance(widget, Answer):
         return [widget]
     shown = (leaf for leaf in widget.children if leaf.display)
@@ -155,12 +157,12 @@ def _leaves(widget: Widget) -> Sequence[Widget]:
 
 
 def _text_of(leaf: Widget) -> str:
-    """The text of a widget, in whose lines selections count."""
+    """Return the text of a widget, whose lines selections refer to."""
     return str(leaf.visual) if isinstance(leaf, Static) else _rows_of(leaf)
 
 
 def _rows_of(leaf: Widget) -> str:
-    """The text of a widget as it is wrapped."""
+    """Return the wrapped text of a widget."""
     return "\n".join(leaf.render_line(y).text for y in range(leaf.size.height))
 
 

@@ -1,4 +1,4 @@
-"""Saved conversations to look at, choose from, rename and delete."""
+"""Screen to view, choose, rename and delete saved conversations."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -18,28 +18,28 @@ from textual.widgets.option_list import Option
 
 from offspec.chat.conversation import Conversation
 from offspec.core.errors import OffspecError, SessionError
-from offspec.ui.chat.thinking import without_thinking
+from offspec.ui.chat.reasoning import without_reasoning
 from offspec.ui.printable import printable
 from offspec_planners.units import format_count
 
 if TYPE_CHECKING:
-    from offspec.chat.archive import Archive, Damaged, Entry
+    from offspec.chat.archive import SessionArchive, SessionEntry, UnreadableSession
     from offspec.chat.message import Message
 
 T = TypeVar("T")
 
 _KEYS = "↑ ↓ choose   enter opens   ctrl+r renames   ctrl+d deletes"
-_FIRST, _LAST = 2, 4  # messages of a preview
-_PARAGRAPH = 400  # characters of a message in it
+_FIRST, _LAST = 2, 4  # first and last messages of a preview
+_PARAGRAPH = 400  # maximum characters of a message in a preview
 
 
 class SessionsScreen(ModalScreen[Path | None]):
-    """The newest first. Typing narrows the list; it is dismissed with the file chosen, or None.
+    """List of conversations, newest first, filtered by typing. Its result is the chosen file, or None.
 
     Args:
-        archive: The folder of the conversations.
-        rename: Gives the conversation of a file a title. Raises OffspecError.
-        delete: Deletes the conversation of a file. Raises OffspecError.
+        archive: Archive of conversations.
+        rename: Function that sets the title of the conversation in a file. Raises OffspecError.
+        delete: Function that deletes the conversation in a file. Raises OffspecError.
     """
 
     CSS_PATH = "sessions_screen.tcss"
@@ -48,7 +48,7 @@ class SessionsScreen(ModalScreen[Path | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,ctrl+c", "dismiss(None)", "Close"),
         Binding("ctrl+r", "rename", "Rename", show=False),
-        Binding("ctrl+d", "delete", "Delete", show=False, priority=True),  # a field deletes a letter with it
+        Binding("ctrl+d", "delete", "Delete", show=False, priority=True),  # in a field it deletes a letter
         Binding("down", "move('cursor_down')", "Down", show=False),
         Binding("up", "move('cursor_up')", "Up", show=False),
         Binding("pagedown", "move('page_down')", "Page down", show=False),
@@ -56,11 +56,11 @@ class SessionsScreen(ModalScreen[Path | None]):
     ]
 
     def __init__(
-        self, archive: "Archive", rename: Callable[[Path, str], None], delete: Callable[[Path], None]
+        self, archive: "SessionArchive", rename: Callable[[Path, str], None], delete: Callable[[Path], None]
     ) -> None:
         super().__init__()
         self._archive, self._rename, self._delete = archive, rename, delete
-        self._entries: list[Entry] = []
+        self._entries: list[SessionEntry] = []
 
     def compose(self) -> ComposeResult:
         with Vertical(id="sessions") as box:
@@ -71,23 +71,23 @@ class SessionsScreen(ModalScreen[Path | None]):
                 yield OptionList(id="sessions-list")
                 with VerticalScroll(id="sessions-preview", can_focus=False):
                     yield Static(markup=False)
-            yield Static("looking …", id="sessions-note", markup=False)
+            yield Static("loading …", id="sessions-note", markup=False)
 
     def on_mount(self) -> None:
-        self._look()
+        self._load_entries()
 
     @work(thread=True)
-    def _look(self) -> None:
-        """Read the folder beside the interface: hundreds of files may be on a slow disk."""
+    def _load_entries(self) -> None:
+        """Read the folder in a background thread: hundreds of files may be on a slow disk."""
         entries = self._archive.list()
         self.app.call_from_thread(self._show, entries)
 
-    def _show(self, entries: list["Entry"]) -> None:
+    def _show(self, entries: list["SessionEntry"]) -> None:
         self._entries = entries
-        self._narrow(self.query_one(Input).value)
+        self._filter(self.query_one(Input).value)
 
-    def _narrow(self, wanted: str) -> None:
-        """List what has all the words that were typed in its title or its model's name."""
+    def _filter(self, wanted: str) -> None:
+        """List conversations with all typed words in their title or model name."""
         words = wanted.lower().split()
         fitting = [
             entry
@@ -103,7 +103,7 @@ class SessionsScreen(ModalScreen[Path | None]):
         place = files.index(chosen.file) if chosen and chosen.file in files else min(at, len(files) - 1)
         options.highlighted = place if fitting else None
         if not fitting:
-            self._look_into(None)
+            self._load_preview(None)
         self.query_one("#sessions-note", Static).update(self._note(len(fitting)))
 
     def _note(self, fitting: int) -> str:
@@ -115,22 +115,22 @@ class SessionsScreen(ModalScreen[Path | None]):
         return f"{note}   {damaged:,} cannot be read" if damaged else note
 
     @property
-    def _chosen(self) -> "Entry | None":
-        """The conversation under the highlight."""
+    def _chosen(self) -> "SessionEntry | None":
+        """Highlighted conversation."""
         options = self.query_one(OptionList)
         name = None if options.highlighted is None else options.get_option_at_index(options.highlighted).id
         return next((entry for entry in self._entries if str(entry.file) == name), None)
 
     def on_option_list_option_highlighted(self) -> None:
-        self._look_into(self._chosen)
+        self._load_preview(self._chosen)
 
     @work(thread=True, exclusive=True, group="preview")
-    def _look_into(self, entry: "Entry | None") -> None:
-        """Read a conversation beside the interface, and show its beginning and end if it is still chosen."""
+    def _load_preview(self, entry: "SessionEntry | None") -> None:
+        """Read a conversation in a background thread, and show its preview if it is still highlighted."""
         shown = Content() if entry is None else _preview(entry)
         self.app.call_from_thread(self._show_preview, entry, shown)
 
-    def _show_preview(self, entry: "Entry | None", shown: Content) -> None:
+    def _show_preview(self, entry: "SessionEntry | None", shown: Content) -> None:
         if self.is_attached and entry == self._chosen:
             self.query_one("#sessions-preview Static", Static).update(shown)
             self.query_one("#sessions-preview").scroll_home(animate=False)
@@ -150,17 +150,17 @@ class SessionsScreen(ModalScreen[Path | None]):
                 self._change(partial(self._delete, entry.file))
 
     def _change(self, change: Callable[[], None]) -> None:
-        """Change the files, and list them anew; or say why that is not possible."""
+        """Change a file and reload the list, or show the error."""
         try:
             change()
         except OffspecError as error:
-            said = Content.assemble(("error:", "bold"), " ", printable(str(error)))
-            self.query_one("#sessions-note", Static).update(said)
+            note = Content.assemble(("error:", "bold"), " ", printable(str(error)))
+            self.query_one("#sessions-note", Static).update(note)
         else:
-            self._look()
+            self._load_entries()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        self._narrow(event.value)
+        self._filter(event.value)
 
     def on_input_submitted(self) -> None:
         self.query_one(OptionList).action_select()
@@ -169,22 +169,22 @@ class SessionsScreen(ModalScreen[Path | None]):
         self.dismiss(Path(str(event.option.id)))
 
     async def action_move(self, how: str) -> None:
-        """The list moves while the field has the keys."""
+        """Move in the list while the text field has the focus."""
         await self.query_one(OptionList).run_action(how)
 
 
-def _line(entry: "Entry") -> Content:
-    about = f"{_when(entry.updated)}   {entry.model}   {_questions(entry)}"
+def _line(entry: "SessionEntry") -> Content:
+    about = f"{_format_time(entry.updated)}   {entry.model}   {_questions(entry)}"
     title = printable(entry.title) or "(no title)"
     return Content.assemble((title, "bold"), "\n", (printable(about), "$foreground 60%"))
 
 
-def _questions(entry: "Entry") -> str:
+def _questions(entry: "SessionEntry") -> str:
     return format_count(entry.turns, "question")
 
 
-def _preview(entry: "Entry") -> Content:
-    """The first messages and the last ones, each at most as long as a paragraph."""
+def _preview(entry: "SessionEntry") -> Content:
+    """Return the first and last messages, each cut to a paragraph."""
     try:
         talk = Conversation.read(entry.file)
     except SessionError as error:
@@ -203,7 +203,7 @@ def _preview(entry: "Entry") -> Content:
 def _message(message: "Message") -> Content:
     if message.role == "user":
         return Content.styled(_short(message.content), "bold")
-    return Content(_short(without_thinking(message.content, message.opened)))
+    return Content(_short(without_reasoning(message.content, message.opened)))
 
 
 def _short(text: str) -> str:
@@ -211,18 +211,18 @@ def _short(text: str) -> str:
     return text if len(text) <= _PARAGRAPH else f"{text[:_PARAGRAPH].rstrip()} …"
 
 
-def _unread(damaged: "Damaged") -> Content:
+def _unread(damaged: "UnreadableSession") -> Content:
     name, reason = printable(damaged.file.name), printable(damaged.reason)
     return Content.assemble((name, "bold"), "\n", (reason, "$error"))
 
 
-def _when(updated: str) -> str:
-    """A time of the archive, here: "2026-11-20 14:03"."""
+def _format_time(updated: str) -> str:
+    """Format a time of the archive in local time, such as "2026-11-20 14:03"."""
     return datetime.fromisoformat(updated).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-class _Prompt(ModalScreen[T]):
-    """A small box over a screen."""
+class _Dialog(ModalScreen[T]):
+    """Small dialog box over a screen."""
 
     CSS_PATH = "prompt_screens.tcss"
 
@@ -237,12 +237,12 @@ class _Prompt(ModalScreen[T]):
             yield self._asked
 
 
-class NameScreen(_Prompt[str | None]):
-    """Dismissed with the text of a field, or None.
+class NameScreen(_Dialog[str | None]):
+    """Dialog for a text. Its result is the text, or None.
 
     Args:
-        title: The heading of the box.
-        name: The text that the field begins with.
+        title: Heading of the box.
+        name: Initial text.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(None)", "Cancel")]
@@ -255,12 +255,12 @@ class NameScreen(_Prompt[str | None]):
         self.dismiss(event.value)
 
 
-class ConfirmScreen(_Prompt[bool]):
-    """Dismissed with whether the user pressed y.
+class ConfirmScreen(_Dialog[bool]):
+    """Dialog for a confirmation. Its result is whether the user pressed y.
 
     Args:
-        title: The heading of the box.
-        question: What y does.
+        title: Heading of the box.
+        question: Question to confirm with y.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [

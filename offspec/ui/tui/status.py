@@ -1,4 +1,4 @@
-"""The lines around the conversation: model, load, what the machine is doing, how full the context is."""
+"""Lines around the conversation: model, loading progress, current activity, use of the context."""
 
 import time
 from collections.abc import Callable
@@ -10,18 +10,18 @@ from textual.containers import Horizontal
 from textual.widgets import Static
 
 from offspec.core.events import LoadProgress
-from offspec.ui.tui.steady_text import SteadyText
+from offspec.ui.tui.cached_text import CachedText
 from offspec_planners.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from offspec.ui.chat.controller import ChatController
 
-_CELLS, _LOADING_CELLS = 8, 24  # of the meter, and of the bar of a load
+_CELLS, _LOADING_CELLS = 8, 24  # cells of the context meter, and of the loading bar
 _NARROW = 60
 
 
-class Header(SteadyText):
-    """The model, its draft, and the title of the conversation."""
+class Header(CachedText):
+    """Header line: model, draft, and title of the conversation."""
 
     def __init__(self, model: str) -> None:
         super().__init__(_short(model), id="header")
@@ -33,37 +33,37 @@ class Header(SteadyText):
 
 
 def _short(model: str) -> str:
-    """The last part of a path; a hub id keeps its owner."""
+    """Return the last part of a path, or a Hugging Face id unchanged."""
     return PurePath(model).name if model.startswith(("/", ".", "~")) or model.count("/") > 1 else model
 
 
 class StatusLine(Horizontal):
-    """The line above the composer."""
+    """Status line above the composer."""
 
     def compose(self) -> ComposeResult:
-        yield SteadyText(id="doing")
+        yield CachedText(id="doing")
         yield Static("↓ more below", id="below", markup=False)
-        yield SteadyText(id="meter", by_width=True)
+        yield CachedText(id="meter", by_width=True)
 
     def on_mount(self) -> None:
-        self.more_below(False)
+        self.set_more_below(False)
 
-    def more_below(self, there_is: bool) -> None:
-        """Whether the conversation goes on below what is shown."""
+    def set_more_below(self, there_is: bool) -> None:
+        """Show or hide the mark for more text below the visible part."""
         self.query_one("#below").display = there_is
 
-    def doing(self, text: str) -> None:
-        """What is being done, or a hint; the latest stays."""
-        self.query_one("#doing", SteadyText).show(text)
+    def set_status(self, text: str) -> None:
+        """Show the current activity or a hint, until the next call."""
+        self.query_one("#doing", CachedText).show(text)
 
-    def context(self, used: int, room: int) -> None:
-        """used: tokens of the conversation, of the `room` that there are."""
-        text = meter(used, room, narrow=self.app.size.width < _NARROW)
-        self.query_one("#meter", SteadyText).show(text)
+    def set_context(self, used: int, room: int) -> None:
+        """Show the use of the context: `used` of `room` tokens."""
+        text = context_meter(used, room, narrow=self.app.size.width < _NARROW)
+        self.query_one("#meter", CachedText).show(text)
 
 
-def meter(used: int, room: int, *, narrow: bool = False) -> str:
-    """How full the context is. Anything above nothing shows."""
+def context_meter(used: int, room: int, *, narrow: bool = False) -> str:
+    """Return a meter of the context. Any use above 0 fills at least one cell."""
     share = min(1.0, used / room) if room else 0.0
     if narrow:
         return f"{share:.0%}"
@@ -71,11 +71,11 @@ def meter(used: int, room: int, *, narrow: bool = False) -> str:
     return f"{used:,} of {room:,} tokens {'▰' * full}{'▱' * (_CELLS - full)}"
 
 
-class LoadingView(SteadyText):
-    """Moves ten times a second, whether or not there is news, so that the wait is seen to be one."""
+class LoadingView(CachedText):
+    """Loading progress, updated ten times a second even without news, to show that the program is running."""
 
     def __init__(self, model: str, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(id="loading", by_width=True)  # lines as wide as before wrap as before
+        super().__init__(id="loading", by_width=True)  # lines of the same width wrap in the same way
         self._clock = clock
         self._set(model)
 
@@ -84,7 +84,7 @@ class LoadingView(SteadyText):
         self.tick()
 
     def begin(self, model: str) -> None:
-        """Another load begins."""
+        """Begin a load."""
         self._set(model)
         self.display = True
         self._timer.resume()
@@ -97,10 +97,10 @@ class LoadingView(SteadyText):
         self._model = model
         self._began = self._stage_began = self._clock()
         self._event: LoadProgress | None = None
-        self._first = 0  # done when the stage was first heard of
+        self._first = 0  # amount done at the first event of the stage
 
     def update_from(self, event: LoadProgress) -> None:
-        """Show this from the next tick on."""
+        """Set the event shown from the next tick on."""
         if self._event is None or event.stage != self._event.stage:
             self._stage_began, self._first = self._clock(), event.done
         self._event = event
@@ -109,7 +109,7 @@ class LoadingView(SteadyText):
         self.show(self.text(self._clock()))
 
     def text(self, now: float) -> str:
-        """Lines as of `now`, in the clock's seconds."""
+        """Return the lines at time `now`, in seconds of the clock."""
         title = f"loading {self._model} · {format_seconds(now - self._began, 1)}"
         event = self._event
         if event is None:

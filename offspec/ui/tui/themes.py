@@ -1,8 +1,8 @@
-"""A dark and a light theme, and which of them a terminal wants.
+"""Dark and light theme, and the choice between them.
 
-OFFSPEC_THEME says it: "dark", "light". The program sets it to the user's default, if there is one. Else
-COLORFGBG does, which several terminals set to the numbers of their text and background colours. Else it is
-dark.
+OFFSPEC_THEME, "dark" or "light", decides; the program sets it to the user's default, if there is one.
+Otherwise COLORFGBG decides, which several terminals set to the numbers of their text and background colours.
+The fallback is dark.
 """
 
 from collections.abc import Mapping, MutableMapping
@@ -46,14 +46,14 @@ LIGHT = Theme(
 
 THEMES = {"dark": DARK, "light": LIGHT}
 
-# The numbers in COLORFGBG are of the sixteen colours; of the backgrounds these are bright.
+# Bright background colours among the 16 colours that COLORFGBG numbers.
 _BRIGHT = ("7", "15")
 
 
 def register(app: App[Any], variables: Mapping[str, str] = environ) -> str:
-    """Give the app both themes, and put on the one that the terminal's environment asks for.
+    """Register both themes and apply the one that the environment selects.
 
-    What is wrong with OFFSPEC_THEME, "" where nothing is.
+    Return an error message about OFFSPEC_THEME, or "".
     """
     for theme in THEMES.values():
         app.register_theme(theme)
@@ -62,18 +62,18 @@ def register(app: App[Any], variables: Mapping[str, str] = environ) -> str:
     app.theme = THEMES.get(named.lower(), LIGHT if bright else DARK).name
     if not named or named.lower() in THEMES:
         return ""
-    return f"there is no theme {named!r}, as OFFSPEC_THEME has it; there are {' and '.join(THEMES)}"
+    return f"unknown theme {named!r} in OFFSPEC_THEME; valid themes are {' and '.join(THEMES)}"
 
 
-def remember(name: str, variables: MutableMapping[str, str] = environ) -> str:
-    """Make "dark" or "light" the user's default; return a line that says so, or why that is not possible."""
+def save_default(name: str, variables: MutableMapping[str, str] = environ) -> str:
+    """Make "dark" or "light" the user's default. Return a line about the result."""
     try:
         config = UserConfig()
         default = str(config.values.get("theme", ""))
         config.set("theme", name)
     except OffspecError as error:
-        return f"the {name} theme is not remembered: {error}"
+        return f"the {name} theme could not be saved: {error}"
     if variables.get("OFFSPEC_THEME", default) != default:
-        return f"OFFSPEC_THEME is set, and decides the next time; without it, {name} is remembered"
+        return f"{name} theme saved, but OFFSPEC_THEME is set and overrides it next time"
     variables["OFFSPEC_THEME"] = name
-    return f"the {name} theme is remembered in {config.file}"
+    return f"{name} theme saved in {config.file}"

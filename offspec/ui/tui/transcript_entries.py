@@ -1,4 +1,4 @@
-"""What stands in the transcript: answers, questions, and what the program itself says."""
+"""Transcript widgets: answers, questions, and messages of the program."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from textual.widgets import Static
 from offspec.chat.branches import Fork
 from offspec.chat.conversation import Message
 from offspec.ui.printable import printable
-from offspec.ui.tui.answer import AnswerState, ending_of
+from offspec.ui.tui.answer import AnswerState, ending_line
 from offspec.ui.tui.markdown import StreamedMarkdown
 
-Kind = Literal["say", "notice", "error"]
+NoteKind = Literal["say", "notice", "error"]
 
 SHOWN_LINES = 8
 _SHOWN_CHARACTERS = 1000
 
 
 class Question(Static):
-    """waiting: it has not been sent yet, and says so."""
+    """Widget of a question. waiting: whether it is queued, which is shown."""
 
     def __init__(self, text: str, *, waiting: bool = False) -> None:
         super().__init__(markup=False, classes="question")
@@ -32,12 +32,12 @@ class Question(Static):
         self._set()
 
     def sent(self) -> None:
-        """It is on its way now."""
+        """Mark the question as sent."""
         self.waiting = False
         self._set()
 
     def toggle(self) -> None:
-        """Open it, or fold it again."""
+        """Open or fold the question."""
         self.folded = not self.folded
         self._set()
 
@@ -46,41 +46,41 @@ class Question(Static):
 
     def _set(self) -> None:
         self.set_class(self.waiting, "waiting")
-        shown = folded(self._shown) if self.folded else self._shown
-        self.update(Content(f"{shown}\n⋯ waits to be sent" if self.waiting else shown))
+        shown = fold_text(self._shown) if self.folded else self._shown
+        self.update(Content(f"{shown}\n⋯ queued" if self.waiting else shown))
 
 
-def folded(text: str) -> str:
-    """The text, or its beginning and how much more there is."""
+def fold_text(text: str) -> str:
+    """Return the text, or its beginning with the length of a long one."""
     lines = text.splitlines()
     shown = "\n".join(lines[:SHOWN_LINES])[:_SHOWN_CHARACTERS]
     if len(lines) <= SHOWN_LINES and len(text) <= _SHOWN_CHARACTERS:
         return text
     count = f"{len(lines):,} lines, " if len(lines) > 1 else ""
-    return f"{shown}\n⋯ {count}{len(text):,} characters in all (F2 or a click opens it)"
+    return f"{shown}\n⋯ {count}{len(text):,} characters total (F2 or a click opens it)"
 
 
-def note_of(text: str, kind: Kind = "say") -> Widget:
-    """What a command says is Markdown. The others are not: there are titles, paths and names in them.
+def note_of(text: str, kind: NoteKind = "say") -> Widget:
+    """Make a note widget. Only output of commands is Markdown; notices and errors contain paths and names.
 
-    An error begins with its name, so that it is one without colour too.
+    An error begins with "error:", so that it is recognizable without colour.
     """
     text = printable(text)
-    said = Content(text)
+    content = Content(text)
     if kind == "error":
-        said = Content.assemble(("error:", "bold"), " ", said)
-    shown = StreamedMarkdown(text) if kind == "say" else Static(said)
+        content = Content.assemble(("error:", "bold"), " ", content)
+    shown = StreamedMarkdown(text) if kind == "say" else Static(content)
     shown.add_class("note", kind)
     return shown
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One thing in the transcript: what it shows, and its widget while it has one. Equal to itself only."""
+    """Entry of the transcript: content, and its widget while it has one. Compared by identity."""
 
     content: str | AnswerState
-    kind: Kind | None = None  # of a note
-    waiting: bool = False  # a question that has not been sent
+    kind: NoteKind | None = None  # kind of a note; None for questions and answers
+    waiting: bool = False  # whether it is a queued question
     widget: Widget | None = None
 
     @property
@@ -89,8 +89,8 @@ class Entry:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing more will come of it: no question that waits, no answer under way."""
-        return self.content.over if isinstance(self.content, AnswerState) else not self.waiting
+        """Whether the entry is final: neither a queued question nor a running answer."""
+        return self.content.finished if isinstance(self.content, AnswerState) else not self.waiting
 
     @property
     def text(self) -> str:
@@ -98,14 +98,14 @@ class Entry:
 
 
 def entries_of(messages: Sequence[Message], forks: Sequence[Fork], start: int = 0) -> Iterator[Entry]:
-    """What shows these messages, the first of which is the one at `start` of the conversation."""
+    """Yield entries for messages, the first of which is at index `start` of the conversation."""
     several = {fork.at: fork for fork in forks}
     for at, message in enumerate(messages, start):
         fork = several.get(at if message.role == "user" else at - 1)
         if message.role == "assistant":
-            text, ending = printable(message.content), ending_of(message.finish)
-            yield Entry(AnswerState(text, printable(message.opened), ending=ending, over=True, fork=fork))
+            text, ending = printable(message.content), ending_line(message.finish)
+            yield Entry(AnswerState(text, printable(message.opened), ending=ending, finished=True, fork=fork))
             continue
         yield Entry(message.content)
-        if fork is not None and at + 1 == start + len(messages):  # its answer never came
-            yield Entry(AnswerState(over=True, fork=fork))
+        if fork is not None and at + 1 == start + len(messages):  # the question has no answer
+            yield Entry(AnswerState(finished=True, fork=fork))

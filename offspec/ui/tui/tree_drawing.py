@@ -1,9 +1,9 @@
-"""A verified tree as lines of text: draft tokens, their probabilities, and what the target accepted.
+"""Drawing of a verified tree as lines of text: draft tokens, probabilities, and the accepted path.
 
-The accepted path runs straight down a heavy line, and rejected guesses branch off it to the right. A row
-without a branch goes on from the row above it in its column. Signs tell what colours tell:
+The accepted path runs straight down a heavy line, and rejected draft tokens branch off to the right. A row
+without a branch continues the row above it in its column. Signs repeat the meaning of the colours:
 
-    ●  accepted    ○  rejected    ★  bonus: the target's own token    ▸  folded away
+    ●  accepted    ○  rejected    ★  bonus: the target's own token    ▸  folded
 """
 
 import unicodedata
@@ -18,14 +18,14 @@ from offspec_planners.units import format_count
 SpanStyle = Literal["plain", "accepted", "rejected", "probability", "branch", "bonus"]
 
 HEADING = "depth  chance  token"
-_FEW = 2  # rejected guesses beside a step of the path that have a line of their own while folded
-_LONGEST = 40  # cells of a token
+_FEW = 2  # rejected tokens with their own line at each step of the path while folded
+_LONGEST = 40  # maximum cells of a token
 _SIGNS: dict[bool, tuple[str, SpanStyle]] = {True: ("●", "accepted"), False: ("○", "rejected")}
 _SPELLED = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 class Span(NamedTuple):
-    """Text of one look."""
+    """Text in one style."""
 
     text: str
     style: SpanStyle
@@ -35,7 +35,7 @@ Line = list[Span]
 
 
 class _Row(NamedTuple):
-    """A node to draw: the branches left of its sign, and those left of what continues below it."""
+    """Node to draw, with the branches left of its sign and left of the rows below it."""
 
     node: int
     left: str
@@ -43,20 +43,21 @@ class _Row(NamedTuple):
 
 
 def caption(tree: TreeSeen, place: int, count: int) -> str:
-    """The tree in a sentence; it is number `place` of `count`, from 1.
+    """Describe the tree in a sentence; it is number `place` of `count`, from 1.
 
-    The tokens that the draft expected are the sum of the paths' probabilities; the root's is the bonus.
+    The number of tokens that the draft expected is the sum of all path probabilities; the root's is the
+    bonus token.
     """
-    guessed = len(tree.accepted) - 1
-    bonus = " + 1 bonus" if tree.bonus else ", with which the answer ended"
-    nodes = f"{format_count(len(tree.parent), 'node')}, {guessed} accepted{bonus}"
-    return f"pass {place:,} of {count:,}: {nodes}; the draft expected {sum(tree.probability):.1f}"
+    accepted = len(tree.accepted) - 1
+    bonus = " + 1 bonus" if tree.bonus else ", end of the answer"
+    nodes = f"{format_count(len(tree.parent), 'node')}, {accepted} accepted{bonus}"
+    return f"pass {place:,} of {count:,}: {nodes}; expected by the draft: {sum(tree.probability):.1f}"
 
 
 def draw(tree: TreeSeen, *, folded: bool = True) -> list[Line]:
-    """The tree, a line for each node, and the bonus token at the end of the path.
+    """Draw the tree with one line per node, and the bonus token at the end of the path.
 
-    folded: what was rejected has a line for each of the likeliest draft tokens, and counts of the others.
+    folded: whether to show only the most likely rejected tokens, and numbers of the others.
     """
     drawing = _Drawing.of(tree, folded)
     lines: list[Line] = []
@@ -65,7 +66,7 @@ def draw(tree: TreeSeen, *, folded: bool = True) -> list[Line]:
         row = waiting.pop()
         if isinstance(row, _Row):
             lines.append(drawing.line(row))
-            waiting += reversed(drawing.under(row))
+            waiting += reversed(drawing.lines_below(row))
         else:
             lines.append(row)
     return lines
@@ -73,7 +74,11 @@ def draw(tree: TreeSeen, *, folded: bool = True) -> list[Line]:
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """children: of each node, the likeliest first; size: nodes from a node down, itself included."""
+    """Tree with derived data for drawing.
+
+    children: children of each node, most likely first. depth: depth of each node. size: nodes in the subtree
+    of each node, including itself.
+    """
 
     tree: TreeSeen
     folded: bool
@@ -90,14 +95,14 @@ class _Drawing:
         for node in range(1, count):
             children[tree.parent[node]].append(node)
             depth[node] = depth[tree.parent[node]] + 1
-        for node in range(count - 1, 0, -1):  # a parent stands before its children
+        for node in range(count - 1, 0, -1):  # parents precede their children
             size[tree.parent[node]] += size[node]
         for siblings in children:
             siblings.sort(key=lambda node: -tree.probability[node])
         return cls(tree, folded, frozenset(tree.accepted), children, depth, size)
 
     def line(self, row: _Row) -> Line:
-        """A node's own line; what is folded below it is counted there."""
+        """Draw the line of a node, with the number of nodes folded below it."""
         accepted = row.node in self.path
         sign, style = _SIGNS[accepted]
         spans = [
@@ -110,14 +115,14 @@ class _Drawing:
             spans.append(Span(f"  ▸ {hidden:,} more", "branch"))
         return spans
 
-    def under(self, row: _Row) -> list[_Row | Line]:
-        """What comes below a node's line, from the top: branches, what is folded, and what continues it."""
+    def lines_below(self, row: _Row) -> list[_Row | Line]:
+        """Return the rows below a node from the top: branches, the folded rest, and the continuation."""
         node, accepted = row.node, row.node in self.path
         if self.folded and not accepted:
             return []
-        onward = self._onward(node)
+        onward = self._main_child(node)
         beside = [child for child in self.children[node] if child != onward]
-        # One guess more than a few has a line of its own as well: so has the line that would count it.
+        # With exactly one more than _FEW, show it too: a line that counts it would be as long.
         shown = beside[:_FEW] if self.folded and len(beside) > _FEW + 1 else beside
         rows: list[_Row | Line] = [_Row(child, f"{row.below}├─", f"{row.below}│ ") for child in shown]
         if rest := beside[len(shown) :]:
@@ -129,8 +134,8 @@ class _Drawing:
             rows.append([*_margin(self.depth[node] + 1, "bonus"), star])
         return rows
 
-    def _onward(self, node: int) -> int | None:
-        """The child that continues a node's column: the accepted one, or of rejected ones the likeliest."""
+    def _main_child(self, node: int) -> int | None:
+        """Return the child that continues a node's column: the accepted or the most likely rejected one."""
         children = self.children[node]
         if node in self.path:
             return next((child for child in children if child in self.path), None)
@@ -138,13 +143,13 @@ class _Drawing:
 
     def _folded(self, row: _Row, rest: list[int]) -> Line:
         nodes = sum(self.size[child] for child in rest)
-        guesses = f"{len(rest):,} more {'guess' if len(rest) == 1 else 'guesses'}"
+        more = f"{len(rest):,} more {'token' if len(rest) == 1 else 'tokens'}"
         inside = f", {nodes:,} nodes" if nodes > len(rest) else ""
         likeliest = percent(self.tree.probability[rest[0]])
         return [
             *_margin(self.depth[row.node] + 1, f"≤{likeliest}"),
             *_branches(f"{row.below}├─"),
-            Span(f"▸ {guesses}{inside}", "branch"),
+            Span(f"▸ {more}{inside}", "branch"),
         ]
 
 
@@ -153,28 +158,28 @@ def _margin(depth: int, chance: str) -> Line:
 
 
 def _branches(left: str) -> Line:
-    """The lines left of a node; the outermost is the accepted path itself."""
+    """Return the lines left of a node; the outermost is the accepted path."""
     if not left:
         return []
     return [Span("┠" if left[0] == "├" else "┃", "accepted"), Span(left[1:], "branch")]
 
 
 def percent(probability: float) -> str:
-    """0.8312 as "83%", 0.0312 as "3.1%", and "0.0%" for whatever is below."""
+    """Format a probability: 0.8312 as "83%", 0.0312 as "3.1%", and smaller ones as "0.0%"."""
     share = 100 * min(max(probability, 0.0), 1.0)
     return f"{share:.0f}%" if share >= 9.95 else f"{share:.1f}%"
 
 
 def visible(text: str) -> str:
-    """A token's text in signs that stay in their line; so do spaces, line ends, controls and lone marks."""
+    """Return a token's text on one line, with signs for spaces, line ends, controls and lone marks."""
     if not text:
         return "(no text)"
-    signs = "".join(_sign(character, first=place == 0) for place, character in enumerate(text))
+    signs = "".join(_visible_character(character, first=place == 0) for place, character in enumerate(text))
     return signs if cell_len(signs) <= _LONGEST else f"{set_cell_size(signs, _LONGEST - 1)}…"
 
 
-def _sign(character: str, *, first: bool) -> str:
-    """One character. What a terminal would obey, hide or join to its neighbour is spelled out."""
+def _visible_character(character: str, *, first: bool) -> str:
+    """Return a character, spelled out if a terminal would execute, hide or combine it."""
     if character in _SPELLED:
         return _SPELLED[character]
     category = unicodedata.category(character)

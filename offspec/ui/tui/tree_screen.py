@@ -1,4 +1,4 @@
-"""The tree of guesses of a pass, and of the passes before it. Only the lines on the screen are painted."""
+"""Screen with the token trees of the latest passes. Only visible lines are painted."""
 
 import sys
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from textual.strip import Strip
 from textual.widgets import Footer, Static
 
 from offspec.core.events import TreeSeen
-from offspec.ui.tui.steady_text import SteadyText
+from offspec.ui.tui.cached_text import CachedText
 from offspec.ui.tui.tree_drawing import HEADING, Line, SpanStyle, caption, draw, visible
 
 _LEGEND = "● accepted  ○ rejected  ★ bonus: the target's own  ▸ folded  · space  ⏎ line"
-_NONE = "No tree yet. Ask something; every pass leaves one here."
-_STEP = 8  # columns that a key pans
-_LOOK = 0.25  # seconds between two looks for a later pass
+_NONE = "No tree yet. Ask a question; every pass adds a tree here."
+_STEP = 8  # columns per key press when panning
+_LOOK = 0.25  # seconds between checks for new passes
 
 
 class TreeView(ScrollView, can_focus=False):
-    """Lines that scroll both ways. The keys are the screen's, where the arrows mean passes too."""
+    """View of lines that scrolls both ways. The screen handles keys, since arrows also switch passes."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"tree--{style}" for style in get_args(SpanStyle)}
 
@@ -35,14 +35,14 @@ class TreeView(ScrollView, can_focus=False):
         self._lines: Sequence[Line] = ()
 
     def show(self, lines: Sequence[Line]) -> None:
-        """Draw these lines from now on; the place that is looked at stays where there is such a place."""
+        """Show these lines, and keep the scroll position if possible."""
         self._lines = lines
         width = max((sum(cell_len(span.text) for span in line) for line in lines), default=0)
         self.virtual_size = Size(width, len(lines))
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Line y of the screen."""
+        """Return line y of the view."""
         left, top = self.scroll_offset
         width, plain = self.size.width, self.rich_style
         if top + y >= len(self._lines):
@@ -55,13 +55,13 @@ class TreeView(ScrollView, can_focus=False):
 
 
 class TreeScreen(Screen[None]):
-    """Shows a tree, and goes back and forth through the passes; from the last it follows those to come."""
+    """Screen with the tree of one pass and keys to switch passes. On the last pass it follows new ones."""
 
     CSS_PATH = "tree_screen.tcss"
     AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,ctrl+t", "dismiss", "Close", key_display="esc"),
-        Binding("ctrl+c", "copy_text", show=False),  # passes where nothing is selected
+        Binding("ctrl+c", "copy_text", show=False),  # falls through if nothing is selected
         Binding("ctrl+c", "dismiss", show=False),
         Binding("left", "turn(-1)", "Earlier pass", key_display="←"),
         Binding("right", "turn(1)", "Later pass", key_display="→"),
@@ -77,7 +77,7 @@ class TreeScreen(Screen[None]):
     ]
 
     def __init__(self, trees: Sequence[TreeSeen], at: int = -1) -> None:
-        """trees: of the passes so far, the oldest first; it may change. at: which to show, as in a list."""
+        """trees: trees of the passes so far, the oldest first; may grow. at: index of the tree to show."""
         super().__init__()
         self._source = trees
         self._trees = tuple(trees)
@@ -85,7 +85,7 @@ class TreeScreen(Screen[None]):
         self._folded = True
 
     def compose(self) -> ComposeResult:
-        yield SteadyText(id="tree-caption", by_width=True)
+        yield CachedText(id="tree-caption", by_width=True)
         yield Static(id="tree-said")
         yield Static(HEADING, id="tree-heading")
         yield TreeView(id="tree-view")
@@ -94,10 +94,10 @@ class TreeScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self._draw()
-        self.set_interval(_LOOK, self.look)
+        self.set_interval(_LOOK, self.show_new_trees)
 
-    def look(self) -> None:
-        """See whether there are later passes. Where the last one is shown, the new last takes its place."""
+    def show_new_trees(self) -> None:
+        """Check for new passes, and if the last one was shown, show the new last one."""
         trees = tuple(self._source)
         if trees == self._trees or not trees:
             return
@@ -109,20 +109,20 @@ class TreeScreen(Screen[None]):
         self._draw()
 
     def _draw(self) -> None:
-        view, heading = self.query_one(TreeView), self.query_one("#tree-caption", SteadyText)
+        view, heading = self.query_one(TreeView), self.query_one("#tree-caption", CachedText)
         if not self._trees:
             heading.show(_NONE)
             return
         tree = self._trees[self._at]
         heading.show(caption(tree, self._at + 1, len(self._trees)))
-        self.query_one("#tree-said", Static).update(_said(tree), layout=False)
+        self.query_one("#tree-said", Static).update(_outcome_line(tree), layout=False)
         view.show(draw(tree, folded=self._folded))
 
     def action_turn(self, passes: int) -> None:
         self.action_go(self._at + passes)
 
     def action_go(self, place: int) -> None:
-        """Show the tree at this place, or the last one where there are fewer."""
+        """Show the tree at this index, or the nearest existing one."""
         place = max(0, min(place, len(self._trees) - 1))
         if place != self._at:
             self._at = place
@@ -141,8 +141,8 @@ class TreeScreen(Screen[None]):
         view.scroll_relative(0, pages * max(view.size.height - 1, 1), animate=False)
 
 
-def _said(tree: TreeSeen) -> Content:
-    """What came of the pass, in one line."""
+def _outcome_line(tree: TreeSeen) -> Content:
+    """Return the output of the pass in one line."""
     guessed = "".join(visible(tree.text[node]) for node in tree.accepted[1:])
     bonus = f"★{visible(tree.bonus)}" if tree.bonus else ""
-    return Content.assemble("said  ", (guessed, "$text-success bold"), bonus)
+    return Content.assemble("output  ", (guessed, "$text-success bold"), bonus)

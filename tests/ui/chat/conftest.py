@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.ui.chat.controller import ChatController
 from tests.support.fake_engine import ScriptedEngine
 from tests.ui.chat.talk import ANSWER, SETUP
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Archive:
-    return Archive(tmp_path / "sessions")
+def archive(tmp_path: Path) -> SessionArchive:
+    return SessionArchive(tmp_path / "sessions")
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def engine() -> ScriptedEngine:
 
 
 @pytest.fixture
-def chat(engine: ScriptedEngine, archive: Archive) -> Iterator[ChatController]:
+def chat(engine: ScriptedEngine, archive: SessionArchive) -> Iterator[ChatController]:
     chat = ChatController(engine, SETUP, archive)
     engine.notify = chat.on_event
     yield chat

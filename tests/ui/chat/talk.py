@@ -1,16 +1,16 @@
-"""What the tests of a chat say to it, and how they read what comes back."""
+"""Helpers of the chat tests: input to a chat, and reading of its output."""
 
 from collections.abc import Iterator
 
 from offspec.core.config import EngineConfig
 from offspec.core.events import Event, Finished
 from offspec.core.sampling_defaults import SamplingOverrides
+from offspec.ui.chat.command_results import ShowText
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
-from offspec.ui.chat.outcomes import ShowText
-from offspec.ui.chat.setup import Setup
+from offspec.ui.chat.setup import ChatSetup
 
-SETUP = Setup(EngineConfig("demo"), SamplingOverrides({"max_tokens": 100, "temperature": 0.5}))
+SETUP = ChatSetup(EngineConfig("demo"), SamplingOverrides({"max_tokens": 100, "temperature": 0.5}))
 ANSWER = "The sky is blue because of scattering."
 
 

@@ -17,14 +17,14 @@ def test_files_go_with_the_next_question_alone(chat: ChatController, tmp_path: P
     assert shown(chat, "/attach").startswith("Nothing is attached")
     assert "`notes.txt`, 4 tokens" in shown(chat, f"/attach {tmp_path}/notes.txt")
     listed = shown(chat, f"/attach {tmp_path}/code.md")
-    assert listed.startswith("These go with the next question") and "`notes.txt`" in listed
-    finished(chat.ask(chat.compose("What is this?")))
+    assert listed.startswith("Attached to the next question") and "`notes.txt`" in listed
+    finished(chat.ask(chat.build_question("What is this?")))
     assert said(chat)[0] == (
         "What is this?\n\nnotes.txt:\n\n```\nbuy milk\nand bread\n```\n\n"
         "code.md:\n\n````\n```python\nx\n```\n````"
     )
     assert chat.session.conversation.title == "What is this?"
-    assert chat.compose("And now?") == "And now?"
+    assert chat.build_question("And now?") == "And now?"
 
 
 def test_what_is_attached_is_read_again_or_removed(chat: ChatController, tmp_path: Path) -> None:
@@ -32,21 +32,21 @@ def test_what_is_attached_is_read_again_or_removed(chat: ChatController, tmp_pat
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "notes.txt").write_text(text)
         listed = shown(chat, f"/attach {tmp_path}/{folder}/notes.txt")
-    assert sorted(attachment.text for attachment in chat.attached) == ["b", "new"]
+    assert sorted(attachment.text for attachment in chat.attachments) == ["b", "new"]
     assert listed.count("`notes.txt`, 1 token") == 2 and "1 tokens" not in listed
     shown(chat, "/attach none")
-    assert chat.compose("And now?") == "And now?"
+    assert chat.build_question("And now?") == "And now?"
 
 
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (b"\x89PNG\xff\0", r"is not text in UTF-8 \(byte 0\): attach a text file, or save it as UTF-8"),
-        (b"a\0b", "zero bytes"),
+        (b"\x89PNG\xff\0", r"is not UTF-8 text \(byte 0\): attach a text file, or save it as UTF-8"),
+        (b"a\0b", "not text: it contains NUL bytes"),
         (b" \n", "is empty"),
-        (b"word " * 100, r"has 100 tokens, 100 with what is attached, .* room for 60 "),
+        (b"word " * 100, r"has 100 tokens, 100 with other attachments, .* holds only 60 "),
         (b"word " * 2000, r"has 10 KB, too much for a context of 60 tokens"),
-        (None, "there is no file"),
+        (None, "the file .* does not exist"),
     ],
     ids=["binary", "zero", "blank", "long", "longer", "missing"],
 )
@@ -58,13 +58,13 @@ def test_what_cannot_be_attached_is_refused_in_one_line(
         (tmp_path / "file").write_bytes(data)
     with pytest.raises(RequestError, match=complaint) as caught:
         run_command(chat, f"/attach {tmp_path}/file")
-    assert "\n" not in str(caught.value) and not chat.attached
+    assert "\n" not in str(caught.value) and not chat.attachments
 
 
 def test_paths_that_are_no_files(chat: ChatController, tmp_path: Path) -> None:
     for path, complaint in (
         (tmp_path, "is a folder"),
-        ("/dev/zero", "no file that"),
+        ("/dev/zero", "is not a regular file"),
         ("~no-such-user/x", "cannot be read"),
     ):
         with pytest.raises(RequestError, match=complaint):
@@ -73,7 +73,7 @@ def test_paths_that_are_no_files(chat: ChatController, tmp_path: Path) -> None:
 
 def test_a_conversation_is_exported_and_exported_again(chat: ChatController, tmp_path: Path) -> None:
     file = tmp_path / "talk.md"
-    with pytest.raises(RequestError, match="nothing has been asked"):
+    with pytest.raises(RequestError, match="the conversation is empty"):
         run_command(chat, f"/export {file}")
     say(chat, "Why?")
     chat.session.system = "Be brief."
@@ -93,7 +93,7 @@ def test_other_files_are_not_written_over(chat: ChatController, tmp_path: Path) 
         (f"{tmp_path}/mine.md", "is there already"),
         (f"{tmp_path}/talk.txt", "ends in .md"),
         (f"{tmp_path}/no/talk.md", "cannot be written"),
-        ("", "name a file"),
+        ("", "no file given; name one"),
     ):
         with pytest.raises(OffspecError, match=complaint):
             run_command(chat, f"/export {path}".strip())

@@ -2,11 +2,11 @@
 
 import pytest
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.core.errors import RequestError
+from offspec.ui.chat.command_results import CopyToClipboard
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import CodeBlock, code_blocks, run_command
-from offspec.ui.chat.outcomes import Copy
 from tests.support.fake_engine import ScriptedEngine
 from tests.ui.chat.talk import SETUP, say
 
@@ -17,20 +17,22 @@ ANSWERS = (
 )
 
 
-def test_blocks_of_answers_are_counted_from_the_last(archive: Archive) -> None:
+def test_blocks_of_answers_are_counted_from_the_last(archive: SessionArchive) -> None:
     chat = ChatController(ScriptedEngine(ANSWERS), SETUP, archive)
-    with pytest.raises(RequestError, match="no block of code"):
+    with pytest.raises(RequestError, match="no answer has a block of code"):
         run_command(chat, "/copy code")
     for _ in ANSWERS:
         say(chat, "Why?")
-    assert run_command(chat, "/copy code") == Copy("```\nopen", "block 3 of 3, 2 lines of code")
-    assert run_command(chat, "/copy code 2") == Copy("ls", "block 2 of 3, 1 line of sh")
-    assert run_command(chat, "/copy code 3") == Copy("x = 1\n\ny = 2", "block 1 of 3, 3 lines of python")
+    assert run_command(chat, "/copy code") == CopyToClipboard("```\nopen", "block 3 of 3, 2 lines of code")
+    assert run_command(chat, "/copy code 2") == CopyToClipboard("ls", "block 2 of 3, 1 line of sh")
+    assert run_command(chat, "/copy code 3") == CopyToClipboard(
+        "x = 1\n\ny = 2", "block 1 of 3, 3 lines of python"
+    )
     with pytest.raises(RequestError, match="only 3 blocks of code; /copy code 3 copies the first"):
         run_command(chat, "/copy code 4")
-    with pytest.raises(RequestError, match="'x' is no number above 0; /copy code 2 copies"):
+    with pytest.raises(RequestError, match="'x' is not a number above 0; /copy code 2 copies"):
         run_command(chat, "/copy code x")
-    with pytest.raises(RequestError, match="'codex' is no number"):
+    with pytest.raises(RequestError, match="'codex' is not a number"):
         run_command(chat, "/copy codex")
 
 

@@ -1,10 +1,10 @@
-"""What a line that is being typed may become."""
+"""Completions of a partly typed line."""
 
 from pathlib import Path
 
 import pytest
 
-from offspec.chat.archive import Archive, Entry
+from offspec.chat.archive import SessionArchive, SessionEntry
 from offspec.core.config import SOURCES
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.chat.controller import ChatController
@@ -39,13 +39,13 @@ def test_completion(chat: ChatController, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_conversations_are_looked_for_once_a_line(
-    chat: ChatController, archive: Archive, monkeypatch: pytest.MonkeyPatch
+    chat: ChatController, archive: SessionArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(chat, "Why is it so?")
     looked: list[int] = []
     look = archive.list
 
-    def counted() -> list[Entry]:
+    def counted() -> list[SessionEntry]:
         looked.append(1)
         return look()
 
@@ -78,7 +78,7 @@ def test_completion_of_names_and_files(
     assert completions(chat, "/draft ./m") == ["/draft ./models/"]
     assert completions(chat, "/draft ./t") == ["/draft ./two.gguf"]
     assert completions(chat, "/draft suffix,./t") == ["/draft suffix,./two.gguf"]
-    assert completions(chat, "/draft suffix,s") == ["/draft suffix,substitute", "/draft suffix,suffix"]
+    assert completions(chat, "/draft suffix,s") == ["/draft suffix,self", "/draft suffix,suffix"]
     assert (
         completions(chat, "/draft /no/such/folder/") == completions(chat, "/load ~nobody-of-that-name/") == []
     )

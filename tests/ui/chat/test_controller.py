@@ -7,27 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import DiskFullError, RequestError, StreamError
 from offspec.core.events import Finished, Notice, TextDelta, TreeSeen
 from offspec.core.sampling_defaults import SamplingOverrides
+from offspec.ui.chat.command_results import (
+    BranchSwitched,
+    CopyToClipboard,
+    EditQuestion,
+    NewConversation,
+    OpenView,
+    Quit,
+    ShowSources,
+    StreamAnswer,
+    SuggestCommand,
+    TurnsRemoved,
+)
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
-from offspec.ui.chat.outcomes import (
-    Copy,
-    EditQuestion,
-    Offer,
-    OpenView,
-    Quit,
-    Reset,
-    Rewound,
-    ShowSources,
-    StreamAnswer,
-    Switched,
-)
 from offspec.ui.chat.report import report
 from tests.support import sample_plans as samples
 from tests.support.fake_engine import Script, ScriptedEngine
@@ -48,7 +48,7 @@ def test_looking_around_before_anything_is_said(chat: ChatController) -> None:
         "/copy",
         "/branch",
     ):
-        with pytest.raises(RequestError, match="yet"):
+        with pytest.raises(RequestError, match=r"yet|the conversation is empty"):
             run_command(chat, line)
     assert run_command(chat, "/help") == OpenView("help")
     assert run_command(chat, "/stats") == OpenView("stats")
@@ -56,31 +56,31 @@ def test_looking_around_before_anything_is_said(chat: ChatController) -> None:
     assert run_command(chat, "/quit") == Quit()
     assert "no tree yet" in shown(chat, "/tree")
     assert "no plan" in shown(chat, "/plan")
-    assert "substitute (4-bit)" in shown(chat, "/draft")
-    assert isinstance(run_command(chat, "/clear"), Reset)
+    assert "self (4-bit)" in shown(chat, "/draft")
+    assert isinstance(run_command(chat, "/clear"), NewConversation)
     assert not list(chat.archive.folder.glob("*"))  # nothing was said, so nothing is kept
 
 
 def test_what_takes_nothing_says_so(chat: ChatController) -> None:
     for name, command in COMMANDS.items():
         if not command.takes_argument:
-            with pytest.raises(RequestError, match=f"/{name} takes nothing after it"):
+            with pytest.raises(RequestError, match=f"/{name} takes no argument; omit"):
                 run_command(chat, f"/{name} now")
 
 
-def test_plans(archive: Archive) -> None:
+def test_plans(archive: SessionArchive) -> None:
     with_plan = ChatController(ScriptedEngine(plan=samples.small()), SETUP, archive)
     assert run_command(with_plan, "/plan") == OpenView("plan")
     engine = ScriptedEngine(config=EngineConfig("demo", draft="none", budget=1))
     chat = ChatController(engine, SETUP, archive)
-    assert shown(chat, "/plan").startswith("There is no plan: without a draft")
-    assert "draft none, a token in each pass." in report(chat)
+    assert shown(chat, "/plan").startswith("There is no plan, because without a draft")
+    assert "draft none, one token per pass." in report(chat)
 
 
 # Idle, with something said
 
 
-def test_an_answer_is_followed_and_kept(chat: ChatController, archive: Archive) -> None:
+def test_an_answer_is_followed_and_kept(chat: ChatController, archive: SessionArchive) -> None:
     assert say(chat, "//help, please?") == ANSWER
     assert said(chat) == ["//help, please?", ANSWER]
     assert [entry.title for entry in archive.list()] == ["//help, please?"]
@@ -102,25 +102,28 @@ def test_a_question_is_said_as_it_is_and_handed_back_as_it_is_typed(chat: ChatCo
     assert run_command(chat, "/edit") == EditQuestion("/help me", "/edit //help me")
 
 
-def test_trees_are_gathered_only_where_wanted(engine: ScriptedEngine, archive: Archive) -> None:
+def test_trees_are_gathered_only_where_wanted(engine: ScriptedEngine, archive: SessionArchive) -> None:
     chat = ChatController(engine, replace(SETUP, trees=False), archive)
     assert not any(isinstance(event, TreeSeen) for event in chat.ask("Why?"))
     assert not chat.trees
 
 
-def test_a_retry_of_which_nothing_would_differ_is_not_made(archive: Archive) -> None:
+def test_a_retry_of_which_nothing_would_differ_is_not_made(archive: SessionArchive) -> None:
     engine = ScriptedEngine(["one", "two", "three", "four", "word " * 20])
     chat = ChatController(engine, replace(SETUP, sampling=SamplingOverrides()), archive)
     say(chat, "Why?")
     offer = run_command(chat, "/retry")
-    assert isinstance(offer, Offer) and offer.line == "/retry 0.7" and "temperature 0" in offer.reason
-    assert run_command(chat, "/retry 0") == offer and len(engine.asked) == 1
+    assert (
+        isinstance(offer, SuggestCommand) and offer.line == "/retry 0.7" and "temperature 0" in offer.reason
+    )
+    assert run_command(chat, "/retry 0") == offer and len(engine.requests) == 1
     before = chat.session.messages[-1]
     again = run_command(chat, offer.line)
     assert isinstance(again, StreamAnswer) and again.question is None and again.dropped == (before,)
     assert finished(again.events) == "two"
     assert (
-        engine.asked[1].params == SamplingParams(temperature=0.7) and chat.session.params == SamplingParams()
+        engine.requests[1].params == SamplingParams(temperature=0.7)
+        and chat.session.params == SamplingParams()
     )
     assert run_command(chat, "/retry") == offer, "that answer is there already, as another version"
     run_command(chat, "/set presence_penalty=1")
@@ -145,12 +148,12 @@ def test_undo(chat: ChatController) -> None:
     for question in ("One?", "Two?", "Three?"):
         say(chat, question)
     outcome = run_command(chat, "/undo")
-    assert isinstance(outcome, Rewound)
+    assert isinstance(outcome, TurnsRemoved)
     assert said(chat) == ["One?", ANSWER, "Two?", ANSWER]
-    with pytest.raises(RequestError, match="only 2 questions have been asked; /undo 2"):
+    with pytest.raises(RequestError, match="the conversation has only 2 questions; /undo 2"):
         run_command(chat, "/undo 3")
     for wrong in ("0", "-1", "all", "²"):
-        with pytest.raises(RequestError, match="no number above 0"):
+        with pytest.raises(RequestError, match="not a number above 0"):
             run_command(chat, f"/undo {wrong}")
     with pytest.raises(RequestError, match="only 2 questions"):
         run_command(chat, "/undo " + "9" * 5000)  # more digits than Python reads
@@ -158,21 +161,21 @@ def test_undo(chat: ChatController) -> None:
     assert said(chat) == []
 
 
-def test_undo_and_branch_go_between_versions(archive: Archive) -> None:
+def test_undo_and_branch_go_between_versions(archive: SessionArchive) -> None:
     chat = ChatController(ScriptedEngine(["a", "b", "c", "d", "e"]), SETUP, archive)
     say(chat, "One?")
     finished(run_command(chat, "/retry").events)  # type: ignore[union-attr]
     say(chat, "Two?")
     finished(run_command(chat, "/edit Three?").events)  # type: ignore[union-attr]
     outcome = run_command(chat, "/undo")
-    assert isinstance(outcome, Switched) and outcome.which == "1 of 2" and outcome.at == 2
+    assert isinstance(outcome, BranchSwitched) and outcome.which == "1 of 2" and outcome.at == 2
     assert [m.content for m in (*outcome.dropped, *outcome.shown)] == ["Three?", "d", "Two?", "c"]
     assert said(chat) == ["One?", "b", "Two?", "c"]
     with pytest.raises(RequestError, match=r"the first of 2 versions.*/undo 1 removes"):
         run_command(chat, "/undo")
     assert shown(chat, "/branch") == (
-        "Question 1 has 2; `/branch 1 1` shows the first:\n\n1. One?: a\n2. One?: b (this one)\n\n"
-        "Question 2 has 2; `/branch 1 2` shows the first:\n\n1. Two?: c (this one)\n2. Three?: d"
+        "Question 1 has 2 versions; `/branch 1 1` shows the first:\n\n1. One?: a\n2. One?: b (this one)\n\n"
+        "Question 2 has 2 versions; `/branch 1 2` shows the first:\n\n1. Two?: c (this one)\n2. Three?: d"
     )
     run_command(chat, "/branch 2")
     assert said(chat) == ["One?", "b", "Three?", "d"]
@@ -180,13 +183,13 @@ def test_undo_and_branch_go_between_versions(archive: Archive) -> None:
     assert said(chat) == ["One?", "a"]
     for line, complaint in {
         "3": "only 2 versions of question 1",
-        "1 2": "question 2 has one version",
-        "1 1 1": "the number of a version, and that of a question",
-        "first": "no number above 0",
+        "1 2": "question 2 has no other versions",
+        "1 1 1": "at most two numbers: a version and a question",
+        "first": "not a number above 0",
     }.items():
         with pytest.raises(RequestError, match=complaint):
             run_command(chat, f"/branch {line}")
-    assert isinstance(run_command(chat, "/undo 1"), Rewound)
+    assert isinstance(run_command(chat, "/undo 1"), TurnsRemoved)
     assert said(chat) == [] and not chat.session.branches
 
 
@@ -207,13 +210,13 @@ def test_sources(chat: ChatController) -> None:
         run_command(chat, "/sources maybe")
 
 
-def test_copy(archive: Archive) -> None:
+def test_copy(archive: SessionArchive) -> None:
     engine = ScriptedEngine(["First.", "<think>\nhm\n</think>\n\nSecond."])
     chat = ChatController(engine, SETUP, archive)
     say(chat, "One?")
     say(chat, "Two?")
-    assert run_command(chat, "/copy") == Copy("Second.", "the last answer")
-    assert run_command(chat, "/copy 2") == Copy("First.", "answer 1 of 2")
+    assert run_command(chat, "/copy") == CopyToClipboard("Second.", "the last answer")
+    assert run_command(chat, "/copy 2") == CopyToClipboard("First.", "answer 1 of 2")
     with pytest.raises(RequestError, match="only 2 answers"):
         run_command(chat, "/copy 3")
 
@@ -224,7 +227,7 @@ def test_clear_begins_anew_with_the_same_settings(chat: ChatController) -> None:
     say(chat, "Why?")
     file = chat.file
     outcome = run_command(chat, "/clear")
-    assert outcome == Reset("A new conversation. `/load Why?` continues the one before.")
+    assert outcome == NewConversation("New conversation. `/load Why?` continues the previous one.")
     assert said(chat) == [] and not chat.trees
     assert chat.session.system == "Be brief." and chat.session.params.top_k == 5
     say(chat, "Other?")
@@ -243,7 +246,7 @@ def test_clear_on_a_full_disk_names_what_can_be_done(
         say(chat, "And?")
         before = said(chat)
         with pytest.raises(
-            DiskFullError, match=r"make room there, or keep a copy elsewhere with `/save FILE`"
+            DiskFullError, match=r"free some space, or keep a copy elsewhere with `/save FILE`"
         ):
             run_command(chat, "/clear")
     assert said(chat) == before
@@ -254,7 +257,7 @@ def test_clear_on_a_full_disk_names_what_can_be_done(
 # Busy
 
 
-def test_what_may_run_while_an_answer_comes(chat: ChatController, archive: Archive) -> None:
+def test_what_may_run_while_an_answer_comes(chat: ChatController, archive: SessionArchive) -> None:
     say(chat, "Before?")
     events = chat.ask("Why?")
     for event in events:
@@ -279,13 +282,13 @@ def test_what_may_run_while_an_answer_comes(chat: ChatController, archive: Archi
 # After an error
 
 
-def test_after_an_error_everything_works(archive: Archive) -> None:
+def test_after_an_error_everything_works(archive: SessionArchive) -> None:
     engine = ScriptedEngine([Script("one two three four five", fail_after=1), ANSWER])
     chat = ChatController(engine, SETUP, archive)
     with pytest.raises(StreamError):
         list(chat.ask("Why?"))
     assert said(chat) == ["Why?", "one two three four"]
-    assert run_command(chat, "/copy") == Copy("one two three four", "the last answer")
+    assert run_command(chat, "/copy") == CopyToClipboard("one two three four", "the last answer")
     outcome = run_command(chat, "/retry")
     assert isinstance(outcome, StreamAnswer) and outcome.dropped[0].finish == "failed"
     assert finished(outcome.events) == ANSWER

@@ -6,36 +6,36 @@ from typing import Any
 
 import pytest
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation
 from offspec.core.config import EngineConfig
 from offspec.core.errors import DraftError, OffspecError, RequestError, SessionError
+from offspec.ui.chat.command_results import Reload
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
-from offspec.ui.chat.outcomes import Reload
 from tests.support.fake_engine import ScriptedEngine, ScriptedLoad
 from tests.ui.chat.talk import ANSWER, SETUP, said, say, shown
 
 
 def test_draft(chat: ChatController, tmp_path: Path) -> None:
-    for draft in ("none", "some/model", str(tmp_path), "substitute,some/head,suffix"):
+    for draft in ("none", "some/model", str(tmp_path), "self,some/head,suffix"):
         assert run_command(chat, f"/draft {draft}") == Reload(EngineConfig("demo", draft=draft))
     assert "already" in shown(chat, "/draft auto")
     for wrong in ("modle", "./modle", "/no/such/model", "~/modle.gguf", "suffix,modle"):
-        with pytest.raises(RequestError, match="there is no model"):
+        with pytest.raises(RequestError, match="unknown draft"):
             run_command(chat, f"/draft {wrong}")
-    for wrong, words in (("suffix,suffix", "twice"), (",", "missing")):
+    for wrong, words in (("suffix,suffix", "twice"), (",", "has an empty name")):
         with pytest.raises(RequestError, match=words):
             run_command(chat, f"/draft {wrong}")
 
 
 def test_what_is_loaded_takes_over_at_once(chat: ChatController, engine: ScriptedEngine) -> None:
-    engine.sources = ("substitute", "suffix")
+    engine.sources = ("self", "suffix")
     assert "already" in shown(chat, "/draft auto")
     assert "suffix from the next answer on" in shown(chat, "/draft suffix")
     assert "suffix already" in shown(chat, "/draft suffix")
-    assert "suffix,substitute from the next" in shown(chat, "/draft suffix,substitute")
-    assert "substitute (4-bit) from the next" in shown(chat, "/draft auto")
+    assert "suffix,self from the next" in shown(chat, "/draft suffix,self")
+    assert "self (4-bit) from the next" in shown(chat, "/draft auto")
     assert isinstance(run_command(chat, "/draft suffix,some/model"), Reload), "which is not loaded"
 
 
@@ -62,13 +62,15 @@ def test_an_exchange_goes_on_with_the_conversation(chat: ChatController, engine:
     assert chat.session.params.temperature == 0.5
     assert Conversation.read(chat.file).turns == 2
     assert "already" in shown(chat, "/draft none")
-    assert len(opener.engines[0].asked) == 1
+    assert len(opener.engines[0].requests) == 1
     engine.closed = True
 
 
-def test_what_comes_back_after_a_failed_exchange_follows_its_plan(archive: Archive, tmp_path: Path) -> None:
+def test_what_comes_back_after_a_failed_exchange_follows_its_plan(
+    archive: SessionArchive, tmp_path: Path
+) -> None:
     plan, opener = tmp_path / "plan.json", Openings("bad/draft")
-    opener.engine.sources = ("substitute", "suffix")
+    opener.engine.sources = ("self", "suffix")
     chat = ChatController.open(replace(SETUP, plan=plan), opener, archive, lambda event: None)
     say(chat, "Why?")
     assert "suffix from the next" in shown(chat, "/draft suffix")
@@ -86,14 +88,14 @@ def test_what_comes_back_after_a_failed_exchange_follows_its_plan(archive: Archi
     chat.close()
 
 
-def test_an_engine_without_a_controller_is_closed(archive: Archive) -> None:
+def test_an_engine_without_a_controller_is_closed(archive: SessionArchive) -> None:
     opener = Openings()
     with pytest.raises(SessionError):
         ChatController.open(replace(SETUP, resume="nowhere"), opener, archive, lambda event: None)
     assert opener.engines[0].closed
 
 
-def test_a_chat_outlives_two_failures(archive: Archive) -> None:
+def test_a_chat_outlives_two_failures(archive: SessionArchive) -> None:
     """The other draft cannot be loaded, nor the model as it was: as when its disk is away."""
     opener = Openings()
     chat = ChatController.open(SETUP, opener, archive, lambda event: None)
@@ -116,7 +118,7 @@ def test_a_chat_outlives_two_failures(archive: Archive) -> None:
 
 
 def test_a_model_that_was_renamed_is_not_given_up(
-    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: SessionArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "some" / "model").mkdir(parents=True)  # its name has the form of a hub id as well
@@ -124,7 +126,7 @@ def test_a_model_that_was_renamed_is_not_given_up(
     opener = Openings()
     chat = ChatController.open(setup, opener, archive, lambda event: None)
     (tmp_path / "some").rename(tmp_path / "other")
-    with pytest.raises(RequestError, match="some/model is no longer there: give the folder its name back"):
+    with pytest.raises(RequestError, match="some/model no longer exists: restore the folder, or /quit"):
         run_command(chat, "/draft none")
     assert say(chat, "Why?") == ANSWER
     (tmp_path / "other").rename(tmp_path / "some")
@@ -132,7 +134,7 @@ def test_a_model_that_was_renamed_is_not_given_up(
     chat.close()
 
 
-def test_the_context_is_counted_after_an_exchange_and_a_resume(archive: Archive) -> None:
+def test_the_context_is_counted_after_an_exchange_and_a_resume(archive: SessionArchive) -> None:
     setup = replace(SETUP, system="Be kind, and answer in few words.")
     chat = ChatController(ScriptedEngine([ANSWER]), setup, archive)
     say(chat, "Why is the sky blue?")

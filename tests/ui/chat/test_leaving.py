@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.ui.chat.controller import ChatController
-from offspec.ui.chat.setup import command_words
+from offspec.ui.chat.setup import restart_command
 from tests.support.fake_engine import ScriptedEngine
 from tests.ui.chat.talk import SETUP, say
 
@@ -23,20 +23,20 @@ from tests.ui.chat.talk import SETUP, say
     ],
 )
 def test_the_words_of_a_chat_without_its_conversation(argv: str, words: str) -> None:
-    assert command_words(["/bin/offspec", *argv.split()]) == ("offspec", *words.split())
+    assert restart_command(["/bin/offspec", *argv.split()]) == ("offspec", *words.split())
 
 
-def test_the_line_names_the_conversation_once_there_is_one(archive: Archive, tmp_path: Path) -> None:
+def test_the_line_names_the_conversation_once_there_is_one(archive: SessionArchive, tmp_path: Path) -> None:
     setup = replace(SETUP, command=("offspec", "chat", "./a model"))
     chat = ChatController(ScriptedEngine(), setup, archive)
-    assert chat.resume_line() == ""
+    assert chat.resume_command() == ""
     say(chat, "Why?")
-    line = chat.resume_line().removeprefix("to continue: ")
+    line = chat.resume_command().removeprefix("to continue: ")
     name = chat.session.conversation.id
     assert shlex.split(line) == ["offspec", "chat", "./a model", "--session", name]
     assert archive.find(name) == chat.file
     other = tmp_path / "elsewhere.json"
     chat.session.save(other)
     chat.load_conversation(other)
-    assert chat.resume_line().endswith(f"--session {other}")
+    assert chat.resume_command().endswith(f"--session {other}")
     chat.close()

@@ -6,27 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation, Message
 from offspec.core.errors import OffspecError, RequestError, SessionError
 from offspec.core.sampling_defaults import SamplingOverrides
+from offspec.ui.chat.command_results import NewConversation
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
-from offspec.ui.chat.outcomes import Reset
 from tests.support.fake_engine import ScriptedEngine
 from tests.ui.chat.talk import ANSWER, SETUP, said, say, shown
 
 
-def test_save_and_load_by_name(chat: ChatController, archive: Archive) -> None:
+def test_save_and_load_by_name(chat: ChatController, archive: SessionArchive) -> None:
     say(chat, "Why?")
     assert "**Holiday plans**" in shown(chat, "/save Holiday plans")
-    assert isinstance(run_command(chat, "/clear"), Reset)
+    assert isinstance(run_command(chat, "/clear"), NewConversation)
     assert said(chat) == []
     say(chat, "Other?")
-    with pytest.raises(RequestError, match="another conversation is called 'Holiday plans'"):
+    with pytest.raises(RequestError, match="another conversation is named 'Holiday plans'"):
         run_command(chat, "/save holiday PLANS")
     outcome = run_command(chat, "/load holiday plans")
-    assert outcome == Reset("Going on with 'Holiday plans': one question so far.")
+    assert outcome == NewConversation("Resuming 'Holiday plans' (one question).")
     assert not chat.trees
     say(chat, "And?")
     assert {entry.title: entry.turns for entry in archive.list()} == {"Holiday plans": 2, "Other?": 1}
@@ -48,7 +48,7 @@ def test_save_to_a_file_and_load_it(chat: ChatController, tmp_path: Path) -> Non
     with pytest.raises(RequestError, match="holds another conversation"):
         run_command(chat, f"/save {file}")
     (tmp_path / "notes.json").write_text("{}")
-    for path, why in (("/notes.json", "is no conversation"), ("/", "is a folder")):
+    for path, why in (("/notes.json", "is not a conversation"), ("/", "is a folder")):
         with pytest.raises(RequestError, match=why):
             run_command(chat, f"/save {tmp_path}{path}")
     assert (tmp_path / "notes.json").read_text() == "{}"
@@ -89,31 +89,34 @@ def test_a_conversation_whose_title_is_not_its_own_is_named_by_its_id(chat: Chat
     for question in ("Why?", "why?"):
         say(chat, question)
         name = "Why?" if question == "Why?" else chat.session.conversation.id
-        news = f"A new conversation. `/load {name}` continues the one before."
-        assert run_command(chat, "/clear") == Reset(news)
-    assert isinstance(run_command(chat, f"/load {name}"), Reset)
+        news = f"New conversation. `/load {name}` continues the previous one."
+        assert run_command(chat, "/clear") == NewConversation(news)
+    assert isinstance(run_command(chat, f"/load {name}"), NewConversation)
 
 
-def test_a_conversation_with_another_model_says_so(chat: ChatController, archive: Archive) -> None:
+def test_a_conversation_with_another_model_says_so(chat: ChatController, archive: SessionArchive) -> None:
     other = Conversation(model="other/model", title="Elsewhere", messages=[Message("user", "Why?")])
     other.write(archive.file_for(other))
     outcome = run_command(chat, "/load Elsewhere")
-    assert isinstance(outcome, Reset) and "held with other/model; demo goes on" in outcome.note
+    assert (
+        isinstance(outcome, NewConversation)
+        and "earlier answers are from other/model; demo continues" in outcome.note
+    )
 
 
 # Resuming
 
 
-def test_resume_takes_the_latest_of_this_model(chat: ChatController, archive: Archive) -> None:
+def test_resume_takes_the_latest_of_this_model(chat: ChatController, archive: SessionArchive) -> None:
     run_command(chat, "/system Be brief.")
     run_command(chat, "/set temperature=0.5 top_k=3")
     say(chat, "Why?")
     sampling = SamplingOverrides({"temperature": 0.9, "top_k": 50})
-    setup = replace(SETUP, resume="", sampling=sampling, given=frozenset({"temperature"}))
+    setup = replace(SETUP, resume="", sampling=sampling, overrides=frozenset({"temperature"}))
     chat.close()
     again = ChatController(ScriptedEngine([ANSWER]), setup, archive)
     assert said(again) == said(chat) and again.file == chat.file
-    assert again.notes == ["Going on with 'Why?': one question so far."]
+    assert again.notes == ["Resuming 'Why?' (one question)."]
     assert again.session.system == "Be brief."
     assert (again.session.params.temperature, again.session.params.top_k) == (0.9, 3)
     again.close()
@@ -124,7 +127,7 @@ def test_resume_takes_the_latest_of_this_model(chat: ChatController, archive: Ar
 
 
 def test_a_conversation_that_is_open_elsewhere_is_not_taken_up(
-    chat: ChatController, archive: Archive
+    chat: ChatController, archive: SessionArchive
 ) -> None:
     say(chat, "Why?")
     other = ChatController(ScriptedEngine([ANSWER]), SETUP, archive)
@@ -135,11 +138,11 @@ def test_a_conversation_that_is_open_elsewhere_is_not_taken_up(
     assert said(other) == ["Other?", ANSWER, "And?", ANSWER]
     assert Conversation.read(other.file).turns == 2 and Conversation.read(chat.file).turns == 1
     chat.close()
-    assert isinstance(run_command(other, "/load Why?"), Reset)
+    assert isinstance(run_command(other, "/load Why?"), NewConversation)
 
 
 def test_what_cannot_be_read_is_named_where_a_conversation_is_resumed(
-    chat: ChatController, archive: Archive
+    chat: ChatController, archive: SessionArchive
 ) -> None:
     """Whether or not another one can be: what is damaged may be the one that was meant."""
     say(chat, "Why?")
@@ -147,17 +150,17 @@ def test_what_cannot_be_read_is_named_where_a_conversation_is_resumed(
     cut = archive.folder / "20260101-000000-abcdef.json"
     cut.write_bytes(chat.file.read_bytes()[:-30])
     again = ChatController(ScriptedEngine(), replace(SETUP, resume=""), archive)
-    assert f"{cut} is not a session that can be used: line 3 is not JSON" in again.notes[0]
-    assert "Going on with" in again.notes[1]
+    assert f"{cut} is not a valid session file: line 3 is not JSON" in again.notes[0]
+    assert "Resuming 'Why?'" in again.notes[1]
     again.close()
     chat.file.unlink()
     with pytest.raises(
         SessionError, match=r"no conversation with demo can be resumed: .*-abcdef\.json is not"
     ):
-        replace(SETUP, resume="").resumed(archive)
+        replace(SETUP, resume="").session_to_resume(archive)
 
 
-def test_resume_by_name_and_with_nothing_there(chat: ChatController, archive: Archive) -> None:
+def test_resume_by_name_and_with_nothing_there(chat: ChatController, archive: SessionArchive) -> None:
     new = ChatController(ScriptedEngine(), replace(SETUP, resume=""), archive)
     assert "new one" in new.notes[0]
     say(chat, "Why?")

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation
 from offspec.core.errors import OffspecError, RequestError, SessionError
 from offspec.core.file_lock import Claim
+from offspec.ui.chat.command_results import StreamAnswer
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
-from offspec.ui.chat.outcomes import StreamAnswer
 from offspec.ui.chat.save_load import delete, rename
 from tests.ui.chat.talk import said, say
 
@@ -28,12 +28,12 @@ def earlier(chat: ChatController) -> Path:
     return file
 
 
-def titles(archive: Archive) -> list[str]:
+def titles(archive: SessionArchive) -> list[str]:
     return sorted(entry.title for entry in archive.list())
 
 
 def test_another_conversation_is_renamed_and_is_otherwise_as_it_was(
-    chat: ChatController, archive: Archive, earlier: Path
+    chat: ChatController, archive: SessionArchive, earlier: Path
 ) -> None:
     before = Conversation.read(earlier)
     rename(chat, earlier, "  AC/DC\tlive ")
@@ -47,8 +47,8 @@ def test_another_conversation_is_renamed_and_is_otherwise_as_it_was(
     assert chat.session.conversation.title == "Here" and titles(archive) == ["AC/DC live", "Here"]
 
 
-def test_a_name_that_is_refused(chat: ChatController, archive: Archive, earlier: Path) -> None:
-    for title, why in ((" \n", "needs a name"), ("where?", "another conversation is called 'where\\?'")):
+def test_a_name_that_is_refused(chat: ChatController, archive: SessionArchive, earlier: Path) -> None:
+    for title, why in ((" \n", "needs a name"), ("where?", "another conversation is named 'where\\?'")):
         with pytest.raises(RequestError, match=why):
             rename(chat, earlier, title)
     assert titles(archive) == ["How?", "Where?"]
@@ -56,14 +56,14 @@ def test_a_name_that_is_refused(chat: ChatController, archive: Archive, earlier:
     assert titles(archive) == ["HOW?", "Where?"]
 
 
-def test_a_conversation_is_deleted(chat: ChatController, archive: Archive, earlier: Path) -> None:
+def test_a_conversation_is_deleted(chat: ChatController, archive: SessionArchive, earlier: Path) -> None:
     delete(chat, earlier)
     assert titles(archive) == ["Where?"] and not earlier.exists()
     assert not list(archive.folder.glob(f".{earlier.name}*"))
     delete(chat, earlier)  # as another process may have done
 
 
-def test_what_is_open_is_not_deleted(chat: ChatController, archive: Archive, earlier: Path) -> None:
+def test_what_is_open_is_not_deleted(chat: ChatController, archive: SessionArchive, earlier: Path) -> None:
     with pytest.raises(RequestError, match="is open here; begin a new one with /clear"):
         delete(chat, chat.file)
     claim = Claim(earlier)

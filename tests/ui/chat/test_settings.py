@@ -12,7 +12,7 @@ from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.settings import MEANINGS
 from tests.ui.chat.talk import SETUP, finished, say, shown
 
-PARAMS = SETUP.sampling.over(SamplingParams())
+PARAMS = SETUP.sampling.apply_to(SamplingParams())
 
 
 def test_set_shows_everything_and_one(chat: ChatController) -> None:
@@ -37,9 +37,9 @@ def test_set_shows_everything_and_one(chat: ChatController) -> None:
     ],
 )
 def test_set_changes(chat: ChatController, line: str, changes: dict[str, Any]) -> None:
-    assert shown(chat, f"/set {line}").startswith("From the next answer on ")
+    assert shown(chat, f"/set {line}").startswith("From the next answer on, ")
     assert chat.session.params == replace(PARAMS, **changes)
-    assert shown(chat, f"/set {line}") == "Nothing changes: it was set so already."
+    assert shown(chat, f"/set {line}") == "No change: already set."
     name = next(iter(changes))
     shown(chat, f"/set {name}=default")
     assert getattr(chat.session.params, name) == getattr(PARAMS, name)
@@ -52,17 +52,17 @@ def test_set_changes(chat: ChatController, line: str, changes: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ("temperature=hot", "temperature is a number, not 'hot'"),
+        ("temperature=hot", "temperature must be a number, not 'hot'"),
         ("temperature=-1", "temperature must be 0 or above, not -1.0"),
-        ("top_k=1.5", "top_k is a whole number"),
+        ("top_k=1.5", "top_k must be a whole number"),
         ("seed=-1", "seed must be between 0"),
         ("seed=x", "a whole number or random"),
         ("ignore_eos=maybe", "on or off"),
-        ("temprature=1", "the nearest is temperature"),
-        ("colour=red", "there are temperature, top_p"),
-        ("temperature = 0.7", "no space around"),
-        ("temperature=", "no space around"),
-        ('stop="open', "a quote is left open"),
+        ("temprature=1", "did you mean temperature\\?"),
+        ("colour=red", "valid names are temperature, top_p"),
+        ("temperature = 0.7", "without spaces around"),
+        ("temperature=", "without spaces around"),
+        ('stop="open', "a quote is not closed"),
     ],
 )
 def test_set_refuses_and_changes_nothing(chat: ChatController, line: str, error: str) -> None:
@@ -77,9 +77,9 @@ def test_seed(chat: ChatController) -> None:
     assert "A new seed is chosen" in shown(chat, "/seed")
     assert "The seed is 11" in shown(chat, "/seed 11")
     say(chat, "Why?")
-    assert shown(chat, "/seed").startswith("The seed is 11; the last answer had 11.")
+    assert shown(chat, "/seed").startswith("The seed is 11; the last answer used 11.")
     finished(run_command(chat, "/retry").events)  # type: ignore[union-attr]
-    assert "the last answer had 12" in shown(chat, "/seed")
+    assert "the last answer used 12" in shown(chat, "/seed")
     assert "new seed" in shown(chat, "/seed random")
     with pytest.raises(RequestError, match="between 0"):
         run_command(chat, "/seed -5")

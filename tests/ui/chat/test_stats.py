@@ -1,18 +1,18 @@
-"""What is said of speed, and the line that moves."""
+"""Speed statistics, and the live status line."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.core.config import EngineConfig
 from offspec.core.errors import StreamError
 from offspec.core.events import PassProgress, PassStats, Prefill, TextDelta
 from offspec.core.sampling_defaults import SamplingOverrides
 from offspec.ui.chat.controller import ChatController
-from offspec.ui.chat.report import guessed_by, report
-from offspec.ui.chat.setup import Setup
+from offspec.ui.chat.report import format_accepted_by_source, report
+from offspec.ui.chat.setup import ChatSetup
 from offspec.ui.chat.stats import HISTORY, ChatStats, PassTimes, Totals
 from offspec_planners.units import format_bytes
 from tests.support.fake_engine import Script, ScriptedEngine
@@ -33,7 +33,9 @@ def chat(tmp_path: Path) -> ChatController:
     engine = ScriptedEngine(
         ["The sky is blue, and so on.", "The sky is blue, and so on.", Script("a b c d e f", 1)]
     )
-    chat = ChatController(engine, Setup(EngineConfig("demo"), SamplingOverrides()), Archive(tmp_path))
+    chat = ChatController(
+        engine, ChatSetup(EngineConfig("demo"), SamplingOverrides()), SessionArchive(tmp_path)
+    )
     engine.notify = chat.on_event
     return chat
 
@@ -48,11 +50,13 @@ def test_the_line_follows_an_answer() -> None:
     assert stats.live_line() == ""
     stats.on_event(PREFILL)
     clock.now += 0.4
-    assert stats.live_line() == "reading the prompt: 214 tokens, 1,020 known · 0.4 s"
+    assert stats.live_line() == "reading the prompt: 214 tokens, 1,020 cached · 0.4 s"
     stats.on_event(PassProgress(1, 412, 0, 80, 0, 0.5))
-    assert stats.live_line().endswith("1,020 known · waiting for layer 1 · 0.5 s")
+    assert stats.live_line().endswith("1,020 cached · waiting for layer 1 · 0.5 s")
     stats.on_event(PassProgress(1, 412, 3, 80, 2_850_000_000, 1.5))
-    assert stats.live_line() == "reading the prompt: 214 tokens, 1,020 known · layer 3/80 · 1.90 GB/s · 1.5 s"
+    assert (
+        stats.live_line() == "reading the prompt: 214 tokens, 1,020 cached · layer 3/80 · 1.90 GB/s · 1.5 s"
+    )
     stats.on_event(Prefill(214, 1020, 3, 80))  # told beside the progress; the answer does not begin again
     stats.on_event(TextDelta("Hi", (1,)))
     stats.on_event(passed(1))
@@ -66,7 +70,7 @@ def test_the_line_follows_an_answer() -> None:
     assert stats.live_line() == "layer 37/80 · 1.90 GB/s · tree of 412 · 1.0 s of 26.0 s"
     clock.now += 30  # the disk stands still, and the line says so
     assert stats.live_line().endswith("· 31.0 s")
-    stats.idle()
+    stats.end_answer()
     assert stats.live_line() == ""
     stats.on_event(Prefill(tokens=1, reused=0, layer=0, layers=8))
     assert stats.live_line() == "reading the prompt: 1 token · 0.0 s"
@@ -96,7 +100,7 @@ def test_history_is_bounded_and_whole() -> None:
 
 
 def test_report(chat: ChatController) -> None:
-    assert report(chat).startswith("Nothing has been answered yet.")
+    assert report(chat).startswith("No question has been answered yet.")
     list(chat.ask("Why?"))
     list(chat.ask("And?"))
     text = report(chat)
@@ -108,7 +112,7 @@ def test_report(chat: ChatController) -> None:
     streamed = chat.stats.answer.bytes_streamed
     chat.stats.session = replace(chat.stats.session, bytes_read=10**9)
     assert f"| read from disk | {format_bytes(streamed)} | 1.00 GB |" in report(chat)
-    assert "were known" in text and "draft substitute (4-bit)" in text
+    assert "were cached" in text and "draft self (4-bit)" in text
     lines = []
     with pytest.raises(StreamError):
         for _ in chat.ask("So?"):
@@ -118,8 +122,8 @@ def test_report(chat: ChatController) -> None:
 
 def test_who_guessed_is_told_where_there_were_several() -> None:
     stats = ChatStats()
-    for guessed in ((("substitute", 3),), (("substitute", 1), ("some/head", 4)), ()):
+    for guessed in ((("self", 3),), (("self", 1), ("some/head", 4)), ()):
         stats.on_event(replace(passed(1), guessed_by=guessed))
-    assert stats.session.guessed == (("substitute", 4), ("some/head", 4))
-    assert guessed_by(stats.session).endswith("substitute 4, head 4.")
-    assert guessed_by(Totals(guessed=(("suffix", 3),))) == ""
+    assert stats.session.accepted_by_source == (("self", 4), ("some/head", 4))
+    assert format_accepted_by_source(stats.session).endswith("self 4, head 4.")
+    assert format_accepted_by_source(Totals(accepted_by_source=(("suffix", 3),))) == ""

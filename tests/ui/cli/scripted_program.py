@@ -35,7 +35,7 @@ def main() -> None:
     if "patience" in given:
         from offspec.server import settings
 
-        vars(settings)["Settings"] = partial(settings.Settings, patience=given["patience"])
+        vars(settings)["Settings"] = partial(settings.Settings, shutdown_timeout=given["patience"])
     vars(chat)["open_engine"] = vars(setup)["open_engine"] = load
     vars(checks)["check_files"] = lambda config, plan=None: None  # what is named is not there
     program()

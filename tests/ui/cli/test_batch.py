@@ -36,7 +36,7 @@ def test_answers_and_what_is_said(offspec: Program, load: ScriptedLoad, requests
     assert result.stderr.count("reads are buffered: this file system [tmpfs] has no O_DIRECT\n") == 1
     assert {json.loads(line)["id"] for line in out.read_text().splitlines()} == {"a", "b"}
     again = offspec("batch", str(requests), str(out), "demo")
-    assert again.exit_code == 0 and "2 of 2 results are in" in again.stderr
+    assert again.exit_code == 0 and "2 of 2 results are already in" in again.stderr
     assert len(out.read_text().splitlines()) == 2
 
 
@@ -45,24 +45,26 @@ def test_lines_have_the_models_sampling(offspec: Program, load: ScriptedLoad, re
     with requests.open("a") as file:
         file.write('{"id": "c", "prompt": "Why?", "temperature": 0}\n')
     result = offspec("batch", str(requests), str(requests.with_name("out.jsonl")), "demo")
-    asked = [(each.params.temperature, each.params.top_k) for each in load.engine.asked]
+    asked = [(each.params.temperature, each.params.top_k) for each in load.engine.requests]
     assert sorted(asked) == [(0.0, 20), (0.6, 20), (0.6, 20)]
     line = "temperature 0.6, top_k 20 (from generation_config.json); --greedy for temperature 0"
     assert f"sampling defaults: {line}\n" in result.stderr
     out = requests.with_name("greedy.jsonl")
     assert offspec("batch", str(requests), str(out), "demo", "--greedy").exit_code == 0
-    assert {each.params.greedy for each in load.engines[1].asked} == {True}
+    assert {each.params.greedy for each in load.engines[1].requests} == {True}
 
 
 def test_validate_loads_nothing(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
     result = offspec("batch", str(requests), "--validate")
-    assert (result.exit_code, result.stdout) == (0, "2 requests can be asked\n")
+    assert (result.exit_code, result.stdout) == (0, "all 2 requests are valid\n")
     requests.write_text('{"prompt": 3}\nnonsense\n{"prompt": "Why?"}\n')
     result = offspec("batch", str(requests), "--validate")
     assert result.exit_code == 2
     first, second, last = result.stderr.splitlines()
-    assert first.startswith("line 1: messages[0].content: ") and second.startswith("line 2: the body is not")
-    assert last == f"error: 2 of 3 lines of {requests} cannot be asked"
+    assert first.startswith("line 1: messages[0].content must be ") and second.startswith(
+        "line 2: the body is not"
+    )
+    assert last == f"error: 2 of 3 lines of {requests} are invalid; correct or remove them"
 
 
 def test_a_file_without_a_good_line_loads_nothing(
@@ -73,8 +75,8 @@ def test_a_file_without_a_good_line_loads_nothing(
     requests.write_text('{"prompt": 3}\n' * 12)
     result = offspec("batch", str(requests), str(out), "demo")
     first, *_, more, last = result.stderr.splitlines()
-    assert first.startswith("line 1: messages[0].content: ") and more.startswith("and 2 more lines")
-    assert last == f"error: 12 of 12 lines of {requests} cannot be asked"
+    assert first.startswith("line 1: messages[0].content must be ") and more.startswith("and 2 more lines")
+    assert last == f"error: 12 of 12 lines of {requests} are invalid; correct or remove them"
     assert (result.exit_code, load.asked, out.exists()) == (2, [], False)
     requests.write_text("\n")
     result = offspec("batch", str(requests), str(out), "demo")
@@ -95,7 +97,7 @@ def test_wrong_lines_are_named(offspec: Program, load: ScriptedLoad, requests: P
     out = requests.with_name("another.jsonl")
     requests.write_text('{"prompt": "Why?", "model": "another"}\n')
     result = offspec("batch", str(requests), str(out), "demo")
-    assert result.exit_code == 1 and "none of the lines could be answered" in result.stderr
+    assert result.exit_code == 1 and "all lines failed" in result.stderr
     assert "1 result is in" in result.stderr and "another" in out.read_text()
     again = offspec("batch", str(requests), str(out), "demo")
     assert again.exit_code == 0 and len(out.read_text().splitlines()) == 1  # nothing is asked again
@@ -130,9 +132,12 @@ def test_errors_of_earlier_runs_count(offspec: Program, load: ScriptedLoad, requ
     ("given", "expected"),
     [
         ("nowhere.jsonl --validate", "cannot read nowhere.jsonl: No such file or directory"),
-        ("demo IN out.jsonl", "out.jsonl is not a model, which comes last: offspec batch IN.jsonl"),
+        (
+            "demo IN out.jsonl",
+            "out.jsonl is not a model; the model is the last argument: offspec batch IN.jsonl",
+        ),
         ("IN", "name a file for the results and a model"),
-        ("IN IN demo", "has the requests"),
+        ("IN IN demo", "is the file of requests"),
         ("IN /nowhere/out demo", "cannot write to /nowhere/out"),
         ("IN OUT demo --top-p 3", "--top-p must be"),
     ],
@@ -151,7 +156,11 @@ def test_ctrl_c_says_how_to_go_on(requests: Path) -> None:
         program.send_signal(signal.SIGINT)
         _, told = program.communicate(timeout=PATIENCE)
     assert program.returncode == 130 and "Traceback" not in told
-    assert "0 of 2 results are in" in told and "goes on from there" in told and "[engine closed]" in told
+    assert (
+        "0 of 2 results are in" in told
+        and "run the same command to resume" in told
+        and "[engine closed]" in told
+    )
 
 
 def test_ctrl_c_in_the_middle_of_a_task(
@@ -170,7 +179,7 @@ def test_ctrl_c_in_the_middle_of_a_task(
     make = Line.request
     monkeypatch.setattr(Line, "request", struck)
     monkeypatch.setattr(interrupt, "_state", interrupt._State(active=True))
-    before = signal.signal(signal.SIGINT, interrupt._strike)
+    before = signal.signal(signal.SIGINT, interrupt._on_signal)
     try:
         result = offspec("batch", str(requests), str(requests.with_name("out")), "demo")
     finally:

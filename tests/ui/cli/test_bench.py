@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from offspec.engine import benchmark
-from offspec.engine.benchmark import Benchmark, Generation, disagreements
+from offspec.engine.benchmark import Benchmark, Generation, setting_differences
 from offspec.plan.hardware_profile import Profile
 from offspec.ui.cli.main import app
 from offspec_planners.hardware_rates import preset
@@ -72,13 +72,13 @@ def test_a_run_agrees_with_itself_and_not_with_one_of_other_settings(
     assert len(found["answers"]) == len(PROMPTS) and found["seed"] == 1 and found["same"]
     assert found["drafted"]["tokens"] <= sum(map(len, found["answers"]))
     again = run("--check", str(file), "--markdown")
-    assert again.exit_code == 0 and f"agrees with {file}" in again.stderr
+    assert again.exit_code == 0 and f"matches {file}" in again.stderr
     rows = [line for line in again.stdout.splitlines() if line.startswith("|")]
     assert again.stdout.startswith("offspec ") and rows[1] == "|---|---|---|"
     assert {row.count("|") for row in rows} == {4}
     other = run("--check", str(file), "--temperature", "1.0", "--draft", "none", "--quiet")
     assert other.exit_code == 1
-    assert "does not agree" in error_line(other) and "temperature is 1" in other.stderr
+    assert "this run differs from" in error_line(other) and "temperature is 1" in other.stderr
     lines = facts(other.stdout)  # without a draft there is one speed and no gain
     assert "1.00 tokens" in lines["generation"] and lines["tree"] == "none"
     assert "gain" not in lines and "speculation" not in other.stdout
@@ -88,7 +88,7 @@ def test_a_speed_that_was_not_measured_is_no_zero(run: Call, monkeypatch: pytest
     monkeypatch.setattr(benchmark, "TOKENS_ALONE", 1)  # the first pass is not timed
     result = run()
     assert result.exit_code == 0, result.output
-    assert re.search(r"without +unknown +the time was over", result.stdout)
+    assert re.search(r"without +unknown +the time limit was too short", result.stdout)
     assert re.search(r"gain +unknown", result.stdout)
 
 
@@ -101,7 +101,8 @@ def test_time_that_is_over_ends_the_answers(run: Call, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"), [(None, "cannot be read"), ("[1]", "is not what"), ("\udcff", "is not what")]
+    ("text", "reason"),
+    [(None, "cannot be read"), ("[1]", "not the output of"), ("\udcff", "not the output of")],
 )
 def test_a_wrong_file_is_found_before_anything_is_loaded(
     text: str | None, reason: str, run: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -112,7 +113,7 @@ def test_a_wrong_file_is_found_before_anything_is_loaded(
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
     result = run("--check", str(file))
     assert result.exit_code == 2 and reason in error_line(result)
-    assert "leave out one" in error_line(run("--json", "--markdown"))
+    assert "omit one" in error_line(run("--json", "--markdown"))
 
 
 def _run(**changes: Any) -> Benchmark:
@@ -146,28 +147,29 @@ def test_figures() -> None:
 
 
 def test_what_two_runs_disagree_on() -> None:
-    assert disagreements(_run(), _run(answers=((1, 2), (4, 5, 6)), settings={"model": "a"})) == []
-    (tokens,) = disagreements(_run(), _run(answers=((1, 9, 3), (4, 5))))
-    assert tokens == "answer 1 has other tokens from token 2 on"
-    (speed,) = disagreements(_run(), _run(drafted=Generation(80, 10, 16.0)))
-    assert speed == "with speculation 5 tokens per second, and 8 before"
-    other_model = disagreements(_run(), _run(settings={"model": "b", "layers": "5 resident"}))
-    assert other_model == ["model is b, and was a"]
+    assert setting_differences(_run(), _run(answers=((1, 2), (4, 5, 6)), settings={"model": "a"})) == []
+    (tokens,) = setting_differences(_run(), _run(answers=((1, 9, 3), (4, 5))))
+    assert tokens == "answer 1 differs from token 2 on"
+    (speed,) = setting_differences(_run(), _run(drafted=Generation(80, 10, 16.0)))
+    assert speed == "with speculation: 5 tok/s (before: 8 tok/s)"
+    other_model = setting_differences(_run(), _run(settings={"model": "b", "layers": "5 resident"}))
+    assert other_model == ["model is b (before: a)"]
 
 
 def test_what_explains_a_disagreement_is_listed_after_it() -> None:
     streams = {"model": "a", "layers": "5 on disk"}
-    speed, layers = disagreements(_run(), _run(drafted=Generation(80, 10, 16.0), settings=streams))
-    assert (
-        speed.startswith("with speculation 5 tokens") and layers == "layers is 5 on disk, and was 5 resident"
-    )
+    speed, layers = setting_differences(_run(), _run(drafted=Generation(80, 10, 16.0), settings=streams))
+    assert speed.startswith("with speculation: 5 tok/s")
+    assert layers == "layers is 5 on disk (before: 5 resident)"
     sampled = {"model": "a", "temperature": "0.7"}
-    seed, tokens = disagreements(_run(settings=sampled), _run(settings=sampled, seed=2, answers=((7,),)))
-    assert seed == "seed is 2, and was 1" and tokens == "answer 1 has other tokens from token 1 on"
+    seed, tokens = setting_differences(
+        _run(settings=sampled), _run(settings=sampled, seed=2, answers=((7,),))
+    )
+    assert seed == "seed is 2 (before: 1)" and tokens == "answer 1 differs from token 1 on"
     cold = _run(settings=sampled | {"temperature": "0"})
-    assert disagreements(cold, _run(settings=cold.settings, seed=2)) == []
+    assert setting_differences(cold, _run(settings=cold.settings, seed=2)) == []
 
 
 def test_nothing_to_compare_is_no_agreement() -> None:
-    (unknown,) = disagreements(_run(), _run(alone=Generation()))
-    assert unknown == "without speculation one of them has no speed; allow more `seconds`"
+    (unknown,) = setting_differences(_run(), _run(alone=Generation()))
+    assert unknown == "without speculation: no speed measured in one of the runs; allow more `seconds`"

@@ -6,29 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation, Message
 from offspec.core.config import SamplingParams
-from offspec.ui.chat.setup import Setup
+from offspec.ui.chat.setup import ChatSetup
 from offspec.ui.cli.main import app
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, Setup, bool]]:
+def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ChatSetup, bool]]:
     """Chats that were begun: on the screen or in lines, with what, quiet or not. One is kept as shopping."""
     monkeypatch.setenv("OFFSPEC_DATA", str(tmp_path))
     talk = Conversation(model="demo", messages=[Message("user", "Why?")], title="shopping")
-    talk.write(Archive().file_for(talk))
-    begun = list[tuple[str, Setup, bool]]()
+    talk.write(SessionArchive().file_for(talk))
+    begun = list[tuple[str, ChatSetup, bool]]()
 
-    def lines(setup: Setup, *given: object, quiet: bool) -> None:
+    def lines(setup: ChatSetup, *given: object, quiet: bool) -> None:
         begun.append(("lines", setup, quiet))
 
-    def screen(setup: Setup, *given: object) -> int:
+    def screen(setup: ChatSetup, *given: object) -> int:
         begun.append(("screen", setup, False))
         return 0
 
-    monkeypatch.setattr("offspec.ui.cli.plain.run", lines)
+    monkeypatch.setattr("offspec.ui.cli.line_mode.run", lines)
     monkeypatch.setattr("offspec.ui.tui.run", screen)
     return begun
 
@@ -37,25 +37,27 @@ def call(*args: str) -> None:
     app(["chat", *args], prog_name="offspec", standalone_mode=False)
 
 
-def test_options_become_a_setup(begun: list[tuple[str, Setup, bool]]) -> None:
+def test_options_become_a_setup(begun: list[tuple[str, ChatSetup, bool]]) -> None:
     call("demo", "--memory", "1GB", "--draft", "none", "--top-k", "5", "--stop", "END", "--quiet")
     how, setup, quiet = begun[0]
     assert (how, quiet) == ("lines", True)  # there is no terminal under a test
     assert (setup.config.model, setup.config.memory, setup.config.draft) == ("demo", 10**9, "none")
     own = SamplingParams(temperature=0.6, top_k=20)  # of the model
     params = SamplingParams(temperature=0.6, top_k=5, stop=("END",), max_tokens=2048)
-    assert setup.sampling.over(own) == params
+    assert setup.sampling.apply_to(own) == params
     assert setup.resume is None and setup.system is None and setup.trees
 
 
-def test_only_what_was_given_goes_over_a_resumed_conversation(begun: list[tuple[str, Setup, bool]]) -> None:
+def test_only_what_was_given_goes_over_a_resumed_conversation(
+    begun: list[tuple[str, ChatSetup, bool]],
+) -> None:
     call("demo", "--resume", "--temperature", "0", "--max-tokens", "2048")
     call("demo", "--session", "shopping")
     (_, latest, _), (_, named, _) = begun[:2]
-    assert latest.resume == "" and latest.given == {"temperature", "max_tokens"}
+    assert latest.resume == "" and latest.overrides == {"temperature", "max_tokens"}
     call("demo", "--resume", "--greedy")
-    assert begun[2][1].params_over(SamplingParams(0.6, top_k=20)) == SamplingParams(top_k=20)
-    assert (named.resume, named.given) == ("shopping", frozenset())
+    assert begun[2][1].merge_params(SamplingParams(0.6, top_k=20)) == SamplingParams(top_k=20)
+    assert (named.resume, named.overrides) == ("shopping", frozenset())
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_only_what_was_given_goes_over_a_resumed_conversation(begun: list[tuple[
     ],
 )
 def test_the_terminal_ui_needs_a_terminal(
-    begun: list[tuple[str, Setup, bool]],
+    begun: list[tuple[str, ChatSetup, bool]],
     monkeypatch: pytest.MonkeyPatch,
     stdin: bool,
     stdout: bool,

@@ -63,7 +63,7 @@ def is_kept(data: Path, seen: str) -> bool:
 
 
 def answered(data: Path, count: int) -> Callable[[], bool]:
-    """Whether there are so many answers, and all have ended."""
+    """Return a check that there are `count` answers, all of them complete."""
 
     def check() -> bool:
         answers = [message for message in messages(data) if message.role == "assistant"]

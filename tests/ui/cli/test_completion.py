@@ -1,11 +1,11 @@
-"""What a shell is offered for a word of a command line, by the protocol that the installed script speaks."""
+"""Shell completion of a command-line word, through the protocol of the installed script."""
 
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation, Message
 from offspec.core.config import SOURCES
 from offspec.ui.cli.main import app
@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for title, ident in (("trip", "aaaa"), ("Why so?", "bbbb")):
         talk = Conversation(model="demo", messages=[Message("user", "Why?")], title=title)
         talk.id = ident
-        talk.write(Archive().file_for(talk))
+        talk.write(SessionArchive().file_for(talk))
     here = tmp_path / "here"
     (here / "Llama").mkdir(parents=True)
     for name in ("notes.txt", "one.gguf", "mine.json"):

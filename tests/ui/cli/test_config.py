@@ -39,7 +39,9 @@ def test_set_get_list_unset_path(file: Path, offspec: Call) -> None:
     assert offspec("config", "list").stdout == "model = demo\nmemory = 8GB\ncontext = 4096\n"
     assert offspec("config", "unset", "memory").exit_code == 0
     assert file.read_text() == 'model = "demo"\ncontext = 4096\n'
-    assert "memory is not set; set are: model, context" in error_line(offspec("config", "get", "memory"))
+    assert "memory is not set; keys that are set: model, context" in error_line(
+        offspec("config", "get", "memory")
+    )
     assert "is not set" in error_line(offspec("config", "unset", "memory"))
     assert offspec("config", "set", "notify", "off").exit_code == 0
     assert defaults.default_map(get_command(app), [])["chat"]["notify"] == "off"
@@ -95,7 +97,7 @@ def test_greedy_wins_over_a_default_temperature(file: Path, offspec: Call, load:
     offspec("config", "set", "temperature", "0.7")
     assert offspec("generate", "demo", "Why?").exit_code == 0
     assert offspec("generate", "demo", "Why?", "--greedy").exit_code == 0
-    warm, greedy = (asked.params for engine in load.engines for asked in engine.asked)
+    warm, greedy = (asked.params for engine in load.engines for asked in engine.requests)
     assert (warm, greedy) == (SamplingParams(temperature=0.7, top_k=20), SamplingParams())
     assert [config.temperature for config, _ in load.asked] == [0.7, 0.0]
 
@@ -105,19 +107,19 @@ def test_a_command_without_a_model_says_what_to_give(file: Path, offspec: Call, 
     result = offspec(*command.split())
     said = " ".join(result.stderr.replace("│", " ").split())
     assert result.exit_code == 2
-    assert "Missing argument 'MODEL'. Give a folder, a .gguf file, a hub id or demo" in said
-    assert "offspec models lists those you have" in said
+    assert "Missing argument 'MODEL'. Give a folder, a .gguf file, a Hugging Face id or demo" in said
+    assert "offspec models lists downloaded models" in said
 
 
 @pytest.mark.parametrize(
     "text,told",
     [
-        ("# one\nmemroy = 1", "line 2: there is no default 'memroy'; there are model, memory"),
-        ('model = "m"\nmemory = "lots"', "line 2: memory cannot be 'lots': cannot read 'lots'"),
+        ("# one\nmemroy = 1", "line 2: unknown key 'memroy'; valid keys are model, memory"),
+        ('model = "m"\nmemory = "lots"', "line 2: invalid value 'lots' for memory: cannot read 'lots'"),
         ('theme = "pink"', "line 1: theme must be dark or light, not 'pink'"),
-        ("draft-bits = 5", "line 1: draft-bits cannot be 5: --draft-bits must be 2, 3, 4 or 16"),
-        ("model = [1]", "model must be a text or a number"),
-        ("model: demo", "is not TOML: Expected '=' after a key in a key/value pair (at line 1"),
+        ("draft-bits = 5", "line 1: invalid value 5 for draft-bits: --draft-bits must be 2, 3, 4 or 16"),
+        ("model = [1]", "model must be a string or a number"),
+        ("model: demo", "is not valid TOML: Expected '=' after a key in a key/value pair (at line 1"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_one_line(file: Path, offspec: Call, text: str, told: str) -> None:
@@ -139,7 +141,7 @@ def test_what_is_wrong_is_not_set(file: Path, offspec: Call, key: str, value: st
 
 def test_a_file_that_cannot_be_read_or_written(file: Path, offspec: Call) -> None:
     file.parent.write_text("no folder")
-    assert "cannot be read (Not a directory)" in error_line(offspec("config", "list"))
+    assert "(Not a directory): fix or remove the file" in error_line(offspec("config", "list"))
     file.parent.unlink()
     file.parent.mkdir()
     file.write_bytes(b"\xff")

@@ -26,7 +26,7 @@ LONG = "".join(f"word{number} " for number in range(40))
 
 @pytest.fixture
 def larger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "larger", lambda notify: LINE)
+    monkeypatch.setattr(demo, "larger_model_line", lambda notify: LINE)
 
 
 @pytest.mark.usefixtures("larger")
@@ -36,7 +36,7 @@ def test_both_runs_and_their_speeds_are_shown(offspec: Call, load: ScriptedLoad)
     lines = result.stdout.splitlines()
     assert lines[:4] == ["one token per pass:", TEXT, "with speculation:", TEXT]
     assert [line.split("  ")[0] for line in lines[5:7]] == ["one token per pass", "with speculation"]
-    assert all("tok/s: " in line and "bound by computing (50% of the time)" in line for line in lines[5:7])
+    assert all("tok/s: " in line and "bound by compute (50% of the time)" in line for line in lines[5:7])
     assert lines[8].startswith("1.0 times the speed, the same text. Memory limit 1.50 GB, ")
     assert "1.9 B parameters" in lines[-2] and "that of a small pair" in lines[-2]
     assert lines[-1] == LINE
@@ -46,7 +46,7 @@ def test_both_runs_and_their_speeds_are_shown(offspec: Call, load: ScriptedLoad)
     ]
     assert [config.device for config, _ in load.asked] == ["cpu", "cpu"], "it streams beside a GPU too"
     assert all(config.budget for config, _ in load.asked), "nothing is measured before the first token"
-    assert [engine.asked[-1].speculate for engine in load.engines] == [False, True]
+    assert [engine.requests[-1].speculate for engine in load.engines] == [False, True]
     assert "O_DIRECT" in result.stderr, "notices are shown"
     assert result.stderr.startswith("The demo model, widened to 1.9 B parameters"), "it says what comes"
 
@@ -62,7 +62,7 @@ def test_without_speculation_only_the_rate_is_measured(
     assert lines[3].rstrip() == LONG.rstrip(), "with speculation the answer is whole"
     text = "\n".join(lines)
     assert "the same 10 tokens" in text
-    assert "Without speculation 10 tokens were generated, to measure the rate." in text
+    assert "Without speculation, only 10 tokens were generated, to measure the rate." in text
 
 
 @pytest.mark.usefixtures("larger")
@@ -121,9 +121,9 @@ def test_the_device_is_not_said_to_be_chosen_by_the_user(
 def test_both_texts_a_bar_and_the_tree_are_drawn() -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=False)
     runs = [demo_view.Run("alone", "one two " * 8, tokens=2), demo_view.Run("drafted")]
-    runs[0].work = demo_view.Work.in_pass(PassProgress(3, 128, 15, 30, 1_800_000_000, 0.5))
+    runs[0].work = demo_view.ProgressState.in_pass(PassProgress(3, 128, 15, 30, 1_800_000_000, 0.5))
     runs[0].tree = plausible_tree(2, "Light", [" scatters", " in", " air"])
-    console.print(demo_view.Columns(console, runs).drawn())
+    console.print(demo_view.ColumnView(console, runs).drawn())
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert "alone" in lines[1] and "tok/s" in lines[1] and "drafted" in lines[1]
     assert lines[2].startswith("one two") and len(lines) > 3
@@ -133,10 +133,13 @@ def test_both_texts_a_bar_and_the_tree_are_drawn() -> None:
 
 
 def test_loading_is_told_in_its_unit() -> None:
-    work = demo_view.Work.loading(LoadProgress("writing demo-wide", 1_930_000_000, 3_860_000_000))
+    work = demo_view.ProgressState.loading(LoadProgress("writing demo-wide", 1_930_000_000, 3_860_000_000))
     assert (work.text, work.done) == ("writing demo-wide: 1.93 GB of 3.86 GB", 0.5)
-    assert demo_view.Work.loading(LoadProgress("rounding", 1, 4, "layers")).text == "rounding: 1 of 4 layers"
-    assert demo_view.Work.loading(LoadProgress("opening", 0, 0)).text == "opening"
+    assert (
+        demo_view.ProgressState.loading(LoadProgress("rounding", 1, 4, "layers")).text
+        == "rounding: 1 of 4 layers"
+    )
+    assert demo_view.ProgressState.loading(LoadProgress("opening", 0, 0)).text == "opening"
 
 
 def test_the_larger_model_is_one_that_memory_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,13 +155,13 @@ def test_the_larger_model_is_one_that_memory_does_not_hold(monkeypatch: pytest.M
         return large()
 
     monkeypatch.setattr(other_hardware, "plan_for_hardware", planned)
-    line = demo_summary.larger(lambda event: None)
+    line = demo_summary.larger_model_line(lambda event: None)
     assert asked == ["Qwen/Qwen3-14B"]
     assert f"about {large().forecast.tok_per_s:.2g} tokens per second" in line
-    assert "`offspec plan Qwen/Qwen3-14B` says why" in line
+    assert "`offspec plan Qwen/Qwen3-14B` shows the reasons" in line
 
     def fail(*_: object) -> None:
         raise PlanError("no disk")
 
     monkeypatch.setattr(other_hardware, "plan_for_hardware", fail)
-    assert demo_summary.larger(lambda event: None).endswith("cannot be predicted: no disk")
+    assert demo_summary.larger_model_line(lambda event: None).endswith("cannot be predicted: no disk")

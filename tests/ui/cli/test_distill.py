@@ -11,9 +11,9 @@ from typer.testing import Result
 
 from offspec.core.errors import DiskFullError
 from offspec.core.events import LoadProgress, Notice
-from offspec.distill import make as heads
-from offspec.distill.config import Wanted
-from offspec.distill.train import RANKS, HeadAcceptance, Trained
+from offspec.distill import distill_head as heads
+from offspec.distill.config import DistillConfig
+from offspec.distill.train import RANKS, HeadAcceptance, TrainingResult
 
 Call = Callable[..., Result]
 
@@ -23,7 +23,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the command asks for; nothing is trained. failure: what to raise."""
     asked: dict[str, Any] = {}
 
-    def distill_head(wanted: Wanted, *, notify: Callable[[object], None], **given: Any) -> heads.Distilled:
+    def distill_head(
+        wanted: DistillConfig, *, notify: Callable[[object], None], **given: Any
+    ) -> heads.DistillResult:
         asked.update(wanted=wanted, **given)
         notify(Notice(f"distilling [{wanted.model}]"))
         notify(LoadProgress("training", 1, 10, "steps", "loss 3.1"))
@@ -32,8 +34,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         acceptance = np.zeros((2, RANKS))
         acceptance[:, 0] = 0.5, 0.25
         measured = HeadAcceptance(acceptance, 4000)
-        trained = Trained(100, 2.5, 60.0, (3.0, 3.5))
-        return heads.Distilled(Path("/some/place"), wanted.kind, 20_000, measured, trained, 2_660_000, 120.0)
+        trained = TrainingResult(100, 2.5, 60.0, (3.0, 3.5))
+        return heads.DistillResult(
+            Path("/some/place"), wanted.kind, 20_000, measured, trained, 2_660_000, 120.0
+        )
 
     monkeypatch.setattr(heads, "distill_head", distill_head)
     return asked
@@ -46,11 +50,10 @@ def test_the_folder_goes_to_stdout(offspec: Call, asked: dict[str, Any], tmp_pat
     assert result.stderr.splitlines() == [
         "distilling [some/m]",
         "medusa: 2.66 MB of weights, 20000 tokens of text, 2.5 epochs, in 2 min",
-        "on 4000 held-out tokens its first choice is right, by depth: "
-        "50 % (50 % in five), 25 % (25 % in five)",
-        "with trees of 64 nodes that is 1.62 tokens per pass",
+        "top-1 accuracy by depth on 4000 held-out tokens: 50 % (top 5: 50 %), 25 % (top 5: 25 %)",
+        "expected with trees of 64 nodes: 1.62 tokens per pass",
     ]
-    assert asked["wanted"] == Wanted("some/m", "medusa", tmp_path / "head")
+    assert asked["wanted"] == DistillConfig("some/m", "medusa", tmp_path / "head")
     assert asked["memory"] is None
 
 
@@ -69,7 +72,7 @@ def test_options_are_passed_on(offspec: Call, asked: dict[str, Any], tmp_path: P
         "--quiet",
         *options.split(),
     )
-    assert asked["wanted"] == Wanted("some/m", "mlp", tmp_path, 2_000_000, 99, 3, 1.5, 5)
+    assert asked["wanted"] == DistillConfig("some/m", "mlp", tmp_path, 2_000_000, 99, 3, 1.5, 5)
     assert asked["prompts"] == tmp_path / "p"
     assert (asked["memory"], asked["dtype"], asked["device"]) == (2_000_000_000, "float32", "auto")
     assert result.stderr == ""

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from offspec.engine.doctor import examine as examining
-from offspec.engine.doctor.finding import Asked, Begun, Finding
+from offspec.engine.doctor import run_checks as examining
+from offspec.engine.doctor.finding import CheckStarted, DoctorOptions, Finding
 
 Call = Callable[..., Result]
 WELL = Finding("torch", "ok", "2.13.0 [cu130]", figures={"threads": 2})
@@ -23,15 +23,15 @@ NO_GPU = Finding("NVIDIA driver", "absent", "no NVIDIA GPU")
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What is found, and the error that ends it; what was asked."""
-    told: dict[str, Any] = {"events": [Begun("torch"), WELL, Begun("disks"), SLOW]}
+    told: dict[str, Any] = {"events": [CheckStarted("torch"), WELL, CheckStarted("disks"), SLOW]}
 
-    def examine(asked: Asked) -> Iterator[Begun | Finding]:
+    def examine(asked: DoctorOptions) -> Iterator[CheckStarted | Finding]:
         told["asked"] = asked
         yield from told["events"]
         if "error" in told:
             raise told["error"]
 
-    monkeypatch.setattr(examining, "examine", examine)
+    monkeypatch.setattr(examining, "run_checks", examine)
     return told
 
 
@@ -43,9 +43,9 @@ def test_lines_with_remedies(offspec: Call, told: dict[str, Any], tmp_path: Path
         "limited  disk: cache            refuses \ufffd[31mO_DIRECT",
         "                                -> use a local disk",
         "",
-        "All that was tried works, 1 of them slower than they could be.",
+        "All checks passed, 1 of them slower than possible.",
     ]
-    assert told["asked"] == Asked((tmp_path,))
+    assert told["asked"] == DoctorOptions((tmp_path,))
     assert result.stderr == ""
 
 
@@ -58,7 +58,7 @@ def test_a_failure_is_exit_code_1(offspec: Call, told: dict[str, Any]) -> None:
     result = offspec("doctor")
     assert result.exit_code == 1
     assert f"-> {BAD.remedy}\n" in result.stdout
-    assert result.stdout.splitlines()[-1] == "1 of 3 fail. For a bug report: offspec doctor --json"
+    assert result.stdout.splitlines()[-1] == "1 of 3 checks failed. For a bug report: offspec doctor --json"
 
 
 def test_a_check_that_could_not_run_is_not_reported_as_passed(offspec: Call, told: dict[str, Any]) -> None:
@@ -68,10 +68,10 @@ def test_a_check_that_could_not_run_is_not_reported_as_passed(offspec: Call, tol
     assert "All that was tried" not in result.stdout
     assert result.stdout.splitlines()[-2:] == [
         "",
-        "Nothing was tried for: sample run, cpu. The other checks pass, 1 of them slower than they could be.",
+        "Not tested: sample run, cpu. All other checks passed, 1 of them slower than possible.",
     ]
     told["events"].remove(SKIPPED)  # a part that the machine does not have is not missed
-    assert offspec("doctor").stdout.splitlines()[-1].startswith("All that was tried works")
+    assert offspec("doctor").stdout.splitlines()[-1].startswith("All checks passed")
 
 
 @pytest.mark.parametrize("as_json", [False, True])

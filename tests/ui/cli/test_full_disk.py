@@ -85,7 +85,7 @@ def test_a_chat_that_cannot_be_kept(model: Path, disk: Path) -> None:
         OFFSPEC_DATA=data,
     )
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 2
-    assert done.stderr.count("what is said is not being saved: the disk filled up") == 1
+    assert done.stderr.count("the conversation is not being saved: the disk is full") == 1
     assert "Traceback" not in done.stderr and left == ["data", "filled"]
 
 

@@ -13,9 +13,9 @@ from offspec.core.config import Constraint, EngineConfig, SamplingParams
 from offspec.core.errors import ModelNotFoundError
 from offspec.core.events import Mismatch
 from offspec.core.events import Result as Answered
-from offspec.core.sampling_defaults import described, sampling_values
+from offspec.core.sampling_defaults import describe_values, sampling_values
 from offspec.ui.cli.render import statistics
-from tests.support.fake_engine import Asked, Script, ScriptedEngine, ScriptedLoad
+from tests.support.fake_engine import RecordedRequest, Script, ScriptedEngine, ScriptedLoad
 from tests.ui.cli.program import TEXT, error_line
 
 Call = Callable[..., Result]
@@ -34,7 +34,7 @@ def test_statistics_and_notices_go_to_stderr(offspec: Call) -> None:
         "2.00 tokens per pass, 3 passes; 2.40 GB streamed at 1.60 GB/s; peak memory 1.20 GB" in line
         for line in lines
     )
-    assert any("draft substitute (4-bit), budget 64, temperature 0, seed 7" in line for line in lines)
+    assert any("draft self (4-bit), budget 64, temperature 0, seed 7" in line for line in lines)
 
 
 def _result(streamed: int = 0, **changes: Any) -> Answered:
@@ -56,15 +56,15 @@ def test_statistics_tell_what_was_copied_and_what_was_read(read: int, told: str)
 
 
 def test_who_guessed_is_told_where_there_were_several() -> None:
-    result = _result(guessed_by=(("substitute", 9), ("path/to/medusa", 2)))
-    assert statistics(result)[-1] == "draft tokens: substitute 9, medusa 2; bonus tokens: 3"
+    result = _result(guessed_by=(("self", 9), ("path/to/medusa", 2)))
+    assert statistics(result)[-1] == "draft tokens: self 9, medusa 2; bonus tokens: 3"
     assert len(statistics(_result(guessed_by=(("suffix", 11),)))) == 3
 
 
 def test_json_is_one_object_and_nothing_else(offspec: Call, engine: ScriptedEngine) -> None:
     result = offspec("generate", "demo", "Why?", "--system", "Be brief.", "--json")
     roles = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
-    assert engine.asked[0].prompt == roles
+    assert engine.requests[0].prompt == roles
     answer = json.loads(result.stdout)
     assert answer.keys() >= {*ASKED_OF_JSON.split()}
     assert answer["text"] == TEXT
@@ -82,12 +82,12 @@ def test_an_answer_without_text_prints_nothing(offspec: Call, engine: ScriptedEn
     engine.answers = [""]
     result = offspec("generate", "demo", "Why?")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert "0 tokens" in result.stderr and "the model ended its answer" in result.stderr
+    assert "0 tokens" in result.stderr and "ended by the model" in result.stderr
 
 
 def test_check_says_that_tokens_are_the_same(offspec: Call, engine: ScriptedEngine) -> None:
     result = offspec("generate", "demo", "Why?", "--check", "--quiet")
-    assert (result.stdout, engine.asked[0].check) == (TEXT + "\n", True)
+    assert (result.stdout, engine.requests[0].check) == (TEXT + "\n", True)
     check = "check: same tokens without speculation (6 compared)"
     steps = ["[loading]", "[answering]", check, "[stream closed]", "[engine closed]"]
     assert result.stderr.splitlines() == steps
@@ -108,7 +108,9 @@ def test_a_mismatch_is_a_bug(offspec: Call, engine: ScriptedEngine, options: tup
 
 def test_defaults_reach_the_engine(offspec: Call, load: ScriptedLoad) -> None:
     offspec("generate", "demo", "Why?")
-    assert load.engine.asked == [Asked("Why?", SamplingParams(), raw=False, speculate=True, check=False)]
+    assert load.engine.requests == [
+        RecordedRequest("Why?", SamplingParams(), raw=False, speculate=True, check=False)
+    ]
     assert load.asked == [(EngineConfig("demo"), None)]
 
 
@@ -134,8 +136,8 @@ def test_options_replace_defaults_of_the_model(
     engine.sampling_defaults = OWN
     result = offspec("generate", "demo", "Why?", *options.split())
     assert result.exit_code == 0, result.output
-    assert engine.asked[0].params == expected
-    assert f"budget 64, {described(sampling_values(expected))}, seed 7" in result.stderr
+    assert engine.requests[0].params == expected
+    assert f"budget 64, {describe_values(sampling_values(expected))}, seed 7" in result.stderr
 
 
 def test_json_has_the_sampling(offspec: Call, engine: ScriptedEngine) -> None:
@@ -147,7 +149,7 @@ def test_json_has_the_sampling(offspec: Call, engine: ScriptedEngine) -> None:
 def test_greedy_and_a_temperature_exclude_each_other(offspec: Call, load: ScriptedLoad) -> None:
     result = offspec("generate", "demo", "Why?", "--greedy", "--temperature", "0.7")
     assert (result.exit_code, load.asked) == (2, [])
-    assert error_line(result) == "error: --greedy is temperature 0: leave out --greedy or --temperature"
+    assert error_line(result) == "error: --greedy sets temperature 0: omit --greedy or --temperature"
 
 
 def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> None:
@@ -183,7 +185,7 @@ def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> N
         cache_size=3_000_000_000,
     )
     assert load.asked == [(config, Path("mine.json"))]
-    (asked,) = load.engine.asked
+    (asked,) = load.engine.requests
     assert asked.params == SamplingParams(
         temperature=0.5,
         top_p=0.9,
@@ -215,11 +217,11 @@ def test_formats(offspec: Call, load: ScriptedLoad, tmp_path: Path) -> None:
         (["--regex", "[a-z]+"], Constraint("regex", "[a-z]+")),
     ):
         assert offspec("generate", "demo", "Why?", *words).exit_code == 0
-        assert load.engines[-1].asked[-1].params.format == format
+        assert load.engines[-1].requests[-1].params.format == format
     schema.write_text("{", "utf-8")
     for words, error in (
         (["--json-schema", str(schema)], "must be JSON"),
-        (["--json-schema", str(schema), "--regex", "a"], "one format"),
+        (["--json-schema", str(schema), "--regex", "a"], "--json-schema and --regex exclude each other"),
         (["--json-schema", str(tmp_path / "none.json")], "cannot be read"),
         (["--regex", ""], "must not be empty"),
         (["--regex", "a", "--ignore-eos"], "--ignore-eos must be False"),
@@ -236,13 +238,13 @@ def test_what_is_left_to_the_plan(offspec: Call, load: ScriptedLoad) -> None:
 def test_without_speculation_no_draft_is_loaded(offspec: Call, load: ScriptedLoad) -> None:
     assert offspec("generate", "demo", "Why?", "--draft", "small", "--no-speculation").exit_code == 0
     assert load.asked == [(EngineConfig("demo", draft="none"), None)]
-    assert load.engine.asked[0].speculate is False
+    assert load.engine.requests[0].speculate is False
 
 
 @pytest.mark.parametrize("args", [(), ("-",)])
 def test_the_prompt_may_come_from_stdin(offspec: Call, engine: ScriptedEngine, args: tuple[str, ...]) -> None:
     assert offspec("generate", "demo", *args, input="Warum ist\nder Himmel blau? ☀\n").exit_code == 0
-    assert engine.asked[0].prompt == "Warum ist\nder Himmel blau? ☀"
+    assert engine.requests[0].prompt == "Warum ist\nder Himmel blau? ☀"
 
 
 @pytest.mark.parametrize(

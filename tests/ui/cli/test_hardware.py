@@ -42,23 +42,23 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_the_page_has_figures_with_their_spread(offspec: Call, asked: dict[str, Any]) -> None:
     result = offspec("hardware")
     assert result.exit_code == 0
-    assert result.stdout.startswith("The machine, measured: mine, 8 GB RAM\n")
+    assert result.stdout.startswith("Machine, measured: mine, 8 GB RAM\n")
     assert "2.00 GB/s" in result.stdout and "1.50" in result.stdout and "2.50 GB/s" in result.stdout
     assert "measured 2026-01-02T03:04:05+00:00" in result.stdout
     assert "\x1b" not in result.stdout
     assert result.stderr == "no [O_DIRECT] here\n"
-    assert asked == {"device": "auto", "again": False, "folder": None}
+    assert asked == {"device": "auto", "remeasure": False, "folder": None}
 
 
 def test_options_are_passed_on(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
     offspec("hardware", "--again", "--path", str(tmp_path), "--device", "cuda:1")
-    assert asked == {"device": "cuda:1", "again": True, "folder": tmp_path}
+    assert asked == {"device": "cuda:1", "remeasure": True, "folder": tmp_path}
 
 
 def test_a_preset_is_shown_with_its_sources(offspec: Call, asked: dict[str, Any]) -> None:
     result = offspec("hardware", "rtx-3060-12gb")
     assert "from published figures: RTX 3060 12 GB" in result.stdout
-    assert "Where the figures come from" in result.stdout and "PCIe 4.0 x16" in result.stdout
+    assert "Sources of the figures" in result.stdout and "PCIe 4.0 x16" in result.stdout
     assert asked == {} and result.stderr == ""
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from offspec.checkpoint.open import embedded_model
 from offspec.ui.cli.main import app
-from tests.support.hub_standin import COMMIT, StandIn, serve
+from tests.support.fake_hub import COMMIT, FakeHub, serve
 from tests.support.sample_plans import large
 from tests.support.waiting import PATIENCE
 from tests.ui.cli.program import environment
@@ -138,7 +138,7 @@ def test_a_saved_plan_says_how_fast_it_is(caches: Caches) -> None:
 def test_rm_asks_first(caches: Caches) -> None:
     root = caches.add("org/model", MODEL)
     refused = caches.call("rm", "org/model")
-    assert refused.exit_code == 2 and "only after a question, or with --yes" in refused.stderr
+    assert refused.exit_code == 2 and "without confirmation; pass --yes" in refused.stderr
     assert root.exists()
     for answer, code in (("n", 1), ("y", 0)):
         ours, theirs = pty.openpty()
@@ -164,11 +164,11 @@ def test_rm_of_what_was_made_here(caches: Caches) -> None:
     assert (removed.exit_code, removed.stdout[:18]) == (0, "removed model-4bit")
     assert not folder.exists()
     absent = caches.call("rm", "model-4bit", "--yes")
-    assert absent.exit_code == 1 and "`offspec models` lists what is there" in absent.stderr
+    assert absent.exit_code == 1 and "`offspec models` lists the cached models" in absent.stderr
 
 
 def test_pull(caches: Caches) -> None:
-    hub = StandIn()
+    hub = FakeHub()
     with serve(hub):
         hub.repositories = {"org/model": MODEL}
         pulled = caches.run("pull", "org/model", HF_ENDPOINT=hub.url)
@@ -176,4 +176,4 @@ def test_pull(caches: Caches) -> None:
         assert Path(pulled.stdout.strip()) == caches.hub / "models--org--model" / "snapshots" / COMMIT
         assert caches.listed()["org/model"]["kind"] == "hub"
     wrong = caches.call("pull", "not an id")
-    assert wrong.exit_code == 2 and "not an id is not a hub id" in wrong.stderr
+    assert wrong.exit_code == 2 and "not an id is not a Hugging Face model id" in wrong.stderr

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from offspec.checkpoint.checksum import FileSum
+from offspec.checkpoint.checksum import FileChecksum
 from offspec.checkpoint.pack_manifest import Manifest, Origin, PackedFile
 from offspec.core.errors import DiskFullError
 from offspec.core.events import LoadProgress, Notice
-from offspec.model.quantize import pack as packs
+from offspec.model.quantize import pack as quantizer
 
 Call = Callable[..., Result]
 ORIGIN = Origin("some/model", "f" * 64, "nf4")
@@ -23,32 +23,34 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the command asks for; nothing is packed. kept: files that were there; failure: what to raise."""
     asked: dict[str, Any] = {}
 
-    def pack_model(model: str, to: str, *, notify: Callable[[object], None], **given: Any) -> packs.Pack:
+    def pack_model(
+        model: str, to: str, *, notify: Callable[[object], None], **given: Any
+    ) -> quantizer.PackResult:
         kept, failure = asked.pop("kept", 0), asked.pop("failure", None)
         asked.update(model=model, to=to, **given)
         notify(Notice(f"packing [{model}]"))
         notify(LoadProgress("packing", 0, 10, "bytes", "layer 1 of 4"))
         if failure is not None:
             raise failure
-        return packs.Pack(Path("/some/place"), ORIGIN, 8_000_000_000, 2_000_000_000, 5, kept, 3.25)
+        return quantizer.PackResult(Path("/some/place"), ORIGIN, 8_000_000_000, 2_000_000_000, 5, kept, 3.25)
 
     def verify_pack(folder: Path, notify: Callable[[object], None]) -> Manifest:
         asked["verified"] = folder
         if "failure" in asked:
             raise asked["failure"]
         return Manifest(
-            ORIGIN, {f"{i}.safetensors": PackedFile(FileSum(100, 0, 0, ""), {}) for i in range(3)}
+            ORIGIN, {f"{i}.safetensors": PackedFile(FileChecksum(100, 0, 0, ""), {}) for i in range(3)}
         )
 
-    monkeypatch.setattr(packs, "pack_model", pack_model)
-    monkeypatch.setattr(packs, "verify_pack", verify_pack)
+    monkeypatch.setattr(quantizer, "pack_model", pack_model)
+    monkeypatch.setattr(quantizer, "verify_pack", verify_pack)
     monkeypatch.setattr("offspec.ui.cli.pack.check_pack", lambda folder: None)
     return asked
 
 
 def test_the_folder_goes_to_stdout(offspec: Call, asked: dict[str, Any]) -> None:
     asked["kept"] = 5
-    assert "was there already: 5 files, 2.00 GB" in offspec("pack", "some/model", "--to", "nf4").stderr
+    assert "already exists: 5 files, 2.00 GB" in offspec("pack", "some/model", "--to", "nf4").stderr
     result = offspec("pack", "some/model", "--to", "nf4")
     assert result.exit_code == 0
     assert result.stdout == "/some/place\n"

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import offspec.engine as package
-from offspec.checkpoint.shapes import known_sizes, model_groups
+from offspec.checkpoint.known_models import known_sizes, model_groups
 from offspec.core import memory
 from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, DiskFullError
@@ -58,7 +58,7 @@ class Planning:
 def planning(monkeypatch: pytest.MonkeyPatch) -> Planning:
     planning = Planning()
     for name, functions in (
-        ("rehearsal", {"make_plan": planning.make_plan}),
+        ("calibration_run", {"make_plan": planning.make_plan}),
         ("validation", {"validate_plan": planning.validate}),
     ):
         module = ModuleType(f"offspec.engine.{name}")
@@ -128,22 +128,22 @@ def test_the_page_is_the_result_and_the_rest_is_not(plan: Call) -> None:
 def test_what_is_on_the_page(plan: Call) -> None:
     page = plan().stdout
     for said in (
-        "disk, past the cache    2.10 GB/s   1.90 to 2.20 GB/s",  # measured, with its spread
+        "disk, direct reads      2.10 GB/s   1.90 to 2.20 GB/s",  # measured, with its spread
         "GFLOP/s    10.0   250",
         "ms         12.0  18.0  42.0  81.0",
         "█ RAM: 6 layers and the head   ░ disk: 24 layers",  # where each layer goes
         "KV caches               RAM            190.00 MB",
         "6 layers                RAM            678.00 MB",
-        "in all                  RAM   2.68 GB of 3.00 GB",
-        "The least that works with this context and draft: 1.64 GB of RAM.",
-        "draft                   substitute  packed in 4 bits",  # the draft and the tree
+        "total                   RAM   2.68 GB of 3.00 GB",
+        "Minimum for this context and draft: 1.64 GB of RAM.",
+        "draft                   self       quantized to 4 bits",  # the draft and the tree
         "budget                  256 nodes",
         "width                   16 nodes",
         "depth                   24 levels",
-        "first token             1.43 s      for a prompt of 128; the prompt rides on",  # what to expect
-        "a pass                  1.33 s      The link bounds a pass",
+        "first token             1.43 s      for a prompt of 128; the prompt is",  # what to expect
+        "a pass                  1.33 s      Transfer-bound: of 1.29 s of streaming",
         "tokens per pass         9.80        measured over 24 passes",
-        "speed                   7.38 tok/s  one token a pass would be 0.775 tok/s",
+        "speed                   7.38 tok/s  at one token per pass: 0.775 tok/s",
         "budget in nodes",
         "1.00 GB more RAM        8.40 tok/s  x 1.1  9 more layers stay",  # what would help
         "the disk's speed drifted by 14 %",
@@ -155,18 +155,18 @@ def test_what_several_sequences_add_to_the_page(plan: Call, planning: Planning) 
     planning.plan = several()
     page = plan("--sequences", "8", columns=100).stdout
     for said in (
-        "SmolLM2-135M widened x4: about 33.0 tok/s in all, 4.12 for each of 8 sequences",
-        "speed in all            33.0 tok/s  4.12 for each of 8",
+        "SmolLM2-135M widened x4: about 33.0 tok/s total, 4.12 for each of 8 sequences",
+        "total speed             33.0 tok/s  4.12 for each of 8",
         "first token             1.43 s      for a prompt of 128; it waits for a pass of the others",
         "8 sequences              33.0  4.12    256  1.60 s  1.45 s    1.52 GB",
         "16 sequences             45.0  2.81    256  1.60 s  1.61 s    3.04 GB",
-        "From 8 sequences on, twice as many bring less than half as much again",
+        "From 8 sequences on, doubling them raises the speed by less than half",
         "Prompts are read in chunks of 1,024 tokens",
     ):
         assert said in page
-    assert "Twice as many do not fit" not in page
+    assert "Twice as many sequences do not fit" not in page
     planning.plan = replace(several(), shared=several().shared[:-1])
-    assert "Twice as many do not fit with this context and draft." in plan(columns=100).stdout
+    assert "Twice as many sequences do not fit with this context and draft." in plan(columns=100).stdout
     planning.plan = small()
     assert "sequence" not in plan().stdout
 
@@ -193,10 +193,10 @@ def test_well_known_models_are_listed_with_what_they_take(
     page = " ".join(result.stdout.split())
     assert max(map(len, result.stdout.splitlines())) <= columns
     small, large, refused = map(known_sizes().__getitem__, ("Qwen/Qwen3-8B", LARGEST, REFUSED))
-    for name, size, verdict in (("Qwen/Qwen3-8B", small, "yes"), (LARGEST, large, "too little RAM")):
+    for name, size, verdict in (("Qwen/Qwen3-8B", small, "yes"), (LARGEST, large, "not enough RAM")):
         row = page.partition(f"{name} ")[2].partition(" meta-llama" if name == LARGEST else " Qwen/")[0]
         assert f"{size.least_ram / 1e9:.1f} GB" in row and verdict in row
-    assert "10.0 GB of RAM may be used here" in page
+    assert "10.0 GB of RAM are usable here" in page
     assert f"cannot run: {refused.refused}." in page
     result = CliRunner().invoke(app, ["plan", "list", "--json"])
     found = {each.pop("name"): each for each in json.loads(result.stdout)}
@@ -213,7 +213,7 @@ def test_what_helps_most_comes_first_and_what_does_not_help_is_not_listed(
     made = small()
     gain = WhatIf("1.00 GB more RAM", 1.2 * made.forecast.tok_per_s, "9 more layers stay")
     planning.plan = replace(made, what_ifs=(*made.what_ifs[1:], gain))
-    page = plan().stdout.partition("What would help")[2]
+    page = plan().stdout.partition("Possible improvements")[2]
     assert 0 < page.index("4-bit weights") < page.index("1.00 GB more RAM")
     assert "no draft" not in page and "a 2.00 GB budget" not in page
     planning.plan = replace(made, what_ifs=made.what_ifs[2:])
@@ -279,7 +279,7 @@ def test_a_plan_without_a_draft_or_a_sweep(plan: Call, planning: Planning) -> No
         small(), draft="none", draft_mode="none", draft_bits=16, budget=1, sweep=(), what_ifs=(), notes=()
     )
     page = plan().stdout
-    assert "There is no draft, so every pass yields one token." in page
+    assert "Without a draft, every pass yields one token." in page
     assert not any(
         word in page for word in ("Speed against", "What would help", "Notes", "step of the draft")
     )
@@ -324,7 +324,7 @@ def test_save_writes_a_file_that_is_read_again(
     def full(*_: object) -> None:
         raise DiskFullError("the disk filled up: make room there")
 
-    monkeypatch.setattr("offspec.ui.cli.plan.write_file", full)
+    monkeypatch.setattr("offspec.ui.cli.plan.write_atomic", full)
     result = plan("--save", str(tmp_path / "plan.json"))
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines()[-1] == "error: the disk filled up: make room there"

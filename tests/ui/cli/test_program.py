@@ -138,7 +138,7 @@ for line, _ in {WITHOUT_WORK!r}:
         main()
     except SystemExit as left:
         print("exit", line, left.code, heavy())
-import offspec.engine.doctor.examine
+import offspec.engine.doctor.run_checks
 print("exit examine", heavy())
 """
     shown = run("-c", code)

@@ -14,7 +14,7 @@ from typer.testing import Result
 
 from offspec.core.errors import CapacityError
 from tests.support.fake_engine import ScriptedLoad
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, wait_until
 from tests.ui.cli.program import ENDLESS, Child, error_line, start
 
 ASKED = {"model": "demo", "messages": [{"role": "user", "content": "Why?"}]}
@@ -31,7 +31,7 @@ def _serving(program: Child[str]) -> httpx2.Client:
 
 
 def _until_ready(http: httpx2.Client) -> None:
-    until(lambda: http.get("/health").status_code == 200)
+    wait_until(lambda: http.get("/health").status_code == 200)
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -70,10 +70,10 @@ def test_a_second_signal_leaves_nothing_unfinished(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
 from types import SimpleNamespace
-from offspec.core.files import unfinished
+from offspec.core.files import removed_on_exit
 from offspec.server.run import Server
 folder = Path({str(folder)!r})
-with unfinished(folder):
+with removed_on_exit(folder):
     folder.mkdir()
     Server.handle_exit(SimpleNamespace(signal=15), 15, None)
 """

@@ -16,13 +16,13 @@ from textual._xterm_parser import XTermParser
 from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.core.config import EngineConfig
 from offspec.core.sampling_defaults import SamplingOverrides
-from offspec.ui.chat.setup import Setup
+from offspec.ui.chat.setup import ChatSetup
 from offspec.ui.tui.app import ChatApp
 from offspec_planners.placement import Tier
-from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, Turnstile
+from tests.support.fake_engine import PassGate, Script, ScriptedEngine, ScriptedLoad
 from tests.support.waiting import PATIENCE
 
 if TYPE_CHECKING:
@@ -76,12 +76,12 @@ def app_for(
         layers, context = len(plan.placement.tiers), plan.context
         engine = PlannedEngine(answers, layers=layers, context=context, plan=plan, config=config)
     if passes is not None:
-        engine.gate = Turnstile(passes)
+        engine.gate = PassGate(passes)
     opener = ScriptedLoad(engine, failing=failing)
     if not loads:
         opener.gate.clear()
-    setup = Setup(config, SamplingOverrides({"max_tokens": 2048, "temperature": 0.5}), notify=notify)
-    app = ChatApp(setup, opener, Archive(folder))
+    setup = ChatSetup(config, SamplingOverrides({"max_tokens": 2048, "temperature": 0.5}), notify=notify)
+    app = ChatApp(setup, opener, SessionArchive(folder))
     app.animation_level = "none"
     return app, engine
 
@@ -217,7 +217,7 @@ def type_as_terminal(pilot: Pilot[None], sent: str) -> None:
 
 
 def seen(app: ChatApp) -> str:
-    """What the terminal shows, line by line."""
+    """Return the lines that the terminal shows."""
     strips = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
 

@@ -1,4 +1,4 @@
-"""How an answer is painted, and how much work that is."""
+"""Painting of an answer, and its cost."""
 
 import pytest
 from markdown_it import MarkdownIt
@@ -7,7 +7,7 @@ from textual.pilot import Pilot
 from offspec.chat.conversation import Message
 from offspec.core.events import Piece
 from offspec.ui.tui import transcript_view
-from offspec.ui.tui.answer import LEGEND, Answer, by_source
+from offspec.ui.tui.answer import LEGEND, Answer, highlight_sources
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.markdown import StreamedMarkdown
 from offspec.ui.tui.transcript_entries import Question
@@ -78,7 +78,7 @@ async def test_what_is_no_markdown_is_shown_as_it_is(pilot: Pilot[None], app: Ch
     assert "<div>kept</div> and �[31mred [b]plain[/b]" in seen(app)
     assert "[red]Why[/red] �[2J?" in seen(app)
     await ask(pilot, "And?")
-    await until(pilot, lambda: "an answer without text" in seen(app))
+    await until(pilot, lambda: "empty answer" in seen(app))
 
 
 @plays("x", size=(100, 20))
@@ -118,8 +118,8 @@ async def test_two_hundred_turns_are_a_few_widgets(
 
 
 def test_the_text_is_that_of_the_pieces_and_a_run_of_one_source_is_one_span() -> None:
-    by_pieces = by_source(PIECES)
-    assert by_pieces.plain == "The sky is" and by_source(()).plain == ""
+    by_pieces = highlight_sources(PIECES)
+    assert by_pieces.plain == "The sky is" and highlight_sources(()).plain == ""
     assert len(by_pieces.spans) == 2
     underlined = [span for span in by_pieces.spans if "underline" in str(span.style)]
     assert [by_pieces.plain[span.start : span.end] for span in underlined] == [" is"]
@@ -127,5 +127,5 @@ def test_the_text_is_that_of_the_pieces_and_a_run_of_one_source_is_one_span() ->
 
 
 def test_nothing_in_an_answer_is_markup_or_obeyed_by_a_terminal() -> None:
-    hostile = by_source((Piece("[red]x[/red]\x1b[2J\n\ty\x07", "draft"),)).plain
+    hostile = highlight_sources((Piece("[red]x[/red]\x1b[2J\n\ty\x07", "draft"),)).plain
     assert hostile == "[red]x[/red]�[2J\n\ty�"

@@ -10,8 +10,8 @@ from offspec.core.config import SamplingParams
 from offspec.core.errors import DraftError, RequestError
 from offspec.core.events import PassProgress
 from offspec.ui.tui.app import ChatApp
-from offspec.ui.tui.worker import AnswerDone
-from tests.support.fake_engine import Script, ScriptedLoad, Turnstile
+from offspec.ui.tui.engine_thread import AnswerDone
+from tests.support.fake_engine import PassGate, Script, ScriptedLoad
 from tests.ui.tui.stage import PlannedEngine, ask, hold, loaded, plays, said, seen, send, until, until_seen
 
 LONG = " ".join(f"word{i}" for i in range(40))
@@ -24,10 +24,10 @@ async def test_questions_wait_for_the_model_and_for_each_other(
     await send(pilot, "first")
     await send(pilot, "second")
     assert said(app) == [("question", "first"), ("question", "second")]
-    assert seen(app).count("waits to be sent") == 2
-    assert not engine.asked and isinstance(app.opener, ScriptedLoad)
+    assert seen(app).count("⋯ queued") == 2
+    assert not engine.requests and isinstance(app.opener, ScriptedLoad)
     app.opener.gate.set()
-    await until(pilot, lambda: len(engine.asked) == 2 and app.answer is None)
+    await until(pilot, lambda: len(engine.requests) == 2 and app.answer is None)
     assert said(app) == [("question", "first"), ("answer", "one"), ("question", "second"), ("answer", "two")]
     assert "waits" not in seen(app)
 
@@ -41,7 +41,7 @@ async def test_escape_stops_at_once_and_keeps_what_came(
         (1, PassProgress(2, 0, 0, 8, 0, 0.1), "drafting"),
         (2, PassProgress(3, 64, 4, 8, 10**9, 0.5), "layer 4/8"),
     ):
-        engine.gate = Turnstile(passes)
+        engine.gate = PassGate(passes)
         await hold(pilot, engine, "Count.")
         engine.notify(at)
         await until_seen(pilot, doing)
@@ -64,7 +64,7 @@ async def test_escape_calls_back_what_waits(pilot: Pilot[None], app: ChatApp, en
     await hold(pilot, engine, "first")
     await send(pilot, "/clear")
     await until(pilot, lambda: "stop the answer first" in seen(app))
-    assert "the nearest is /help" in said(app)[0][1]
+    assert "did you mean /help?" in said(app)[0][1]
     await send(pilot, "second")
     await send(pilot, "third")
     app.user_input.stopping = True
@@ -74,7 +74,7 @@ async def test_escape_calls_back_what_waits(pilot: Pilot[None], app: ChatApp, en
     await until(pilot, lambda: app.answer is None)
     assert app.composer.text == "second\nthird"
     assert [kind for kind, _ in said(app)] == ["error", "question", "answer", "error"]
-    assert len(engine.asked) == 1
+    assert len(engine.requests) == 1
 
 
 @plays(Script(LONG, fail_after=1), "Now it works.")
@@ -87,8 +87,8 @@ async def test_a_fault_in_mid_stream_says_what_to_do_and_leaves_the_chat_usable(
     await send(pilot, "second")
     engine.gate.set()
     await until(pilot, lambda: app.answer is None and bool(app.composer.text))
-    assert app.composer.text == "second" and len(engine.asked) == 1  # what waited is not sent
-    for text in ("word0 word1 word2 word3", "broken off", "Input/output error", "/retry"):
+    assert app.composer.text == "second" and len(engine.requests) == 1  # what waited is not sent
+    for text in ("word0 word1 word2 word3", "ended by an error", "Input/output error", "/retry"):
         assert text in seen(app)
     app.composer.clear()
     await pilot.press("ctrl+r")
@@ -167,7 +167,7 @@ async def test_a_retry_that_is_stopped_at_once_shows_the_answer_from_before(
     await pilot.press("ctrl+r")
     await until(pilot, engine.held.is_set)
     await pilot.press("escape")
-    await until(pilot, lambda: app.answer is None and "Nothing came" in seen(app))
+    await until(pilot, lambda: app.answer is None and "No new answer" in seen(app))
     assert said(app)[:2] == [("question", "first"), ("answer", "one")]
     assert "2 of" not in seen(app)
 
@@ -196,7 +196,7 @@ async def test_a_retry_in_the_last_frame_of_an_answer(
     app.engine._post = post
     await pilot.press("ctrl+r", "ctrl+r")
     await pilot.pause()
-    assert len(engine.asked) == 1 and app.answer is not None
+    assert len(engine.requests) == 1 and app.answer is not None
     engine.gate.set()
     app.post_message(ends[0])
     if stopped:
@@ -216,8 +216,11 @@ async def test_a_chat_goes_on_where_a_draft_or_the_model_cannot_be_loaded(
     assert isinstance(app.opener, ScriptedLoad)
     await ask(pilot, "first")
     await send(pilot, "/draft bad/draft")
-    await until(pilot, lambda: ("notice", "the draft is substitute (4-bit)") in said(app))
-    assert ("notice", "bad/draft has another vocabulary; loading the model as it was before") in said(app)
+    await until(pilot, lambda: ("notice", "the draft is self (4-bit)") in said(app))
+    assert (
+        "notice",
+        "bad/draft has another vocabulary; loading the model again with its previous settings",
+    ) in said(app)
     await ask(pilot, "second")
     assert said(app)[-2:] == [("question", "second"), ("answer", "one")]
     app.opener.fail = DraftError("the disk is away")
@@ -275,16 +278,16 @@ async def test_what_is_set_while_the_model_loads_holds_for_the_first_answer(
     await until(pilot, lambda: len(said(app)) == 6)
     told = [text for kind, text in said(app) if kind != "question"]
     assert "temperature` is `0.7`" in told[0] and "top_k` is `5`" in told[1]
-    assert "'top_q' cannot be set" in told[2] and "`temperature` is `0.7`: " in told[3]
+    assert "unknown parameter 'top_q'" in told[2] and "`temperature` is `0.7`: " in told[3]
     assert "| `top_k` | `5` |" in told[4]
     app.composer.set_text("/set seed=r")
     await until(pilot, lambda: "/set seed=random" in seen(app))
     app.composer.clear()
-    assert not engine.asked and isinstance(app.opener, ScriptedLoad)
+    assert not engine.requests and isinstance(app.opener, ScriptedLoad)
     app.opener.gate.set()
-    await until(pilot, lambda: len(engine.asked) == 1 and app.answer is None)
-    assert engine.asked[0].params == replace(app.defaults(), temperature=0.7, top_k=5, seed=3)
-    assert app.controller is not None and app.controller.session.params == engine.asked[0].params
+    await until(pilot, lambda: len(engine.requests) == 1 and app.answer is None)
+    assert engine.requests[0].params == replace(app.defaults(), temperature=0.7, top_k=5, seed=3)
+    assert app.controller is not None and app.controller.session.params == engine.requests[0].params
     app.opener.gate.clear()
     await send(pilot, "/set temperature=0.3")  # which what was set before it does not overwrite
     await send(pilot, "/draft none")
@@ -293,7 +296,7 @@ async def test_what_is_set_while_the_model_loads_holds_for_the_first_answer(
     await until(pilot, lambda: "top_p` is `0.5`" in said(app)[-1][1])
     app.opener.gate.set()
     await until(pilot, lambda: not app.is_loading)
-    assert app.controller.session.params == replace(engine.asked[0].params, temperature=0.3, top_p=0.5)
+    assert app.controller.session.params == replace(engine.requests[0].params, temperature=0.3, top_p=0.5)
 
 
 @plays("one", loads=False)
@@ -304,10 +307,8 @@ async def test_the_models_sampling_is_known_once_it_is_loaded(
     await send(pilot, "/set top_k=0")  # as it seems to be already
     await send(pilot, "/set top_p")
     await until(pilot, lambda: len(said(app)) == 2)
-    assert said(app)[0][1] == "From the next answer on `top_k` is `0`."
-    assert said(app)[1][1].endswith(
-        "Parameters that are not set take the model's defaults when it is loaded."
-    )
+    assert said(app)[0][1] == "From the next answer on, `top_k` is `0`."
+    assert said(app)[1][1].endswith("Other parameters get the model's defaults once it is loaded.")
     assert isinstance(app.opener, ScriptedLoad)
     app.opener.gate.set()
     await loaded(pilot)
@@ -326,7 +327,7 @@ async def test_a_retry_that_would_be_the_same_offers_another(pilot: Pilot[None],
     app.composer.set_text("half a question")
     await pilot.press("ctrl+r")
     await until(pilot, lambda: app.composer.text == "/retry 0.7")
-    assert "Nothing would differ" in said(app)[-1][1] and "Enter sends it" in seen(app)
+    assert "always gets the same answer" in said(app)[-1][1] and "Enter sends it" in seen(app)
     await pilot.press("escape")
     assert app.composer.text == "half a question"
     app.composer.clear()

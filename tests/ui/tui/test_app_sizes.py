@@ -6,7 +6,7 @@ from textual.pilot import Pilot
 
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.panel import SidePanel
-from tests.support.fake_engine import Turnstile
+from tests.support.fake_engine import PassGate
 from tests.ui.tui.stage import PlannedEngine, ask, hold, loaded, plays, seen, send, until
 
 LONG = " ".join(f"word{i}" for i in range(40))
@@ -21,7 +21,7 @@ async def test_a_small_terminal_shows_question_answer_and_figures(pilot: Pilot[N
     assert any("你好 🎉?" in line for line in lines)
     assert any("end" in line for line in lines)
     assert "%" in lines[-2]
-    assert "Ask something" in lines[-1]
+    assert "Ask a question" in lines[-1]
     assert not app.query_one(SidePanel).display
     await pilot.press("ctrl+b")
     await pilot.pause()
@@ -77,7 +77,7 @@ async def test_scrolling_up_in_mid_stream_stays_there_until_one_goes_to_the_end(
 ) -> None:
     told = list[bool]()
     await loaded(pilot)
-    monkeypatch.setattr(app.status, "more_below", told.append)
+    monkeypatch.setattr(app.status, "set_more_below", told.append)
     await hold(pilot, engine, "Count.")
     await until(pilot, lambda: "line39" in seen(app))
     assert not any(told)  # while it is followed
@@ -110,7 +110,7 @@ async def test_page_down_at_the_end_goes_on_following(
     await pilot.press("pagedown", "pageup", "pagedown")
     await pilot.pause()
     assert seen(app) == before  # what is shorter than the view does not jump
-    engine.gate = Turnstile(10)
+    engine.gate = PassGate(10)
     await hold(pilot, engine, "Count.")
     await until(pilot, lambda: "line39" in seen(app))
     await pilot.press("pagedown")

@@ -25,7 +25,7 @@ async def test_enter_sends_and_other_keys_begin_a_line(
     assert app.composer.text == "a\nb\nc"
     assert app.composer.size.height == 3
     await pilot.press("enter")
-    await until(pilot, lambda: bool(engine.asked) and app.answer is None)
+    await until(pilot, lambda: bool(engine.requests) and app.answer is None)
     assert said(app)[0] == ("question", "a\nb\nc")
     assert app.composer.text == ""
     # A terminal may hand over a whole line at once: Enter does not overtake what was written before it.
@@ -74,7 +74,7 @@ async def test_a_slash_in_a_question_is_no_command(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
 ) -> None:
     await ask(pilot, "/usr/bin is what?", "//help means what?", "//TODO fix", " /etc is what?")
-    assert len(engine.asked) == 4
+    assert len(engine.requests) == 4
     asked = ["/usr/bin is what?", "/help means what?", "//TODO fix", " /etc is what?"]
     assert [text for kind, text in said(app) if kind == "question"] == asked
     engine.gate.clear()

@@ -37,7 +37,7 @@ async def test_the_palette_lists_and_runs_our_own(pilot: Pilot[None], app: ChatA
     await settled(pilot)
     await pilot.press("enter", "enter")
     await until(pilot, lambda: bool(said(app)))
-    assert said(app) == [("error", "nothing has been asked yet")]
+    assert said(app) == [("error", "the conversation is empty; ask a question first")]
     await pilot.press("f1", "ctrl+p")
     await pilot.pause()
     assert not CommandPalette.is_open(app)
@@ -54,11 +54,11 @@ async def test_the_theme_is_remembered(
     for name in ("light", "dark", "light"):
         listed[f"{name} theme"].callback()
         await pilot.pause()
-        assert app.theme == f"offspec-{name}" and f"the {name} theme is remembered in" in seen(app)
+        assert app.theme == f"offspec-{name}" and f"{name} theme saved in" in seen(app)
         assert UserConfig().values == {"theme": name}
     monkeypatch.setenv("OFFSPEC_THEME", "light")
     listed["dark theme"].callback()
-    assert "remembered in" in seen(app)
+    assert "theme saved in" in seen(app)
     monkeypatch.setenv("OFFSPEC_THEME", "light")  # by the user, who has another default
     listed["dark theme"].callback()
     await pilot.pause()
@@ -66,13 +66,11 @@ async def test_the_theme_is_remembered(
     (folder / "config.toml").write_text("[theme")
     listed["light theme"].callback()
     await pilot.pause()
-    assert app.theme == "offspec-light" and "the light theme is not remembered" in seen(app)
+    assert app.theme == "offspec-light" and "the light theme could not be saved" in seen(app)
     assert (folder / "config.toml").read_text() == "[theme"
 
 
 @plays("ok")
 async def test_a_theme_that_is_none_is_told(pilot: Pilot[None], app: ChatApp, pink: None) -> None:
     await until(pilot, lambda: bool(said(app)))
-    assert said(app) == [
-        ("notice", "there is no theme 'pink', as OFFSPEC_THEME has it; there are dark and light")
-    ]
+    assert said(app) == [("notice", "unknown theme 'pink' in OFFSPEC_THEME; valid themes are dark and light")]

@@ -45,12 +45,12 @@ def lines(content: Content) -> list[str]:
 
 def test_speed_and_sparkline_are_those_of_the_answer() -> None:
     for content in (panel.speed(ChatStats()), panel.times(PassTimes()), panel.sparkline(())):
-        assert content.plain == "nothing yet"
+        assert content.plain == "no data yet"
     stats = ChatStats()
     stats.on_event(passed(4))
     stats.on_event(passed(8))
-    assert lines(panel.speed(stats)) == ["6.00 tok/s", "6.00 tokens a pass"]
-    assert lines(panel.sparkline((1, 4, 8))) == ["▁▄█", "1 to 8, the last 8"]
+    assert lines(panel.speed(stats)) == ["6.00 tok/s", "6.00 tokens per pass"]
+    assert lines(panel.sparkline((1, 4, 8))) == ["▁▄█", "1 to 8, last 8"]
     assert len(lines(panel.sparkline(range(1, 100)))[0]) == WIDTH
 
 
@@ -95,7 +95,7 @@ class PlacedEngine(ScriptedEngine):
 
 def test_what_lies_in_each_memory() -> None:
     assert lines(panel.memory(PlacedEngine())) == [
-        "GPU  none: the CPU computes",
+        "GPU  none (runs on the CPU)",
         "RAM  7 layers, limit 1.50 GB",
         "disk 23 layers",
     ]
@@ -114,13 +114,13 @@ def test_what_lies_in_each_memory() -> None:
     assert shown[3:5] == ["     5 layers", "RAM  50.04 GB of 60.00 GB"]
     assert shown[-1] == "disk 50 layers, 85.60 GB"
     engine.placed["gpu_names"] = ["NVIDIA L4", "NVIDIA L4"]
-    assert lines(panel.memory(engine))[0] == "GPU  2, the first L4"
+    assert lines(panel.memory(engine))[0] == "GPU  2, first L4"
 
 
 def test_the_plan_in_lines() -> None:
-    assert lines(panel.plan_line(ScriptedEngine())) == ["≤ 64 nodes, 8 at a time"]
+    assert lines(panel.plan_line(ScriptedEngine())) == ["≤ 64 nodes, width 8"]
     alone = ScriptedEngine(config=EngineConfig("demo", draft="none", budget=1))
-    assert lines(panel.plan_line(alone)) == ["a token in each pass"]
+    assert lines(panel.plan_line(alone)) == ["one token per pass"]
     with_plan = lines(panel.plan_line(ScriptedEngine(plan=small())))
     assert with_plan[1].endswith("tok/s expected")
     assert with_plan[2].endswith("-bound")

@@ -6,7 +6,7 @@ from textual.widgets import Input, Static
 from offspec.chat.conversation import Message
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.markdown import plain_text
-from tests.support.fake_engine import Turnstile
+from tests.support.fake_engine import PassGate
 from tests.ui.tui.stage import PlannedEngine, ask, loaded, plays, seen, send, until
 
 LONG = "\n\n".join(f"line{i}" for i in range(30))
@@ -70,7 +70,7 @@ async def test_a_search_while_an_answer_comes(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
 ) -> None:
     await ask(pilot, "first")
-    engine.gate = Turnstile(3)
+    engine.gate = PassGate(3)
     await send(pilot, "second")
     await until(pilot, lambda: engine.held.is_set())
     assert await search(pilot, "ctrl+f", *"one") == "1 of 1"

@@ -1,4 +1,4 @@
-"""What is selected with the mouse is seen, with colours and without."""
+"""Mouse selections are visible, with colours and without."""
 
 import pytest
 from rich.style import Style

@@ -6,7 +6,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation, Message
 from offspec.core.errors import RequestError
 from offspec.ui.tui.app import ChatApp
@@ -18,7 +18,7 @@ TALL = (80, 30)
 TITLES = ("Rivers in the sky", "[b]Holiday[/b] plans", "Why is the sky blue?")
 
 
-def put(archive: Archive, title: str, at: int, *messages: str, model: str = "demo") -> Path:
+def put(archive: SessionArchive, title: str, at: int, *messages: str, model: str = "demo") -> Path:
     """A conversation that changed in this minute. messages: questions and answers in turn."""
     talk = Conversation(model=model, title=title, updated=f"2026-01-02T03:{at:02}:00Z")
     for place, text in enumerate(messages or ("Question?", "Answer.")):
@@ -30,12 +30,12 @@ def put(archive: Archive, title: str, at: int, *messages: str, model: str = "dem
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Archive:
-    return Archive(tmp_path)
+def archive(tmp_path: Path) -> SessionArchive:
+    return SessionArchive(tmp_path)
 
 
 @pytest.fixture
-def files(archive: Archive) -> list[Path]:
+def files(archive: SessionArchive) -> list[Path]:
     """Three conversations, the latest first."""
     found = [
         put(archive, title, at, model="org/large" if at == 1 else "demo") for at, title in enumerate(TITLES)
@@ -43,7 +43,7 @@ def files(archive: Archive) -> list[Path]:
     return found[::-1]
 
 
-def listing(archive: Archive) -> SessionsScreen:
+def listing(archive: SessionArchive) -> SessionsScreen:
     """A screen on which nothing may be changed."""
 
     def refuse(*_: object) -> None:
@@ -64,7 +64,7 @@ def preview(screen: SessionsScreen) -> str:
     return str(screen.query_one("#sessions-preview Static", Static).visual)
 
 
-async def test_a_conversation_is_chosen(archive: Archive, files: list[Path]) -> None:
+async def test_a_conversation_is_chosen(archive: SessionArchive, files: list[Path]) -> None:
     async with showing(listing(archive), TALL) as (pilot, app):
         await pilot.press("down", "down", "up", "enter")
         await pilot.pause()
@@ -85,7 +85,7 @@ async def test_a_conversation_is_chosen(archive: Archive, files: list[Path]) -> 
         assert app.got == files[2]
 
 
-async def test_enter_on_nothing_stays_and_these_leave_without_a_choice(archive: Archive) -> None:
+async def test_enter_on_nothing_stays_and_these_leave_without_a_choice(archive: SessionArchive) -> None:
     (archive.folder / "x.json").write_text("{}")
     screen = listing(archive)
     async with showing(screen, TALL) as (pilot, app):
@@ -101,7 +101,7 @@ async def test_enter_on_nothing_stays_and_these_leave_without_a_choice(archive: 
             await app.show(listing(archive))
 
 
-async def test_the_chosen_one_is_shown_from_its_beginning_and_end(archive: Archive) -> None:
+async def test_the_chosen_one_is_shown_from_its_beginning_and_end(archive: SessionArchive) -> None:
     turns = [
         text
         for n in range(5)
@@ -129,14 +129,14 @@ async def test_the_chosen_one_is_shown_from_its_beginning_and_end(archive: Archi
         assert preview(screen) == ""
 
 
-async def test_a_low_terminal_has_no_room_for_a_preview(archive: Archive, files: list[Path]) -> None:
+async def test_a_low_terminal_has_no_room_for_a_preview(archive: SessionArchive, files: list[Path]) -> None:
     screen = listing(archive)
     async with showing(screen, (40, 12)):
         assert not screen.query_one("#sessions-preview").display
         assert screen.query_one(OptionList).size.height >= 3
 
 
-async def test_what_is_refused_is_said(archive: Archive, files: list[Path]) -> None:
+async def test_what_is_refused_is_said(archive: SessionArchive, files: list[Path]) -> None:
     screen = listing(archive)
     async with showing(screen, TALL) as (pilot, _):
         await pilot.press("ctrl+r", "x", "enter")

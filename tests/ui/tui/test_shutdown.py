@@ -1,4 +1,4 @@
-"""How a chat ends: asked to, in the middle of an answer, without a model, without a terminal."""
+"""End of a chat: on request, in the middle of an answer, without a model, without a terminal."""
 
 import os
 import pty
@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation
 from offspec.core.errors import CapacityError, OffspecError
 from offspec.ui import tui
 from offspec.ui.tui import leave
 from offspec.ui.tui.app import ChatApp
+from tests.support.exhaustive import sampled_params
 from tests.support.fake_engine import ScriptedLoad
-from tests.support.products import some
 from tests.support.waiting import PATIENCE
 from tests.ui.tui.stage import PlannedEngine, app_for, hold, loaded, play, plays, seen, send, until
 
@@ -31,7 +31,7 @@ FAIL = CapacityError("needs 3.00 GB of memory; give --memory 3GB", needed=3, giv
 
 def kept(folder: Path) -> Conversation:
     """The one conversation in an archive."""
-    (entry,) = Archive(folder).list()
+    (entry,) = SessionArchive(folder).list()
     return Conversation.read(entry.file)
 
 
@@ -65,7 +65,7 @@ async def test_leaving_says_what_it_waits_for_and_a_second_time_does_not_wait(
     engine.gate.clear()
     await hold(pilot, engine, "Count.")
     await pilot.press("ctrl+q")
-    await until(pilot, lambda: "stopping, then leaving" in seen(app))
+    await until(pilot, lambda: "stopping, then exiting" in seen(app))
     assert stop
     await pilot.press("ctrl+q")
     await until(pilot, lambda: app._exit)
@@ -83,7 +83,7 @@ async def test_ctrl_c_stops_the_answer_and_leaves_when_pressed_twice(
     monkeypatch.setattr("offspec.ui.tui.app._TWICE", PATIENCE)  # a slow machine presses slowly
     await pilot.press("ctrl+c")
     await pilot.pause()
-    assert "Press Ctrl+C again to leave" in seen(app)
+    assert "Press Ctrl+C again to exit" in seen(app)
     assert not app._exit
     await pilot.press("ctrl+c")
     await until(pilot, lambda: app._exit)
@@ -115,7 +115,7 @@ def test_a_model_that_cannot_be_opened_ends_the_chat_with_its_error(
 
     monkeypatch.setattr(ChatApp, "run", run)
     with pytest.raises(OffspecError, match=re.escape("give --memory 3GB")):
-        tui.run(app.setup, opener, Archive(tmp_path))
+        tui.run(app.setup, opener, SessionArchive(tmp_path))
     assert "loading" in shown[0]
     assert capsys.readouterr().err == "not sent: already asked\n"
 
@@ -139,14 +139,14 @@ CHILD = """
 import sys
 from pathlib import Path
 from offspec.ui import tui
-from offspec.chat.archive import Archive
-from offspec.ui.chat.setup import Setup
+from offspec.chat.archive import SessionArchive
+from offspec.ui.chat.setup import ChatSetup
 from offspec.core.config import EngineConfig
 from offspec.core.sampling_defaults import SamplingOverrides
 from tests.support.fake_engine import ScriptedEngine, ScriptedLoad
 engine = ScriptedEngine([" ".join(f"word{i}" for i in range(4000))], delay=0.05)
-setup = Setup(EngineConfig(model="demo"), SamplingOverrides({"max_tokens": 2048}))
-sys.exit(tui.run(setup, ScriptedLoad(engine), Archive(Path(sys.argv[1]))))
+setup = ChatSetup(EngineConfig(model="demo"), SamplingOverrides({"max_tokens": 2048}))
+sys.exit(tui.run(setup, ScriptedLoad(engine), SessionArchive(Path(sys.argv[1]))))
 """
 
 
@@ -158,7 +158,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("how", some(ENDS, "hung up"))
+@pytest.mark.parametrize("how", sampled_params(ENDS, "hung up"))
 def test_a_terminal_that_goes_away_loses_nothing(how: str, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(ours)

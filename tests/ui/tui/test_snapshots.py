@@ -1,4 +1,4 @@
-"""How the chat looks. After a meant change: `pytest tests/ui/tui/test_snapshots.py --snapshot-update`.
+"""Snapshots of the chat. After an intended change: `pytest tests/ui/tui/test_snapshots.py --snapshot-update`.
 
 A snapshot that differs is shown beside the old one in snapshot_report.html.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation, Message
 from offspec.core.events import LoadProgress
 from offspec.ui.tui.app import ChatApp
@@ -142,7 +142,7 @@ def test_pages(shoot: Shoot, tmp_path: Path, view: str) -> None:
 
 
 def test_saved_conversations(shoot: Shoot, tmp_path: Path) -> None:
-    archive, app = Archive(tmp_path), talk(tmp_path)
+    archive, app = SessionArchive(tmp_path), talk(tmp_path)
     for day, title in enumerate(("Rivers", "A holiday in [Rome]", "空 and sky"), 1):
         said = Conversation(
             model="demo",

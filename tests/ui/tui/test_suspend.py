@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.products import some
+from tests.support.exhaustive import sampled_params
 from tests.support.tmux import HAS_TMUX, Tmux
 from tests.ui.cli.program import DRIVER, ROOT
 
@@ -30,7 +30,7 @@ def wait_for_title(terminal: Tmux, title: str) -> None:
 WAYS = ("itself", "with a parent in its job")
 
 
-@pytest.mark.parametrize("way", some(WAYS, "with a parent in its job"))
+@pytest.mark.parametrize("way", sampled_params(WAYS, "with a parent in its job"))
 def test_the_shell_gets_the_terminal_and_continues_the_chat(way: str, tmp_path: Path) -> None:
     line = chat(tmp_path) if way == "itself" else shlex.join(["sh", "-c", f"{chat(tmp_path)}; true"])
     (tmp_path / "run").write_text(line)

@@ -6,7 +6,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from offspec.ui.tui.answer import ThinkingBlock
+from offspec.ui.tui.answer import ReasoningBlock
 from offspec.ui.tui.app import ChatApp
 from tests.ui.tui.stage import ask, loaded, plays, seen, settled, until, until_seen
 
@@ -23,7 +23,7 @@ async def test_a_thought_is_folded_to_a_line_that_a_click_or_a_key_opens(
     lines = [line[:60].strip() for line in seen(app).split("\n")]
     assert lines.index("once more") == lines.index("hm let me see") + 1
     for shown in (False, True):
-        await pilot.click("ThinkingBlock > .title")
+        await pilot.click("ReasoningBlock > .title")
         await until_seen(pilot, "hm let me see", there=shown)
     await pilot.press("shift+tab", "x")
     assert app.composer.text == "x"
@@ -53,15 +53,15 @@ async def test_a_word_more_is_no_new_layout_and_a_finished_thought_no_work(
 ) -> None:
     await loaded(pilot)
     answer = await app.transcript.begin_answer()
-    answer.state.opened = "<think>\n"  # by the template
+    answer.state.template_prefix = "<think>\n"  # by the template
     answer.write("let me", ())
     await answer._paint()
-    assert "thinking, 2 words …" in str(answer.query_one(ThinkingBlock).title)
+    assert "thinking, 2 words …" in str(answer.query_one(ReasoningBlock).title)
     updates: list[bool] = []
     update = Static.update
 
     def noted(line: Static, *given: Any, layout: bool = True) -> None:
-        if isinstance(line.parent, ThinkingBlock):
+        if isinstance(line.parent, ReasoningBlock):
             updates.append(layout)
         update(line, *given, layout=layout)
 

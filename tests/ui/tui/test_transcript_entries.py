@@ -3,7 +3,7 @@
 from textual.pilot import Pilot
 
 from offspec.ui.tui.app import ChatApp
-from offspec.ui.tui.transcript_entries import Kind, folded
+from offspec.ui.tui.transcript_entries import NoteKind, fold_text
 from tests.ui.tui.stage import loaded, plays, seen
 
 HOSTILE = "a*b*c `d` [x](y) [red]e[/red] \x1b[2J"
@@ -14,7 +14,7 @@ async def test_titles_and_paths_in_notices_and_errors_are_shown_as_they_are(
     pilot: Pilot[None], app: ChatApp
 ) -> None:
     await loaded(pilot)
-    kinds: list[Kind] = ["error", "notice", "say"]
+    kinds: list[NoteKind] = ["error", "notice", "say"]
     for kind in kinds:
         await app.transcript.note(HOSTILE, kind)
     await pilot.pause()
@@ -24,11 +24,11 @@ async def test_titles_and_paths_in_notices_and_errors_are_shown_as_they_are(
 
 
 def test_a_long_question_is_folded() -> None:
-    assert folded("short\ntext") == "short\ntext"
-    assert folded("\n".join(map(str, range(9)))).startswith(
+    assert fold_text("short\ntext") == "short\ntext"
+    assert fold_text("\n".join(map(str, range(9)))).startswith(
         "0\n1\n2\n3\n4\n5\n6\n7\n⋯ 9 lines, 17 characters"
     )
-    one_line = folded("x" * 50_000)
+    one_line = fold_text("x" * 50_000)
     assert len(one_line) < 1200
     assert "1 lines" not in one_line
     assert "50,000 characters" in one_line

@@ -1,4 +1,4 @@
-"""Which entries of the transcript are widgets, and which wait."""
+"""Transcript entries with an attached widget, and entries out of view without one."""
 
 from itertools import pairwise
 
@@ -9,7 +9,7 @@ from textual.widget import Widget
 from offspec.chat.conversation import Message
 from offspec.ui.tui.answer import Answer
 from offspec.ui.tui.app import ChatApp
-from offspec.ui.tui.transcript_entries import Entry, Kind, Question
+from offspec.ui.tui.transcript_entries import Entry, NoteKind, Question
 from offspec.ui.tui.transcript_view import TranscriptView
 from tests.ui.tui.stage import ask, loaded, plays, said, seen, settled, until
 
@@ -95,7 +95,7 @@ async def test_questions_that_wait_stay_where_a_conversation_is_shown_anew(
 
 @plays("x")
 async def test_the_same_words_twice_are_two_entries(pilot: Pilot[None], app: ChatApp) -> None:
-    kind: Kind = "notice"
+    kind: NoteKind = "notice"
     assert Entry("x", kind) != Entry("x", kind)
 
     await loaded(pilot)

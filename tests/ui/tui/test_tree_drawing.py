@@ -21,7 +21,7 @@ def test_a_folded_tree() -> None:
         "    0    100%  ● ⏎",
         "    1     25%  ┠─○ Because  ▸ 2 more",
         "    1     10%  ┠─○ It",
-        "    1   ≤5.0%  ┠─▸ 3 more guesses",
+        "    1   ≤5.0%  ┠─▸ 3 more tokens",
         "    1     50%  ● The",
         "    2    5.0%  ┠─○ ·blue",
         "    2     40%  ● ·sky",
@@ -67,7 +67,7 @@ def test_several_guesses_that_are_folded_tell_how_many_nodes_they_hold() -> None
         accepted=[0],
         bonus="z",
     )
-    assert texts(draw(seen))[3] == "    1    ≤10%  ┠─▸ 3 more guesses, 4 nodes"
+    assert texts(draw(seen))[3] == "    1    ≤10%  ┠─▸ 3 more tokens, 4 nodes"
     one = tree([-1, 0, 0, 0], list("rabc"), [1.0, 0.3, 0.2, 0.1], [0], "z")
     assert not any("▸" in text for text in texts(draw(one))), "its line says as much as a count would"
 
@@ -75,8 +75,8 @@ def test_several_guesses_that_are_folded_tell_how_many_nodes_they_hold() -> None
 def test_captions_of_passes_with_and_without_a_guess() -> None:
     seen = TreeSeen(1, (-1,), ("x",), (1.0,), (0,), "y")
     assert texts(draw(seen)) == ["    0    100%  ● x", "    1   bonus  ★ y"]
-    assert caption(seen, 1, 1) == "pass 1 of 1: 1 node, 0 accepted + 1 bonus; the draft expected 1.0"
-    expected = "pass 7 of 12: 11 nodes, 2 accepted + 1 bonus; the draft expected 2.6"
+    assert caption(seen, 1, 1) == "pass 1 of 1: 1 node, 0 accepted + 1 bonus; expected by the draft: 1.0"
+    expected = "pass 7 of 12: 11 nodes, 2 accepted + 1 bonus; expected by the draft: 2.6"
     assert caption(sentence(), 7, 12) == expected
 
 

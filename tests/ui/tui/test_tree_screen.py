@@ -80,14 +80,14 @@ async def test_a_later_pass_is_followed_only_from_the_last_one() -> None:
     screen = TreeScreen(trees, -1)
     async with showing(screen) as (pilot, _):
         trees.append(chain(4))
-        screen.look()
+        screen.show_new_trees()
         assert caption_of(screen).startswith("pass 3 of 3: 4 nodes")
         await pilot.press("left")
         trees.append(chain(6))  # and the first is forgotten
-        screen.look()
+        screen.show_new_trees()
         assert caption_of(screen).startswith("pass 1 of 3: 11 nodes")
         trees.append(chain(7))
-        screen.look()
+        screen.show_new_trees()
         assert caption_of(screen).startswith("pass 1 of 3: 4 nodes")
 
 
@@ -99,7 +99,7 @@ async def test_a_session_without_a_pass_says_so_and_takes_the_first() -> None:
         await pilot.press("left", "right", "home", "end", "space", "j", "pagedown")
         assert "No tree yet" in caption_of(screen)
         trees.append(sentence())
-        screen.look()
+        screen.show_new_trees()
         assert caption_of(screen).startswith("pass 1 of 1")
 
 
@@ -117,11 +117,11 @@ async def test_a_pass_whose_words_are_as_wide_is_not_laid_out(monkeypatch: pytes
 
         monkeypatch.setattr(Static, "update", noted)
         trees.append(sentence())
-        screen.look()
+        screen.show_new_trees()
         assert caption_of(screen).startswith("pass 2 of 2")
         assert laid_out == []
         trees.append(chain(5))
-        screen.look()
+        screen.show_new_trees()
         assert laid_out == ["tree-caption"]
 
 

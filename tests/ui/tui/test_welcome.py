@@ -5,32 +5,34 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.core.config import EngineConfig
-from offspec.ui.chat.welcome import opening
+from offspec.ui.chat.welcome import startup_summary
 from offspec.ui.tui.app import ChatApp
 from tests.support.fake_engine import ScriptedLoad
 from tests.ui.tui.stage import app_for, ask, loaded, play, plays, said, seen, send, until
 
 
 def test_a_model_with_its_draft_and_limits() -> None:
-    assert opening(EngineConfig("demo")) == "demo, draft auto"
+    assert startup_summary(EngineConfig("demo")) == "demo, draft auto"
     config = EngineConfig("./big", draft="none", memory=1_300_000_000, vram=2 * 10**9, device="cuda")
-    assert opening(config) == "./big, no draft, at most 1.30 GB of memory, at most 2.00 GB of the GPU's"
+    assert (
+        startup_summary(config) == "./big, no draft, at most 1.30 GB of memory, at most 2.00 GB of GPU memory"
+    )
 
 
 @plays("ok", loads=False, draft="suffix", memory=1_300_000_000, size=(100, 40))
 async def test_what_is_loading_and_what_to_try(pilot: Pilot[None], app: ChatApp) -> None:
     assert isinstance(app.opener, ScriptedLoad)
     await until(pilot, lambda: "loading demo" in seen(app) and "limit 1.30 GB" in seen(app))
-    for line in ("demo, draft suffix", "Ask something", "/attach notes.txt", "/help"):
+    for line in ("demo, draft suffix", "Ask a question", "/attach notes.txt", "/help"):
         assert line in seen(app)
-    for line in ("trees by the plan", "a new conversation", "0 questions", "nothing yet"):  # the side panel
+    for line in ("trees by the plan", "a new conversation", "0 questions", "no data yet"):  # the side panel
         assert line in seen(app)
     await until(pilot, lambda: "reading" in "".join(line[66:] for line in seen(app).split("\n")))
     await send(pilot, "first")
     await pilot.press("escape")
-    await until(pilot, lambda: "Ctrl+Q leaves" in seen(app))
+    await until(pilot, lambda: "Ctrl+Q exits" in seen(app))
     assert app.composer.text == "first" and said(app) == []
     app.opener.gate.set()
     await loaded(pilot)
@@ -69,5 +71,5 @@ def test_what_is_resumed_is_shown_before_the_model_is_there(tmp_path: Path) -> N
         assert app.composer.recalled == ["What do you see?", "And below?"]
 
     play(app, scene)
-    (entry,) = Archive(tmp_path).list()
+    (entry,) = SessionArchive(tmp_path).list()
     assert entry.turns == 2

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation
 from tests.ui.tui.stage import answered, app_for, loaded, play, seen, settled, type_as_terminal, until
 
@@ -38,10 +38,12 @@ def test_nothing_is_lost_on_any_way(tmp_path: Path) -> None:
                 assert any(end.endswith(line) for end in shown), line
 
     play(app, scene, size=(96, 60))
-    (entry,) = Archive(tmp_path).list()
+    (entry,) = SessionArchive(tmp_path).list()
     said = [text for turn in zip(TEXTS, answers, strict=True) for text in turn]
     assert [message.content for message in Conversation.read(entry.file).messages] == said
     roles = ("user", "assistant")
     turns = [{"role": roles[at % 2], "content": text} for at, text in enumerate(said)]
-    for number, asked in enumerate(engine.asked):
-        assert engine.wording.spell(asked.prompt) == engine.wording.render(turns[: 2 * number + 1])
+    for number, asked in enumerate(engine.requests):
+        assert engine.wording.decode_with_special(asked.prompt) == engine.wording.render(
+            turns[: 2 * number + 1]
+        )

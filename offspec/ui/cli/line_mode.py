@@ -1,4 +1,4 @@
-"""The line mode of `offspec chat`: a question a line, answers on stdout, everything else on stderr."""
+"""Line mode of `offspec chat`: one question per line, answers on stdout, everything else on stderr."""
 
 import math
 import threading
@@ -8,32 +8,34 @@ from contextlib import AbstractContextManager, closing, nullcontext, suppress
 
 import typer
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation
 from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError
 from offspec.core.events import Event, Finished, LoadProgress, Notice, Result, TextDelta
 from offspec.ui import interrupt
-from offspec.ui.chat import outcomes
+from offspec.ui.chat import command_results
 from offspec.ui.chat.controller import NO_MODEL, ChatController
 from offspec.ui.chat.handlers import run_command
-from offspec.ui.chat.setup import Opener, Setup
-from offspec.ui.chat.welcome import HINTS, opening
-from offspec.ui.cli.plain_input import PlainInput
-from offspec.ui.cli.plain_render import PlainRenderer, page
+from offspec.ui.chat.setup import ChatSetup, Opener
+from offspec.ui.chat.welcome import HINTS, startup_summary
+from offspec.ui.cli.line_input import LineInput
+from offspec.ui.cli.line_renderer import LineRenderer, page
+from offspec.ui.messages import user_message
 from offspec.ui.printable import printable
-from offspec.ui.told import told
 
-_TWICE = 3.0  # seconds in which a second Ctrl-C leaves
+_TWICE = 3.0  # seconds within which a second Ctrl-C exits
 
 
-def run(setup: Setup, opener: Opener, archive: Archive, *, quiet: bool = False) -> None:
-    """Chat until the input ends or the user leaves. quiet: only answers, errors, and what was asked for.
+def run(setup: ChatSetup, opener: Opener, archive: SessionArchive, *, quiet: bool = False) -> None:
+    """Chat until the input ends or the user exits.
 
-    Raises OffspecError where the model cannot be loaded, KeyboardInterrupt, and typer.Exit where a question
-    of a pipe failed.
+    Raises OffspecError if the model cannot be loaded, KeyboardInterrupt, and typer.Exit if a question from a
+    pipe failed.
+
+    quiet: whether to print only answers, errors, and output of commands.
     """
-    mode = _LineMode(setup, opener, archive, PlainRenderer(quiet=quiet))
+    mode = _LineMode(setup, opener, archive, LineRenderer(quiet=quiet))
     try:
         mode.open()
         mode.chat()
@@ -41,26 +43,28 @@ def run(setup: Setup, opener: Opener, archive: Archive, *, quiet: bool = False) 
         mode.close()
 
 
-class _Discarded(KeyboardInterrupt):
-    """The line that was being typed is not wanted."""
+class _LineDiscarded(KeyboardInterrupt):
+    """The user discarded the current input line."""
 
 
 def _on_interrupt(do: Callable[[], None]) -> AbstractContextManager[None]:
-    """What Ctrl-C does in a block. Only the main thread hears of it."""
+    """Have Ctrl-C call `do` in a block. Only the main thread receives signals."""
     is_main = threading.current_thread() is threading.main_thread()
-    return interrupt.instead(do) if is_main else nullcontext()
+    return interrupt.override_handler(do) if is_main else nullcontext()
 
 
 class _LineMode:
-    def __init__(self, setup: Setup, opener: Opener, archive: Archive, renderer: PlainRenderer) -> None:
+    def __init__(
+        self, setup: ChatSetup, opener: Opener, archive: SessionArchive, renderer: LineRenderer
+    ) -> None:
         self._setup, self._opener, self._archive, self._renderer = setup, opener, archive, renderer
         self._controller: ChatController | None = None
-        self._input = PlainInput(
+        self._input = LineInput(
             lambda line: [completion.text for completion in self.controller.complete(line)]
         )
         self._begun = ""  # a question to edit
         self._failure: OffspecError | None = None
-        self._told = 0  # notes of the controller that were shown
+        self._notes_shown = 0  # number of the controller's notes shown so far
         self._interrupted = False
         self._discarded_at = -math.inf
 
@@ -70,7 +74,7 @@ class _LineMode:
         return self._controller
 
     def open(self) -> None:
-        """Load the model and lay out the conversation, whose end is shown before."""
+        """Show the end of a resumed conversation, load the model, and prepare the conversation."""
         if self._input.is_terminal:
             self._greet()
         try:
@@ -83,43 +87,43 @@ class _LineMode:
             self._renderer.note(f"{self._setup.config.model}, {drafted}. /help lists the commands.")
 
     def _greet(self) -> None:
-        """What is loaded and resumed, or what to try."""
-        with suppress(OffspecError):  # the controller finds the same, and says so
-            file = self._setup.resumed(self._archive)
+        """Show what is loaded and resumed, or hints."""
+        with suppress(OffspecError):  # the controller will report the same error
+            file = self._setup.session_to_resume(self._archive)
             if file is not None:
                 self._renderer.end_of(Conversation.read(file))
             else:
                 for what, why in HINTS[1:]:
                     self._renderer.note(f"{what}: {why}")
-        self._renderer.note(f"loading {opening(self._setup.config)}")
+        self._renderer.note(f"loading {startup_summary(self._setup.config)}")
 
     def chat(self) -> None:
-        """Take questions and commands until there are no more."""
+        """Process questions and commands until the input ends."""
         while True:
-            self._tell_notes()
+            self._show_notes()
             try:
                 begun, self._begun = self._begun, ""
-                with self._leaving_at_second():
+                with self._second_interrupt_exits():
                     typed = self._input.read(begun)
                 if typed is None:
                     break
-                self._discarded_at = -math.inf  # the user goes on
+                self._discarded_at = -math.inf  # the user continues
                 if not typed.text.strip():
                     continue
                 if typed.is_command:
                     outcome = run_command(self.controller, typed.text)
                 else:
-                    question = self.controller.compose(typed.text)
-                    outcome = outcomes.StreamAnswer(self.controller.ask(question), question)
-            except _Discarded:
-                self._renderer.note("Press Ctrl-C again to leave, or Ctrl-D.")
+                    question = self.controller.build_question(typed.text)
+                    outcome = command_results.StreamAnswer(self.controller.ask(question), question)
+            except _LineDiscarded:
+                self._renderer.note("Press Ctrl-C again to exit, or Ctrl-D.")
                 continue
             except OffspecError as error:
-                self._complain(error)
+                self._print_error(error)
                 continue
-            if isinstance(outcome, outcomes.Quit):
+            if isinstance(outcome, command_results.Quit):
                 break
-            self._do(outcome)
+            self._show_outcome(outcome)
         if self._failure is not None and not self._input.is_terminal:
             raise typer.Exit(self._failure.exit_code)
 
@@ -127,65 +131,65 @@ class _LineMode:
         self._renderer.live.stop()
         if self._controller is not None:
             self._controller.close()
-            if self._input.is_terminal and (line := self._controller.resume_line()):
+            if self._input.is_terminal and (line := self._controller.resume_command()):
                 self._renderer.note(line)
 
-    def _do(self, outcome: outcomes.Outcome) -> None:
+    def _show_outcome(self, outcome: command_results.CommandResult) -> None:
         match outcome:
-            case outcomes.StreamAnswer():
+            case command_results.StreamAnswer():
                 self._answer(outcome.events)
-            case outcomes.ShowText():
+            case command_results.ShowText():
                 self._renderer.page(outcome.markdown)
-            case outcomes.Rewound(dropped):
+            case command_results.TurnsRemoved(dropped):
                 turns = sum(message.role == "user" for message in dropped)
                 self._renderer.page(
-                    "Took back the last question." if turns == 1 else f"Took back {turns} questions."
+                    "Removed the last question." if turns == 1 else f"Removed the last {turns} questions."
                 )
-            case outcomes.Switched():
-                said = "\n\n".join(message.content for message in outcome.shown)
-                self._renderer.page(f"Version {outcome.which}:\n\n{said}")
-            case outcomes.EditQuestion(question, line):
+            case command_results.BranchSwitched():
+                shown = "\n\n".join(message.content for message in outcome.shown)
+                self._renderer.page(f"Version {outcome.which}:\n\n{shown}")
+            case command_results.EditQuestion(question, line):
                 if self._input.edits:
-                    self._begun = printable(line)  # readline shows it as it is
+                    self._begun = printable(line)  # readline does not escape control characters
                 else:
-                    self._renderer.page(f"`/edit TEXT` asks this question differently:\n\n{question}")
-            case outcomes.Offer(reason, line):
+                    self._renderer.page(f"`/edit TEXT` replaces this question:\n\n{question}")
+            case command_results.SuggestCommand(reason, line):
                 self._renderer.page(reason)
                 self._begun = line if self._input.edits else ""
-            case outcomes.Reset():
+            case command_results.NewConversation():
                 self.controller.session.recount()
                 self._renderer.page(outcome.note)
-            case outcomes.OpenView(view):
+            case command_results.OpenView(view):
                 self._show(view)
-            case outcomes.ShowSources():
+            case command_results.ShowSources():
                 self._renderer.sources = outcome.shown
                 self._renderer.page(
-                    "Tokens that the target added are underlined, on a terminal."
+                    "Bonus tokens of the target are underlined on a terminal."
                     if outcome.shown
                     else "Plain text."
                 )
-            case outcomes.Reload():
+            case command_results.Reload():
                 self._reload(outcome.config)
-            case outcomes.Copy():
+            case command_results.CopyToClipboard():
                 self._copy(outcome)
 
-    def _show(self, view: outcomes.View) -> None:
+    def _show(self, view: command_results.View) -> None:
         if view == "plan":
             assert self.controller.engine.plan is not None
             self._renderer.plan(self.controller.engine.plan)
         else:
             self._renderer.page(page(view, self.controller))
 
-    def _copy(self, outcome: outcomes.Copy) -> None:
+    def _copy(self, outcome: command_results.CopyToClipboard) -> None:
         try:
             self._renderer.copy(outcome.text)
         except OffspecError as error:
-            self._complain(error)
+            self._print_error(error)
         else:
             self._renderer.page(f"Copied {outcome.what}.")
 
     def _answer(self, events: Generator[Event, None, None]) -> None:
-        """Show an answer as it comes. What cannot be written ends the chat; any other failure does not."""
+        """Stream an answer. A write error ends the chat; other errors do not."""
         result: Result | None = None
         failure: OffspecError | None = None
         self._interrupted = False
@@ -203,16 +207,16 @@ class _LineMode:
                 elif isinstance(event, Finished):
                     result = event.result
                 elif isinstance(event, Notice) and event.urgent:
-                    self._renderer.urge(told(event))
-                self._move()
+                    self._renderer.warn(user_message(event))
+                self._update_status()
         self._renderer.end_answer(result)
         if failure is not None:
-            self._complain(failure)
+            self._print_error(failure)
         if self._interrupted and not self._input.is_terminal:
-            raise interrupt.interrupted()  # the input is a pipe: there is no one to ask anything else
+            raise interrupt.pending_interrupt()  # the input is a pipe: nobody is there to continue
 
     def _stoppable(self) -> AbstractContextManager[None]:
-        """Ctrl-C stops the answer, and a second one while it stops leaves."""
+        """Have Ctrl-C stop the answer, and a second Ctrl-C meanwhile exit."""
 
         def stop() -> None:
             self._interrupted = True
@@ -220,31 +224,31 @@ class _LineMode:
 
         return _on_interrupt(stop)
 
-    def _leaving_at_second(self) -> AbstractContextManager[None]:
-        """Ctrl-C at a terminal's prompt discards the line, and a second one soon after leaves.
+    def _second_interrupt_exits(self) -> AbstractContextManager[None]:
+        """Have Ctrl-C at a terminal's prompt discard the line, and a second one soon after exit.
 
-        Raises _Discarded, KeyboardInterrupt.
+        Raises _LineDiscarded, KeyboardInterrupt.
         """
 
         def discard() -> None:
             before, self._discarded_at = self._discarded_at, time.monotonic()
-            raise interrupt.interrupted() if self._discarded_at - before < _TWICE else _Discarded()
+            raise interrupt.pending_interrupt() if self._discarded_at - before < _TWICE else _LineDiscarded()
 
         return _on_interrupt(discard) if self._input.is_terminal else nullcontext()
 
     def _reload(self, config: EngineConfig) -> None:
-        """Exchange the engine, or load the one from before again where that fails."""
+        """Replace the engine, or reload the previous one if that fails."""
 
         def failed(error: Exception) -> None:
-            self._renderer.complain(error)
+            self._renderer.error(error)
             if isinstance(error, OffspecError):
                 self._failure = error
-            self._renderer.note("loading the model as it was before")
+            self._renderer.note("loading the model again with its previous settings")
 
         try:
             self.controller.reload(config, self._opener, self._on_event, failed)
         except OffspecError as error:
-            self._complain(error)
+            self._print_error(error)
             self._renderer.note(NO_MODEL)
             return
         finally:
@@ -252,24 +256,24 @@ class _LineMode:
         self._renderer.page(f"The draft is {self.controller.engine.draft}.")
 
     def _on_event(self, event: Event) -> None:
-        """What the engine tells aside, in this thread."""
+        """Handle an event that the engine reports outside of an answer, in this thread."""
         if isinstance(event, LoadProgress):
             self._renderer.live.progress(event)
         elif self._controller is not None:
             self._controller.on_event(event)
-            self._move()
+            self._update_status()
         elif isinstance(event, Notice):
-            self._renderer.note(told(event))
+            self._renderer.note(user_message(event))
 
-    def _move(self) -> None:
-        self._renderer.moving(self.controller.stats.live_line())
+    def _update_status(self) -> None:
+        self._renderer.status(self.controller.stats.live_line())
 
-    def _tell_notes(self) -> None:
-        notes = self.controller.notes[self._told :]
-        self._told += len(notes)
+    def _show_notes(self) -> None:
+        notes = self.controller.notes[self._notes_shown :]
+        self._notes_shown += len(notes)
         for note in notes:
             self._renderer.note(note)
 
-    def _complain(self, error: OffspecError) -> None:
+    def _print_error(self, error: OffspecError) -> None:
         self._failure = error
-        self._renderer.complain(error)
+        self._renderer.error(error)

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.core.config import SamplingParams
 from offspec.core.file_lock import Claim
 from offspec.ui.cli import chat, checks
 from offspec.ui.cli.main import app
 from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, wait_until
 from tests.ui.cli.program import DRIVER, ROOT, Child
 
 ANSWER = "The sky is blue because of scattering."
@@ -34,7 +34,7 @@ class Program:
     """`offspec chat demo`, with its data in a folder of the test's own."""
 
     def __init__(self, folder: Path) -> None:
-        self.archive = Archive(folder / "sessions")
+        self.archive = SessionArchive(folder / "sessions")
         self.environment = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT),
@@ -158,13 +158,13 @@ def open_terminal(offspec: Program) -> Iterator[Callable[..., Terminal]]:
 def test_stdout_has_only_the_answers(offspec: Program) -> None:
     out, err, code = offspec.pipe("Why?\n\n/set temperature=0.5\n/stats\n/tree\n/help\nAnd?\n")
     assert (out, code) == (f"{ANSWER}\n{ANSWER}\n", 0)
-    assert "From the next answer on `temperature` is `0.5`" in err
+    assert "From the next answer on, `temperature` is `0.5`" in err
     assert "7 tokens in 1.0 s" in err and "| tokens | 7 | 7 |" in err
     assert '" because" 0.80' in err and '" scattering." by the target' in err
     assert "`/retry [temperature]`: Answer the last question again." in err
     assert "\x1b" not in out + err
     assert offspec.questions() == ["Why?", "And?"]
-    assert "error: there is no terminal here" in offspec.pipe("Why?\n/copy\n")[1]
+    assert "error: cannot copy: stderr is not a terminal" in offspec.pipe("Why?\n/copy\n")[1]
 
 
 def test_the_models_sampling_is_said_and_used(offspec: Program) -> None:
@@ -226,12 +226,12 @@ def test_nothing_of_a_question_is_asked_that_is_no_text(
 def test_conversations_are_continued(offspec: Program) -> None:
     """The latest, or one by its name."""
     assert "this is a new one" in offspec.pipe("Why?\n/save shopping\n", "--resume")[1]
-    assert "Going on with 'shopping': one question so far." in offspec.pipe("And?\n", "--resume")[1]
+    assert "Resuming 'shopping' (one question)." in offspec.pipe("And?\n", "--resume")[1]
     offspec.pipe("Other?\n")
     assert offspec.pipe("So?\n", "--session", "shopping")[2] == 0
     assert offspec.questions("shopping") == ["Why?", "And?", "So?"]
     _, err, _ = offspec.pipe("/clear\n/sessions\n/load other?\nMore?\n", "--session", "Shopping")
-    assert "Going on with 'shopping': 3 questions so far." in err
+    assert "Resuming 'shopping' (3 questions)." in err
     assert "- **shopping**, 3 questions to demo" in err
     assert offspec.questions("Other?") == ["Other?", "More?"]
 
@@ -250,16 +250,16 @@ def test_a_session_that_cannot_be_used_is_told_before_the_model_is_loaded(offspe
     claim.release()
     entry.file.write_text(entry.file.read_text().replace('"role": "assistant"', '"role": "nobody"'))
     for options in (["--resume"], ["--session", "why?"]):
-        assert "not a session that can be used" in refused(*options)
+        assert "not a valid session file" in refused(*options)
 
 
 def test_edit_undo_retry_and_quit(offspec: Program) -> None:
     lines = ["Why?", "/retry", "/edit Why not?", "More?", "/edit", "/undo", "/undo", "/branch 3", "/undo 1"]
     out, err, code = offspec.pipe("\n".join([*lines, "/undo", "/quit", "Never?\n"]), "--temperature", "0.5")
     assert (out.count(ANSWER), code) == (4, 2)
-    assert "`/edit TEXT` asks this question differently:\n\nMore?" in err
+    assert "`/edit TEXT` replaces this question:\n\nMore?" in err
     assert f"Version 2 of 3:\n\nWhy?\n\n{ANSWER}\nVersion 3 of 3:\n\nWhy not?\n\n{ANSWER}" in err
-    assert err.count("Took back the last question.") == 2 and "nothing has been asked yet" in err
+    assert err.count("Removed the last question.") == 2 and "the conversation is empty; ask" in err
     assert "Never?" not in err
 
 
@@ -269,7 +269,8 @@ def test_another_draft(offspec: Program) -> None:
     assert (out, code) == (f"{ANSWER}\n" * 3, 1)
     assert "The draft is none.\n" in err
     failure = (
-        "error: bad/draft has another vocabulary\nloading the model as it was before\nThe draft is none."
+        "error: bad/draft has another vocabulary\nloading the model again with its previous settings\n"
+        "The draft is none."
     )
     assert failure in err
     assert offspec.questions() == ["Why?", "And?", "More?"]
@@ -293,7 +294,7 @@ def test_ctrl_c_in_a_pipe_keeps_what_came_and_leaves(offspec: Program) -> None:
         program.send_signal(signal.SIGINT)
         _, err = program.communicate(timeout=PATIENCE)
     assert program.returncode == 130
-    assert b"stopped, and kept as far as it came" in err and b"Traceback" not in err
+    assert b"stopped; the partial answer is kept" in err and b"Traceback" not in err
     assert offspec.questions() == ["Why?"]
 
 
@@ -338,7 +339,7 @@ def test_a_conversation_at_a_terminal(offspec: Program, open_terminal: Callable[
     printed = re.search(r"to continue: offspec chat demo --plain .*(--session [\w-]+)", terminal.seen)
     assert printed is not None
     again = open_terminal("--plain", *printed[1].split())
-    for line in (r"> Why is it so\?", "jumps in", "loading demo", "Going on"):
+    for line in (r"> Why is it so\?", "jumps in", "loading demo", "Resuming"):
         again.wait_for(line)
     again.answer_prompt("And?\n")
     again.wait_for(re.escape(ANSWER))
@@ -365,25 +366,25 @@ def test_ctrl_c_stops_and_two_at_the_prompt_leave(
 
     def strike() -> None:
         # readline overlooks a signal between writing its prompt and waiting for a key; no person hits that.
-        until(lambda: _sleeps(terminal.program.pid))
+        wait_until(lambda: _sleeps(terminal.program.pid))
         terminal.program.send_signal(signal.SIGINT)
 
     terminal.answer_prompt("Why?\n")
     terminal.wait_for("word word")
     terminal.program.send_signal(signal.SIGINT)
-    terminal.wait_for("stopped, and kept")
+    terminal.wait_for("stopped; the partial answer is kept")
     for line in ("not this one", "nor this one"):
         terminal.wait_for("> ")
         terminal.type(line)
         terminal.wait_for(line)
         strike()
-        terminal.wait_for("Ctrl-C again to leave")
+        terminal.wait_for("Ctrl-C again to exit")
         terminal.wait_for("> ")
         if line == "not this one":
             terminal.type("And?\n")
             terminal.wait_for(re.escape(ANSWER))
     strike()
-    while terminal.wait_for("again to leave|to continue: ") != "to continue: ":  # three seconds were over
+    while terminal.wait_for("again to exit|to continue: ") != "to continue: ":  # three seconds were over
         strike()
     assert terminal.leave() == 130
     assert "Traceback" not in terminal.seen and "> \r\n\x1b[2mto continue: " in terminal.seen

@@ -1,61 +1,66 @@
-"""What the line mode shows: answers on stdout, everything else on stderr, pages as Markdown."""
+"""Output of the line mode: answers on stdout, everything else on stderr, pages as Markdown."""
 
 import base64
 import json
 import sys
 from typing import TYPE_CHECKING, Literal
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation
 from offspec.core.errors import RequestError
 from offspec.core.events import FinishReason, Result, TextDelta, TreeSeen
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.chat.controller import ChatController
+from offspec.ui.chat.reasoning import without_reasoning
 from offspec.ui.chat.report import report
-from offspec.ui.chat.thinking import without_thinking
 from offspec.ui.cli.console import Console
-from offspec.ui.cli.output import Live, Output
+from offspec.ui.cli.output import LiveLine, StdoutWriter
+from offspec.ui.messages import user_message
 from offspec.ui.printable import printable
-from offspec.ui.told import told
 from offspec_planners.units import format_count, format_seconds
 
 if TYPE_CHECKING:
     from offspec_planners.plan import Plan
 
-_BESIDE = 3  # rejected guesses shown beside an accepted one
+_BESIDE = 3  # rejected draft tokens shown next to an accepted one
 _SESSIONS = 20
-_TURNS = 3  # of a resumed conversation
+_TURNS = 3  # turns shown of a resumed conversation
 _UNDERLINED = "\x1b[4m{}\x1b[24m"
 _ENDINGS: dict[FinishReason, str] = {
     "eos": "",
     "stop": "",
-    "length": "; cut at max_tokens, which /set changes",
-    "context": "; the context is full: the next question leaves the first ones out",
-    "halted": "; stopped, and kept as far as it came",
+    "length": "; stopped at max_tokens (change it with /set)",
+    "context": "; the context is full: the next question drops the first ones",
+    "halted": "; stopped; the partial answer is kept",
 }
 
 
-class PlainRenderer:
-    """quiet: errors, losses, and what a command was asked for, are all there is on stderr.
+class LineRenderer:
+    """Renderer of the line mode.
 
-    live: the line that moves. sources: whether tokens that the target added are underlined, on a terminal.
+    Args:
+        quiet: Whether stderr has only errors, lost data, and output of commands.
+
+    Attributes:
+        live: Live status line on stderr.
+        sources: Whether bonus tokens of the target are underlined, on a terminal.
     """
 
     def __init__(self, *, quiet: bool) -> None:
-        self._out = Output()
+        self._out = StdoutWriter()
         self._err = Console(stderr=True, highlight=False)
         self._quiet = quiet
-        self.live = Live(self._err, wanted=not quiet and sys.stderr.isatty())
+        self.live = LiveLine(self._err, wanted=not quiet and sys.stderr.isatty())
         self._text_is_open = False
         self.sources = False
 
-    def moving(self, line: str) -> None:
-        """What the machine is doing; nothing where that would write over an answer."""
+    def status(self, line: str) -> None:
+        """Show a status line, unless it would overwrite an answer."""
         if line and not self._text_is_open:
             self.live.status(line)
 
     def text(self, delta: TextDelta) -> None:
-        """A part of an answer. Raises StdoutClosed, and DiskFullError where stdout is a file."""
+        """Write a part of an answer. Raises StdoutClosed, and DiskFullError if stdout is a file."""
         if not delta.text:
             return
         if self._out.is_terminal:
@@ -69,7 +74,7 @@ class PlainRenderer:
             self._out.write(delta.text)
 
     def end_answer(self, result: Result | None) -> None:
-        """The answer is over. result: None where it failed. Raises as `text` does."""
+        """End the answer. Raises StdoutClosed and DiskFullError. result: None if the answer failed."""
         self.live.stop()
         self._text_is_open = False
         self._out.end_line()
@@ -82,33 +87,33 @@ class PlainRenderer:
             )
 
     def note(self, text: str) -> None:
-        """A line that was not asked for."""
+        """Print a notice, except with --quiet."""
         if not self._quiet:
             self._err.print_line(text, style="dim")
 
-    def urge(self, text: str) -> None:
-        """A note that is told with --quiet, too, and by `note` without."""
+    def warn(self, text: str) -> None:
+        """Print a warning with --quiet only; otherwise `note` prints it."""
         if self._quiet:
             self.live.stop()
             self._err.print_line(text)
 
     def end_of(self, conversation: Conversation) -> None:
-        """The last turns of a conversation that goes on."""
-        said = conversation.messages
-        shown = said[-2 * _TURNS :]
-        if len(said) > len(shown):
-            self.note(f"... {(len(said) - len(shown)) // 2} earlier questions")
+        """Print the last turns of a resumed conversation."""
+        messages = conversation.messages
+        shown = messages[-2 * _TURNS :]
+        if len(messages) > len(shown):
+            self.note(f"... {(len(messages) - len(shown)) // 2} earlier questions")
         for message in shown:
-            spoken = without_thinking(message.content, message.opened).strip()
-            self.note(f"> {spoken}" if message.role == "user" else f"{spoken}\n")
+            text = without_reasoning(message.content, message.opened).strip()
+            self.note(f"> {text}" if message.role == "user" else f"{text}\n")
 
-    def complain(self, error: Exception) -> None:
-        """One line, as every command of the program has it."""
+    def error(self, error: Exception) -> None:
+        """Print an error in one line, like every command of the program."""
         self.live.stop()
-        self._err.print_line("error: " + " ".join(told(error).splitlines()))
+        self._err.print_line("error: " + " ".join(user_message(error).splitlines()))
 
     def page(self, markdown: str) -> None:
-        """Something that was asked for."""
+        """Print the output of a command."""
         self.live.stop()
         if self._err.is_terminal:
             from rich.markdown import Markdown
@@ -122,24 +127,26 @@ class PlainRenderer:
             self._err.print_line(markdown)
 
     def plan(self, plan: "Plan") -> None:
-        """A plan that was asked for, as `offspec plan` prints it."""
-        from offspec.ui.cli.plan_page import render  # only now: it needs numpy
+        """Print a plan like `offspec plan`."""
+        from offspec.ui.cli.plan_page import render  # imported late: it needs numpy
 
         self.live.stop()
         sys.stderr.write(render(Console(stderr=True, highlight=False), plan))
         sys.stderr.flush()
 
     def copy(self, text: str) -> None:
-        """Hand text to the terminal's clipboard. Raises RequestError where there is no terminal."""
+        """Copy text to the terminal's clipboard. Raises RequestError if there is no terminal."""
         if not self._err.is_terminal or self._err.is_dumb_terminal:
-            raise RequestError("there is no terminal here whose clipboard could be written")
-        # OSC 52, which goes through ssh as well.
+            raise RequestError(
+                "cannot copy: stderr is not a terminal with a clipboard; run this in a terminal"
+            )
+        # OSC 52 also works over ssh.
         sys.stderr.write(f"\x1b]52;c;{base64.b64encode(text.encode()).decode()}\a")
         sys.stderr.flush()
 
 
 def page(view: Literal["help", "tree", "stats", "sessions"], controller: ChatController) -> str:
-    """A view that the terminal UI has a screen for, in Markdown."""
+    """Return a view in Markdown for which the terminal UI has a screen."""
     match view:
         case "help":
             return _help_page()
@@ -152,32 +159,32 @@ def page(view: Literal["help", "tree", "stats", "sessions"], controller: ChatCon
 
 
 def _help_page() -> str:
-    """All commands, and how questions are written."""
+    """Return the list of commands and the syntax of questions."""
     commands = [f"- `{command.usage}`: {command.help}" for command in COMMANDS.values()]
     return "\n".join(
         (
             *commands,
             "",
-            "A line is a question. One that ends in `\\` continues in the next; a question of many lines "
-            'goes between two lines of `"""`. Ctrl-C stops an answer; where there is none, it discards the '
-            "line, and a second one leaves.",
+            "Each line is a question. A line that ends in `\\` continues on the next; enclose a question of "
+            'several lines in lines of `"""`. Ctrl-C stops an answer; at the prompt it discards the line, '
+            "and a second one exits.",
         )
     )
 
 
 def _tree_page(tree: TreeSeen) -> str:
-    """The accepted path, and the rejected tokens beside each of its steps."""
+    """Return the accepted path with the rejected tokens at each step."""
     lines = []
     for step, (above, node) in enumerate(zip(tree.accepted, tree.accepted[1:], strict=False), 1):
-        lines.append(f"{step:>3}  {_node(tree, node):<28}{_beside(tree, above, node)}")
+        lines.append(f"{step:>3}  {_node(tree, node):<28}{_rejected_children(tree, above, node)}")
     bonus = f"{_quoted(tree.bonus)} by the target"
-    lines.append(f"  +  {bonus:<28}{_beside(tree, tree.accepted[-1], None)}")
-    head = f"Pass {tree.index}: {format_count(len(tree.parent), 'node')}, and the path that was taken."
+    lines.append(f"  +  {bonus:<28}{_rejected_children(tree, tree.accepted[-1], None)}")
+    head = f"Pass {tree.index}: {format_count(len(tree.parent), 'node')}; accepted path:"
     return "\n".join((head, "", "```text", *(line.rstrip() for line in lines), "```"))
 
 
-def _beside(tree: TreeSeen, above: int, taken: int | None) -> str:
-    """The likeliest rejected tokens below a node."""
+def _rejected_children(tree: TreeSeen, above: int, taken: int | None) -> str:
+    """Return the most likely rejected tokens below a node."""
     others = [i for i, parent in enumerate(tree.parent) if parent == above and i != taken]
     others.sort(key=lambda i: -tree.probability[i])
     return f"  not {', '.join(_node(tree, i) for i in others[:_BESIDE])}" if others else ""
@@ -191,8 +198,8 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _sessions_page(archive: Archive) -> str:
-    """The latest conversations, those that changed last first."""
+def _sessions_page(archive: SessionArchive) -> str:
+    """Return the latest conversations, most recently changed first."""
     entries = archive.list()
     unread = [f"- {damaged.reason}" for damaged in archive.damaged]
     if not entries:
@@ -205,4 +212,4 @@ def _sessions_page(archive: Archive) -> str:
     if len(entries) > _SESSIONS:
         lines.append(f"- and {len(entries) - _SESSIONS} more in `{archive.folder}`")
     lines += unread
-    return "\n".join((*lines, "", "`/load` and a name, or the beginning of an id, goes on with one."))
+    return "\n".join((*lines, "", "`/load NAME` continues one; the beginning of its id works too."))

@@ -8,7 +8,7 @@ import pytest
 
 import offspec
 from offspec import Notice, RequestError
-from offspec.ui.told import told
+from offspec.ui.messages import user_message
 
 ROOT = Path(offspec.__file__).parent
 
@@ -25,7 +25,7 @@ ROOT = Path(offspec.__file__).parent
     ],
 )
 def test_settings_are_shown_as_options(text: str, shown: str) -> None:
-    assert told(RequestError(text)) == told(Notice(text)) == shown
+    assert user_message(RequestError(text)) == user_message(Notice(text)) == shown
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_remedies_install_into_the_environment_of_offspec(
         (tmp_path / file).touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     text = "pip uninstall -y torch && pip install 'torch'"
-    assert told(RequestError(text)) == shown.format(prefix=tmp_path)
+    assert user_message(RequestError(text)) == shown.format(prefix=tmp_path)
 
 
 def test_no_message_below_the_interface_names_an_option() -> None:

@@ -16,12 +16,12 @@ BELL, TITLE, NOTICE = "\x07", "\x1b]2;", "\x1b]9;"
 @pytest.fixture(autouse=True)
 def no_answer_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is."""
-    monkeypatch.setattr("offspec.ui.tui.notices._LONG", 1e9)
+    monkeypatch.setattr("offspec.ui.tui.terminal_notifier._LONG", 1e9)
 
 
 @pytest.fixture
 def any_answer_is_long(no_answer_is_long: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offspec.ui.tui.notices._LONG", 0.0)
+    monkeypatch.setattr("offspec.ui.tui.terminal_notifier._LONG", 0.0)
 
 
 long_answers = pytest.mark.usefixtures("any_answer_is_long")
@@ -79,7 +79,7 @@ async def test_a_long_answer_rings_and_notifies_other_windows(
     assert len(codes(BELL)) == 3 and len(codes(NOTICE)) == 1
     await in_another_window(pilot, engine)  # of a fault
     assert len(codes(BELL)) == 4
-    assert codes(NOTICE)[1:] == ["\x1b]9;The answer was broken off by an error: Why?\x07"]
+    assert codes(NOTICE)[1:] == ["\x1b]9;The answer was ended by an error: Why?\x07"]
     engine.gate.clear()
     await hold(pilot, engine, "Count.")
     await pilot.press("escape")

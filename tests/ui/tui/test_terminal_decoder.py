@@ -10,10 +10,10 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation
 from offspec.ui.tui.app import ChatApp
-from offspec.ui.tui.typed_text import TerminalDecoder
+from offspec.ui.tui.terminal_decoder import TerminalDecoder
 from tests.support.tmux import HAS_TMUX, Tmux
 from tests.ui.cli.program import DRIVER, ROOT
 from tests.ui.tui.stage import loaded, plays, send, type_as_terminal, until
@@ -72,7 +72,7 @@ def test_an_escape_within_a_paste_is_no_key() -> None:
 def test_text_with_an_escape_is_pasted_whole_and_a_byte_that_is_no_text_does_not_end_the_chat(
     tmp_path: Path,
 ) -> None:
-    script, archive = json.dumps({"answers": ["Yes."]}), Archive(tmp_path / "sessions")
+    script, archive = json.dumps({"answers": ["Yes."]}), SessionArchive(tmp_path / "sessions")
     variables = {"OFFSPEC_DATA": str(tmp_path), "PYTHONPATH": str(ROOT)}
     pasted = f"one \x1b[200~{PASTED}\x1b[201~two\r".encode()
     with Tmux([sys.executable, "-m", DRIVER, script, "chat", "demo"], variables) as terminal:
@@ -86,12 +86,12 @@ def test_text_with_an_escape_is_pasted_whole_and_a_byte_that_is_no_text_does_not
     ]
 
 
-def answered(archive: Archive) -> list[str]:
+def answered(archive: SessionArchive) -> list[str]:
     """The questions in the only session file that have their whole answer."""
     messages = [message for entry in archive.list() for message in Conversation.read(entry.file).messages]
     pairs = zip(messages[::2], messages[1::2], strict=False)
     return [question.content for question, answer in pairs if answer.finish == "eos"]
 
 
-def has_answered(archive: Archive, count: int) -> bool:
+def has_answered(archive: SessionArchive, count: int) -> bool:
     return len(answered(archive)) == count

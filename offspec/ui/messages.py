@@ -1,6 +1,6 @@
-"""What errors and notices say, with settings named as options of the command line.
+"""Texts of errors and notices, with settings rewritten as command-line options.
 
-Below `ui` a message names a setting as Python does, in backticks: `memory`, `draft="none"`.
+In the packages below `ui`, a message names a setting as in Python, in backticks: `memory`, `draft="none"`.
 """
 
 import re
@@ -25,12 +25,12 @@ _OTHERS = (
     "cors_origin",
     "seconds",
     "greedy",
-)  # no fields of EngineConfig
+)  # options that are not fields of EngineConfig
 _OPTIONS = {name: name.replace("_", "-") for name in _OTHERS} | {"folder": "path"}
 _OPTIONS |= {name: setting.option for name, setting in settings_of(EngineConfig).items()}
 _SETTING = re.compile(rf"`({'|'.join(_OPTIONS)})(?:=\"?([^`\"]*)\"?)?`")
 _PIP = re.compile(r"\bpip (install|uninstall)\b")
-# Files of the environments that installers make for one program, in which `pip` on PATH would miss it.
+# Files that mark a single-program environment of an installer, which `pip` on PATH does not see.
 _INSTALLERS = {
     "pipx_metadata.json": "pipx runpip offspec {}",
     "uv-receipt.toml": "uv pip {} --python {prefix}",
@@ -38,23 +38,23 @@ _INSTALLERS = {
 _PARAMETER = re.compile(rf"^({'|'.join(SamplingParams.__dataclass_fields__)})(?= must be )")
 
 
-def told(about: BaseException | Notice) -> str:
-    """The text of an error or a notice for a user of the command line, printable."""
+def user_message(about: BaseException | Notice) -> str:
+    """Return the printable text of an error or a notice for a user of the command line."""
     return printable(with_installer(with_options(about.text if isinstance(about, Notice) else str(about))))
 
 
 def with_installer(text: str) -> str:
-    """The same text with pip's commands as this environment has them: pipx and uv install with their own."""
+    """Rewrite pip commands for this environment: pipx and uv have their own."""
     return _PIP.sub(_installer, text)
 
 
 def with_options(text: str) -> str:
-    """The same text with options for the settings that it names."""
+    """Replace names of settings by options."""
     return _SETTING.sub(_option, text)
 
 
 def option_first(text: str) -> str:
-    """The same text, where it begins with a parameter of the answer, with its option."""
+    """Replace a sampling parameter at the beginning of a text by its option."""
     return _PARAMETER.sub(lambda found: "--" + found[1].replace("_", "-"), text)
 
 

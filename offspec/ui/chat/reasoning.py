@@ -1,11 +1,11 @@
-"""Which parts of an answer the model thought to itself before it spoke."""
+"""Splitting of an answer into reasoning and text."""
 
 import re
 from dataclasses import dataclass
 from typing import Literal
 
 _NAMES = "think|thinking|reasoning"
-# A block begins a line. Elsewhere a tag is part of a sentence about tags.
+# A reasoning block begins at the start of a line. Elsewhere a tag is part of a sentence about tags.
 _OPEN = re.compile(rf"^[ \t]*<({_NAMES})>", re.MULTILINE)
 _CLOSE = re.compile(rf"</(?:{_NAMES})>")
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
@@ -13,18 +13,19 @@ _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of an answer, without the tags around it. closed: whether a thought has come to its end."""
+    """Part of an answer without the surrounding tags. closed: whether a reasoning block is complete."""
 
     kind: Literal["thinking", "text"]
     text: str
     closed: bool = True
 
 
-def split(text: str, opened: str = "") -> list[Part]:
-    """The parts of an answer in their order; those with nothing in them are left out.
+def split_reasoning(text: str, opened: str = "") -> list[Part]:
+    """Split an answer into its non-empty parts, in order.
 
-    opened: what the chat template began the answer with, which may be the tag that opens a thought. A tag
-    that closes one which was not opened makes a thought of all that is before it. Tags in code are code.
+    A closing tag without an opening one makes everything before it reasoning. Tags in code are ignored.
+
+    opened: beginning of the answer by the chat template, possibly an opening reasoning tag.
     """
     whole = opened + text
     plain = _CODE.sub(lambda code: " " * len(code[0]), whole)
@@ -35,7 +36,7 @@ def split(text: str, opened: str = "") -> list[Part]:
         at = orphan.end()
     while begin := _OPEN.search(plain, at):
         parts.append(Part("text", whole[at : begin.start()].strip("\n")))
-        # In a thought any tag closes it: its code is often left open.
+        # A closing tag ends reasoning even inside code, because code in reasoning is often left unclosed.
         end = re.compile(f"</{begin[1]}>").search(whole, begin.end())
         thought = whole[begin.end() : end.start() if end else None]
         parts.append(Part("thinking", thought.strip(), closed=end is not None))
@@ -44,7 +45,7 @@ def split(text: str, opened: str = "") -> list[Part]:
     return [part for part in parts if part.text.strip() or not part.closed]
 
 
-def without_thinking(text: str, opened: str = "") -> str:
-    """What was said aloud, or all of it where nothing was."""
-    spoken = "\n\n".join(part.text.strip() for part in split(text, opened) if part.kind == "text")
-    return spoken or text
+def without_reasoning(text: str, opened: str = "") -> str:
+    """Return the text without reasoning, or the whole text if it is all reasoning."""
+    answer = "\n\n".join(part.text.strip() for part in split_reasoning(text, opened) if part.kind == "text")
+    return answer or text

@@ -1,7 +1,7 @@
-"""The thread in which the engine lives. It posts messages and touches no widget.
+"""Thread of the engine. It posts messages and never accesses widgets.
 
-The model is opened, asked and closed in this one thread. Nothing here waits for the screen: a message is put
-in a queue, and a slow terminal finds several of them there at once.
+This one thread opens, runs and closes the model. It never waits for the screen: messages go to a queue, from
+which a slow terminal takes several at once.
 """
 
 import queue
@@ -15,28 +15,28 @@ from functools import partial
 
 from textual.message import Message
 
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.core.config import EngineConfig
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, Finished, LoadProgress, Notice, PassStats, Prefill, Result, TextDelta
 from offspec.ui import interrupt
 from offspec.ui.chat.controller import ChatController
-from offspec.ui.chat.setup import Opener, Setup
+from offspec.ui.chat.setup import ChatSetup, Opener
 
-_HANGUP = 5.0  # seconds for saving when there is no terminal any more
-_BETWEEN_PROGRESS = 0.1  # seconds; a load may tell of every tensor
+_HANGUP = 5.0  # seconds for saving after the terminal is gone
+_BETWEEN_PROGRESS = 0.1  # minimum seconds between two progress messages; a load may report every tensor
 
 
 @dataclass
 class EngineEvent(Message):
-    """An event of a load, or of the answer under way."""
+    """An event of a load, or of the running answer."""
 
     event: LoadProgress | Notice | TextDelta | PassStats
 
 
 @dataclass
 class Loaded(Message):
-    """A model is open. notes: lines that the user should read, the earliest first."""
+    """A model is open. notes: lines for the user, the earliest first."""
 
     controller: ChatController
     notes: tuple[str, ...] = ()
@@ -44,35 +44,35 @@ class Loaded(Message):
 
 @dataclass
 class LoadFailed(Message):
-    """No model is open."""
+    """Loading failed, and no model is open."""
 
     error: BaseException
 
 
-class Counted(Message):
+class TokensCounted(Message):
     """The tokens of the conversation were counted again."""
 
 
 @dataclass
 class AnswerStarted(Message):
-    """An answer has begun. opened: what the chat template began it with."""
+    """An answer has begun. template_prefix: its beginning, written by the chat template."""
 
-    opened: str
+    template_prefix: str
 
 
 @dataclass
 class AnswerDone(Message):
-    """An answer is over: with its result, or with what broke it off."""
+    """An answer is over, with its result or the error that ended it."""
 
     result: Result | None = None
     error: BaseException | None = None
 
 
 class EngineThread:
-    """Loads and answers, one job after the other. All methods return at once but `close`."""
+    """Thread that loads and answers, one job after the other. All methods except `close` return at once."""
 
     def __init__(
-        self, setup: Setup, opener: Opener, archive: Archive, post: Callable[[Message], object]
+        self, setup: ChatSetup, opener: Opener, archive: SessionArchive, post: Callable[[Message], object]
     ) -> None:
         self._setup, self._opener, self._archive, self._post = setup, opener, archive, post
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -83,27 +83,27 @@ class EngineThread:
         self._thread.start()
 
     def load(self, config: EngineConfig) -> None:
-        """Open a model. A conversation that is under way goes on with it.
+        """Open a model and continue an existing conversation with it.
 
-        Ends in `Loaded`; in `LoadFailed` where nothing could be opened, not even the model from before.
+        Posts `Loaded`, or `LoadFailed` if not even the previous model could be opened.
         """
         self._jobs.put(partial(self._load, config))
 
     def recount(self) -> None:
-        """Count the tokens of the conversation, where they were estimated. Ends in `Counted`."""
+        """Count tokens of the conversation that were estimated. Posts `TokensCounted`."""
         self._jobs.put(self._recount)
 
     def answer(self, events: Generator[Event, None, None]) -> None:
-        """Run through an answer. Ends in `AnswerDone`."""
+        """Run an answer. Posts `AnswerDone` at its end."""
         self._jobs.put(partial(self._answer, events))
 
     def stop(self) -> None:
-        """Break the answer off, whatever it is at. A load cannot be broken off."""
+        """Stop the answer at any point. A load cannot be stopped."""
         if self._controller is not None:
             self._controller.stop()
 
     def close(self, timeout: float) -> bool:
-        """Break off, close the engine, and end; False where that took longer than `timeout` seconds."""
+        """Stop the answer, close the engine, and end. Return False if this takes over `timeout` seconds."""
         self.stop()
         self._jobs.put(None)
         self._thread.join(timeout)
@@ -115,7 +115,7 @@ class EngineThread:
                 job()
             if self._controller is not None:
                 self._controller.close()
-        except BaseException as error:  # whatever the thread dies of, the screen must not wait for it
+        except BaseException as error:  # if the thread dies, the screen must not wait for it
             self._post(LoadFailed(error))
 
     def _load(self, config: EngineConfig) -> None:
@@ -125,7 +125,7 @@ class EngineThread:
                 controller = ChatController.open(self._setup, self._opener, self._archive, self._on_event)
                 notes = tuple(controller.notes)
             else:
-                controller.reload(config, self._opener, self._on_event, self._go_back)
+                controller.reload(config, self._opener, self._on_event, self._restore_engine)
                 notes = (f"the draft is {controller.engine.draft}",)
         except BaseException as error:
             self._post(LoadFailed(error))
@@ -135,12 +135,12 @@ class EngineThread:
 
     def _recount(self) -> None:
         if self._controller is not None:
-            with suppress(RequestError):  # an answer of a later conversation is under way
+            with suppress(RequestError):  # an answer of a later conversation is running
                 self._controller.session.recount()
-            self._post(Counted())
+            self._post(TokensCounted())
 
-    def _go_back(self, error: Exception) -> None:
-        self._post(EngineEvent(Notice(f"{error}; loading the model as it was before")))
+    def _restore_engine(self, error: Exception) -> None:
+        self._post(EngineEvent(Notice(f"{error}; loading the model again with its previous settings")))
 
     def _answer(self, events: Generator[Event, None, None]) -> None:
         result: Result | None = None
@@ -160,7 +160,7 @@ class EngineThread:
         self._post(AnswerDone(result, failure))
 
     def _on_event(self, event: Event) -> None:
-        """What the engine tells aside, from this thread."""
+        """Post engine events that are not part of an answer, from this thread."""
         if isinstance(event, LoadProgress):
             now = time.monotonic()
             if event.stage != self._stage or now - self._progress_at >= _BETWEEN_PROGRESS:
@@ -174,18 +174,18 @@ class EngineThread:
 
 
 def end_on_hangup(engine: EngineThread) -> None:
-    """When the terminal goes away, break off the answer, which saves it, and end.
+    """Have SIGHUP stop the answer, which saves it, and end the process.
 
-    Nothing here waits for the screen: with the terminal gone, writing to it may never return. Where it lives,
-    it is given back.
+    This never waits for the screen, since writing to a closed terminal may never return. A terminal that
+    still exists is restored.
     """
 
     def end() -> None:
         engine.close(_HANGUP)
-        interrupt.end_now(128 + signal.SIGHUP)  # the terminal may live: another program can send this signal
+        interrupt.end_now(128 + signal.SIGHUP)  # the terminal may exist if another program sent the signal
 
     def hangup(signum: int, frame: object) -> None:
         threading.Thread(target=end, name="offspec-hangup", daemon=True).start()
 
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup asked to be left alone
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores the signal
         signal.signal(signal.SIGHUP, hangup)

@@ -1,8 +1,8 @@
-"""What an answer thought, and what it said."""
+"""Reasoning and text of an answer."""
 
 import pytest
 
-from offspec.ui.chat.thinking import Part, split, without_thinking
+from offspec.ui.chat.reasoning import Part, split_reasoning, without_reasoning
 
 
 def thinking(text: str, *, closed: bool = True) -> Part:
@@ -32,13 +32,13 @@ def said(text: str) -> Part:
     ],
 )
 def test_parts(text: str, parts: list[Part]) -> None:
-    assert split(text) == parts
+    assert split_reasoning(text) == parts
 
 
 def test_a_template_may_have_opened_the_thought() -> None:
-    assert split("", "<think>\n") == [thinking("", closed=False)]
-    assert split("hm", "<think>\n") == [thinking("hm", closed=False)]
-    assert split("hm\n</think>\nYes.", "<think>\n") == [thinking("hm"), said("Yes.")]
+    assert split_reasoning("", "<think>\n") == [thinking("", closed=False)]
+    assert split_reasoning("hm", "<think>\n") == [thinking("hm", closed=False)]
+    assert split_reasoning("hm\n</think>\nYes.", "<think>\n") == [thinking("hm"), said("Yes.")]
 
 
 def test_talk_about_tags_is_text() -> None:
@@ -49,24 +49,27 @@ def test_talk_about_tags_is_text() -> None:
         "```xml\n</think>",
         "1 < 2 and <thinker>",
     ):
-        assert split(text) == [said(text)]
+        assert split_reasoning(text) == [said(text)]
 
 
 def test_code_left_open_in_a_thought_does_not_swallow_the_answer() -> None:
-    assert split("<think>\n```py\nx = 1\n</think>\nDone.") == [thinking("```py\nx = 1"), said("Done.")]
+    assert split_reasoning("<think>\n```py\nx = 1\n</think>\nDone.") == [
+        thinking("```py\nx = 1"),
+        said("Done."),
+    ]
 
 
 def test_a_growing_answer_never_moves_text_back_into_a_thought() -> None:
     text = "<think>\nhm `x`\n</think>\n\nYes, `<think>` is a tag.\n```\n<think>\n```\nEnd."
     spoken = ""
     for end in range(text.index("Yes") + 1, len(text) + 1):
-        parts = split(text[:end])
+        parts = split_reasoning(text[:end])
         assert [part.kind for part in parts] == ["thinking", "text"]
         assert parts[1].text.startswith(spoken.rstrip())
         spoken = parts[1].text
 
 
 def test_without_thinking() -> None:
-    assert without_thinking("<think>a</think>One.\n<think>b</think>\nTwo.") == "One.\n\nTwo."
-    assert without_thinking("  <think>only this") == "  <think>only this"
-    assert without_thinking("x = 1\n    y\n") == "x = 1\n    y"
+    assert without_reasoning("<think>a</think>One.\n<think>b</think>\nTwo.") == "One.\n\nTwo."
+    assert without_reasoning("  <think>only this") == "  <think>only this"
+    assert without_reasoning("x = 1\n    y\n") == "x = 1\n    y"

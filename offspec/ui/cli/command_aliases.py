@@ -1,0 +1,93 @@
+"""Hints for commands of other programs, and for commands without a model."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from offspec.core.errors import RequestError
+from offspec.ui.cli.short_help import without_types
+
+# Remedy by the command that was typed; {words} stands for the words after it.
+_ANSWERS: Mapping[str, Mapping[str, str]] = {
+    "offspec": {
+        "run": "`offspec chat {model}` holds a conversation, `offspec generate {model} PROMPT` answers once",
+        "pull": "write `offspec models pull {model}`",
+        "download": "write `offspec models pull {model}`",
+        "list": "`offspec models` lists downloaded models, `offspec plan list` models to download",
+        "ls": "`offspec models` lists downloaded models, `offspec plan list` models to download",
+        "rm": "write `offspec models rm {model}`",
+        "show": "write `offspec plan {model}`",
+        "server": "write `offspec serve {model}`",
+        "help": "write `offspec {words}--help`",
+        "version": "write `offspec --version`",
+    },
+    "offspec models": {
+        "list": "write `offspec models`",
+        "ls": "write `offspec models`",
+        "download": "write `offspec models pull {model}`",
+        "remove": "write `offspec models rm {model}`",
+    },
+}
+_MODEL = "Give a folder, a .gguf file, a Hugging Face id or demo; offspec models lists downloaded models."
+
+
+class AliasedGroup(TyperGroup):
+    """Command group with hints for names of commands in other programs."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Options of the group itself."""
+        return without_types(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Usage errors about a value say in plain words what it must be."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            if not error.message and error.param is not None and error.param.metavar == "MODEL":
+                error.message = _MODEL
+            error.message = reworded(error)
+            raise
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command. Raises RequestError for the name of another program's command."""
+        if args and self.get_command(ctx, args[0]) is None and (hint := _answer(ctx.command_path, args)):
+            raise RequestError(hint)
+        return super().resolve_command(ctx, args)
+
+
+def reworded(error: typer.BadParameter) -> str:
+    """Return the message, in our words if Typer took it from pydantic."""
+    details = getattr(error.__cause__, "errors", None)
+    if details is None:
+        return error.message
+    first = details()[0]
+    value, limits = first["input"], first.get("ctx", {})
+    if first["type"] == "value_error":  # a choice, named by Typer itself
+        return str(limits["error"])
+    wanted = next(
+        (text.format(**limits) for kind, text in _WANTED.items() if first["type"].startswith(kind)), ""
+    )
+    return f"it must be {wanted}, not {value}" if wanted else f"invalid value {value!r}"
+
+
+# What a value must be, by the beginning of the kind of pydantic's error.
+_WANTED: Mapping[str, str] = {
+    "less_than": "at most {le}",
+    "greater_than": "{ge} or above",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+}
+
+
+def _answer(group: str, args: list[str]) -> str | None:
+    answer = _ANSWERS.get(group, {}).get(args[0])
+    if answer is None:
+        return None
+    words = [word for word in args[1:] if not word.startswith("-")]
+    model = shlex.quote(words[0]) if words else "MODEL"
+    remedy = answer.format(model=model, words="".join(f"{word} " for word in words[:1]))
+    return f"offspec has no command {args[0]}: {remedy}"

@@ -1,0 +1,41 @@
+"""`--help` shows the main options, `--help-all` shows all of them."""
+
+import re
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from offspec.ui.cli.main import app
+from offspec.ui.cli.short_help import _MAIN
+
+
+def shown(*words: str) -> set[str]:
+    """Options in the first column of a help."""
+    found = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
+    assert found.exit_code == 0, found.output
+    return set(re.findall(r"^│ \*? *(--[a-z-]+)", found.output, re.MULTILINE))
+
+
+def options(command: str) -> set[str]:
+    params = get_command(app).commands[command].params  # type: ignore[attr-defined] # a group
+    return {param.opts[0] for param in params if param.param_type_name == "option"}
+
+
+@pytest.mark.parametrize("command", _MAIN)
+def test_the_short_help_shows_the_main_options_and_the_whole_one_all(command: str) -> None:
+    main = {f"--{name}" for name in _MAIN[command]}
+    assert main <= options(command), "an option in the table that the command does not have"
+    assert shown(command, "--help") == main | {"--help", "--help-all"}
+    assert shown(command, "--help-all") == options(command) | {"--help"}
+    assert len(main) <= 16, "a short help"
+
+
+def test_a_command_with_few_options_shows_them_all() -> None:
+    assert shown("pack", "--help") == options("pack") - {"--help-all"} | {"--help"}
+    assert shown("pack", "--help-all") == shown("pack", "--help")
+
+
+def test_no_flag_shows_a_type() -> None:
+    for words in ([], ["models"], ["config"], ["models", "pull"], ["config", "set"], ["chat"]):
+        assert "<bool>" not in CliRunner().invoke(app, [*words, "--help"]).output
