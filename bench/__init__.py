@@ -1,5 +1,5 @@
-"""Benches: each prints the ceiling first, then what was reached, then one line of JSON."""
+"""Benchmarks. Each prints the ceiling first, then the result, then one line of JSON."""
 
 from offspec.core.openmp import limit_spinning
 
-limit_spinning()  # before any of them imports torch, and for the processes that they start
+limit_spinning()  # before torch is imported, and for all child processes

@@ -1,10 +1,10 @@
-"""Tokens per pass on the prompt set: how many tokens one trip of the target's weights yields.
+"""Tokens per pass on the prompt set: tokens generated per read of the target's weights.
 
     python -m bench.acceptance [MODEL] [--prompts N] [--temperatures 0 1.0] [--verify coupled plain]
 
-An answer ends at its end-of-text token as it does for a user, and counts the tokens it has. Two means are
-given: all tokens over all passes (what a user's link pays), and the mean over prompts of each one's own.
-At temperature 0 both walks pick the same tokens in the same tree, so greedy runs are done once.
+An answer ends at its end-of-text token, as it does for a user, and all its tokens are counted. Two means are
+printed: total tokens over total passes (the cost on the transfer link), and the mean of the prompts' ratios.
+At temperature 0 both verification methods pick the same tokens in the same tree, so greedy runs are shared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from offspec.core.config import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One prompt answered: `gaps` are the logit gaps (nats) where `--check` found another token."""
+    """Answer to one prompt. gaps: logit gaps (nats) at which `--check` found another token."""
 
     id: str
     kind: str
@@ -41,8 +41,8 @@ class Answer:
         return ratio(self.tokens, self.passes)
 
 
-def yield_of(answers: Iterable[Answer]) -> dict[str, float]:
-    """Tokens per pass over some answers: `pooled` = all tokens / all passes, `mean` = over prompts."""
+def tokens_per_pass_stats(answers: Iterable[Answer]) -> dict[str, float]:
+    """Return tokens per pass of some answers: `pooled` = all tokens / all passes, `mean` = over prompts."""
     group = list(answers)
     tokens, passes = sum(a.tokens for a in group), sum(a.passes for a in group)
     mean = ratio(sum(a.tokens_per_pass for a in group), len(group))
@@ -51,7 +51,7 @@ def yield_of(answers: Iterable[Answer]) -> dict[str, float]:
 
 
 def settings(args: argparse.Namespace) -> list[tuple[str, float]]:
-    """(verify, temperature) of every run; a greedy run belongs to the first walk."""
+    """Return (verify, temperature) of every run; greedy runs use the first verification method."""
     return [
         (verify, temperature)
         for turn, verify in enumerate(args.verify)
@@ -61,7 +61,7 @@ def settings(args: argparse.Namespace) -> list[tuple[str, float]]:
 
 
 def measure(args: argparse.Namespace, prompts: Sequence[Prompt], report: Report) -> list[Answer]:
-    """Answer every prompt under every setting; each walk has an engine of its own."""
+    """Answer every prompt with every setting; each verification method has an engine of its own."""
     import offspec
 
     names = ("draft", "draft_bits", "memory", "device", "dtype", "budget", "width")
@@ -74,7 +74,7 @@ def measure(args: argparse.Namespace, prompts: Sequence[Prompt], report: Report)
         with always_drafting(offspec.load(args.model, verify=verify, **load)) as engine:
             for temperature in temperatures:
                 for number, prompt in enumerate(prompts):
-                    seed = args.seed + number  # another noise for each, so that one lucky draw does not rule
+                    seed = args.seed + number  # new noise per prompt, so one lucky draw does not dominate
                     params = SamplingParams(
                         temperature, seed=seed, max_tokens=args.tokens, ignore_eos=args.ignore_eos
                     )
@@ -88,13 +88,13 @@ def measure(args: argparse.Namespace, prompts: Sequence[Prompt], report: Report)
                     answers.append(answer)
                     report.progress(
                         f"{verify} T {temperature:g}  {prompt.id:<12} {answer.tokens} tokens in "
-                        f"{answer.passes} passes, {answer.tokens_per_pass:.2f} a pass, {answer.seconds:.1f} s"
+                        f"{answer.passes} passes, {answer.tokens_per_pass:.2f}/pass, {answer.seconds:.1f} s"
                     )
     return answers
 
 
-def summarise(args: argparse.Namespace, answers: Sequence[Answer]) -> dict[str, Any]:
-    """Everything the last line says, from the answers alone."""
+def summarize(args: argparse.Namespace, answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return the object of the last line, computed from the answers alone."""
     runs = []
     for verify, temperature in settings(args):
         group = [a for a in answers if (a.verify, a.temperature) == (verify, temperature)]
@@ -102,9 +102,9 @@ def summarise(args: argparse.Namespace, answers: Sequence[Answer]) -> dict[str, 
         run: dict[str, Any] = {
             "verify": verify,
             "temperature": temperature,
-            **yield_of(group),
+            **tokens_per_pass_stats(group),
             "tokens_per_s": ratio(sum(a.tokens for a in group), sum(a.seconds for a in group)),
-            "kinds": {kind: yield_of(a for a in group if a.kind == kind) for kind in kinds},
+            "kinds": {kind: tokens_per_pass_stats(a for a in group if a.kind == kind) for kind in kinds},
         }
         if args.check:
             gaps = [gap for a in group for gap in a.gaps or ()]
@@ -121,7 +121,7 @@ def summarise(args: argparse.Namespace, answers: Sequence[Answer]) -> dict[str, 
 
 
 def show(args: argparse.Namespace, summary: dict[str, Any], report: Report) -> None:
-    """Rows: kinds, then all prompts. Columns: one for each walk and temperature."""
+    """Print a table. Rows: kinds, then all prompts. Columns: verification methods and temperatures."""
     runs = summary["runs"]
     title = f"tokens per pass, {summary['model']}, draft {summary['draft']}, budget {args.budget}"
     rows = []
@@ -139,8 +139,8 @@ def show(args: argparse.Namespace, summary: dict[str, Any], report: Report) -> N
             rows.append([label, *(f"{run[key]:{form}}" for run in runs)])
     if args.check:
         checks = (run["check"] for run in runs)
-        told = (f"{check['prompts_with_mismatch']} of {check['prompts']}" for check in checks)
-        rows.append(["prompts with another token", *told])
+        mismatches = (f"{check['prompts_with_mismatch']} of {check['prompts']}" for check in checks)
+        rows.append(["prompts with another token", *mismatches])
     report.table(title, ("kind", *(f"{run['verify']} T {run['temperature']:g}" for run in runs)), rows)
 
 
@@ -149,21 +149,21 @@ def options(p: argparse.ArgumentParser) -> None:
     shared(p, "prompts", "tokens", "budget", "width", "temperatures", "draft_bits", "dtype", "memory")
     shared(p, "device", "seed")
     p.add_argument("--verify", nargs="+", choices=("coupled", "plain"), default=["coupled", "plain"])
-    p.add_argument("--draft", default="substitute", help="as `offspec generate` has it (default substitute)")
-    p.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-text token")
+    p.add_argument("--draft", default="self", help="as in `offspec generate` (default self)")
+    p.add_argument("--ignore-eos", action="store_true", help="continue past the end-of-text token")
     p.add_argument("--check", action="store_true", help="decode again without speculation and compare")
 
 
 def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Answer all prompts and tell."""
+    """Answer all prompts and report."""
     most = min(args.budget, args.tokens)
     prompts = read_prompts(args.prompts)
-    report.ceiling(f"{most} tokens a pass: the smaller of the tree's nodes and the answer's tokens")
+    report.ceiling(f"{most} tokens per pass: the smaller of the tree's nodes and the answer's tokens")
     answers = measure(args, prompts, report)
     known = report.head(args, "dtype", "tokens", "budget", "width", "seed", "ignore_eos")
-    summary = {**known, **summarise(args, answers)}
+    summary = {**known, **summarize(args, answers)}
     best = max(run["pooled"] for run in summary["runs"])
-    report.reached(f"{best:.2f} tokens a pass at best", ratio(best, most))
+    report.reached(f"{best:.2f} tokens per pass at best", ratio(best, most))
     show(args, summary, report)
     report.record(summary, device=args.device, answers=[asdict(answer) for answer in answers])
     return summary

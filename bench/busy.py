@@ -1,9 +1,9 @@
-"""Answers beside other busy processes: how much of an idle machine's speed is left.
+"""Speed while other processes are busy, relative to an idle machine.
 
     python -m bench.busy [MODEL] [--busy 2] [--rounds 3]
 
-Linux shares processors by threads within a session, and by sessions if autogroups are on (man 7 sched): the
-busy processes run in the session of the answer, and then in their own, as programs in other terminals do.
+Linux shares processors by threads within a session, and by sessions if autogroups are on (man 7 sched). The
+busy processes first run in the session of the answer, then in their own, like programs in other terminals.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from statistics import harmonic_mean
 
 from bench.lib.command import MODEL
 from bench.lib.report import Report, ratio
-from bench.lib.runner import Figures, Job, Rows, comparing
+from bench.lib.runner import Figures, Job, Rows, comparison_bench
 from offspec.core.config import SamplingParams
 
-WANTED = 0.6  # of what Linux leaves
+WANTED = 0.6  # share of the processor time that Linux leaves
 _ALONE, _HERE, _APART = "alone", "in this session", "in other sessions"
 _AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
 _QUESTION = "Explain in a few sentences why the sky is blue."
@@ -31,14 +31,14 @@ _QUESTION = "Explain in a few sentences why the sky is blue."
 def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("model", **MODEL)
     p.add_argument("--busy", type=int, default=2, help="busy processes (default 2)")
-    p.add_argument("--answers", type=int, default=10, help="of a process, of which half count (default 10)")
-    p.add_argument("--tokens", type=int, default=30, help="of an answer (default 30)")
+    p.add_argument("--answers", type=int, default=10, help="answers per process; half count (default 10)")
+    p.add_argument("--tokens", type=int, default=30, help="tokens per answer (default 30)")
     p.set_defaults(no_cgroup=True, keep_caches=True)
 
 
 def ways(args: argparse.Namespace, report: Report) -> dict[str, Job]:
     for way in (_HERE, _APART):
-        report.ceiling(f"beside {args.busy} {way}: {fair_share(args.busy, way):.2f} of the speed alone")
+        report.ceiling(f"{args.busy} busy processes {way}: {fair_share(args.busy, way):.2f} of full speed")
     job = {"model": args.model, "answers": args.answers, "tokens": args.tokens}
     return {
         way: {**job, "busy": 0 if way == _ALONE else args.busy, "apart": way == _APART}
@@ -64,8 +64,8 @@ def measure(job: Job) -> Figures:
 
 @contextmanager
 def busy(count: int, apart: bool) -> Iterator[None]:
-    """So many processes that count, in this session or each in one of its own."""
-    code = "import os; first = os.getppid()\nwhile os.getppid() == first: pass"  # until this process ends
+    """Run busy processes until the block ends, in this session or each in a session of its own."""
+    code = "import os; first = os.getppid()\nwhile os.getppid() == first: pass"  # ends with this process
     counting = [subprocess.Popen([sys.executable, "-c", code], start_new_session=apart) for _ in range(count)]
     try:
         yield
@@ -76,10 +76,10 @@ def busy(count: int, apart: bool) -> Iterator[None]:
 
 
 def fair_share(count: int, way: str) -> float:
-    """Share of the speed alone that Linux leaves to a thread on each core."""
+    """Return the share of full speed that Linux leaves to a thread on each core."""
     cores = len(os.sched_getaffinity(0))
     by_sessions = way == _APART and _AUTOGROUPS.exists() and _AUTOGROUPS.read_text() == "1\n"
-    weight = cores if by_sessions else 1  # of a busy process, in threads of ours
+    weight = cores if by_sessions else 1  # weight of a busy process, in threads of this process
     beside = (count // cores + (core < count % cores) for core in range(cores))
     return sum(1 / (1 + weight * each) for each in beside) / cores
 
@@ -90,13 +90,13 @@ def shortfalls(rows: Rows, args: argparse.Namespace) -> list[str]:
         row["of_alone"] = ratio(row["tokens_per_s"], rows[_ALONE]["tokens_per_s"])
         if way != _ALONE and row["of_alone"] < (least := WANTED * fair_share(args.busy, way)):
             missed.append(
-                f"beside busy processes {way}: {row['of_alone']:.2f} is left, less than {least:.2f}"
+                f"with busy processes {way}: {row['of_alone']:.2f} of full speed, less than {least:.2f}"
             )
     return missed
 
 
 _COLUMNS = {"tokens_per_s": ".1f", "of_alone": ".2f"}
-main = comparing("busy", "Answers beside busy processes", options, ways, _COLUMNS, shortfalls)
+main = comparison_bench("busy", "Speed with other busy processes.", options, ways, _COLUMNS, shortfalls)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,9 +1,9 @@
-"""Delays and costs of `offspec chat` in a terminal: its first frame, its keys, processor time.
+"""Delays and costs of `offspec chat` in a terminal: first frame, key echo, processor time.
 
     python -m bench.chat [MODEL] [--memory 1GB] [--keys 200] [--questions 2]
 
-The real program runs in a pseudo terminal. Keys are pressed at random moments, whether or not the one before
-was shown, and timed until their letter is in what the program writes. The ceiling is a bare echo.
+The real program runs in a pseudo terminal. Keys are pressed at random moments, whether or not the previous
+one was shown, and timed until their letter appears in the output. The ceiling is a bare echo.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ LIMITS = {"first_frame_seconds": 1.0, "help_seconds": 0.5, "key_p95_ms": 50.0, "
 _ECHO = (
     "import os, tty; tty.setraw(0); os.write(1, b'ready')\nwhile data := os.read(0, 1024): os.write(1, data)"
 )
-# What Textual asks, and what a terminal says: 2 is "supported, and off now", 0 is "not known".
+# Textual's queries and a terminal's replies: 2 is "supported, currently off", 0 is "unknown".
 _QUERIES = {b"\x1b[?2026$p": b"\x1b[?2026;2$y", b"\x1b[?2048$p": b"\x1b[?2048;0$y"}
 _UPDATE_OPENS, _UPDATE_CLOSES = b"\x1b[?2026h", b"\x1b[?2026l"
-_TAIL = 1 << 16  # bytes before what is new: as much as a mark can be away from the end of its update
-# Canadian syllabics: of one column, and in no answer, so that the first one seen is the key's own echo.
+_TAIL = 1 << 16  # bytes to keep before new output: the longest distance of a mark from the end of its update
+# Canadian syllabics: one column wide, and in no answer, so the first one seen is the echo of the key.
 _LETTERS = [chr(code) for code in range(0x1401, 0x1680)]
 _GAP_S, _ON_A_LINE = 0.15, 40
 _SETTLE_S, _ANSWER_S, _FIRST_ANSWER_S = 1.0, 180.0, 600.0
 
 
 class Screen(Terminal):
-    """A terminal that notes when marks are first shown.
+    """A terminal that records when marks are first shown, and replies to Textual's queries.
 
-    It answers what Textual asks. What a program writes in a synchronised update is shown when that is closed.
+    Output in a synchronized update is shown when the update ends.
     """
 
     def __init__(self, program: Sequence[str], env: dict[str, str] | None = None) -> None:
@@ -53,7 +53,7 @@ class Screen(Terminal):
         self._letters, self._chosen = _LETTERS[::-1], random.Random(1)
 
     def look(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Read for a time, or until something is reached; whether it was."""
+        """Read for a time, or until a condition holds; return whether it does."""
         ends = time.perf_counter() + seconds
         while not until():
             if self.ended or (left := ends - time.perf_counter()) <= 0:
@@ -72,13 +72,13 @@ class Screen(Terminal):
         return mark.encode() in (self._seen[:closed] if is_open and closed >= 0 else self._seen)
 
     def wait(self, what: str, seconds: float, until: Callable[[], bool]) -> float:
-        """Wait until something is reached; returns when. Raises BenchError."""
+        """Wait until a condition holds; return the time. Raises BenchError."""
         if not self.look(seconds, until):
             raise BenchError(f"no {what} within {seconds:.0f} s; last shown: {self._seen[-300:]!r}")
         return time.perf_counter()
 
     def type(self, count: int, going_on: Callable[[], bool] = lambda: True) -> None:
-        """Press letters at random moments, and take them back when a line is full and at the end."""
+        """Press letters at random moments; delete them when a line is full and at the end."""
         moment = time.perf_counter()
         for typed in range(1, count + 1):
             moment += self._chosen.uniform(0.2, 1.8) * _GAP_S
@@ -94,25 +94,25 @@ class Screen(Terminal):
             if ends:
                 return
 
-    def told(self) -> dict[str, float]:
-        """Milliseconds that keys took."""
+    def key_delays_ms(self) -> dict[str, float]:
+        """Return statistics of the delay of keys, in milliseconds."""
         delays = sorted(1e3 * delay for delay in self.delays)
         p95 = delays[math.ceil(0.95 * len(delays)) - 1]
         return {"keys": len(delays), "median_ms": median(delays), "p95_ms": p95, "max_ms": delays[-1]}
 
     def usage(self) -> tuple[float, float]:
-        """Seconds of the clock, and of the processor in the main thread, where the interface runs."""
+        """Return wall time and processor time of the main thread, which runs the interface, in seconds."""
         spent = int(Path(f"/proc/{self.pid}/task/{self.pid}/schedstat").read_text().split()[0])
         return time.perf_counter(), spent / 1e9
 
     def share_since(self, before: tuple[float, float]) -> float:
-        """Share of a core that the main thread used."""
+        """Return the share of a core that the main thread used."""
         seconds, spent = (now - then for now, then in zip(self.usage(), before, strict=True))
         return spent / seconds
 
 
 class Chat(Screen):
-    """`offspec chat`, from its first frame on. Answers count once the file that it keeps has all of them."""
+    """`offspec chat`, from its first frame on. Answers count once they are complete in its session file."""
 
     def __init__(self, args: argparse.Namespace, data: Path) -> None:
         words = [args.model, "--memory", args.memory, "--max-tokens", str(args.tokens), "--seed", "1"]
@@ -126,11 +126,11 @@ class Chat(Screen):
 
     def ask(self, question: str) -> None:
         self.press(question)
-        self.look(0.3)  # as a person does, who sees it before pressing Enter
+        self.look(0.3)  # a person sees the text before pressing Enter
         self.press("\r")
 
     def answers(self) -> list[Any]:
-        """Figures of all whole answers, in their order; each is in a conversation of its own."""
+        """Return figures of all complete answers in order; each has a conversation of its own."""
         from offspec.chat.conversation import Conversation
 
         files = sorted(self._data.rglob("*.json"), key=os.path.getmtime)
@@ -139,7 +139,7 @@ class Chat(Screen):
         return [message.figures for message in messages if message.finish and message.figures]
 
     def watched(self, question: str, keys: int = 0) -> float:
-        """Ask in a new conversation and press keys meanwhile; the interface's share of a core."""
+        """Ask in a new conversation while pressing keys; return the interface's share of a core."""
         self.look(_SETTLE_S)
         self.ask("/clear")
         self.look(_SETTLE_S)
@@ -151,7 +151,7 @@ class Chat(Screen):
 
 
 def measure(args: argparse.Namespace, data: Path) -> dict[str, Any]:
-    """One chat: idle, answering without keys, and answering while keys are pressed."""
+    """Measure one chat: idle, answering without keys, and answering while keys are pressed."""
     questions = [prompt.prompt for prompt in read_prompts(args.questions)]
     with Chat(args, data) as chat:
         chat.ask("Say hello.")
@@ -167,7 +167,7 @@ def measure(args: argparse.Namespace, data: Path) -> dict[str, Any]:
         return {
             "first_frame_seconds": chat.first_frame,
             "torch_loaded_by_first_frame": chat.torch_loaded,
-            "keys_generating": chat.told(),
+            "keys_generating": chat.key_delays_ms(),
             "idle_usage": {"ui_of_a_core": idle},
             "streaming": [{"ui_of_a_core": share} for share in shares],
             "ui_tokens_per_s": median(speeds),
@@ -177,7 +177,7 @@ def measure(args: argparse.Namespace, data: Path) -> dict[str, Any]:
 def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("model", **MODEL)
     shared(p, memory="1GB", tokens=192)
-    p.add_argument("--keys", type=int, default=200, help="pressed while it answers, at most 600 (200)")
+    p.add_argument("--keys", type=int, default=200, help="keys pressed during an answer, at most 600 (200)")
     p.add_argument("--questions", type=int, default=2, help="answers without keys (default 2)")
     p.add_argument("--idle-seconds", type=float, default=10.0)
 
@@ -186,7 +186,7 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     with Screen([sys.executable, "-c", _ECHO]) as echo:
         echo.wait("echo program", 30.0, lambda: echo.shows("ready"))
         echo.type(20)
-        floor = echo.told()
+        floor = echo.key_delays_ms()
     report.ceiling("a bare echo shows a key after {median_ms:.2f} ms, p95 {p95_ms:.2f}".format(**floor))
     began = time.perf_counter()
     subprocess.run([sys.executable, "-m", "offspec", "chat", "--help"], stdout=subprocess.DEVNULL, check=True)

@@ -1,9 +1,9 @@
-"""Seconds from a long prompt to its first token, next to one read of the weights and the processor's floor.
+"""Time to first token of a long prompt, relative to one read of the weights and the processor's minimum time.
 
     python -m bench.prefill [--tokens 4096] [--repeats 3] [--pack nf4] [--memory 1.5GB]
 
-Prompts are random tokens, so that no part of one is in a cache. The disk is measured in the same process
-before and after each prompt, once the engine has read ahead all it can; the processor's floor before that.
+Prompts are random tokens, so no part of one is cached. The disk is measured in the same process before and
+after each prompt, once the engine has prefetched all it can; the processor's minimum time is measured first.
 """
 
 from __future__ import annotations
@@ -16,21 +16,29 @@ from pathlib import Path
 from statistics import median
 
 from bench.lib.report import Report, ratio
-from bench.lib.runner import Figures, Job, Rows, comparing, settings, streamed, streamed_options
+from bench.lib.runner import (
+    Figures,
+    Job,
+    Rows,
+    comparison_bench,
+    prepare_streamed,
+    settings,
+    streamed_options,
+)
 from bench.lib.streamed import pack_of
-from bench.stream.floor import Floor
+from bench.stream.floor import ComputeFloor
 from offspec.core.config import SamplingParams
 from offspec.core.values import parse_bytes
 from offspec_planners.measure.disk import RawDisk
 
 WANTED = 1.2
-_SETTLE_S = 2.0  # in which the streaming buffer fills
+_SETTLE_S = 2.0  # time for the streaming buffer to fill
 
 
 def options(p: argparse.ArgumentParser) -> None:
     streamed_options(p, tokens=4096, budget=64)
-    p.add_argument("--repeats", type=int, default=3, help="prompts of a process (default 3)")
-    p.add_argument("--pack", choices=("nf4", "int4-g64"), help="of the target, which then streams quantized")
+    p.add_argument("--repeats", type=int, default=3, help="prompts per process (default 3)")
+    p.add_argument("--pack", choices=("nf4", "int4-g64"), help="format of the pack to stream (default: none)")
 
 
 def ways(args: argparse.Namespace, report: Report) -> dict[str, Job]:
@@ -38,8 +46,8 @@ def ways(args: argparse.Namespace, report: Report) -> dict[str, Job]:
 
     from offspec.model.runner import CHUNK
 
-    folder, files = streamed(args, report)
-    floor = Floor(folder, getattr(torch, args.dtype), torch.device("cpu")).measure(args.tokens, CHUNK)
+    folder, files = prepare_streamed(args, report)
+    floor = ComputeFloor(folder, getattr(torch, args.dtype), torch.device("cpu")).measure(args.tokens, CHUNK)
     report.ceiling(
         f"{floor.gemm:.2f} s of products for {args.tokens} tokens, {floor.attention:.2f} s of attention"
     )
@@ -95,8 +103,8 @@ def shortfalls(rows: Rows, args: argparse.Namespace) -> list[str]:
 
 
 _COLUMNS = ("seconds", "trip_seconds", "gemm_seconds", "attention_seconds", "ratio", "ratio_with_attention")
-main = comparing(
-    "prefill", "A long prompt in one read", options, ways, dict.fromkeys(_COLUMNS, ".2f"), shortfalls
+main = comparison_bench(
+    "prefill", "Time to first token.", options, ways, dict.fromkeys(_COLUMNS, ".2f"), shortfalls
 )
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Several answers from the same passes: tokens per second by the number of concurrent sequences.
+"""Continuous batching: tokens per second by the number of concurrent sequences.
 
     python -m bench.sequences [--sequences 1 8] [--answers 8] [--memory 2GB]
 
-The widened model streams, with the small one in 4 bits as its draft. All ways answer the same prompts.
+The widened model streams, drafted by the small one in 4 bits. Every run answers the same prompts.
 """
 
 from __future__ import annotations
@@ -12,10 +12,18 @@ import sys
 import time
 
 from bench.lib.report import Report, ratio, read_prompts
-from bench.lib.runner import Figures, Job, Rows, comparing, settings, streamed, streamed_options
+from bench.lib.runner import (
+    Figures,
+    Job,
+    Rows,
+    comparison_bench,
+    prepare_streamed,
+    settings,
+    streamed_options,
+)
 from offspec.core.config import SamplingParams
 
-WANTED, _AT = 3.0, 8  # times the speed of one sequence, with so many
+WANTED, _AT = 3.0, 8  # required speed-up over one sequence, at this number of sequences
 
 
 def options(p: argparse.ArgumentParser) -> None:
@@ -25,7 +33,7 @@ def options(p: argparse.ArgumentParser) -> None:
 
 
 def ways(args: argparse.Namespace, report: Report) -> dict[str, Job]:
-    folder, files = streamed(args, report)
+    folder, files = prepare_streamed(args, report)
     draft = {"draft": args.model, "draft_bits": args.draft_bits, "context": args.context}
     job = {
         "load": settings(args, folder, **draft),
@@ -55,7 +63,7 @@ def measure(job: Job) -> Figures:
                     results.append(event.result)
         seconds, plan = time.perf_counter() - began, engine.plan
     tokens = sum(result.tokens for result in results)
-    # Every answer that had a tree in a pass tells of it, with the same seconds.
+    # Every answer with a tree in a pass reports the pass, with the same seconds.
     shared = {(one.draft_seconds, one.target_seconds): one for one in passes}
     return {
         "tokens_per_s": ratio(tokens, seconds),
@@ -75,8 +83,8 @@ def shortfalls(rows: Rows, args: argparse.Namespace) -> list[str]:
 
 
 _COLUMNS = ("tokens_per_s", "predicted_tokens_per_s", "tokens_per_pass", "draft_seconds", "target_seconds")
-main = comparing(
-    "sequences", "Answers that share passes", options, ways, dict.fromkeys(_COLUMNS, ".2f"), shortfalls
+main = comparison_bench(
+    "sequences", "Continuous batching.", options, ways, dict.fromkeys(_COLUMNS, ".2f"), shortfalls
 )
 
 if __name__ == "__main__":

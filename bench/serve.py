@@ -1,10 +1,10 @@
-"""What the server costs over the Python API.
+"""Overhead of the server over the Python API.
 
     python -m bench.serve [MODEL] [--tokens 128] [--rounds 5]
 
 One engine with its own draft answers the same questions through `engine.generate` and, streamed, through
-`offspec serve`'s Chat Completions, in turns; the server runs in this process, as it does for a user, and its
-client in one of its own. The ceiling of the server is the API.
+`offspec serve`'s Chat Completions, alternately. The server runs in this process, as it does for a user, and
+its client in a separate process. The API's speed is the server's ceiling.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from bench.lib.report import Report, ratio, read_prompts
 if TYPE_CHECKING:
     from offspec import Engine
 
-WANTED = 0.97  # of the API's throughput
+WANTED = 0.97  # minimum share of the API's throughput
 _NAME = "bench"
 
-Ask = Callable[[str], tuple[float, str]]  # seconds and text of an answer
+Ask = Callable[[str], tuple[float, str]]  # question -> seconds, text
 
 
 def client() -> None:
-    """A client's process: bodies on stdin, on stdout the seconds that each took and the text that came."""
+    """Client process: reads request bodies from stdin; writes the seconds and the text of each to stdout."""
     for line in sys.stdin:
         url, body = json.loads(line)
         headers = {"content-type": "application/json"}
@@ -51,7 +51,7 @@ def client() -> None:
 
 @contextmanager
 def served(engine: Engine, tokens: int) -> Iterator[Ask]:
-    """A server of this engine, and a client that asks it for answers of so many tokens."""
+    """Run a server of this engine and a client process; yield a function that asks for answers."""
     from offspec.server.run import Server
     from offspec.server.settings import Settings
 
@@ -85,7 +85,7 @@ def served(engine: Engine, tokens: int) -> Iterator[Ask]:
 
 
 def compare(engine: Engine, args: argparse.Namespace, report: Report) -> list[dict[str, Any]]:
-    """Rounds of all questions through the API and through the server; the first is not counted."""
+    """Run rounds of all questions through the API and through the server; the first is not counted."""
     from offspec import SamplingParams
 
     questions = [prompt.prompt for prompt in read_prompts(args.prompts)]
@@ -119,29 +119,29 @@ def compare(engine: Engine, args: argparse.Namespace, report: Report) -> list[di
 def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("model", **MODEL)
     shared(p, prompts=6, tokens=128)
-    p.add_argument("--rounds", type=int, default=5, help="of all questions, each way (default 5)")
+    p.add_argument("--rounds", type=int, default=5, help="rounds of all questions each way (default 5)")
 
 
 def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Compare; short of its aim where the server is slower than it may be, or says something else."""
+    """Compare; the target is missed if the server is too slow or its text differs."""
     import offspec
 
     with offspec.load(args.model, device="cpu", learn=False) as engine:
         rounds = compare(engine, args, report)
     server, share = (statistics.median(run[name] for run in rounds) for name in ("server", "ratio"))
-    report.reached(f"{server:.2f} s through the server: of the API's throughput", share)
+    report.reached(f"{server:.2f} s through the server; share of the API's throughput", share)
     same = all(run["same"] for run in rounds)
     known = report.head(args, "model", "prompts", "tokens", "rounds")
     summary = {**known, "ratio": share, "same_texts": same}
     report.record(summary, rounds=rounds)
     if share < WANTED:
-        report.missed(f"the server has {share:.3f} of the API's throughput, less than {WANTED}")
+        report.missed(f"the server reaches {share:.3f} of the API's throughput, less than {WANTED}")
     if not same:
-        report.missed("the server did not say what the API says")
+        report.missed("the server's text differs from the API's")
     return summary
 
 
-main = Command("serve", "The server beside the Python API.", options, bench)
+main = Command("serve", "Overhead of the server over the Python API.", options, bench)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,9 +1,9 @@
-"""A day of use in minutes: short requests, chats, cancels and reloads of a tiny model, one after the other.
+"""Leaks under mixed use: short requests, chats, cancellations and reloads of a tiny model.
 
     python -m bench.soak [REQUESTS] [--reload 500]
 
-Memory, threads and open files, and by how much they grow in a thousand requests: a straight line through the
-second half of the readings. A leak is a slope that stays the same however long it runs.
+Prints memory, threads and open files, and their growth per thousand requests: the slope of a line through the
+second half of the readings. A leak is a slope that does not shrink with longer runs.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from random import Random
 from statistics import linear_regression
 from typing import TYPE_CHECKING
 
-from bench.lib.process import say
+from bench.lib.process import log_progress
 from bench.lib.report import Report
-from bench.lib.runner import Figures, Job, Rows, comparing
+from bench.lib.runner import Figures, Job, Rows, comparison_bench
 from offspec.core.config import SamplingParams
 from offspec.core.memory import resident_bytes
 
 if TYPE_CHECKING:
     from offspec import Engine
 
-WANTED = {"resident_mb": 0.5, "threads": 0.01, "files": 0.01}  # most growth in a thousand requests
+WANTED = {"resident_mb": 0.5, "threads": 0.01, "files": 0.01}  # maximum growth per thousand requests
 _TOKENS, _SEQUENCES, _READINGS = 6, 4, 20
 
 
@@ -41,7 +41,7 @@ def options(p: argparse.ArgumentParser) -> None:
 
 
 def ways(args: argparse.Namespace, report: Report) -> dict[str, Job]:
-    report.ceiling("in a thousand requests at most " + ", ".join(f"{WANTED[key]:g} {key}" for key in WANTED))
+    report.ceiling("per thousand requests at most " + ", ".join(f"{WANTED[key]:g} {key}" for key in WANTED))
     return {"growth": {"requests": args.requests, "reload": args.reload, "seed": args.seed}}
 
 
@@ -63,12 +63,12 @@ def measure(job: Job) -> Figures:
                     done += use(engine, random)
                     if done // every > len(readings):
                         readings.append(read_process(done))
-                        say("  ".join(f"{value:g} {key}" for key, value in readings[-1].items()))
+                        log_progress("  ".join(f"{value:g} {key}" for key, value in readings[-1].items()))
     return {**slopes(readings), "readings": readings}
 
 
 def read_process(requests: int) -> dict[str, float]:
-    """What this process has after so many requests."""
+    """Return the resources of this process after `requests` requests."""
     gc.collect()
     return {
         "requests": requests,
@@ -79,14 +79,14 @@ def read_process(requests: int) -> dict[str, float]:
 
 
 def slopes(readings: list[dict[str, float]]) -> dict[str, float]:
-    """Growth of each figure in a thousand requests, over the second half of the readings."""
+    """Return the growth of each figure per thousand requests, over the second half of the readings."""
     late = readings[len(readings) // 2 :]
     at = [reading["requests"] / 1000 for reading in late]
     return {key: round(linear_regression(at, [reading[key] for reading in late]).slope, 3) for key in WANTED}
 
 
 def use(engine: Engine, random: Random) -> int:
-    """One way of using it, chosen at random; how many requests that was."""
+    """Use the engine in one of several ways, chosen at random; return the number of requests."""
     from offspec import RequestError, TextDelta
 
     temperature, seed = random.choice((0.0, 1.0)), random.randrange(9)
@@ -102,7 +102,7 @@ def use(engine: Engine, random: Random) -> int:
             list(session.send(text))
         session.close()
         return 2
-    if way == 2:  # left in the middle
+    if way == 2:  # abandoned in the middle
         for event in engine.stream(text, params, raw=True):
             if isinstance(event, TextDelta):
                 break
@@ -111,19 +111,19 @@ def use(engine: Engine, random: Random) -> int:
     left = answers[random.randrange(_SEQUENCES)]
     left.cancel()
     for each in answers:
-        with suppress(RequestError) if each is left else nullcontext():  # its turn may not have come
+        with suppress(RequestError) if each is left else nullcontext():  # it may still be queued
             each.result()
     return _SEQUENCES
 
 
 def shortfalls(rows: Rows, args: argparse.Namespace) -> list[str]:
     (row,) = rows.values()
-    return [
-        f"{row[key]:g} {key} more with each thousand requests" for key in WANTED if row[key] > WANTED[key]
-    ]
+    return [f"{row[key]:g} {key} of growth per thousand requests" for key in WANTED if row[key] > WANTED[key]]
 
 
-main = comparing("soak", "A day of use in minutes", options, ways, dict.fromkeys(WANTED, ".3f"), shortfalls)
+main = comparison_bench(
+    "soak", "A day of use in minutes", options, ways, dict.fromkeys(WANTED, ".3f"), shortfalls
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,9 +1,9 @@
-"""Calls of tools under their grammar: how many are valid, and what the grammar does to tokens per pass.
+"""Tool calls under their grammar: share of valid calls, and effect of the grammar on tokens per pass.
 
     python -m bench.tool_calls [MODEL] [--prompts N] [--calls 200]
 
-Two things are measured at each temperature. Forced calls: answers that must call a tool, read as the server
-reads them. Text: answers to the same prompts with the tools at hand, with the grammar of calls and without.
+Two kinds of answers are measured at each temperature. Forced calls must call a tool, and are parsed as by the
+server. Text answers the same prompts with tools available, with and without the grammar of calls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from bench.lib.command import MODEL, Command, shared
 from bench.lib.drafting import always_drafting
 from bench.lib.report import Prompt, Report, model_name, ratio, read_prompts
-from offspec.chat.answer_parts import Call
+from offspec.chat.answer_parser import ToolCall
 from offspec.core.config import SamplingParams
 
 TOOLS: list[dict[str, Any]] = [
@@ -57,7 +57,7 @@ TOOLS: list[dict[str, Any]] = [
 
 
 def run(engine: Any, ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
-    """One answer: its text, tokens and passes."""
+    """Generate one answer; return its text, tokens and passes."""
     result = engine.generate(ids, params)
     return {
         "text": result.text,
@@ -69,14 +69,14 @@ def run(engine: Any, ids: Sequence[int], params: SamplingParams) -> dict[str, An
 
 
 def is_valid(engine: Any, ids: Sequence[int], answer: dict[str, Any]) -> bool:
-    """Whether an answer is a call and nothing else, with arguments that its schema allows."""
+    """Return whether an answer is exactly one call, with arguments that are valid for its schema."""
     reader = engine.parts(ids, TOOLS)
-    parts = [*reader.feed(engine.spell(answer["ids"])), *reader.finish()]
-    return any(isinstance(part, Call) for part in parts)
+    parts = [*reader.feed(engine.decode_with_special(answer["ids"])), *reader.finish()]
+    return any(isinstance(part, ToolCall) for part in parts)
 
 
 def measure(args: argparse.Namespace, prompts: Sequence[Prompt], report: Report) -> list[dict[str, Any]]:
-    """A row for each temperature."""
+    """Return a row for each temperature."""
     import offspec
 
     names = ("draft", "draft_bits", "memory", "device", "dtype", "budget", "width")
@@ -122,7 +122,7 @@ def measure(args: argparse.Namespace, prompts: Sequence[Prompt], report: Report)
 
 
 def _yield(answers: Sequence[dict[str, Any]]) -> float:
-    """Tokens per pass."""
+    """Return tokens per pass."""
     return ratio(sum(a["tokens"] for a in answers), sum(a["passes"] for a in answers))
 
 
@@ -130,14 +130,14 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("model", **MODEL)
     shared(p, "prompts", "tokens", "budget", "width", "temperatures", "draft_bits", "dtype", "memory")
     shared(p, "device", "seed")
-    p.add_argument("--draft", default="substitute", help="as `offspec generate` has it (default substitute)")
+    p.add_argument("--draft", default="self", help="as in `offspec generate` (default self)")
     p.add_argument("--calls", type=int, default=200, help="forced calls above temperature 0 (default 200)")
 
 
 def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     """Measure and report."""
     most = min(args.budget, args.tokens)
-    report.ceiling(f"{most} tokens a pass: the smaller of the tree's nodes and the answer's tokens")
+    report.ceiling(f"{most} tokens per pass: the smaller of the tree's nodes and the answer's tokens")
     rows = measure(args, read_prompts(args.prompts), report)
     summary = {**report.head(args, "dtype", "tokens", "budget", "width", "seed"), "runs": rows}
     summary["model"] = model_name(args.model)
@@ -148,8 +148,8 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
         least,
     )
     report.table(
-        f"calls of tools, {summary['model']}",
-        ("temperature", "valid calls", "a pass, calls", "a pass, text", "without grammar", "same answers"),
+        f"tool calls, {summary['model']}",
+        ("temperature", "valid calls", "call tok/pass", "text tok/pass", "without grammar", "same answers"),
         [
             [
                 f"{row['temperature']:g}",
@@ -165,7 +165,7 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     return {**summary, "passed": passed}
 
 
-main = Command("tool_calls", "Calls of tools under their grammar.", options, bench)
+main = Command("tool_calls", "Tool calls under their grammar.", options, bench)
 
 if __name__ == "__main__":
     sys.exit(main())

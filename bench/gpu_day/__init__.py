@@ -1,1 +1,1 @@
-"""A first look at a GPU, in minutes: whether it runs, whether it is exact, how fast each part is."""
+"""Evaluation of a GPU in minutes: whether offspec runs, whether it is exact, how fast each part is."""

@@ -1,11 +1,11 @@
-"""Everything to know of a GPU, in two calls of under five minutes.
+"""Evaluation of a GPU, in two calls of under five minutes.
 
     python -m bench.gpu_day --call a     facts, link, products, exactness, doctor, tests, kernels
-    python -m bench.gpu_day --call b     real text, models behind memory limits and slower links, a peer
+    python -m bench.gpu_day --call b     real text, models with memory limits and slower links, a peer
     python -m bench.gpu_day --dry        every step at a toy size, without a GPU
 
-Each step is a process with a time limit of its own, so one that hangs or fails costs no other. The record is
-written anew after each. README.md in this folder lists what a machine without a network needs.
+Each step is a process with its own time limit, so a step that hangs or fails does not affect the others. The
+record is rewritten after each step. README.md in this folder lists what a machine without a network needs.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_day.day import Day, write_json
 from bench.gpu_day.machine import output
+from bench.gpu_day.step_context import StepContext, write_json
 from bench.gpu_day.steps import STEPS
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command
 from bench.lib.process import ROOT
 from bench.lib.report import Report, environment
 
-_FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")  # a record does not name folders of a machine
-_LEAST_SECONDS = 8  # a step with less time left than this is not begun
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")  # removed from the record: folders identify a machine
+_LEAST_SECONDS = 8  # a step is not started with less time than this
 
 
 def options(p: argparse.ArgumentParser) -> None:
@@ -42,16 +42,14 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--steps", nargs="+", choices=list(STEPS), metavar="STEP", help=f"only these: {', '.join(STEPS)}"
     )
-    p.add_argument(
-        "--seconds", type=float, default=1e6, help="for all steps; what has no time left is skipped"
-    )
-    p.add_argument("--models", type=Path, help="folder for models that are written (default: a tmpfs)")
+    p.add_argument("--seconds", type=float, default=1e6, help="time for all steps; later steps are skipped")
+    p.add_argument("--models", type=Path, help="folder for generated models (default: a tmpfs)")
     p.add_argument("--carried", type=Path, default=Path(".gpu_day"), help="folder of the demo model's pieces")
-    p.add_argument("--dry", action="store_true", help="toy sizes, on the CPU or a simulated GPU")
+    p.add_argument("--dry", action="store_true", help="use toy sizes, on the CPU or a simulated GPU")
 
 
 def measure(args: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Run the steps; the states of all of them. Raises BenchError without a GPU, unless dry."""
+    """Run the steps; return their states. Raises BenchError without a GPU, unless dry."""
     if not args.dry and shutil.which("nvidia-smi") is None:
         raise BenchError(
             "this machine has no NVIDIA driver (nvidia-smi): add --dry to try every step without a GPU"
@@ -70,16 +68,14 @@ def measure(args: argparse.Namespace, report: Report) -> dict[str, Any]:
             left = args.seconds - (time.monotonic() - began)
             limit = min(STEPS[name].seconds * (3 if args.dry else 1), left)
             if limit < _LEAST_SECONDS:
-                found[name] = {"state": "skipped", "error": "no time was left"}
+                found[name] = {"state": "skipped", "error": "no time left"}
             else:
-                day = Day(args.dry, models, args.carried.resolve(), limit)
-                found[name] = _run(name, day, Path(scratch) / f"{name}.json")
+                context = StepContext(args.dry, models, args.carried.resolve(), limit)
+                found[name] = _run(name, context, Path(scratch) / f"{name}.json")
             write_json(report.file(), {**record, "steps": found})
             report.reached(_line(name, found[name]))
     if any(row["state"] != "ok" for row in found.values()):
-        report.missed(
-            "a step failed, was stopped or was skipped: its `error` and `log` in the record say why"
-        )
+        report.missed("a step failed, was stopped or was skipped: see its `error` and `log` in the record")
     return {"bench": "gpu_day", "steps": {name: row["state"] for name, row in found.items()}}
 
 
@@ -89,14 +85,14 @@ def _line(name: str, row: dict[str, Any]) -> str:
 
 
 def _gpu_name() -> str:
-    """As the driver has it; no CUDA context is made for it, which would take memory from the steps."""
+    """Return the driver's name of the GPU, without a CUDA context, which would take memory from the steps."""
     if shutil.which("nvidia-smi") is None:
         return "no GPU"
     return output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").split("\n")[0]
 
 
 def _memory_folder() -> Path:
-    """A tmpfs for models, so that they are written and read at the speed of memory."""
+    """Return a tmpfs for models, so that they are written and read at the speed of memory."""
     folder = Path("/mnt/gpu_day")
     folder.mkdir(parents=True, exist_ok=True)
     if not os.path.ismount(folder):
@@ -104,17 +100,17 @@ def _memory_folder() -> Path:
     return folder
 
 
-def _run(name: str, day: Day, part: Path) -> dict[str, Any]:
-    """Run one step in its own process group: its results, state and seconds, and its log if it failed."""
+def _run(name: str, context: StepContext, part: Path) -> dict[str, Any]:
+    """Run a step in its own process group; return results, state and seconds, and its log if it failed."""
     log, began = part.with_suffix(".log"), time.monotonic()
-    words = [sys.executable, "-m", "bench.gpu_day", "--child", name, day.settings(), str(part)]
-    around = _environment(name, day)
+    words = [sys.executable, "-m", "bench.gpu_day", "--child", name, context.settings(), str(part)]
+    around = _environment(name, context)
     with log.open("wb") as out:
         process = subprocess.Popen(
             words, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, env=around, start_new_session=True
         )
         try:
-            code = process.wait(day.seconds)
+            code = process.wait(context.seconds)
             state = "ok" if code == 0 else "failed"
         except BaseException as late:
             os.killpg(process.pid, signal.SIGKILL)
@@ -133,7 +129,7 @@ def _run(name: str, day: Day, part: Path) -> dict[str, Any]:
 
 
 def _without_folders(found: Any) -> Any:
-    """The same with folders cut from the paths in all texts."""
+    """Return the value with folders removed from the paths in all texts."""
     if isinstance(found, str):
         return _FOLDERS.sub("", found)
     if isinstance(found, dict):
@@ -141,13 +137,13 @@ def _without_folders(found: Any) -> Any:
     return [_without_folders(value) for value in found] if isinstance(found, list) else found
 
 
-def _environment(name: str, day: Day) -> dict[str, str]:
-    """Variables of a step: packages of this checkout first, a cache of its own."""
+def _environment(name: str, context: StepContext) -> dict[str, str]:
+    """Return the variables of a step: packages of this checkout first, a separate cache."""
     paths = [str(ROOT / folder) for folder in ("", "kernels", "planners")]
     paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "false"}
-    found["OFFSPEC_CACHE"] = str(day.models / "cache")
-    if day.dry:
+    found["OFFSPEC_CACHE"] = str(context.models / "cache")
+    if context.dry:
         found |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
         if STEPS[name].simulated:
             found["GPU_DAY_SIMULATED"] = "1"
@@ -155,23 +151,23 @@ def _environment(name: str, day: Day) -> dict[str, str]:
 
 
 def run_child(name: str, settings: str, part: Path) -> int:
-    """The work of one step, in its own process."""
-    day = Day.of(settings)
-    day.save = lambda: write_json(part, day.found)
+    """Run one step, in its own process."""
+    context = StepContext.of(settings)
+    context.save = lambda: write_json(part, context.found)
     if os.environ.get("GPU_DAY_SIMULATED"):
         from tests.support.simulated_cuda.install import install_machine
         from tests.support.simulated_cuda.kernels import install_kernels
 
         install_machine("eager", total=4 << 30)
         install_kernels()
-    faulthandler.dump_traceback_later(max(day.seconds - 3, 1))  # where a step that is stopped was
+    faulthandler.dump_traceback_later(max(context.seconds - 3, 1))  # shows where a stopped step was
     try:
-        STEPS[name].load()(day)
+        STEPS[name].load()(context)
     except Exception as error:
         traceback.print_exc()
-        day.found["error"] = f"{type(error).__name__}: {error}"[:2000]
-    day.save()
-    return int("error" in day.found)
+        context.found["error"] = f"{type(error).__name__}: {error}"[:2000]
+    context.save()
+    return int("error" in context.found)
 
 
 main = Command("gpu_day", __doc__ or "", options, measure)

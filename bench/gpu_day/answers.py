@@ -1,4 +1,4 @@
-"""Answers of an engine with the figures of every pass, and what its plan predicted."""
+"""Answers of an engine, with the figures of every pass and the plan's forecast."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from bench.gpu_day.day import Day
-from bench.gpu_day.watch import Compiled, Stages
+from bench.gpu_day.profiling import Compiled, Stages
+from bench.gpu_day.step_context import StepContext
 from bench.lib.worker import answer
 
 PROMPTS = (
@@ -18,12 +18,12 @@ PROMPTS = (
     "Write a short list of five fruits with a remark about each.",
     "Rewrite this text word for word: The quick brown fox jumps over the lazy dog.",
 )
-_KEPT_PASSES = 16  # of an answer, in the record
+_KEPT_PASSES = 16  # passes per answer in the record
 
 
 @contextmanager
 def engine_of(row: dict[str, Any], *, replan: bool = True, **load: Any) -> Iterator[Any]:
-    """An engine, measured and planned anew unless told. Load time, placement and forecast go to `row`."""
+    """Yield an engine, replanned by default. Load time, placement and forecast are added to `row`."""
     import offspec
 
     stages, compiled, began = Stages(), Compiled().install(), time.perf_counter()
@@ -40,20 +40,20 @@ def engine_of(row: dict[str, Any], *, replan: bool = True, **load: Any) -> Itera
 
 
 def least_vram(**load: Any) -> int:
-    """Bytes of device memory below which a model is refused, so that a dry run streams, too."""
+    """Return the minimum device memory that a model accepts, in bytes, so that a dry run streams too."""
     import offspec
 
     try:
         offspec.load(**load, vram="895MB").close()
     except offspec.CapacityError as error:
         return error.needed
-    raise AssertionError("too large a limit to be refused")
+    raise AssertionError("one byte of device memory was accepted")
 
 
 def ask(
     engine: Any, prompt: Any, tokens: int, *, check: bool = False, temperature: float = 0.0
 ) -> dict[str, Any]:
-    """One answer: its ids, speed, bytes, and passes. check: decode it again without speculation."""
+    """Return one answer: its ids, speed, bytes, and passes. check: decode it again without speculation."""
     import offspec
 
     params = offspec.SamplingParams(max_tokens=tokens, temperature=temperature, seed=1, ignore_eos=True)
@@ -68,13 +68,13 @@ def ask(
         "bytes_streamed": result.bytes_streamed,
         "peak_device_bytes": result.peak_device_bytes,
         "mismatches": None if result.mismatches is None else [asdict(found) for found in result.mismatches],
-        **steady(passes),
+        **steady_medians(passes),
         "passes": passes[:_KEPT_PASSES],
     }
 
 
-def steady(passes: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Medians over all passes but the first and the last, which have the prompt and a shorter tree."""
+def steady_medians(passes: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return medians over all passes except the first (has the prompt) and the last (has a smaller tree)."""
     some = passes[1:-1] or passes
     if not some:
         return {}
@@ -86,21 +86,21 @@ def steady(passes: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def short(found: dict[str, Any]) -> str:
-    """Speeds of all cases."""
-    told = []
+    """Return the speeds of all cases in one line."""
+    parts = []
     for name, row in found.items():
         if isinstance(row, dict) and "answers" in row:
             speeds = ", ".join(f"{each['steady_tok_per_s']:.1f}" for each in row["answers"])
-            told.append(f"{name}: {speeds}")
+            parts.append(f"{name}: {speeds}")
         elif isinstance(row, dict) and "error" in row:
-            told.append(f"{name}: failed")
-    return "; ".join(told)
+            parts.append(f"{name}: failed")
+    return "; ".join(parts)
 
 
-def tried(day: Day, name: str, row: dict[str, Any], error: Exception) -> None:
-    """Note that a case failed, and go on with the next."""
+def tried(context: StepContext, name: str, row: dict[str, Any], error: Exception) -> None:
+    """Record that a case failed, and continue with the next."""
     import traceback
 
     traceback.print_exc()
     row["error"] = f"{type(error).__name__}: {error}"[:800]
-    day.found["error"] = f"{name}: {row['error']}"
+    context.found["error"] = f"{name}: {row['error']}"

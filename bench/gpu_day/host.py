@@ -1,4 +1,4 @@
-"""Host time: microseconds per layer in a pass of tiny layers, and steps of a draft of 1B's shape."""
+"""Host time: microseconds per layer in a pass of tiny layers, and steps of a draft with 1B's shape."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bench.gpu_day.day import Day
-from bench.gpu_day.watch import device_kernels
+from bench.gpu_day.profiling import device_kernels
+from bench.gpu_day.step_context import StepContext
 from bench.stream.floor import synchronize
 
 if TYPE_CHECKING:
@@ -18,51 +18,51 @@ if TYPE_CHECKING:
 _PREFIX = 100
 
 
-def measure(day: Day) -> None:
+def measure(context: StepContext) -> None:
     import torch
 
     from bench.gpu_day.models import DRAFT, write_nf4
     from bench.lib import random_model
     from offspec.core.config import EngineConfig
-    from offspec.plan.load import assemble
+    from offspec.plan.load import open_and_load
 
-    shape = replace(random_model.SHAPES["tiny"], layers=8 if day.dry else 80)
+    shape = replace(random_model.SHAPES["tiny"], layers=8 if context.dry else 80)
     folders = {
-        "bfloat16": random_model.build(shape, day.models / "tiny-bfloat16"),
-        "nf4": write_nf4(shape, day.models / "tiny-nf4"),
+        "bfloat16": random_model.build(shape, context.models / "tiny-bfloat16"),
+        "nf4": write_nf4(shape, context.models / "tiny-nf4"),
     }
-    found = day.found
-    found["launches"] = _launches(day)
+    found = context.found
+    found["launches"] = _launches(context)
     for name, folder in folders.items():
-        config = EngineConfig(str(folder), draft="none", device=str(day.device.type), context=600)
-        target = assemble(config, lambda event: None).target
+        config = EngineConfig(str(folder), draft="none", device=str(context.device.type), context=600)
+        target = open_and_load(config, lambda event: None).target
         try:
             found[name] = {"profile": device_kernels(partial(_pass, target, 64, 1))}
             found[name] |= {
-                rows: _pass(target, rows, 2 if day.dry else 12)
-                for rows in ((1, 8) if day.dry else (1, 64, 256))
+                rows: _pass(target, rows, 2 if context.dry else 12)
+                for rows in ((1, 8) if context.dry else (1, 64, 256))
             }
         finally:
             target.close()
-        day.save()
-    if not day.dry:
+        context.save()
+    if not context.dry:
         from bench.kernels.graphs import measure_graphs
 
-        draft = random_model.build(DRAFT, day.models / "draft-1b")
+        draft = random_model.build(DRAFT, context.models / "draft-1b")
         found["draft_steps"] = measure_graphs(str(draft), torch.device("cuda"), (1, 8, 16, 32, 64), rounds=6)
-    found["short"] = "µs of the host a layer: " + ", ".join(
+    found["short"] = "µs of host time per layer: " + ", ".join(
         f"{name} {found[name][1]['host_us_per_layer']:.0f}" for name in folders
     )
 
 
-def _launches(day: Day) -> dict[str, float]:
-    """Microseconds of the host to ask for an addition, a product of the library, and a Triton kernel."""
+def _launches(context: StepContext) -> dict[str, float]:
+    """Return the host's microseconds to launch an addition, a library product, and a Triton kernel."""
     import torch
     import torch.nn.functional as F
 
     from offspec_kernels.row_linear import row_linear
 
-    rows, weight = torch.ones(16, 64, device=day.device), torch.ones(64, 64, device=day.device)
+    rows, weight = torch.ones(16, 64, device=context.device), torch.ones(64, 64, device=context.device)
     calls: dict[str, Callable[[], Any]] = {
         "add": lambda: rows.add_(1.0),
         "library product": lambda: F.linear(rows, weight),
@@ -70,19 +70,19 @@ def _launches(day: Day) -> dict[str, float]:
     }
     found = {}
     for name, call in calls.items():
-        times = 2 if day.dry else 300
+        times = 2 if context.dry else 300
         call()
-        synchronize(day.device)
+        synchronize(context.device)
         began = time.perf_counter()
         for _ in range(times):
             call()
         found[name] = 1e6 * (time.perf_counter() - began) / times
-        synchronize(day.device)
+        synchronize(context.device)
     return found
 
 
 def _pass(target: LoadedModel, rows: int, times: int) -> dict[str, Any]:
-    """The least of several passes: what the host asks for in all layers, and until they are done."""
+    """Return the minimum over several passes of the time to launch all layers and of the time to finish."""
     import torch
 
     from offspec.model.attention import TreeContext
@@ -90,7 +90,7 @@ def _pass(target: LoadedModel, rows: int, times: int) -> dict[str, Any]:
     model, device, each = target.tree_model, target.device, []
     for _ in range(times):
         for cache in model.cache.rows:
-            cache.cut(_PREFIX)
+            cache.truncate(_PREFIX)
         model.cache.length = _PREFIX
         tokens = torch.arange(rows, device=device) % 100
         position = torch.arange(_PREFIX, _PREFIX + rows, device=device)

@@ -1,4 +1,4 @@
-"""The link from RAM to the device: pinning, copies by size of piece, and units through the ring."""
+"""The link from RAM to the device: pinning, copies by piece size, and units through the ring buffer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.gpu_day.day import Day
+from bench.gpu_day.step_context import StepContext
 from bench.stream.floor import synchronize
 
 if TYPE_CHECKING:
@@ -17,31 +17,33 @@ if TYPE_CHECKING:
 _MB = 1 << 20
 
 
-def measure(day: Day) -> None:
+def measure(context: StepContext) -> None:
     import torch
 
     from offspec.stream.arena import Arena
 
-    size, found = (4 * _MB if day.dry else 2048 * _MB), day.found
+    size, found = (4 * _MB if context.dry else 2048 * _MB), context.found
     began = time.perf_counter()
     arena = Arena(size, pin=True)
     found["arena"] = {"bytes": size, "pinned": arena.pinned, "seconds": time.perf_counter() - began}
     arena.tensor.fill_(7)
-    device = torch.empty(size, dtype=torch.uint8, device=day.device)
+    device = torch.empty(size, dtype=torch.uint8, device=context.device)
     found["copies"] = {}
-    for piece in (1,) if day.dry else (1, 4, 16, 64, 512):
+    for piece in (1,) if context.dry else (1, 4, 16, 64, 512):
         found["copies"][f"{piece} MiB"] = _copies(device, arena.tensor, piece * _MB)
-        day.save()
+        context.save()
     found["copies_back"] = _copies(arena.tensor, device, 64 * _MB)
     arena.close()
-    found["ring"] = _ring(day, (_MB if day.dry else 454 * _MB), units=6, rounds=2 if day.dry else 6)
+    found["ring"] = _ring(
+        context, (_MB if context.dry else 454 * _MB), units=6, rounds=2 if context.dry else 6
+    )
     found["short"] = f"ring {found['ring']['bytes_per_s'] / 1e9:.1f} GB/s, pieces " + ", ".join(
         f"{name} {row['bytes_per_s'] / 1e9:.1f}" for name, row in found["copies"].items()
     )
 
 
 def _copies(target: Tensor, source: Tensor, piece: int) -> dict[str, float]:
-    """Bytes per second of copies in pieces, and what the host takes to ask for one."""
+    """Return bytes per second of copies in pieces, and the host's time to launch one."""
     device = target.device if target.device.type != "cpu" else source.device
     for counted in (False, True):
         synchronize(device)
@@ -56,8 +58,8 @@ def _copies(target: Tensor, source: Tensor, piece: int) -> dict[str, float]:
     return {"bytes_per_s": rate, "host_seconds_each": asked / -(-len(source) // piece)}
 
 
-def _ring(day: Day, nbytes: int, units: int, rounds: int) -> dict[str, float]:
-    """Units in RAM through `DeviceStream` while nothing is computed with them."""
+def _ring(context: StepContext, nbytes: int, units: int, rounds: int) -> dict[str, float]:
+    """Stream units from RAM through `DeviceStream` without computing."""
     from offspec.stream.arena import Arena
     from offspec.stream.device_stream import DeviceStream
     from offspec.stream.layout import Extent, Move, UnitLayout
@@ -65,7 +67,7 @@ def _ring(day: Day, nbytes: int, units: int, rounds: int) -> dict[str, float]:
     extent = Extent(Path("/dev/zero"), 0, nbytes, nbytes, 0)
     layouts = [UnitLayout(f"unit {i}", (extent,), {}, (Move(0, 0, nbytes),), {}) for i in range(units)]
     arenas = {i: Arena(nbytes, pin=True) for i in range(units)}
-    stream = DeviceStream(layouts, arenas, None, 3, day.device)
+    stream = DeviceStream(layouts, arenas, None, 3, context.device)
     try:
         _go_round(stream, units, 1)
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Facts of the machine: versions, memory, PCIe, clocks. Only queries; no setting of the card is touched."""
+"""Facts of the machine: versions, memory, PCIe, clocks. Only queries; the card's settings are not changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.gpu_day.day import Day
+from bench.gpu_day.step_context import StepContext
 from bench.lib.report import version_of
 
 _QUERY = (
@@ -22,8 +22,8 @@ _PACKAGES = (
 )  # fmt: skip
 
 
-def facts(day: Day) -> None:
-    found = day.found
+def facts(context: StepContext) -> None:
+    found = context.found
     found["gpu"] = (
         ""
         if shutil.which("nvidia-smi") is None
@@ -34,17 +34,17 @@ def facts(day: Day) -> None:
         line for line in _read("/proc/meminfo").splitlines() if line.startswith(("Mem", "Huge", "Anon"))
     ]
     found["huge_pages"] = _read("/sys/kernel/mm/transparent_hugepage/enabled").strip()
-    found["disk"] = output("df", "-B1", "/", str(day.models)).splitlines()
+    found["disk"] = output("df", "-B1", "/", str(context.models)).splitlines()
     found["locked_memory"] = output("bash", "-c", "ulimit -l")
     found["cores"] = os.cpu_count()
     found["versions"] = {"python": sys.version.split()[0], **{name: version_of(name) for name in _PACKAGES}}
-    day.save()
+    context.save()
     import torch
 
     if torch.cuda.is_available():
         found["properties"] = str(torch.cuda.get_device_properties(0))
         found["free_bytes"] = torch.cuda.mem_get_info()[0]
-    import numba  # refuses a numpy that is too new for it
+    import numba  # fails if numpy is too new for it
 
     found["short"] = (
         f"{found['gpu'].splitlines()[-1] if found['gpu'] else 'no GPU'}; numba {numba.__version__}"
@@ -52,7 +52,7 @@ def facts(day: Day) -> None:
 
 
 def output(*words: str) -> str:
-    """Output of a program, or the reason why it did not run."""
+    """Return the output of a program, or the reason why it did not run."""
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=20).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:

@@ -1,4 +1,4 @@
-"""Steps that run a program of the project: doctor, the tests marked gpu, the benches of kernels."""
+"""Steps that run a program of the project: doctor, the tests marked gpu, the kernel benches."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_day.day import Day
+from bench.gpu_day.step_context import StepContext
 
 _TESTED = [
     f"tests/{folder}"
     for folder in ("kernels", "sampling", "stream", "model", "draft", "engine", "plan", "planners")
 ]
-# Warnings of other versions and plugins are not errors there.
+# Warnings of other versions and plugins are not treated as errors.
 _OWN_WARNINGS = ("-W", "default", "-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "no:jaxtyping")
 _SHAPES = (
     "tree_attention:2048,256,64,8,128:bfloat16",
@@ -27,68 +27,72 @@ _SHAPES = (
 )
 
 
-def doctor(day: Day) -> None:
-    told = _run(day, "-m", "offspec", "doctor", "--json")
+def doctor(context: StepContext) -> None:
+    result = _run(context, "-m", "offspec", "doctor", "--json")
     try:
-        day.found["doctor"] = json.loads(told["out"])
+        context.found["doctor"] = json.loads(result["out"])
     except ValueError:
-        day.found |= {"out": told["out"][-4000:], "err": told["err"][-3000:]}
-    day.found["code"] = told["code"]
-    _require(day, told, (0, 1))
+        context.found |= {"out": result["out"][-4000:], "err": result["err"][-3000:]}
+    context.found["code"] = result["code"]
+    _require(context, result, (0, 1))
 
 
-def tests(day: Day) -> None:
-    """The tests marked gpu, in twelve processes; in a dry run they are only collected."""
-    failures = day.models / "failures.jsonl"
+def tests(context: StepContext) -> None:
+    """Run the tests marked gpu, in twelve processes; in a dry run only collect them."""
+    failures = context.models / "failures.jsonl"
     failures.unlink(missing_ok=True)
     words = ["-m", "bench.gpu_day.programs", str(failures), "-q", "-m", "gpu and not slow and not exhaustive"]
-    words += ["--collect-only"] if day.dry else ["-n", "12", "--dist", "worksteal", "--tb", "short"]
-    told = _run(day, *words, "--durations", "25", *_OWN_WARNINGS, *_TESTED)
-    out = told["out"]
-    day.found |= {"tail": out[-9000:], "err": told["err"][-1500:], "code": told["code"]}
+    words += ["--collect-only"] if context.dry else ["-n", "12", "--dist", "worksteal", "--tb", "short"]
+    result = _run(context, *words, "--durations", "25", *_OWN_WARNINGS, *_TESTED)
+    out = result["out"]
+    context.found |= {"tail": out[-9000:], "err": result["err"][-1500:], "code": result["code"]}
     if failures.exists():
-        day.found["failures"] = [json.loads(line) for line in failures.read_text("utf-8").splitlines()]
-    day.found["short"] = (out.strip().splitlines() or told["err"].strip().splitlines() or ["nothing"])[-1]
-    _require(day, told, (0,))
+        context.found["failures"] = [json.loads(line) for line in failures.read_text("utf-8").splitlines()]
+    context.found["short"] = (out.strip().splitlines() or result["err"].strip().splitlines() or ["nothing"])[
+        -1
+    ]
+    _require(context, result, (0,))
 
 
-def kernels(day: Day) -> None:
-    shapes = ("tree_attention:30,7,4,2,16",) if day.dry else _SHAPES
-    _bench(day, "bench.kernels", "--seconds", "0.02" if day.dry else "0.05", "--shapes", *shapes)
+def kernels(context: StepContext) -> None:
+    shapes = ("tree_attention:30,7,4,2,16",) if context.dry else _SHAPES
+    _bench(context, "bench.kernels", "--seconds", "0.02" if context.dry else "0.05", "--shapes", *shapes)
 
 
-def dequant(day: Day) -> None:
+def dequant(context: StepContext) -> None:
     sizes = (
         ("--formats", "nf4", "--rows", "256", "--columns", "256")
-        if day.dry
+        if context.dry
         else ("--rows", "8192", "--columns", "8192")
     )
-    _bench(day, "bench.kernels.dequant", "--seconds", "0.02", *sizes)
+    _bench(context, "bench.kernels.dequant", "--seconds", "0.02", *sizes)
 
 
-def _bench(day: Day, module: str, *words: str) -> None:
-    record = day.models / f"{module}.json"
-    device = () if day.dry else ("--device", "cuda")
-    told = _run(day, "-m", module, *words, *device, "--json", str(record))
-    day.found |= {"out": told["out"][-9000:], "err": told["err"][-2000:], "code": told["code"]}
+def _bench(context: StepContext, module: str, *words: str) -> None:
+    record = context.models / f"{module}.json"
+    device = () if context.dry else ("--device", "cuda")
+    result = _run(context, "-m", module, *words, *device, "--json", str(record))
+    context.found |= {"out": result["out"][-9000:], "err": result["err"][-2000:], "code": result["code"]}
     if record.exists():
-        day.found["record"] = json.loads(record.read_text("utf-8"))
-    _require(day, told, (0, 1))  # 1: an aim was missed
+        context.found["record"] = json.loads(record.read_text("utf-8"))
+    _require(context, result, (0, 1))  # 1: a target was missed
 
 
-def _require(day: Day, told: dict[str, Any], codes: tuple[int, ...]) -> None:
-    if told["code"] not in codes:
-        day.found["error"] = f"exit code {told['code']}: {(told['err'] or told['out']).strip()[-300:]}"
+def _require(context: StepContext, result: dict[str, Any], codes: tuple[int, ...]) -> None:
+    if result["code"] not in codes:
+        context.found["error"] = (
+            f"exit code {result['code']}: {(result['err'] or result['out']).strip()[-300:]}"
+        )
 
 
-def _run(day: Day, *words: str) -> dict[str, Any]:
-    """A Python program within the step's time; what it printed stays in files, so that a late one is kept."""
-    out, err = (day.models / f"out-{time.monotonic_ns()}.{name}" for name in ("out", "err"))
+def _run(context: StepContext, *words: str) -> dict[str, Any]:
+    """Run a Python program within the step's time; its output goes to files, which a timeout keeps."""
+    out, err = (context.models / f"out-{time.monotonic_ns()}.{name}" for name in ("out", "err"))
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("wb") as first, err.open("wb") as second:
         process = subprocess.Popen([sys.executable, *words], stdout=first, stderr=second)
         try:
-            code = process.wait(day.seconds - 4)
+            code = process.wait(context.seconds - 4)
         except subprocess.TimeoutExpired:
             process.kill()
             code = 124
@@ -100,7 +104,7 @@ def _text(file: Path) -> str:
 
 
 class Failures:
-    """A plugin of pytest that writes each failure at once, so that a run that is stopped tells them, too."""
+    """pytest plugin that writes each failure at once, so that a stopped run has them."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -115,7 +119,7 @@ class Failures:
 
 
 def run_tests(file: str, *words: str) -> int:
-    """Run pytest with these words; failures go to `file`."""
+    """Run pytest with these arguments; failures go to `file`."""
     import pytest
 
     return int(pytest.main(list(words), plugins=[Failures(Path(file))]))

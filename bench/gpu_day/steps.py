@@ -1,4 +1,4 @@
-"""The steps in order of value: what comes late is left out when time runs short."""
+"""Steps in order of value: later steps are skipped if time runs out."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bench.gpu_day.day import Day
+    from bench.gpu_day.step_context import StepContext
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A part of the day, run in a process of its own.
+    """A step, run in a separate process.
 
     Args:
-        call: "a" or "b": in which of the two calls it runs.
-        seconds: Limit, after which it is stopped.
+        call: "a" or "b": the call in which it runs.
+        seconds: Time limit.
         work: module:function, below `bench.gpu_day`.
-        simulated: Whether a dry run has a simulated GPU for it, instead of the CPU.
+        simulated: Whether a dry run uses a simulated GPU for it, instead of the CPU.
     """
 
     call: str
@@ -27,9 +27,11 @@ class Step:
     work: str
     simulated: bool = False
 
-    def load(self) -> Callable[[Day], None]:
+    def load(self) -> Callable[[StepContext], None]:
         module, function = self.work.split(":")
-        found: Callable[[Day], None] = getattr(importlib.import_module(f"bench.gpu_day.{module}"), function)
+        found: Callable[[StepContext], None] = getattr(
+            importlib.import_module(f"bench.gpu_day.{module}"), function
+        )
         return found
 
 

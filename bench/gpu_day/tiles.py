@@ -1,6 +1,6 @@
-"""Other tiles for `row_linear`: how fast they are, and whether a row has the bits of the tile in use.
+"""Alternative tiles for `row_linear`: their speed, and whether a row has the bits of the current tile.
 
-Tiles that give the same bits may be chosen by the number of rows.
+Tiles with the same bits may be chosen by the number of rows.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from bench.gpu_day.day import Day
+from bench.gpu_day.step_context import StepContext
 
 # (N, K) of a 70B layer's matrices.
 _SHAPES = {"k": (1024, 8192), "q": (8192, 8192), "up": (28672, 8192), "down": (8192, 28672)}
@@ -22,19 +22,19 @@ _TILES = (
 )  # fmt: skip
 
 
-def measure(day: Day) -> None:
+def measure(context: StepContext) -> None:
     import torch
 
-    from bench.kernels.clock import clock_of, time_in_turns
+    from bench.kernels.timing import clock_of, time_in_turns
 
-    clock, found = clock_of(day.device), day.found
-    for name, (width, columns) in ({"toy": (96, 96)} if day.dry else _SHAPES).items():
-        weight = (torch.randn(width, columns, device=day.device) * columns**-0.5).bfloat16()
+    clock, found = clock_of(context.device), context.found
+    for name, (width, columns) in ({"toy": (96, 96)} if context.dry else _SHAPES).items():
+        weight = (torch.randn(width, columns, device=context.device) * columns**-0.5).bfloat16()
         found[name] = {}
-        for count in (3,) if day.dry else _ROWS:
-            rows = torch.randn(count, columns, device=day.device).bfloat16()
+        for count in (3,) if context.dry else _ROWS:
+            rows = torch.randn(count, columns, device=context.device).bfloat16()
             wanted, row = _multiply(rows, weight, _OWN), {}
-            for tile in _TILES[:2] if day.dry else _TILES:
+            for tile in _TILES[:2] if context.dry else _TILES:
                 row["x".join(map(str, tile))] = made = dict[str, Any]()
                 try:
                     made["same_bits"] = torch.equal(_multiply(rows, weight, tile), wanted)
@@ -43,7 +43,7 @@ def measure(day: Day) -> None:
                 except Exception as error:  # a tile too large for the device
                     made["error"] = f"{type(error).__name__}: {error}"[:200]
             found[name][count] = row
-        day.save()
+        context.save()
     found["short"] = {
         name: {count: _best(row) for count, row in rows.items()} for name, rows in found.items()
     }
@@ -53,7 +53,7 @@ def _multiply(rows: Any, weight: Any, tile: tuple[int, int, int, int, int]) -> A
     import torch
     import triton
 
-    from offspec_kernels.backend import interprets
+    from offspec_kernels.backend import is_interpreted
     from offspec_kernels.row_linear.triton import _row_linear
 
     high, wide, deep, warps, stages = tile
@@ -62,14 +62,14 @@ def _multiply(rows: Any, weight: Any, tile: tuple[int, int, int, int, int]) -> A
     kernel: Any = _row_linear[(triton.cdiv(width, wide) * triton.cdiv(count, high),)]
     kernel(
         rows, weight, out, out, count, width, columns, rows.stride(0), weight.stride(0), weight.stride(1),
-        BIASED=False, ROWS=high, WIDTH=wide, COLUMNS=deep, INTERPRETED=interprets(),
+        BIASED=False, ROWS=high, WIDTH=wide, COLUMNS=deep, INTERPRETED=is_interpreted(),
         num_warps=warps, num_stages=stages, enable_fp_fusion=True,
     )  # fmt: skip
     return out
 
 
 def _best(row: dict[str, Any]) -> str:
-    """The fastest tile with the same bits, and its microseconds of those of the tile in use."""
+    """Return the fastest tile with the same bits, and its microseconds relative to the current tile's."""
     same = {
         tile: made["seconds"] for tile, made in row.items() if made.get("same_bits") and "seconds" in made
     }

@@ -1,4 +1,4 @@
-"""The demo model widened, behind limits of device memory and slower links: real text at a real size."""
+"""The widened demo model with device memory limits and slower links: real text at a real size."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.gpu_day.answers import PROMPTS, ask, engine_of, least_vram, short, tried
-from bench.gpu_day.day import Day
-from bench.gpu_day.models import install_demo, widened
-from bench.gpu_day.paced import paced
-from bench.gpu_day.watch import device_kernels
+from bench.gpu_day.models import install_demo, widened_model
+from bench.gpu_day.profiling import device_kernels
+from bench.gpu_day.step_context import StepContext
+from bench.gpu_day.throttled_link import throttled
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """factor: of the widening. vram: memory limit of the device. rate: GB/s of the link, None as it is."""
+    """A case. factor: widening; vram: limit of device memory; rate: GB/s of the link, None: unthrottled."""
 
     factor: int
     nf4: bool
@@ -44,44 +44,44 @@ _CASES = (
 _DRY = (Case(1, True, "tight", 0.2), Case(1, False, "tight", None, draft=False))
 
 
-def measure(day: Day) -> None:
-    install_demo(day)
-    for case in _DRY if day.dry else _CASES:
+def measure(context: StepContext) -> None:
+    install_demo(context)
+    for case in _DRY if context.dry else _CASES:
         row: dict[str, Any] = {}
-        day.found[case.name] = row
-        with paced(None if case.rate is None else case.rate * 1e9):
+        context.found[case.name] = row
+        with throttled(None if case.rate is None else case.rate * 1e9):
             try:
-                _answer(day, case, row)
+                _answer(context, case, row)
             except Exception as error:
-                tried(day, case.name, row, error)
-        _compare(day, case)
-        day.found["short"] = short(day.found)
-        day.save()
+                tried(context, case.name, row, error)
+        _compare(context, case)
+        context.found["short"] = short(context.found)
+        context.save()
 
 
-def _answer(day: Day, case: Case, row: dict[str, Any]) -> None:
-    folder = widened(day, case.factor, nf4=case.nf4)
+def _answer(context: StepContext, case: Case, row: dict[str, Any]) -> None:
+    folder = widened_model(context, case.factor, nf4=case.nf4)
     load: dict[str, Any] = (
         {"draft": "demo", "draft_bits": 4} if case.draft else {"draft": "none", "budget": 1}
     )
-    load |= {"model": str(folder), "device": "cuda", "context": 512 if day.dry else 1024}
-    load |= {"budget": 4, "width": 2} if day.dry and case.draft else {}
-    load |= {"vram": least_vram(**load)} if day.dry else {"vram": case.vram, "memory": "60GB"}
-    with engine_of(row, replan=case.draft and not day.dry, **load) as engine:
-        tokens = (4 if case.draft else 2) if day.dry else (96 if case.draft else 8)
-        prompts = PROMPTS[: 1 if day.dry or not case.draft else 2]
+    load |= {"model": str(folder), "device": "cuda", "context": 512 if context.dry else 1024}
+    load |= {"budget": 4, "width": 2} if context.dry and case.draft else {}
+    load |= {"vram": least_vram(**load)} if context.dry else {"vram": case.vram, "memory": "60GB"}
+    with engine_of(row, replan=case.draft and not context.dry, **load) as engine:
+        tokens = (4 if case.draft else 2) if context.dry else (96 if case.draft else 8)
+        prompts = PROMPTS[: 1 if context.dry or not case.draft else 2]
         row["answers"] = [ask(engine, prompt, tokens) for prompt in prompts]
         if case in _CASES[:1]:
             row["profile"] = device_kernels(lambda: ask(engine, prompts[0], 2))
 
 
-def _compare(day: Day, case: Case) -> None:
+def _compare(context: StepContext, case: Case) -> None:
     """Check that answers with and without a draft begin with the same tokens."""
-    if case.draft or "answers" not in day.found[case.name]:
+    if case.draft or "answers" not in context.found[case.name]:
         return
-    with_draft = day.found.get(case.name.removesuffix(" off"), {}).get("answers")
+    with_draft = context.found.get(case.name.removesuffix(" off"), {}).get("answers")
     if with_draft:
-        plain = day.found[case.name]["answers"][0]["ids"]
-        day.found[case.name]["same"] = plain == with_draft[0]["ids"][: len(plain)]
-        if not day.found[case.name]["same"]:
-            day.found["error"] = f"{case.name}: speculation changed tokens"
+        plain = context.found[case.name]["answers"][0]["ids"]
+        context.found[case.name]["same"] = plain == with_draft[0]["ids"][: len(plain)]
+        if not context.found[case.name]["same"]:
+            context.found["error"] = f"{case.name}: speculation changed tokens"

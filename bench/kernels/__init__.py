@@ -1,1 +1,1 @@
-"""The kernels beside what the device can do, and how exact they are."""
+"""Kernel benchmarks: speed relative to the device's limits, and accuracy."""

@@ -1,10 +1,10 @@
-"""The kernels beside what the device can do, and beside what torch has for the same work.
+"""Speed of the kernels relative to the device's limits and to torch's implementations.
 
     python -m bench.kernels [--device cuda] [--ops tree_attention ...] [--shapes gumbel_argmax:512,128256 ...]
 
-For each operation the floor comes first: the multiplications at the rate of a large product, the bytes at
-the rate of a long copy or sum, whichever takes longer. Nothing is timed before it has been compared with its
-float64 reference at a small size, and with its rivals at the size that is timed.
+For each operation the minimum time is printed first: the larger of its FLOPs at the rate of a large matrix
+product and its bytes at the rate of a long copy or sum. Before anything is timed it is compared with its
+float64 reference at a small size, and with other implementations at the timed size.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import torch
 from bench.kernels import attention as kernels_attention
 from bench.kernels import recurrence as kernels_recurrence
 from bench.kernels import rows as kernels_rows
-from bench.kernels.cases import Setting, Spec, only, parse_spec
-from bench.kernels.clock import Rates, device_name, find_timed_device, measure_rates, variant_of
+from bench.kernels.cases import Setting, Spec, filter_specs, parse_spec
 from bench.kernels.run import measure
+from bench.kernels.targets import CASES, check_targets
+from bench.kernels.timing import Rates, device_name, find_timed_device, measure_rates, variant_of
 from bench.kernels.view import show_case, show_ceiling, show_rates, show_steps
-from bench.kernels.wanted import CASES, judged
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command
 from bench.lib.report import Report, model_name
 from offspec.core.errors import RequestError
 from offspec.core.values import parse_bytes
-from offspec.model.device import claim
+from offspec.model.devices import claim_vram
 from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.errors import ArgumentError, PathError
 
@@ -39,46 +39,46 @@ STEP = "draft_step"
 
 def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--device", default="cpu", help="cpu or cuda")
-    p.add_argument("--vram", help="at most so much of a CUDA device's memory, as 8GB")
-    p.add_argument("--ops", nargs="+", choices=[*OPS, STEP], help="only these (default: all)")
+    p.add_argument("--vram", help="limit of a CUDA device's memory, such as 8GB")
+    p.add_argument("--ops", nargs="+", choices=[*OPS, STEP], help="only these operations (default: all)")
     shapes = "; ".join(f"{name}:{','.join(op.names)}" for name, op in OPS.items())
-    p.add_argument("--shapes", nargs="+", metavar="OP:SIZES[:DTYPE]", help=f"cases of your own: {shapes}")
-    p.add_argument("--path", choices=get_args(Backend), help="the kernels' path (default: the door's choice)")
+    p.add_argument("--shapes", nargs="+", metavar="OP:SIZES[:DTYPE]", help=f"your own cases: {shapes}")
+    p.add_argument("--path", choices=get_args(Backend), help="backend (default: as chosen by `backend`)")
     p.add_argument("--spread", type=float, default=1.0, help="standard deviation of attention scores")
-    p.add_argument("--seconds", type=float, default=0.2, help="of each of five turns of a way")
-    p.add_argument("--draft", default="demo", help="whose steps are timed with and without graphs")
+    p.add_argument("--seconds", type=float, default=0.2, help="seconds of each of five turns")
+    p.add_argument("--draft", default="demo", help="draft whose steps are timed with and without CUDA graphs")
 
 
 def find_specs(args: argparse.Namespace, device: torch.device) -> list[Spec]:
-    """The cases that are asked for, or those of the device. Raises BenchError."""
+    """Return the requested cases, or the device's standard cases. Raises BenchError."""
     texts = args.shapes or CASES[device.type]
-    specs = only([parse_spec(text, OPS) for text in texts], args.ops)
+    specs = filter_specs([parse_spec(text, OPS) for text in texts], args.ops)
     if not specs and STEP not in (args.ops or []):
-        raise BenchError("no case is left: --ops and --shapes name different operations")
+        raise BenchError("no case remains: --ops and --shapes name different operations")
     return specs
 
 
 def run_cases(
     specs: Sequence[Spec], setting: Setting, rates: Rates, seconds: float, report: Report
 ) -> list[dict[str, Any]]:
-    """A row for each case, told as it comes."""
+    """Return a row for each case, printing it when done."""
     rows = []
     for spec in specs:
         report.progress(str(spec))
         row = measure(spec, OPS[spec.op], setting, rates, seconds, lambda row: show_ceiling(row, report))
         if row["right"]:
-            row = judged(row, setting.device.type)
+            row = check_targets(row, setting.device.type)
         show_case(row, report)
         rows.append(row)
     return rows
 
 
 def run_steps(args: argparse.Namespace, device: torch.device, report: Report) -> list[dict[str, Any]]:
-    """Draft steps with and without graphs, where there can be any."""
+    """Time draft steps with and without CUDA graphs, if the device supports them."""
     from bench.kernels.graphs import WIDTHS, measure_graphs
 
     if device.type != "cuda":
-        report.note("draft steps have graphs on CUDA devices only: not measured here")
+        report.note("draft steps use CUDA graphs on CUDA devices only: not measured")
         return []
     report.progress(f"draft steps of {model_name(args.draft)}")
     rows = measure_graphs(args.draft, device, WIDTHS, rounds=10)
@@ -87,10 +87,10 @@ def run_steps(args: argparse.Namespace, device: torch.device, report: Report) ->
 
 
 def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Check, time and tell every case; short of its aim where one is wrong or slower than is wanted."""
+    """Check, time and report every case; a target is missed if one is wrong or too slow."""
     try:
         return _bench(args, report)
-    except (ArgumentError, PathError) as error:  # a case that its operation refuses
+    except (ArgumentError, PathError) as error:  # the operation refuses the case
         raise RequestError(str(error)) from error
 
 
@@ -99,10 +99,10 @@ def _bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
         raise RequestError("--spread must be above 0, and --seconds 0 or more")
     device = find_timed_device(args.device)
     choose_backend(device, args.path)
-    claim(device, parse_bytes(args.vram) if args.vram else None)
+    claim_vram(device, parse_bytes(args.vram) if args.vram else None)
     specs = find_specs(args, device)
     setting = Setting(device, args.path, args.spread)
-    report.progress("what the device can do")
+    report.progress("measuring the device's limits")
     rates = measure_rates(device, sorted({spec.dtype for spec in specs}) or ["bfloat16"])
     show_rates(rates, report)
     with torch.no_grad():
@@ -123,7 +123,7 @@ def _bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     return summary
 
 
-main = Command("kernels", "How fast the kernels are.", options, bench)
+main = Command("kernels", "Speed of the kernels.", options, bench)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,6 @@
-"""tree_attention beside torch's fused attention with a dense mask, and beside FlexAttention.
+"""tree_attention compared with torch's fused attention with a dense mask, and with FlexAttention.
 
-Letters: L prefix rows, N tree rows, S = L + N, H query heads, KV key heads, G = H / KV, D head size.
+Notation: L prefix rows, N tree rows, S = L + N, H query heads, KV key heads, G = H / KV, D head size.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.kernels.cases import OURS, Case, Op, Setting, Spec, rms_ratio
-from bench.kernels.clock import Call
+from bench.kernels.timing import Call
 from offspec_kernels.tree_attention import tree_attention
 from offspec_kernels.tree_mask import TreeMask
 
 NAMES = ("L", "N", "H", "KV", "D")
-# For the check: as small as the reference wants it, and too large for a mask to be worth its while (`eager`).
+# Sizes of the check: small enough for the reference, and too large for a dense mask to be used (`eager`).
 SMALL = {"L": 1500, "N": 200}
 LIMITS = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 1e-2}
-SDPA = "sdpa"  # what the rivals that use it are named after
+SDPA = "sdpa"  # prefix of the names of implementations that use it
 FLEX = "flex"
 
 
-def tree_sees(count: int, device: torch.device) -> Tensor:
-    """[N, N] bool: who sees whom in a tree where node i hangs from node (i - 1) // 2 + i // 4.
+def ancestor_mask(count: int, device: torch.device) -> Tensor:
+    """Return [N, N] bool: the ancestors of each node in a tree where i's parent is (i - 1) // 2 + i // 4.
 
-    It is bushy, and its depth grows with the logarithm of N, as a tree of guesses has it.
+    The tree is bushy, and its depth grows with the logarithm of N, as in a draft tree.
     """
     sees = torch.eye(count, dtype=torch.bool)
     for node in range(1, count):
@@ -39,7 +39,7 @@ def tree_sees(count: int, device: torch.device) -> Tensor:
 
 
 class Inputs:
-    """One pass: query [1, H, N, D], key and value [1, KV, S, D], and who sees whom."""
+    """Inputs of one pass: query [1, H, N, D], key and value [1, KV, S, D], and the ancestor mask."""
 
     def __init__(self, spec: Spec, setting: Setting) -> None:
         self.prefix, self.count, self.heads, self.key_heads, self.size = spec.sizes
@@ -48,8 +48,8 @@ class Inputs:
         self.key, self.value = (
             setting.random(1, self.key_heads, whole, self.size, seed=seed).to(spec.kind) for seed in (1, 2)
         )
-        self.sees = tree_sees(self.count, setting.device)
-        self.tree_mask = TreeMask.of(self.sees, prefix=self.prefix)
+        self.visible = ancestor_mask(self.count, setting.device)
+        self.tree_mask = TreeMask.of(self.visible, prefix=self.prefix)
 
     @property
     def groups(self) -> int:
@@ -57,12 +57,12 @@ class Inputs:
 
     @property
     def pairs(self) -> int:
-        """Of a query and a key that it sees."""
-        return self.count * self.prefix + int(self.sees.sum())
+        """Number of pairs of a query and a key that it sees."""
+        return self.count * self.prefix + int(self.visible.sum())
 
     @property
     def nbytes(self) -> int:
-        """Queries, keys and values read once, results written once."""
+        """Bytes of queries, keys and values read once and of results written once."""
         return 2 * self.query.nbytes + self.key.nbytes + self.value.nbytes
 
     @property
@@ -70,8 +70,8 @@ class Inputs:
         return self.count * (self.prefix + self.count) * self.query.itemsize
 
     def mask(self) -> Tensor:
-        """[N, S] in the queries' dtype: 0 where a query may look, -inf elsewhere."""
-        seen = torch.cat([self.sees.new_ones(self.count, self.prefix), self.sees], dim=1)
+        """Return a mask [N, S] in the queries' dtype: 0 if the query sees the key, else -inf."""
+        seen = torch.cat([self.visible.new_ones(self.count, self.prefix), self.visible], dim=1)
         return torch.zeros(seen.shape, dtype=self.query.dtype, device=seen.device).masked_fill_(
             ~seen, float("-inf")
         )
@@ -98,7 +98,7 @@ def build(spec: Spec, setting: Setting) -> Case:
 
 
 def _fused(given: Inputs) -> dict[str, Call]:
-    """torch's attention in three ways, each handed what it needs: masks and repeated keys cost it nothing."""
+    """Return torch's attention in three ways, with masks and repeated keys prepared in advance."""
     query, key, value, mask = given.query, given.key, given.value, given.mask()
     attend = F.scaled_dot_product_attention
     ways: dict[str, Call] = {
@@ -115,13 +115,13 @@ def _fused(given: Inputs) -> dict[str, Call]:
 
 
 def _flexible(given: Inputs, facts: dict[str, Any]) -> Call:
-    """FlexAttention, compiled, with a mask of blocks; making that is compiled too, and timed apart.
+    """Return compiled FlexAttention with a block mask, whose construction is compiled and timed separately.
 
-    All of it happens at the first call, so that what fails is this rival and not the case.
+    Everything happens in the first call, so a failure affects only this implementation, not the case.
     """
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    prefix, sees = given.prefix, given.sees
+    prefix, sees = given.prefix, given.visible
 
     def visible(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
         return (column < prefix) | sees[row, (column - prefix).clamp(min=0)]

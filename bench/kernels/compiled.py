@@ -1,11 +1,11 @@
-"""What every kernel takes of a GPU: registers, shared memory, and stack where registers did not suffice.
+"""GPU resources of every kernel: registers, shared memory, and stack used for spilled registers.
 
     python -m bench.kernels.compiled [--architectures 86 89] [--ops tree_scan ...] [--quick]
 
-All variants that launchers can ask for are compiled with the ptxas of Triton's wheel, for GPUs that need not
-be there. The ceiling is the shared memory that one program can have; a program beyond it cannot be launched.
-Bytes of stack are registers that are kept in memory, which is slow but works: what spills is named. The exit
-code is 1 where a program asks for too much, or fuses a product of noise that must be rounded twice.
+All variants that launchers can request are compiled with the ptxas of Triton's wheel; the GPUs need not be
+present. The ceiling is the shared memory available to one program; a program that needs more cannot be
+launched. Bytes of stack are spilled registers, which are slow but work; kernels that spill are listed. The
+exit code is 1 if a program needs too much, or fuses a product of noise that must be rounded twice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from offspec.core.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What launchers ask of a GPU: its processors, and the bytes of shared memory of one program."""
+    """GPU properties that launchers query: number of processors, and bytes of shared memory per program."""
 
     name: str
     processors: int
@@ -47,7 +47,7 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A kernel as it was compiled for one call. shared and stack in bytes, registers of a thread."""
+    """A kernel compiled for one call. shared and stack in bytes; registers per thread."""
 
     op: str
     variant: str
@@ -64,7 +64,7 @@ class Program:
 
 
 def compile_all(architecture: int, ops: list[str] | None, quick: bool) -> Iterator[Program]:
-    """Compile for one architecture; each program once, however many calls come to it."""
+    """Compile for one architecture; yield each program once, even if several calls lead to it."""
     import triton
     from triton.runtime.jit import JITFunction
 
@@ -82,9 +82,9 @@ def compile_all(architecture: int, ops: list[str] | None, quick: bool) -> Iterat
     seen, device = set[str](), attention._device
     JITFunction.run = compile_only
     attention._device = lambda device: (gpu.processors, gpu.shared)
-    triton.runtime.driver.set_active(_Absent(architecture))
+    triton.runtime.driver.set_active(_CompileTarget(architecture))
     try:
-        for variant in variants.few() if quick else variants.every():
+        for variant in variants.quick_variants() if quick else variants.all_variants():
             if ops and variant.op.split()[0] not in ops:
                 continue
             variant.call()
@@ -97,8 +97,8 @@ def compile_all(architecture: int, ops: list[str] | None, quick: bool) -> Iterat
         JITFunction.run, attention._device = run, device
 
 
-class _Absent:
-    """A GPU to compile for, and nothing more."""
+class _CompileTarget:
+    """Stand-in for a Triton driver that only names a GPU to compile for."""
 
     def __init__(self, architecture: int) -> None:
         self._architecture = architecture
@@ -109,14 +109,14 @@ class _Absent:
         return GPUTarget("cuda", self._architecture, 32)
 
     def get_current_device(self) -> int:
-        return self._architecture  # so that nothing compiled for another one is taken
+        return self._architecture  # so that programs compiled for another one are not reused
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
 
 def _measured(op: str, variant: str, program: Any) -> Program:
-    """What cuobjdump tells of a compiled program."""
+    """Return the resources of a compiled program, read with cuobjdump."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -133,15 +133,15 @@ def _measured(op: str, variant: str, program: Any) -> Program:
 
 def options(p: argparse.ArgumentParser) -> None:
     names = ", ".join(f"{number} ({gpu.name})" for number, gpu in GPUS.items())
-    p.add_argument("--architectures", nargs="+", type=int, default=list(GPUS), help=f"some of {names}")
-    p.add_argument("--ops", nargs="+", help="only these, such as tree_scan")
+    p.add_argument("--architectures", nargs="+", type=int, default=list(GPUS), help=f"any of {names}")
+    p.add_argument("--ops", nargs="+", help="only these operations, such as tree_scan")
     p.add_argument("--quick", action="store_true", help="one call of each operation")
 
 
 def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Compile, and tell for each architecture and operation what is largest, and what spills."""
+    """Compile; report for each architecture and operation the largest values and the spills."""
     if unknown := set(args.architectures) - GPUS.keys():
-        raise RequestError(f"architecture {min(unknown)} is not known; there are {', '.join(map(str, GPUS))}")
+        raise RequestError(f"unknown architecture {min(unknown)}: use one of {', '.join(map(str, GPUS))}")
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         raise RequestError("kernels must be compiled, not interpreted: unset TRITON_INTERPRET")
     programs = list[Program]()
@@ -150,11 +150,11 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
         for program in compile_all(architecture, args.ops, args.quick):
             programs.append(program)
             if not program.fits:
-                report.missed(f"{_shown(program)}: {program.shared:,} bytes of shared memory are too many")
+                report.missed(f"{_shown(program)}: needs {program.shared:,} bytes of shared memory, too many")
             if program.fused_float64:
                 report.missed(f"{_shown(program)}: {program.fused_float64} fused products in float64")
     if not programs:
-        raise RequestError("no operation of that name has a kernel; see kernels/offspec_kernels")
+        raise RequestError("no kernel matches --ops; see kernels/offspec_kernels for the operations")
     show(programs, report)
     spilt = sorted((one for one in programs if one.stack), key=lambda one: -one.stack)
     summary = {
@@ -174,7 +174,7 @@ def _shown(program: Program) -> str:
 
 
 def _largest(programs: list[Program]) -> list[dict[str, Any]]:
-    """For each architecture and kernel the most of everything, and how many of its programs spill."""
+    """Return per architecture and kernel the maximum of every value, and the number of spilling programs."""
     groups = defaultdict[tuple[int, str], list[Program]](list)
     for one in programs:
         groups[one.architecture, one.kernel].append(one)
@@ -191,7 +191,7 @@ def _largest(programs: list[Program]) -> list[dict[str, Any]]:
 
 
 def show(programs: list[Program], report: Report) -> None:
-    """A table of what is largest, after the ceilings; what spills is in the record."""
+    """Print ceilings and a table of maxima; spills are in the record."""
     for architecture in dict.fromkeys(one.architecture for one in programs):
         gpu = GPUS[architecture]
         report.ceiling(f"sm_{architecture} ({gpu.name}): {gpu.shared:,} bytes of shared memory")
@@ -200,11 +200,11 @@ def show(programs: list[Program], report: Report) -> None:
         [f"sm_{row['architecture']} {row['kernel']}", *(f"{row[name]:,}" for name in figures)]
         for row in _largest(programs)
     ]
-    heads = ("", "programs", "shared", "registers", "stack", "of them spill")
-    report.table("the most of each kernel", heads, rows)
+    heads = ("", "programs", "shared", "registers", "stack", "spilling")
+    report.table("maximum of each kernel", heads, rows)
 
 
-main = Command("kernels-compiled", "What kernels take of a GPU.", options, bench, module="kernels.compiled")
+main = Command("kernels-compiled", "GPU resources of kernels.", options, bench, module="kernels.compiled")
 
 if __name__ == "__main__":
     sys.exit(main())

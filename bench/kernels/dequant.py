@@ -1,11 +1,11 @@
-"""How fast stored weights become values, beside what memory allows.
+"""Speed of dequantization, relative to memory bandwidth.
 
     python -m bench.kernels.dequant [--device cuda] [--formats nf4 Q4_K ...] [--threads 1 2]
 
-A random matrix in each format is made into bfloat16, in scratch that is used again and again, as when a model
-runs. Its packed bytes come from memory: as many copies take turns as no cache holds. The ceiling is the time
-that writing the values takes, or reading the packed bytes, whichever is longer. Nothing is timed before a
-small matrix has been compared with the format's reference.
+A random matrix in each format is dequantized to bfloat16, into reused scratch, as when a model runs. Its
+packed bytes come from memory, because several copies, larger than any cache, take turns. The ceiling is the
+time to write the values or to read the packed bytes, whichever is longer. Before anything is timed, a small
+matrix is compared with the format's reference.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.kernels.clock import clock_of, device_name, find_timed_device, time_in_turns, variant_of
+from bench.kernels.timing import clock_of, device_name, find_timed_device, time_in_turns, variant_of
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command
 from bench.lib.report import Report
 from offspec.core.errors import RequestError
-from offspec_kernels.dequant import Format, Part, dequantise
+from offspec_kernels.dequant import Format, Part, dequantize
 from offspec_kernels.dequant.awq import Awq
 from offspec_kernels.dequant.codebook import Codebook
 from offspec_kernels.dequant.compressed import CompressedInt
@@ -37,10 +37,10 @@ from offspec_kernels.dequant.int8rows import Int8Rows
 from offspec_planners.measure.processor import memory_bandwidth
 from offspec_planners.units import format_bytes
 
-AIM = 2e9  # packed bytes a second on one core, where the arithmetic allows it
+AIM = 2e9  # packed bytes per second on one core, if the arithmetic allows it
 _CHECKED = (256, 512)
 _COPIES_BYTES = 128 << 20
-GROUP = 128  # inputs that share a scale, as most checkpoints of AWQ, GPTQ and llm-compressor have it
+GROUP = 128  # inputs that share a scale, as in most checkpoints of AWQ, GPTQ and llm-compressor
 
 FORMATS: dict[str, Format] = {
     **{f"int{bits}-g64": Grouped(bits) for bits in BITS},
@@ -64,7 +64,7 @@ FORMATS: dict[str, Format] = {
 
 
 def random_parts(format: Format, shape: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
-    """A weight of random codes and scales."""
+    """Return a weight of random codes and scales."""
     random = torch.Generator().manual_seed(0)
     parts = {name: _random(part, random) for name, part in format.parts(shape).items()}
     if "g_idx" in parts:
@@ -79,8 +79,8 @@ def packed_bytes(parts: dict[str, Tensor]) -> int:
 def _random(part: Part, random: torch.Generator) -> Tensor:
     if part.dtype.is_floating_point and part.dtype.itemsize > 1:
         return (torch.rand(part.shape, generator=random) + 0.5).to(part.dtype)
-    # Any two such bytes make a float16 that is finite and not subnormal, wherever a block has its scales:
-    # what is neither may take a processor longer, and no real weight has it.
+    # Any two such bytes form a finite, normal float16, wherever a block has its scales. Other values can be
+    # slower on a processor, and do not occur in real weights.
     nbytes = torch.Size(part.shape).numel() * part.dtype.itemsize
     codes = torch.randint(0x20, 0x60, (nbytes,), dtype=torch.uint8, generator=random)
     return codes.view(part.dtype).view(part.shape)
@@ -89,16 +89,16 @@ def _random(part: Part, random: torch.Generator) -> Tensor:
 def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--device", default="cpu", help="cpu or cuda")
     p.add_argument("--formats", nargs="+", choices=FORMATS, metavar="FORMAT", default=list(FORMATS),
-                   help=f"only these: {', '.join(FORMATS)}")  # fmt: skip
+                   help=f"only these formats: {', '.join(FORMATS)}")  # fmt: skip
     p.add_argument("--rows", type=int, default=3072)
     p.add_argument("--columns", type=int, default=3072)
-    p.add_argument("--threads", type=int, nargs="+", help="default: one, and all there are")
-    p.add_argument("--seconds", type=float, default=0.1, help="of each of five turns (default 0.1)")
+    p.add_argument("--threads", type=int, nargs="+", help="numbers of threads (default: one, and all)")
+    p.add_argument("--seconds", type=float, default=0.1, help="seconds of each of five turns (default 0.1)")
 
 
 def measure_ceiling(values: int, device: torch.device, seconds: float) -> dict[str, float]:
-    """Bytes a second at which memory is read, and scratch of so many bfloat16 values is filled again and
-    again, with as many threads as torch has now."""
+    """Return the rates, in bytes per second, of reading memory and of repeatedly writing `values` bfloat16
+    values to scratch, with torch's current number of threads."""
     scratch = torch.empty(values, dtype=torch.bfloat16, device=device)
     timing = time_in_turns({"fill": lambda: scratch.fill_(1)}, clock_of(device), seconds)["fill"]
     read = memory_bandwidth(str(device)).high
@@ -106,30 +106,30 @@ def measure_ceiling(values: int, device: torch.device, seconds: float) -> dict[s
 
 
 def check(name: str, format: Format, device: torch.device) -> None:
-    """Raise BenchError unless the path that is timed gives what the reference gives."""
+    """Raise BenchError unless the timed implementation gives the reference's values."""
     rows, columns = _CHECKED
     parts = random_parts(format, _CHECKED, device)
     out = torch.full((2, rows * columns), torch.nan, dtype=torch.bfloat16, device=device)
-    found = dequantise(format, parts, _CHECKED, out[0])
-    wanted = dequantise(format, parts, _CHECKED, out[1], path="reference")
+    found = dequantize(format, parts, _CHECKED, out[0])
+    wanted = dequantize(format, parts, _CHECKED, out[1], path="reference")
     if not torch.equal(found, wanted):
-        raise BenchError(f"{name} does not give what its reference gives, so its speed says nothing")
+        raise BenchError(f"{name} differs from its reference, so it was not timed")
 
 
 def measure(
     name: str, shape: tuple[int, int], device: torch.device, ceiling: dict[str, float], seconds: float
 ) -> dict[str, Any]:
-    """One format with as many threads as torch has now."""
+    """Measure one format with torch's current number of threads."""
     format, values = FORMATS[name], shape[0] * shape[1]
     parts = random_parts(format, shape, device)
     nbytes = packed_bytes(parts)
     copies = [parts]
-    if device.type == "cpu":  # the clock of a CUDA device empties its cache
+    if device.type == "cpu":  # on a CUDA device, timing empties the cache
         for _ in range(_COPIES_BYTES // nbytes):
             copies.append({part: tensor.clone() for part, tensor in parts.items()})
     turn = cycle(copies)
     out = torch.empty(values, dtype=torch.bfloat16, device=device)
-    calls = {"unpack": lambda: dequantise(format, next(turn), shape, out)}
+    calls = {"unpack": lambda: dequantize(format, next(turn), shape, out)}
     timing = time_in_turns(calls, clock_of(device), seconds)["unpack"]
     floor = max(out.nbytes / ceiling["write_bytes_per_s"], nbytes / ceiling["read_bytes_per_s"])
     return {
@@ -143,7 +143,7 @@ def measure(
 
 
 def measure_all(args: argparse.Namespace, device: torch.device, report: Report) -> dict[str, Any]:
-    """Ceilings and rows, for each number of threads in turn."""
+    """Return ceilings and rows for each number of threads."""
     shape, before = (args.rows, args.columns), torch.get_num_threads()
     wanted = args.threads or sorted({1, before}) if device.type == "cpu" else [before]
     ceilings, runs = [], {name: list[dict[str, Any]]() for name in args.formats}
@@ -177,8 +177,8 @@ def _on(device: torch.device, threads: int) -> str:
 
 
 def show(found: dict[str, Any], device: torch.device, report: Report) -> None:
-    """A row for each format; the ratio is the ceiling's share of the time."""
-    heads = [(_on(device, one["threads"]), "weights a second", "ratio") for one in found["ceilings"]]
+    """Print a row for each format; the ratio is the ceiling's share of the time."""
+    heads = [(_on(device, one["threads"]), "weights/s", "ratio") for one in found["ceilings"]]
     rows = []
     for row in found["formats"]:
         cells = [row["format"], f"{row['bits_per_weight']:.2f}"]
@@ -186,11 +186,11 @@ def show(found: dict[str, Any], device: torch.device, report: Report) -> None:
             cells.append(f"{format_bytes(run['packed_bytes_per_s'])}/s")
             cells += [f"{run['weights_per_s'] / 1e9:.2f} G", f"{run['ratio']:.2f}"]
         rows.append(cells)
-    report.table("packed bytes a second, to bfloat16", ("", "bits a weight", *chain(*heads)), rows)
+    report.table("packed bytes per second, to bfloat16", ("", "bits per weight", *chain(*heads)), rows)
 
 
 def below_aim(found: dict[str, Any]) -> list[str]:
-    """Formats that one core unpacks at less than AIM."""
+    """Return the formats that one core dequantizes at less than AIM."""
     return [
         row["format"]
         for row in found["formats"]
@@ -199,7 +199,7 @@ def below_aim(found: dict[str, Any]) -> list[str]:
 
 
 def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Check every format, time it and tell."""
+    """Check, time and report every format."""
     if args.seconds < 0 or min(args.threads or [1]) < 1:
         raise RequestError("--seconds must be 0 or more, and --threads 1 or more")
     device = find_timed_device(args.device)
@@ -218,7 +218,7 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     return summary
 
 
-main = Command("dequant", "How fast weights unpack.", options, bench, module="kernels.dequant")
+main = Command("dequant", "Speed of dequantization.", options, bench, module="kernels.dequant")
 
 if __name__ == "__main__":
     sys.exit(main())

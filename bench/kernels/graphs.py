@@ -1,4 +1,4 @@
-"""What a draft's step gains on a CUDA device when it is replayed as one graph."""
+"""Speed-up of a draft step on a CUDA device from replaying it as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from offspec.checkpoint import open_checkpoint
 from offspec.core.config import SamplingParams
 from offspec.draft.base import Children, Scorer
 from offspec.model.attention import TreeContext
-from offspec.model.fused.forward import LeanModel
-from offspec.model.fused.shape import plain_shape
+from offspec.model.fused.model import FusedModel
+from offspec.model.fused.shape import decoder_shape
 from offspec.model.fused.weights import fuse_layers
 from offspec.model.loaded import LoadedModel
 from offspec.sampling.logits_processor import LogitsProcessor
@@ -25,15 +25,15 @@ from offspec_planners.acceptance import Calibration
 from offspec_planners.placement import Placement
 
 WIDTHS = (1, 4, 8, 16, 32)
-_PREFIX = 200  # tokens before the step
+_PREFIX = 200  # tokens of context
 _TURNS = 5
-_CLOSE = 0.25  # log-probabilities: two units of a large logit's last place in bfloat16
+_CLOSE = 0.25  # log-probabilities: two units in the last place of a large bfloat16 logit
 
 
 class Steps:
-    """One way of computing a draft step over a prefix: forward, head, noise, and ranking of children."""
+    """One way to compute a draft step after a prefix: forward pass, head, noise, and ranking of children."""
 
-    def __init__(self, model: LeanModel, device: torch.device) -> None:
+    def __init__(self, model: FusedModel, device: torch.device) -> None:
         self._model, self._device, vocabulary = model, device, model.skeleton.vocab_size
         processor = LogitsProcessor(SamplingParams(temperature=1.0, seed=0), vocabulary, [])
         self._scorer = Scorer(processor, GumbelNoise(0, vocabulary, str(device)), Calibration())
@@ -47,7 +47,7 @@ class Steps:
         return found.remainder(self._model.skeleton.vocab_size)
 
     def run(self, width: int) -> tuple[float, Children]:
-        """Seconds of a step of `width` siblings, and their likeliest children."""
+        """Return the seconds of a step of `width` siblings, and their likeliest children."""
         model, position = self._model, torch.full((width,), _PREFIX, device=self._device)
         nodes = self._tokens(7, width)
         start = time.perf_counter()
@@ -63,34 +63,34 @@ class Steps:
 def measure_graphs(
     model: str, device: torch.device, widths: Sequence[int], rounds: int
 ) -> list[dict[str, Any]]:
-    """One row a width: the median step of a draft in graphs and without, in turns, and the gain of graphs.
+    """Return one row per width: the median draft step with and without graphs, alternating, and the speed-up.
 
-    Raises BenchError where the draft's shape is not plain, or the two differ.
+    Raises BenchError if the draft does not support graphs, or the results differ.
     """
     checkpoint = open_checkpoint(model, unpack=True)
     draft = LoadedModel(checkpoint.folder, checkpoint.tensors, torch.bfloat16, device)
     capacity, count = _PREFIX + max(widths), len(draft.layers)
     draft.load(Placement.in_memory(count, range(count), 0), capacity, lambda *_: None)
     try:
-        shape = plain_shape(draft.skeleton)
+        shape = decoder_shape(draft.skeleton)
         if shape is None:
-            raise BenchError("the draft is not of a plain shape: it has no graphs; name another with --draft")
+            raise BenchError("this draft does not support CUDA graphs; name another with --draft")
         layers = fuse_layers(draft.skeleton, shape, lambda index: draft.layers[index].unbind())
         graphs, plain = (
-            Steps(LeanModel(draft.skeleton, shape, layers, capacity, device, static=static), device)
+            Steps(FusedModel(draft.skeleton, shape, layers, capacity, device, static=static), device)
             for static in (True, False)
         )
         for width in widths:
             with_graph, without = (steps.run(width)[1].log_prob[:, 0] for steps in (graphs, plain))
             if not abs(with_graph - without).mean() <= _CLOSE:
-                raise BenchError(f"a graph of {width} nodes scores their children unlike the plain step")
+                raise BenchError(f"graph and plain step of {width} nodes score children differently")
         return [_row(graphs, plain, width, rounds) for width in widths]
     finally:
         draft.close()
 
 
 def _row(graphs: Steps, plain: Steps, width: int, rounds: int) -> dict[str, Any]:
-    """Several steps in a row of each way, as when a tree grows; the first of them is not counted."""
+    """Time several consecutive steps of each way, as in tree growth; the first step is not counted."""
     times = dict[Steps, list[float]]({graphs: [], plain: []})
     for _ in range(_TURNS):
         for steps, spent in times.items():

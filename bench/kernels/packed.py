@@ -1,11 +1,12 @@
-"""How long the packed products of a pass take, beside the larger of link and bfloat16 products.
+"""Time of a pass's quantized matrix products, relative to the larger of link and bfloat16 products.
 
     python -m bench.kernels.packed [--formats nf4 Q4_K] [--tokens 1 64 256 512]
 
-Random layers of the widened model's shapes, each with memory of its own, so that packed bytes come from RAM.
-The ceiling is the larger of the link's time for those bytes and that of torch's bfloat16 products with values
-that are there. `whole` unpacks a matrix and multiplies it with torch's product; its rows' bits may depend on
-their number. Nothing is timed before a row alone was found to have the bits that it has among all.
+Random layers of the widened model's shapes are used, each in its own memory, so that packed bytes come from
+RAM. The ceiling is the larger of the link's time for those bytes and the time of torch's bfloat16 products
+with ready values. `whole` dequantizes a matrix and multiplies it with torch's product; its rows' bits may
+depend on their number. Before anything is timed, a row alone is checked to have the same bits as among
+others.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.kernels.clock import time_in_turns, wall_clock
 from bench.kernels.dequant import FORMATS, packed_bytes, random_parts
+from bench.kernels.timing import time_in_turns, wall_clock
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command
 from bench.lib.report import Report
 from offspec.core.values import parse_bytes
 from offspec.stream.arena import Arena
-from offspec_kernels.dequant import dequantise
+from offspec_kernels.dequant import dequantize
 from offspec_kernels.packed_linear import packed_linear
 from offspec_planners.units import format_bytes
 
 
 def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--formats", nargs="+", choices=FORMATS, metavar="FORMAT", default=["nf4", "Q4_K"])
-    p.add_argument("--tokens", type=int, nargs="+", default=[1, 64, 256, 512], help="rows of a pass")
+    p.add_argument("--tokens", type=int, nargs="+", default=[1, 64, 256, 512], help="rows per pass")
     p.add_argument("--hidden", type=int, default=2304)
     p.add_argument("--inner", type=int, default=6144)
     p.add_argument("--layers", type=int, default=2)
-    p.add_argument("--link", default="1.3GB", help="bytes a second that the disk gives (default 1.3GB)")
-    p.add_argument("--seconds", type=float, default=0.2, help="of each of five turns (default 0.2)")
+    p.add_argument("--link", default="1.3GB", help="bytes per second of the disk (default 1.3GB)")
+    p.add_argument("--seconds", type=float, default=0.2, help="seconds of each of five turns (default 0.2)")
 
 
 class Layers:
-    """Weights of some layers, packed in one format, and values of one layer for torch's product."""
+    """Weights of some layers in one packed format, and values of one layer for torch's product."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         hidden, inner, keys = args.hidden, args.inner, args.hidden // 3
@@ -70,11 +71,11 @@ class Layers:
         return [self._whole(inputs[shape[1]], shape, parts) for shape, parts in self._parts]
 
     def _whole(self, rows: Tensor, shape: tuple[int, int], parts: dict[str, Tensor]) -> Tensor:
-        values = dequantise(self._format, parts, shape, self._scratch[: math.prod(shape)])
+        values = dequantize(self._format, parts, shape, self._scratch[: math.prod(shape)])
         return F.linear(F.pad(rows, (0, 0, 0, 1)), values)[:-1] if len(rows) == 1 else F.linear(rows, values)
 
     def packed(self, inputs: dict[int, Tensor]) -> list[Tensor]:
-        """As a pass makes them: in panels, or else whole."""
+        """Compute the products as a pass does: in panels, or else whole."""
         made = list[Tensor]()
         for shape, parts in self._parts:
             out = packed_linear(inputs[shape[1]], self._format, parts, shape)
@@ -82,16 +83,16 @@ class Layers:
         return made
 
     def check(self, rows: int) -> None:
-        """Raise BenchError unless the first row has the same bits alone."""
+        """Raise BenchError unless the first row alone has the same bits as among others."""
         inputs = self.inputs(rows)
         many = self.packed(inputs)
         alone = self.packed({width: given[:1] for width, given in inputs.items()})
         if not all(torch.equal(one[0], all_[0]) for one, all_ in zip(alone, many, strict=True)):
-            raise BenchError("a row has other bits alone than among others, so a speed says nothing")
+            raise BenchError("a row has other bits alone than among others, so nothing was timed")
 
 
 def measure(name: str, args: argparse.Namespace, report: Report) -> list[dict[str, Any]]:
-    """A row for each number of tokens."""
+    """Return a row for each number of tokens."""
     layers, found = Layers(name, args), list[dict[str, Any]]()
     layers.check(max(args.tokens))
     link = layers.nbytes / parse_bytes(args.link)
@@ -113,7 +114,7 @@ def measure(name: str, args: argparse.Namespace, report: Report) -> list[dict[st
 
 
 def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Check every format, time it and tell."""
+    """Check, time and report every format."""
     runs = [run for name in args.formats for run in measure(name, args, report)]
     rows = []
     for run in runs:
@@ -122,14 +123,14 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
         cells = [*(f"{one:.4f}" for one in seconds), f"{run['ratio']:.2f}", f"{run['of_whole']:.2f}"]
         rows.append([run["format"], str(run["rows"]), *cells])
     heads = ("", "rows", "bound", "whole", "packed", "ratio", "of whole")
-    report.table("packed products of a pass, seconds", heads, rows)
+    report.table("quantized products of a pass, seconds", heads, rows)
     known = report.head(args, "hidden", "inner", "layers", "link")
     summary = {**known, "threads": torch.get_num_threads(), "runs": runs}
     report.record(summary)
     return summary
 
 
-main = Command("packed", "Packed products of a pass.", options, bench, module="kernels.packed")
+main = Command("packed", "Quantized products of a pass.", options, bench, module="kernels.packed")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,6 @@
-"""Recurrences and short convolutions along a tree, beside what torch's operations take with a state a node.
+"""Recurrences and short convolutions along a tree, compared with torch operations with a state per node.
 
-Letters: T rows, H heads, G heads of keys, D numbers of a key, E of a value, C channels, K taps.
+Notation: T rows, H heads, G key heads, D key size, E value size, C channels, K taps.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from torch import Tensor
 from bench.kernels.cases import OURS, Case, Op, Setting, Spec, rms_ratio
 from offspec_kernels.backend import Backend
 from offspec_kernels.tree_conv import tree_conv
-from offspec_kernels.tree_scan import tree_scan, walk_order
+from offspec_kernels.tree_scan import traversal_order, tree_scan
 
 TORCH = "torch"
-_CLOSE = 1e-4  # of sums in float32, relative to what is wanted
-_OPERATIONS = 7  # on a number of a state in a row: decayed, looked at twice, and added to
+_CLOSE = 1e-4  # error of float32 sums, relative to the result
+_OPERATIONS = 7  # per state element and row: decayed, read twice, and updated
 
 
 def parents_of(rows: int) -> list[int]:
-    """A bushy tree, as in the attention's cases."""
+    """Return the parents of a bushy tree, as in the attention's cases."""
     return [(row - 1) // 2 + row // 4 if row else -1 for row in range(rows)]
 
 
 def build_scan(spec: Spec, setting: Setting) -> Case:
-    """A gated delta rule with one decay a head."""
+    """Build a case of the gated delta rule with one decay per head."""
     rows, heads, groups, size, width = spec.sizes
     query, key = (
         F.normalize(setting.random(rows, groups, size, seed=seed), dim=-1).to(spec.kind) for seed in (1, 2)
@@ -37,7 +37,7 @@ def build_scan(spec: Spec, setting: Setting) -> Case:
     decay = -setting.random(rows, heads, seed=3).abs()
     beta = setting.random(rows, heads, seed=4).sigmoid()
     parents = parents_of(rows)
-    order = walk_order(parents)
+    order = traversal_order(parents)
 
     def scan(path: Backend | None) -> Tensor:
         out = tree_scan(key, value, decay, state, order, query=query, beta=beta, path=path)
@@ -45,7 +45,7 @@ def build_scan(spec: Spec, setting: Setting) -> Case:
         return out
 
     def by_levels() -> Tensor:
-        """All rows of a depth at once, and a state for each of them."""
+        """Process all rows of a depth at once, with a state for each of them."""
         k, q = (of.float().repeat_interleave(heads // groups, 1) for of in (key, query))
         v, keep, out = value.float(), decay.exp()[:, :, None, None], value.new_empty(value.shape).float()
         level, states = [row for row in range(rows) if parents[row] < 0], state[None]
@@ -70,7 +70,7 @@ def build_scan(spec: Spec, setting: Setting) -> Case:
 
 
 def build_conv(spec: Spec, setting: Setting) -> Case:
-    """Each row takes the inputs of its path, behind K - 1 of the text."""
+    """Build a case in which each row convolves its path, preceded by K - 1 rows of the text."""
     rows, channels, taps = spec.sizes
     inputs = setting.random(rows + taps - 1, channels).to(spec.kind)
     weight = setting.random(channels, taps, seed=1).to(spec.kind)

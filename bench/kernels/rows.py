@@ -1,6 +1,6 @@
-"""The operations on rows of logits, and the moving of cache rows, beside what torch's own operations take.
+"""Operations on rows of logits, and moves of cache rows, compared with torch's own operations.
 
-Letters: N rows of logits, V vocabulary, K children; of a cache T layers, KV heads, C capacity, D head size;
+Notation: N rows of logits, V vocabulary, K children; of a cache T layers, KV heads, C capacity, D head size;
 R rows of an accepted path.
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numba  # noqa: F401 - as packed weights load it: noise is then made in a compiled loop
+import numba  # noqa: F401 - packed weights import it, and then noise is generated in a compiled loop
 import torch
 from torch import Tensor
 
-from bench.kernels.cases import OURS, Case, Op, Setting, Spec, levels, scattered, unlike
-from bench.kernels.clock import Call
+from bench.kernels.cases import OURS, Case, Op, Setting, Spec, levels, mismatch_share, scattered
+from bench.kernels.timing import Call
 from offspec.sampling.noise import GumbelNoise
 from offspec_kernels.backend import Backend
 from offspec_kernels.gumbel_argmax import gumbel_argmax
@@ -22,16 +22,16 @@ from offspec_kernels.noise import gumbel_row, torch_row
 from offspec_kernels.topk_children import TopChildren, topk_children
 
 TORCH = "torch"
-_SEED, _POSITION = 7, 1000  # of the noise; the first position of the tree
+_SEED, _POSITION = 7, 1000  # seed of the noise; first position of the tree
 _TEMPERATURE, _TAU = 0.8, 1.2
-_SPREAD = 3.0  # of logits, about as a model's are
-_UNLIKE = 0.01  # of the choices: where two are equal but for rounding, they may change places
+_SPREAD = 3.0  # standard deviation of logits, similar to a model's
+_UNLIKE = 0.01  # share of different choices: values that are equal except for rounding may swap
 _CLOSE = 1e-3  # log-probabilities
 _TREE = 256  # rows over which an accepted path is scattered
 
 
 def build_argmax(spec: Spec, setting: Setting) -> Case:
-    """The nodes of a tree on up to 32 levels. The kernel makes its noise; the others have it ready."""
+    """Build a case of tree nodes on up to 32 levels. The kernel generates its noise; the others reuse it."""
     rows, size = spec.sizes
     logits = (_SPREAD * setting.random(rows, size)).to(spec.kind)
     positions = levels(rows, _POSITION)
@@ -52,17 +52,17 @@ def build_argmax(spec: Spec, setting: Setting) -> Case:
         nbytes=logits.nbytes,
         ways=ways,
         reference=lambda: pick("reference"),
-        error=unlike,
+        error=mismatch_share,
         limit=_UNLIKE,
     )
 
 
 def build_children(spec: Spec, setting: Setting) -> Case:
-    """The nodes of one step of a draft, siblings all of them; torch's way has its noise ready."""
+    """Build a case of sibling nodes in one draft step; torch's implementation gets precomputed noise."""
     rows, size, count = spec.sizes
     logits = (_SPREAD * setting.random(rows, size)).to(spec.kind)
     kept = GumbelNoise(_SEED, size, setting.device)
-    # On the device, so that nothing waits for the host; elsewhere as the engine has them.
+    # On the device, so that nothing waits for the host; on a CPU as in the engine.
     listed = [_POSITION] * rows
     positions = torch.tensor(listed, device=setting.device) if setting.device.type == "cuda" else listed
 
@@ -88,13 +88,13 @@ def build_children(spec: Spec, setting: Setting) -> Case:
 
 
 def _unlike_children(found: TopChildren, wanted: TopChildren) -> float:
-    """The share of other tokens, or that of log-probabilities that are off, whichever is larger."""
+    """Return the share of different tokens or of inaccurate log-probabilities, whichever is larger."""
     off = (found.log_prob.double() - wanted.log_prob.double()).abs()
-    return max(unlike(found.token, wanted.token), float((~(off < _CLOSE)).double().mean()))
+    return max(mismatch_share(found.token, wanted.token), float((~(off < _CLOSE)).double().mean()))
 
 
 def build_noise(spec: Spec, setting: Setting) -> Case:
-    """The noise of some positions, which a CPU makes in a compiled loop."""
+    """Build a case of the noise of some positions, which a CPU generates in a compiled loop."""
     positions, size = spec.sizes
 
     def made(row: Callable[[int, int, int, torch.device], Tensor]) -> list[Tensor]:
@@ -108,14 +108,14 @@ def build_noise(spec: Spec, setting: Setting) -> Case:
             **({TORCH: lambda: made(torch_row)} if setting.rivals else {}),
         },
         reference=lambda: made(torch_row),
-        error=unlike,
+        error=mismatch_share,
         limit=0.0,
         look=lambda call: torch.stack(call()),
     )
 
 
 def build_compact(spec: Spec, setting: Setting) -> Case:
-    """A path through a tree of up to 256 rows at the end of each layer's keys and values."""
+    """Build a case of a path through a tree of up to 256 rows at the end of each layer's KV cache."""
     layers, heads, capacity, size, count = spec.sizes
     caches = [
         torch.zeros(1, heads, capacity, size, dtype=spec.kind, device=setting.device)
@@ -136,7 +136,7 @@ def build_compact(spec: Spec, setting: Setting) -> Case:
             cache[:, :, start : start + count] = cache[:, :, chosen]
 
     def look(call: Call) -> Tensor:
-        """All rows from the one before the tree on, after a move from a known beginning."""
+        """Return all rows from the one before the tree on, after a move from a known initial state."""
         fresh = setting.random(*caches[0].shape).to(spec.kind)
         for index, cache in enumerate(caches):
             cache.copy_(fresh).add_(index)
@@ -151,7 +151,7 @@ def build_compact(spec: Spec, setting: Setting) -> Case:
         nbytes=2 * 2 * layers * heads * count * size * spec.kind.itemsize,
         ways=ways,
         reference=lambda: kv_compact(table, start, rows, path="reference"),
-        error=unlike,
+        error=mismatch_share,
         limit=0.0,
         look=look,
     )

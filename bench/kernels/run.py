@@ -1,4 +1,4 @@
-"""One case of the kernels bench: checked at a small size, timed with its rivals, its scratch watched."""
+"""Running one case of the kernels bench: check at a small size, timing, and peak scratch memory."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 from bench.kernels.cases import OURS, Case, Op, Setting, Spec
-from bench.kernels.clock import Call, Rates, clock_of, peak_scratch, time_in_turns
+from bench.kernels.timing import Call, Rates, clock_of, peak_scratch, time_in_turns
 from offspec_kernels.backend import choose_backend
 
 
 def check(spec: Spec, op: Op, setting: Setting) -> dict[str, Any]:
-    """How far the very path and dtype that will be timed are from the reference, at a small size."""
+    """Compare the timed path and dtype with the reference at a small size."""
     small = op.shrunk(spec)
     case = op.build(small, replace(setting, rivals=False))
     error = case.error(case.look(case.ways[OURS]), case.look(case.reference))
-    passed = error <= case.limit  # which NaN is not
+    passed = error <= case.limit  # False for NaN
     return {"at": str(small), "error": error, "limit": case.limit, "passed": passed}
 
 
-def agreeing(case: Case) -> tuple[dict[str, Call], dict[str, float], dict[str, str]]:
-    """The ways that can run, how far each rival's result is from ours, and why the others cannot run."""
+def working_implementations(case: Case) -> tuple[dict[str, Call], dict[str, float], dict[str, str]]:
+    """Return the ways that can run, each one's difference from ours, and why the others cannot run."""
     ours = case.look(case.ways[OURS])
     running, apart, failed = {OURS: case.ways[OURS]}, dict[str, float](), dict[str, str]()
     for name, call in case.ways.items():
@@ -30,7 +30,7 @@ def agreeing(case: Case) -> tuple[dict[str, Call], dict[str, float], dict[str, s
         try:
             apart[name] = case.error(case.look(call), ours)
             running[name] = call
-        except RuntimeError as error:  # no kernel of torch's for these arguments, or no memory
+        except RuntimeError as error:  # torch has no kernel for these arguments, or memory is full
             failed[name] = str(error).partition("\n")[0]
     return running, apart, failed
 
@@ -38,10 +38,10 @@ def agreeing(case: Case) -> tuple[dict[str, Call], dict[str, float], dict[str, s
 def measure(
     spec: Spec, op: Op, setting: Setting, rates: Rates, seconds: float, tell: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """The figures of a case; without times where it is wrong. `tell` hears of the ceiling before it is timed.
+    """Return the figures of a case, without times if it is wrong. `tell` receives the ceiling before timing.
 
-    Two results may each be off by the limit, so rivals may differ from ours by twice as much. One that
-    differs by more makes the case wrong: they cannot both be right.
+    Two results may each be off by the limit, so another implementation may differ from ours by twice as much.
+    If it differs by more, the case is wrong: both cannot be right.
     """
     checked, path = check(spec, op, setting), choose_backend(setting.device, setting.path)
     row: dict[str, Any] = {"case": str(spec), "path": path, "checked": checked}
@@ -58,7 +58,7 @@ def measure(
         "bound_by": "products" if products > memory else "memory",
     }
     tell(row)
-    running, apart, failed = agreeing(case)
+    running, apart, failed = working_implementations(case)
     row |= {"rivals_differ_by": apart, "failed": failed, **case.facts}
     if not all(error <= 2 * case.limit for error in apart.values()):
         return {**row, "right": False}

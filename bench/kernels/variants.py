@@ -1,7 +1,7 @@
-"""Every launcher of a Triton kernel, called with all that makes its kernels take another shape.
+"""Calls of every launcher of a Triton kernel, with all arguments that change the compiled kernel.
 
-A call's tensors are small and on the CPU; what is compiled depends on dtypes, on a few sizes, and on which
-arguments there are. Letters: see `offspec_kernels.tree_mask`; G query heads a key head.
+Tensors of a call are small and on the CPU. Compilation depends on dtypes, on a few sizes, and on which
+arguments are given. Notation: see `offspec_kernels.tree_mask`; G query heads per key head.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from offspec_kernels.dequant.codebook import Codebook
 from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.dequant.ggml import Ggml
 from offspec_kernels.dequant.gptq import Gptq
-from offspec_kernels.gumbel_argmax.rows import Work
+from offspec_kernels.gumbel_argmax.arguments import ArgmaxArguments
 from offspec_kernels.gumbel_argmax.triton import pick
 from offspec_kernels.kv_compact import KVTable
 from offspec_kernels.kv_compact.triton import move
 from offspec_kernels.noise.triton import fill_rows
-from offspec_kernels.quantised_rows import QuantisedRows
+from offspec_kernels.quantized_rows import QuantizedRows
 from offspec_kernels.row_linear.triton import grouped_linear, row_linear
 from offspec_kernels.topk_children.triton import children
-from offspec_kernels.tree_attention import Chunk, TreeMask
-from offspec_kernels.tree_attention.arguments import Arguments
+from offspec_kernels.tree_attention import AttentionChunk, TreeMask
+from offspec_kernels.tree_attention.arguments import AttentionArguments
 from offspec_kernels.tree_attention.triton import attend
 from offspec_kernels.tree_attention.triton_exact import attend as attend_exact
 from offspec_kernels.tree_conv.triton import tree_conv
 from offspec_kernels.tree_mask import Window
-from offspec_kernels.tree_scan import walk_order
+from offspec_kernels.tree_scan import traversal_order
 from offspec_kernels.tree_scan.triton import tree_scan
 
-# Numbers of a query and of a value: Llama 3.2 1B, Phi 2, Phi 3, Llama 3, MLA as it is expanded, Gemma 2.
+# Sizes of a query and of a value: Llama 3.2 1B, Phi 2, Phi 3, Llama 3, expanded MLA, Gemma 2.
 SIZES = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256))
 _PREFIX = 2000
 _VOCABULARY = 128256
@@ -55,15 +55,15 @@ _MORE_FORMATS: dict[str, Format] = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One call of a launcher: the operation, what sets this call apart, and the call."""
+    """One call of a launcher: the operation, the name of the variant, and the call."""
 
     op: str
     name: str
     call: Callable[[], object]
 
 
-def few() -> Iterator[Variant]:
-    """One call of each operation, as a Llama 3 8B in NF4 leads to."""
+def quick_variants() -> Iterator[Variant]:
+    """Yield one call of each operation, as for a Llama 3 8B in NF4."""
     yield from _attention((128, 128), 4, torch.bfloat16, 16)
     yield from islice(_linear(torch.bfloat16, (16,)), 2)
     chosen = _sampling(torch.bfloat16, (8,))
@@ -74,12 +74,12 @@ def few() -> Iterator[Variant]:
     yield next(_moves())
 
 
-def every() -> Iterator[Variant]:
-    """All there are: tiles of every size, and all that a kernel is compiled for beside them."""
+def all_variants() -> Iterator[Variant]:
+    """Yield all calls: tiles of every size, and every other compile-time option."""
     for sizes in SIZES:
         yield from _attention(sizes, 1, torch.bfloat16, 1)  # the smallest tile
         yield from _attention(sizes, 8, torch.bfloat16, 300)  # the largest
-    for groups in range(2, 8):  # which say no more than where a row's query is
+    for groups in range(2, 8):  # these only change the position of a row's query
         yield from _attention((128, 128), groups, torch.bfloat16, 16)
     for size in (64, 128, 256):
         yield from _attention((size, size), 1, torch.float32, 1)
@@ -88,7 +88,7 @@ def every() -> Iterator[Variant]:
         for sizes in ((128, 128), (256, 256)):
             yield from _attention(sizes, 2, dtype, 80, 900, 5.0)  # as Gemma 2
             yield from _attention(sizes, 8, dtype, 80, 900, sunk=True)  # as gpt-oss
-    yield from _attention((128, 128), 5, torch.bfloat16, 80, Chunk(8192))  # as Llama 4
+    yield from _attention((128, 128), 5, torch.bfloat16, 80, AttentionChunk(8192))  # as Llama 4
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         yield from _linear(dtype, (1, 300))
     for dtype in (torch.bfloat16, torch.float32):
@@ -112,7 +112,7 @@ def _attention(
     softcap: float | None = None,
     sunk: bool = False,
 ) -> Iterator[Variant]:
-    """Both attentions of a chain of `rows` nodes behind a prefix, with two key heads."""
+    """Yield both attentions of a chain of `rows` nodes after a prefix, with two key heads."""
     keys = _PREFIX + rows + 5
     query = torch.zeros(1, 2 * groups, rows, sizes[0], dtype=dtype)
     key = torch.zeros(1, 2, keys, sizes[0], dtype=dtype)
@@ -124,10 +124,10 @@ def _attention(
     kind = [str(dtype)[6:], "x".join(map(str, sizes)), f"groups {groups}", f"rows {rows}"]
     kind += [f"window {window}"] * (window is not None) + [f"softcap {softcap}"] * (softcap is not None)
     name = ", ".join([*kind, *["sinks"] * sunk])
-    given = Arguments(query, key, value, mask, 0.1, window, softcap, sinks, out)
+    given = AttentionArguments(query, key, value, mask, 0.1, window, softcap, sinks, out)
     yield Variant("tree_attention", name, partial(attend, given))
     yield Variant("tree_attention exact", name, partial(attend_exact, given))
-    narrow = given._replace(key=QuantisedRows.of(key), value=QuantisedRows.of(value))
+    narrow = given._replace(key=QuantizedRows.of(key), value=QuantizedRows.of(value))
     call = partial(attend_exact, narrow)
     yield Variant("tree_attention exact", f"{name}, int8 keys", call)
 
@@ -147,17 +147,17 @@ def _linear(dtype: torch.dtype, counts: tuple[int, ...]) -> Iterator[Variant]:
 
 
 def _sampling(dtype: torch.dtype, counts: tuple[int, ...]) -> Iterator[Variant]:
-    """Ranking and choosing, with noise and without, filtered and not."""
+    """Yield ranking and choosing, with and without noise and filters."""
     logits, kind = torch.zeros(3, _VOCABULARY, dtype=dtype), str(dtype)[6:]
     places = [4, 4, 5]
     least, tie = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
     kept = torch.zeros(64, _VOCABULARY)  # noise of 64 positions
     works = {
-        "greedy": Work(logits, None, None, 1.0, None, None, None),
-        "noisy": Work(logits, 1, places, 0.7, None, None, None),
-        "noisy, filtered": Work(logits, 1, places, 0.7, least, None, None),
-        "noisy, filtered, ties": Work(logits, 1, places, 0.7, least, tie, None),
-        "noise at hand": Work(logits, 1, places, 0.7, least, tie, None)._replace(table=kept),
+        "greedy": ArgmaxArguments(logits, None, None, 1.0, None, None, None),
+        "noisy": ArgmaxArguments(logits, 1, places, 0.7, None, None, None),
+        "noisy, filtered": ArgmaxArguments(logits, 1, places, 0.7, least, None, None),
+        "noisy, filtered, ties": ArgmaxArguments(logits, 1, places, 0.7, least, tie, None),
+        "noise at hand": ArgmaxArguments(logits, 1, places, 0.7, least, tie, None)._replace(table=kept),
     }
     for name, work in works.items():
         yield Variant("gumbel_argmax", f"{kind}, {name}", partial(pick, work))
@@ -181,8 +181,8 @@ def _format(name: str, dtype: torch.dtype) -> Iterator[Variant]:
 
 
 def _scan(size: int, width: int, decays: int) -> Iterator[Variant]:
-    """A decay for each head and for each number of a key, with the delta rule and without."""
-    order, rows = walk_order([-1, 0, 0]), 3
+    """Yield scans with a decay per head and per key element, with and without the delta rule."""
+    order, rows = traversal_order([-1, 0, 0]), 3
     given = torch.zeros(rows, 1, size), torch.zeros(rows, 1, size), torch.zeros(rows, 2, width)
     state, out = torch.zeros(2, size, width), torch.zeros(rows, 2, width)
     kinds: dict[str, Any] = {"by head": torch.zeros(rows, 2), "by number": torch.zeros(rows, 2, size)}
@@ -194,10 +194,10 @@ def _scan(size: int, width: int, decays: int) -> Iterator[Variant]:
 
 
 def _rated_scan(size: int, width: int) -> Iterator[Variant]:
-    """A rate for each number of a state, as in Mamba."""
+    """Yield a scan with a rate for each state element, as in Mamba."""
     rows = 3
     state, key, value = torch.zeros(1, size, width), torch.zeros(rows, 1, size), torch.zeros(rows, 1, width)
-    order = walk_order([-1, 0, 0])
+    order = traversal_order([-1, 0, 0])
     call = partial(tree_scan, key, key, value, value, None, state, state, order, value, state)
     yield Variant("tree_scan", f"{size}x{width}, rates", call)
 

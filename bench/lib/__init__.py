@@ -1,1 +1,1 @@
-"""Shared by the benches: reports, limits, models that are made, arithmetic and plots."""
+"""Code shared by the benches: reports, memory limits, generated models, helper processes."""

@@ -1,4 +1,4 @@
-"""A memory limit around a subprocess, and a page cache that starts empty."""
+"""Running a subprocess with a memory limit and an initially empty page cache."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from offspec_planners.units import format_bytes
 _V1 = Path("/sys/fs/cgroup/memory")
 _V2 = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 _SAMPLE_SECONDS = 0.05
-# $0 is the group's process list. The shell enters the group and then becomes the program, so that every
-# page from the interpreter's first on is charged to the group.
+# $0 is the group's process list. The shell enters the group and then becomes the program, so every page,
+# from the interpreter's first one on, is charged to the group.
 _ENTER = 'echo $$ > "$0" && exec "$@"'
 
 
 class BenchError(OffspecError):
-    """A bench cannot run here, or cannot run as it was asked to."""
+    """A bench cannot run here, or not with these options."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What a group used at most, in bytes.
+    """Peak memory of a group, in bytes.
 
     peak: everything charged to it, page cache included (the kernel's own high-water mark).
-    anon_peak: its anonymous memory alone, as seen by sampling every 50 ms.
+    anon_peak: its anonymous memory alone, sampled every 50 ms.
     """
 
     peak: int
@@ -48,9 +48,9 @@ class MemoryCgroup:
             output = group.run([sys.executable, "-m", "module"])
         group.use.peak
 
-    The program runs in the group from its first instruction; its stdout is returned, its stderr goes
-    through. Make one group for each run: the peak is that of the group's life. Raises BenchError where
-    groups cannot be made, and when the program fails or is killed because memory ran out.
+    The program runs in the group from its first instruction. Its stdout is returned, its stderr passed
+    through. Use one group per run: the peak covers the group's lifetime. Raises BenchError if groups cannot
+    be created, and if the program fails or is killed because memory ran out.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -64,11 +64,11 @@ class MemoryCgroup:
             _limit_group(self.folder, self.version, self.limit)
         except OSError as error:
             self.folder.rmdir()
-            raise BenchError(f"the memory limit could not be set: {error.strerror}; run as root") from error
+            raise BenchError(f"the memory limit could not be set ({error.strerror}): run as root") from error
         return self
 
     def __exit__(self, *error: object) -> None:
-        for _ in range(100):  # a group stays busy for a moment after its last process is gone
+        for _ in range(100):  # a group stays busy for a moment after its last process exits
             try:
                 self.folder.rmdir()
                 return
@@ -80,7 +80,7 @@ class MemoryCgroup:
                 time.sleep(0.02)
 
     def run(self, argv: Sequence[str], *, cwd: Path | None = None) -> str:
-        """Run a program inside the group and return its stdout; afterwards `use` holds the peaks."""
+        """Run a program inside the group and return its stdout. Afterwards `use` holds the peaks."""
         enter = ["/bin/sh", "-c", _ENTER, str(self.folder / "cgroup.procs"), *argv]
         done = threading.Event()
         sampler = threading.Thread(target=self._sample, args=(done,), daemon=True)
@@ -97,7 +97,7 @@ class MemoryCgroup:
         if self.version == 1:
             peak = self._number("memory.max_usage_in_bytes")
             kills = self._stat("memory.oom_control", "oom_kill")
-        else:  # memory.peak came with Linux 5.19; before, the samples must do
+        else:  # memory.peak requires Linux 5.19; before that only the samples are available
             peak = self._number("memory.peak") or self._total_peak
             kills = self._stat("memory.events", "oom_kill")
         self.use = MemoryUse(peak, self._anon_peak)
@@ -121,7 +121,7 @@ class MemoryCgroup:
         return 0
 
     def _stat(self, name: str, *keys: str) -> int:
-        """The first of `keys` that a "key value" file holds, or 0."""
+        """Return the value of the first of `keys` in a "key value" file, or 0."""
         try:
             pairs = dict(line.split() for line in (self.folder / name).read_text().splitlines())
         except (OSError, ValueError):
@@ -130,18 +130,18 @@ class MemoryCgroup:
 
 
 def drop_caches() -> None:
-    """Write back dirty pages and empty the page cache. Raises BenchError without the right to."""
+    """Write back dirty pages and empty the page cache. Raises BenchError without permission."""
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3\n")
     except OSError as error:
         raise BenchError(
-            "the page cache cannot be dropped here (root is needed): pass --keep-caches to measure without"
+            "the page cache cannot be dropped here (requires root): pass --keep-caches to measure without"
         ) from error
 
 
 def _own_group(version: int) -> str:
-    """The path of this process's group below the hierarchy's mount, from /proc/self/cgroup."""
+    """Return the path of this process's group below the hierarchy's mount, from /proc/self/cgroup."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         if (version == 1 and "memory" in controllers.split(",")) or (version == 2 and number == "0"):
@@ -150,14 +150,14 @@ def _own_group(version: int) -> str:
 
 
 def _create_group() -> tuple[Path, int]:
-    """A fresh, empty group with a memory controller, and its cgroup version."""
+    """Create an empty group with a memory controller; return it and its cgroup version."""
     name = f"offspec-bench-{os.getpid()}-{secrets.token_hex(3)}"
     place, version = _parent()
     try:
         (place / name).mkdir()
     except OSError as error:
         raise BenchError(
-            f"a memory cgroup cannot be made here ({error.strerror}): run as root, or pass --no-cgroup"
+            f"a memory cgroup cannot be created here ({error.strerror}): run as root, or pass --no-cgroup"
         ) from error
     return place / name, version
 
@@ -165,13 +165,13 @@ def _create_group() -> tuple[Path, int]:
 def _parent() -> tuple[Path, int]:
     if (_V1 / "memory.limit_in_bytes").exists():
         own = _V1 / _own_group(1)
-        # In a container the path may be that of the host: the mount itself is then the own group.
+        # In a container the path may be the host's; then the mount itself is this process's group.
         return (own if own.is_dir() else _V1), 1
     for mount in _V2:
         if "memory" not in _words(mount / "cgroup.controllers"):
             continue
         place = mount / _own_group(2)
-        # A v2 group that holds processes cannot limit its children, so a group beside it must do.
+        # A v2 group that holds processes cannot limit its children, so a sibling group is used.
         for parent in (place, *place.parents):
             if not parent.is_relative_to(mount):
                 break
@@ -179,7 +179,7 @@ def _parent() -> tuple[Path, int]:
                 (parent / "cgroup.subtree_control").write_text("+memory")
             if "memory" in _words(parent / "cgroup.subtree_control"):
                 return parent, 2
-    raise BenchError("there is no memory controller for a cgroup here: pass --no-cgroup to measure without")
+    raise BenchError("no memory controller is available for a cgroup: pass --no-cgroup to measure without")
 
 
 def _limit_group(folder: Path, version: int, limit: int) -> None:

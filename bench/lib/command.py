@@ -1,4 +1,4 @@
-"""A bench as a program: its options, how it runs, and how it ends."""
+"""A bench as a program: its options, its run, and its exit code."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from offspec.core.errors import OffspecError
 
 MODEL: dict[str, Any] = {"nargs": "?", "default": "demo", "help": "folder, hub id, .gguf or demo (default)"}
 _SHARED: dict[str, dict[str, Any]] = {
-    "model": {"default": "demo", "help": "the small model, of which wide ones are made"},
-    "factor": {"type": int, "default": 4, "help": "by which it is widened"},
+    "model": {"default": "demo", "help": "small model, from which wide ones are made"},
+    "factor": {"type": int, "default": 4, "help": "widening factor"},
     "target": {"type": Path, "help": "folder of the wide model (default: in the user's cache)"},
-    "prompts": {"type": int, "help": "how many prompts, mixed by kind; all where no number is given"},
-    "tokens": {"type": int, "default": 64, "help": "most new tokens of an answer"},
-    "off_tokens": {"type": int, "default": 8, "help": "most new tokens without speculation"},
-    "budget": {"type": int, "default": 256, "help": "nodes of a tree"},
-    "width": {"type": int, "default": 32, "help": "nodes that a draft step expands"},
-    "context": {"type": int, "help": "tokens of prompt and answer; what fits where no number is given"},
+    "prompts": {"type": int, "help": "number of prompts, mixed by kind (default: all)"},
+    "tokens": {"type": int, "default": 64, "help": "maximum new tokens per answer"},
+    "off_tokens": {"type": int, "default": 8, "help": "maximum new tokens without speculation"},
+    "budget": {"type": int, "default": 256, "help": "tree size in nodes"},
+    "width": {"type": int, "default": 32, "help": "nodes expanded per draft step"},
+    "context": {"type": int, "help": "tokens of prompt and answer (default: what fits)"},
     "temperatures": {"type": float, "nargs": "+", "default": [0.0, 1.0]},
-    "draft_bits": {"type": int, "choices": (2, 3, 4, 16), "help": "of the draft's weights"},
+    "draft_bits": {"type": int, "choices": (2, 3, 4, 16), "help": "bits of the draft's weights"},
     "dtype": {"choices": ("bfloat16", "float32"), "default": "bfloat16"},
     "device": {"choices": ("cpu", "cuda"), "default": "cpu"},
-    "seed": {"type": int, "default": 1, "help": "of the first prompt; the others count on"},
-    "memory": {"help": "memory limit, like 1.5GB, also of a cgroup; what is free where none is given"},
+    "seed": {"type": int, "default": 1, "help": "seed of the first prompt, increased by 1 per prompt"},
+    "memory": {"help": "memory limit, like 1.5GB, of the engine and the cgroup (default: free memory)"},
     "engine_memory": {"help": "the engine's memory limit (default: --memory)"},
-    "raw_bytes": {"default": "2GB", "help": "of one reading of the model's files, for the raw rate"},
-    "raw_threads": {"type": int, "help": "of a reading (default: the best of several shapes)"},
-    "keep_caches": {"action": "store_true", "help": "do not drop the page cache (needs no root)"},
-    "no_cgroup": {"action": "store_true", "help": "do not limit the memory (needs no root)"},
+    "raw_bytes": {"default": "2GB", "help": "bytes read per measurement of the raw disk rate"},
+    "raw_threads": {"type": int, "help": "threads of a measurement (default: the best of several shapes)"},
+    "keep_caches": {"action": "store_true", "help": "do not drop the page cache (no root required)"},
+    "no_cgroup": {"action": "store_true", "help": "do not limit the memory (no root required)"},
 }
 
 
 def shared(p: argparse.ArgumentParser, *names: str, **defaults: Any) -> None:
-    """Add options that several benches have, some of them with defaults of one's own."""
+    """Add options that several benches share; `defaults` replaces some of their defaults."""
     for name in (*names, *defaults):
         settings = dict(_SHARED[name])
         default = settings["default"] = defaults.get(name, settings.get("default"))
@@ -53,10 +53,14 @@ def shared(p: argparse.ArgumentParser, *names: str, **defaults: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The `main` of a bench: it parses, measures, and ends with one line of JSON.
+    """The `main` of a bench: parses options, measures, and ends with one line of JSON.
 
-    name: of its record. module: below `bench`, where that is not the name. options: adds what only this bench
-    has. measure: prints and writes the figures, and returns the last line's object.
+    Args:
+        name: Name of its record.
+        description: Text for --help.
+        options: Adds the options that only this bench has.
+        measure: Prints and writes the figures; returns the object of the last line.
+        module: Module below `bench`, if it differs from `name`.
     """
 
     name: str
@@ -73,7 +77,7 @@ class Command:
         return p
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
-        """The exit code: 1 where an aim was missed, that of the error where one ended it."""
+        """Run the bench; return the exit code: 1 after a missed target, or the code of an error."""
         words = sys.argv[1:] if argv is None else argv
         args = self.parser().parse_args(words)
         report = Report(self.name, command_line(self._path, words), args.json)
@@ -85,7 +89,7 @@ class Command:
 
 
 def printed(work: Callable[[], object], exit_code: Callable[[], int] = lambda: 0) -> int:
-    """Print what a program's work gives, or its error in one line; the exit code."""
+    """Print the result of a program's work, or its error in one line; return the exit code."""
     try:
         print(work(), flush=True)
     except OffspecError as error:
@@ -97,5 +101,5 @@ def printed(work: Callable[[], object], exit_code: Callable[[], int] = lambda: 0
 
 
 def printed_job(work: Callable[[dict[str, Any]], object]) -> int:
-    """`printed` of what the job comes to that the command line has in JSON, in JSON; see `measured_job`."""
+    """Print the result of `work` for the job on the command line, both as JSON; see `measured_job`."""
     return printed(lambda: json.dumps(work(json.loads(sys.argv[1]))))

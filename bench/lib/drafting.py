@@ -1,4 +1,4 @@
-"""An engine whose passes all have a tree, for what is counted by the pass."""
+"""An engine that drafts in every pass, for figures per pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def always_drafting(engine: Engine) -> Engine:
-    """The same engine, where its budget and width were given: drafters no longer rest while they lose."""
+    """Return the engine; with given budget and width, drafting is no longer disabled while it is slower."""
     if engine.plan is None:
-        engine.follow(replace(engine.drafting.policy, rests=False))
+        engine.set_draft_policy(replace(engine.drafting.policy, may_pause=False))
     return engine

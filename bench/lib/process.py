@@ -1,4 +1,4 @@
-"""Programs that a bench runs: beside itself, or measured, in a memory cgroup and with an empty page cache."""
+"""Child processes of a bench: helpers, and measured processes in a memory cgroup with an empty page cache."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from offspec.core.values import parse_bytes
 ROOT = Path(__file__).parents[2]
 
 
-def say(text: str) -> None:
-    """Progress of what has no report."""
+def log_progress(text: str) -> None:
+    """Print progress of code that has no report."""
     print(text, file=sys.stderr, flush=True)
 
 
-def say_notice(event: Any) -> None:
-    """The text of an event that has one, as progress: what a measured engine has to tell."""
+def log_notice(event: Any) -> None:
+    """Print the text of an event, if it has one, as progress of a measured engine."""
     text = getattr(event, "text", None)
     if text:
-        say(f"  notice: {text}")
+        log_progress(f"  notice: {text}")
 
 
-def kept(folder: Path, doing: str, fill: Callable[[Path], None]) -> Path:
-    """A folder of the user's cache, which `fill` makes on the first run. Raises DiskFullError."""
+def cached_folder(folder: Path, doing: str, fill: Callable[[Path], None]) -> Path:
+    """Return a folder of the user's cache, which `fill` creates on the first run. Raises DiskFullError."""
     if not folder.exists():
-        say(doing)
-        make_folder(folder, fill, lambda: say("another process is at it"))
+        log_progress(doing)
+        make_folder(folder, fill, lambda: log_progress("another process is creating it"))
     return folder
 
 
 def run(argv: Sequence[str], what: str) -> str:
-    """Stdout of a program. Raises BenchError where it fails."""
+    """Run a program and return its stdout. Raises BenchError if it fails."""
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     if done.returncode:
         raise BenchError(f"{what} failed with exit code {done.returncode}; see above")
@@ -47,7 +47,7 @@ def run(argv: Sequence[str], what: str) -> str:
 
 
 def child(module: str, *words: str) -> str:
-    """Run a module as a process of its own, outside the cgroup; the last line of its stdout."""
+    """Run a module as a separate process, outside the cgroup; return the last line of its stdout."""
     return run([sys.executable, "-m", module, *words], f"python -m {module}").splitlines()[-1]
 
 
@@ -61,14 +61,15 @@ def pip(*words: str, python: str = sys.executable, failure: str) -> None:
         raise BenchError(f"{failure}: {(errors or ['pip failed'])[-1].removeprefix('ERROR: ')}")
 
 
-def measured(
+def run_measured(
     args: argparse.Namespace, argv: Sequence[str], memory: int | None = None
 ) -> tuple[str, dict[str, int]]:
-    """The last line of a program's stdout, and the peaks of its cgroup.
+    """Run a program in a cgroup; return the last line of its stdout, and the peaks of the cgroup.
 
     Args:
-        args: `keep_caches` and `no_cgroup` leave out what needs root; `memory` is the cgroup's limit.
-        memory: another limit, in bytes.
+        args: `keep_caches` and `no_cgroup` skip what requires root; `memory` is the cgroup's limit.
+        argv: The program and its arguments.
+        memory: A different limit, in bytes.
     """
     if not args.keep_caches:
         drop_caches()
@@ -83,17 +84,17 @@ def measured(
 
 def measured_argv(args: argparse.Namespace, argv: Sequence[str]) -> dict[str, Any]:
     """Return the JSON that a program prints, and the peaks of its cgroup."""
-    line, peaks = measured(args, argv)
+    line, peaks = run_measured(args, argv)
     return {**json.loads(line), **peaks}
 
 
 def measured_job(args: argparse.Namespace, module: str, job: dict[str, Any]) -> dict[str, Any]:
-    """What a module prints, in JSON, of a job that it is given in JSON, with the peaks of its cgroup."""
+    """Run a module on a job, both in JSON; return its result with the peaks of its cgroup."""
     return measured_argv(args, [sys.executable, "-m", module, json.dumps(job)])
 
 
-def tell_liberties(args: argparse.Namespace, report: Report) -> list[str]:
-    """Note what the measured processes have to do without."""
+def note_unmet_limits(args: argparse.Namespace, report: Report) -> list[str]:
+    """Note and return the limits that do not apply to the measured processes."""
     named = ((args.no_cgroup, "a memory cgroup"), (args.keep_caches, "dropping the caches"))
     found = [name for taken, name in named if taken]
     if found:

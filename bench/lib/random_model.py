@@ -1,9 +1,9 @@
-"""Write a model of random weights in a given shape, as a checkpoint on disk, as fast as the disk takes it.
+"""Writing a checkpoint of random weights in a given shape, at the speed of the disk.
 
-A stream is bound by bytes and shapes, not by what the weights say. So one block of random numbers is written
-over and over: every matrix is a run of the same values, small enough that hidden states stay finite. One
-safetensors file for each layer, one for embedding, final norm and head, a config.json, and a tokenizer of
-words that knows no language.
+Streaming speed depends on bytes and shapes, not on the values. So one block of random numbers is repeated:
+every matrix is a run of the same values, small enough that hidden states stay finite. There is one
+safetensors file per layer, one for embedding, final norm and head, a config.json, and a tokenizer of
+meaningless words.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Any
 from bench.lib.cgroup import BenchError
 from offspec.checkpoint.folder import write_index
 from offspec.checkpoint.json_file import write_json
-from offspec.checkpoint.tensors import bytes_of
-from offspec.checkpoint.write import Entry, SafetensorsWriter
-from offspec.core.files import new_folder, require_space
+from offspec.checkpoint.safetensors_writer import Entry, SafetensorsWriter
+from offspec.checkpoint.tensors import nbytes_of
+from offspec.core.files import atomic_folder, require_space
 
-Stored = tuple[Entry, Callable[[], Iterable[Any]]]  # a tensor, and its bytes in pieces
+Stored = tuple[Entry, Callable[[], Iterable[Any]]]  # a tensor's entry, and its bytes in pieces
 
-RECIPE = "random.json"  # in the folder: the shape that it was made with
-_BLOCK = 32 << 20  # bytes that are drawn; the rest repeats them
+RECIPE = "random.json"  # in the folder: the shape of the model
+_BLOCK = 32 << 20  # bytes of the random block
 _DEVIATION = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a Llama. Layers alone are repeated; the vocabulary is outside of them."""
+    """The sizes of a Llama. Only layers contain repeated matrices; the vocabulary is separate."""
 
     hidden: int
     intermediate: int
@@ -66,7 +66,7 @@ class Shape:
         }
 
     def entries(self) -> list[Entry]:
-        """(name, dtype, shape) of every tensor."""
+        """Return (name, dtype, shape) of every tensor."""
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -86,7 +86,7 @@ def layer_file(index: int) -> str:
 
 
 def plan(shape: Shape) -> dict[str, list[Entry]]:
-    """The tensors of every file."""
+    """Return the tensors of every file."""
     files: dict[str, list[Entry]] = {layer_file(index): [] for index in range(shape.layers)}
     files["model-outer.safetensors"] = []
     for entry in shape.entries():
@@ -96,21 +96,21 @@ def plan(shape: Shape) -> dict[str, list[Entry]]:
 
 
 def build(shape: Shape, out: Path) -> Path:
-    """Write the model into the folder `out`, which appears when it is whole; a like one there is used again.
+    """Write the model to the folder `out` atomically; an existing model of the same shape is reused.
 
-    Raises BenchError where `out` holds something else, DiskFullError.
+    Raises BenchError if `out` holds something else, DiskFullError.
     """
     if out.exists():
         if _read_shape(out) != shape:
             raise BenchError(f"{out} holds another model: remove it, or name another folder")
         return out
     files = plan(shape)
-    total = sum(bytes_of(*entry[1:]) for entries in files.values() for entry in entries)
+    total = sum(nbytes_of(*entry[1:]) for entries in files.values() for entry in entries)
     block = random_block(min(_BLOCK, total))
     require_space(out, total + (64 << 20), "the random model")
     out.parent.mkdir(parents=True, exist_ok=True)
     stored = {file: [at_random(entry, block) for entry in entries] for file, entries in files.items()}
-    with new_folder(out) as partial:
+    with atomic_folder(out) as partial:
         write_files(partial, stored)
         write_json(partial / RECIPE, asdict(shape))
         write_rest(shape, partial)
@@ -118,7 +118,7 @@ def build(shape: Shape, out: Path) -> Path:
 
 
 def _read_shape(folder: Path) -> Shape | None:
-    """The shape that a folder was made with, or None where it was not made here."""
+    """Return the shape of a model written by this module; None for any other folder."""
     try:
         return Shape(**json.loads((folder / RECIPE).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
@@ -126,7 +126,7 @@ def _read_shape(folder: Path) -> Shape | None:
 
 
 def random_block(nbytes: int = _BLOCK) -> memoryview:
-    """Random bfloat16 numbers, as bytes."""
+    """Return the bytes of random bfloat16 numbers."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -136,20 +136,20 @@ def random_block(nbytes: int = _BLOCK) -> memoryview:
 
 
 def at_random(entry: Entry, block: memoryview) -> Stored:
-    """A tensor of a block's numbers; norms are ones, as a trained model's nearly are."""
+    """Return a tensor made of a block's numbers. Norms are ones, close to a trained model's."""
     if len(entry[2]) == 1:
         return entry, lambda: [b"\x80\x3f" * entry[2][0]]  # 1.0 in bfloat16, little endian
-    return entry, lambda: repeated(block, bytes_of(*entry[1:]))
+    return entry, lambda: repeated(block, nbytes_of(*entry[1:]))
 
 
 def repeated(block: memoryview, nbytes: int) -> Iterator[memoryview]:
-    """So many bytes, a block over and over."""
+    """Yield `nbytes` bytes by repeating a block."""
     for start in range(0, nbytes, len(block)):
         yield block[: min(len(block), nbytes - start)]
 
 
 def write_files(folder: Path, files: Mapping[str, Sequence[Stored]]) -> None:
-    """Write the files of a checkpoint, each by a thread of its own, and their index."""
+    """Write the files of a checkpoint, each in its own thread, and their index."""
 
     def write(file: str) -> None:
         with SafetensorsWriter(folder / file, [entry for entry, _ in files[file]]) as writer:
@@ -160,18 +160,18 @@ def write_files(folder: Path, files: Mapping[str, Sequence[Stored]]) -> None:
     with ThreadPoolExecutor(min(12, os.cpu_count() or 1)) as pool:
         list(pool.map(write, files))
     entries = {entry: file for file, stored in files.items() for entry, _ in stored}
-    total = sum(bytes_of(*entry[1:]) for entry in entries)
+    total = sum(nbytes_of(*entry[1:]) for entry in entries)
     write_index(folder, {entry[0]: file for entry, file in entries.items()}, total)
 
 
 def write_rest(shape: Shape, folder: Path, **more: Any) -> None:
-    """The configuration, with `more` in it, and a tokenizer of words."""
+    """Write the configuration, extended by `more`, and a tokenizer of words."""
     write_json(folder / "config.json", {**shape.config(), **more})
     write_tokenizer(folder, min(shape.vocabulary, 1024))
 
 
 def write_tokenizer(folder: Path, words: int) -> None:
-    """Word-level: token i is the word "w<i>"; 0 pads, 1 begins, 2 ends."""
+    """Write a word-level tokenizer: token i is the word "w<i>"; 0 pads, 1 begins, 2 ends."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""A record that grows case by case: what is measured again takes the place of what was measured before."""
+"""A record that accumulates cases over several runs; a repeated case replaces its earlier result."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from bench.lib.report import Report, environment
 
-Case = dict[str, Any]  # with its name under "case", and under "order" the key it is sorted by
+Case = dict[str, Any]  # its name is under "case", its sort key under "order"
 
 
 def keep(report: Report, about: dict[str, Any], newer: Case) -> dict[str, Any]:
-    """Write the record with this case in it, and return it. about: what the record says besides.
+    """Add a case to the record, write it, and return it. about: other contents of the record.
 
-    Cases of earlier runs stay, unless they were made on another machine or with other versions.
+    Cases of earlier runs are kept, unless they come from another machine or other versions.
     """
     machine, cases = environment(), dict[str, Case]()
     try:
@@ -21,7 +21,7 @@ def keep(report: Report, about: dict[str, Any], newer: Case) -> dict[str, Any]:
         if (found["bench"], found["environment"]) == (report.name, machine):
             cases = {case["case"]: case for case in found["cases"]}
     except (OSError, ValueError, LookupError, TypeError):
-        pass  # there is none
+        pass  # no earlier record
     cases[newer["case"]] = newer
     ordered = sorted(cases.values(), key=lambda case: list(case["order"]))
     record = {"bench": report.name, **about, "environment": machine, "cases": ordered}

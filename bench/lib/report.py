@@ -1,4 +1,4 @@
-"""What the benches share: prompts, the machine, and how results are told and kept."""
+"""Prompts, machine description, and printing and storing of results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question of the set; `kind` is one of chat, code, story, facts, …"""
+    """One prompt of the set; `kind` is chat, code, story, facts, …"""
 
     id: str
     kind: str
@@ -35,9 +35,9 @@ class Prompt:
 
 
 def read_prompts(count: int | None = None, folder: Path = PROMPTS) -> list[Prompt]:
-    """The prompts, one of each kind in turn, so that the first `count` are as mixed as can be.
+    """Return the prompts, one of each kind in turn, so that the first `count` are evenly mixed.
 
-    Raises BenchError for a line that is no prompt, and when fewer than `count` exist.
+    Raises BenchError for an invalid line, and if there are fewer than `count` prompts.
     """
     kinds: list[list[Prompt]] = []
     for file in sorted(folder.glob("*.jsonl")):
@@ -46,7 +46,7 @@ def read_prompts(count: int | None = None, folder: Path = PROMPTS) -> list[Promp
     longest = max(map(len, kinds), default=0)
     mixed = [kind[turn] for turn in range(longest) for kind in kinds if turn < len(kind)]
     if not mixed or (count is not None and not 1 <= count <= len(mixed)):
-        raise BenchError(f"{count} prompts were asked for, and there are {len(mixed)}")
+        raise BenchError(f"{count} prompts were requested, but there are {len(mixed)}")
     return mixed[:count]
 
 
@@ -54,23 +54,23 @@ def _parse(line: str, file: str) -> Prompt:
     try:
         return Prompt(**json.loads(line))
     except (ValueError, TypeError) as error:
-        raise BenchError(f"{file} has a line that is no object of id, kind and prompt: {error}") from error
+        raise BenchError(f"{file} has a line without id, kind and prompt: {error}") from error
 
 
 def model_name(model: str) -> str:
-    """A model as results name it: a hub id as it is, a path without its folders."""
+    """Return a model's name in results: a hub id unchanged, a path without its folders."""
     return Path(model).name if Path(model).exists() else model
 
 
 def as_recorded(value: Any) -> Any:
-    """A setting without the folders of paths."""
+    """Return a setting without the folders of paths."""
     if isinstance(value, list):
         return [as_recorded(one) for one in value]
     return model_name(value) if isinstance(value, str) else value
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """The machine and the versions that a figure depends on; nothing that tells whose machine it is."""
+    """Return the machine and versions that figures depend on, without anything that identifies the owner."""
     return {
         "device": device,
         "cpu": _field(Path("/proc/cpuinfo"), r"model name\s*:\s*(.+)") or platform.processor(),
@@ -94,8 +94,8 @@ def _field(file: Path, pattern: str) -> str:
 
 
 def version_of(name: str) -> str | None:
-    """Version of an installed package."""
-    # From the metadata: importing torch here would keep its pages in the cache that a bench empties.
+    """Return the version of an installed package."""
+    # Read from the metadata: importing torch would keep its pages in the cache that a bench empties.
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -103,15 +103,15 @@ def version_of(name: str) -> str | None:
 
 
 def command_line(module: str, argv: Sequence[str]) -> str:
-    """The command as a reader can repeat it, with folders cut from paths."""
+    """Return the command in repeatable form, with folders removed from paths."""
     shown = [Path(word).name if os.path.isabs(word) or Path(word).exists() else word for word in argv]
     return shlex.join(["python", "-m", module, *shown])
 
 
 class Report:
-    """Prints a bench's figures: the ceiling first, then what was reached and its share, JSON last.
+    """Prints a bench's figures: the ceiling first, then the result and its ratio to the ceiling, JSON last.
 
-    Figures go to stdout, progress to stderr, the whole record to a file. exit_code: 1 once an aim was missed.
+    Figures go to stdout, progress to stderr, the whole record to a file. exit_code: 1 after a missed target.
     """
 
     def __init__(self, name: str = "", command: str = "", out: Path | None = None) -> None:
@@ -134,14 +134,14 @@ class Report:
         self.err.print(text, markup=False, soft_wrap=True, style="dim")
 
     def table(self, title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """A table of figures; see `grid`."""
+        """Print a table of figures; see `grid`."""
         view = grid(title, *heads)
         for row in rows:
             view.add_row(*row)
         self.out.print(view)
 
     def missed(self, text: str) -> None:
-        """A note on an aim that was not reached, which the exit code tells too."""
+        """Print a missed target and set the exit code to 1."""
         self.note(text)
         self.exit_code = 1
 
@@ -150,11 +150,11 @@ class Report:
         return {"bench": self.name, **{name: as_recorded(getattr(args, name)) for name in settings}}
 
     def file(self, variant: str = "") -> Path:
-        """Path of the record."""
+        """Return the path of the record."""
         return self._out or RESULTS / f"{self.name}{variant}.json"
 
     def write(self, record: dict[str, Any], variant: str = "") -> None:
-        """Write a record to bench/results/<name><variant>.json, or where --json says."""
+        """Write a record to bench/results/<name><variant>.json, or to the path of --json."""
         place = self.file(variant)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
@@ -162,13 +162,13 @@ class Report:
     def record(
         self, summary: dict[str, Any], *, device: str = "cpu", variant: str = "", **details: Any
     ) -> None:
-        """Write a summary with the command, the machine and the details of which it is made."""
+        """Write a summary with the command, the machine, and the details it was computed from."""
         about = {"command": self.command, "environment": environment(device)}
         self.write({**summary, **about, **details}, variant)
 
 
 def grid(title: str, *heads: str) -> Table:
-    """A table of figures: to the left what they belong to, all else to the right."""
+    """Return a table of figures: the first column is left-aligned, all others are right-aligned."""
     view = Table(title=title)
     view.add_column(heads[0], no_wrap=True)
     for head in heads[1:]:
@@ -177,5 +177,5 @@ def grid(title: str, *heads: str) -> Table:
 
 
 def ratio(part: float, whole: float) -> float:
-    """part / whole, and 0 where there is no whole."""
+    """Return part / whole; 0 if whole is 0."""
     return part / whole if whole else 0.0

@@ -1,6 +1,6 @@
-"""Benches that compare ways of asking an engine: each way in a measured process, in turns, then one table.
+"""Benches that compare several ways to use an engine: measured processes in turn, then one table.
 
-Such a bench is a module with options, `ways` and `measure`; see `bench/sequences.py`.
+Such a bench is a module with `options`, `ways` and `measure`; see `bench/sequences.py`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from statistics import median
 from typing import Any
 
 from bench.lib.command import Command, printed_job, shared
-from bench.lib.process import measured_job, tell_liberties
+from bench.lib.process import measured_job, note_unmet_limits
 from bench.lib.report import Report, as_recorded, grid, ratio
-from bench.lib.streamed import layer_files, raw_bandwidth, widened
+from bench.lib.streamed import layer_files, raw_bandwidth, widened_model
 from bench.lib.widen import read_recipe
 from offspec_planners.units import format_bytes
 
-Job = dict[str, Any]  # in JSON; with `files`, the rate of the disk is measured before each process
+Job = dict[str, Any]  # as JSON; if it has `files`, the disk rate is measured before each process
 Figures = dict[str, Any]
 Rows = dict[str, Figures]  # by the name of the way
 
 
-def comparing(
+def comparison_bench(
     name: str,
     description: str,
     options: Callable[[argparse.ArgumentParser], None],
@@ -33,24 +33,24 @@ def comparing(
     columns: Mapping[str, str],
     shortfalls: Callable[[Rows, argparse.Namespace], list[str]],
 ) -> Command:
-    """The `main` of the bench `bench.NAME`, whose `measure(job)` runs in the measured process.
+    """Return the `main` of the bench `bench.NAME`, whose `measure(job)` runs in the measured process.
 
     Args:
-        name: Of its module below `bench`, and of its record.
-        description: For --help.
-        options: Adds what only this bench has.
-        ways: Prints the ceilings; the job of each way.
+        name: Name of its module below `bench` and of its record.
+        description: Text for --help.
+        options: Adds the options that only this bench has.
+        ways: Prints the ceilings; returns the job of each way.
         columns: Formats of the figures in the table.
-        shortfalls: Sentences on aims that were missed; may add figures to the rows.
+        shortfalls: Returns sentences on missed targets; may add figures to the rows.
     """
 
     def all_options(p: argparse.ArgumentParser) -> None:
         options(p)
-        p.add_argument("--rounds", type=int, default=1, help="processes of each way, in turns (default 1)")
+        p.add_argument("--rounds", type=int, default=1, help="processes of each way, alternating (default 1)")
 
     def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
         jobs = ways(args, report)
-        liberties = tell_liberties(args, report)
+        liberties = note_unmet_limits(args, report)
         runs = in_turns(name, jobs, args, report)
         rows = {way: tally(found) for way, found in runs.items()}
         missed = [*differences(runs), *shortfalls(rows, args)]
@@ -76,7 +76,7 @@ def comparing(
 def in_turns(
     name: str, jobs: dict[str, Job], args: argparse.Namespace, report: Report
 ) -> dict[str, list[Figures]]:
-    """The processes of each way; the order turns with each round."""
+    """Run the processes of each way; the order rotates with each round."""
     runs = {way: list[Figures]() for way in jobs}
     for turn in range(args.rounds):
         for way in list(jobs) if turn % 2 == 0 else reversed(jobs):
@@ -89,7 +89,7 @@ def in_turns(
 
 
 def tally(runs: list[Figures]) -> Figures:
-    """Medians of numbers; anything else as it was last. Without `token_ids`."""
+    """Return medians of numbers, and the last value of anything else except `token_ids`."""
     return {
         key: median(run[key] for run in runs) if isinstance(value, int | float) else value
         for key, value in runs[-1].items()
@@ -98,44 +98,46 @@ def tally(runs: list[Figures]) -> Figures:
 
 
 def differences(runs: Mapping[str, list[Figures]]) -> list[str]:
-    """A sentence for each way whose `token_ids` are not those of the first way, as far as both go."""
-    told = [(way, run["token_ids"]) for way, found in runs.items() for run in found if "token_ids" in run]
+    """Return a sentence per way whose `token_ids` differ from the first way's, up to the shorter length."""
+    answers_by_way = [
+        (way, run["token_ids"]) for way, found in runs.items() for run in found if "token_ids" in run
+    ]
     different = [
         way
-        for way, answers in told
-        for ids, expected in zip(answers, told[0][1], strict=False)
+        for way, answers in answers_by_way
+        for ids, expected in zip(answers, answers_by_way[0][1], strict=False)
         if any(a != b for a, b in zip(ids, expected, strict=False))
     ]
-    return [f"answers differ from those of {told[0][0]}: {way}" for way in dict.fromkeys(different)]
+    return [f"answers differ from those of {answers_by_way[0][0]}: {way}" for way in dict.fromkeys(different)]
 
 
 def streamed_options(p: argparse.ArgumentParser, **defaults: Any) -> None:
-    """Options of a bench that streams the widened model."""
+    """Add the options of a bench that streams the widened model."""
     shared(p, "model", "factor", "target", "engine_memory", "dtype", "seed", "keep_caches", "no_cgroup")
     shared(p, **{"memory": "1.5GB", "raw_bytes": "1GB", **defaults})
 
 
-def streamed(args: argparse.Namespace, report: Report) -> tuple[Path, list[str]]:
-    """The widened model and the files of its layers; the time that the disk needs for them is printed."""
-    folder = widened(args)
+def prepare_streamed(args: argparse.Namespace, report: Report) -> tuple[Path, list[str]]:
+    """Prepare the widened model and print its read time; return its folder and the files of its layers."""
+    folder = widened_model(args)
     recipe = read_recipe(folder)
     files = layer_files(folder, recipe)
     rate = raw_bandwidth(args, files).bytes_per_s
     report.ceiling(
-        f"{ratio(recipe['layer_bytes'], rate):.2f} s a pass from the disk: "
+        f"{ratio(recipe['layer_bytes'], rate):.2f} s per pass from the disk: "
         f"{format_bytes(recipe['layer_bytes'])} of layers at {format_bytes(rate)}/s"
     )
     return folder, [str(file) for file in files]
 
 
 def settings(args: argparse.Namespace, target: Path | str, **more: Any) -> dict[str, Any]:
-    """Arguments of `offspec.load` for a target in the memory of the bench."""
+    """Return the arguments of `offspec.load` for a target with the memory of the bench."""
     memory = args.engine_memory or args.memory
     return {"model": str(target), "memory": memory, "dtype": args.dtype, "device": "cpu", **more}
 
 
 def work(job: Job) -> Figures:
-    """Figures of a job, by the bench that it names."""
+    """Return the figures of a job, measured by the bench that it names."""
     found: Figures = import_module(f"bench.{job['bench']}").measure(job)
     return found
 

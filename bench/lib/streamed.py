@@ -1,4 +1,4 @@
-"""The widened model that benches stream: made, its ceilings measured, and asked in a measured process."""
+"""The widened model for streaming benches: building it, measuring ceilings, running measured answers."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from offspec_planners.measure.disk import Bandwidth, read_bandwidth
 _LOADED = ("draft_bits", "dtype", "budget", "width", "context")
 
 
-def widened(args: argparse.Namespace) -> Path:
-    """The folder of the model that `--model`, `--factor` and `--target` name, built on the first run."""
+def widened_model(args: argparse.Namespace) -> Path:
+    """Return the folder of the model of `--model`, `--factor` and `--target`, built on the first run."""
     place = [str(args.target)] if args.target else []
     return Path(child("bench.lib.widen", args.model, *place, "--factor", str(args.factor)))
 
 
 def pack_of(target: Path, to: str = "nf4") -> str:
-    """The folder of the target's pack, in the user's cache."""
+    """Return the folder of the target's pack, in the user's cache."""
     return child("offspec", "pack", str(target), "--to", to, "--quiet")
 
 
 def raw_bandwidth(args: argparse.Namespace, files: Iterable[Path]) -> Bandwidth:
-    """What two threads read with O_DIRECT from files just now: the better of two readings."""
+    """Return the current O_DIRECT read rate of the files with two threads: the better of two measurements."""
     found, limit = list(files), parse_bytes(args.raw_bytes)
     readings = [read_bandwidth(found, limit_bytes=limit) for _ in range(2)]
     return max(readings, key=lambda reading: reading.bytes_per_s)
@@ -44,12 +44,14 @@ def ask(
     temperature: float,
     on: bool,
 ) -> dict[str, Any]:
-    """Answers of one measured process, with the cgroup's peaks beside them.
+    """Return answers of one measured process, with the cgroup's peaks.
 
     Args:
-        args: of the bench; for the engine, the length of answers with and without speculation, the limits.
-        group: prompts with their numbers, from which seeds are made.
-        on: whether it speculates.
+        args: Options of the bench: engine, length of answers with and without speculation, limits.
+        folder: Folder of the model.
+        group: Prompts with their numbers, which determine the seeds.
+        temperature: Sampling temperature.
+        on: Whether it speculates.
     """
     load = {key: getattr(args, key) for key in _LOADED}
     load |= {"model": str(folder), "draft": args.draft if on else "none", "device": "cpu"}
@@ -65,5 +67,5 @@ def ask(
 
 
 def numbered(group: Sequence[tuple[int, Prompt]]) -> list[dict[str, Any]]:
-    """Prompts as a job has them."""
+    """Return prompts in the form of a job."""
     return [{"number": number, "id": prompt.id, "text": prompt.prompt} for number, prompt in group]

@@ -1,4 +1,4 @@
-"""A program in a pseudo terminal, as a person sits before it: keys go in, bytes come out."""
+"""A program in a pseudo terminal, used like a person would: sending keys and reading output bytes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SIZE = struct.pack("HHHH", 30, 100, 0, 0)  # rows, columns
 
 
 class Terminal:
-    """A program in a pseudo terminal of its own, killed at the end of a `with` block if it still runs.
+    """A program in its own pseudo terminal, killed at the end of a `with` block if it is still running.
 
-    started: When, by time.perf_counter. ended: Whether the program closed its end.
+    started: start time, by time.perf_counter. ended: whether the program closed its end.
     """
 
     def __init__(self, program: Sequence[str], env: Mapping[str, str] | None = None) -> None:
@@ -40,17 +40,17 @@ class Terminal:
         os.close(self.end)
 
     def press(self, keys: str) -> float:
-        """Send keys; returns when."""
+        """Send keys; return the time."""
         at = time.perf_counter()
         os.write(self.end, keys.encode())
         return at
 
     def read(self, seconds: float) -> bytes:
-        """Read what the program prints within so many seconds; empty if nothing came, or if it ended."""
+        """Return the program's output of up to `seconds`; empty if there is none, or if it has ended."""
         if not select.select([self.end], [], [], seconds)[0]:
             return b""
         data = b""
-        with suppress(OSError):  # Linux raises it once the other end is closed
+        with suppress(OSError):  # raised by Linux once the other end is closed
             data = os.read(self.end, 1 << 16)
         self.ended = not data
         return data

@@ -1,7 +1,7 @@
-"""A measured process that answers prompts: it runs inside the memory cgroup and prints JSON.
+"""Measured process that answers prompts; it runs inside the memory cgroup and prints JSON.
 
-It is kept apart so that the process that measures holds neither torch nor a model: pages that it mapped
-would be charged to its own group, and the worker would look smaller than it is.
+The measuring process itself holds neither torch nor a model: pages that it maps first are charged to its own
+group, and the worker would appear smaller than it is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from bench.lib.command import printed_job
-from bench.lib.process import say, say_notice
+from bench.lib.process import log_notice, log_progress
 from bench.peers.worker import process_peak, read_bytes
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def answer(
     engine: Engine, prompt: Any, params: SamplingParams, **options: Any
 ) -> tuple[Result, list[dict[str, Any]]]:
-    """One answer, and the figures of its passes. options: of `Engine.stream`."""
+    """Return one answer and the figures of its passes. options: of `Engine.stream`."""
     from offspec.core.events import Finished, Notice, PassStats
 
     passes, result = list[dict[str, Any]](), None
@@ -32,7 +32,7 @@ def answer(
         if isinstance(event, PassStats):
             passes.append(asdict(event))
         elif isinstance(event, Notice):
-            say_notice(event)
+            log_notice(event)
         elif isinstance(event, Finished):
             result = event.result
     assert result is not None, "a stream ends with Finished"
@@ -40,9 +40,9 @@ def answer(
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
-    """Load the engine, answer the job's prompts, and return the figures of each and of the process.
+    """Load the engine, answer the job's prompts, and return the figures of each answer and of the process.
 
-    job: `load` (arguments of `offspec.load`), `params` (of SamplingParams, less the seed), `seed`,
+    job: `load` (arguments of `offspec.load`), `params` (of SamplingParams, without the seed), `seed`,
     `prompts` (number, id, text), and `speculate` (of `Engine.stream`).
     """
     import offspec
@@ -50,7 +50,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
     start = time.perf_counter()
     answers = []
-    with offspec.load(**job["load"], notify=say_notice) as engine:
+    with offspec.load(**job["load"], notify=log_notice) as engine:
         load_seconds, load_reads = time.perf_counter() - start, read_bytes()
         for prompt in job["prompts"]:
             params = SamplingParams(**job["params"], seed=job["seed"] + prompt["number"])
@@ -58,8 +58,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
             result, passes = answer(engine, prompt["text"], params, speculate=job["speculate"])
             figures = {**result.to_json(), "per_pass": passes, "read_bytes": read_bytes() - reads}
             answers.append({"id": prompt["id"], **figures})
-            told = f"{result.tokens} tokens, {result.passes} passes, {result.seconds:.1f} s"
-            say(f"  {prompt['id']:<12} {told}")
+            line = f"{result.tokens} tokens, {result.passes} passes, {result.seconds:.1f} s"
+            log_progress(f"  {prompt['id']:<12} {line}")
     return {
         "load_seconds": load_seconds,
         "load_read_bytes": load_reads,

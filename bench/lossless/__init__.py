@@ -1,1 +1,1 @@
-"""Whether any setting changes a token."""
+"""Check that no setting changes a token."""

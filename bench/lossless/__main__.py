@@ -1,12 +1,12 @@
-"""Whether any setting changes a token: answers with speculation beside those without.
+"""Check that no setting changes a token: answers with speculation compared with answers without.
 
     python -m bench.lossless [--models demo bf16 gemma3 x4] [--minutes 30] [--resume]
 
-A question is a prompt at a temperature. Its reference is answered one token a pass, all weights in memory,
-the prompt in one piece, nothing kept of another request. It is then asked again with trees of up to 1, 7, 64
-and 256 nodes, each time with other chunks and caches, in one of three memories (`cases.py`). Behind the
-answer comes a second question, which finds the cache that the first left, or computes all anew. Not one token
-may differ.
+A question is a prompt at a temperature. Its reference answer is generated one token per pass, with all
+weights in memory, the prompt in one piece, and no cache of another request. The question is then answered
+again with trees of up to 1, 7, 64 and 256 nodes, each with other chunks and caches, with one of three memory
+limits (`cases.py`). A second question follows each answer and either reuses the first one's cache or
+recomputes everything. Every token must be the same.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from bench.lib.command import Command, shared
 from bench.lib.process import ROOT
 from bench.lib.report import Report
 from bench.lossless.cases import BUDGETS, CHUNKS, MEMORIES, Case, Question, cases, questions
-from bench.lossless.material import MODELS, Model, open_model, read_prompts
-from bench.lossless.tally import Compared, State, by_setting, compare, counts
+from bench.lossless.compare import AnswerStore, Compared, by_setting, compare, counts
+from bench.lossless.inputs import MODELS, Model, open_model, read_prompts
 from offspec.core.cache_dir import cache_root
 
-_REFERENCES = 3  # parts of a model's time; each memory has one
+_REFERENCES = 3  # parts of a model's time for its references; each memory limit has one part
 _SHOWN = 40  # mismatches that are printed; the record has all
-_LIMITS = "memories"  # the key of what a model's memories are
+_LIMITS = "memories"  # key of a model's memory limits
 
 
-class Asking:
-    """Has a model's cases answered by processes of their own, within shares of the time that is left."""
+class CaseRunner:
+    """Runs a model's cases in separate processes, within shares of the remaining time."""
 
     def __init__(
-        self, args: argparse.Namespace, prompts: Sequence[str], state: State, report: Report
+        self, args: argparse.Namespace, prompts: Sequence[str], state: AnswerStore, report: Report
     ) -> None:
         self._args, self._prompts, self._state, self._report = args, prompts, state, report
         self._end = time.monotonic() + 60 * args.minutes
         self._parts = len(args.models) * (_REFERENCES + len(MEMORIES))
 
     def ask(self, model: Model, asked: Sequence[Question], planned: Sequence[Case]) -> None:
-        """References first, then cases whose reference is there, one memory after the other."""
+        """Answer references first, then the cases of answered references, by memory limit."""
         state, name = self._state, model.name
         if (name, _LIMITS) not in state.found:
             (limits,) = run({"load": self._load(model)})
@@ -69,7 +69,7 @@ class Asking:
         seconds = max(self._end - time.monotonic(), 0.0) * parts / self._parts
         self._parts -= parts
         pending = [case for case in wanted if (name, case["key"]) not in state.found]
-        self._report.progress(f"{name}, {what}: {len(pending)} of {len(wanted)} to ask, {seconds:.0f} s")
+        self._report.progress(f"{name}, {what}: {len(pending)} of {len(wanted)} remain, {seconds:.0f} s")
         if not pending or not seconds:
             return
         load = self._load(model) | {"memory": state.found[name, _LIMITS][memory]}
@@ -90,7 +90,7 @@ class Asking:
 
 
 def run(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a worker finds, as it comes. Raises BenchError where it fails."""
+    """Yield the results of a worker as they arrive. Raises BenchError if it fails."""
     words = [sys.executable, "-m", "bench.lossless.worker"]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -103,8 +103,8 @@ def run(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         raise BenchError(f"a worker failed with exit code {worker.returncode}; see above")
 
 
-def compared(model: Model, planned: Sequence[Case], state: State) -> list[Compared]:
-    """Every case that was answered."""
+def compared(model: Model, planned: Sequence[Case], state: AnswerStore) -> list[Compared]:
+    """Return the comparison of every answered case."""
     return [
         compare(model.name, case, found, state.found[model.name, case.question.key])
         for case in planned
@@ -113,39 +113,39 @@ def compared(model: Model, planned: Sequence[Case], state: State) -> list[Compar
 
 
 def show(summary: dict[str, Any], report: Report) -> None:
-    """Rows: models, then values of settings."""
+    """Print a table. Rows: models, then values of settings."""
     heads = ("", "cases", "tokens", "cases that differ")
     rows = [
         (name, f"{row['cases']}", f"{row['tokens']:,}", f"{row['cases_with_mismatch']}")
         for name, row in (*summary["models"].items(), *summary["settings"].items())
     ]
-    report.table("tokens with speculation beside those without", heads, rows)
+    report.table("tokens compared with the reference", heads, rows)
 
 
 def options(p: argparse.ArgumentParser) -> None:
     known = ", ".join(MODELS)
-    p.add_argument("--models", nargs="+", default=list(MODELS), help=f"of {known}, or models of yours")
+    p.add_argument("--models", nargs="+", default=list(MODELS), help=f"any of {known}, or your own models")
     shared(p, "dtype", "device", "seed", "width", "prompts", tokens=48, context=1024)
     shared(p, temperatures=[0.0, 0.6, 1.0])
-    p.add_argument("--second-tokens", type=int, default=24, help="of a second answer (default 24)")
+    p.add_argument("--second-tokens", type=int, default=24, help="tokens of a second answer (default 24)")
     p.add_argument("--prompt-file", type=Path, help="JSON lines with a `prompt` each (default HumanEval)")
-    p.add_argument("--rounds", type=int, default=1, help="so many temperatures for each prompt (default 1)")
-    p.add_argument("--each", type=int, choices=(1, 2, 4), default=4, help="settings a question (default 4)")
-    p.add_argument("--minutes", type=float, default=60, help="begin nothing after them (default 60)")
-    p.add_argument("--resume", action="store_true", help="go on with the state of an earlier run")
+    p.add_argument("--rounds", type=int, default=1, help="number of temperatures per prompt (default 1)")
+    p.add_argument("--each", type=int, choices=(1, 2, 4), default=4, help="settings per question (default 4)")
+    p.add_argument("--minutes", type=float, default=60, help="start nothing after this time (default 60)")
+    p.add_argument("--resume", action="store_true", help="continue from the state of an earlier run")
     p.add_argument("--state", type=Path, help="file of all answers (default: in the user's cache)")
 
 
 def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Ask, compare and tell."""
+    """Run, compare and report."""
     prompts = read_prompts(args.prompt_file, args.prompts)
     asked = list(questions(len(prompts), args.temperatures, args.rounds))
     planned = list(cases(asked, len(args.temperatures), args.each))
     names = ("dtype", "device", "seed", "tokens", "second_tokens", "context", "width", "temperatures")
     settings = {**{name: getattr(args, name) for name in names}, "prompts": len(prompts)}
-    state = State(args.state or cache_root() / "lossless" / "state.jsonl", settings, resume=args.resume)
+    state = AnswerStore(args.state or cache_root() / "lossless" / "state.jsonl", settings, resume=args.resume)
     report.ceiling("no token differs")
-    asking, everything = Asking(args, prompts, state, report), list[Compared]()
+    asking, everything = CaseRunner(args, prompts, state, report), list[Compared]()
     rows: dict[str, dict[str, int]] = {}
     for name in args.models:
         model = open_model(name, (args.tokens, args.second_tokens))
@@ -160,15 +160,15 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
         report.note(f"{miss.model} {miss.case}: answer {miss.turn + 1}, token {miss.index} is {miss.token}, "
                     f"in the reference {miss.reference}")  # fmt: skip
     show(summary, report)
-    told = f"{summary['tokens']:,} tokens compared in {summary['cases']} of {len(planned) * len(rows)} cases"
-    report.reached(f"{told}, {len(mismatches)} mismatches")
+    line = f"{summary['tokens']:,} tokens compared in {summary['cases']} of {len(planned) * len(rows)} cases"
+    report.reached(f"{line}, {len(mismatches)} mismatches")
     if mismatches:
-        report.missed("a setting changed an answer: that is a bug")
+        report.missed("a setting changed an answer: this is a bug")
     report.record(summary, device=args.device, found=[asdict(miss) for miss in mismatches])
     return summary
 
 
-main = Command("lossless", "Whether any setting changes a token.", options, bench)
+main = Command("lossless", "Check that no setting changes a token.", options, bench)
 
 if __name__ == "__main__":
     sys.exit(main())

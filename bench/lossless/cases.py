@@ -1,4 +1,4 @@
-"""What is asked: prompts, each at a temperature, each under several settings that must not change a token."""
+"""Cases: prompts, each at a temperature, each with several settings that must not change a token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEPT = (True, False)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt by its number, and a temperature. Its answer is the same under all settings."""
+    """A prompt by its number, and a temperature. Its answer is the same with all settings."""
 
     prompt: int
     temperature: float
@@ -27,15 +27,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A question under settings.
+    """A question with settings.
 
     Args:
-        question: What is asked.
-        budget: Most nodes of a pass.
-        memory: "tight": 8 % above the least that is accepted; "ample": everything stays; "middle": half way.
-        chunk: Most rows of a prompt or tree that go through a layer together.
-        kept: Whether the second question finds keys and values of the first in the cache, those of the
-            answer's tokens as they came in trees among them.
+        question: The question.
+        budget: Maximum nodes of a pass.
+        memory: "tight": 8 % above the accepted minimum; "ample": all weights stay; "middle": in between.
+        chunk: Maximum rows of a prompt or tree that pass through a layer at once.
+        kept: Whether the second question finds the first one's KV cache, including rows of answer tokens as
+            they were computed in trees.
     """
 
     question: Question
@@ -54,15 +54,15 @@ class Case:
 
 
 def questions(prompts: int, temperatures: Sequence[float], rounds: int) -> Iterator[Question]:
-    """In each round every prompt once; over the rounds at every temperature."""
+    """Yield every prompt once per round, at every temperature over the rounds."""
     for turn, prompt in product(range(rounds), range(prompts)):
         yield Question(prompt, temperatures[(prompt + turn) % len(temperatures)])
 
 
 def cases(asked: Sequence[Question], temperatures: int, each: int = len(BUDGETS)) -> Iterator[Case]:
-    """Each question under 1, 2 or 4 settings: at one memory, with another budget, chunk and cache each time.
+    """Yield 1, 2 or 4 settings per question: one memory limit, with a different budget, chunk and cache each.
 
-    Of any 144 / each prompts in a row, at three temperatures, each combination of all settings is there once.
+    Any 144 / each consecutive prompts at three temperatures contain each combination of settings once.
     """
     rest = [(memory, chunk, kept) for chunk, kept in product(CHUNKS, KEPT) for memory in MEMORIES]
     step = len(BUDGETS) // each

@@ -1,9 +1,9 @@
-"""A process with an engine that answers cases: a line of JSON for each, as soon as it is answered.
+"""A process with an engine that answers cases, and prints a line of JSON for each answered case.
 
-Its job comes on standard input, in JSON: `load` (of `offspec.load`), `tokens` (of a first and a second
-answer), `seconds` (no case is begun after them), and `cases`, each with its `key`, `text` or `turns` (ids of
-two prompts), `temperature`, `seed`, `budget`, `chunk` and `kept`. One with a `text` is a reference: it is
-answered one token a pass, and the second question continues what was answered.
+Its job is read from standard input, in JSON: `load` (of `offspec.load`), `tokens` (of the first and the
+second answer), `seconds` (no case starts later), and `cases`, each with its `key`, `text` or `turns` (ids of
+two prompts), `temperature`, `seed`, `budget`, `chunk` and `kept`. A case with a `text` is a reference: it is
+answered one token per pass, and the second question continues its answer.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 _ON = "\n\n# What this does, line by line:\n"
 _WIDTH = 32
-_ROOM = 1.08  # times the least memory: what libraries take differs from process to process
+_ROOM = 1.08  # times the minimum memory: memory of libraries differs between processes
 
 
 def work(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each case's answers, until the time is over; where no cases are given, the memories to ask them in."""
+    """Yield each case's answers until the time is over; without cases, yield the memory limits to use."""
     import offspec
 
     if "cases" not in job:
@@ -42,14 +42,14 @@ def work(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def answer(engine: Engine, case: dict[str, Any], tokens: tuple[int, int]) -> dict[str, Any]:
-    """Two answers, with why each ended; of a reference also the prompts, in ids."""
+    """Return two answers with their finish reasons; for a reference also the prompts, as ids."""
     from offspec.core.config import SamplingParams
-    from offspec.draft.grow.growing import GrowthPolicy
+    from offspec.draft.grow.tree_grower import GrowthPolicy
     from offspec.plan.policy import DraftPolicy
 
     target, codec = engine._assembly.target, engine._assembly.codec
     target.tree_model.chunk = case["chunk"]
-    engine.follow(DraftPolicy(GrowthPolicy(case["budget"], _WIDTH)))
+    engine.set_draft_policy(DraftPolicy(GrowthPolicy(case["budget"], _WIDTH)))
     reference = "text" in case
     turns: list[list[int]] = [codec.encode_prompt(case["text"], True)] if reference else case["turns"]
     results: list[Result] = []
@@ -60,17 +60,17 @@ def answer(engine: Engine, case: dict[str, Any], tokens: tuple[int, int]) -> dic
             engine._states.first.forget()
         params = SamplingParams(case["temperature"], seed=case["seed"], max_tokens=most)
         results.append(engine.generate(turns[turn], params, speculate=not reference))
-    told = {
+    answered = {
         "answers": [result.token_ids for result in results],
         "ends": [result.finish_reason for result in results],
         "passes": sum(result.passes for result in results),
         "seconds": sum(result.seconds for result in results),
     }
-    return {**told, "turns": turns} if reference else told
+    return {**answered, "turns": turns} if reference else answered
 
 
 def memories(load: dict[str, Any]) -> dict[str, int | None]:
-    """The least memory that is accepted, in bytes, and half way from there to what it takes at its most."""
+    """Return the accepted minimum of memory in bytes, and the middle between it and the peak usage."""
     import offspec
     from offspec.core import memory as process_memory
 
@@ -79,7 +79,7 @@ def memories(load: dict[str, Any]) -> dict[str, int | None]:
     except CapacityError as error:
         least = int(_ROOM * error.needed)
     else:
-        raise BenchError("one byte of memory was enough")
+        raise BenchError("one byte of memory was accepted")
     offspec.load(**{**load, "memory": None}).close()
     return {"tight": least, "middle": (least + max(least, process_memory.peak_bytes())) // 2, "ample": None}
 

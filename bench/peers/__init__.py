@@ -1,1 +1,1 @@
-"""offspec beside other programs, on the same model in the same memory."""
+"""offspec compared with other programs, on the same model with the same memory."""

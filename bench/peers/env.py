@@ -1,4 +1,4 @@
-"""The peers' own environment, kept in the user's cache (`OFFSPEC_CACHE`) and made on the first run."""
+"""Separate environment of the peers, kept in the user's cache (`OFFSPEC_CACHE`), created on the first run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import venv
 from pathlib import Path
 
-from bench.lib.process import kept, pip
+from bench.lib.process import cached_folder, pip
 from offspec.core.cache_dir import cache_root
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
@@ -17,28 +17,28 @@ _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def pinned() -> dict[str, str]:
-    """Versions by package, as the requirements file pins them."""
+    """Return versions by package, as pinned in the requirements file."""
     lines = REQUIREMENTS.read_text("utf-8").splitlines()
     return dict(line.split("==", 1) for line in lines if "==" in line and not line.startswith("#"))
 
 
 def ensure() -> Path:
-    """The interpreter of the environment. Raises BenchError if a package cannot be had, DiskFullError."""
+    """Return the environment's interpreter. Raises BenchError if a package is unavailable, DiskFullError."""
     key = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]
     folder = cache_root() / "peers" / f"python{sys.version_info.major}.{sys.version_info.minor}-{key}"
-    doing = "making the peers' environment, about 1.3 GB; this takes a minute or more"
-    return kept(folder, doing, _install) / "bin" / "python"
+    doing = "creating the peers' environment, about 1.3 GB; this takes a minute or more"
+    return cached_folder(folder, doing, _install) / "bin" / "python"
 
 
 def _install(folder: Path) -> None:
-    """Make a venv with nothing but what is pinned. It is renamed afterwards: the interpreter finds itself by
-    where it lies, and no script of the venv is used."""
+    """Create a venv with only the pinned packages. It is renamed afterwards, which is safe: the interpreter
+    locates itself by its path, and no script of the venv is used."""
     venv.EnvBuilder(with_pip=True, symlinks=True).create(folder)
-    # As in the Makefile: the index of torch's CPU build is asked for torch alone.
+    # As in the Makefile: the index of torch's CPU build is used for torch only.
     index = ("--extra-index-url", os.environ.get("TORCH_INDEX", _TORCH_INDEX))
     for wanted in ((*index, f"torch=={pinned()['torch']}"), ("--requirement", str(REQUIREMENTS))):
         pip(
             "install", "--retries", "1", *wanted,
             python=str(folder / "bin" / "python"),
-            failure="the peers' environment cannot be made",
+            failure="the peers' environment cannot be created",
         )  # fmt: skip

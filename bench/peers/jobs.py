@@ -1,7 +1,7 @@
-"""The contenders of the peers bench, the settings each is tried with, and their measured processes.
+"""Contenders of the peers bench, the settings to try with each, and their measured processes.
 
-Where the target is quantised the draft is the small model for all: offspec keeps it in 16 bits, as llama.cpp
-does, or rounds it to 4. Which tokens come differs between formats, so speeds are compared, and texts are not.
+If the target is quantized, every contender uses the small model as its draft: offspec keeps it in 16 bits, as
+llama.cpp does, or quantizes it to 4. Tokens differ between formats, so speeds are compared and texts are not.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from offspec.core.errors import OffspecError
 from offspec.core.values import parse_bytes
 from offspec_planners.units import format_bytes
 
-Group = Sequence[tuple[int, Prompt]]  # prompts with their numbers, from which seeds are made
+Group = Sequence[tuple[int, Prompt]]  # prompts with their numbers, which determine the seeds
 
 OFFSPEC, OFF, ACCELERATE, ASSISTED = "offspec", "offspec_off", "accelerate", "assisted"
 PACKED, STORED, LLAMA, LLAMA_DRAFTED = "offspec_pack", "offspec_gguf", "llama_cpp", "llama_cpp_drafted"
-PLAIN = (OFFSPEC, OFF, ACCELERATE, ASSISTED)  # with the target in bfloat16
-QUANTISED = (PACKED, STORED, LLAMA, LLAMA_DRAFTED)
+PLAIN = (OFFSPEC, OFF, ACCELERATE, ASSISTED)  # contenders with the target in bfloat16
+QUANTIZED = (PACKED, STORED, LLAMA, LLAMA_DRAFTED)
 TITLES = {
     OFFSPEC: "offspec",
     OFF: "offspec, draft off",
@@ -49,7 +49,7 @@ CONTENDERS = tuple(TITLES)
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to set a contender up: a name for people, and what its worker is told."""
+    """One setting of a contender: its display name, and settings for its worker."""
 
     contender: str
     name: str
@@ -57,13 +57,15 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """Programs and models of the contenders that are wanted.
+class BenchSetup:
+    """Programs and models of the selected contenders.
 
     Args:
-        target, recipe, draft: The widened model, and the draft of those that run it in bfloat16.
-        python: Interpreter of the peers' environment. error: Why there is none.
-        pack: offspec's own pack. llama: llama.cpp's programs and files.
+        target, recipe, draft: The widened model, and the draft for it in bfloat16.
+        python: Interpreter of the peers' environment.
+        error: Why there is no such environment.
+        pack: offspec's own pack.
+        llama: llama.cpp's programs and files.
     """
 
     target: Path
@@ -75,18 +77,18 @@ class Scene:
     llama: LlamaFiles | None = None
 
     @property
-    def quantised_sizes(self) -> dict[str, int]:
+    def quantized_sizes(self) -> dict[str, int]:
         """Bytes of the pack and of llama.cpp's files, and of the layers in one of them."""
         found = self.llama.sizes() if self.llama else {}
         if self.pack is not None:
             files = sorted(file.stat().st_size for file in self.pack.glob("*.safetensors"))
-            # A file holds a layer, and the largest of all what is no layer.
-            return {**found, "pack_bytes": sum(files), "quantised_layer_bytes": sum(files[:-1])}
-        return {**found, "quantised_layer_bytes": self.llama.layer_bytes} if self.llama else {}
+            # A file holds a layer; the largest file holds everything that is not in a layer.
+            return {**found, "pack_bytes": sum(files), "quantized_layer_bytes": sum(files[:-1])}
+        return {**found, "quantized_layer_bytes": self.llama.layer_bytes} if self.llama else {}
 
 
-def prepare(args: argparse.Namespace, target: Path, recipe: Mapping[str, Any], draft: Path) -> Scene:
-    """Make what the wanted contenders need. An environment that cannot be made is its contenders' error."""
+def prepare(args: argparse.Namespace, target: Path, recipe: Mapping[str, Any], draft: Path) -> BenchSetup:
+    """Prepare the selected contenders. A failure to create the environment is recorded as their error."""
     python, error = None, None
     if {ACCELERATE, ASSISTED} & set(args.only):
         try:
@@ -100,25 +102,26 @@ def prepare(args: argparse.Namespace, target: Path, recipe: Mapping[str, Any], d
             raise BenchError(f"{wanted[0]} needs --llama-cpp, a {llama.BUILDING}")
         words = (str(target), "--model", args.model, "--prompts", str(args.prompts))
         files = LlamaFiles.of(args.llama_cpp.resolve(), child("bench.peers.llama_models", *words))
-    return Scene(target, recipe, draft, python, error, pack, files)
+    return BenchSetup(target, recipe, draft, python, error, pack, files)
 
 
 def failure(error: Exception, kind: str) -> dict[str, str]:
-    """An error as results tell it: its kind, and one line."""
+    """Return an error for results: its kind, and one line."""
     return {"kind": kind, "message": one_line(str(error))}
 
 
-def variants(args: argparse.Namespace, scene: Scene, contender: str) -> list[Variant]:
-    """The settings a contender is tried with; the fastest counts, so that none is hobbled by its settings.
+def variants(args: argparse.Namespace, setup: BenchSetup, contender: str) -> list[Variant]:
+    """Return the settings to try with a contender; the fastest is used, so that none is limited by its
+    settings.
 
-    args: `peer_memory` is for weights, the draft's included, that a peer may keep in RAM. The rest of the
-    limit is for the interpreter, its libraries, and the page cache that the mapped weights pass through.
-    `draft_lengths` are those that llama.cpp is tried with.
+    args: `peer_memory` limits the weights, including the draft's, that a peer keeps in RAM. The rest of the
+    limit is for the interpreter, its libraries, and the page cache of mapped weights. `draft_lengths` are
+    tried with llama.cpp.
     """
-    return [Variant(contender, name, found) for name, found in _settings(args, scene, contender).items()]
+    return [Variant(contender, name, found) for name, found in _settings(args, setup, contender).items()]
 
 
-def _settings(args: argparse.Namespace, scene: Scene, contender: str) -> dict[str, dict[str, Any]]:
+def _settings(args: argparse.Namespace, setup: BenchSetup, contender: str) -> dict[str, dict[str, Any]]:
     if contender in (OFFSPEC, OFF):
         return {"": {}}
     if contender in (PACKED, STORED):
@@ -129,21 +132,21 @@ def _settings(args: argparse.Namespace, scene: Scene, contender: str) -> dict[st
             "as planned, draft in 4 bits": {**planned, "draft_bits": 4},
         }
     if contender in (LLAMA, LLAMA_DRAFTED):
-        fits = scene.llama is None or scene.llama.target.stat().st_size < parse_bytes(args.memory)
+        fits = setup.llama is None or setup.llama.target.stat().st_size < parse_bytes(args.memory)
         alone, drafted = llama.settings(len(os.sched_getaffinity(0)), args.draft_lengths, fits=fits)
         return alone if contender == LLAMA else drafted
     in_ram = parse_bytes(args.peer_memory)
-    documented, mapped, copied = placements(scene.recipe, in_ram)
+    documented, mapped, copied = placements(setup.recipe, in_ram)
     if contender == ACCELERATE:
         return {
             f"auto, {format_bytes(in_ram)} in RAM": {"placement": documented},
             "all layers on disk": {"placement": mapped},
             "some layers copied to RAM": {"placement": copied},
         }
-    # What is merely mapped may be evicted, so it need not leave room for the draft; what is copied must.
-    size = sum(file.stat().st_size for file in scene.draft.glob("*.safetensors"))
-    _, _, beside_draft = placements(scene.recipe, max(in_ram - size, 0))
-    draft = {"draft": str(scene.draft)}
+    # Mapped weights may be evicted, so they need not leave memory for the draft; copied weights must.
+    size = sum(file.stat().st_size for file in setup.draft.glob("*.safetensors"))
+    _, _, beside_draft = placements(setup.recipe, max(in_ram - size, 0))
+    draft = {"draft": str(setup.draft)}
     chains: dict[str, dict[str, Any]] = {
         "its defaults": {},
         "heuristic from 10": _chain(10, "heuristic"),
@@ -157,7 +160,7 @@ def _settings(args: argparse.Namespace, scene: Scene, contender: str) -> dict[st
 
 
 def _chain(tokens: int, schedule: str) -> dict[str, Any]:
-    """A draft that always writes its whole chain: a step is cheap where a pass takes seconds."""
+    """Return options of a draft that always generates its whole chain: steps are cheap relative to a pass."""
     return {
         "num_assistant_tokens": tokens,
         "num_assistant_tokens_schedule": schedule,
@@ -168,11 +171,11 @@ def _chain(tokens: int, schedule: str) -> dict[str, Any]:
 def placements(
     recipe: Mapping[str, Any], in_ram: int
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Three ways to place a Llama's modules: as accelerate's documentation has it, all layers on disk, and
-    as many layers as `in_ram` bytes hold beside the head, copied so that they stay.
+    """Return three placements of a Llama's modules: as in accelerate's documentation, all layers on disk, and
+    as many layers as fit in `in_ram` bytes with the head, copied so that they stay.
 
-    The embedding is in RAM by name in all of them (transformers takes the model's device from it), but
-    only mapped: the rows in use are all that is read of it.
+    The embedding is always placed in RAM (transformers takes the model's device from it), but only mapped:
+    just the rows in use are read.
     """
     layers = len(recipe["layer_files"])
     kept = max(in_ram - recipe["head_bytes"], 0) // (recipe["layer_bytes"] // layers)
@@ -185,13 +188,13 @@ def placements(
 
 
 def run(
-    args: argparse.Namespace, scene: Scene, variant: Variant, group: Group, temperature: float
+    args: argparse.Namespace, setup: BenchSetup, variant: Variant, group: Group, temperature: float
 ) -> dict[str, Any]:
-    """One measured process and its figures, or {"error": {kind, message}} in their place."""
+    """Return the figures of one measured process, or {"error": {kind, message}}."""
     place = {"contender": variant.contender, "variant": variant.name, "temperature": temperature}
     start = time.perf_counter()
     try:
-        found = _run(args, scene, variant, group, temperature)
+        found = _run(args, setup, variant, group, temperature)
     except BenchError as error:
         late = time.perf_counter() - start >= args.peer_seconds
         kind = "timeout" if late else "killed" if "was killed" in str(error) else "failed"
@@ -200,28 +203,28 @@ def run(
 
 
 def _run(
-    args: argparse.Namespace, scene: Scene, variant: Variant, group: Group, temperature: float
+    args: argparse.Namespace, setup: BenchSetup, variant: Variant, group: Group, temperature: float
 ) -> dict[str, Any]:
     name, settings = variant.contender, variant.settings
     if name in (OFFSPEC, OFF):
-        return ask(args, scene.target, group, temperature, name == OFFSPEC)
+        return ask(args, setup.target, group, temperature, name == OFFSPEC)
     tokens = args.tokens if name in (ASSISTED, LLAMA_DRAFTED) else args.off_tokens
     job = {"temperature": temperature, "seconds": args.peer_seconds, **settings}
     if name in (ACCELERATE, ASSISTED):
-        job |= {"target": str(scene.target), "max_tokens": tokens, "seed": args.seed}
-        with tempfile.TemporaryDirectory() as scratch:  # accelerate asks for a folder; it stays empty
+        job |= {"target": str(setup.target), "max_tokens": tokens, "seed": args.seed}
+        with tempfile.TemporaryDirectory() as scratch:  # accelerate requires a folder; it stays empty
             job |= {"scratch": scratch, "prompts": numbered(group)}
-            # Isolated (-I): neither this project's folders nor the user's own packages are on its path.
-            return measured_argv(args, [str(scene.python), "-I", str(peers_env.WORKER), json.dumps(job)])
+            # Isolated (-I): neither this project nor the user's own packages are on its path.
+            return measured_argv(args, [str(setup.python), "-I", str(peers_env.WORKER), json.dumps(job)])
     if name == PACKED:
-        assert scene.pack is not None, "who needs the pack has it"
-        return ask(_with(args, settings), scene.pack, group, temperature, True)
-    assert scene.llama is not None, "who needs llama.cpp's files has them"
+        assert setup.pack is not None, "prepared for this contender"
+        return ask(_with(args, settings), setup.pack, group, temperature, True)
+    assert setup.llama is not None, "prepared for these contenders"
     if name == STORED:
-        return ask(_with(args, settings), scene.llama.target, group, temperature, True)
+        return ask(_with(args, settings), setup.llama.target, group, temperature, True)
     ((number, prompt),) = group
-    job |= {"text": scene.llama.texts[prompt.id], "tokens": tokens, "context": args.context}
-    return llama.run(args, scene.llama, prompt.id, {**job, "seed": args.seed + number})
+    job |= {"text": setup.llama.texts[prompt.id], "tokens": tokens, "context": args.context}
+    return llama.run(args, setup.llama, prompt.id, {**job, "seed": args.seed + number})
 
 
 def _with(args: argparse.Namespace, settings: Mapping[str, Any]) -> argparse.Namespace:

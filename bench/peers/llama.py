@@ -1,7 +1,7 @@
-"""llama.cpp as a contender: what it is asked, and its figures, read from its log.
+"""llama.cpp as a contender: its commands, and its figures, read from its log.
 
-Its programs report seconds and tokens themselves: those of the prompt and of the answer, without loading and
-without the empty run that warms it up. What it read is that of the whole process, loading included.
+Its programs report seconds and tokens of the prompt and of the answer, without loading and without the
+warm-up run. Bytes read are those of the whole process, loading included.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lib.cgroup import BenchError
-from bench.lib.process import measured
+from bench.lib.process import run_measured
 
 ALONE, DRAFTED = "llama-completion", "llama-speculative-simple"
 BUILDING = (
@@ -30,14 +30,14 @@ BUILDING = (
     f"cmake --build build --target {ALONE} {DRAFTED}; the folder is build/bin"
 )
 DRAFT_LENGTHS = (4, 8, 16)
-# What it says goes to files, since an answer may end in the middle of a character.
+# Output goes to files, because an answer may end in the middle of a character.
 _QUIETLY = 'exec "$@" >"$0.out" 2>"$0" </dev/null'
-_SECTOR = 512  # bytes in the unit that the kernel counts a process's reads in
+_SECTOR = 512  # bytes per block in the kernel's count of a process's reads
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaFiles:
-    """Its programs and models, the bytes of the target's layers, and the prompts as text by their ids; from
+    """Programs and models, bytes of the target's layers, and prompts as text by id; from
     `bench.peers.llama_models`."""
 
     programs: Path
@@ -48,7 +48,7 @@ class LlamaFiles:
 
     @classmethod
     def of(cls, programs: Path, made: str) -> LlamaFiles:
-        """made: what `bench.peers.llama_models` printed. Raises BenchError unless the programs are there."""
+        """Parse the output of `bench.peers.llama_models`. Raises BenchError unless the programs exist."""
         missing = [name for name in (ALONE, DRAFTED) if not os.access(programs / name, os.X_OK)]
         if missing:
             raise BenchError(f"{programs} has no {missing[0]}: --llama-cpp needs a {BUILDING}")
@@ -63,11 +63,11 @@ class LlamaFiles:
 def settings(
     threads: int, lengths: Sequence[int] = DRAFT_LENGTHS, *, fits: bool = True
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Settings that are tried without a draft, and with one: weights as they are mapped, or copied in another
-    order for wider instructions (its default); fewer threads; draft lengths.
+    """Return the settings to try without and with a draft: mapped weights, weights repacked for wider
+    instructions (its default), fewer threads, and several draft lengths.
 
-    fits: whether the memory limit is larger than the target's file. Where it is not, the copy would be
-    killed, and threads wait for the disk: both are left out.
+    fits: whether the memory limit exceeds the target's file. If not, repacking would be killed and threads
+    would wait for the disk, so both are omitted.
     """
     mapped = {"threads": threads, "repack": False}
     alone = {"mapped": mapped}
@@ -82,13 +82,13 @@ def settings(
 
 
 def command(files: LlamaFiles, job: Mapping[str, Any]) -> list[str]:
-    """job: `text`, `tokens`, `temperature`, `seed`, `context`, `threads`, `repack`, and perhaps `drafted`."""
+    """Return the command. job: text, tokens, temperature, seed, context, threads, repack, maybe drafted."""
     drafted = job.get("drafted")
     words = [str(files.programs / (DRAFTED if drafted else ALONE)), "--model", str(files.target)]
     words += ["--prompt", job["text"], "--no-escape", "--predict", str(job["tokens"])]
     words += ["--ctx-size", str(job["context"]), "--threads", str(job["threads"])]
     words += ["--temp", str(job["temperature"]), "--seed", str(job["seed"])]
-    words += ["--top-k", "0", "--top-p", "1", "--min-p", "0"]  # the whole distribution, as offspec samples
+    words += ["--top-k", "0", "--top-p", "1", "--min-p", "0"]  # the whole distribution, as in offspec
     words += [] if job["repack"] else ["--no-repack"]
     if not drafted:
         return [*words, "--no-conversation", "--no-display-prompt"]
@@ -99,40 +99,40 @@ def command(files: LlamaFiles, job: Mapping[str, Any]) -> list[str]:
 
 
 def run(args: argparse.Namespace, files: LlamaFiles, name: str, job: Mapping[str, Any]) -> dict[str, Any]:
-    """One answer, to the prompt `name`, in a measured process of its own.
+    """Return one answer, to the prompt `name`, from a separate measured process.
 
-    job: as `command` has it, and `seconds`, after which it is ended. Raises BenchError where it fails, is
-    killed, or reports nothing.
+    job: as in `command`, and `seconds`, its time limit. Raises BenchError if the process fails, is killed, or
+    reports nothing.
     """
     before = _blocks_read()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         argv = ["timeout", str(job["seconds"]), *command(files, job)]
-        _, peaks = measured(args, ["/bin/sh", "-c", _QUIETLY, str(log), *argv])
-        told, said = (file.read_text("utf-8", "replace") for file in (log, Path(f"{log}.out")))
-    figures = read_drafted(told) if job.get("drafted") else read_alone(told)
-    text = said.strip().removeprefix(job["text"].strip()).strip()
+        _, peaks = run_measured(args, ["/bin/sh", "-c", _QUIETLY, str(log), *argv])
+        log_text, output = (file.read_text("utf-8", "replace") for file in (log, Path(f"{log}.out")))
+    figures = read_drafted(log_text) if job.get("drafted") else read_alone(log_text)
+    text = output.strip().removeprefix(job["text"].strip()).strip()
     reads = _SECTOR * (_blocks_read() - before)
-    whole = {"load_seconds": read_load(told), "load_read_bytes": 0, "threads": job["threads"], **peaks}
+    whole = {"load_seconds": read_load(log_text), "load_read_bytes": 0, "threads": job["threads"], **peaks}
     return {**whole, "answers": [{"id": name, "text": text, "read_bytes": reads, **figures}]}
 
 
 def _blocks_read() -> int:
-    """By all programs that this one has run to their end."""
+    """Return the blocks read by all completed child processes."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock
 
 
 def read_alone(log: str) -> dict[str, Any]:
-    """The figures of an answer in llama-completion's log. The first token comes with the prompt."""
+    """Return the figures of an answer in llama-completion's log. The prompt's pass yields the first token."""
     prompt, prompt_tokens = _timed(log, "prompt eval time")
     rest, runs = _timed(log, r"(?<!prompt )eval time")
-    # One run is told where there was none, and it took no time.
+    # Zero runs are reported as one that took no time.
     passes = [prompt] + ([rest / runs] * runs if rest else [])
     return _figures([1] * len(passes), passes, prompt_tokens)
 
 
 def read_drafted(log: str) -> dict[str, Any]:
-    """The figures of an answer in llama-speculative-simple's log. The prompt gives no token by itself."""
+    """Return the figures of an answer in llama-speculative-simple's log. The prompt yields no token."""
     encoded = re.search(r"encoded +(\d+) tokens in +([\d.]+) seconds", log)
     decoded = re.search(r"decoded +(\d+) tokens in +([\d.]+) seconds", log)
     accepted = re.search(r"n_accept += (\d+)", log)
@@ -140,7 +140,7 @@ def read_drafted(log: str) -> dict[str, Any]:
         raise BenchError("llama.cpp's log has no figures of a speculative run")
     tokens, passes = int(decoded[1]), int(decoded[1]) - int(accepted[1])
     each = float(decoded[2]) / max(passes, 1)
-    # It tells the sum alone: as if all passes were alike.
+    # Only the total is reported, so all passes are assumed to be alike.
     emitted = [tokens // passes + (turn < tokens % passes) for turn in range(passes)] if passes else []
     seconds = [float(encoded[2]) * (not turn) + each for turn in range(passes)]
     return {**_figures(emitted, seconds, int(encoded[1])), "decode_seconds": float(decoded[2])}
@@ -152,7 +152,7 @@ def read_load(log: str) -> float:
 
 
 def _timed(log: str, what: str) -> tuple[float, int]:
-    """Seconds, and the tokens or runs that took them."""
+    """Return seconds, and the number of tokens or runs that took them."""
     found = re.search(what + r" = +([\d.]+) ms / +(\d+) (?:tokens|runs)", log)
     if not found:
         raise BenchError("llama.cpp's log has no figures of a run")
@@ -161,7 +161,7 @@ def _timed(log: str, what: str) -> tuple[float, int]:
 
 def _figures(emitted: Sequence[int], seconds: Sequence[float], prompt_tokens: int) -> dict[str, Any]:
     if not emitted:
-        raise BenchError("llama.cpp gave no token")
+        raise BenchError("llama.cpp generated no token")
     return {
         "tokens": sum(emitted),
         "passes": len(emitted),

@@ -1,11 +1,11 @@
-"""What llama.cpp needs of a widened model: a GGUF file in 4 bits, and prompts as text.
+"""Files of a widened model for llama.cpp: a 4-bit GGUF file, and prompts as text.
 
     python -m bench.peers.llama_models TARGET [--model demo] [--prompts 2]
 
-The file is written from the widened checkpoint, its description taken from the small model's own GGUF file
-with the sizes changed. Every matrix is Q4_0 (4.5 bits a weight), embedding and head among them, as
-`llama-quantize --pure` would have it; norms are float32. It is kept in the user's cache. The draft is the
-small model's own file.
+The file is written from the widened checkpoint, with the metadata of the small model's own GGUF file and
+adjusted sizes. Every matrix is Q4_0 (4.5 bits per weight), including embedding and head, as with
+`llama-quantize --pure`; norms are float32. The file is kept in the user's cache. The draft is the small
+model's own file.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 
 from bench.lib.cgroup import BenchError
 from bench.lib.command import printed, shared
-from bench.lib.process import kept
+from bench.lib.process import cached_folder
 from bench.lib.report import read_prompts
 from bench.lib.widen import read_recipe
-from offspec.checkpoint.widening import dense
+from offspec.checkpoint.wide_tensors import dense_tensors
 from offspec.core.cache_dir import cache_root
 
 if TYPE_CHECKING:
@@ -36,34 +36,34 @@ Values = np.ndarray[Any, Any]
 
 KIND = "Q4_0"
 FILE = "model.gguf"
-_FILE_TYPE = 2  # llama.cpp's number for a file that is mostly Q4_0
+_FILE_TYPE = 2  # llama.cpp's number for a mostly Q4_0 file
 _FAMILY = "llama"
 _HEADS = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 
 
 def source_file(model: str) -> Path:
-    """The small model's own GGUF file. Raises BenchError where it has none."""
+    """Return the small model's own GGUF file. Raises BenchError if it has none."""
     from offspec.checkpoint.open import embedded_model
 
     file = embedded_model() if model == "demo" else Path(model)
     if file.suffix != ".gguf" or not file.is_file():
-        raise BenchError(f"llama.cpp needs the small model as a GGUF file, and {model} is none: name one")
+        raise BenchError(f"llama.cpp needs the small model as a GGUF file, and {model} is not one: name one")
     return file
 
 
 def ensure(target: Path, model: str) -> Path:
-    """The widened model as a GGUF file, written on the first run (0.3 times the bytes of bfloat16).
+    """Return the widened model as a GGUF file, written on the first run (0.3 times the bytes of bfloat16).
 
     Raises BenchError, DiskFullError.
     """
     source, recipe = source_file(model), read_recipe(target)
     folder = cache_root() / "peers" / f"llama-{target.name}-{KIND}-{recipe['fingerprint']}"
     doing = f"writing {target.name} in {KIND} for llama.cpp"
-    return kept(folder, doing, lambda partial: write(target, source, partial / FILE)) / FILE
+    return cached_folder(folder, doing, lambda partial: write(target, source, partial / FILE)) / FILE
 
 
 def write(target: Path, source: Path, out: Path) -> None:
-    """Write the checkpoint in the folder `target`, a llama that was widened from `source`."""
+    """Write the checkpoint in the folder `target`, a Llama widened from `source`."""
     from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFReader, GGUFWriter, get_tensor_name_map
     from gguf.quants import quantize
 
@@ -74,7 +74,7 @@ def write(target: Path, source: Path, out: Path) -> None:
     _describe(GGUFReader(source), checkpoint.config, writer)
     names = get_tensor_name_map(MODEL_ARCH.LLAMA, checkpoint.config["num_hidden_layers"])
     kind = GGMLQuantizationType[KIND]
-    for name, info in dense(checkpoint).items():
+    for name, info in dense_tensors(checkpoint).items():
         known = names.get_name(name, try_suffixes=(".weight",))
         if known is None:
             raise BenchError(f"llama.cpp has no name for tensor {name}")
@@ -92,12 +92,12 @@ def write(target: Path, source: Path, out: Path) -> None:
 
 
 def _describe(reader: GGUFReader, config: Mapping[str, Any], writer: GGUFWriter) -> None:
-    """Write the keys of the small model's file, with the sizes of the wide one."""
+    """Write the keys of the small model's file, with the sizes of the wide model."""
     from gguf import GGUFValueType
 
     family = reader.fields["general.architecture"].contents()
     if family != _FAMILY:
-        raise BenchError(f"only a {_FAMILY} model is written for llama.cpp, not a {family} model")
+        raise BenchError(f"only a {_FAMILY} model can be written for llama.cpp, not a {family} model")
     own = {
         f"{_FAMILY}.embedding_length": config["hidden_size"],
         f"{_FAMILY}.feed_forward_length": config["intermediate_size"],
@@ -106,7 +106,7 @@ def _describe(reader: GGUFReader, config: Mapping[str, Any], writer: GGUFWriter)
         "general.file_type": _FILE_TYPE,
     }
     for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture" or key in own:  # the writer has the first
+        if key.startswith("GGUF.") or key == "general.architecture" or key in own:  # set by the writer
             continue
         inner = field.types[-1] if len(field.types) > 1 else None
         writer.add_key_value(key, field.contents(), field.types[0], inner)
@@ -115,28 +115,28 @@ def _describe(reader: GGUFReader, config: Mapping[str, Any], writer: GGUFWriter)
 
 
 def rotated(rows: Values, heads: int) -> Values:
-    """Rows of a query or key weight as llama.cpp rotates them: those of the halves of a head by turns."""
+    """Return rows of a query or key weight in llama.cpp's order: alternating between the halves of a head."""
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def _values(info: TensorInfo) -> Values:
-    """A bfloat16 or float32 tensor in float32."""
+    """Return a bfloat16 or float32 tensor in float32."""
     kind = {"BF16": "<u2", "F32": "<f4"}.get(info.dtype)
     if kind is None:
-        raise BenchError(f"{info.name} is {info.dtype}; only BF16 and F32 are written for llama.cpp")
+        raise BenchError(f"{info.name} is {info.dtype}; only BF16 and F32 can be written for llama.cpp")
     stored = np.memmap(info.file, kind, "r", info.offset, shape=info.shape)
     return np.array(stored) if info.dtype == "F32" else (stored.astype(np.uint32) << 16).view(np.float32)
 
 
 def layer_bytes(file: Path) -> int:
-    """Of all layers in a GGUF file, as they are stored."""
+    """Return the stored bytes of all layers in a GGUF file."""
     from gguf import GGUFReader
 
     return sum(int(tensor.n_bytes) for tensor in GGUFReader(file).tensors if tensor.name.startswith("blk."))
 
 
 def texts(target: Path, prompts: int) -> dict[str, str]:
-    """The first prompts as the model is asked them, through its chat template, by their ids."""
+    """Return the first prompts, formatted by the model's chat template, by their ids."""
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(target)
@@ -149,7 +149,7 @@ def texts(target: Path, prompts: int) -> dict[str, str]:
 
 
 def main() -> int:
-    """Make the file; print its place, its layers' bytes, the draft and the prompts, as a line of JSON."""
+    """Create the file; print its path, its layers' bytes, the draft and the prompts as a line of JSON."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("target", type=Path, help="folder of the model")
     shared(parser, "model", prompts=2)

@@ -1,4 +1,4 @@
-"""How the peers bench is told: the ceiling before the runs, and a table for each temperature."""
+"""Output of the peers bench: the ceiling before the runs, and a table for each temperature."""
 
 from __future__ import annotations
 
@@ -6,57 +6,58 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench.lib.report import Report, ratio
-from bench.peers.jobs import CONTENDERS, QUANTISED, TITLES, Scene
-from bench.peers.tally import DECODING, FASTER
+from bench.peers.jobs import CONTENDERS, QUANTIZED, TITLES, BenchSetup
+from bench.peers.summary import DECODING, FASTER
 from offspec_planners.measure.disk import Bandwidth
 from offspec_planners.units import format_bytes
 
 NOTE = (
-    "tokens per pass are those of a 135M pair: the widened target says what the small model says, and the "
-    "draft, the same for offspec and for assisted generation, is that small model rounded to 4 bits; of "
-    "llama.cpp's processes all that they read is counted, loading included"
+    "tokens per pass are those of a 135M pair: the widened target has the small model's output, and the "
+    "draft, the same for offspec and assisted generation, is that small model quantized to 4 bits; bytes "
+    "read by llama.cpp's processes include loading"
 )
 _PEAKS = ("process_peak_bytes", "cgroup_anon_peak_bytes")
 _SAME = {True: "yes", False: "no", None: "-"}
 
 
-def ceiling_json(disk: Bandwidth, scene: Scene) -> dict[str, Any]:
-    """One trip of the target's layers at the speed that its own files are read past the page cache."""
-    layers, sizes = scene.recipe["layer_bytes"], scene.quantised_sizes
+def ceiling_json(disk: Bandwidth, setup: BenchSetup) -> dict[str, Any]:
+    """Return the time to read the target's layers once, at the direct read rate of its own files."""
+    layers, sizes = setup.recipe["layer_bytes"], setup.quantized_sizes
     found = {
         "raw_bytes_per_s": disk.bytes_per_s,
         "direct": disk.direct,
         "layer_bytes": layers,
-        "head_bytes": scene.recipe["head_bytes"],
+        "head_bytes": setup.recipe["head_bytes"],
         "seconds_per_trip": ratio(layers, disk.bytes_per_s),
     }
     if sizes:
-        trip = ratio(sizes["quantised_layer_bytes"], disk.bytes_per_s)
-        found |= {**sizes, "quantised_seconds_per_trip": trip}
+        trip = ratio(sizes["quantized_layer_bytes"], disk.bytes_per_s)
+        found |= {**sizes, "quantized_seconds_per_trip": trip}
     return found
 
 
 def show_ceiling(ceiling: Mapping[str, Any], report: Report) -> None:
     how = "O_DIRECT" if ceiling["direct"] else "buffered: O_DIRECT was refused"
     report.ceiling(
-        f"{ceiling['seconds_per_trip']:.2f} s a trip: {format_bytes(ceiling['layer_bytes'])} of layers at "
-        f"{format_bytes(ceiling['raw_bytes_per_s'])}/s ({how}); what reads all of them has no more tokens "
-        "a second than tokens a pass over that"
+        f"{ceiling['seconds_per_trip']:.2f} s per read of the weights: "
+        f"{format_bytes(ceiling['layer_bytes'])} "
+        f"of layers at {format_bytes(ceiling['raw_bytes_per_s'])}/s ({how}); a program that reads all of "
+        "them has at most (tokens per pass) / (this time) tokens per second"
     )
-    if "quantised_seconds_per_trip" in ceiling:
+    if "quantized_seconds_per_trip" in ceiling:
         report.ceiling(
-            f"{ceiling['quantised_seconds_per_trip']:.2f} s a trip in 4 bits: "
-            f"{format_bytes(ceiling['quantised_layer_bytes'])} of layers"
+            f"{ceiling['quantized_seconds_per_trip']:.2f} s per read in 4 bits: "
+            f"{format_bytes(ceiling['quantized_layer_bytes'])} of layers"
         )
     if "target_bytes" in ceiling:
         report.note(
-            f"llama.cpp has {format_bytes(ceiling['target_bytes'])}, embedding and head in Q4_0 as well, and "
+            f"llama.cpp reads {format_bytes(ceiling['target_bytes'])}, with embedding and head in Q4_0, and "
             f"a draft of {format_bytes(ceiling['draft_bytes'])}"
         )
 
 
 def show(summary: Mapping[str, Any], report: Report) -> None:
-    """A table for each temperature, one row for each contender, then what each reached of its ceiling."""
+    """Print a table for each temperature, one row per contender, then each one's ratio to its ceiling."""
     limit = format_bytes(summary["memory_bytes"])
     for row in summary["runs"]:
         table(row, f"{summary['model']} in {limit}, temperature {row['temperature']:g}", report)
@@ -65,19 +66,19 @@ def show(summary: Mapping[str, Any], report: Report) -> None:
         at = f"T {row['temperature']:g}"
         for name, figures in row["contenders"].items():
             if "error" not in figures:
-                trip = ceiling["quantised_seconds_per_trip" if name in QUANTISED else "seconds_per_trip"]
+                trip = ceiling["quantized_seconds_per_trip" if name in QUANTIZED else "seconds_per_trip"]
                 bound = ratio(figures["tokens_per_pass"], trip)
                 report.reached(
-                    f"{at}: {_titled(name, figures['settings'])}: {figures['tokens_per_s']:.2f} tokens a s "
-                    f"({figures['decode_tokens_per_s']:.2f} behind the prompt) of the {bound:.2f} that "
-                    f"{figures['tokens_per_pass']:.2f} tokens a pass allow",
+                    f"{at}: {_titled(name, figures['settings'])}: {figures['tokens_per_s']:.2f} tok/s "
+                    f"({figures['decode_tokens_per_s']:.2f} after the prompt) of the {bound:.2f} that "
+                    f"{figures['tokens_per_pass']:.2f} tokens per pass allow",
                     ratio(figures["tokens_per_s"], bound),
                 )
         for name, figures in row["contenders"].items():
             tried = figures.get("settings_tried", {})
             if len(tried) > 1:
-                told = (f"{setting} {one['tokens_per_s']:.2f}" for setting, one in tried.items())
-                report.note(f"{at}: {TITLES[name]}, tokens a s: {'; '.join(told)}")
+                speeds = (f"{setting} {one['tokens_per_s']:.2f}" for setting, one in tried.items())
+                report.note(f"{at}: {TITLES[name]}, tok/s: {'; '.join(speeds)}")
             for failed in figures.get("failures", ()):
                 report.note(
                     f"{at}: {_titled(name, failed['settings'])}: {failed['kind']}: {failed['message']}"
@@ -85,16 +86,16 @@ def show(summary: Mapping[str, Any], report: Report) -> None:
             if figures.get("same_tokens") is False:
                 places = (f"{p} at token {place}" for p, place in figures["first_differences"].items())
                 report.note(
-                    f"{at}: {TITLES[name]} parts from offspec without speculation: {', '.join(places)}"
+                    f"{at}: {TITLES[name]} differs from offspec without speculation: {', '.join(places)}"
                 )
     report.note(NOTE)
 
 
 def table(row: Mapping[str, Any], title: str, report: Report) -> None:
-    """One row for each contender; one that failed has its error in the place of figures."""
+    """Print one row per contender; a failed one has its error instead of figures."""
     heads = (
-        "", "tok/s", "decoding", "first token, s", "tokens a pass", "read a token",
-        "peak of the process", "of the cgroup, anon", "same tokens", "offspec is", "decodes",
+        "", "tok/s", "decoding", "first token, s", "tokens/pass", "read/token",
+        "process peak", "cgroup peak, anon", "same tokens", "offspec speed-up", "decode speed-up",
     )  # fmt: skip
     found = {name: row["contenders"][name] for name in CONTENDERS if name in row["contenders"]}
     report.table(title, heads, [[TITLES[name], *_cells(figures)] for name, figures in found.items()])

@@ -1,8 +1,8 @@
-"""The measured process of one peer: it runs inside the memory cgroup and prints JSON.
+"""Measured process of one peer; it runs inside the memory cgroup and prints JSON.
 
-It is run by path in the peers' own environment, where offspec is not, so nothing of the project is
-imported here. The job is one JSON argument; the last line of stdout is an object of figures, or
-{"error": ...} when the peer cannot do what it was asked.
+It is run by path in the peers' environment, which has no offspec, so nothing of the project is imported here.
+The job is one JSON argument. The last line of stdout is an object of figures, or {"error": ...} if the peer
+cannot do the job.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import Any
 
 
 def main(job: str) -> int:
-    """Run a job given as JSON. Exit code 0 also where the peer failed: its error is the result."""
+    """Run a job given as JSON. The exit code is 0 even if the peer failed: its error is the result."""
     task = json.loads(job)
-    # The default action: the kernel ends the process, even one that is stuck in page faults.
+    # The default action: the kernel ends the process, even if it is stuck in page faults.
     signal.alarm(int(task.get("seconds", 0)))
     try:
         figures = work(task)
-    except Exception as error:  # whatever a peer raises is what is to be told
+    except Exception as error:  # a peer may raise anything, and it is reported
         figures = {"error": {"kind": type(error).__name__, "message": one_line(str(error))}}
     print(json.dumps(figures), flush=True)
     return 0
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
-    """Load the peer, answer the job's prompts, and return the figures of each and of the process.
+    """Load the peer, answer the job's prompts, and return the figures of each answer and of the process.
 
-    job: `target` and perhaps `draft` (folders), `placement` (see `load_accelerate`), `assistant` (fields of
-    the draft's generation config), `temperature`, `max_tokens`, `seed`, `prompts` (number, id, text).
+    job: `target` and optionally `draft` (folders), `placement` (see `load_accelerate`), `assistant` (fields
+    of the draft's generation config), `temperature`, `max_tokens`, `seed`, `prompts` (number, id, text).
     """
     start = time.perf_counter()
     import torch
@@ -53,8 +53,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         torch.manual_seed(job["seed"] + prompt["number"])
         found = answer(model, draft, tokenizer, prompt["text"], job)
         answers.append({"id": prompt["id"], **found})
-        told = f"{found['tokens']} tokens, {found['passes']} passes, {found['seconds']:.1f} s"
-        print(f"  {prompt['id']:<12} {told}", file=sys.stderr, flush=True)
+        line = f"{found['tokens']} tokens, {found['passes']} passes, {found['seconds']:.1f} s"
+        print(f"  {prompt['id']:<12} {line}", file=sys.stderr, flush=True)
     return {
         "load_seconds": load_seconds,
         "load_read_bytes": load_reads,
@@ -65,11 +65,11 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_accelerate(job: dict[str, Any]) -> Any:
-    """transformers with accelerate's disk offload: weights stay in the checkpoint's own safetensors files.
+    """Load a model with accelerate's disk offload: weights stay in the checkpoint's own safetensors files.
 
     placement: {"device_map": ...} names a place for each module; {"max_memory": bytes} lets accelerate fill
-    so much RAM from the first module on. transformers leaves what is to be in RAM as views of the mapped
-    files, which the kernel may evict; with "copy" these weights are copied, so that they do stay.
+    that much RAM, starting with the first module. transformers keeps weights in RAM as views of mapped files,
+    which the kernel may evict; with "copy" these weights are copied, so that they stay.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -88,7 +88,7 @@ def load_accelerate(job: dict[str, Any]) -> Any:
 
 
 def copy_weights(model: Any, but: Any = None) -> None:
-    """Give the weights that are in RAM memory of their own. but: the embedding, whose few rows are read."""
+    """Copy the weights in RAM to memory of their own. but: the embedding, of which few rows are read."""
     left = {id(parameter) for parameter in but.parameters()} if but is not None else set()
     for parameter in model.parameters():
         if parameter.device.type != "meta" and id(parameter) not in left:
@@ -96,7 +96,7 @@ def copy_weights(model: Any, but: Any = None) -> None:
 
 
 def load_draft(job: dict[str, Any]) -> Any:
-    """The assistant, whole in RAM, with the settings that transformers reads from its generation config."""
+    """Load the assistant, all of it in RAM, with the settings that transformers reads from its config."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -108,8 +108,8 @@ def load_draft(job: dict[str, Any]) -> Any:
     return draft
 
 
-class Clock:
-    """A streamer for `generate`: when each pass gave its tokens, and which. The first put is the prompt."""
+class TimingStreamer:
+    """Streamer for `generate` that records each pass's tokens and time. The first `put` is the prompt."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()
@@ -125,11 +125,11 @@ class Clock:
         self.tokens.append([int(token) for token in value.reshape(-1).tolist()])
 
     def end(self) -> None:
-        """Part of the interface; there is nothing to do."""
+        """Do nothing; part of the interface."""
 
 
 def answer(model: Any, draft: Any, tokenizer: Any, text: str, job: dict[str, Any]) -> dict[str, Any]:
-    """One prompt, through the model's chat template as offspec does it, and the figures of its passes."""
+    """Answer one prompt through the chat template, as offspec does; return the figures of its passes."""
     import torch
 
     chat = tokenizer.apply_chat_template(
@@ -138,7 +138,7 @@ def answer(model: Any, draft: Any, tokenizer: Any, text: str, job: dict[str, Any
     ids = tokenizer(chat, add_special_tokens=False, return_tensors="pt")["input_ids"]
     passes = []
     counting = model.register_forward_pre_hook(lambda module, args: passes.append(1))
-    reads, clock = read_bytes(), Clock()
+    reads, clock = read_bytes(), TimingStreamer()
     try:
         with torch.inference_mode():
             model.generate(
@@ -158,7 +158,7 @@ def answer(model: Any, draft: Any, tokenizer: Any, text: str, job: dict[str, Any
         "seconds": seconds,
         "ttft_s": clock.times[0],
         "read_bytes": read_bytes() - reads,
-        "finish_reason": "eos" if ends_text(model, tokens[-1]) else "length",
+        "finish_reason": "eos" if is_eos(model, tokens[-1]) else "length",
         "per_pass": [
             {"emitted": len(emitted), "seconds": end - before}
             for emitted, before, end in zip(clock.tokens, ends, clock.times, strict=False)
@@ -167,7 +167,7 @@ def answer(model: Any, draft: Any, tokenizer: Any, text: str, job: dict[str, Any
 
 
 def generation_settings(job: dict[str, Any], draft: Any) -> dict[str, Any]:
-    """Greedy, or plain sampling from the whole distribution: no top-k, which transformers has by default."""
+    """Return greedy settings, or plain sampling without top-k, which transformers uses by default."""
     settings: dict[str, Any] = {"max_new_tokens": job["max_tokens"], "do_sample": job["temperature"] > 0}
     if job["temperature"] > 0:
         settings |= {"temperature": job["temperature"], "top_k": 0, "top_p": 1.0}
@@ -176,20 +176,20 @@ def generation_settings(job: dict[str, Any], draft: Any) -> dict[str, Any]:
     return settings
 
 
-def ends_text(model: Any, token: int) -> bool:
-    """Whether a token is among those that end an answer, as the model's generation config has them."""
+def is_eos(model: Any, token: int) -> bool:
+    """Return whether a token ends an answer, by the model's generation config."""
     found = model.generation_config.eos_token_id
     return token in (found if isinstance(found, list) else [found])
 
 
 def process_peak() -> int:
-    """The most resident memory this process has had, in bytes; file pages it maps are counted."""
+    """Return the peak resident memory of this process in bytes, including mapped file pages."""
     return 1024 * _proc_number("status", r"VmHWM:\s*(\d+)")
 
 
 def read_bytes() -> int:
-    """What this process had storage read for it so far: reads, mapped pages and O_DIRECT alike; 0 where
-    the system does not tell."""
+    """Return the bytes read from storage for this process (reads, mapped pages and O_DIRECT); 0 if
+    unavailable."""
     return _proc_number("io", r"^read_bytes:\s*(\d+)")
 
 
@@ -201,7 +201,7 @@ def _proc_number(name: str, pattern: str) -> int:
 
 
 def one_line(text: str, most: int = 300) -> str:
-    """An error's text without its line breaks and without anybody's folders, cut where it is long."""
+    """Return an error's text on one line, without folders, shortened if long."""
     words = (re.sub(r"(?<![\w.])/(?:[^\s/'\":]+/)+", "", word) for word in text.split())
     return " ".join(words)[:most] or "no message"
 

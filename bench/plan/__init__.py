@@ -1,1 +1,1 @@
-"""Plans beside measurements, sweeps, calibration and published figures."""
+"""Plans compared with measurements, what-ifs and published figures."""

@@ -1,11 +1,11 @@
-"""Predicted beside measured speed: `offspec plan --replan --validate` in a memory cgroup.
+"""Predicted and measured speed of plans: `offspec plan --replan --validate` in a memory cgroup.
 
     python -m bench.plan [--factors 1 2 4] [--cases x1:1GB:0 x4:least:0 x4:3GB:1] [--prompts 8] [--what-ifs]
 
-Targets: SmolLM2-135M-Instruct as it is (x1) and widened (x2, x4; built on the first run), whose draft is the
-small model in 4 bits. Every case is a process of its own in a memory cgroup of exactly the memory that it
-plans for, started with an empty page cache. `least` is the smallest memory that is accepted. A run may take
-some of the cases: the record keeps those of earlier runs on the same machine.
+Targets are SmolLM2-135M-Instruct (x1) and its widened copies (x2, x4; built on the first run), drafted by the
+small model in 4 bits. Every case is a process in a memory cgroup of exactly the planned memory, started with
+an empty page cache. `least` is the minimum memory that is accepted. A run may be limited to some cases: the
+record keeps those of earlier runs on the same machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command, shared
-from bench.lib.process import measured, tell_liberties
+from bench.lib.process import note_unmet_limits, run_measured
 from bench.lib.record import keep
 from bench.lib.report import Report, model_name, ratio
 from bench.lib.streamed import raw_bandwidth
@@ -33,21 +33,21 @@ from offspec.checkpoint import open_checkpoint
 from offspec.core.cache_dir import cache_root
 from offspec_planners.units import format_bytes
 
-LIMITS = {"seconds_per_pass": 0.10, "tok_per_s": 0.15}  # the most that a median over prompts may be off
-# Of a plan, what was decided and expected, less the machine and the sweep.
+LIMITS = {"seconds_per_pass": 0.10, "tok_per_s": 0.15}  # maximum error of a median over prompts
+# Recorded fields of a plan: decisions and expectations, without the machine and the sweep.
 _OF_PLAN = ("budget", "width", "draft_mode", "context", "acceptance", "placement", "costs", "forecast",
             "least_memory", "what_ifs")  # fmt: skip
 
 
 def read_disk(args: argparse.Namespace, target: Target) -> float:
-    """Bytes a second of the target's own files just now."""
+    """Return the current read rate of the target's own files, in bytes per second."""
     files = sorted({tensor.file for tensor in open_checkpoint(target.model).tensors.values()})
     return raw_bandwidth(args, files).bytes_per_s
 
 
 @contextmanager
 def cache_of_its_own(wanted: bool) -> Iterator[list[str]]:
-    """Words before a command with which it finds the models in the user's cache, but nothing learnt."""
+    """Yield a command prefix that uses the models in the user's cache, but no saved calibration or plans."""
     if not wanted:
         yield []
         return
@@ -60,17 +60,17 @@ def cache_of_its_own(wanted: bool) -> Iterator[list[str]]:
 def validate(
     args: argparse.Namespace, case: Case, target: Target, memory: int, besides: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """What `offspec plan --validate` says in a process of its own, and its peaks. besides: more options."""
+    """Return the result of `offspec plan --validate` in a process, and its peaks. besides: more options."""
     asked = ("--memory", str(memory), "--temperature", f"{case.temperature:g}")
     options = ("--replan", "--validate", "--prompts", str(args.prompts), "--json", "--quiet")
     words = ["-m", "offspec", "plan", *target.words(besides), *asked, *options, "--device", "cpu"]
     with cache_of_its_own(args.first_run) as before:
-        line, peaks = measured(args, [*before, sys.executable, *words], memory)
+        line, peaks = run_measured(args, [*before, sys.executable, *words], memory)
     return json.loads(line), peaks
 
 
 def measure(args: argparse.Namespace, case: Case, target: Target) -> dict[str, Any]:
-    """Plan and validate: what was predicted and measured, and the plan in short."""
+    """Plan and validate; return predicted and measured figures, and a summary of the plan."""
     memory = case.memory_bytes(target)
     raw, began = read_disk(args, target), time.perf_counter()
     found, peaks = validate(args, case, target, memory)
@@ -91,13 +91,13 @@ def measure(args: argparse.Namespace, case: Case, target: Target) -> dict[str, A
 
 
 def run_case(args: argparse.Namespace, case: Case, target: Target, about: dict[str, Any]) -> dict[str, Any]:
-    """A case for the record: its figures, or the error on which it failed."""
+    """Return a case for the record: its figures, or its error."""
     about = {
         **about,
         "case": str(case),
         "order": [case.factor, case.temperature, case.memory != "least"],
         "model": model_name(target.model),
-        "draft": target.draft if target.draft == "substitute" else f"{model_name(target.draft)} in 4 bits",
+        "draft": target.draft if target.draft == "self" else f"{model_name(target.draft)} in 4 bits",
         "temperature": case.temperature,
         "prompts": args.prompts,
         "first_run": args.first_run,
@@ -111,13 +111,13 @@ def run_case(args: argparse.Namespace, case: Case, target: Target, about: dict[s
 
 
 def show_case(case: dict[str, Any], report: Report) -> None:
-    """A line for the pass and one for the speed; the ratio is predicted over measured, and 1 is wanted."""
+    """Print one line for the pass and one for the speed; the ratio is predicted over measured, ideally 1."""
     if "error" in case:
         report.note(f"{case['case']}: {case['error']}")
         return
     link = ratio(case["plan"]["disk_bytes"], case["raw_bytes_per_s"])
     for key, unit in (
-        ("seconds_per_pass", f"s a pass, {link:.2f} of the disk alone"),
+        ("seconds_per_pass", f"s per pass, {link:.2f} of the disk alone"),
         ("tok_per_s", "tok/s"),
     ):
         figure = case[key]
@@ -128,8 +128,8 @@ def show_case(case: dict[str, Any], report: Report) -> None:
 
 
 def show(cases: Sequence[dict[str, Any]], report: Report) -> None:
-    """All cases of the record, medians over prompts."""
-    heads = ("memory", "budget, width", "s a pass", "off by", "tok/s", "off by", "tokens a pass", "stalled")
+    """Print all cases of the record: medians over prompts."""
+    heads = ("memory", "budget, width", "s/pass", "error", "tok/s", "error", "tokens/pass", "stalled")
     title = "predicted / measured, medians over prompts"
     report.table(title, ("case", *heads), [[case["case"], *_cells(case)] for case in cases])
 
@@ -150,23 +150,23 @@ def _pair(figure: dict[str, float]) -> str:
 def options(p: argparse.ArgumentParser) -> None:
     shared(p, "model", "raw_bytes", "keep_caches", "no_cgroup", prompts=8)
     p.add_argument("--factors", type=int, nargs="+", default=[1, 2, 4],
-                   help="of the standard cases (default 1 2 4)")  # fmt: skip
+                   help="factors of the standard cases (default 1 2 4)")  # fmt: skip
     p.add_argument("--cases", type=Case.parse, nargs="+", metavar="CASE",
-                   help=f"factor:memory:temperature instead; standard are {' '.join(CASES)}")  # fmt: skip
+                   help=f"factor:memory:temperature instead of the standard {' '.join(CASES)}")  # fmt: skip
     p.add_argument("--what-ifs", action="store_true",
-                   help="do what each plan says would help, and compare with what it tells")  # fmt: skip
+                   help="apply the plans' what-ifs, and compare with their predictions")  # fmt: skip
     p.add_argument("--first-run", action="store_true",
-                   help="a cache of its own for each case: nothing is known of its draft")  # fmt: skip
+                   help="use a separate cache per case, without any calibration of its draft")  # fmt: skip
 
 
 def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Measure the cases, each kept as soon as it is there; short of its aim where a plan is too far off."""
+    """Measure the cases, each saved when done; the target is missed if a prediction's error is too large."""
     standard = [case for case in map(Case.parse, CASES) if case.factor in args.factors]
     cases = sorted(args.cases or standard, key=lambda case: case.factor)
     targets = {factor: Target.widened(args.model, factor) for factor in {case.factor for case in cases}}
     for factor, target in sorted(targets.items()):
-        report.ceiling(f"x{factor}: its files are read at {format_bytes(read_disk(args, target))}/s")
-    about = {"liberties": tell_liberties(args, report), "command": report.command}
+        report.ceiling(f"x{factor}: files are read at {format_bytes(read_disk(args, target))}/s")
+    about = {"liberties": note_unmet_limits(args, report), "command": report.command}
     record: dict[str, Any] = {}
     for case in cases:
         report.progress(f"{case}: planning, and validating with {args.prompts} prompts")
@@ -180,13 +180,13 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     show(record["cases"], report)
     for kept in record["cases"]:
         if kept["missed"]:
-            report.missed(f"{kept['case']} is off by more than it may")
+            report.missed(f"{kept['case']}: the prediction's error is too large")
     short = [{key: value for key, value in case.items() if key not in ("rows", "plan")}
              for case in record["cases"]]  # fmt: skip
     return {**record, "cases": short}
 
 
-main = Command("plan", "Plans: predicted beside measured.", options, bench)
+main = Command("plan", "Predicted and measured speed of plans.", options, bench)
 
 if __name__ == "__main__":
     sys.exit(main())

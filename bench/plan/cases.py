@@ -1,8 +1,8 @@
-"""What plans are made for: targets, and how much memory they get.
+"""Cases to plan for: targets, and their memory limits.
 
     python -m bench.plan.cases TARGET
 
-TARGET is a `Target` in JSON; prints the smallest memory, in bytes, that `offspec plan` accepts for it.
+TARGET is a `Target` in JSON. Prints the minimum memory, in bytes, that `offspec plan` accepts for it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CASES = (
     *("x2:least:0", "x2:1.5GB:0", "x2:3GB:0", "x2:1.5GB:1"),
     *("x4:least:0", "x4:1.5GB:0", "x4:3GB:0", "x4:6GB:0", "x4:1.5GB:1"),
 )
-WIDE_CONTEXT = 1024  # of widened models; the small one has what fits
-_STEP = 10_000_000  # bytes: the least memory is rounded up to these, since libraries vary by less
+WIDE_CONTEXT = 1024  # of widened models; the small model has the context that fits
+_STEP = 10_000_000  # bytes to which the minimum memory is rounded up: memory of libraries varies by less
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One plan to make and to validate. memory: as a user writes it, or `least`."""
+    """A plan to make and to validate. memory: as a user writes it, or `least`."""
 
     factor: int
     memory: str
@@ -41,7 +41,7 @@ class Case:
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """From "x4:1.5GB:0". Raises argparse.ArgumentTypeError."""
+        """Parse "x4:1.5GB:0". Raises argparse.ArgumentTypeError."""
         try:
             factor, memory, temperature = text.split(":")
             if memory != LEAST:
@@ -49,14 +49,14 @@ class Case:
             return cls(int(factor.removeprefix("x")), memory, float(temperature))
         except (ValueError, OffspecError) as error:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is no case: write factor, memory and temperature, as x4:1.5GB:0"
+                f"invalid case {text!r}: write factor, memory and temperature, such as x4:1.5GB:0"
             ) from error
 
     def __str__(self) -> str:
         return f"x{self.factor}:{self.memory}:{self.temperature:g}"
 
     def memory_bytes(self, target: Target) -> int:
-        """Bytes of memory; the least is found by a process of its own."""
+        """Return the bytes of memory; the minimum is determined in a separate process."""
         if self.memory != LEAST:
             return parse_bytes(self.memory)
         return int(child("bench.plan.cases", json.dumps(asdict(target))))
@@ -64,39 +64,39 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model and how it is drafted for: by a substitute, or by a named draft in 4 bits."""
+    """A model and its draft: a self-draft, or a named draft in 4 bits."""
 
     model: str
-    draft: str = "substitute"
+    draft: str = "self"
     context: int | None = None
 
     @classmethod
     def widened(cls, model: str, factor: int) -> Target:
-        """The model as it is, or widened, which is built if need be, with the small one as its draft."""
+        """Return the model itself for factor 1, else its widened copy, drafted by the small one."""
         if factor == 1:
             return cls(model)
         child("bench.lib.widen", model, "--factor", str(factor))
         return cls(str(default_folder(model, factor)), model, WIDE_CONTEXT)
 
     def words(self, besides: Sequence[str] = ()) -> list[str]:
-        """Arguments of `offspec plan`. besides: further ones, which take the place of these."""
+        """Return arguments of `offspec plan`. besides: further ones, which replace these."""
         words = [self.model, *besides]
         if "--draft" not in besides:
             words += ["--draft", self.draft]
-        if self.draft != "substitute" and not {"--draft", "--draft-bits"} & set(besides):
+        if self.draft != "self" and not {"--draft", "--draft-bits"} & set(besides):
             words += ["--draft-bits", "4"]
         return words if self.context is None else [*words, "--context", str(self.context)]
 
 
 def least_memory(target: Target) -> int:
-    """Bytes with which planning begins to work, rounded up a little."""
+    """Return the minimum bytes that planning accepts, rounded up slightly."""
     from offspec.plan.initial_fit import initial_fit
     from offspec.plan.load import open_models
 
     config = EngineConfig(
         target.model,
         draft=target.draft,
-        draft_bits=None if target.draft == "substitute" else 4,
+        draft_bits=None if target.draft == "self" else 4,
         memory=1,
         device="cpu",
         context=target.context,
@@ -108,7 +108,7 @@ def least_memory(target: Target) -> int:
         return -(-error.needed // _STEP) * _STEP
     finally:
         opened.close()
-    raise BenchError("one byte of memory was enough")
+    raise BenchError("one byte of memory was accepted")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The cost model beside published figures: seconds per token of SpecExec, Sequoia and DeepSpeed.
+"""Cost model compared with published figures: seconds per token of SpecExec, Sequoia and DeepSpeed.
 
-Nothing is measured here. Their machines, bytes and trees go into the same formulas that plan for a machine
-that is elsewhere. What is assumed of each system holds for all of its rows and is printed with them.
+Nothing is measured here. Published machines, bytes and trees are entered into the formulas that plan for
+remote machines. The assumptions about a system apply to all of its rows and are printed with them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from offspec_planners.cost import Estimate, ModelSizes, PassCosts, draft_step, p
 from offspec_planners.hardware_rates import Hardware, Processor, preset
 from offspec_planners.placement import Placement, Sizes, Tier, place_on_devices
 
-WANTED = 0.3  # that a prediction may be off
+WANTED = 0.3  # maximum relative error of a prediction
 _GB = 10**9
-_OWN = 2 * _GB  # of a device: the driver's share, caches, activations
-_SHOWN = ("system", "label", "seconds", "tokens", "source", "why_not")  # elsewhere in a record
-_HALF_BYTES = 0.52  # of a 4-bit weight: 4 bits, and a scale and a zero point for each group of 128
+_OWN = 2 * _GB  # of a device: CUDA context, KV caches, activations
+_SHOWN = ("system", "label", "seconds", "tokens", "source", "why_not")  # stored elsewhere in a record
+_HALF_BYTES = 0.52  # bytes of a 4-bit weight: 4 bits, and a scale and a zero point per group of 128
 
 
 def sizes_of(name: str, bits: int = 16) -> ModelSizes:
-    """A decoder of the Llama kind, its layers stored in so many bits and its head in 16."""
+    """Return the sizes of a Llama-like decoder, with `bits` per weight in its layers and 16 in its head."""
     model: Model = MODELS[name]
     weights = 2 * model.hidden * (model.hidden + model.kv) + 3 * model.hidden * model.inner
     stored = int(weights * (2 if bits == 16 else _HALF_BYTES))
@@ -45,14 +45,14 @@ def sizes_of(name: str, bits: int = 16) -> ModelSizes:
 
 
 def predict(row: Row) -> dict[str, float]:
-    """What our formulas say of one published run: seconds of a pass, and of its parts."""
+    """Return the predicted seconds of a pass of one published run, and of its parts."""
     hardware, target = preset(row.machine), sizes_of(row.target, row.bits)
     if row.vram is not None:
         hardware = replace(hardware, processor=replace(hardware.processor, memory=row.vram))
     draft = sizes_of(row.draft) if row.draft else None
     costs: PassCosts = Estimate(hardware, None).costs(target, _placement(row, hardware, target), 8.0)
     if not SYSTEMS[row.system].ahead:
-        costs = replace(costs, rest=costs.link)  # nothing crosses the link while the draft works
+        costs = replace(costs, rest=costs.link)  # no transfer overlaps drafting
     drafting = 0.0
     if draft is not None:
         drafting = row.steps * _step(hardware.processor, draft, row.width, row.draft_bits)
@@ -62,7 +62,7 @@ def predict(row: Row) -> dict[str, float]:
 
 
 def _step(processor: Processor, draft: ModelSizes, width: int, bits: int) -> float:
-    """Of a draft that is read as it is stored."""
+    """Return the seconds of a draft step that reads weights as stored."""
     step = draft_step(processor, draft, width)
     if bits == 16:
         return step
@@ -71,16 +71,16 @@ def _step(processor: Processor, draft: ModelSizes, width: int, bits: int) -> flo
 
 
 def _placement(row: Row, hardware: Hardware, target: ModelSizes) -> Placement:
-    """Two slots, embeddings and head on the device, and as many layers as the row says."""
+    """Return a placement with two slots, embeddings and head on the device, and the row's resident layers."""
     count = len(target.layers)
-    if row.resident is None:  # as many as fit; such rows have no draft
+    if row.resident is None:  # as many layers as fit; such rows have no draft
         room = hardware.processor.memory - _OWN - 2 * target.head
         return place_on_devices(Sizes(target.layers, (0,) * count), [room], 10**15, slots=2)
     return Placement((Tier.HOST,) * count, slots=2)
 
 
 def _record(row: Row) -> dict[str, Any]:
-    """All of a row. predicted, published: seconds per token."""
+    """Return a row for the record. predicted, published: seconds per token."""
     found = predict(row)
     predicted = found["pass"] / row.tokens
     ratio = predicted / row.seconds
@@ -91,7 +91,7 @@ def _record(row: Row) -> dict[str, Any]:
         "published": row.seconds,
         "ratio": ratio,
         "tokens": row.tokens,
-        "given": True,  # the tokens per pass were published, too
+        "given": True,  # the tokens per pass were published too
         **found,
         "source": row.source,
         "settings": {key: value for key, value in asdict(row).items() if key not in _SHOWN},
@@ -107,11 +107,11 @@ def _cells(record: dict[str, Any]) -> list[str]:
 
 
 def options(p: argparse.ArgumentParser) -> None:
-    """Nothing may be chosen."""
+    """Add no options."""
 
 
 def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Predict every row and tell."""
+    """Predict every row and report."""
     report.ceiling(f"predicted over published seconds per token within {WANTED:.0%} of 1")
     records = [_record(row) for row in ROWS]
     near = sum("why_not" not in record for record in records)
@@ -130,9 +130,7 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     return {**report.head(args), "rows": short}
 
 
-main = Command(
-    "published", "The cost model beside published figures.", options, bench, module="plan.published"
-)
+main = Command("published", "Cost model and published figures.", options, bench, module="plan.published")
 
 if __name__ == "__main__":
     sys.exit(main())

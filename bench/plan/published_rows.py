@@ -1,4 +1,4 @@
-"""What others have published of models that do not fit: their runs, and what is assumed of their systems."""
+"""Published runs of models that do not fit in device memory, and assumptions about their systems."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Shape of a decoder of the Llama kind; kv: width of its keys."""
+    """Shape of a Llama-like decoder; kv: width of its keys."""
 
     layers: int
     hidden: int
@@ -18,7 +18,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """ahead: whether the first layers of a pass are copied while the draft works. assumed: in words."""
+    """ahead: whether the first layers of a pass are copied during drafting. assumed: other assumptions."""
 
     ahead: bool
     assumed: str
@@ -28,9 +28,17 @@ class System:
 class Row:
     """One published run.
 
-    seconds: per token. tokens: per pass. bits, draft_bits: of the layers' weights. steps, width, nodes: of a
-    tree. resident: layers that stay on the device, None for as many as fit. vram: of the card in bytes, where
-    that is not the preset's. why_not: what explains a prediction that is off.
+    Args:
+        system, label, machine, target: The system, a description, a hardware preset, and the model.
+        seconds: Seconds per token.
+        source: Publication.
+        tokens: Tokens per pass.
+        bits, draft_bits: Bits of the layers' weights.
+        draft: Draft model; "": none.
+        steps, width, nodes: Shape of the tree.
+        resident: Layers that stay on the device; None: as many as fit.
+        vram: Bytes of the card's memory, if it differs from the preset's.
+        why_not: Explanation of an inaccurate prediction.
     """
 
     system: str
@@ -63,29 +71,29 @@ MODELS = {
 SYSTEMS = {
     "Sequoia": System(
         False,
-        "16 bits; two buffers, copies beside computing, nothing ahead of a pass, every layer copied in every "
-        "pass (Engine/offload_engine.py of its repository); 20 draft steps of 32, which it does not publish",
+        "16 bits; two buffers, copies overlap computing, nothing is copied before a pass, every layer is "
+        "copied in every pass (Engine/offload_engine.py of its repository); 20 draft steps of 32, unstated",
     ),
     "Sequoia, page": System(
         False,
-        "as Sequoia, but what VRAM is free keeps layers: without that, the page's 0.27 s for the 26 GB of a "
-        "13B would take a link of 96 GB/s (infini-ai-lab.github.io/Sequoia-Page; together.ai/blog/sequoia)",
+        "as Sequoia, but layers are kept in free VRAM: otherwise the page's 0.27 s for the 26 GB of a 13B "
+        "would require a link of 96 GB/s (infini-ai-lab.github.io/Sequoia-Page; together.ai/blog/sequoia)",
     ),
-    "DeepSpeed": System(False, "16 bits, every layer copied in every pass, copies beside computing"),
+    "DeepSpeed": System(False, "16 bits, every layer copied in every pass, copies overlap computing"),
     "SpecExec": System(
         True,
-        "two buffers, which are filled with the first layers of the next pass at the end of one, every layer "
-        "copied in every pass (offloading/offload_engine.py of its repository)",
+        "two buffers, filled with the first layers of the next pass at the end of a pass, every layer copied "
+        "in every pass (offloading/offload_engine.py of its repository)",
     ),
 }
 
 _SEQUOIA = "Sequoia, arXiv 2402.12374"
-_PAGE = "infini-ai-lab.github.io/Sequoia-Page, the same in together.ai/blog/sequoia"
+_PAGE = "infini-ai-lab.github.io/Sequoia-Page, also in together.ai/blog/sequoia"
 _SPECEXEC = "SpecExec, arXiv 2406.02532"
 _LOG = "README of github.com/yandex-research/specexec, an example log"
-_UNSTATED = "models and card are not: a 70B by its seconds, a 7B by its 9.9 GB, both in 4 bits, on PCIe 4.0"
+_UNSTATED = "models and card unstated: a 70B by its seconds, a 7B by its 9.9 GB, both in 4 bits, on PCIe 4.0"
 _NEARLY = (
-    "a 24 GB card keeps nearly all of these 26 GB: 2 GB more set aside for other things would make up for it"
+    "a 24 GB card holds nearly all of these 26 GB: reserving 2 GB more for other uses would explain the gap"
 )
 _OLD = 11_530_000_000  # 0.98 of 11 GiB
 
@@ -96,7 +104,7 @@ ROWS = (
     Row("DeepSpeed", "L40, Llama-3-70B, no draft", "l40", "Llama-3-70B", 5.7,
         f"{_SEQUOIA}: 9.5 times Sequoia's 0.60 s"),
     Row("SpecExec", "A100, Llama-2-70B, 7B draft, 2048 nodes", "a100-80gb", "Llama-2-70B", 1 / 2.5,
-        f"{_SPECEXEC}: 2 to 3 tok/s with 16 bits, the middle of it; tokens per pass recalled, not read again",
+        f"{_SPECEXEC}: the middle of 2 to 3 tok/s with 16 bits; tokens per pass from memory, not verified",
         tokens=20.6, draft="Llama-2-7B", steps=32, width=128, nodes=2048),
     *(
         Row("SpecExec", f"70B in 4 bits, {nodes} nodes; card not stated", "a100-80gb", "Llama-2-70B", seconds,

@@ -1,1 +1,1 @@
-"""How well the link is used while a model streams."""
+"""Link utilization while a model streams."""

@@ -1,8 +1,8 @@
-"""What a pass costs the processor when nothing streams: its products, and its attention.
+"""Processor time of a pass without streaming: its matrix products and its attention.
 
 `gemm`: the matrices of all layers, with the rows of the pass. `attention`: torch's own, at the pass's shapes.
-Both are timed on a few random layers of the model's shape, more bytes than a cache holds, taken in turns, and
-scaled to the number of layers.
+Both are timed on a few random layers of the model's shape, larger than any cache, used in turn, and scaled to
+the number of layers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 _LEAST_BYTES = 256_000_000  # of weights: eight times the caches of the machines this was written on
-_LEAST_SECONDS = 0.3  # that a timing lasts
+_LEAST_SECONDS = 0.3  # minimum duration of a timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Compute:
     attention: float
 
     def mean(self, other: Compute) -> Compute:
-        """Halfway between two readings."""
+        """Return the mean of two measurements."""
         return Compute((self.gemm + other.gemm) / 2, (self.attention + other.attention) / 2)
 
     def to_json(self) -> dict[str, float]:
@@ -36,15 +36,15 @@ class Compute:
 
 
 def _cycle(config: Any) -> int:
-    """Of how many layers the first have every kind there is."""
+    """Return how many of the first layers are needed to include every kind of layer."""
     kinds = getattr(config, "layer_types", None) or [""]
     return next(count for count in range(1, len(kinds) + 1) if set(kinds[:count]) == set(kinds))
 
 
-class Floor:
+class ComputeFloor:
     """Random matrices of a few layers of a checkpoint's shape, in memory, to time passes with.
 
-    folder: where its config.json is. Raises what transformers raises for a configuration it cannot read.
+    folder: contains its config.json. Raises the errors of transformers for an unreadable configuration.
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
@@ -58,7 +58,7 @@ class Floor:
         shapes = [module.weight.shape for module in modules if isinstance(module, torch.nn.Linear)]
         of_one = sum(rows * columns for rows, columns in shapes) / few.num_hidden_layers
         self.layers: int = config.num_hidden_layers
-        self.flops_per_row = round(2 * of_one * self.layers)  # of the products alone
+        self.flops_per_row = round(2 * of_one * self.layers)  # of the products only
         copies = max(1, round(_LEAST_BYTES / (dtype.itemsize * of_one * few.num_hidden_layers)))
         self._config, self._dtype, self._device = config, dtype, device
         self._weights = [self._random(*shape) for _ in range(copies) for shape in shapes]
@@ -66,7 +66,7 @@ class Floor:
         self._seen: set[tuple[str, int, int]] = set()
 
     def measure(self, rows: int, chunk: int | None = None) -> Compute:
-        """Time a pass of `rows` rows over an empty cache; chunk: how many go through a layer together."""
+        """Time a pass of `rows` rows with an empty cache. chunk: rows that pass through a layer at once."""
         import torch
 
         chunk = min(chunk or rows, rows)
@@ -86,7 +86,7 @@ class Floor:
         return self._seconds("gemm", rows, rows, multiply)
 
     def _attention(self, rows: int, chunk: int) -> float:
-        """Of one layer, by torch: the faster of causal at once, and in chunks with a mask, as trees need."""
+        """Time one layer's attention: the faster of causal at once and masked in chunks, as trees need."""
         import torch
 
         heads, groups = self._config.num_attention_heads, self._config.num_key_value_heads
@@ -120,7 +120,7 @@ class Floor:
         return torch.randn(*shape, device=self._device, dtype=self._dtype)
 
     def _seconds(self, what: str, rows: int, chunk: int, call: Callable[[], None]) -> float:
-        """The mean time of a call, warmed up the first time that a shape is seen."""
+        """Return the mean time of a call, warmed up when a shape is first used."""
         if (what, rows, chunk) not in self._seen:
             self._seen.add((what, rows, chunk))
             call()
@@ -134,7 +134,7 @@ class Floor:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a CUDA device has done what it was asked for; nothing where it is the processor."""
+    """Wait until a CUDA device has finished its work; do nothing on a CPU."""
     if device.type == "cuda":
         import torch
 

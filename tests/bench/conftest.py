@@ -1,4 +1,4 @@
-"""A bench run as its program is, and a model for those that stream."""
+"""Fixtures: running a bench as a program, and a model for streaming benches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.bench_runs import Ran, RunBench
 
 @pytest.fixture
 def run_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> RunBench:
-    """Ceiling first, JSON last, the command and no folder in the record."""
+    """Run a bench; check that the ceiling is first, JSON last, and the record has no folder."""
     out = tmp_path / "results" / "bench.json"
 
     def run(main: Command, *words: str) -> Ran:
@@ -30,5 +30,5 @@ def run_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> RunBench:
 
 @pytest.fixture(scope="session")
 def tiny_random(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of a tiny shape; nothing may be written into it."""
+    """Random model of a tiny shape; tests must not write to it."""
     return random_model.build(random_model.SHAPES["tiny"], tmp_path_factory.mktemp("random") / "tiny")

@@ -1,4 +1,4 @@
-"""Tokens per pass, with a tiny model."""
+"""Acceptance bench with a tiny model."""
 
 from pathlib import Path
 

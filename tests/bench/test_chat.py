@@ -1,4 +1,4 @@
-"""The bench of the chat in a terminal."""
+"""Bench of the chat in a terminal."""
 
 import sys
 from pathlib import Path
@@ -14,8 +14,8 @@ def test_keys_are_timed_until_their_echo() -> None:
     with chat.Screen([sys.executable, "-c", chat._ECHO]) as screen:
         screen.wait("word", 60.0, lambda: screen.shows("ready"))
         screen.type(3)
-        told = screen.told()
-    assert told["keys"] == 3 and 0 < told["median_ms"] <= told["p95_ms"] <= told["max_ms"]
+        delays = screen.key_delays_ms()
+    assert delays["keys"] == 3 and 0 < delays["median_ms"] <= delays["p95_ms"] <= delays["max_ms"]
 
 
 def test_an_open_update_is_not_shown_yet() -> None:

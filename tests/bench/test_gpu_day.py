@@ -1,4 +1,4 @@
-"""The GPU day at toy sizes: every step ends well, and one that fails costs no other."""
+"""GPU evaluation at toy sizes: every step succeeds, and a failing step does not affect the others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from bench.gpu_day import __main__ as gpu_day
 from bench.gpu_day import exact
-from bench.gpu_day.paced import paced
 from bench.gpu_day.steps import STEPS, Step
+from bench.gpu_day.throttled_link import throttled
 from offspec.stream.device_stream import DeviceStream
 from tests.support.bench_runs import RunBench
 
@@ -33,7 +33,7 @@ def _run(run_bench: RunBench, tmp_path: Path, *words: str) -> Any:
     ],
 )
 def test_every_step_ends_well(run_bench: RunBench, tmp_path: Path, smollm2: object, call: str) -> None:
-    """But programs, which have tests of their own; those that prepare drafts again and again are slow."""
+    """Run every step except programs, which have tests of their own, and slow steps that prepare drafts."""
     drafts = ["text", "wide"]
     own = [
         name for name, step in STEPS.items() if step.call == call and not step.work.startswith("programs:")
@@ -47,7 +47,7 @@ def test_every_step_ends_well(run_bench: RunBench, tmp_path: Path, smollm2: obje
 
 
 @pytest.mark.exhaustive
-def test_a_step_that_fails_or_hangs_costs_no_other(
+def test_a_step_that_fails_or_hangs_does_not_affect_others(
     run_bench: RunBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "parts"
@@ -78,7 +78,7 @@ def test_a_step_that_fails_or_hangs_costs_no_other(
 
 @pytest.mark.parametrize(("dtype", "error"), [("float32", 3e-4), ("float16", 2e-3), ("bfloat16", 0.015)])
 def test_a_kernel_in_a_lower_precision_is_wrong(dtype: str, error: float) -> None:
-    """Products in TF32 have errors of some 3e-4; those of an H200 in float32 are 3.1e-6."""
+    """Products in TF32 have errors of about 3e-4; in float32 an H200 has 3.1e-6."""
     case = {"dtype": f"torch.{dtype}", "differ": [], "error": error}
     right = {**case, "error": min(error / 100, 3.1e-6)}
     rest = {"attention": [], "dequant": {}, "noise": [True]}
@@ -87,8 +87,8 @@ def test_a_kernel_in_a_lower_precision_is_wrong(dtype: str, error: float) -> Non
     assert exact._wrong({**rest, "row_linear": [], "attention": [tree]}) == [tree]
 
 
-def test_a_paced_link_has_two_pieces_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A piece is sent when the one before the last has come; a layer is there when its last piece is."""
+def test_a_throttled_link_has_two_pieces_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece is sent when the one before the last has arrived; a layer is complete with its last piece."""
     clock, sent = [0.0], list[float]()
 
     def sleep(seconds: float) -> None:
@@ -102,8 +102,8 @@ def test_a_paced_link_has_two_pieces_under_way(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(DeviceStream, "_send", lambda *_: sent.append(clock[0]))
     monkeypatch.setattr(DeviceStream, "_copy", copy)
     time = SimpleNamespace(perf_counter=lambda: clock[0], sleep=sleep)
-    monkeypatch.setattr("bench.gpu_day.paced.time", time)
-    with paced(1e9):
+    monkeypatch.setattr("bench.gpu_day.throttled_link.time", time)
+    with throttled(1e9):
         assert DeviceStream._copy(None, 0, None, 0) == 10**7
     assert sent == pytest.approx([0.0, *(number * 1e-3 for number in range(9))], abs=2e-4)
     assert clock[0] == pytest.approx(10e-3, abs=2e-4) and DeviceStream._copy is copy

@@ -1,4 +1,4 @@
-"""The bench that looks for settings which change a token, on a tiny model."""
+"""Lossless bench on a tiny model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.support.bench_runs import RunBench
 from tests.support.tiny_models import write_model
 
 
-def test_changed_tokens_and_early_ends_are_told_with_their_settings(
+def test_changed_tokens_and_early_ends_are_reported_with_their_settings(
     tmp_path: Path, run_bench: RunBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is answered with seven nodes is falsified, with 64 it ends early: all else agrees, in float32."""
+    """Answers with 7 nodes are falsified, those with 64 end early; all others agree, in float32."""
     prompts, state = tmp_path / "prompts.jsonl", tmp_path / "state.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"one {i} two"}) + "\n" for i in range(3)))
 
@@ -41,5 +41,5 @@ def test_changed_tokens_and_early_ends_are_told_with_their_settings(
     assert [ran.summary["settings"][f"budget {budget}"]["mismatches"] for budget in BUDGETS] == [0, 3, 3, 0]
     places = {(miss["turn"], miss["index"], miss["token"] is None) for miss in ran.record["found"]}
     assert places == {(1, 2, False), (0, 6, True)}
-    state.write_text(state.read_text()[:-9])  # a run that was ended in the middle of a line
+    state.write_text(state.read_text()[:-9])  # a run that was interrupted in the middle of a line
     assert run_bench(lossless.main, *words, "--resume").summary["cases"] == 12

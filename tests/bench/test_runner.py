@@ -1,4 +1,4 @@
-"""Benches that compare ways of asking an engine: one toy run of each, and their shared arithmetic."""
+"""Benches that compare ways to use an engine: one toy run of each, and their shared calculations."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _DISK = Bandwidth(1000, 1.0, True)
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tiny model in place of the widened one; measured processes run in this one."""
+    """Replace the widened model by a tiny one, and run measured jobs in this process."""
     folder = write_model(tmp_path / "model", num_hidden_layers=2)
     recipe = {"factor": 4, "fingerprint": "", "layer_files": ["model.safetensors"], "layer_bytes": 8000}
     (folder / "widened.json").write_text(json.dumps({**recipe, "head_bytes": 9, "matmul_parameters": 5}))
-    monkeypatch.setattr(runner, "widened", lambda args: folder)
+    monkeypatch.setattr(runner, "widened_model", lambda args: folder)
     monkeypatch.setattr(runner, "raw_bandwidth", lambda args, files: _DISK)
     monkeypatch.setattr(runner, "measured_job", lambda args, module, job: runner.work(job))
     monkeypatch.setattr(floor, "_LEAST_SECONDS", 0.0)
@@ -57,7 +57,7 @@ def test_a_toy_run(main: Command, words: str, figures: set[str], model: Path, ru
     assert all(figures <= row.keys() for row in ran.summary["runs"])
     assert not any("answers differ" in text for text in ran.summary["shortfalls"])
     assert ran.code == bool(ran.summary["shortfalls"])
-    if main is soak.main:  # memory is not flat so soon
+    if main is soak.main:  # memory still grows at first
         assert ran.summary["runs"][0]["files"] <= 0
 
 
@@ -77,7 +77,7 @@ def test_ways_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [run["turn"] for run in found["a"]] == [0, 3, 4]
 
 
-def test_what_falls_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shortfalls(monkeypatch: pytest.MonkeyPatch) -> None:
     args = prefill.main.parser().parse_args([])
     assert prefill.shortfalls({"nf4": {"ratio_with_attention": 1.2}}, args) == []
     assert len(prefill.shortfalls({"nf4": {"ratio_with_attention": 1.21}}, args)) == 1
@@ -88,7 +88,7 @@ def test_what_falls_short(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"alone": {"tokens_per_s": 9.0}, "in this session": {"tokens_per_s": 2.6}}
     assert len(busy.shortfalls(rows, busy.main.parser().parse_args([]))) == 1
     grown = soak.shortfalls({"growth": {"resident_mb": 0.1, "threads": 1.0, "files": 0.0}}, args)
-    assert grown == ["1 threads more with each thousand requests"]
+    assert grown == ["1 threads of growth per thousand requests"]
 
 
 def test_growth_is_a_slope_over_the_second_half() -> None:

@@ -1,4 +1,4 @@
-"""The bench of the server, with a tiny model."""
+"""Server bench with a tiny model."""
 
 from pathlib import Path
 

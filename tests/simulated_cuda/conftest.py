@@ -1,3 +1,3 @@
-"""The fixture that tests of the simulated device share."""
+"""Shared fixture of the simulated device tests."""
 
 from tests.support.simulated_cuda.late import late as late

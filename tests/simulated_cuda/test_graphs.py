@@ -1,4 +1,4 @@
-"""Graphs: what was captured runs again, on what lies there by then."""
+"""Graphs: a replay runs the captured work on the current memory contents."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The model of torch's caching allocator, which needs no device."""
+"""Model of torch's caching allocator; needs no device."""
 
 from itertools import pairwise
 
@@ -16,34 +16,34 @@ def allocator(expandable: bool = False, total: int = 100 * MB) -> Allocator:
 
 def test_small_blocks_share_two_megabytes_and_medium_ones_twenty() -> None:
     memory = allocator()
-    memory.take(1000, 0)
-    memory.take(MB, 0)
+    memory.allocate(1000, 0)
+    memory.allocate(MB, 0)
     assert (memory.now.asked, memory.now.allocated, memory.now.reserved) == (MB + 1000, MB + 1024, 2 * MB)
-    memory.take(MB + 1, 0)
+    memory.allocate(MB + 1, 0)
     assert memory.now.reserved == 22 * MB
-    memory.take(11 * MB, 0)
+    memory.allocate(11 * MB, 0)
     assert memory.now.reserved == 22 * MB, "there is room in the segment of twenty"
-    memory.take(15 * MB + 1, 0)
+    memory.allocate(15 * MB + 1, 0)
     assert memory.now.reserved == 38 * MB, "a segment of its own, in steps of two"
 
 
 @pytest.mark.parametrize("expandable", [False, True])
 def test_free_neighbours_become_one_block_and_the_limit_is_enforced(expandable: bool) -> None:
     memory = allocator(expandable)
-    first, second, third = (memory.take(3 * MB, 0) for _ in range(3))
+    first, second, third = (memory.allocate(3 * MB, 0) for _ in range(3))
     held = memory.now.reserved
-    memory.give(first)
-    memory.give(second)
-    assert memory.take(6 * MB, 0).start == first.start and memory.now.reserved == held
+    memory.free(first)
+    memory.free(second)
+    assert memory.allocate(6 * MB, 0).start == first.start and memory.now.reserved == held
     assert third.used
     memory = allocator(expandable)
-    kept = memory.take(40 * MB, 0)
-    memory.give(memory.take(40 * MB, 1))
+    kept = memory.allocate(40 * MB, 0)
+    memory.free(memory.allocate(40 * MB, 1))
     assert memory.now.reserved == 80 * MB
-    memory.take(60 * MB, 0)
+    memory.allocate(60 * MB, 0)
     assert memory.now.reserved == 100 * MB and kept.used, "the other stream's block was given back"
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
-        memory.take(2 * MB, 0)
+        memory.allocate(2 * MB, 0)
 
 
 def test_expandable_segments_grow_where_others_leave_a_gap() -> None:
@@ -52,9 +52,9 @@ def test_expandable_segments_grow_where_others_leave_a_gap() -> None:
     for expandable in (False, True):
         memory, last = allocator(expandable, 1000 * MB), None
         for size in range(30, 60, 2):
-            block: Block = memory.take(size * MB, 0)
+            block: Block = memory.allocate(size * MB, 0)
             if last is not None:
-                memory.give(last)
+                memory.free(last)
             last = block
         reserved.append(memory.now.reserved)
     assert reserved[1] <= 200 * MB < reserved[0]
@@ -66,10 +66,10 @@ def test_blocks_never_overlap(expandable: bool) -> None:
     memory, live = allocator(expandable, 300 * MB), list[Block]()
     for _ in range(300):
         if live and torch.rand((), generator=generator) < 0.45:
-            memory.give(live.pop(int(torch.randint(len(live), (), generator=generator))))
+            memory.free(live.pop(int(torch.randint(len(live), (), generator=generator))))
         else:
             size = int(10 ** (7 * float(torch.rand((), generator=generator))))
-            live.append(memory.take(size, int(torch.randint(2, (), generator=generator))))
+            live.append(memory.allocate(size, int(torch.randint(2, (), generator=generator))))
         if torch.rand((), generator=generator) < 0.02:
             memory.release()
         spans = sorted((block.start, block.start + block.size) for block in live)

@@ -1,4 +1,4 @@
-"""Who forgets to wait reads wrong numbers, and who waits reads right ones."""
+"""Streams: reads without a wait return wrong numbers, reads after a wait correct ones."""
 
 from threading import Event, Thread
 from typing import Any

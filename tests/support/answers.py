@@ -9,7 +9,7 @@ from tests.support.tiny_models import disturb, tiny_engine, write_model
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 
 
-class Trio(NamedTuple):
+class TargetAndDrafts(NamedTuple):
     """A target, a draft that agrees with it in part, and one that never does."""
 
     target: Path
@@ -17,19 +17,19 @@ class Trio(NamedTuple):
     hostile: Path
 
 
-def write_trio(folder: Path, layers: int = 4, **sizes: Any) -> Trio:
+def write_trio(folder: Path, layers: int = 4, **sizes: Any) -> TargetAndDrafts:
     target, near = (
         write_model(folder / name, num_hidden_layers=layers, **sizes) for name in ("target", "near")
     )
     disturb(near)
-    return Trio(target, near, write_model(folder / "hostile", "qwen2", seed=5, **sizes))
+    return TargetAndDrafts(target, near, write_model(folder / "hostile", "qwen2", seed=5, **sizes))
 
 
 def sampling(temperature: float, tokens: int = 16, **more: Any) -> SamplingParams:
     return SamplingParams(temperature=temperature, seed=7, max_tokens=tokens, ignore_eos=True, **more)
 
 
-def says(
+def generate_tokens(
     folder: Path, *params: SamplingParams, draft: Path | str = "none", prompt: Any = PROMPT, **options: Any
 ) -> list[tuple[int, ...]]:
     """Tokens of an engine's answers, one for each of the parameters; without a draft, unspeculated."""

@@ -102,7 +102,7 @@ def main(folders: list[str]) -> None:
 
     params = offspec.SamplingParams(max_tokens=6, ignore_eos=True)
     for folder in folders:
-        with offspec.load(folder, draft="substitute", memory="2GB", device="cpu", context=128) as engine:
+        with offspec.load(folder, draft="self", memory="2GB", device="cpu", context=128) as engine:
             engine.generate(MESSAGES, params)
             found[f"{folder} open"] = _changed(before)
         found[f"{folder} closed"] = _changed(before)

@@ -89,7 +89,7 @@ def batch(tree_masks: Sequence[TreeMask]) -> TreeMask:
         causal,
         words,
         position=_padded(places) if len(places) == len(words) else None,
-        known=[reach for mask in tree_masks for reach in mask.reaches()],
+        known=[reach for mask in tree_masks for reach in mask.extents()],
     )
 
 

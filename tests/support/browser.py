@@ -92,7 +92,7 @@ class Browser:
             self.call(f"{domain}.enable", session)
         self.call("Storage.clearDataForOrigin", session, origin=url, storageTypes="local_storage")
         page = Page(self, session)
-        page.look(width, 800, scheme)
+        page.set_viewport(width, 800, scheme)
         page.go(url)
         return page
 
@@ -137,18 +137,18 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **given)
         self.call("Input.dispatchKeyEvent", type="keyUp", **given)
 
-    def look(self, width: int, height: int, scheme: str) -> None:
+    def set_viewport(self, width: int, height: int, scheme: str) -> None:
         """Be of this size, in CSS pixels, and of this colour scheme."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features)
 
-    def picture(self) -> bytes:
+    def screenshot(self) -> bytes:
         """A PNG of what is seen."""
         return base64.b64decode(self.call("Page.captureScreenshot")["data"])
 
-    def complaints(self) -> list[str]:
+    def errors(self) -> list[str]:
         """What went wrong in this tab so far: exceptions, and errors in the browser's log."""
         found = list[str]()
         for event in self._browser.events:

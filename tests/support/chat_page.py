@@ -61,4 +61,4 @@ def wait_for(page: Page, *texts: str) -> None:
 
 def prompt(engine: ScriptedEngine, request: int = -1) -> str:
     """The prompt of a request."""
-    return engine.wording.spell(engine.asked[request].prompt)
+    return engine.wording.decode_with_special(engine.requests[request].prompt)

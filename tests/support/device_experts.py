@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from offspec_planners.placement import Placement
-from tests.support.answers import sampling, says
-from tests.support.expert_models import by_need, write_experts
+from tests.support.answers import generate_tokens, sampling
+from tests.support.expert_models import on_demand_placement, write_experts
 from tests.support.tiny_models import open_model
 
 CUDA = torch.device("cuda", 0)
@@ -19,7 +19,7 @@ GREEDY, SAMPLED = sampling(0.0, 5), sampling(0.8, 5)
 
 
 @dataclass(frozen=True)
-class Written:
+class SavedModel:
     """A model, and what it says without speculation and with everything on the device."""
 
     folder: Path
@@ -29,25 +29,27 @@ class Written:
 
     def placement(self, near: float, behind: float) -> Placement:
         """With slots for shares of the experts, one at least: on the device, and in RAM behind it."""
-        return by_need(self.layers, self._slots(near), self._slots(behind))
+        return on_demand_placement(self.layers, self._slots(near), self._slots(behind))
 
-    def beside(self, share: float) -> Placement:
+    def cpu_placement(self, share: float) -> Placement:
         """With slots in RAM for a share of the experts, one at least, which the CPU computes."""
-        return by_need(self.layers, 0, self._slots(share))
+        return on_demand_placement(self.layers, 0, self._slots(share))
 
     def _slots(self, share: float) -> int:
         return max(int(share * self.experts), 1)
 
 
 @pytest.fixture(scope="session")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Written]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], SavedModel]:
     @cache
-    def write(family: str) -> Written:
+    def write(family: str) -> SavedModel:
         folder = write_experts(tmp_path_factory.mktemp(family) / "model", family)
         opened = open_model(folder)
         layers, experts = len(opened.layers), opened.experts.count
         opened.close()
         given = {"resident": range(layers), "slots": 0, "device": CUDA}
-        return Written(folder, layers, experts, says(folder, GREEDY, SAMPLED, prompt=PROMPT, **given))
+        return SavedModel(
+            folder, layers, experts, generate_tokens(folder, GREEDY, SAMPLED, prompt=PROMPT, **given)
+        )
 
     return write

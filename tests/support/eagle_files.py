@@ -141,7 +141,7 @@ def features(start: int, count: int, seed: int = 0) -> Features:
     return Features(start, every[-1], {layer: every[layer] for layer in range(LAYERS + 1)})
 
 
-class Naive:
+class ReferenceEagle:
     """The published formula. embedding [V, H] and project are the target's."""
 
     def __init__(self, head: Head, embedding: Tensor, project: Any) -> None:

@@ -39,7 +39,7 @@ def write_experts(folder: Path, family: str, **overrides: Any) -> Path:
     return write_config(folder, small_config(CONFIG_MAPPING[family](**given)))
 
 
-def by_need(layers: int, slots: int, behind: int = 0) -> Placement:
+def on_demand_placement(layers: int, slots: int, behind: int = 0) -> Placement:
     """Experts in so many slots, and all else in memory. behind: slots in RAM behind a device."""
     placed = Placement.in_memory(layers, range(layers), 0)
     return replace(placed, expert_slots=slots, host_expert_slots=behind)

@@ -40,7 +40,7 @@ from offspec.core.events import (
     Result,
     TextDelta,
     TreeSeen,
-    unheard,
+    ignore_event,
 )
 from offspec.core.model_info import ModelInfo
 from offspec.core.sampling_defaults import sampling_values
@@ -51,7 +51,7 @@ from offspec.engine.request import Request
 from tests.support.waiting import PATIENCE
 
 if TYPE_CHECKING:
-    from offspec.chat.answer_parts import Parts
+    from offspec.chat.answer_parser import AnswerParser
     from offspec.chat.session import Session
     from offspec_planners.plan import Plan
 
@@ -62,7 +62,7 @@ LAYER_BYTES = 10**8
 _WORDS = re.compile(r"<\|\w+\|>|\s+(?=<\|)|\s*[^\s<]+|\s*<|\s+")
 
 
-class Turnstile(threading.Event):
+class PassGate(threading.Event):
     """A gate that lets a number of passes through, and then none until it is opened."""
 
     def __init__(self, passes: int) -> None:
@@ -74,7 +74,7 @@ class Turnstile(threading.Event):
         return self._left >= 0 or super().is_set()
 
 
-class ScriptedWording:
+class ScriptedTokenizer:
     """A tokenizer and a chat template in one: a word is a token, whose id is given when it is first met."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class ScriptedWording:
             return self.tokenize(prompt)
         return self.tokenize(self.render(prompt)) if isinstance(prompt[0], dict) else list(prompt)
 
-    def spell(self, ids: Sequence[int]) -> str:
+    def decode_with_special(self, ids: Sequence[int]) -> str:
         return "".join(self._words[i] for i in ids)
 
 
@@ -124,7 +124,7 @@ class Script:
     endless: bool = False
 
 
-class Asked(NamedTuple):
+class RecordedRequest(NamedTuple):
     """One request, as it came."""
 
     prompt: Any
@@ -165,10 +165,10 @@ class ScriptedEngine:
         self.config = config or EngineConfig(model="demo")
         self.budget = self.config.budget or 64
         self.width = self.config.width or 8
-        self.notify: Callable[[Event], None] = unheard
-        self.wording = ScriptedWording()
+        self.notify: Callable[[Event], None] = ignore_event
+        self.wording = ScriptedTokenizer()
         self.timeline = OFF
-        self.asked: list[Asked] = []
+        self.requests: list[RecordedRequest] = []
         self.template_given: Mapping[str, Any] | None = None  # of the last prompt
         self.steps: list[str] = []
         self.loud = False
@@ -208,7 +208,7 @@ class ScriptedEngine:
     def draft(self) -> str:
         if self.used != "auto":
             return self.used
-        return "substitute (4-bit)" if self.config.draft == "auto" else self.config.draft
+        return "self (4-bit)" if self.config.draft == "auto" else self.config.draft
 
     @property
     def placement(self) -> dict[str, Any]:
@@ -260,22 +260,22 @@ class ScriptedEngine:
     def check(self, params: SamplingParams) -> None:
         pass
 
-    def spell(self, ids: Sequence[int]) -> str:
-        return self.wording.spell(ids)
+    def decode_with_special(self, ids: Sequence[int]) -> str:
+        return self.wording.decode_with_special(ids)
 
-    def parts(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()) -> "Parts":
-        from offspec.chat.answer_parts import PlainText
+    def parts(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()) -> "AnswerParser":
+        from offspec.chat.answer_parser import PlainTextParser
 
         if not self.template:
-            return PlainText()
+            return PlainTextParser()
         from offspec.model import answer_formats  # only now: it imports torch
 
         tokenizer = SimpleNamespace(chat_template=self.template)
         codec: Any = SimpleNamespace(
-            tokenizer=tokenizer, hidden_ids=frozenset(), eos_ids=frozenset(), answer_marks=self.template
+            tokenizer=tokenizer, special_ids=frozenset(), eos_ids=frozenset(), answer_marks=self.template
         )
-        make = answer_formats.find(codec, calls=bool(tools))
-        return make(self.spell(ids), tools) if make else PlainText()
+        make = answer_formats.find_parts_factory(codec, calls=bool(tools))
+        return make(self.decode_with_special(ids), tools) if make else PlainTextParser()
 
     def answer_format(
         self,
@@ -288,7 +288,7 @@ class ScriptedEngine:
         return format
 
     def token_bytes(self, token: int) -> bytes:
-        return self.spell([token]).encode()
+        return self.decode_with_special([token]).encode()
 
     def chat(
         self,
@@ -350,12 +350,12 @@ class ScriptedEngine:
             if self.closed:
                 raise ClosedError("this engine was closed; load the model again")
             params = params or SamplingParams()
-            given = self.answers[len(self.asked) % len(self.answers)]
+            given = self.answers[len(self.requests) % len(self.answers)]
             script = given if isinstance(given, Script) else Script(given)
             prompt = prompt if isinstance(prompt, str) else list(prompt)
-            asked = Asked(prompt, params, raw, speculate, check, trees)
+            asked = RecordedRequest(prompt, params, raw, speculate, check, trees)
             answer = _Answer(self, asked, script, halt or threading.Event())
-            self.asked.append(asked)
+            self.requests.append(asked)
             self.step("answering")
             try:
                 yield from answer.events(self._reused(answer.ids))
@@ -380,7 +380,7 @@ class ScriptedEngine:
         answer = Answer(Request(prompt, params, halt=halt), progress)
 
         def run() -> None:
-            self.notify = answer.progressed
+            self.notify = answer.on_progress
             try:
                 for event in self.stream(prompt, params, halt=halt, trees=trees, shown=shown):
                     answer.put([event], ended=isinstance(event, Finished))
@@ -404,7 +404,9 @@ class ScriptedEngine:
 class _Answer:
     """One request on its way."""
 
-    def __init__(self, engine: ScriptedEngine, asked: Asked, script: Script, halt: threading.Event) -> None:
+    def __init__(
+        self, engine: ScriptedEngine, asked: RecordedRequest, script: Script, halt: threading.Event
+    ) -> None:
         self._engine, self._asked, self._script, self._halt = engine, asked, script, halt
         self.ids: list[int] = engine.ids(asked.prompt)
         self._left = engine.wording.tokenize(script.text)
@@ -470,9 +472,13 @@ class _Answer:
         count = self._script.pass_tokens
         now, self._left = self._left[:count], self._left[count:]
         # Ids of a prompt may be no words of the script's.
-        root = self._engine.wording.spell([*self.ids, *self.tokens][-1:]) if self._asked.trees else ""
+        root = (
+            self._engine.wording.decode_with_special([*self.ids, *self.tokens][-1:])
+            if self._asked.trees
+            else ""
+        )
         self.tokens += now
-        words = [self._engine.wording.spell([token]) for token in now]
+        words = [self._engine.wording.decode_with_special([token]) for token in now]
         sources = ["draft"] * (len(words) - 1) + ["bonus"]
         pieces = tuple(Piece(word, source) for word, source in zip(words, sources, strict=True))
         yield TextDelta("".join(words), tuple(now), pieces)
@@ -496,7 +502,7 @@ class _Answer:
         engine, seed = self._engine, self._asked.params.seed
         done = -(-len(self.tokens) // self._script.pass_tokens)
         return Result(
-            text=engine.wording.spell(self.tokens),
+            text=engine.wording.decode_with_special(self.tokens),
             token_ids=tuple(self.tokens),
             passes=done,
             seconds=SECONDS_A_PASS * passes,
@@ -557,7 +563,7 @@ class ScriptedLoad:
         away: Sequence[int] = (),
     ) -> None:
         self.engine, self.fail, self.failing, self.away = engine, fail, failing, away
-        self.told = reading(3) if told is None else told
+        self.told = load_progress(3) if told is None else told
         self.asked: list[tuple[EngineConfig, Path | None]] = []
         self.engines: list[ScriptedEngine] = []
         self.timeline: Timeline | None = None
@@ -569,7 +575,7 @@ class ScriptedLoad:
         self,
         config: EngineConfig,
         plan: Path | None = None,
-        notify: Callable[[Event], None] = unheard,
+        notify: Callable[[Event], None] = ignore_event,
         timeline: Timeline | None = None,
         at_once: bool = False,
     ) -> ScriptedEngine:
@@ -608,6 +614,6 @@ class ScriptedLoad:
         return module
 
 
-def reading(steps: int) -> list[LoadProgress]:
+def load_progress(steps: int) -> list[LoadProgress]:
     """Progress of a load in so many steps of a gigabyte."""
     return [LoadProgress("reading the model", step * 10**9, steps * 10**9) for step in range(1, steps + 1)]

@@ -19,7 +19,7 @@ _OF_5_17 = {"llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen
 _OF_5_17 |= {"phi3", "starcoder2", "mamba"}
 
 
-class Bench(NamedTuple):
+class UnpackEnvironment(NamedTuple):
     """A place to write a GGUF file and unpack it."""
 
     file: Path
@@ -30,7 +30,7 @@ class Bench(NamedTuple):
         self.events.clear()
         return open_checkpoint(str(self.file), unpack=unpack, notify=self.events.append, cache_dir=self.cache)
 
-    def left(self) -> list[str]:
+    def cached_names(self) -> list[str]:
         """Names in the cache, in all of its rooms."""
         return sorted(file.name for file in self.cache.glob("*/*"))
 
@@ -39,7 +39,7 @@ PARTS = 3  # files that a model is split into
 # Where the blocks of types that the gguf package cannot write have their float16 scales, in bytes.
 SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 SCALES |= {"IQ4_NL": (0,), "IQ4_XS": (0,), "IQ2_XXS": (0,)}
-# Matrices that are never quantised.
+# Matrices that are never quantized.
 _STAYS = re.compile(r"ssm_(a|d|conv1d|norm)\b|shortconv\.conv|ffn_gate_inp")
 
 

@@ -280,6 +280,6 @@ def module_tensors(layers: int, one: PreTrainedModel, arch: str) -> tuple[Tensor
     return file, stored
 
 
-def with_module(arch: str) -> dict[str, Any]:
+def with_mtp(arch: str) -> dict[str, Any]:
     """The keys of a file of four layers and a module."""
     return {f"{arch}.block_count": 5, f"{arch}.nextn_predict_layers": 1}

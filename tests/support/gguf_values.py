@@ -6,8 +6,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from offspec.checkpoint import Checkpoint
 from offspec.checkpoint.tensors import TensorInfo, Weight
-from offspec_kernels.dequant import dequantise
-from tests.support.quantised_files import tensor_of
+from offspec_kernels.dequant import dequantize
+from tests.support.quantized_files import tensor_of
 
 
 def values(weight: Weight) -> torch.Tensor:
@@ -16,10 +16,10 @@ def values(weight: Weight) -> torch.Tensor:
         return tensor_of(weight).float()
     out = torch.full((int(np.prod(weight.shape)),), torch.nan)
     parts = {part: tensor_of(info) for part, info in weight.parts}
-    return dequantise(weight.format, parts, weight.shape, out)
+    return dequantize(weight.format, parts, weight.shape, out)
 
 
-def ours(checkpoint: Checkpoint) -> PreTrainedModel:
+def load_float32(checkpoint: Checkpoint) -> PreTrainedModel:
     """The model in float32, of the weights that are streamed."""
     config = AutoConfig.from_pretrained(checkpoint.folder)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig
 
 from offspec.core.errors import OffspecError
-from offspec.core.events import unheard
+from offspec.core.events import ignore_event
 from offspec.draft.heads.base import OpenedHead, TargetShape
 from offspec.draft.heads.open import open_head
 from tests.support.tiny_models import VOCABULARY
@@ -143,7 +143,7 @@ def write_hollow(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, t
 
 
 def open_for_tiny(path: Path) -> OpenedHead | None:
-    return open_head(str(path), target_shape(), unheard)
+    return open_head(str(path), target_shape(), ignore_event)
 
 
 def opening_fails(path: Path) -> OffspecError:

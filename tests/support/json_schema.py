@@ -29,7 +29,7 @@ _FORMATS = {
 _SAYS_NOTHING = {"title", "description", "default", "$schema", "$defs", "definitions"}
 
 
-def fits(value: Any, schema: Any, root: Any = None) -> bool:
+def is_valid(value: Any, schema: Any, root: Any = None) -> bool:
     """Whether a JSON value is valid. Raises KeyError for a keyword that is not known here."""
     if isinstance(schema, bool):
         return schema
@@ -58,7 +58,9 @@ def _properties(value: Any, schema: Any, root: Any) -> bool:
     for name, item in value.items():
         known = [inner for key, inner in schema.get("properties", {}).items() if key == name]
         known += [i for pattern, i in schema.get("patternProperties", {}).items() if re.search(pattern, name)]
-        if not all(fits(item, inner, root) for inner in known or [schema.get("additionalProperties", True)]):
+        if not all(
+            is_valid(item, inner, root) for inner in known or [schema.get("additionalProperties", True)]
+        ):
             return False
     return True
 
@@ -68,7 +70,7 @@ def _items(value: Any, schema: Any, root: Any) -> bool:
         return True
     first = schema.get("prefixItems", [])
     kinds = [*first, *[schema.get("items", True)] * (len(value) - len(first))]
-    return all(fits(item, kind, root) for item, kind in zip(value, kinds, strict=False))
+    return all(is_valid(item, kind, root) for item, kind in zip(value, kinds, strict=False))
 
 
 def _number(holds: Callable[[Any, Any], bool]) -> Callable[..., bool]:
@@ -97,10 +99,10 @@ _KEYWORDS: dict[str, Callable[..., bool]] = {
     ),
     "enum": lambda value, values, *_: any(_same(value, one) for one in values),
     "const": lambda value, one, *_: _same(value, one),
-    "anyOf": lambda value, schemas, _, root: any(fits(value, one, root) for one in schemas),
-    "oneOf": lambda value, schemas, _, root: sum(fits(value, one, root) for one in schemas) == 1,
-    "allOf": lambda value, schemas, _, root: all(fits(value, one, root) for one in schemas),
-    "$ref": lambda value, pointer, _, root: fits(value, _resolved(pointer, root), root),
+    "anyOf": lambda value, schemas, _, root: any(is_valid(value, one, root) for one in schemas),
+    "oneOf": lambda value, schemas, _, root: sum(is_valid(value, one, root) for one in schemas) == 1,
+    "allOf": lambda value, schemas, _, root: all(is_valid(value, one, root) for one in schemas),
+    "$ref": lambda value, pointer, _, root: is_valid(value, _resolved(pointer, root), root),
     "minimum": _number(lambda value, bound: value >= bound),
     "maximum": _number(lambda value, bound: value <= bound),
     "exclusiveMinimum": _number(lambda value, bound: value > bound),

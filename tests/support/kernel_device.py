@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from offspec_kernels.backend import Backend, interprets
+from offspec_kernels.backend import Backend, is_interpreted
 
-needs_compiled_kernels = pytest.mark.skipif(interprets(), reason="in the interpreter this takes minutes")
+needs_compiled_kernels = pytest.mark.skipif(is_interpreted(), reason="in the interpreter this takes minutes")
 
 
 def kernels_compile() -> bool:
     """Return whether this process compiles kernels for a GPU instead of interpreting them in Python."""
-    return not interprets()
+    return not is_interpreted()
 
 
 def kernel_device() -> str:

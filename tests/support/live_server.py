@@ -43,8 +43,8 @@ class LiveServer:
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
         self.port: int = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        given: dict[str, Any] = {"names": (NAME,), **settings}
-        self._key, self._ready = given.get("key"), ready
+        given: dict[str, Any] = {"served_model_names": (NAME,), **settings}
+        self._key, self._ready = given.get("api_key"), ready
         load: Any = served if callable(served) else lambda notify: served
         self.server = Server(load, Settings("127.0.0.1", self.port, **given), self._listener)
         self.service = self.server.service

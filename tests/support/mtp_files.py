@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.support.asking import paths
+from tests.support.drafter_logits import paths
 from tests.support.tiny_models import write_model
 
 LAYERS = 3
@@ -97,7 +97,7 @@ def write_with_mtp(folder: Path, layout: str, family: str, overrides: Mapping[st
     return folder
 
 
-class Naive:
+class ReferenceMtp:
     """The module's published formulas around transformers' own layer, all positions at once."""
 
     def __init__(self, folder: Path, layout: str) -> None:

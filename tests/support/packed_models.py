@@ -11,7 +11,7 @@ from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.folder import Checkpoint
 from offspec.checkpoint.safetensors import read_header
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight
-from offspec_kernels.dequant import Format, dequantise
+from offspec_kernels.dequant import Format, dequantize
 from offspec_kernels.dequant.grouped import Grouped, pack_codes
 
 Rounded = tuple[Format, dict[str, torch.Tensor]]
@@ -45,7 +45,7 @@ def packed_checkpoint(
             formats[name] = round_to(tensor)
             stored |= {f"{name}.{part}": value for part, value in formats[name][1].items()}
             values = torch.full((tensor.numel(),), torch.nan)
-            dense[name] = dequantise(*formats[name], tuple(tensor.shape), values).contiguous()
+            dense[name] = dequantize(*formats[name], tuple(tensor.shape), values).contiguous()
         else:
             stored[name] = dense[name] = tensor
     folder.mkdir()

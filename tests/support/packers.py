@@ -1,4 +1,4 @@
-"""Quantised checkpoints as others publish them, with the values that they stand for.
+"""Quantized checkpoints as others publish them, with the values that they stand for.
 
 Codes, scales and zero points are drawn at random, the values follow from the definition of each method, and
 only then is anything packed: no unpacking is involved. compressed-tensors is packed by its own library.
@@ -16,14 +16,14 @@ from torch import Tensor
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs lies in which half byte, the lowest first
 
 
-class Packed(NamedTuple):
+class PackedWeight(NamedTuple):
     """tensors: by what comes behind the module's name and a dot; values: the weight, float32 [out, in]."""
 
     tensors: dict[str, Tensor]
     values: Tensor
 
 
-class Drawn(NamedTuple):
+class RandomCodes(NamedTuple):
     """codes [in, out], zeros and scales [groups, out], group_of [in]: that of each input."""
 
     codes: Tensor
@@ -38,14 +38,16 @@ class Drawn(NamedTuple):
         return (steps * self.scales[self.group_of]).float().T.contiguous()
 
 
-def draw(shape: tuple[int, int], bits: int, group: int, dtype: torch.dtype, shuffled: bool = False) -> Drawn:
+def draw(
+    shape: tuple[int, int], bits: int, group: int, dtype: torch.dtype, shuffled: bool = False
+) -> RandomCodes:
     outputs, inputs = shape
     group = inputs if group == -1 else group
     index = torch.arange(inputs) // group
     if shuffled:
         index = index[torch.randperm(inputs)]
     groups, most = inputs // group, 2**bits
-    return Drawn(
+    return RandomCodes(
         torch.randint(0, most, (inputs, outputs)),
         torch.randint(1, most, (groups, outputs)),
         (torch.rand(groups, outputs) + 0.5).div(2 * most).to(dtype),
@@ -53,7 +55,7 @@ def draw(shape: tuple[int, int], bits: int, group: int, dtype: torch.dtype, shuf
     )
 
 
-def awq(shape: tuple[int, int], group: int = 128, dtype: torch.dtype = torch.float16) -> Packed:
+def awq(shape: tuple[int, int], group: int = 128, dtype: torch.dtype = torch.float16) -> PackedWeight:
     drawn = draw(shape, 4, group, dtype)
     codes, zeros = (
         part.unflatten(1, (-1, 8))[:, :, _AWQ_ORDER].flatten(1) for part in (drawn.codes, drawn.zeros)
@@ -63,7 +65,7 @@ def awq(shape: tuple[int, int], group: int = 128, dtype: torch.dtype = torch.flo
         "qzeros": _pack_columns(zeros, 4),
         "scales": drawn.scales,
     }
-    return Packed(tensors, drawn.values())
+    return PackedWeight(tensors, drawn.values())
 
 
 def gptq(
@@ -74,7 +76,7 @@ def gptq(
     desc_act: bool = False,
     less_one: bool = True,
     dtype: torch.dtype = torch.float16,
-) -> Packed:
+) -> PackedWeight:
     drawn = draw(shape, bits, group, dtype, shuffled=desc_act)
     tensors = {
         "qweight": _pack_columns(drawn.codes.T, bits).T.contiguous(),
@@ -82,7 +84,7 @@ def gptq(
         "scales": drawn.scales,
         "g_idx": drawn.group_of.int(),
     }
-    return Packed(tensors, drawn.values())
+    return PackedWeight(tensors, drawn.values())
 
 
 def _pack_columns(codes: Tensor, bits: int) -> Tensor:
@@ -92,16 +94,20 @@ def _pack_columns(codes: Tensor, bits: int) -> Tensor:
     return words.sum(-1).to(torch.int32)  # the highest bit becomes the sign
 
 
-def fp8(shape: tuple[int, int], block: tuple[int, int] | None, dtype: torch.dtype = torch.float32) -> Packed:
+def fp8(
+    shape: tuple[int, int], block: tuple[int, int] | None, dtype: torch.dtype = torch.float32
+) -> PackedWeight:
     rows, columns = block or shape
     codes = (torch.randn(shape) * 100).to(torch.float8_e4m3fn)
     scales = (torch.rand(-(-shape[0] // rows), -(-shape[1] // columns)) + 0.5).div(500).to(dtype)
     spread = scales.float().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
     values = codes.float() * spread[: shape[0], : shape[1]]
-    return Packed({"weight": codes, "weight_scale_inv": scales if block else scales.reshape(())}, values)
+    return PackedWeight(
+        {"weight": codes, "weight_scale_inv": scales if block else scales.reshape(())}, values
+    )
 
 
-def mxfp4(shape: tuple[int, int, int]) -> Packed:
+def mxfp4(shape: tuple[int, int, int]) -> PackedWeight:
     """tensors: blocks and scales; values [experts, columns, rows], as gpt-oss has them."""
     experts, columns, rows = shape
     values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -110,10 +116,10 @@ def mxfp4(shape: tuple[int, int, int]) -> Packed:
     signed = values[codes & 7] * (1 - 2 * (codes >> 3))
     made = (signed * 2.0 ** (exponents[..., None] - 127)).flatten(2).mT
     blocks = codes[..., ::2] | codes[..., 1::2] << 4
-    return Packed({"blocks": blocks.byte(), "scales": exponents.byte()}, made.contiguous())
+    return PackedWeight({"blocks": blocks.byte(), "scales": exponents.byte()}, made.contiguous())
 
 
-def nvfp4(shape: tuple[int, int], divided: bool = False) -> Packed:
+def nvfp4(shape: tuple[int, int], divided: bool = False) -> PackedWeight:
     """As Model Optimizer has it; divided: as compressed-tensors does, with values in bfloat16."""
     rows, columns = shape
     values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -125,12 +131,12 @@ def nvfp4(shape: tuple[int, int], divided: bool = False) -> Packed:
     packed = (codes[..., ::2] | codes[..., 1::2] << 4).flatten(1).byte()
     if divided:
         tensors = {"weight_packed": packed, "weight_scale": scales, "weight_global_scale": whole}
-        return Packed(tensors | {"input_global_scale": torch.ones(1)}, made.bfloat16().float())
+        return PackedWeight(tensors | {"input_global_scale": torch.ones(1)}, made.bfloat16().float())
     tensors = {"weight": packed, "weight_scale": scales, "weight_scale_2": whole}
-    return Packed(tensors | {"input_scale": torch.ones(())}, made)
+    return PackedWeight(tensors | {"input_scale": torch.ones(())}, made)
 
 
-def compressed(shape: tuple[int, int], format: str, dtype: torch.dtype, **weights: Any) -> Packed:
+def compressed(shape: tuple[int, int], format: str, dtype: torch.dtype, **weights: Any) -> PackedWeight:
     """By compressed-tensors' own compressor. weights: its QuantizationArgs."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -145,7 +151,7 @@ def compressed(shape: tuple[int, int], format: str, dtype: torch.dtype, **weight
     compressor: Any = BaseCompressor.get_value_from_registry(format)
     tensors = compressor.compress(state, scheme)
     values = compressor.decompress(tensors, scheme)["weight"]
-    return Packed({name: tensor.contiguous() for name, tensor in tensors.items()}, values.float())
+    return PackedWeight({name: tensor.contiguous() for name, tensor in tensors.items()}, values.float())
 
 
 def _extremes(weight: Tensor, args: Any) -> tuple[Tensor, Tensor]:
@@ -160,7 +166,7 @@ def _extremes(weight: Tensor, args: Any) -> tuple[Tensor, Tensor]:
     return groups.amin(2), groups.amax(2)
 
 
-def write(folder: Path, settings: Mapping[str, Any], modules: Mapping[str, Packed]) -> Path:
+def write(folder: Path, settings: Mapping[str, Any], modules: Mapping[str, PackedWeight]) -> Path:
     """A checkpoint of nothing but these modules."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -171,11 +177,11 @@ def write(folder: Path, settings: Mapping[str, Any], modules: Mapping[str, Packe
     return folder
 
 
-def requantise(
+def requantize(
     dense: Path,
     packed: Path,
     settings: Mapping[str, Any],
-    pack: Callable[[tuple[int, int]], Packed],
+    pack: Callable[[tuple[int, int]], PackedWeight],
     which: str = ".layers.",
 ) -> None:
     """Write a model anew with packed weights, and change the dense one to the same values.

@@ -84,7 +84,7 @@ def small() -> Plan:
     return Plan(
         target="SmolLM2-135M widened x4",
         target_print="0123456789ab",
-        draft="substitute",
+        draft="self",
         draft_print="ba9876543210",
         hardware=LAPTOP,
         device="cpu",
@@ -117,7 +117,7 @@ def small() -> Plan:
         what_ifs=(
             WhatIf("1.00 GB more RAM", 8.4, "9 more layers stay"),
             WhatIf("4-bit weights", 14.2, "a quarter of the bytes stream"),
-            WhatIf("no draft", 0.74, "one token a pass"),
+            WhatIf("no draft", 0.74, "one token per pass"),
             WhatIf("a 2.00 GB budget", None, "the draft does not fit"),
         ),
         acceptance="measured over 24 passes",

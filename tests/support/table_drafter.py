@@ -74,7 +74,7 @@ class ChainLookup:
     def start(self, ids: Sequence[int]) -> None:
         self.asked = []
 
-    def below(
+    def continuations(
         self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
     ) -> Subtree:
         self.asked.append(list(path))

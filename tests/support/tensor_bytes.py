@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from offspec.model.quantize.rounding import RoundedMatrix
+from offspec.model.quantize.quantized_matrix import QuantizedMatrix
 from offspec.model.unpacking import Scratch
 
 
@@ -12,7 +12,7 @@ def tensor_bytes(owner: object) -> int:
     """Bytes of the tensors that an object holds, directly, in a list or by name, but for shared scratch."""
     if isinstance(owner, torch.Tensor):  # those in layouts of oneDNN have no nbytes
         return owner.numel() * owner.dtype.itemsize
-    if isinstance(owner, RoundedMatrix):
+    if isinstance(owner, QuantizedMatrix):
         owner = owner.parts
     if isinstance(owner, list):
         held: Iterable[object] = owner

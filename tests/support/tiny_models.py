@@ -9,7 +9,7 @@ import torch
 
 from offspec.checkpoint import open_checkpoint
 from offspec.core.config import LOOKUPS, EngineConfig
-from offspec.core.events import Event, unheard
+from offspec.core.events import Event, ignore_event
 from offspec.draft.lm import LMDrafter
 from offspec.draft.lookup.ngram import NgramLookup
 from offspec.draft.lookup.suffix import SuffixLookup
@@ -288,7 +288,7 @@ def load_all(model: LoadedModel, capacity: int) -> None:
 
 def _drafter(model: LoadedModel, capacity: int, lean: bool, target: LoadedModel | None = None) -> LMDrafter:
     """target: what the draft is a rounding of."""
-    drafts = (model.lean(capacity) if lean else None) or model.tree_model
+    drafts = (model.fused_model(capacity) if lean else None) or model.tree_model
     shared = target.tree_model.cache if target is not None else None
     return LMDrafter("draft", drafts, model.device, model.close, shared)
 
@@ -315,15 +315,15 @@ def tiny_engine(
     more_devices: Sequence[torch.device] = (),
     wrap: Callable[[Any], Any] | None = None,
     more: Callable[[LoadedModel], Mapping[str, Any]] | None = None,
-    notify: Callable[[Event], None] = unheard,
+    notify: Callable[[Event], None] = ignore_event,
     int8_cache: bool = False,
     chunk: int | None = None,
     cache_size: int = 0,
     sequences: int = 1,
 ) -> Engine:
-    """An engine whose placement is given instead of decided; draft is a folder, "substitute" or "none".
+    """An engine with a given placement instead of a planned one; draft is a folder, "self" or "none".
 
-    "auto" is a substitute by itself here, and lookups may follow behind commas. more: makes other drafters
+    "auto" is "self" here, and lookups may follow after commas. more: makes other drafters
     for the target, by name. folder: the target's, or a GGUF file. resident and slots: a placement in one
     memory, unless a whole `placement` is given. lean: draft by the lean forward where the family has one.
     """
@@ -334,13 +334,13 @@ def tiny_engine(
         placement = Placement.in_memory(len(target.layers), resident, slots)
         placement = replace(placement, staging=2 if device.type != "cpu" else 0)
     target.load(placement, context + budget, nothing, chunk, context=context)
-    draft = str(draft).replace("auto", "substitute")
+    draft = str(draft).replace("auto", "self")
     main, *others = draft.split(",")
     drafters: dict[str, Any] = {}
-    if main == "substitute":
-        substitute = open_model(folder, dtype, device)
-        substitute.load_rounded(4, expand, context, nothing, CALIBRATION, target.rest_tensors)
-        drafters[main] = _drafter(substitute, context, lean, target)
+    if main == "self":
+        quantized = open_model(folder, dtype, device)
+        quantized.load_quantized(4, expand, context, nothing, CALIBRATION, target.rest_tensors)
+        drafters[main] = _drafter(quantized, context, lean, target)
     elif main != "none" and main not in LOOKUPS:
         other = open_model(Path(main), dtype, device)
         load_all(other, context)
@@ -366,7 +366,7 @@ def tiny_engine(
         context,
         placement,
         1 << 40,
-        target_print=checkpoint.fingerprint,
+        target_fingerprint=checkpoint.fingerprint,
         sequences=sequences,
     )
     return Engine(config, assembly, notify)

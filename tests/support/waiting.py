@@ -6,7 +6,7 @@ from collections.abc import Callable
 PATIENCE = 60.0  # seconds until what does not come fails its test; what comes is not waited for so long
 
 
-def until(
+def wait_until(
     condition: Callable[[], object], what: str = "what was waited for", seconds: float = PATIENCE
 ) -> None:
     """Wait until this holds; fail where it does not come."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def as_it_is(file: Path) -> Callable[[], None]:
+def restorer(file: Path) -> Callable[[], None]:
     """What puts a file back, in place: its bytes, and its time, without which it counts as changed."""
     whole, before = file.read_bytes(), file.stat()
 

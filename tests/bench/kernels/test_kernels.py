@@ -1,4 +1,4 @@
-"""The benches of kernels at tiny sizes: what is wrong is not timed."""
+"""Kernel benches at tiny sizes: wrong kernels are not timed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from bench.kernels import __main__ as kernels
-from bench.kernels import clock, dequant, graphs
+from bench.kernels import dequant, graphs, timing
 from bench.kernels.cases import OURS, parse_spec
-from bench.kernels.clock import Rates
+from bench.kernels.timing import Rates
 from bench.lib.cgroup import BenchError
 from offspec_kernels.backend import Backend
 from offspec_kernels.dequant.ggml import Ggml
 from tests.support.bench_runs import RunBench
+from tests.support.exhaustive import sampled_params
 from tests.support.kernel_device import device_of
-from tests.support.products import some
 from tests.support.tiny_models import write_model
 
 CPU = torch.device("cpu")
@@ -36,12 +36,12 @@ TINY = (
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = Rates({"float32": 1e12, "bfloat16": 2e12}, 1e9)
     monkeypatch.setattr(kernels, "measure_rates", lambda device, dtypes: rates)
-    monkeypatch.setattr(clock, "_TURNS", 2)
+    monkeypatch.setattr(timing, "_TURNS", 2)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("path", some(["eager", "triton"], "eager"))
-def test_every_operation_is_told_ceiling_first(path: Backend, run_bench: RunBench) -> None:
+@pytest.mark.parametrize("path", sampled_params(["eager", "triton"], "eager"))
+def test_every_operation_prints_its_ceiling_first(path: Backend, run_bench: RunBench) -> None:
     where = ("--device", device_of(path).type, "--path", path)
     ran = run_bench(kernels.main, "--seconds", "0", *where, "--shapes", *TINY)
     assert ran.code == 0 and ran.record | ran.summary == ran.record
@@ -53,7 +53,7 @@ def test_every_operation_is_told_ceiling_first(path: Backend, run_bench: RunBenc
         assert row["of_ceiling"] == pytest.approx(row["ceiling_seconds"] / row["ways"][OURS]["seconds"])
 
 
-def test_unpacking_is_checked_and_told(run_bench: RunBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dequantization_is_checked_and_reported(run_bench: RunBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dequant, "memory_bandwidth", lambda device: SimpleNamespace(high=1e10))
     monkeypatch.setattr(dequant, "_COPIES_BYTES", 1 << 20)
     before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""What benches share: memory groups, and how a bench ends."""
+"""Code shared by the benches: memory groups, and the end of a bench."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from bench.lib.cgroup import BenchError, MemoryCgroup
 from bench.lib.command import Command, shared
 from bench.lib.report import Report
-from tests.support.waiting import until
+from tests.support.waiting import wait_until
 
 
 def test_a_group_measures_and_limits_its_program(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_a_group_measures_and_limits_its_program(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(group.run, [sys.executable, "-S", "-c", code])
         try:
-            until(lambda: running.done() or group._anon_peak > 60_000_000)
+            wait_until(lambda: running.done() or group._anon_peak > 60_000_000)
         finally:
             seen.touch()
         assert running.result() == "done\n"

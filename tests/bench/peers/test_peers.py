@@ -1,4 +1,4 @@
-"""The peers bench without peers: its arithmetic, and the program on scripted runs."""
+"""Peers bench without peers: its calculations, and the program on scripted runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bench.peers import __main__ as peers
-from bench.peers import jobs, llama, tally
-from bench.peers.jobs import ACCELERATE, ASSISTED, OFF, OFFSPEC, PACKED, Scene, Variant
+from bench.peers import jobs, llama, summary
+from bench.peers.jobs import ACCELERATE, ASSISTED, OFF, OFFSPEC, PACKED, BenchSetup, Variant
 from offspec_planners.measure.disk import Bandwidth
 from tests.support.bench_runs import RunBench
 
@@ -41,15 +41,15 @@ def run(contender: str, found: dict[str, Any] | None, variant: str = "") -> dict
 
 def test_short_answers_are_projected() -> None:
     one_by_one = answer([1, 1, 1, 1], [5.0, 2.0, 2.0, 9.0])
-    assert tally.project(one_by_one, 11) == 5.0 + 10 * 2.0  # the median pass
-    assert tally.project(answer([4, 6, 2], [5.0, 3.0, 1.0]), 20) == 5.0 + 16 * 0.5  # the mean rate
+    assert summary.project(one_by_one, 11) == 5.0 + 10 * 2.0  # the median pass
+    assert summary.project(answer([4, 6, 2], [5.0, 3.0, 1.0]), 20) == 5.0 + 16 * 0.5  # the mean rate
     alone, drafted = llama.read_alone(LOG_ALONE), llama.read_drafted(LOG_DRAFTED)
-    assert tally.project(alone, 48) == pytest.approx(1.5 + 47 * 0.15)
+    assert summary.project(alone, 48) == pytest.approx(1.5 + 47 * 0.15)
     assert (drafted["tokens"], drafted["passes"], drafted["seconds"]) == (8, 3, pytest.approx(3.5))
-    assert tally.decoding([drafted]) == pytest.approx(8 / 3.0)
+    assert summary.decoding([drafted]) == pytest.approx(8 / 3.0)
 
 
-def test_the_fastest_settings_count_and_other_tokens_are_told() -> None:
+def test_the_fastest_settings_count_and_differing_tokens_are_reported() -> None:
     runs = [
         run(OFFSPEC, answer([4, 4], [1.0, 1.0])),
         run(PACKED, answer([4, 4], [2.0, 0.5])),
@@ -60,7 +60,7 @@ def test_the_fastest_settings_count_and_other_tokens_are_told() -> None:
         run(ACCELERATE, answer([1, 1], [3.0, 2.0], finish_reason="eos"), "only"),
         run(jobs.LLAMA, answer([1, 1, 1], [3.0, 2.0, 2.0]), "mapped"),
     ]
-    row = tally.summarise(runs, 0.0)["contenders"]
+    row = summary.summarize(runs, 0.0)["contenders"]
     assert row[ASSISTED]["settings"] == "fast" and set(row[ASSISTED]["settings_tried"]) == {"slow", "fast"}
     assert (row[ASSISTED]["offspec_is_faster_by"], row[ASSISTED]["tokens_per_pass"]) == (2.0, 4.0)
     assert [failed["settings"] for failed in row[ASSISTED]["failures"]] == ["greedy for memory"]
@@ -68,15 +68,19 @@ def test_the_fastest_settings_count_and_other_tokens_are_told() -> None:
     assert (row[jobs.LLAMA]["offspec_decodes_faster_by"], row[jobs.LLAMA]["same_tokens"]) == (16.0, None)
     assert row[OFFSPEC]["same_tokens"] and row[ASSISTED]["first_differences"] == {"chat-1": 1}
     assert row[ACCELERATE]["first_differences"] == {"chat-1": 2}  # it ended where the longer one went on
-    told = tally.shortfalls([{"temperature": 0.0, "contenders": row}], jobs.PLAIN)
-    assert len(told) == 2 and "2.00x assisted generation at temperature 0, where 5x was the aim" in told[1]
+    sentences = summary.shortfalls([{"temperature": 0.0, "contenders": row}], jobs.PLAIN)
+    assert (
+        len(sentences) == 2 and "2.00x assisted generation at temperature 0; the target is 5x" in sentences[1]
+    )
 
 
 def test_a_run(tmp_path: Path, run_bench: RunBench, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "widened.json").write_text(json.dumps(RECIPE))
     seen: list[tuple[str, str, str]] = []
 
-    def scripted(args: Any, scene: Scene, variant: Variant, group: Any, temperature: float) -> dict[str, Any]:
+    def scripted(
+        args: Any, setup: BenchSetup, variant: Variant, group: Any, temperature: float
+    ) -> dict[str, Any]:
         name = group[0][1].id
         seen.append((name, variant.contender, variant.name))
         if variant.contender == ACCELERATE:
@@ -86,14 +90,14 @@ def test_a_run(tmp_path: Path, run_bench: RunBench, monkeypatch: pytest.MonkeyPa
         emitted = [4, 4] if variant.contender in (OFFSPEC, ASSISTED) else [1, 1]
         return run(variant.contender, answer(emitted, [step] * 2, name), variant.name)
 
-    monkeypatch.setattr(peers, "widened", lambda args: tmp_path)
+    monkeypatch.setattr(peers, "widened_model", lambda args: tmp_path)
     monkeypatch.setattr(peers, "child", lambda module, *words: str(tmp_path))
     monkeypatch.setattr(peers, "raw_bandwidth", lambda *args: Bandwidth(1000, 1.0, True))
-    monkeypatch.setattr(peers, "prepare", lambda args, *folders: Scene(*folders))
+    monkeypatch.setattr(peers, "prepare", lambda args, *folders: BenchSetup(*folders))
     monkeypatch.setattr(peers, "run", scripted)
     ran = run_bench(peers.main, "--prompts", "2", "--no-cgroup", "--keep-caches", "--temperatures", "0")
     last = ran.summary
-    assert ran.code == 1 and any("5x was the aim" in line for line in ran.lines)
+    assert ran.code == 1 and any("the target is 5x" in line for line in ran.lines)
     assert (last["speedup_vs_accelerate"], last["speedup_vs_assisted"]) == ({"0": None}, {"0": 2.0})
     tried = {name: [v for p, who, v in seen if (p, who) == (name, ASSISTED)] for name in last["prompts"]}
     assert [len(names) for names in tried.values()] == [5, 1]

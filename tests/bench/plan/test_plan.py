@@ -1,4 +1,4 @@
-"""The benches of plans: `offspec plan` scripted, and figures that others published."""
+"""Plan benches: scripted `offspec plan`, and published figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.bench_runs import RunBench
 from tests.support.sample_plans import small, validation
 
 
-def test_a_plan_is_told_as_wrong_until_it_is_right(
+def test_an_inaccurate_plan_is_reported_until_it_is_measured_again(
     run_bench: RunBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, said = list[str](), validation().to_json()
@@ -29,13 +29,13 @@ def test_a_plan_is_told_as_wrong_until_it_is_right(
         found = {"plan": small().to_json(), **said, **(wrong if memory == 10**9 else {})}
         return json.dumps(found), {"cgroup_peak_bytes": 90}
 
-    monkeypatch.setattr(plan, "measured", run)
+    monkeypatch.setattr(plan, "run_measured", run)
     monkeypatch.setattr(plan_cases, "child", lambda module, *words: "670000000")
     monkeypatch.setattr(plan, "read_disk", lambda args, target: 2e9)
     ran = run_bench(plan.main, "--cases", "x4:1.5GB:1", "x1:least:0", "--first-run")
-    assert ran.code == 0 and ran.lines[0].startswith("ceiling  x1: its files are read at 2.00 GB/s")
+    assert ran.code == 0 and ran.lines[0].startswith("ceiling  x1: files are read at 2.00 GB/s")
     options = "--replan --validate --prompts 8 --json --quiet --device cpu"
-    assert asked[0].endswith(f"plan demo --draft substitute --memory 670000000 --temperature 0 {options}")
+    assert asked[0].endswith(f"plan demo --draft self --memory 670000000 --temperature 0 {options}")
     wide = "--draft demo --draft-bits 4 --context 1024 --memory 1500000000 --temperature 1"
     assert asked[1].endswith(f"{wide} {options}")
     found = ran.record["cases"][1]
@@ -52,7 +52,7 @@ def test_a_plan_is_told_as_wrong_until_it_is_right(
 
 
 def test_published_figures_are_predicted(run_bench: RunBench) -> None:
-    """Within 30 % in all but one of the rows whose tokens per pass are known; what is off is explained."""
+    """Predictions are within 30 % in all but one of the rows; larger errors are explained."""
     ran = run_bench(published.main)
     rows = ran.record["rows"]
     assert ran.code == 0

@@ -45,7 +45,7 @@ class GraphBase:
             raise SimulatedCudaError("CUDA graphs must be captured on a non-default stream.")
         allocator = of.devices[queue.device].allocator
         handle = of.new_pool() if pool is None else tuple(pool)
-        if not allocator.pools[handle] and allocator.holds(handle):
+        if not allocator.pools[handle] and allocator.has_pool(handle):
             raise SimulatedCudaError("the graphs of this pool are gone, and memory of it is still in use")
         allocator.pools[handle] += 1
         weakref.finalize(self, allocator.pools.subtract, {handle: 1})

@@ -37,9 +37,9 @@ def install_machine(policy: str = "eager", total: int = 2 << 30, devices: int = 
     made = Machine(policy, total, devices)
     install(made)
     _replace_bindings(made)
-    _let_torch_know_the_devices()
+    _register_device_guard()
     _register_operations()
-    _know_pinned_memory()
+    _register_pinning()
     return made
 
 
@@ -155,14 +155,14 @@ class _Runtime:
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         pinned = machine().pinned
         if any(first < address + size and address < first + room for first, room in pinned.items()):
-            return machine().refused(712)  # already registered
+            return machine().record_error(712)  # already registered
         pinned[address] = size
         return 0
 
     def cudaHostUnregister(self, address: int) -> int:
         size = machine().pinned.pop(address, None)
         if size is None:
-            return machine().refused(713)
+            return machine().record_error(713)
         machine().check_given_back(Span(None, address, address + size))
         return 0
 
@@ -174,7 +174,7 @@ class _Runtime:
         return f"CUDA error {error}"
 
 
-def _let_torch_know_the_devices() -> None:
+def _register_device_guard() -> None:
     """Torch built for CPUs has no device guard for CUDA; the one that Python may add takes its place."""
 
     class Guard(torch._C._acc.DeviceGuard):
@@ -205,7 +205,7 @@ def _register_operations() -> None:
     _libraries.extend((library, others))
 
 
-def _know_pinned_memory() -> None:
+def _register_pinning() -> None:
     """Copies of host tensors are pinned where asked for, and say so; torch built for CPUs would refuse."""
 
     def pin(tensor: Tensor) -> Tensor:

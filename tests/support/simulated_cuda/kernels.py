@@ -34,25 +34,25 @@ def install_kernels() -> None:
     from offspec_kernels.tree_attention import triton_exact as exact
     from offspec_kernels.tree_conv import triton as conv
     from offspec_kernels.tree_scan import triton as scan
-    from tests.support.simulated_cuda import stand_ins
+    from tests.support.simulated_cuda import cpu_kernels
 
     for module, name, twin in (
-        (attention, "attend", stand_ins.attend),
-        (exact, "attend", stand_ins.attend_exactly),
-        (linear, "row_linear", stand_ins.row_linear),
-        (linear, "grouped_linear", stand_ins.grouped_linear),
-        (scan, "tree_scan", stand_ins.tree_scan),
-        (conv, "tree_conv", stand_ins.tree_conv),
-        (topk, "children", stand_ins.children),
-        (gumbel, "pick", stand_ins.pick),
-        (compact, "move", stand_ins.move),
+        (attention, "attend", cpu_kernels.attend),
+        (exact, "attend", cpu_kernels.attend_exactly),
+        (linear, "row_linear", cpu_kernels.row_linear),
+        (linear, "grouped_linear", cpu_kernels.grouped_linear),
+        (scan, "tree_scan", cpu_kernels.tree_scan),
+        (conv, "tree_conv", cpu_kernels.tree_conv),
+        (topk, "children", cpu_kernels.children),
+        (gumbel, "pick", cpu_kernels.pick),
+        (compact, "move", cpu_kernels.move),
     ):
         setattr(module, name, _through(getattr(module, name), twin))
     for family in iter_modules(dequant.__path__):
         import_module(f"{dequant.__name__}.{family.name}")
     for format in _formats(Format):
         if "triton" in vars(format):
-            format.triton = _through(format.triton, stand_ins.dequantise)
+            format.triton = _through(format.triton, cpu_kernels.dequantize)
     _intercept_launches()
 
 

@@ -42,7 +42,7 @@ class Device:
 class Machine:
     """Devices with `total` bytes each, and the policy by which their tasks run.
 
-    counts: launches and replays. waits: host synchronisations, by (cause, file:line). copied: bytes,
+    counts: launches and replays. waits: host synchronizations, by (cause, file:line). copied: bytes,
     by direction. pinned: sizes of registered host memory, by address. misused: memory that was given back
     before a copy came to use it.
     """
@@ -113,7 +113,7 @@ class Machine:
         self.counts["launches"] += counted
         self.scheduler.submit(self.current_queue(device), Task(name, run, spans=spans))
 
-    def refused(self, error: int) -> int:
+    def record_error(self, error: int) -> int:
         """What the runtime returns for a call; as CUDA does, it keeps it as the thread's last error."""
         self._selected.error = error
         return error
@@ -132,7 +132,7 @@ class Machine:
         if self.scheduler.policy == "sizes":
             return
         for mark in [queue.end for queue in self.scheduler.queues] if marks is None else marks:
-            self.scheduler.reach(mark)
+            self.scheduler.run_until(mark)
 
     def forbid_in_capture(self, cause: str) -> None:
         for recording in self.recordings:
@@ -143,7 +143,7 @@ class Machine:
     def settle(self) -> None:
         """Run whatever waits, without counting it."""
         for queue in tuple(self.scheduler.queues):
-            self.scheduler.reach(queue.end)
+            self.scheduler.run_until(queue.end)
 
     @property
     def syncs(self) -> int:
@@ -166,9 +166,9 @@ class Machine:
         with self.scheduler.lock:
             self._free_kept(of)
             with self._at_work(of):
-                block = of.allocator.take(nbytes, queue.number, recording.pool if recording else None)
+                block = of.allocator.allocate(nbytes, queue.number, recording.pool if recording else None)
         start, end = block.start, block.start + nbytes
-        if not (written and self.scheduler.at_once(queue) and recording is None):
+        if not (written and self.scheduler.runs_immediately(queue) and recording is None):
             room = of.allocator.bytes[start:end]
             self.scheduler.submit(queue, Task("poison", lambda: room.fill_(0xFF)))
         view = memoryview(of.allocator.memory)[start:end]
@@ -210,7 +210,7 @@ class Machine:
             kept, device.kept = device.kept, []
             for block, marks in kept:
                 if all(mark.queue.done >= mark.tasks for mark in marks):
-                    device.allocator.give(block)
+                    device.allocator.free(block)
                 else:
                     device.kept.append((block, marks))
 

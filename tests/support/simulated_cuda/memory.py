@@ -82,7 +82,7 @@ class Allocator:
         self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
         self._holes = [(0, self.total * _ADDRESSES)]
 
-    def take(self, size: int, stream: int, pool: Hashable = None) -> Block:
+    def allocate(self, size: int, stream: int, pool: Hashable = None) -> Block:
         """A block for `size` bytes. Raises torch.OutOfMemoryError, as torch does."""
         rounded = max(_up(size, UNIT), UNIT)
         lane = Lane(pool, stream, rounded <= SMALL)
@@ -97,7 +97,7 @@ class Allocator:
         self._note_peaks()
         return block
 
-    def give(self, block: Block) -> None:
+    def free(self, block: Block) -> None:
         """The block is free again, at once and whatever still reads it."""
         self.now.asked -= block.asked
         self.now.allocated -= block.size
@@ -112,7 +112,7 @@ class Allocator:
                 for block in tuple(free):
                     self._release(block)
 
-    def holds(self, pool: Hashable) -> bool:
+    def has_pool(self, pool: Hashable) -> bool:
         """Whether memory is set aside for a graph's pool."""
         return any(lane.pool == pool and free for lane, free in self._free.items())
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from tests.support.simulated_cuda import four_bits, transfers
+from tests.support.simulated_cuda import int4_matmul, transfers
 from tests.support.simulated_cuda.errors import SimulatedCudaError
 from tests.support.simulated_cuda.machine import machine
 from tests.support.simulated_cuda.tensors import DeviceTensor, Operand, new_tensor
@@ -19,8 +19,8 @@ _HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 
 _ON_HOST: dict[Any, Callable[..., Tensor]] = {  # what CPUs have not, or under other names
-    aten._convert_weight_to_int4pack.default: four_bits.arrange,
-    aten._weight_int4pack_mm.default: four_bits.multiply,
+    aten._convert_weight_to_int4pack.default: int4_matmul.arrange,
+    aten._weight_int4pack_mm.default: int4_matmul.multiply,
 }
 
 
@@ -146,7 +146,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _launch(func: Any, args: Sequence[Any], kwargs: dict[str, Any], index: int, outs: Any = ()) -> None:
-    some, named = _mapped(args, _told), _mapped(kwargs, _told)
+    some, named = _mapped(args, _as_operand), _mapped(kwargs, _as_operand)
     places = [Operand.of(out) for out in _tensors(outs)]
 
     def run() -> None:
@@ -186,7 +186,7 @@ def _tensors(value: Any) -> list[Tensor]:
     return [of for inner in value for of in _tensors(inner)] if isinstance(value, list | tuple) else []
 
 
-def _told(value: Tensor) -> Any:
+def _as_operand(value: Tensor) -> Any:
     """What a task is told of a tensor when it is submitted."""
     return Operand.of(value) if isinstance(value, DeviceTensor) else value.detach().clone()
 

@@ -36,7 +36,7 @@ class Span(NamedTuple):
     start: int
     end: int
 
-    def meets(self, other: "Span") -> bool:
+    def overlaps(self, other: "Span") -> bool:
         return self.device == other.device and self.start < other.end and other.start < self.end
 
 
@@ -77,7 +77,7 @@ class Queue:
             (task.after.tasks for task in waits if task.after and task.after.queue is self), default=0
         )
         for number, task in enumerate(self.waiting, self.begun + 1):
-            if number > waited and any(span.meets(used) for used in task.spans):
+            if number > waited and any(span.overlaps(used) for used in task.spans):
                 yield task
 
 
@@ -114,11 +114,11 @@ class Scheduler:
             queue.submitted += 1
             if self.policy == "random":
                 for some in self._random.choices(self.queues, k=self._random.randrange(3)):
-                    self.reach(Mark(some, some.done + self._random.randint(0, len(some.waiting))))
-            elif self.at_once(queue):
-                self.reach(queue.end)
+                    self.run_until(Mark(some, some.done + self._random.randint(0, len(some.waiting))))
+            elif self.runs_immediately(queue):
+                self.run_until(queue.end)
 
-    def at_once(self, queue: Queue) -> bool:
+    def runs_immediately(self, queue: Queue) -> bool:
         """Whether its tasks run as soon as they are submitted."""
         match self.policy:
             case "eager":
@@ -129,7 +129,7 @@ class Scheduler:
                 return queue.number != 0
         return False
 
-    def reach(self, mark: Mark) -> None:
+    def run_until(self, mark: Mark) -> None:
         """Run what a mark stands for, and what that waits for."""
         if mark.queue.done >= mark.tasks:
             return

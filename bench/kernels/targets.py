@@ -1,4 +1,4 @@
-"""Which cases the kernels bench runs where nothing else is asked for, and what is wanted of them."""
+"""Default cases of the kernels bench, and their targets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CASES = {
 }
 
 
-# How many times as fast as the best rival of a kind, and what share of the ceiling.
+# Minimum speed-up over the fastest other implementation of a kind, and minimum share of the ceiling.
 _ATTENTION = {"sdpa": 2.0, "flex": 1.3, CEILING: 0.7}
 _ONE_READ = {CEILING: 0.8}
 WANTED: dict[str, dict[str, dict[str, float]]] = {
@@ -56,7 +56,7 @@ WANTED: dict[str, dict[str, dict[str, float]]] = {
 
 
 def speedups(seconds: dict[str, float]) -> dict[str, float]:
-    """How many times as fast as the fastest rival of each kind, which is its name up to the first `_`."""
+    """Return the speed-up over the fastest implementation of each kind (its name up to the first `_`)."""
     best: dict[str, float] = {}
     for name, spent in seconds.items():
         if name != OURS:
@@ -65,17 +65,17 @@ def speedups(seconds: dict[str, float]) -> dict[str, float]:
     return {kind: ratio(spent, seconds[OURS]) for kind, spent in best.items()}
 
 
-def judged(row: dict[str, Any], device: str) -> dict[str, Any]:
-    """The row with its speed-ups and share of the ceiling, and with what it missed, in words.
+def check_targets(row: dict[str, Any], device: str) -> dict[str, Any]:
+    """Return the row with its speed-ups, share of the ceiling, and missed targets in words.
 
-    A rival that could not run is not missed.
+    An implementation that could not run does not miss a target.
     """
     seconds = {name: timing["seconds"] for name, timing in row["ways"].items()}
     speedup = speedups(seconds)
     of_ceiling = ratio(row["ceiling_seconds"], seconds[OURS])
     reached = {**speedup, CEILING: of_ceiling}
     missed = [
-        f"{reached[kind]:.2f} {'' if kind == CEILING else 'times '}{kind}, {wanted} wanted"
+        f"{reached[kind]:.2f} {'' if kind == CEILING else 'times '}{kind}, target {wanted}"
         for kind, wanted in WANTED.get(device, {}).get(row["case"], {}).items()
         if reached.get(kind, wanted) < wanted
     ]

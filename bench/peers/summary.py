@@ -1,4 +1,4 @@
-"""Pure arithmetic of the peers bench: which settings were fastest, what each reached, and by how much."""
+"""Calculations of the peers bench: fastest settings, results of each contender, and speed-ups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.peers.jobs import (
     OFF,
     OFFSPEC,
     PACKED,
-    QUANTISED,
+    QUANTIZED,
     STORED,
     TITLES,
 )
@@ -22,14 +22,14 @@ from bench.peers.jobs import (
 GOALS = {ACCELERATE: 20.0, ASSISTED: 5.0, LLAMA_DRAFTED: 3.0}
 FASTER, DECODING = "offspec_is_faster_by", "offspec_decodes_faster_by"
 _PEAKS = ("cgroup_peak_bytes", "cgroup_anon_peak_bytes", "process_peak_bytes")
-Answer = Mapping[str, Any]  # of a measured process, as JSON has it
+Answer = Mapping[str, Any]  # figures from a measured process
 Answers = dict[str, Answer]  # by prompt
 Runs = Sequence[Mapping[str, Any]]
 
 
 def project(answer: Answer, tokens: int) -> float:
-    """Seconds an answer would take for `tokens`: its own when it has as many; else its first pass, and then
-    the median pass of one that gives a token a pass, or the mean rate of one that gives several."""
+    """Return the seconds an answer would take for `tokens`. If it has fewer tokens, this is its first pass,
+    then its median pass (one token per pass) or its mean rate (several tokens per pass)."""
     passes, made = answer["per_pass"], answer["tokens"]
     if made == tokens or len(passes) < 2:
         return float(answer["seconds"]) * (1.0 if made == tokens else tokens / made)
@@ -45,10 +45,10 @@ def _seconds(one: Mapping[str, Any]) -> float:
 
 
 def decoding(answers: Iterable[Answer]) -> float:
-    """Tokens a second behind the passes that read the prompts; 0 where no answer has any."""
+    """Return tokens per second after the prompts' passes; 0 if no answer has such tokens."""
     tokens, seconds = 0, 0.0
     for answer in answers:
-        if "decode_seconds" in answer:  # of a program whose prompt gives no token
+        if "decode_seconds" in answer:  # from a program whose prompt pass yields no token
             tokens, seconds = tokens + int(answer["tokens"]), seconds + float(answer["decode_seconds"])
             continue
         rest = answer["per_pass"][1:]
@@ -57,20 +57,20 @@ def decoding(answers: Iterable[Answer]) -> float:
 
 
 def answers_of(runs: Iterable[Mapping[str, Any]]) -> Answers:
-    """Answers by prompt, of the runs that did not fail."""
+    """Return answers by prompt, of the runs that did not fail."""
     return {answer["id"]: answer for run in runs for answer in run.get("answers", ())}
 
 
 def ours(contender: str, among: Collection[str]) -> str:
-    """Which of offspec's runs a contender is compared with: the one with the same file where it is `among`
-    those that run, or else the one whose target has about as many bytes."""
-    if contender not in QUANTISED:
+    """Return the offspec contender to compare a contender with: the one with the same file if it is in
+    `among`, the contenders that run; otherwise the one whose target has a similar size."""
+    if contender not in QUANTIZED:
         return OFFSPEC
     return STORED if STORED in among else PACKED
 
 
 def our_answers(runs: Runs, contender: str) -> Answers:
-    """The answers of `ours`, at its fastest settings."""
+    """Return the answers of `ours`, with its fastest settings."""
     mine = ours(contender, {run["contender"] for run in runs})
     own = [run for run in runs if run["contender"] == mine]
     best = fastest(own, {})
@@ -78,8 +78,8 @@ def our_answers(runs: Runs, contender: str) -> Answers:
 
 
 def fastest(runs: Runs, lengths: Mapping[str, int]) -> str | None:
-    """The name of the variant with the least projected seconds over the prompts that all of them answered,
-    or None when none of them ran. lengths: tokens to project each prompt to."""
+    """Return the variant with the least projected seconds over the prompts that all variants answered; None
+    if none ran. lengths: tokens to project each prompt to."""
     by_name: dict[str, Answers] = {}
     for run in runs:
         if "error" not in run:
@@ -92,8 +92,8 @@ def fastest(runs: Runs, lengths: Mapping[str, int]) -> str | None:
     return min(by_name, key=lambda name: sum(project(by_name[name][p], tokens[p]) for p in common))
 
 
-def summarise(runs: Runs, temperature: float) -> dict[str, Any]:
-    """All contenders at one temperature: figures, or the error, and the speed-ups of offspec."""
+def summarize(runs: Runs, temperature: float) -> dict[str, Any]:
+    """Return all contenders at one temperature: figures or error, and offspec's speed-ups."""
     here = [run for run in runs if run["temperature"] == temperature]
     off = answers_of(run for run in here if run["contender"] == OFF)
     found: dict[str, dict[str, Any]] = {}
@@ -101,8 +101,8 @@ def summarise(runs: Runs, temperature: float) -> dict[str, Any]:
         own = [run for run in here if run["contender"] == contender]
         on = our_answers(here, contender)
         lengths = {name: answer["tokens"] for name, answer in on.items()}
-        # At temperature 1 the peers draw numbers of their own, so only offspec's two texts are the same.
-        alike = contender not in (OFF, *QUANTISED) and (temperature == 0 or contender == OFFSPEC)
+        # At temperature 1 the peers draw different numbers, so only offspec's two texts are the same.
+        alike = contender not in (OFF, *QUANTIZED) and (temperature == 0 or contender == OFFSPEC)
         figures = contender_figures(own, lengths, off if alike else {})
         if on and "error" not in figures:
             figures[FASTER] = speed_up(figures, on)
@@ -112,9 +112,9 @@ def summarise(runs: Runs, temperature: float) -> dict[str, Any]:
 
 
 def contender_figures(runs: Runs, lengths: Mapping[str, int], plain: Answers) -> dict[str, Any]:
-    """Figures of one contender with its fastest settings, and its failures.
+    """Return the figures of one contender with its fastest settings, and its failures.
 
-    plain: answers of offspec without speculation, where the tokens should be the same.
+    plain: answers of offspec without speculation, whose tokens should be the same.
     """
     failed = [{"settings": run["variant"], **run["error"]} for run in runs if "error" in run]
     name = fastest(runs, lengths)
@@ -144,13 +144,13 @@ def contender_figures(runs: Runs, lengths: Mapping[str, int], plain: Answers) ->
         "tokens_made": made,
         "tokens_projected_to": sum(tokens.values()),
         "seconds_by_prompt": seconds,
-        "same_tokens": not parted if plain.keys() & answers.keys() else None,  # None: nothing is claimed
+        "same_tokens": not parted if plain.keys() & answers.keys() else None,  # None: not compared
         "first_differences": parted,
     }
 
 
 def tried(runs: Runs, lengths: Mapping[str, int]) -> dict[str, dict[str, float]]:
-    """By setting, on the first prompt (with which all are tried): the speed, and tokens per pass."""
+    """Return by setting the speed and tokens per pass on the first prompt, with which all are tried."""
     first = next((run["prompt"] for run in runs), None)
     found = {}
     for run in runs:
@@ -164,57 +164,59 @@ def tried(runs: Runs, lengths: Mapping[str, int]) -> dict[str, dict[str, float]]
 
 
 def differences(plain: Answers, answers: Answers) -> dict[str, int]:
-    """Positions at which answers part from the plain ones, by prompt; other prompts are left out."""
+    """Return the position of the first difference from the plain answers, by prompt, if there is one."""
     places = {name: _parting(plain[name], answer) for name, answer in answers.items() if name in plain}
     return {name: place for name, place in places.items() if place is not None}
 
 
 def _parting(plain: Answer, answer: Answer) -> int | None:
-    """Where two answers part, or None: as far as the shorter goes, if it was cut by its limit of tokens."""
+    """Return the first difference of two answers, or None. An answer cut by its limit may be shorter."""
     shorter, longer = sorted((plain, answer), key=lambda one: len(one["token_ids"]))
     ids, others = shorter["token_ids"], longer["token_ids"]
     for index, (left, right) in enumerate(zip(ids, others, strict=False)):
         if left != right:
             return index
-    # A run that met its own end must be as long as the other one.
+    # An answer with an end of its own must be as long as the other one.
     ended = shorter["finish_reason"] != "length" and len(others) > len(ids)
     return len(ids) if ended else None
 
 
 def speed_up(figures: Mapping[str, Any], on: Answers) -> float:
-    """A contender's seconds over offspec's for as many tokens, over the prompts that both answered."""
+    """Return a contender's seconds over offspec's for equally many tokens, on prompts that both answered."""
     common = {name: spent for name, spent in figures["seconds_by_prompt"].items() if name in on}
     return ratio(sum(common.values()), sum(on[name]["seconds"] for name in common))
 
 
 def speed_ups(rows: Runs, peer: str, which: str = FASTER) -> dict[str, float | None]:
-    """offspec's speed-up over a peer by temperature, of answers or decoding; None where one did not run."""
+    """Return offspec's speed-up over a peer by temperature, of answers or decoding; None if either failed."""
     found = {f"{row['temperature']:g}": row["contenders"].get(peer, {}) for row in rows}
     return {key: figures.get(which) for key, figures in found.items()}
 
 
 def shortfalls(rows: Runs, only: Sequence[str]) -> list[str]:
-    """One plain sentence for each aim that was not reached, and for answers that speculation changed.
+    """Return one sentence for each missed target, and for answers that speculation changed.
 
-    The aim beside llama.cpp is for decoding: of few tokens of a model that does not fit, most of the time is
-    the prompt's.
+    The target for llama.cpp is decoding speed: with few tokens of a model that does not fit, the prompt takes
+    most of the time.
     """
-    told = []
+    sentences = []
     for row in rows:
         at, contenders = f"at temperature {row['temperature']:g}", row["contenders"]
         for peer, goal in GOALS.items():
             mine = ours(peer, only)
             if mine not in only or peer not in only:
                 continue
-            reached = contenders.get(peer, {}).get(DECODING if peer in QUANTISED else FASTER)
+            reached = contenders.get(peer, {}).get(DECODING if peer in QUANTIZED else FASTER)
             if reached is None:
                 who = mine if "error" in contenders.get(mine, {}) else peer
-                told.append(f"{TITLES[who]} did not run {at}, so no speed-up over {TITLES[peer]} is claimed")
+                sentences.append(
+                    f"{TITLES[who]} did not run {at}, so no speed-up over {TITLES[peer]} is claimed"
+                )
             elif reached < goal:
-                told.append(
-                    f"{TITLES[mine]} is {reached:.2f}x {TITLES[peer]} {at}, where {goal:g}x was the aim"
+                sentences.append(
+                    f"{TITLES[mine]} is {reached:.2f}x {TITLES[peer]} {at}; the target is {goal:g}x"
                 )
         if contenders.get(OFFSPEC, {}).get("same_tokens") is False:
             places = contenders[OFFSPEC]["first_differences"]
-            told.append(f"speculation changed {len(places)} answers {at}: {places}")
-    return told
+            sentences.append(f"speculation changed {len(places)} answers {at}: {places}")
+    return sentences

@@ -1,4 +1,4 @@
-"""What was asked and answered, kept in a file as it comes, and compared."""
+"""Storing answers in a file as they arrive, and comparing them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from bench.lib.cgroup import BenchError
 from bench.lossless.cases import Case
 
 
-class State:
-    """Answers by model and key, in a file of JSON lines that a later run goes on with.
+class AnswerStore:
+    """Answers by model and key, in a file of JSON lines that a later run can resume.
 
     Args:
-        file: Is made anew, unless `resume`.
-        settings: All that answers depend on; those of a file to be resumed must be the same.
-        resume: Keep what the file has.
+        file: The file, replaced unless `resume`.
+        settings: All settings that answers depend on; a resumed file must have the same.
+        resume: Keep the contents of the file.
 
     Raises:
-        BenchError: There is nothing to resume, or it was asked in another way.
+        BenchError: There is nothing to resume, or its settings differ.
     """
 
     def __init__(self, file: Path, settings: dict[str, Any], *, resume: bool) -> None:
@@ -37,18 +37,18 @@ class State:
 
     def _read(self, settings: dict[str, Any]) -> None:
         if not self._file.exists():
-            raise BenchError(f"there is no {self._file} to go on with; leave out --resume")
+            raise BenchError(f"{self._file} does not exist: nothing to resume; leave out --resume")
         first, *lines = self._file.read_text("utf-8").splitlines(keepends=True)
         if json.loads(first) != json.loads(json.dumps(settings)):
             raise BenchError(f"{self._file} has other settings: {first.strip()}; leave out --resume")
-        if lines and not lines[-1].endswith("\n"):  # a run was ended in the middle of a line
+        if lines and not lines[-1].endswith("\n"):  # a run was interrupted in the middle of a line
             lines.pop()
             self._file.write_text("".join((first, *lines)), "utf-8")
         for entry in map(json.loads, lines):
             self.found[entry["model"], entry["key"]] = entry
 
     def add(self, model: str, entry: dict[str, Any]) -> None:
-        """Keep what was found of a model under `entry["key"]`."""
+        """Store a model's result under `entry["key"]`."""
         entry = {"model": model, **entry}
         self.found[model, entry["key"]] = entry
         with self._file.open("a", encoding="utf-8") as file:
@@ -57,7 +57,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Where an answer is another than its reference: turn 0 or 1, index of the token; None: it had ended."""
+    """Position where an answer differs from its reference: turn 0 or 1, token index; None: it had ended."""
 
     model: str
     case: str
@@ -69,7 +69,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A case beside its reference. tokens: of both answers, up to where they part, that token included."""
+    """A case and its reference. tokens: of both answers, up to and including the first difference."""
 
     model: str
     case: Case
@@ -78,7 +78,7 @@ class Compared:
 
 
 def compare(model: str, case: Case, found: dict[str, Any], reference: dict[str, Any]) -> Compared:
-    """Both answers of a case, token by token, and where they ended."""
+    """Compare both answers of a case with the reference, by tokens and by length."""
     tokens, mismatches = 0, list[Mismatch]()
     for turn in range(2):
         said, expected = found["answers"][turn], reference["answers"][turn]
@@ -94,7 +94,7 @@ def compare(model: str, case: Case, found: dict[str, Any], reference: dict[str, 
 
 
 def counts(group: Sequence[Compared]) -> dict[str, int]:
-    """Cases, tokens compared, cases with a mismatch, and mismatches."""
+    """Return the number of cases, of tokens compared, of cases with a mismatch, and of mismatches."""
     return {
         "cases": len(group),
         "tokens": sum(one.tokens for one in group),
@@ -104,7 +104,7 @@ def counts(group: Sequence[Compared]) -> dict[str, int]:
 
 
 def by_setting(compared: Sequence[Compared]) -> dict[str, dict[str, int]]:
-    """The same counts for each value of each setting."""
+    """Return `counts` for each value of each setting."""
     values = defaultdict[str, list[Compared]](list)
     for one in compared:
         values[f"T {one.case.question.temperature:g}"].append(one)

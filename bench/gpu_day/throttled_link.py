@@ -1,4 +1,4 @@
-"""A slower link: two pieces of a layer are under way, and each takes as long as a link of that rate would."""
+"""A throttled link: two pieces of a layer are in flight, and each takes as long as at the given rate."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_AHEAD = 1e-4  # a sleep ends that much before it is due, as it wakes late
+_AHEAD = 1e-4  # seconds: a sleep ends this much early, because it wakes late
 
 
-class Link:
-    """When the pieces that were sent would have come. A piece begins when the one before has come."""
+class ThrottledLink:
+    """Arrival times of sent pieces at the given rate. A piece starts when the previous one has arrived."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._rate = bytes_per_s
-        self._come = [0.0, 0.0]  # of the last two pieces
+        self._come = [0.0, 0.0]  # arrival of the last two pieces
 
     def wait_for_room(self) -> None:
-        """Until the piece before the last has come: no more than two are under way."""
+        """Wait until the piece before the last has arrived: at most two are in flight."""
         _sleep_until(self._come[0])
 
     def send(self, nbytes: int) -> None:
@@ -26,7 +26,7 @@ class Link:
         self._come = [self._come[1], begin + nbytes / self._rate]
 
     def wait(self) -> None:
-        """Until all have come."""
+        """Wait until all pieces have arrived."""
         _sleep_until(self._come[1])
 
 
@@ -36,17 +36,17 @@ def _sleep_until(due: float) -> None:
 
 
 @contextmanager
-def paced(bytes_per_s: float | None) -> Iterator[None]:
-    """Slow down what `DeviceStream` copies; as fast as the machine goes with None.
+def throttled(bytes_per_s: float | None) -> Iterator[None]:
+    """Throttle the copies of `DeviceStream` to a rate; None: full speed.
 
-    The copies themselves take as long as they do here, so the real link is busy for a part of the time only.
+    The copies themselves run at the machine's speed, so the real link is busy for only part of the time.
     """
     if bytes_per_s is None:
         yield
         return
     from offspec.stream.device_stream import DeviceStream
 
-    send, copy, link = DeviceStream._send, DeviceStream._copy, Link(bytes_per_s)
+    send, copy, link = DeviceStream._send, DeviceStream._copy, ThrottledLink(bytes_per_s)
 
     def paced_send(self: DeviceStream, into: Any, piece: Any, number: int) -> None:
         link.wait_for_room()

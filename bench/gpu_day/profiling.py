@@ -1,4 +1,4 @@
-"""Time spent in stages of a load, in compiling Triton kernels, and in kernels on the device."""
+"""Time spent in the stages of a load, in compiling Triton kernels, and in kernels on the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Stages:
-    """Seconds of each stage of a load, by the events that it sends."""
+    """Seconds of each stage of a load, measured from its events."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -24,14 +24,14 @@ class Stages:
             self.notices.append(text)
 
     def end(self, following: str = "end") -> None:
-        """The stage under way has ended."""
+        """End the current stage."""
         now = time.perf_counter()
         self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._began
         self._stage, self._began = following, now
 
 
 def device_kernels(work: Callable[[], object]) -> dict[str, Any]:
-    """Seconds and launches of kernels and copies while `work` runs, longest first, and how long it took."""
+    """Return seconds and launches of kernels and copies during `work`, longest first, and its duration."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -48,7 +48,7 @@ def device_kernels(work: Callable[[], object]) -> dict[str, Any]:
 
 
 def _summed(events: Iterable[Any]) -> dict[str, Any]:
-    """Counts and seconds by name, longest first. torch's own averages take a minute for a few passes."""
+    """Return counts and seconds by name, longest first. torch's averages take a minute for a few passes."""
     found: dict[str, list[Any]] = {}
     for event in events:
         if event.device_type().name != "CPU":
@@ -64,7 +64,7 @@ def _summed(events: Iterable[Any]) -> dict[str, Any]:
 
 
 class Compiled:
-    """Counts and seconds of kernels that Triton compiled anew, by name."""
+    """Counts and seconds of Triton kernels compiled without a cache hit, by name."""
 
     def __init__(self) -> None:
         self.found: dict[str, list[float]] = {}
@@ -82,7 +82,7 @@ class Compiled:
             row[1] += times.total / 1e6
 
     def to_json(self) -> dict[str, Any]:
-        """The kernels that took longest first."""
+        """Return the kernels, longest first."""
         rows = sorted(self.found.items(), key=lambda item: -item[1][1])
         total = sum(seconds for _, (_, seconds) in rows)
         return {"seconds": round(total, 2), "kernels": {name: [int(n), round(s, 2)] for name, (n, s) in rows}}

@@ -5,25 +5,25 @@ from typing import Any
 
 from torch import Tensor
 
-from offspec_kernels.dequant import dequantise as dequantise_on
+from offspec_kernels.dequant import dequantize as dequantize_on
 from offspec_kernels.dequant.format import Format, Shape
-from offspec_kernels.gumbel_argmax import Picks, gumbel_argmax
-from offspec_kernels.gumbel_argmax.rows import Work
+from offspec_kernels.gumbel_argmax import ArgmaxResult, gumbel_argmax
+from offspec_kernels.gumbel_argmax.arguments import ArgmaxArguments
 from offspec_kernels.kv_compact import KVTable, kv_compact
 from offspec_kernels.row_linear import grouped_linear as grouped_linear_on
 from offspec_kernels.row_linear import row_linear as row_linear_on
 from offspec_kernels.topk_children import TopChildren, topk_children
 from offspec_kernels.tree_attention import eager as attention_eager
-from offspec_kernels.tree_attention.arguments import Arguments
+from offspec_kernels.tree_attention.arguments import AttentionArguments
 from offspec_kernels.tree_conv import native as conv_native
 from offspec_kernels.tree_scan import native as scan_native
 
 
-def attend(given: Arguments) -> None:
+def attend(given: AttentionArguments) -> None:
     attention_eager.attend(given)
 
 
-def attend_exactly(given: Arguments) -> None:
+def attend_exactly(given: AttentionArguments) -> None:
     attention_eager.attend(given._replace(exact=True))
 
 
@@ -55,13 +55,13 @@ def children(
     return topk_children(logits, count, seed=seed, positions=positions, tau=tau, path="eager")
 
 
-def pick(work: Work) -> Picks:
+def pick(work: ArgmaxArguments) -> ArgmaxResult:
     return gumbel_argmax(  # without `noise`: the kernel makes its own, too
         work.logits,
         seed=work.seed,
         positions=work.positions,
         temperature=work.temperature,
-        least=work.least,
+        min_score=work.min_score,
         last_tie=work.last_tie,
         table=work.table,
         path="eager",
@@ -72,5 +72,5 @@ def move(table: KVTable, start: int, rows: Sequence[int]) -> None:
     kv_compact(table, start, rows, path="eager")
 
 
-def dequantise(format: Format, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
-    dequantise_on(format, parts, shape, out.view(-1), path="eager")
+def dequantize(format: Format, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+    dequantize_on(format, parts, shape, out.view(-1), path="eager")

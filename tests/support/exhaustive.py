@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 
-def some(
+def sampled_params(
     values: Iterable[Any], *kept: Any, rare: Callable[[Any], bool] = lambda value: False, one_in: int = 1
 ) -> list[Any]:
     """Values of a parameter, or tuples of several, of which all but `kept` are marked exhaustive.

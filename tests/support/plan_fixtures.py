@@ -13,10 +13,10 @@ import pytest
 import offspec
 from offspec import CapacityError, Notice, SamplingParams
 from offspec.core.config import EngineConfig
-from offspec.engine import rehearsal as planning
+from offspec.engine import calibration_run as rehearsal
 from offspec.engine.engine import Engine
-from offspec.plan import make as draw_up
-from offspec.plan import prepare as choose
+from offspec.plan import build_plan as make_plan
+from offspec.plan import prepare as prepare
 from offspec.plan.opened import OpenedModels
 from offspec_planners import search
 from offspec_planners.hardware_rates import Rate
@@ -36,7 +36,7 @@ MEASURED = MeasuredCosts(
 )
 
 
-class World:
+class PlanEnvironment:
     """A cache of its own, scripted measurements that are counted, and the notices of the latest load."""
 
     def __init__(self, models: tuple[Path, Path], cache: Path) -> None:
@@ -125,21 +125,21 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target, near
 
 
-def stage(models: tuple[Path, Path], cache: Path, patch: pytest.MonkeyPatch) -> World:
+def stage(models: tuple[Path, Path], cache: Path, patch: pytest.MonkeyPatch) -> PlanEnvironment:
     patch.setenv("OFFSPEC_CACHE", str(cache))
-    found = World(models, cache)
-    patch.setattr(choose, "measure", found.measure)
+    found = PlanEnvironment(models, cache)
+    patch.setattr(prepare, "measure", found.measure)
     patch.setattr(search, "BUDGETS", (1, 16, 64))
-    patch.setattr(draw_up, "WIDTHS", (4, 16))
+    patch.setattr(make_plan, "WIDTHS", (4, 16))
     return found
 
 
 @pytest.fixture
-def world(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlanEnvironment:
     return stage(pair, tmp_path / "cache", monkeypatch)
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer prompts, in words that tiny models know."""
-    monkeypatch.setattr(planning, "REHEARSAL", ("w5 w9 w17 w33", "w64 w20", "w8", "w40 w41"))
+    monkeypatch.setattr(rehearsal, "CALIBRATION", ("w5 w9 w17 w33", "w64 w20", "w8", "w40 w41"))

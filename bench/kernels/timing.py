@@ -1,8 +1,8 @@
-"""How the kernels bench times a call, watches its memory, and what it holds both against.
+"""Timing of calls, peak scratch memory, and the device's limits.
 
-On a CUDA device time is the device's own, between two events, with its second-level cache emptied before each
-run. The emptying takes it a while, in which the host asks for the call: what it then measures is the work and
-not the asking, which is told apart. On a CPU it is the wall's.
+On a CUDA device time is measured between two events, with the second-level cache emptied before each run.
+Emptying takes a while, in which the host launches the call, so the measured time is the work and not the
+launch, which is measured separately. On a CPU wall time is measured.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench.lib.cgroup import BenchError
-from offspec.model.device import find_device
-from offspec_kernels.backend import interprets
+from offspec.model.devices import find_device
+from offspec_kernels.backend import is_interpreted
 from offspec_planners.measure.processor import gemm_rates, memory_bandwidth
 
 Call = Callable[[], Any]
@@ -28,14 +28,14 @@ Call = Callable[[], Any]
 _SIDE = {"cpu": 2048, "cuda": 8192}
 _PRODUCT_ROWS = {"cpu": (256, 1024), "cuda": (4096, 8192)}
 _COPIED = {"cpu": 128 << 20, "cuda": 1 << 30}
-_FLUSHED = 512 << 20  # bytes written before a run: more than any cache holds, and 0.15 ms or more of work
-_TURNS = 5  # that the ways of a case take one after the other
-_MOST_RUNS = 100  # in a turn
+_FLUSHED = 512 << 20  # bytes written before a run: more than any cache, and at least 0.15 ms of work
+_TURNS = 5  # number of alternations between the ways of a case
+_MOST_RUNS = 100  # per turn
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one call. asking: what the host took to ask for it, where that is not the call itself."""
+    """Seconds of one call. asking: time of the host to launch it, if separate."""
 
     seconds: float
     least: float
@@ -48,18 +48,18 @@ class Timing:
         return {"seconds": self.seconds, "spread": [self.least, self.most], "runs": self.runs, **asked}
 
 
-Clock = Callable[[Call], tuple[float, float | None]]  # seconds of a call, and of asking where that is apart
+Clock = Callable[[Call], tuple[float, float | None]]  # seconds of a call, and of its launch if separate
 
 
 def wall_clock(call: Call) -> tuple[float, None]:
-    """For a CPU, which does what it is asked at once."""
+    """Time a call on a CPU, which is synchronous."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start, None
 
 
 def event_clock(device: torch.device) -> Clock:
-    """For a CUDA device."""
+    """Return a clock for a CUDA device."""
     flushed = torch.empty(_FLUSHED, dtype=torch.uint8, device=device)
 
     def clock(call: Call) -> tuple[float, float]:
@@ -78,20 +78,20 @@ def event_clock(device: torch.device) -> Clock:
 
 
 def find_timed_device(name: str) -> torch.device:
-    """A device by its name. Raises OffspecError, also where its kernels would be interpreted."""
+    """Return a device by its name. Raises OffspecError, also if its kernels would be interpreted."""
     device = find_device(name)
-    if device.type == "cuda" and interprets():
-        raise BenchError("TRITON_INTERPRET is set, and what Python interprets is no measure: unset it")
+    if device.type == "cuda" and is_interpreted():
+        raise BenchError("TRITON_INTERPRET is set, and interpreted kernels cannot be timed: unset it")
     return device
 
 
 def device_name(device: torch.device) -> str:
-    """As records tell it."""
+    """Return a device's name for records."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def variant_of(device: torch.device) -> str:
-    """What the name of a record has behind it."""
+    """Return the suffix of a record's name."""
     return "" if device.type == "cpu" else f"-{device.type}"
 
 
@@ -100,9 +100,9 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def time_in_turns(ways: Mapping[str, Call], clock: Clock, seconds: float) -> dict[str, Timing]:
-    """The median of many runs of each way, after one that does not count.
+    """Return the median of many runs of each way, after an uncounted one.
 
-    The ways take turns, so that a drift of the machine hits all alike; a turn lasts about `seconds`.
+    The ways take turns, so that drift of the machine affects all alike; a turn lasts about `seconds`.
     """
     found: dict[str, list[tuple[float, float | None]]] = {name: [] for name in ways}
     for turn in range(_TURNS):
@@ -123,11 +123,11 @@ def _timing(runs: Sequence[tuple[float, float | None]]) -> Timing:
 
 
 def peak_scratch(call: Call, device: torch.device) -> int:
-    """Bytes that a call held at most, beyond what it left when it was done (its result among that).
+    """Return the peak bytes that a call allocates, beyond those that remain (its result included).
 
-    Of torch's allocators: what a library takes behind their back is not seen.
+    Only torch's allocators are watched, not memory that a library allocates elsewhere.
     """
-    call()  # what is made once and kept is no scratch
+    call()  # memory that is allocated once and kept is not scratch
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -147,13 +147,13 @@ def peak_scratch(call: Call, device: torch.device) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the device does when it does nothing else: products by dtype, and bytes read or copied."""
+    """The idle device's limits: products by dtype, and bytes read or copied."""
 
     flops_per_s: dict[str, float]
     bytes_per_s: float
 
     def seconds(self, flops: float, nbytes: float, dtype: str) -> tuple[float, float]:
-        """Of the products, and of the memory; the larger is the least that the work can take."""
+        """Return the seconds of the products and of the memory; the larger is the minimum of the work."""
         return flops / self.flops_per_s[dtype], nbytes / self.bytes_per_s
 
     def to_json(self) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class Rates:
 
 
 def measure_rates(device: torch.device, dtypes: Sequence[str]) -> Rates:
-    """The best of a few large products for each dtype, and the better of a long copy and a long sum."""
+    """Return the best of a few large products per dtype, and the better of a long copy and a long sum."""
     side, rows = _SIDE[device.type], _PRODUCT_ROWS[device.type]
     products = {
         dtype: max(
@@ -173,7 +173,7 @@ def measure_rates(device: torch.device, dtypes: Sequence[str]) -> Rates:
 
 
 def _copy_rate(device: torch.device) -> float:
-    """Bytes read and written per second, together."""
+    """Return the bytes read and written per second, in total."""
     source = torch.ones(_COPIED[device.type] // 4, device=device)
     target = torch.empty_like(source)
     timing = time_in_turns({"copy": lambda: target.copy_(source)}, clock_of(device), 0.1)["copy"]

@@ -1,4 +1,4 @@
-"""Questions that all tests of quantised checkpoints ask."""
+"""Questions that all tests of quantized checkpoints ask."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +12,8 @@ from torch import Tensor
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, torch_dtype
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError
-from offspec_kernels.dequant import dequantise
-from tests.support.packers import Packed
+from offspec_kernels.dequant import dequantize
+from tests.support.packers import PackedWeight
 
 
 def tensor_of(info: TensorInfo) -> Tensor:
@@ -30,7 +30,7 @@ def values_of(weight: Weight) -> Tensor:
     assert isinstance(weight, PackedInfo)
     parts = {name: tensor_of(part) for name, part in weight.parts}
     out = torch.full((int(torch.Size(weight.shape).numel()),), torch.nan)
-    return dequantise(weight.format, parts, weight.shape, out, path="reference")
+    return dequantize(weight.format, parts, weight.shape, out, path="reference")
 
 
 def change(folder: Path, name: str, make: Callable[[Tensor], Tensor | None]) -> Path:
@@ -83,7 +83,7 @@ def refused(folder: Path, error: type[CheckpointError]) -> str:
     return message
 
 
-def check(folder: Path, modules: dict[str, Packed]) -> None:
+def check(folder: Path, modules: dict[str, PackedWeight]) -> None:
     """All that is in the folder is these modules' weights, and their values are right."""
     checkpoint = open_checkpoint(str(folder))
     assert checkpoint.tensors.keys() == {f"{name}.weight" for name in modules}

@@ -18,12 +18,12 @@ CALLS = ([0], [1, 2], [3, 4, 5], [6])  # as a tree grows
 CHAINS = ([0, 1, 3, 4], [2, 5, 6])  # a parent and its child in one call
 
 
-class Hearing(Scorer):
+class RecordingScorer(Scorer):
     """Keeps the logits that it is given, and the absolute positions of the children."""
 
     def __init__(self) -> None:
         super().__init__(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration(), children=4)
-        self.heard: list[torch.Tensor] = []
+        self.recorded_logits: list[torch.Tensor] = []
         self.positions: list[int] = []
 
     def children(
@@ -34,7 +34,7 @@ class Hearing(Scorer):
         depths: Sequence[int] = (0,),
         there: torch.Tensor | None = None,
     ) -> Children:
-        self.heard += logits.to("cpu", copy=True)
+        self.recorded_logits += logits.to("cpu", copy=True)
         self.positions += positions
         assert there is None or there.tolist() == list(positions)
         return super().children(logits, paths, positions, depths, there)
@@ -49,15 +49,15 @@ def tree_below(token: int) -> GrowingTree:
 
 
 @torch.no_grad()
-def ask(drafter: Drafter, ids: Sequence[int], calls: Sequence[Sequence[int]] = CALLS) -> torch.Tensor:
+def node_logits(drafter: Drafter, ids: Sequence[int], calls: Sequence[Sequence[int]] = CALLS) -> torch.Tensor:
     """Logits [7, V] at every node of the tree below the last of the ids, in their order, on the CPU."""
-    candidates, hearing = tree_below(ids[-1]), Hearing()
+    candidates, hearing = tree_below(ids[-1]), RecordingScorer()
     drafter.start(ids)
     for nodes in calls:
         drafter.expand(candidates, list(nodes), hearing)
     asked = [node for nodes in calls for node in nodes]
     assert hearing.positions == [len(ids) + int(candidates.depth[node]) for node in asked]
-    return torch.stack([logits for _, logits in sorted(zip(asked, hearing.heard, strict=True))])
+    return torch.stack([logits for _, logits in sorted(zip(asked, hearing.recorded_logits, strict=True))])
 
 
 def paths() -> list[list[int]]:

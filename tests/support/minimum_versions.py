@@ -1,6 +1,6 @@
 """The lowest versions that pyproject.toml allows, as constraints for pip.
 
-`make test-floors` writes them to a file: python tests/support/floors.py > floors.txt
+`make test-floors` writes them to a file: python tests/support/minimum_versions.py > floors.txt
 """
 
 import re
@@ -20,7 +20,7 @@ def requirements() -> list[str]:
     return [text for group in groups for text in group if not _OWN_EXTRAS.fullmatch(text)]
 
 
-def floors(texts: Iterable[str]) -> dict[str, str]:
+def minimum_versions(texts: Iterable[str]) -> dict[str, str]:
     """Lowest version of each package.
 
     Raises:
@@ -38,7 +38,7 @@ def floors(texts: Iterable[str]) -> dict[str, str]:
 
 
 def main() -> None:
-    for name, floor in floors(requirements()).items():
+    for name, floor in minimum_versions(requirements()).items():
         print(f"{name}=={floor}")
 
 
