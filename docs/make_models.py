@@ -116,9 +116,9 @@ def row(model: str, record: dict[str, Any]) -> list[str]:
 def _disk_bytes(model: str) -> int:
     import torch
 
-    from offspec.plan.model_sizes import imagine
+    from offspec.plan.model_sizes import open_on_meta
 
-    opened, _ = imagine(model, torch.bfloat16, torch.device("cpu"))
+    opened, _ = open_on_meta(model, torch.bfloat16, torch.device("cpu"))
     return sum(weight.numel() * 2 for weight in opened.skeleton.model.parameters())
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = Path(__file__).with_name("quickstart.md")
 _SHOWN = re.compile(r"<!-- offspec (plan .*?) -->\n```text\n(?:(?!```).*\n)*```\n")
-_TITLES = ("Where each layer goes", "What to expect, and what bounds it")
+_TITLES = ("Placement of the layers", "Expected speed, and its bottleneck")
 
 
 def shortened(page: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from offspec.checkpoint.shapes import SIZES, known_config, model_groups
+from offspec.checkpoint.known_models import SIZES, known_config, model_groups
 from offspec.core.config import EngineConfig
 from offspec.core.errors import UnsupportedModelError
 from offspec_planners.hardware_rates import Hardware, preset
@@ -21,18 +21,18 @@ def sizes(model: str) -> dict[str, Any]:
     """Bytes on disk, the least RAM without a GPU and the least memory of a GPU; or why it is refused."""
     import torch
 
-    from offspec.plan.model_sizes import imagine
+    from offspec.plan.model_sizes import open_on_meta
     from offspec.plan.other_hardware import plan_for_hardware
 
     try:
-        opened, _ = imagine(model, torch.bfloat16, torch.device("cpu"))
+        opened, _ = open_on_meta(model, torch.bfloat16, torch.device("cpu"))
     except UnsupportedModelError as error:
         return {"refused": str(error)}
     config = EngineConfig(model, draft="none", memory=_AMPLE, vram=_AMPLE)
     alone = plan_for_hardware(replace(config, vram=None), _ample("desktop-32gb"))
     beside = plan_for_hardware(config, _ample("rtx-4090"))
     return {
-        "nbytes": sum(opened.layer_bytes) + opened.rest_bytes + opened.embedding_bytes,
+        "nbytes": sum(opened.layer_bytes) + opened.non_layer_bytes + opened.embedding_bytes,
         "least_ram": alone.least_memory,
         "least_vram": beside.least_vram,
     }

@@ -58,9 +58,9 @@ def main() -> None:
     ):
         for name, (width, height, scheme) in _VIEWS.items():
             page = browser.open(server.url, width, scheme)
-            page.look(width, height, scheme)
+            page.set_viewport(width, height, scheme)
             _talk(page, panel=width > height)
-            picture = Image.open(BytesIO(page.picture())).convert("RGB").quantize(128)
+            picture = Image.open(BytesIO(page.screenshot())).convert("RGB").quantize(128)
             picture.save(folder / f"{name}.png", optimize=True)
 
 

@@ -63,7 +63,7 @@ _EMITTED = (
     13,
 )
 
-# A step of the path: the token that was accepted, its probability, and what was guessed beside it.
+# A step of the path: the token that was accepted, its probability, and the draft tokens next to it.
 _STEPS: tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...] = (
     (" the", 0.74, ((" of two beams", 0.11), (" a beam of", 0.06), (" blue light", 0.04), (" as", 0.02))),
     (" blue", 0.81, ((" shorter the wavelength", 0.09), (" red one", 0.05), (" beam", 0.02))),

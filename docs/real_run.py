@@ -24,11 +24,11 @@ limit_spinning()  # before torch is imported, as the program does
 from textual.pilot import Pilot  # noqa: E402
 
 from docs.screenshots import IMAGES, named, plain_environment  # noqa: E402
-from offspec.chat.archive import Archive  # noqa: E402
+from offspec.chat.archive import SessionArchive  # noqa: E402
 from offspec.core.config import EngineConfig  # noqa: E402
 from offspec.core.sampling_defaults import SamplingOverrides  # noqa: E402
 from offspec.core.values import parse_bytes  # noqa: E402
-from offspec.ui.chat.setup import Setup, open_engine  # noqa: E402
+from offspec.ui.chat.setup import ChatSetup, open_engine  # noqa: E402
 from offspec.ui.tui.app import ChatApp  # noqa: E402
 
 QUESTION = "Explain in two sentences why the sky is blue."
@@ -40,7 +40,9 @@ _LONGEST = 900.0  # seconds for loading, and for each answer
 async def draw(model: str, memory: int, folder: Path) -> str:
     """The picture. memory: limit in bytes; folder: where the conversation is kept meanwhile."""
     config = EngineConfig(model=model, draft="auto", memory=memory, context=1024)
-    app = ChatApp(Setup(config, SamplingOverrides({"max_tokens": 240})), open_engine, Archive(folder))
+    app = ChatApp(
+        ChatSetup(config, SamplingOverrides({"max_tokens": 240})), open_engine, SessionArchive(folder)
+    )
     app.animation_level = "none"
     async with app.run_test(size=_SIZE) as pilot:
         await _until(pilot, lambda: app.controller is not None and not app.is_loading)

@@ -17,7 +17,7 @@ OUTSIDE = {
     "LICENSE": "LICENSE.txt",
     "bench/README.md": "bench/README.md",
     "bench/LOG.md": "bench/LOG.md",
-    "examples/summarise.py": "examples/summarise.py",
+    "examples/summarize.py": "examples/summarize.py",
 }
 _INSIDE = {site: repository for repository, site in OUTSIDE.items()}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")

@@ -53,7 +53,7 @@ CPU = (
         )
         for start, run, printed in (
             ("| `suffix` |", 1, "7.0 1.2 31.9"),
-            ("| `substitute` (4 bits) |", 0, "22.2 10.5 13.3"),
+            ("| `self` (4 bits) |", 0, "22.2 10.5 13.3"),
             ("| both in one tree |", 2, "23.0 10.5 18.1"),
         )
     ),

@@ -1,4 +1,4 @@
-"""Documents that can go stale, and links that can break."""
+"""Generated documents are up to date, and links resolve."""
 
 import re
 import subprocess

@@ -35,13 +35,13 @@ def test_summaries(run: Callable[..., None], tmp_path: Path, capsys: pytest.Capt
     files = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for file in files:
         file.write_text("w5 w6 w7")
-    run("summarise.py", model, *files)
+    run("summarize.py", model, *files)
     first, answer, _, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{files[0]}, ") and first.endswith(" of 256 tokens:")
     assert second.startswith(f"{files[1]}, ") and " w" in answer
-    assert len((EXAMPLES / "summarise.py").read_text().splitlines()) <= 25
+    assert len((EXAMPLES / "summarize.py").read_text().splitlines()) <= 25
 
 
 def test_an_error_is_one_line(run: Callable[..., None], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"^error: there is no file or folder .*nowhere: check the path"):
-        run("summarise.py", tmp_path / "nowhere")
+        run("summarize.py", tmp_path / "nowhere")

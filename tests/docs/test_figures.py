@@ -60,7 +60,7 @@ def claims(block: str) -> list[str]:
 
 
 def printed_as(value: float, figure: str) -> str:
-    """The value with as many decimals as the figure."""
+    """Return the value rounded to the decimals of the figure."""
     decimals = len(figure.partition(".")[2])
     return f"{value:,.{decimals}f}" if "," in figure else f"{value:.{decimals}f}"
 
@@ -88,14 +88,14 @@ def changed_answers(record: Any) -> list[str]:
 
 
 def the_block(page: str, wanted: Block) -> str:
-    """The block of the page that begins as wanted."""
+    """Return the only block of the page that begins with `wanted.start`."""
     found = [block for block in blocks(page) if block.startswith(wanted.start)]
     assert len(found) == 1, f"{len(found)} blocks begin with {wanted.start!r}"
     return found[0]
 
 
 def wrong_figures(page: str, known: tuple[Block, ...]) -> list[str]:
-    """One line for each figure that its record does not have, and for each that has no record."""
+    """Return one line for each figure that is not in its record or has no record."""
     wrong, recorded = [], dict[str, set[str]]()
     for each in known:
         text = the_block(page, each)

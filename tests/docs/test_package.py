@@ -1,4 +1,4 @@
-"""What `import offspec` gives, and what it costs."""
+"""Public names of `import offspec`, and the cost of the import."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from packaging.version import Version
 
 import offspec
-from tests.support.floors import floors, requirements
+from tests.support.minimum_versions import minimum_versions, requirements
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +25,7 @@ PUBLIC = {*NAMES.split()}
 
 
 def modules_after(statement: str, *names: str) -> str:
-    """Which of the named modules are loaded after a statement, in a fresh interpreter."""
+    """Return the named modules that a statement loads in a fresh interpreter."""
     code = f"import sys\n{statement}\nprint([name for name in {names!r} if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     return shown.stdout.strip()
@@ -73,7 +73,7 @@ def test_every_requirement_has_one_floor_that_the_tested_version_meets() -> None
         for line in (ROOT / "constraints.txt").read_text().lower().replace("_", "-").splitlines()
         if not line.startswith("#")
     )
-    lowest = floors(requirements())
+    lowest = minimum_versions(requirements())
     assert lowest["transformers"] and lowest["starlette"]
     for name, floor in lowest.items():
         tested = pinned.get(name.lower().replace("_", "-"))
@@ -90,9 +90,9 @@ def test_every_requirement_has_one_floor_that_the_tested_version_meets() -> None
 )
 def test_requirements_without_a_clear_floor_are_refused(texts: list[str], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        floors(texts)
+        minimum_versions(texts)
 
 
 def test_floors_of_requirements_with_extras_bounds_and_markers() -> None:
     texts = ["ray[data]>=2.60", "mkdocs-material>=9.8,<10", "triton>=3.6; sys_platform == 'linux'"]
-    assert floors(texts) == {"ray": "2.60", "mkdocs-material": "9.8", "triton": "3.6"}
+    assert minimum_versions(texts) == {"ray": "2.60", "mkdocs-material": "9.8", "triton": "3.6"}

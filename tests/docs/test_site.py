@@ -1,4 +1,4 @@
-"""The site of the documentation: its configuration, its links, and that it loads nothing from elsewhere."""
+"""Documentation site: configuration, links, and no resources from other hosts."""
 
 import re
 from collections.abc import Iterator
@@ -102,28 +102,28 @@ PLAN = """
 MODEL: about 4.59 tok/s
 in 60.62 GB of RAM
 
-The machine
+Machine
   RAM    67.35 GB
 
-Where each layer goes
+Placement of the layers
    0 ▒█▒ 3
   █ VRAM: 1 layer   ▒ RAM: 2 layers
   1 layer    VRAM    1 GB
 
-What to expect, and what bounds it
+Expected speed, and its bottleneck
   a pass     2 s
 
-What would help
+Possible improvements
   RAM
 """
 SHORTENED = """MODEL: about 4.59 tok/s
 in 60.62 GB of RAM
 
-Where each layer goes
+Placement of the layers
    0 ▒█▒ 3
   █ VRAM: 1 layer   ▒ RAM: 2 layers
 
-What to expect, and what bounds it
+Expected speed, and its bottleneck
   a pass     2 s
 """
 

@@ -1,4 +1,4 @@
-"""The shape of the code: what lies at the top, and no circle between files."""
+"""Code structure: top-level contents, and no import cycles between files."""
 
 import ast
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"offspec": "", "offspec_kernels": "kernels", "offspec_planners": "planners"}
-ROOMS = "core checkpoint sampling chat stream model draft plan engine distill server ray ui"
+NAMES = "core checkpoint sampling chat stream model draft plan engine distill server ray ui"
 
 
 def _files(package: str) -> dict[str, Path]:
-    """Modules by their dotted names."""
+    """Return the modules of a package by dotted name."""
     base = ROOT / PACKAGES[package]
     found = {}
     for file in (base / package).rglob("*.py"):
@@ -37,7 +37,7 @@ def _imports(file: Path, modules: dict[str, Path]) -> Iterator[str]:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_circle_between_files(package: str) -> None:
     modules = _files(package)
-    # The public names of `offspec` are looked up when they are used, so its own file stands beside the rest.
+    # The public names of `offspec` are looked up when they are used, so its own file is left out.
     graph = {
         name: set(_imports(file, modules)) - {name} for name, file in modules.items() if name != "offspec"
     }
@@ -47,12 +47,12 @@ def test_no_circle_between_files(package: str) -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_every_room_is_in_the_picture() -> None:
-    picture = (ROOT / "docs" / "images" / "rooms.svg").read_text("utf-8")
-    assert all(f">{name}<" in picture for name in (*ROOMS.split(), "offspec_kernels", "offspec_planners"))
+def test_every_package_is_in_the_picture() -> None:
+    picture = (ROOT / "docs" / "images" / "layers.svg").read_text("utf-8")
+    assert all(f">{name}<" in picture for name in (*NAMES.split(), "offspec_kernels", "offspec_planners"))
 
 
 def test_the_top_of_the_package() -> None:
     found = {item.name for item in (ROOT / "offspec").iterdir() if item.name != "__pycache__"}
-    assert found == {"__init__.py", "__main__.py", "py.typed", *ROOMS.split()}
+    assert found == {"__init__.py", "__main__.py", "py.typed", *NAMES.split()}
     assert not any((ROOT / folder / "__init__.py").exists() for folder in ("kernels", "planners"))
