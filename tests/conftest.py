@@ -36,8 +36,8 @@ Report = TypeVar("Report", pytest.CollectReport, pytest.TestReport)
 
 # Modules that some tests import, and that a machine with a GPU may lack: there, these tests are left out.
 _NEEDS = {
-    "checkpoint/test_quantised_bnb.py": ("bitsandbytes",),
-    "engine/test_quantised.py": ("bitsandbytes", "compressed_tensors"),
+    "checkpoint/test_quantized_bnb.py": ("bitsandbytes",),
+    "engine/test_quantized.py": ("bitsandbytes", "compressed_tensors"),
     "ray": ("starlette",),
     "server": ("anthropic", "httpx2", "openai", "starlette"),
     "ui/cli/test_batch.py": ("starlette",),
@@ -135,7 +135,7 @@ def _freeze() -> None:
 def _code_stays() -> Iterator[None]:
     """Each load would unmap the code of all libraries; tests have more of them, and run that code again."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("offspec.core.memory.forget_code", lambda: None)
+        patch.setattr("offspec.core.memory.evict_code_pages", lambda: None)
         yield
 
 
@@ -166,7 +166,9 @@ def drafters_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     Which of them there are goes by clocks; tokens do not depend on them.
     """
     monkeypatch.setattr("offspec.draft.mix.payoff.Payoff._decide", lambda self: None)
-    monkeypatch.setattr("offspec.draft.grow.growing.StepPace.observe", lambda self, predicted, seconds: None)
+    monkeypatch.setattr(
+        "offspec.draft.grow.tree_grower.StepPace.observe", lambda self, predicted, seconds: None
+    )
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

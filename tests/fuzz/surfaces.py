@@ -13,16 +13,16 @@ import torch
 
 import offspec
 from offspec import SamplingParams
-from offspec.chat.archive import Archive
+from offspec.chat.archive import SessionArchive
 from offspec.chat.conversation import Conversation, Message
-from offspec.checkpoint.checksum import Summing
+from offspec.checkpoint.checksum import FileHasher
 from offspec.checkpoint.folder import CONFIG, INDEX
 from offspec.checkpoint.open import check_model
 from offspec.checkpoint.pack_manifest import MANIFEST
-from offspec.core.events import unheard
+from offspec.core.events import ignore_event
 from offspec.draft.heads.open import open_head
 from offspec.model.tokenizer import TextCodec, load_tokenizer
-from offspec.plan.hardware_profile import known_machine
+from offspec.plan.hardware_profile import load_hardware
 from offspec.plan.records import read_plan
 
 _MEMORY = 2_000_000_000
@@ -88,19 +88,19 @@ def _encode(folder: Path) -> None:
     codec.decode(ids)
     if codec.has_chat_template:
         codec.encode_prompt(_TALK[:1])
-        codec.render(_TALK, continues=True)
+        codec.render(_TALK, continue_final_message=True)
 
 
 def _draft(folder: Path) -> None:
     from tests.support.heads_files import target_shape
 
-    head = open_head(str(folder), target_shape(), unheard)
+    head = open_head(str(folder), target_shape(), ignore_event)
     if head is not None:
         head.fingerprint  # noqa: B018 - reads the headers once more
 
 
 def _talk(file: Path) -> None:
-    archive = Archive(file.parent)
+    archive = SessionArchive(file.parent)
     for entry in archive.list():
         Conversation.read(entry.file)
     talk: Any = Conversation.read(file)
@@ -108,7 +108,7 @@ def _talk(file: Path) -> None:
 
 
 def _machine(file: Path) -> None:
-    known_machine(str(file))
+    load_hardware(str(file))
 
 
 def _sum_again(pack: Path) -> None:
@@ -130,7 +130,7 @@ def _sum_again(pack: Path) -> None:
 def _sum(file: Path) -> dict[str, Any]:
     data = file.read_bytes()
     header = 8 + int.from_bytes(data[:8], "little") if file.name.endswith(".safetensors") else 0
-    seen = Summing(min(header, len(data)))
+    seen = FileHasher(min(header, len(data)))
     seen.add(memoryview(data))
     return asdict(seen.result())
 
