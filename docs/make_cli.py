@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from offspec.ui.cli.short_help import MAIN_OPTIONS
+
 PAGE = Path(__file__).with_name("cli.md")
 ROOT = Path(__file__).parents[1]
 COMMANDS: tuple[tuple[str, ...], ...] = (
@@ -30,8 +32,6 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("config",),
     ("config", "set"),
 )
-
-_LONG = {("generate",), ("chat",), ("serve",), ("batch",), ("plan",), ("bench",)}
 
 _INTRO = """# The command line
 
@@ -178,7 +178,7 @@ def help_text(command: tuple[str, ...]) -> str:
         "TERM": "dumb",
         "OFFSPEC_CONFIG": "/nonexistent",  # ignore defaults of the user
     }
-    option = "--help-all" if command in _LONG else "--help"
+    option = "--help-all" if command and command[0] in MAIN_OPTIONS else "--help"
     shown = subprocess.run(
         [sys.executable, "-m", "offspec", *command, option],
         env=environment,

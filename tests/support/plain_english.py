@@ -125,9 +125,8 @@ def _paragraphs(name: str, docstring: ast.Constant) -> Iterator[Passage]:
     """The docstring's paragraphs, and each parameter under `Args:`; the first may not open as a fragment."""
     line, kind = docstring.lineno, "docstring"
     for part in re.split(r"(\n\s*\n|\n(?= *\w+: ))", str(docstring.value)):
-        if part.strip():
-            text = re.sub(r"^\w+: ", "", " ".join(part.split())) if kind == "paragraph" else part.strip()
-            yield Passage(name, line, "docstring" if kind == "docstring" else kind, " ".join(text.split()))
+        if text := " ".join(part.split()):
+            yield Passage(name, line, kind, text)
             kind = "paragraph"
         line += part.count("\n")
 

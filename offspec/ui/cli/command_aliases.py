@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from offspec.core.errors import RequestError
 from offspec.ui.cli.short_help import without_types
+from offspec.ui.cli.value_errors import reworded
 
 # Remedy by the command that was typed; {words} stands for the words after it.
 _ANSWERS: Mapping[str, Mapping[str, str]] = {
@@ -56,31 +57,6 @@ class AliasedGroup(TyperGroup):
         if args and self.get_command(ctx, args[0]) is None and (hint := _answer(ctx.command_path, args)):
             raise RequestError(hint)
         return super().resolve_command(ctx, args)
-
-
-def reworded(error: typer.BadParameter) -> str:
-    """Return the message, in our words if Typer took it from pydantic."""
-    details = getattr(error.__cause__, "errors", None)
-    if details is None:
-        return error.message
-    first = details()[0]
-    value, limits = first["input"], first.get("ctx", {})
-    if first["type"] == "value_error":  # a choice, named by Typer itself
-        return str(limits["error"])
-    wanted = next(
-        (text.format(**limits) for kind, text in _WANTED.items() if first["type"].startswith(kind)), ""
-    )
-    return f"it must be {wanted}, not {value}" if wanted else f"invalid value {value!r}"
-
-
-# What a value must be, by the beginning of the kind of pydantic's error.
-_WANTED: Mapping[str, str] = {
-    "less_than": "at most {le}",
-    "greater_than": "{ge} or above",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-}
 
 
 def _answer(group: str, args: list[str]) -> str | None:

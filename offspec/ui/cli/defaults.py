@@ -10,7 +10,7 @@ from offspec.core.config import OPTIONS
 from offspec.core.errors import RequestError
 from offspec.core.setting import PLANS
 from offspec.core.user_config import UserConfig, Value
-from offspec.ui.cli.command_aliases import reworded
+from offspec.ui.cli.value_errors import reworded
 
 THEMES = ("dark", "light")
 # Options by name without dashes. The options of `offspec chat` decide which values are valid.

@@ -8,7 +8,7 @@ from typer.core import TyperCommand
 
 _SHARED = ("memory", "vram", "device", "context", "quantize", "draft", "temperature", "seed")
 # Options in the short help, by command. A command that is not listed has few options and shows them all.
-_MAIN: Mapping[str, tuple[str, ...]] = {
+MAIN_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "generate": (*_SHARED, "max-tokens", "system", "json-schema", "json", "check"),
     "chat": (*_SHARED, "max-tokens", "system", "resume", "plain"),
     "serve": (*_SHARED, "sequences", "host", "port", "api-key", "alias"),
@@ -65,7 +65,7 @@ class ShortHelpCommand(TyperCommand):
         super().format_help(ctx, formatter)
 
     def _hidden(self, params: list[Any]) -> list[Any]:
-        main = _MAIN.get(self.name or "")
+        main = MAIN_OPTIONS.get(self.name or "")
         if main is None:
             return []
         shown = {f"--{name}" for name in (*main, "help", "help-all")}

@@ -7,7 +7,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from offspec.ui.cli.main import app
-from offspec.ui.cli.short_help import _MAIN
+from offspec.ui.cli.short_help import MAIN_OPTIONS
 
 
 def shown(*words: str) -> set[str]:
@@ -22,9 +22,9 @@ def options(command: str) -> set[str]:
     return {param.opts[0] for param in params if param.param_type_name == "option"}
 
 
-@pytest.mark.parametrize("command", _MAIN)
+@pytest.mark.parametrize("command", MAIN_OPTIONS)
 def test_the_short_help_shows_the_main_options_and_the_whole_one_all(command: str) -> None:
-    main = {f"--{name}" for name in _MAIN[command]}
+    main = {f"--{name}" for name in MAIN_OPTIONS[command]}
     assert main <= options(command), "an option in the table that the command does not have"
     assert shown(command, "--help") == main | {"--help", "--help-all"}
     assert shown(command, "--help-all") == options(command) | {"--help"}
