@@ -382,8 +382,13 @@ class ScriptedEngine:
         def run() -> None:
             self.notify = answer.on_progress
             try:
+                last: list[Event] = []
                 for event in self.stream(prompt, params, halt=halt, trees=trees, shown=shown):
-                    answer.put([event], ended=isinstance(event, Finished))
+                    if isinstance(event, Finished):
+                        last = [event]  # reported only after the stream has closed
+                    else:
+                        answer.put([event])
+                answer.put(last, ended=True)
             except BaseException as error:
                 answer.put((), error=error)
 
