@@ -8,7 +8,7 @@ CHAT = Record("chat.json")
 UI = (
     Block("`python -m bench.chat` (`chat.json`)", CHAT, {"26": CHAT["ui_tokens_per_s"]}),
     Block("| first frame of `offspec chat`", CHAT, {"0.49": CHAT["first_frame_seconds"]}),
-    Block("| a key is on the screen", CHAT, {"4.0": CHAT["keys_generating", "median_ms"]}),
+    Block("| delay from key to screen", CHAT, {"4.0": CHAT["keys_generating", "median_ms"]}),
     Block("| the same: 95th percentile", CHAT, {"31": CHAT["keys_generating", "p95_ms"]}),
     Block("| the same: maximum", CHAT, {"56": CHAT["keys_generating", "max_ms"]}),
     in_order(

@@ -126,20 +126,20 @@ class _CachedCopy:
                 self._repository, revision=self._revision, local_files_only=True, allow_patterns=[CONFIG]
             )
         except (OSError, ValueError) as missing:
-            raise self._error(f"the hub's cache has no copy of {self._repository}") from missing
+            raise self._error(f"the Hugging Face cache has no copy of {self._repository}") from missing
         return Path(found)
 
     def _chosen(self, sizes: dict[str, int], gguf: str) -> str:
         models = gguf_models(sizes)
         if not models:
-            raise self._error(f"the hub's cache has no copy of {self._repository}:{gguf}")
+            raise self._error(f"the Hugging Face cache has no copy of {self._repository}:{gguf}")
         try:
             return choose_gguf(models, gguf, self._repository).files[0]
         except ModelNotFoundError as error:
-            raise ModelNotFoundError(f"{self._why}, and in the hub's cache {error}") from error
+            raise ModelNotFoundError(f"{self._why}, and in the Hugging Face cache {error}") from error
 
     def _incomplete(self) -> ModelNotFoundError:
-        return self._error(f"the copy of {self._repository} in the hub's cache is incomplete")
+        return self._error(f"the copy of {self._repository} in the Hugging Face cache is incomplete")
 
     def _used(self, path: Path) -> Path:
         """Notify that the cached copy is used, unless HF_HUB_OFFLINE requests that."""

@@ -152,7 +152,7 @@ def local_names() -> Iterator[tuple[str, str]]:
     except OSError:
         return
     for folder in folders:
-        yield folder.parent.name.removeprefix(_HUB_FOLDER).replace("--", "/"), "in the hub's cache"
+        yield folder.parent.name.removeprefix(_HUB_FOLDER).replace("--", "/"), "in the Hugging Face cache"
 
 
 def gguf_quantization(model: str, notify: Callable[[Event], None]) -> str | None:

@@ -264,11 +264,11 @@ class EngineConfig:
         device: Compute device. `auto` selects a usable GPU, else the CPU; `cuda:0,cuda:1` divides the layers
             between two GPUs, and `all` among all GPUs.
         cpu_layers: Layers computed by the CPU from RAM instead of being copied to the GPU: faster with small
-            trees, slower with long prompts. None selects 0, or the fastest number in float32.
+            trees, slower with long prompts. None selects 0; in float32, the fastest number.
         experts: Device that computes the experts of an MoE model: `gpu` copies them on demand, `cpu` computes
-            all of them from RAM. `auto` selects `gpu`, or the faster in float32.
+            all of them from RAM. `auto` selects `gpu`; in float32, the faster device.
         dtype: Data type of weights and computation. float32 takes twice the memory and is more precise.
-        context: Context size in tokens (prompt and answer). None: chosen to fit in memory.
+        context: Context size in tokens (prompt and answer). None: up to 4,096, as memory allows.
         kv_cache: Data type of the target's KV cache: the `model`'s own, or `int8` (about half the memory,
             slightly different answers).
         quantize: Quantize the target once, cached like `offspec pack`, and run that: less data to stream,

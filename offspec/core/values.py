@@ -151,4 +151,4 @@ def parse_bytes(text: str | int, name: str = "a memory size", least: int = 1) ->
 def _without_unit(number: str) -> RequestError:
     """Return the error for a number without a unit that is too small to mean bytes."""
     meant = f"{number}GB" if float(number) < 1024 else f"{number}MB"
-    return RequestError(f"a memory size of {number} means {number} bytes: write {meant}")
+    return RequestError(f"a memory size of {number} means {number} bytes; add a unit: {meant}")

@@ -29,7 +29,7 @@ def too_long(tokens: int, context: int) -> str:
         tokens: Tokens of the prompt. Above 2 * context: the tokens counted so far.
         context: Maximum tokens of prompt and answer.
     """
-    more = ", and more follow" if tokens > 2 * context else ""
+    more = " (counting stopped here)" if tokens > 2 * context else ""
     return (
         f"the prompt is too long: {tokens} tokens > {context - 1} maximum{more}; the maximum context length "
         f"is {context} tokens, answer included: shorten the prompt, or load with a larger `context`"

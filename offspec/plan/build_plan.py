@@ -58,8 +58,8 @@ _SLOWER = (
 # one: a draft that is left out is never measured.
 _FASTER_ALONE = {True: 1.02, False: 1.3}
 CONTENDED = (
-    "other processes used the CPU during the measurement, so the figures may be too slow: measure again when "
-    "they are done, with `offspec plan --replan`"
+    "other processes used the CPU during the measurement, so the predicted speed may be too low: measure "
+    "again on an idle machine with `offspec plan --replan`"
 )
 # Share of drafting time saved by drafting during a transfer-bound pass; see bench/LOG.md.
 _HIDDEN = 0.3

@@ -63,7 +63,7 @@ def check_without_gpu(config: EngineConfig, why: str) -> None:
     ):
         if given:
             instead = "; `memory` limits RAM" if name == "vram" else ""
-            raise RequestError(f"{why}; leave out `{name}`, which is for a GPU{instead}")
+            raise RequestError(f"{why}; omit `{name}`, which needs a GPU{instead}")
 
 
 def check_memory(config: EngineConfig, machine: str, ram: int, vram: int | None) -> None:

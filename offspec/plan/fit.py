@@ -285,7 +285,7 @@ def _contexts(config: EngineConfig, target: LoadedModel) -> list[int]:
     if config.context is None:
         return [length for length in _CONTEXTS if length <= longest] or [longest]
     if config.context > longest:
-        raise RequestError(f"a context of {config.context} exceeds the model's {longest}")
+        raise RequestError(f"a context of {config.context} exceeds the model's limit of {longest} tokens")
     return [config.context]
 
 

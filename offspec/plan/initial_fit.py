@@ -69,7 +69,7 @@ def fit_from_plan(plan: Plan, opened: OpenedModels, notify: Notify) -> InitialFi
     found = _still_fits(plan, opened)
     if isinstance(found, InitialFit):
         return found
-    notify(Notice(f"the plan is remade: {found}"))
+    notify(Notice(f"planning again: {found}"))
     return None
 
 
@@ -92,15 +92,15 @@ def _still_fits(plan: Plan, opened: OpenedModels) -> InitialFit | str:
     ):
         if made != here:
             other = "draft than the one selected now" if name == AUTO else f"version of {name}"
-            return f"it was made for another {other}"
+            return f"the plan is for another {other}"
     config = replace(opened.config, budget=plan.budget, width=plan.width, context=plan.context)
     free = format_bytes(opened.memory)
     fit = Fit.of_plan(plan)
     if not still_fits(opened, config, fit):
-        return f"it was made for {format_bytes(plan.memory)} and does not fit in {free}"
+        return f"the plan is for {format_bytes(plan.memory)} and does not fit in {free}"
     reads = plan.placement.slots or 0 < plan.placement.expert_slots < opened.target.experts.count
     if opened.config.memory is None and reads and opened.memory > _MORE * plan.memory:
-        return f"it was made for {format_bytes(plan.memory)}, and {free} are free now"
+        return f"the plan is for {format_bytes(plan.memory)}, and {free} are free now"
     more = replace(config, budget=RECORD_FACTOR * plan.budget)
     if plan.budget > 1 and not plan.measured and still_fits(opened, more, fit):
         config = more  # until the draft's acceptance rate is known, there must be room to measure it

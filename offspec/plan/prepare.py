@@ -191,13 +191,13 @@ def _still_current(kept: Plan | None, opened: OpenedModels, notify: Notify) -> P
     if kept is None:
         return None
     if _knows_experts(kept, opened):
-        notify(Notice("the plan is remade: the use of experts is now measured"))
+        notify(Notice("planning again: the use of experts is now measured"))
         return None
     if kept.measured:
         return kept
     if not acceptance_for(draft_record(opened, kept.draft_bits), opened.config).measured:
         return kept
-    notify(Notice("the plan is remade: the draft's acceptance rate is now measured"))
+    notify(Notice("planning again: the draft's acceptance rate is now measured"))
     return None
 
 

@@ -44,7 +44,7 @@ def read_plan(file: Path) -> Plan:
             f"cannot read the plan {file}: {getattr(error, 'strerror', None) or error}"
         ) from error
     except ValueError as error:
-        raise PlanError(f"{file} is not a plan that can be used: {error}") from error
+        raise PlanError(f"{file} is not a valid plan: {error}") from error
 
 
 def load_plan(key: str) -> Plan | None:

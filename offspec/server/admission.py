@@ -140,8 +140,8 @@ class AdmissionMiddleware:
         if self._key is None and self._local and not _is_local(headers.get("host", "")):
             raise ApiError(
                 "permission",
-                "without an API key this server answers only to localhost and addresses of this machine; "
-                "start it with an API key to give it other names",
+                "without an API key, the server accepts only localhost or an IP address as its host name; "
+                "set OFFSPEC_API_KEY at its start to allow other names",
             )
         if scope["method"] != "POST":
             return

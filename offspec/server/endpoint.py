@@ -67,7 +67,7 @@ class ApiRequest(Generic[_T]):
                 self.ignored.append(name)
             if name not in seen and len(seen) < _MOST_LOGGED:
                 seen.add(name)
-                log.info("ignored, without effect here: %s (%s)", name, self._path)
+                log.info("ignored a field that has no effect: %s (%s)", name, self._path)
 
 
 async def read_request(request: Request, wanted: type[_T]) -> ApiRequest[_T]:

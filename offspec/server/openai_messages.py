@@ -137,7 +137,7 @@ def as_message(message: ChatMessage, at: int, ignore: Ignore) -> dict[str, Any]:
     """A message as chat templates take it. Raises ApiError for parts that are not text."""
     where = f"messages[{at}]"
     if message.role not in _ROLES:
-        raise invalid(f"{where}.role", f"it must be {', '.join(_ROLES)}")
+        raise invalid(f"{where}.role", f"it must be one of {', '.join(_ROLES)}")
     if message.audio is not None:
         raise unsupported(f"{where}.audio")
     role = "tool" if message.role == "function" else message.role

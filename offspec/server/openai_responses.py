@@ -107,7 +107,7 @@ async def _earlier(store: StoredResponses, body: Body) -> list[Object]:
         if found is not None:
             _items(found.items)
             return found.items
-    why = f"there is no response {id[:100]!r}, or it is kept no longer"
+    why = f"there is no stored response {id[:100]!r}; it may have expired"
     raise invalid("previous_response_id", why, "previous_response_not_found")
 
 

@@ -71,7 +71,7 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = found[0]
         return socket.create_server(address[:2], family=family, backlog=MAX_CONNECTIONS)
     except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = (getattr(error, "strerror", None) or str(error)).partition(" (while attempting")[0]
         raise RequestError(
             f"cannot listen on {host}:{port}: {reason}; choose another `host` or `port`"
         ) from None
@@ -138,4 +138,7 @@ class Server(uvicorn.Server):
         if self.signal is not None:  # a second one: at once
             _end_now(sig)
         self.signal, self.should_exit = sig, True
-        log.info("stopping: an answer under way has %g seconds; once more stops at once", self._patience)
+        log.info(
+            "stopping: running answers have %g seconds to finish; a second signal stops at once",
+            self._patience,
+        )

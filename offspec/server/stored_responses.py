@@ -171,7 +171,8 @@ async def _kept_response(request: Request) -> StoredResponse:
     id: str = request.path_params["id"]
     found: StoredResponse | None = await asyncio.to_thread(request.app.state.service.responses.get, id)
     if found is None:
-        raise ApiError("not_found", f"there is no response {id[:100]!r}, or it is kept no longer", field="id")
+        message = f"there is no stored response {id[:100]!r}; it may have expired"
+        raise ApiError("not_found", message, field="id")
     return found
 
 

@@ -35,7 +35,8 @@ _INSTALLERS = {
     "pipx_metadata.json": "pipx runpip offspec {}",
     "uv-receipt.toml": "uv pip {} --python {prefix}",
 }
-_PARAMETER = re.compile(rf"^({'|'.join(SamplingParams.__dataclass_fields__)})(?= must be )")
+_PARAMETERS = (*SamplingParams.__dataclass_fields__, *settings_of(EngineConfig))
+_PARAMETER = re.compile(rf"^({'|'.join(_PARAMETERS)})(?= must be )")
 
 
 def user_message(about: BaseException | Notice) -> str:
@@ -54,8 +55,8 @@ def with_options(text: str) -> str:
 
 
 def option_first(text: str) -> str:
-    """Replace a sampling parameter at the beginning of a text by its option."""
-    return _PARAMETER.sub(lambda found: "--" + found[1].replace("_", "-"), text)
+    """Replace a parameter at the beginning of a text by its option."""
+    return _PARAMETER.sub(lambda found: "--" + _OPTIONS.get(found[1], found[1].replace("_", "-")), text)
 
 
 def _installer(command: re.Match[str]) -> str:

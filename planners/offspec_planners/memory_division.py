@@ -359,5 +359,5 @@ def _too_small(
     least = sum(parts.values())
     if on_device:
         return TooSmallError(least, device_memory or 0, Tier.DEVICE, parts)
-    parts["the kernel"] = int(least / (1 - _KERNEL_SHARE)) + 2 - least
-    return TooSmallError(least + parts["the kernel"], memory, Tier.HOST, parts)
+    parts["pages of Linux and libraries"] = int(least / (1 - _KERNEL_SHARE)) + 2 - least
+    return TooSmallError(least + parts["pages of Linux and libraries"], memory, Tier.HOST, parts)

@@ -62,7 +62,9 @@ def test_the_one_file_that_is_named_is_fetched_once(hub: FakeHub, visit: Visitor
     named, only, absent = visit.all(f"{NAME}:Q8_0", NAME, f"{NAME}:F16", HF_HUB_OFFLINE="1")
     assert said.folder == named.folder == only.folder, "the only one that is here"
     assert absent.error == "ModelNotFoundError"
-    assert "HF_HUB_OFFLINE is set, and in the hub's cache" in absent.text and "it has Q8_0" in absent.text
+    assert (
+        "HF_HUB_OFFLINE is set, and in the Hugging Face cache" in absent.text and "it has Q8_0" in absent.text
+    )
 
 
 @pytest.mark.exhaustive

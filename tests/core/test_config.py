@@ -26,7 +26,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(("number", "meant"), [("12", "12GB"), (" 1.5", "1.5GB"), ("8192", "8192MB")])
 def test_a_number_without_its_unit_is_answered_with_one(number: str, meant: str) -> None:
-    with pytest.raises(RequestError, match=rf"means {number.strip()} bytes: write {meant}$"):
+    with pytest.raises(RequestError, match=rf"means {number.strip()} bytes; add a unit: {meant}$"):
         EngineConfig.of("m", {"vram": number})
     assert EngineConfig.of("m", {"vram": 12}).vram == 12
 

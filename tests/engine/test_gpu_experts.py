@@ -220,7 +220,7 @@ def test_a_notice_reports_a_setting_without_effect(tmp_path: Path) -> None:
         offspec.load(str(model), device=device, experts=way, notify=notify, **settings).close()
         found = [text for text in told if "`experts`" in text]
         assert len(found) == bool(why) and all(why in text for text in found)
-    with pytest.raises(RequestError, match="leave out `experts`, which is for a GPU"):
+    with pytest.raises(RequestError, match="omit `experts`, which needs a GPU"):
         offspec.load(str(mixture), device="cpu", experts="cpu")
     with pytest.raises(RequestError, match="both layers and experts: omit `cpu_layers` or `experts`"):
         offspec.load(str(mixture), device="cuda", experts="cpu", cpu_layers=1)

@@ -49,8 +49,9 @@ def test_a_setting_for_a_gpu_without_one(name: str, value: Any, monkeypatch: pyt
     with pytest.raises(RequestError) as caught:
         choose_device(EngineConfig("demo", **{name: value}))
     assert "no usable GPU (torch 2.9 is a CPU build" in str(caught.value)
-    assert f"pip install); leave out `{name}`, which is for a GPU" in str(caught.value)
-    with pytest.raises(RequestError, match=f"on the CPU, as set by `device`; leave out `{name}`"):
+    assert f"pip install); omit `{name}`, which needs a GPU" in str(caught.value)
+    why = f"on the CPU, as set by `device`; omit `{name}`, which needs a GPU"
+    with pytest.raises(RequestError, match=why):
         choose_device(EngineConfig("demo", device="cpu", **{name: value}))
 
 

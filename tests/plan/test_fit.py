@@ -79,7 +79,7 @@ def test_decided_arrangements_fit(
 
 
 def test_layers_of_the_cpu_are_for_a_gpu(opened: Callable[..., OpenedModels]) -> None:
-    with pytest.raises(RequestError, match="no NVIDIA GPU; leave out `cpu_layers`"):
+    with pytest.raises(RequestError, match="no NVIDIA GPU; omit `cpu_layers`, which needs a GPU"):
         opened(cpu_layers=3)
     assert find_fit(opened(cpu_layers=0), opened().config).placement.layers(Tier.CPU) == ()
 

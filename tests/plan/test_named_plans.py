@@ -136,7 +136,7 @@ def test_settings_that_conflict_with_the_plan(world: PlanEnvironment, file: str,
         world.load(plan=file, tree="sequoia")
     with pytest.raises(PlanError, match="device cpu, not cuda:0: leave out `device`"):
         world.load(plan=file, device="cuda")
-    with pytest.raises(RequestError, match="10000 exceeds the model's 512"):
+    with pytest.raises(RequestError, match="10000 exceeds the model's limit of 512 tokens"):
         world.load(
             plan=saved(world.followed(plan=file), tmp_path / "long.json", context=10_000), context=None
         )

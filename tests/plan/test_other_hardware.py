@@ -225,7 +225,7 @@ def test_the_cpu_computes_experts_where_that_is_faster() -> None:
     assert (asked.least_vram or 0) < (copied.least_vram or 0)
     assert _kept(asked) and "the CPU computes the chosen ones" in " ".join(explain_placement(asked))
     assert _plan(MIXTURE, "rtx-4090-256gb", dtype="float32", **ways).placement.cpu_experts
-    with pytest.raises(RequestError, match="no GPU; leave out `experts`"):
+    with pytest.raises(RequestError, match="no GPU; omit `experts`, which needs a GPU"):
         _plan(MIXTURE, "desktop-32gb", experts="cpu")
 
 
@@ -270,7 +270,8 @@ def test_a_machine_with_a_gpu_may_leave_it_out() -> None:
     assert plan == _plan(MIDDLE, alone, draft="none")
     assert (plan.device, plan.vram, plan.hardware) == ("cpu", None, alone)
     for name, value in (("vram", 6 * GB), ("cpu_layers", 3), ("experts", "gpu")):
-        with pytest.raises(RequestError, match=f"for the CPU, as set by `device`; leave out `{name}`"):
+        why = f"for the CPU, as set by `device`; omit `{name}`, which needs a GPU"
+        with pytest.raises(RequestError, match=why):
             _plan(MIDDLE, machine, device="cpu", **{name: value})
     measured = replace(LAPTOP, name=f"{LAPTOP.processor.name}, 16 GB RAM")
     chip = replace(measured.processor, name="NVIDIA GeForce RTX 4090", memory=24 * GB)

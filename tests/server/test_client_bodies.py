@@ -202,7 +202,7 @@ def test_each_ignored_name_is_logged_once(served: LiveServer, caplog: pytest.Log
         for _ in range(2):
             http.post(CHAT, json={"model": NAME, "messages": [USER | {"shade": 1}, USER | {"shade": 2}]})
     found = [record.getMessage() for record in caplog.records if "shade" in record.getMessage()]
-    assert found == [f"ignored, without effect here: messages.shade ({CHAT})"]
+    assert found == [f"ignored a field that has no effect: messages.shade ({CHAT})"]
 
 
 def test_unknown_fields_in_strict_mode(strict: LiveServer) -> None:

@@ -73,7 +73,7 @@ class PlanEnvironment:
         plan = self.plan(**settings)
         assert self.measured == before + 1
         assert len(self.notices) == 1 and reason in self.notices[0], self.notices
-        assert "the plan is remade" in self.notices[0] and "\n" not in self.notices[0]
+        assert "planning again: " in self.notices[0] and "\n" not in self.notices[0]
         return plan
 
     def followed(self, **settings: Any) -> Plan:

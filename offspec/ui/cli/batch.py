@@ -76,8 +76,8 @@ def batch(
     Batch:
         validate: Only check the input and report each invalid line.
         alias (NAME): Extra name for the model in input lines. Repeatable.
-        ray (ADDRESS): Run on a Ray cluster: `auto` is this machine's, `local` a new one on this machine
-            alone. Each machine or GPU loads the model; paths refer to that machine.
+        ray (ADDRESS): Run on a Ray cluster: at an address, `auto` for the cluster of this machine, or `local`
+            for a new one on this machine alone. Each machine or GPU loads the model from its own paths.
         ray_actors (N): Number of engines on the cluster.
         quiet: Suppress progress and notices on stderr.
     """

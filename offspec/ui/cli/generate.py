@@ -69,7 +69,7 @@ def generate(
         json_schema (FILE): JSON schema that the answer must match. Output cut off by `--max-tokens` is not
             valid JSON.
         open_schemas: Allow properties that the JSON schema does not name, as in the JSON Schema standard. By
-            default objects are closed unless the schema opens them.
+            default they are forbidden unless the schema sets `additionalProperties`.
         regex (REGEX): Regular expression that the whole answer must match.
 
     Prompt and output:
@@ -95,7 +95,7 @@ def generate(
     if check:
         sampling = replace(sampling, greedy=True)  # a check must be repeatable
     if logprobs is not None and not as_json:
-        raise RequestError("--logprobs needs --json, which prints them: add --json")
+        raise RequestError("--logprobs needs --json: only JSON output has log-probabilities")
     messages = _messages(_prompt_text(prompt), system=system, raw=raw)
     if check and not no_speculation:
         check_comparable(config.verify, sampling.apply_to(SamplingParams()))
@@ -138,7 +138,8 @@ def _format(json_schema: Path | None, regex: str | None, open_schemas: bool) -> 
     try:
         format = Constraint("json_schema", json_schema.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"--json-schema {json_schema} cannot be read as text: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"cannot read --json-schema {json_schema}: {reason}") from None
     return format if open_schemas else format.closed
 
 

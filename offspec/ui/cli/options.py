@@ -244,8 +244,8 @@ _PLAN = _OptionDoc(
     "Plan file to use: written by [bold]offspec plan --save[/], and possibly edited.", "FILE", DRAFT
 )
 _GREEDY = _OptionDoc(
-    "Use temperature 0 and ignore the model's sampling defaults, which otherwise replace omitted sampling "
-    "options ([bold]generation_config.json[/], or [bold]general.sampling[/] in a GGUF file).",
+    "Use temperature 0 and ignore the model's sampling defaults, which are in "
+    "[bold]generation_config.json[/], or in [bold]general.sampling[/] of a GGUF file.",
     None,
     SAMPLING,
 )

@@ -80,7 +80,7 @@ def plan(
 
     Model and hardware:
         sequences (N): Number of concurrent requests to plan for: total and individual speed, memory of the
-            KV caches, and the number from which they slow each other down.
+            KV caches, and the number at which they begin to slow each other down.
         hardware (NAME|FILE.json): Machine to plan for instead of this one: a preset such as rtx-4090, or a
             profile printed by `offspec hardware --json`. `--device cpu` ignores its GPU.
 

@@ -69,7 +69,7 @@ def serve(
         alias (NAME): Extra name for the model in requests. Repeatable; the first is listed in /v1/models.
         tool_grammar: Constrain tool calls to the names and schemas of the request's tools.
         open_schemas: Allow properties that a JSON schema does not name, as in the JSON Schema standard. By
-            default objects are closed unless the schema opens them.
+            default they are forbidden unless the schema sets `additionalProperties`.
         strict: Reject requests with unknown or ineffective fields, to find mistakes in a client. By default
             such fields are ignored and logged.
         quiet: Suppress everything on stderr except warnings and errors.

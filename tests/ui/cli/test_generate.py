@@ -222,7 +222,7 @@ def test_formats(offspec: Call, load: ScriptedLoad, tmp_path: Path) -> None:
     for words, error in (
         (["--json-schema", str(schema)], "must be JSON"),
         (["--json-schema", str(schema), "--regex", "a"], "--json-schema and --regex exclude each other"),
-        (["--json-schema", str(tmp_path / "none.json")], "cannot be read"),
+        (["--json-schema", str(tmp_path / "none.json")], "cannot read --json-schema"),
         (["--regex", ""], "must not be empty"),
         (["--regex", "a", "--ignore-eos"], "--ignore-eos must be False"),
     ):

@@ -44,7 +44,7 @@ class Planning:
     def make_plan(self, config: EngineConfig, *, notify: Callable[[Any], None], **asked: Any) -> Plan:
         self.asked = {"config": config, **asked}
         notify(LoadProgress("measuring", 1, 2, "steps"))
-        notify(Notice("the plan is remade: less memory [1 GB] is free"))
+        notify(Notice("planning again: less memory [1 GB] is free"))
         return self.plan
 
     def validate(self, config: EngineConfig, plan: Plan, **asked: Any) -> Validation:
@@ -121,7 +121,7 @@ def test_another_machine_brings_its_device(plan: Call, planning: Planning, tmp_p
 def test_the_page_is_the_result_and_the_rest_is_not(plan: Call) -> None:
     result = plan()
     assert result.stdout.startswith("SmolLM2-135M widened x4: about 7.38 tok/s\n")
-    assert result.stderr == "the plan is remade: less memory [1 GB] is free\n"
+    assert result.stderr == "planning again: less memory [1 GB] is free\n"
     assert plan("--quiet").stderr == ""
 
 
