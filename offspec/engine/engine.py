@@ -33,7 +33,7 @@ from offspec.engine.request import (
 )
 from offspec.engine.scheduler import Scheduler, closed_error
 from offspec.engine.sequence import RunningSequence
-from offspec.model import answer_formats
+from offspec.model import answer_formats, devices
 from offspec.model.cpu_contention import CpuContention
 from offspec.model.prompt import Prompt
 from offspec.plan.build_plan import expert_record
@@ -86,6 +86,7 @@ class Engine(PromptEncoder):
         self._streams: weakref.WeakSet[Generator[Event, None, None]] = weakref.WeakSet()
         self._readers = dict[StreamedAnswer, int]()  # last reading thread of each open stream
         self._closed = False
+        devices.synchronize(self._assembly.target.devices)  # loading used this thread's current stream
 
     def __repr__(self) -> str:
         if self._closed:
@@ -383,6 +384,7 @@ class Engine(PromptEncoder):
         with self._scheduler.paused():
             if self._states.busy:
                 raise RequestError(_BUSY)
+            devices.synchronize(self._assembly.target.devices)
             return self.drafting.preview(ids, params, trees, self.context)
 
     def set_draft_policy(self, policy: DraftPolicy) -> None:
@@ -400,6 +402,7 @@ class Engine(PromptEncoder):
             with suppress(ValueError):  # the generator is running in another thread
                 events.close()
         with self._scheduler.paused():
+            devices.synchronize(self._assembly.target.devices)  # passes used the stream of their thread
             self._free()
 
     def _free(self) -> None:

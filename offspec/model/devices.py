@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -57,6 +57,13 @@ def _use_expandable_segments() -> None:
         return
     settings = [given] if given else []
     torch._C._accelerator_setAllocatorSettings(",".join([*settings, "expandable_segments:True"]))
+
+
+def synchronize(devices: Iterable[torch.device]) -> None:
+    """Wait for all work that was queued on CUDA devices, on any stream and by any thread."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
 
 def missing_kernels(device: torch.device) -> str | None:

@@ -112,6 +112,14 @@ def test_placement_and_bits_of_the_kv_cache(
     assert found[0] == found[1]
 
 
+def test_the_callers_current_stream_does_not_matter(tmp_path: Path) -> None:
+    """Passes run in a thread that has another current stream than the thread that loads the models."""
+    model = write_model(tmp_path / "model", "mixtral", num_hidden_layers=2)
+    with torch.cuda.stream(torch.cuda.Stream(CUDA)):
+        found = generate_tokens(model, *PARAMS, resident=(0, 1), slots=0, device=CUDA)
+    assert found == generate_tokens(model, *PARAMS)
+
+
 @pytest.mark.parametrize("tiers", ["vvvv", "hhhh", "vhdh", "chcd"])
 def test_bytes_and_seconds_of_an_answer(tiers: str, trio: TargetAndDrafts) -> None:
     """Bytes copied and read; time in layers is measured on the device, not on the launching host.

@@ -44,7 +44,8 @@ class Making:
 @pytest.fixture
 def new_store(file: Path) -> Iterator[Making]:
     making = Making(layouts_in(file))
-    yield making
+    with torch.cuda.stream(torch.cuda.current_stream(CUDA)):  # an interrupt may leave another stream current
+        yield making
     for store in making.made:
         store.close()
 
