@@ -267,6 +267,7 @@ class SessionBase:
             self._autosave.delete_file()
 
     def _has_tokens(self, message: Message) -> bool:
+        """Return whether the vocabulary has all tokens of an answer."""
         return not message.token_ids or self._prompts.has_token(max(message.token_ids))
 
     def _estimate(self) -> int:

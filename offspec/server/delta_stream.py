@@ -163,8 +163,8 @@ class DeltaStream:
     def _stop_text(self, result: Result) -> str | None:
         """Return the stop string that ended an answer: the one that is complete first in its tokens' text."""
         text, stops = self._engine.decode_with_special(result.token_ids), self.request.params.stop
-        found = [(at + len(stop), -len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]
-        return min(found)[2] if found else None
+        matches = [(at + len(stop), -len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]
+        return min(matches)[2] if matches else None
 
     def _fail(self, error: Exception) -> None:
         """Report the first error and halt the other choices."""

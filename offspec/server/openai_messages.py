@@ -109,19 +109,19 @@ def parse_tools(
         choice: Field `tool_choice`.
         ignore: Called for each tool of an unsupported type.
     """
-    found, custom = list[dict[str, Any]](), set[str]()
+    converted, custom = list[dict[str, Any]](), set[str]()
     for at, tool in enumerate([*tools, *(Tool(function=legacy) for legacy in functions)]):
         if tool.function is not None:
             definition = tool.function
-            found.append(function(definition.name, definition.description, definition.parameters))
+            converted.append(function(definition.name, definition.description, definition.parameters))
         elif tool.custom is not None:
-            found.append(custom_function(tool.custom.name, tool.custom.description, tool.custom.format))
+            converted.append(custom_function(tool.custom.name, tool.custom.description, tool.custom.format))
             custom.add(tool.custom.name)
         elif tool.type in ("function", "custom"):
             raise missing(f"tools[{at}].{tool.type}")
         else:
             ignore(f"tools ({tool.type})")
-    return apply_tool_choice(found, frozenset(custom), choice)
+    return apply_tool_choice(converted, frozenset(custom), choice)
 
 
 def omitted(kind: str, ignore: Ignore) -> str:

@@ -88,8 +88,8 @@ def _json_error(error: Exception) -> str:
         return ": it is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
         return f": it is not UTF-8 at byte {error.start}"
-    if found := re.search(r"\(byte (\d+)\)", str(error)):
-        return f" at byte {found[1]}"
+    if match := re.search(r"\(byte (\d+)\)", str(error)):
+        return f" at byte {match[1]}"
     return ": it ends too early" if "truncated" in str(error) else ""
 
 
@@ -111,12 +111,12 @@ def _known(value: Any, kind: inspect.Type, path: str, unknown: list[str], strict
     if isinstance(value, dict) and (struct := _part(kind, inspect.StructType)) is not None:
         fields, kept = _fields(struct.cls), dict[str, Any]()
         for name, item in value.items():
-            where = f"{path}.{name}" if path else name
+            item_path = f"{path}.{name}" if path else name
             if name not in fields:
                 if name not in HINTS and (strict or name not in SOFT_HINTS) and _is_set(item):
-                    unknown.append(where)
+                    unknown.append(item_path)
             elif _is_set(item):
-                kept[name] = _known(item, fields[name], where, unknown, strict)
+                kept[name] = _known(item, fields[name], item_path, unknown, strict)
         return kept
     if isinstance(value, list) and (several := _part(kind, inspect.ListType)) is not None:
         kind = several.item_type
@@ -159,16 +159,17 @@ def _validation_error(text: str) -> ApiError:
 
 def _requirement(reason: str) -> str:
     """Return the requirement on a value, from the beginning of a message of msgspec."""
-    if found := re.match(r"Expected `(?P<kinds>[^`]*)`, got `(?P<given>[^`]*)`", reason):
-        kinds = [_KINDS.get(kind, kind) for kind in found["kinds"].split(" | ") if kind != "null"]
-        given = "a fraction" if found["given"] == "float" else _KINDS.get(found["given"], found["given"])
-        return f"must be {' or '.join(kinds)}, not {given}"
-    if found := re.match(
+    if match := re.match(r"Expected `(?P<kinds>[^`]*)`, got `(?P<received>[^`]*)`", reason):
+        kinds = [_KINDS.get(kind, kind) for kind in match["kinds"].split(" | ") if kind != "null"]
+        received = match["received"]
+        received = "a fraction" if received == "float" else _KINDS.get(received, received)
+        return f"must be {' or '.join(kinds)}, not {received}"
+    if match := re.match(
         r"Expected `(?P<kind>\w+)`(?P<size> of length)? (?P<sign>[<>]=?) (?P<limit>\S+)", reason
     ):
-        limit = f"{_SIGNS[found['sign']]} {found['limit']}"
-        unit = " characters" if found["kind"] == "str" else " items"
-        return f"must have {limit}{unit}" if found["size"] else f"must be {limit}"
-    if found := re.match(r"Invalid (?:enum )?value (?P<value>.*)", reason):
-        return f"has the unknown value {found['value']}"
+        limit = f"{_SIGNS[match['sign']]} {match['limit']}"
+        unit = " characters" if match["kind"] == "str" else " items"
+        return f"must have {limit}{unit}" if match["size"] else f"must be {limit}"
+    if match := re.match(r"Invalid (?:enum )?value (?P<value>.*)", reason):
+        return f"has the unknown value {match['value']}"
     return "has an invalid value"

@@ -88,11 +88,11 @@ class StoredResponses:
 
     def remove(self, id: str) -> bool:
         """Remove a response. Return whether it was stored."""
-        found = self.get(id) is not None
+        existed = self.get(id) is not None
         if path := self._path(id):
             with self._lock:
                 self._remove(path)
-        return found
+        return existed
 
     def _path(self, id: str) -> Path | None:
         return self._folder / f"{id}.json" if _ID.fullmatch(id) else None
@@ -102,15 +102,15 @@ class StoredResponses:
 
     def _scan(self) -> None:
         """Read sizes and ages of all files, because other servers of this user write to the same folder."""
-        found = dict[Path, _File]()
+        files = dict[Path, _File]()
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 if entry.name.startswith("resp_") and entry.name.endswith(".json"):
                     with suppress(OSError):  # another server removed the file
                         stat = entry.stat()
-                        found[self._folder / entry.name] = _File(stat.st_mtime, stat.st_size)
+                        files[self._folder / entry.name] = _File(stat.st_mtime, stat.st_size)
         self._files, self._bytes = {}, 0
-        for path, file in sorted(found.items(), key=lambda item: item[1].written):
+        for path, file in sorted(files.items(), key=lambda item: item[1].written):
             self._add(path, file)
         self._scanned = time.monotonic()
 
@@ -169,28 +169,28 @@ async def input_items(request: Request) -> Response:
 async def _stored_response(request: Request) -> StoredResponse:
     """Return the response with the id in the path. Raises ApiError if it is not stored."""
     id: str = request.path_params["id"]
-    found: StoredResponse | None = await asyncio.to_thread(request.app.state.service.responses.get, id)
-    if found is None:
+    stored: StoredResponse | None = await asyncio.to_thread(request.app.state.service.responses.get, id)
+    if stored is None:
         message = f"there is no stored response {id[:100]!r}; it may have expired"
         raise ApiError("not_found", message, field="id")
-    return found
+    return stored
 
 
 def _input_items(stored: StoredResponse) -> list[dict[str, Any]]:
     """Return all items before the output of a response, each with an id, in OpenAI's format."""
     response, ids = stored.response, set[str]()
     items = stored.items[: len(stored.items) - len(response.get("output") or ())]
-    found = list[dict[str, Any]]()
+    listed = list[dict[str, Any]]()
     for at, item in enumerate(items):
         kind = item.get("type") or "message"
         id = item.get("id")
         if not id or id in ids:
             id = f"{_PREFIXES.get(kind, 'item')}_{response['id'].removeprefix('resp_')}{at:05}"
         ids.add(id)
-        found.append({**item, "id": id, "type": kind, "status": item.get("status") or "completed"})
+        listed.append({**item, "id": id, "type": kind, "status": item.get("status") or "completed"})
         if kind == "message":
-            found[-1]["content"] = _parts(item)
-    return found
+            listed[-1]["content"] = _parts(item)
+    return listed
 
 
 def _parts(message: dict[str, Any]) -> Any:
