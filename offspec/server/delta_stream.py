@@ -63,7 +63,7 @@ class DeltaStream:
         self.halt, self.started = threading.Event(), asyncio.Event()
         self.abandoned = self.prompt_computed = False
         self._tokens = TokenFormatter(engine.token_bytes)
-        self._parser: AnswerParser = PlainTextParser()  # initial state; copied for each choice
+        self._parser: AnswerParser = PlainTextParser()  # initial state; several choices get copies of it
         if not request.raw:
             parser = engine.parts(ids, () if request.one_call else request.tools.allowed_functions)
             self._parser = SingleCallParser(parser) if request.one_call else parser

@@ -81,7 +81,7 @@ class Service:
 
     @property
     def _waiting(self) -> list[DeltaStream]:
-        """Queued answers that were not abandoned."""
+        """Queued answers that were not halted."""
         return [each for each in list(self._tasks) if not each.started.is_set() and not each.halt.is_set()]
 
     @property
