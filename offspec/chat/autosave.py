@@ -15,7 +15,7 @@ from offspec.core.files import real_path
 INTERVAL_S = 2.0  # a killed process loses at most this much of an answer
 
 Snapshot = Callable[[], Conversation]
-_Said = tuple[list[Message], int]
+_Contents = tuple[list[Message], int]
 
 
 class Autosave:
@@ -55,7 +55,7 @@ class Autosave:
             self._file, self._claim = file, claim
 
     def close(self, snapshot: Snapshot) -> None:
-        """Set no file, as `set_file` does, and release the file even if that raises."""
+        """Stop saving, like `set_file(None)`, but release the file even if the last write fails."""
         try:
             self.set_file(None, snapshot)
         finally:
@@ -95,23 +95,26 @@ class Autosave:
     @contextmanager
     def write_periodically(self, snapshot: Snapshot) -> Iterator[None]:
         """While the block runs, write the conversation every two seconds if it has changed, in a thread."""
-        over, written = threading.Event(), _said(snapshot())  # before the thread starts, which may be late
+        stop, written = (
+            threading.Event(),
+            _contents(snapshot()),
+        )  # before the thread starts, which may be late
         thread = threading.Thread(
-            target=self._watch, args=(snapshot, written, over), name="offspec keeper", daemon=True
+            target=self._watch, args=(snapshot, written, stop), name="offspec keeper", daemon=True
         )
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            stop.set()
             thread.join()
 
-    def _watch(self, snapshot: Snapshot, written: _Said, over: threading.Event) -> None:
-        while not over.wait(INTERVAL_S):
-            said = _said(snapshot())
-            if said != written:
+    def _watch(self, snapshot: Snapshot, written: _Contents, stop: threading.Event) -> None:
+        while not stop.wait(INTERVAL_S):
+            contents = _contents(snapshot())
+            if contents != written:
                 self.write(snapshot)
-                written = said
+                written = contents
 
     def _put(self, snapshot: Snapshot) -> None:
         if self._file is None:
@@ -127,9 +130,10 @@ class Autosave:
         self._file, self._claim, self._failing, self._trouble = None, None, False, None
 
 
-def _said(conversation: Conversation) -> _Said:
-    """Return the messages without figures, since seconds change even if no text is added.
+def _contents(conversation: Conversation) -> _Contents:
+    """Return the messages without figures, and the number of branches, to detect changes.
 
-    The number of branches shows a retry whose text equals the earlier answer.
+    The figures are excluded because seconds change even if no text is added. The number of branches reveals a
+    retry with the same text as the earlier answer.
     """
     return [replace(message, figures=None) for message in conversation.messages], len(conversation.branches)

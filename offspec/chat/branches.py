@@ -129,9 +129,10 @@ def branch_lines(branches: Sequence[Branch], path: Sequence[Message]) -> str:
 
 def _lines(branch: Branch, path: Sequence[Message]) -> str:
     """Format a branch. A question that equals the path's question, as after a retry, is omitted."""
-    said = branch.messages
-    said = said[1:] if len(said) > 1 and said[0] == path[branch.at] else said
-    text = f'{{"at": {branch.at}, "number": {branch.number}, "messages": [\n{message_lines(said)}\n]'
+    messages = branch.messages
+    if len(messages) > 1 and messages[0] == path[branch.at]:
+        messages = messages[1:]
+    text = f'{{"at": {branch.at}, "number": {branch.number}, "messages": [\n{message_lines(messages)}\n]'
     if branch.branches:
         inner = branch_lines(branch.branches, (*path[: branch.at], *branch.messages))
         text += f', "branches": [\n{inner}\n]'
@@ -187,8 +188,8 @@ def _read(value: object, path: Sequence[Message], where: str, start: int) -> Bra
     if at % 2 or not start <= at < len(path):
         complain(f"{where}at", at, f"the index of a question, an even number of {start} to {len(path) - 1}")
     first = saved.messages[0]
-    answers = isinstance(first, dict) and first.get("role") == "assistant"  # the path's question, that is
-    said = tuple(read_messages(saved.messages, f"{where}messages", 1 if answers else 0))
-    said = (path[at], *said) if answers else said
-    inner = read_branches(saved.branches, (*path[:at], *said), f"{where}branches", at + 2)
-    return Branch(at, saved.number, said, inner)
+    answers = isinstance(first, dict) and first.get("role") == "assistant"  # the question is the path's
+    messages = tuple(read_messages(saved.messages, f"{where}messages", 1 if answers else 0))
+    messages = (path[at], *messages) if answers else messages
+    inner = read_branches(saved.branches, (*path[:at], *messages), f"{where}branches", at + 2)
+    return Branch(at, saved.number, messages, inner)

@@ -10,7 +10,7 @@ from offspec.chat.answer_parser import AnswerParser, AnswerPart, ReasoningPart, 
 from offspec.chat.chat_formats import ChatFormat
 from offspec.chat.tool_parsers import ParsedCalls, ToolParser, ToolSchemas
 
-_MOST_REFUSED = 64
+_MOST_INVALID = 64  # number of invalid calls after which the rest of a finished answer is text
 
 
 class _Stage(Enum):
@@ -54,16 +54,19 @@ class ChatFormatParser(AnswerParser):
         self._text = ""  # not yet parsed
         self._open = list[ToolParser]()
         self._mark = ""  # opening mark of the current call
-        self._refused = 0  # number of invalid calls
-        self._said, self._thinking = WhitespaceTrimmer(TextPart), WhitespaceTrimmer(ReasoningPart)
-        self._any = set[type]()  # kinds of parts so far
+        self._invalid = 0  # number of invalid calls
+        self._text_trimmer, self._reasoning_trimmer = (
+            WhitespaceTrimmer(TextPart),
+            WhitespaceTrimmer(ReasoningPart),
+        )
+        self._kinds = set[type]()  # kinds of parts so far
 
     def feed(self, text: str) -> list[AnswerPart]:
         self._text += text
         return self._take(final=False)
 
     def finish(self) -> list[AnswerPart]:
-        return [*self._take(final=True), *self._said.flush()]
+        return [*self._take(final=True), *self._text_trimmer.flush()]
 
     def _take(self, final: bool) -> list[AnswerPart]:
         parts = list[AnswerPart]()
@@ -90,9 +93,9 @@ class ChatFormatParser(AnswerParser):
 
     def _think(self, parts: list[AnswerPart], ends: str) -> None:
         self._stage, self._ends = _Stage.THOUGHT, ends
-        self._said.interrupt()
-        self._thinking.interrupt()
-        if ReasoningPart in self._any:
+        self._text_trimmer.interrupt()
+        self._reasoning_trimmer.interrupt()
+        if ReasoningPart in self._kinds:
             parts.append(ReasoningPart("\n\n"))
 
     def _take_reasoning(self, parts: list[AnswerPart], final: bool) -> bool:
@@ -100,25 +103,25 @@ class ChatFormatParser(AnswerParser):
         before, found, after = self._text.partition(self._ends)
         if not found:
             before, after = _without_beginning(before, (self._ends,), final)
-        self._add(parts, self._thinking, before)
+        self._add(parts, self._reasoning_trimmer, before)
         self._text = after
         if found:
-            self._said.interrupt()
+            self._text_trimmer.interrupt()
             self._stage = _Stage.TEXT
         return bool(found)
 
     def _take_text(self, parts: list[AnswerPart], final: bool) -> bool:
         """Take text; return whether a call has begun."""
         found = self._marks.search(self._text)
-        late = self._at_start and TextPart in self._any
+        late = self._at_start and TextPart in self._kinds
         if found and self._at_start and (late or self._text[: found.start()].strip()):
             found = None
         if found is None:
             marks = () if late else tuple(self._readers)
             before, self._text = _without_beginning(self._text, marks, final)
-            self._add(parts, self._said, before)
+            self._add(parts, self._text_trimmer, before)
             return False
-        self._add(parts, self._said, self._text[: found.start()])
+        self._add(parts, self._text_trimmer, self._text[: found.start()])
         self._text, self._mark = self._text[found.start() :], found[0]
         self._open = [make(self._tools) for make in self._readers[self._mark]]
         self._stage = _Stage.CALL
@@ -133,32 +136,32 @@ class ChatFormatParser(AnswerParser):
             return False
         self._stage = _Stage.TEXT
         if found is False:
-            self._refused += 1
-            if final and self._refused > _MOST_REFUSED:  # each would be read to the end again
-                self._add(parts, self._said, self._text)
+            self._invalid += 1
+            if final and self._invalid > _MOST_INVALID:  # each attempt reads the text to its end again
+                self._add(parts, self._text_trimmer, self._text)
                 self._text = ""
                 return False
-            self._add(parts, self._said, self._mark)
+            self._add(parts, self._text_trimmer, self._mark)
             self._text = self._text[len(self._mark) :]
             return True
         self._text = self._text[found.end :]
-        self._said.interrupt()
+        self._text_trimmer.interrupt()
         parts += found.calls
-        self._any.update(map(type, found.calls))
+        self._kinds.update(map(type, found.calls))
         if found.reasoning_end:
             self._think(parts, found.reasoning_end)
-        elif found.text and TextPart in self._any:
+        elif found.text and TextPart in self._kinds:
             parts.append(TextPart("\n\n"))
         return True
 
     def _add(self, parts: list[AnswerPart], kind: WhitespaceTrimmer, text: str) -> None:
         added = kind.add(text)
-        self._any.update(map(type, added))
+        self._kinds.update(map(type, added))
         parts += added
 
 
 def _without_beginning(text: str, marks: Sequence[str], final: bool) -> tuple[str, str]:
-    """Split a text before an end that may begin a mark."""
+    """Split a text before its end if that may be the beginning of a mark. final: no more text follows."""
     if final:
         return text, ""
     longest = 0

@@ -158,7 +158,7 @@ CHAT_FORMATS: dict[str, ChatFormat] = {
         {"<tool_call>": (_tagged(rf"<tool_call>\s*{_NAME}(?=[\s<])", _ARG),)},
         ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"),
     ),
-    "<function=": ChatFormat(  # Qwen3-Coder, which sometimes leaves the outer tag out
+    "<function=": ChatFormat(  # Qwen3-Coder, which sometimes omits the outer tag
         {
             "<tool_call>": (_tagged(rf"<tool_call>\s*{_FUNCTION}", _PARAMETER, "</tool_call>"),),
             "<function=": (_BARE,),

@@ -99,16 +99,16 @@ class Conversation:
 
         Empty answers are omitted; a question without an answer is merged with the next question.
         """
-        said = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [{"role": "system", "content": self.system}] if self.system else []
         for message in self.messages[:count]:
             if message.role == "assistant" and not message.content.strip():
                 continue
             content = message.opened + message.content
-            if message.role == "user" and said and said[-1]["role"] == "user":
-                said[-1]["content"] += "\n\n" + content
+            if message.role == "user" and messages and messages[-1]["role"] == "user":
+                messages[-1]["content"] += "\n\n" + content
             else:
-                said.append({"role": message.role, "content": content})
-        return said
+                messages.append({"role": message.role, "content": content})
+        return messages
 
     def _about(self) -> dict[str, Any]:
         names = ("id", "title", "model", "created", "updated", "turns", "system")
@@ -137,7 +137,7 @@ class Conversation:
 
     @classmethod
     def read(cls, file: Path) -> "Conversation":
-        """Read a conversation from a file. Raises SessionError, which names the file and the fault."""
+        """Read a conversation from a file. Raises SessionError, which names the file and the reason."""
         try:
             return _read(parse(file.read_text("utf-8")))
         except (OSError, UnicodeDecodeError) as error:
@@ -203,21 +203,21 @@ class _Saved:
 
 def _read(data: object) -> Conversation:
     """Return the conversation like `Conversation.from_json`, but raise ValueError if the data is invalid."""
-    given = check_version(data, "offspec_session", VERSION, "a session")
-    for where, value in _leaves(given, ""):
+    contents = check_version(data, "offspec_session", VERSION, "a session")
+    for where, value in _leaves(contents, ""):
         if isinstance(value, str) and where != "model" and not is_unicode(value):
             complain(where, value, "valid Unicode text")
         if isinstance(value, float) and not math.isfinite(value):
             complain(where, value, "a finite number")
     try:
-        if "params" in given:
-            given["params"] = read(given["params"], SamplingParams, "params.", partial=True)
+        if "params" in contents:
+            contents["params"] = read(contents["params"], SamplingParams, "params.", partial=True)
     except RequestError as error:
         raise ValueError(f"params: {error}") from None
-    if isinstance(messages := given.get("messages"), list):
-        given["messages"] = list(read_messages(messages, "messages"))
-        given["branches"] = read_branches(given.get("branches", []), given["messages"])
-    saved = read(given, _Saved)
+    if isinstance(messages := contents.get("messages"), list):
+        contents["messages"] = list(read_messages(messages, "messages"))
+        contents["branches"] = read_branches(contents.get("branches", []), contents["messages"])
+    saved = read(contents, _Saved)
     for name in ("created", "updated"):
         _check_time(name, getattr(saved, name))
     values = {field.name: getattr(saved, field.name) for field in fields(saved) if field.name != "turns"}

@@ -59,7 +59,7 @@ def read_message(value: Any, role: Role, path: str) -> Message:
         if role == "user" and key not in ("role", "content"):
             raise ValueError(f"{path}{key} is not allowed in a question; allowed are content, role")
         if item is None:
-            complain(f"{path}{key}", None, "left out where there is none")
+            complain(f"{path}{key}", None, "omitted if there is no value")
     return message
 
 

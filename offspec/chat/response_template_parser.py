@@ -26,9 +26,9 @@ class ResponseParser(Protocol):
 
 
 class AnswerFormat(Protocol):
-    """Marks for the parts of a model's answers."""
+    """Marks of the parts of a model's answers."""
 
-    shown: frozenset[int]  # special tokens that are marks, and must be in the text
+    shown: frozenset[int]  # special tokens that are marks, which the text must contain
 
     def parser(self, prompt: str, tools: Collection[Mapping[str, Any]]) -> ResponseParser:
         """Return a parser that has read a prompt. Without tools it parses no calls."""
@@ -56,19 +56,19 @@ class ResponseTemplateParser(AnswerParser):
     _field: str
 
     def __init__(
-        self, given: AnswerFormat, prompt: str = "", tools: Collection[Mapping[str, Any]] = ()
+        self, format: AnswerFormat, prompt: str = "", tools: Collection[Mapping[str, Any]] = ()
     ) -> None:
         """
         Args:
-            given: Format of the answer.
-            prompt: Prompt of the model, special tokens included: it may begin the answer.
+            format: Format of the answer.
+            prompt: Prompt with special tokens, which may already begin the answer.
             tools: Available tools, as {"type": "function", "function": {...}}.
         """
-        self.shown = given.shown
-        self._format, self._tools = given, tools
+        self.shown = format.shown
+        self._format, self._tools = format, tools
         self._names = frozenset(tool["function"]["name"] for tool in tools)
-        self._said = WhitespaceTrimmer(TextPart)
-        self._thought = WhitespaceTrimmer(ReasoningPart)
+        self._text_trimmer = WhitespaceTrimmer(TextPart)
+        self._reasoning_trimmer = WhitespaceTrimmer(ReasoningPart)
         self._begin(prompt)
 
     def feed(self, text: str) -> list[AnswerPart]:
@@ -91,8 +91,8 @@ class ResponseTemplateParser(AnswerParser):
             _, events = self._parser.finalize()
             self._handle_events("", events, parts)
         except Exception:
-            parts += self._said.add(self._text[self._start if self._in_call else self._at :])
-        return [*parts, *self._said.flush()]
+            parts += self._text_trimmer.add(self._text[self._start if self._in_call else self._at :])
+        return [*parts, *self._text_trimmer.flush()]
 
     def _begin(self, prompt: str) -> None:
         self._parser = self._format.parser(prompt, self._tools)
@@ -103,7 +103,7 @@ class ResponseTemplateParser(AnswerParser):
         self._handle_events("", self._parser.initial_events, [])
 
     def _feed_garbled(self, text: str, parts: list[AnswerPart]) -> str:
-        """Treat a text up to the end of an unreadable region as answer text. Returns the rest."""
+        """Treat a text up to the end of an unreadable region as answer text. Return the rest."""
         fed = 0
         while True:
             fed += 1
@@ -114,7 +114,7 @@ class ResponseTemplateParser(AnswerParser):
             self._handle_events(text[fed - 1], events, parts)
         whole = self._text + text[fed - 1 :]
         end = max(self._format.closing(self._field, whole, self._at), self._at)
-        parts += self._said.add(whole[self._start : end])
+        parts += self._text_trimmer.add(whole[self._start : end])
         self._begin("")
         return whole[end:]
 
@@ -128,12 +128,14 @@ class ResponseTemplateParser(AnswerParser):
                     self._field, self._in_call = field, kind == "call"
                     self._start, self._at = self._format.opening(field, self._text, self._at)
                     if kind == "thought":
-                        self._said.interrupt()
-                        self._thought.interrupt()
+                        self._text_trimmer.interrupt()
+                        self._reasoning_trimmer.interrupt()
                 case "region_chunk":
                     self._at = max(self._text.find(event["text"], self._at), self._at) + len(event["text"])
                     if kind != "call":
-                        parts += (self._said if kind == "text" else self._thought).add(event["text"])
+                        parts += (self._text_trimmer if kind == "text" else self._reasoning_trimmer).add(
+                            event["text"]
+                        )
                 case "region_close":
                     self._at = self._format.closing(field, self._text, self._at)
                     if kind == "call":
@@ -142,11 +144,11 @@ class ResponseTemplateParser(AnswerParser):
 
     def _called(self, value: Any) -> list[AnswerPart]:
         """Return the calls of a region, or its text if they are invalid."""
-        if value == "":  # the end of several
+        if value == "":  # end of a list of calls
             return []
         values = value if isinstance(value, list) else [value]
         calls = [parse_tool_call(item.get("function") if isinstance(item, dict) else None) for item in values]
         if not calls or not all(call and call.name in self._names for call in calls):
-            return self._said.add(self._text[self._start : self._at])
-        self._said.interrupt()
+            return self._text_trimmer.add(self._text[self._start : self._at])
+        self._text_trimmer.interrupt()
         return [call for call in calls if call]

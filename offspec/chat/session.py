@@ -30,8 +30,8 @@ class Session(SessionBase):
     later error, the question and the text of the answer so far stay in the conversation.
 
     Args:
-        engine: Answers token ids.
-        wording: Tokenizer and chat template of that engine.
+        engine: Engine that generates answers.
+        tokenizer: Tokenizer of the engine's model, with its chat template.
         conversation: The conversation so far.
     """
 
@@ -231,7 +231,7 @@ class Session(SessionBase):
         """Return a session that continues a saved conversation. Raises SessionError.
 
         Args:
-            engine: Answers the next questions.
+            engine: Engine that answers the next questions.
             file: A JSON file written by `save` or `keep`.
             chat_template_kwargs: See `Engine.chat`.
         """
@@ -270,7 +270,7 @@ class Session(SessionBase):
         return for_retry(tree), with_fresh_seed(params, tree)
 
     def _answer_in_thread(
-        self, ask: BuildTurn, given: SamplingParams | None, trees: bool
+        self, build_turn: BuildTurn, params: SamplingParams | None, trees: bool
     ) -> AsyncGenerator[Event, None]:
         halt = self._halts.new()
-        return stream_in_thread(lambda: self._run(ask, given, halt, trees=trees), halt.set)
+        return stream_in_thread(lambda: self._run(build_turn, params, halt, trees=trees), halt.set)

@@ -37,17 +37,20 @@ class StreamingEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """Turn in progress. before: conversation before the turn. asked: conversation with the question added."""
+    """Turn in progress.
+
+    before: conversation before the turn. question: conversation with the question added.
+    """
 
     before: MessageTree
-    asked: MessageTree
+    question: MessageTree
     answer: PartialAnswer
 
     @property
     def is_empty_retry(self) -> bool:
         """Whether this is a retry that has produced no tokens."""
-        count = len(self.asked.messages)
-        again = count < len(self.before.messages) and self.before.messages[:count] == self.asked.messages
+        count = len(self.question.messages)
+        again = count < len(self.before.messages) and self.before.messages[:count] == self.question.messages
         return again and self.answer.is_empty
 
     def tree(self, finish: str | None) -> MessageTree:
@@ -55,8 +58,8 @@ class _Turn:
         if self.is_empty_retry:
             return self.before
         if finish is None and self.answer.is_empty:
-            return self.asked
-        return self.asked.extended(self.answer.message(finish))
+            return self.question
+        return self.question.extended(self.answer.message(finish))
 
 
 BuildTurn = Callable[[SamplingParams], tuple[MessageTree, SamplingParams]]  # called when the turn begins
@@ -167,7 +170,7 @@ class SessionBase:
         """Continue another conversation. Token ids that another model generated are removed."""
         model, other = self.conversation.model, conversation.model
         tree = conversation.tree.map(
-            lambda said: said if model == other and self._knows(said) else replace(said, token_ids=None)
+            lambda each: each if model == other and self._has_tokens(each) else replace(each, token_ids=None)
         )
         conversation.model = model
         conversation.messages, conversation.branches = list(tree.messages), tree.branches
@@ -176,26 +179,28 @@ class SessionBase:
         self._used, self._counted = self._estimate(), False
 
     def _run(
-        self, ask: BuildTurn, given: SamplingParams | None, halt: threading.Event, *, trees: bool
+        self, build_turn: BuildTurn, params: SamplingParams | None, halt: threading.Event, *, trees: bool
     ) -> Generator[Event, None, None]:
         """Wait for earlier answers, then yield the events of an answer.
 
         Args:
-            ask: Returns the conversation with the question added, and the sampling parameters.
-            given: Sampling parameters; None for the conversation's parameters.
+            build_turn: Returns the conversation with the question added, and the sampling parameters.
+            params: Sampling parameters; None for the conversation's parameters.
             halt: Event that ends the answer.
             trees: Whether to send a TreeSeen for every pass.
         """
         with self._turns.take(halt):
-            asked, params = ask(checked_params(self.conversation.params if given is None else given))
-            conversation = replace(self.conversation, messages=list(asked.messages))
+            question, params = build_turn(
+                checked_params(self.conversation.params if params is None else params)
+            )
+            conversation = replace(self.conversation, messages=list(question.messages))
             encoded = self._window.encode(conversation, self._engine.context)
-            coming = PartialAnswer(params.seed, encoded.opened)
+            answer = PartialAnswer(params.seed, encoded.opened)
             events = self._engine.stream(encoded.ids, params, halt=halt, trees=trees)
-            with closing(events), self._recorded(asked, coming, len(encoded.ids)):
+            with closing(events), self._recorded(question, answer, len(encoded.ids)):
                 try:
                     for event in events:
-                        coming.add(event)
+                        answer.add(event)
                         self._listener(event)
                         if isinstance(event, Finished):
                             break
@@ -205,15 +210,15 @@ class SessionBase:
                     halt.set()
                     with suppress(OffspecError):  # no caller is left
                         for event in events:  # remaining events, and the end
-                            coming.add(event)
+                            answer.add(event)
                     raise
                 finally:
                     self._listener(None)
-                if coming.result is None:
+                if answer.result is None:
                     raise ClosedError("the engine was closed during the answer; load the model again")
-        # The turn is over, so that the caller can ask again right after the last event.
+        # The turn is over here, so the caller can send the next question right after the last event.
         yield from self._notices()
-        yield Finished(coming.result)
+        yield Finished(answer.result)
 
     def _notices(self) -> Iterator[Notice]:
         """Yield notices about dropped questions and about failed saves."""
@@ -227,12 +232,12 @@ class SessionBase:
             yield Notice(trouble, urgent=True)
 
     @contextmanager
-    def _recorded(self, asked: MessageTree, coming: PartialAnswer, tokens: int) -> Iterator[None]:
+    def _recorded(self, question: MessageTree, answer: PartialAnswer, tokens: int) -> Iterator[None]:
         """Save the question before the block and the answer after it, however the block ends.
 
         tokens: number of prompt tokens. A question that the engine refuses before any output is not kept.
         """
-        turn = _Turn(self.conversation.tree, asked, coming)
+        turn = _Turn(self.conversation.tree, question, answer)
         updated, used, refused = self.conversation.updated, (self._used, self._counted), False
         self._turn, self._used, self._counted = turn, tokens, True
         self._keep(turn.tree(None))
@@ -240,17 +245,17 @@ class SessionBase:
             with self._autosave.write_periodically(self._snapshot):
                 yield
         except (RequestError, ClosedError):
-            refused = not coming.started
+            refused = not answer.started
             raise
         except (GeneratorExit, KeyboardInterrupt):
-            if coming.result is None:
-                coming.finish = "halted"
+            if answer.result is None:
+                answer.finish = "halted"
             raise
         finally:
             unchanged = refused or turn.is_empty_retry
-            self._turn, self._last = None, coming.result or self._last
-            self._used, self._counted = used if unchanged else (tokens + len(coming.ids), True)
-            self._keep(turn.before if unchanged else turn.tree(coming.finish), updated if unchanged else None)
+            self._turn, self._last = None, answer.result or self._last
+            self._used, self._counted = used if unchanged else (tokens + len(answer.ids), True)
+            self._keep(turn.before if unchanged else turn.tree(answer.finish), updated if unchanged else None)
 
     def _keep(self, tree: MessageTree, updated: str | None = None) -> None:
         """Replace the conversation's messages and save them. updated: time of the last change if not now."""
@@ -261,26 +266,26 @@ class SessionBase:
         else:
             self._autosave.delete_file()
 
-    def _knows(self, message: Message) -> bool:
+    def _has_tokens(self, message: Message) -> bool:
+        """Return whether the vocabulary has all tokens of an answer."""
         return not message.token_ids or self._prompts.has_token(max(message.token_ids))
 
     def _estimate(self) -> int:
         """Estimate the tokens of the conversation without tokenizing."""
-        said = (m.token_ids or m.content[::_CHARACTERS] for m in self.conversation.messages)
-        return min(sum(map(len, said)), self._engine.context)
+        tokens = (m.token_ids or m.content[::_CHARACTERS] for m in self.conversation.messages)
+        return min(sum(map(len, tokens)), self._engine.context)
 
     def _count_all(self) -> int:
         """Count the tokens of the last prompt and its answer, as after `_run`."""
-        talk, answered = self.conversation, 0
-        if not talk.messages:
+        conversation, answer_tokens = self.conversation, 0
+        if not conversation.messages:
             return 0
-        last = talk.messages[-1]
+        last = conversation.messages[-1]
         if last.role == "assistant":
-            talk = replace(talk, messages=talk.messages[:-1])
-            answered = (
-                len(self._tokenizer.tokenize(last.content)) if last.token_ids is None else len(last.token_ids)
-            )
+            conversation = replace(conversation, messages=conversation.messages[:-1])
+            ids = self._tokenizer.tokenize(last.content) if last.token_ids is None else last.token_ids
+            answer_tokens = len(ids)
         try:
-            return len(self._window.encode(talk, self._engine.context).ids) + answered
+            return len(self._window.encode(conversation, self._engine.context).ids) + answer_tokens
         except OffspecError:  # refused by the chat template, or the last question does not fit
             return self._estimate()

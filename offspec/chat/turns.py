@@ -29,7 +29,7 @@ def with_question(tree: MessageTree, text: str) -> MessageTree:
 
 
 def with_edited_question(tree: MessageTree, text: str) -> MessageTree:
-    """Add another version of the last question. Raises RequestError, also if there is none."""
+    """Add another version of the last question. Raises RequestError if there is none, or for invalid text."""
     questions = question_indices(tree.messages)
     if not questions:
         raise RequestError("there is no question to edit")

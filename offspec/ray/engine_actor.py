@@ -1,4 +1,4 @@
-"""Ray actor with its own engine, which answers lines as `offspec batch` does."""
+"""Ray actor with its own engine, which answers lines like `offspec batch`."""
 
 import asyncio
 import time
@@ -72,15 +72,15 @@ class EngineActor:
         if (error := self._service.error) is not None:
             # The base class can be pickled; some subclasses need further arguments.
             raise OffspecError(str(error)) if isinstance(error, OffspecError) else error
-        found = dict[int, tuple[int, dict[str, Any]]]()
+        results = dict[int, tuple[int, dict[str, Any]]]()
 
         async def take(line: Line, status: int, value: dict[str, Any]) -> None:
-            found[line.number] = status, value
+            results[line.number] = status, value
 
         count = self._in_flight or self._service.engine.sequences + 1
-        answering = LineProcessor(self._service, self._service.names[0], take, in_flight=count)
-        self._loop.run_until_complete(answering.run(iter(lines)))
-        return found
+        processor = LineProcessor(self._service, self._service.names[0], take, in_flight=count)
+        self._loop.run_until_complete(processor.run(iter(lines)))
+        return results
 
 
 def _close(service: Service, loop: asyncio.AbstractEventLoop) -> None:

@@ -78,11 +78,11 @@ class Predictor:
         names = batch.column_names if is_table else list(batch)
         if not {"messages", "prompt"} & {*names}:
             raise RequestError("rows need a column `messages` or a column `prompt`")
-        given = {name: _plain(batch[name]) for name in _INPUT_COLUMNS if name in names}
-        count = len(next(iter(given.values())))
-        lines = [_line(at, {name: values[at] for name, values in given.items()}) for at in range(count)]
-        found = self._actor.answer(lines)
-        rows = [_row(*found[at]) for at in range(count)]
+        inputs = {name: _plain(batch[name]) for name in _INPUT_COLUMNS if name in names}
+        count = len(next(iter(inputs.values())))
+        lines = [_line(at, {name: values[at] for name, values in inputs.items()}) for at in range(count)]
+        answers = self._actor.answer(lines)
+        rows = [_row(*answers[at]) for at in range(count)]
         added = {name: [row[name] for row in rows] for name in _NEW_COLUMNS}
         return _with_columns(batch, added) if is_table else {**batch, **added}
 
@@ -109,11 +109,11 @@ def predict(
     """
     settings = {name: value for name, value in more.items() if name in EngineConfig.__dataclass_fields__}
     config = _config(model, settings)
-    given = {"model": config, **{name: value for name, value in more.items() if name not in settings}}
-    config, pool = cluster_config(config, actors, planned=given.get("plan") is not None)
-    given["model"] = config
+    arguments = {"model": config, **{name: value for name, value in more.items() if name not in settings}}
+    config, pool = cluster_config(config, actors, planned=arguments.get("plan") is not None)
+    arguments["model"] = config
     return dataset.map_batches(
-        Predictor, fn_constructor_kwargs=given, batch_size=batch_size, batch_format="pyarrow", **pool
+        Predictor, fn_constructor_kwargs=arguments, batch_size=batch_size, batch_format="pyarrow", **pool
     )
 
 
@@ -127,8 +127,13 @@ def cluster_config(
     """Return the configuration of all engines, and arguments of `map_batches` for their actors.
 
     Device "auto" becomes one GPU per actor if the cluster has any, else the CPU. All engines then round
-    alike, and an engine with an unusable GPU reports the reason. planned: whether the engines follow a plan,
-    whose device is used with "auto". Raises RequestError.
+    alike, and an engine with an unusable GPU reports the reason. Raises RequestError if the cluster lacks the
+    resources.
+
+    Args:
+        config: Configuration with any device.
+        actors: Number of actors; None for as many as possible.
+        planned: Whether the engines follow a plan, whose device is used with "auto".
     """
     import ray
 
@@ -140,9 +145,13 @@ def cluster_config(
 
 
 def actor_pool(device: str, actors: int | None) -> dict[str, Any]:
-    """Return arguments of `map_batches` for one actor per machine, or per GPU. Raises RequestError.
+    """Return arguments of `map_batches` for one actor per machine, or per GPU.
 
-    device: device of the engines. actors: number of actors; None for as many as possible.
+    Raises RequestError if no machine of the cluster has the resources.
+
+    Args:
+        device: Device of the engines.
+        actors: Number of actors; None for as many as possible.
     """
     import ray
     from ray.data import ActorPoolStrategy
@@ -150,16 +159,16 @@ def actor_pool(device: str, actors: int | None) -> dict[str, Any]:
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if device == "cpu":
         counts = [int(machine["CPU"]) for machine in machines if machine.get("CPU", 0) >= 1]
-        room, needed = len(counts), {"num_cpus": min(counts, default=1)}
+        limit, needed = len(counts), {"num_cpus": min(counts, default=1)}
     else:
         each = 1 if device == "cuda" else device.count("cuda:") or 0
         counts = [int(machine["GPU"]) for machine in machines if machine.get("GPU", 0) >= max(each, 1)]
         each = each or min(counts, default=1)
-        room, needed = sum(count // each for count in counts), {"num_gpus": each}
-    if not room:
+        limit, needed = sum(count // each for count in counts), {"num_gpus": each}
+    if not limit:
         kind = "processors" if device == "cpu" else "GPUs"
         raise RequestError(f"no machine of the Ray cluster has the {kind} that `device` {device} needs")
-    size = min(actors or room, room)
+    size = min(actors or limit, limit)
     return {"compute": ActorPoolStrategy(size=size), **needed}
 
 
@@ -202,7 +211,7 @@ def _row(status: int, value: dict[str, Any]) -> dict[str, Any]:
     if status != 200:
         return {**row, "error": value["error"]["message"]}
     if len(value["choices"]) != 1:
-        return {**row, "error": "n: a row gets one answer; leave it out"}
+        return {**row, "error": "n: must be 1, because a row has one answer; omit it"}
     (choice,), usage = value["choices"], value["usage"]
     return {
         "generated_text": choice["message"]["content"],

@@ -25,7 +25,7 @@ from offspec.server.service import Loader
 
 _MOST_ROWS = 16  # rows per batch of an actor, which are repeated if the actor dies
 _CONNECT_TIMEOUT_S = 10.0
-_STORE_BYTES = 2**28  # shared memory of a new local cluster; questions and answers are small
+_STORE_BYTES = 2**28  # shared memory of a new local cluster; lines and results are small
 
 
 class LinePredictor(EngineActor):
@@ -88,10 +88,10 @@ class RayBatchRun(OfflineBatchRun):
         self._address = address
         self._config, self._plan, self._load = config, plan, load
         self._actors, self._in_flight = actors, in_flight
-        self._given = {"names": names, "sampling": sampling}
+        self._actor_settings = {"names": names, "sampling": sampling}
 
     def _answer(self, waiting: Sequence[Line]) -> None:
-        self._keep_faults(waiting)
+        self._keep_errors(waiting)
         with ray_connection(self._address):
             self._answer_on_cluster([line for line in waiting if line.fault is None])
 
@@ -102,15 +102,15 @@ class RayBatchRun(OfflineBatchRun):
         config, pool = cluster_config(self._config, self._actors, planned=self._plan is not None)
         load = self._load or engine_loader(config, self._plan)
         size = pool["compute"].max_size
-        what = "GPUs" if "num_gpus" in pool else "CPUs"
+        device = "GPUs" if "num_gpus" in pool else "CPUs"
         actors = f"{size} Ray {'actor' if size == 1 else 'actors'}"
-        self._notify(Notice(f"running on {actors}, computing on {what} of the cluster"))
+        self._notify(Notice(f"running on {actors}, computing on {device} of the cluster"))
         rows = [{"id": line.id, "line": msgspec.json.encode(line)} for line in lines]
         # Several batches per actor, so that no actor has many lines left while others are idle.
         share = max(1, min(_MOST_ROWS, len(rows) // (4 * size)))
         dataset = ray.data.from_items(rows, override_num_blocks=-(-len(rows) // share)).map_batches(
             LinePredictor,
-            fn_constructor_kwargs={**self._given, "load": load, "in_flight": self._in_flight},
+            fn_constructor_kwargs={**self._actor_settings, "load": load, "in_flight": self._in_flight},
             batch_size=share,
             **pool,
         )

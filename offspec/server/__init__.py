@@ -1,5 +1,5 @@
-"""The server: HTTP requests of clients' own APIs become requests of one engine, and its events their answers.
+"""HTTP server with the APIs of OpenAI, Anthropic, Ollama and llama.cpp, for one model and its engine.
 
-Each API maps its bodies to a `GenerateRequest`, and the deltas of an answer back with a `Reply`. Nothing here
-handles a tensor, and nothing but `service` knows how the engine is shared.
+Each API converts its request bodies to a `GenerateRequest`, and the deltas of the answer back with a `Reply`.
+No code here handles tensors, and only `service` shares the engine among requests.
 """

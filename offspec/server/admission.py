@@ -32,9 +32,8 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
 _UPLOADS = frozenset({"/v1/files"})  # paths with multipart bodies, which are streamed to the application
 _OPEN = frozenset({"/health", *(route.path for route in web_page.ROUTES)})  # paths that need no key
-_Fail = Callable[
-    [str, ApiError, Headers], Response
-]  # builds an error response in the shape of the requested API
+# Builds an error response in the format of the requested API, from path, error and request headers.
+_Fail = Callable[[str, ApiError, Headers], Response]
 
 
 class AdmissionMiddleware:
@@ -68,8 +67,8 @@ class AdmissionMiddleware:
             return
         began, status = time.perf_counter(), 0
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        name = given if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        client_id = headers.get("x-request-id", "")
+        name = client_id if _ID.fullmatch(client_id) else f"req_{secrets.token_hex(12)}"
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -99,16 +98,16 @@ class AdmissionMiddleware:
             try:
                 upload = scope["method"] == "POST" and scope["path"] in _UPLOADS
                 self._admit(scope, headers, upload)
-                coming = _limited(self._settings, headers, receive, upload, take)
+                limited = _limited(self._settings, headers, receive, upload, take)
                 has_body = scope["method"] not in ("GET", "HEAD")
-                body = await Request(scope, coming).body() if has_body and not upload else b""
-            except ApiError as fault:
-                response = self._fail(scope["path"], fault, headers)
+                body = await Request(scope, limited).body() if has_body and not upload else b""
+            except ApiError as error:
+                response = self._fail(scope["path"], error, headers)
                 response.headers["connection"] = "close"  # the rest of the body is not read
                 await response(scope, receive, send)
                 return
             if upload:
-                await self._app(scope, coming, _closing(send))
+                await self._app(scope, limited, _closing(send))
             else:
                 await self._app(scope, _replayed(body, receive), send)
 
@@ -122,7 +121,7 @@ class AdmissionMiddleware:
             taken += count
             self._body_bytes += count
             if self._body_bytes > self._settings.bodies_bytes:
-                message = "the bodies of other requests use all the memory for bodies: try again later"
+                message = "the bodies of other requests use all memory for bodies: try again later"
                 raise ApiError("rate_limit", message, retry_after=5)
 
         try:
@@ -145,7 +144,7 @@ class AdmissionMiddleware:
             )
         if scope["method"] != "POST":
             return
-        # Scripts of other sites can send other types, such as forms, or none, without a preflight.
+        # Scripts of other sites can send forms, or requests without a type, without a preflight request.
         kind = "multipart/form-data" if upload else "application/json"
         if headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
             raise ApiError("invalid_request", f"the body must be sent with content-type: {kind}")
@@ -192,20 +191,25 @@ def _limited(
 ) -> Receive:
     """Return a `receive` that raises ApiError if the body is too long or too slow.
 
-    upload: whether the body is a form with a file. take: called with the byte counts of bodies that are not.
+    Args:
+        settings: Limits on size and time.
+        headers: Headers of the request.
+        receive: ASGI function that receives the body.
+        upload: Whether the body is a form with a file.
+        take: Called with the number of bytes received, unless the body is an upload.
     """
-    size, whole = 0, False
-    most = settings.upload_bytes if upload else settings.body_bytes
+    size, complete = 0, False
+    limit = settings.upload_bytes if upload else settings.body_bytes
     seconds = settings.upload_seconds if upload else settings.body_seconds
     deadline = asyncio.get_running_loop().time() + seconds
-    too_large = ApiError("too_large", f"the body is larger than {most} bytes")
+    too_large = ApiError("too_large", f"the body is larger than {limit} bytes")
     length = headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > most:
+    if not length.isdecimal() or int(length) > limit:
         raise too_large
 
     async def give() -> Message:
-        nonlocal size, whole
-        if whole:
+        nonlocal size, complete
+        if complete:
             return await receive()
         try:
             async with asyncio.timeout_at(deadline):
@@ -215,11 +219,11 @@ def _limited(
         if message["type"] == "http.disconnect":
             raise ApiError("invalid_request", "the client disconnected before sending its whole body")
         size += len(message.get("body", b""))
-        if size > most:
+        if size > limit:
             raise too_large
         if not upload:
             take(len(message.get("body", b"")))
-        whole = not message.get("more_body", False)
+        complete = not message.get("more_body", False)
         return message
 
     return give
@@ -238,13 +242,13 @@ def _closing(send: Send) -> Send:
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that replays the body, then forwards further messages."""
-    given = False
+    replayed = False
 
     async def again() -> Message:
-        nonlocal given
-        if given:
+        nonlocal replayed
+        if replayed:
             return await receive()
-        given = True
+        replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again

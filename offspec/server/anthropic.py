@@ -41,13 +41,12 @@ from offspec.server.reply import Event, Reply, json_response, respond, sse_event
 from offspec.server.structured_outputs import checked_constraint
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_UNSIGNED = (
-    "unsigned"  # clients drop reasoning without a signature; signatures that they send back are not checked
-)
+# Clients drop reasoning without a signature. Signatures that they send back are not checked.
+_UNSIGNED = "unsigned"
 
 
 class Thinking(msgspec.Struct):
-    """Thinking mode; "adaptive" uses the default of the chat template."""
+    """Thinking mode. "adaptive" uses the default of the chat template."""
 
     type: Literal["enabled", "disabled", "adaptive"]
 
@@ -67,7 +66,7 @@ class OutputConfig(msgspec.Struct):
 
 
 class CountTokensBody(SamplingFields, kw_only=True):
-    """Request body to count the tokens of a prompt."""
+    """Request body for counting the tokens of a prompt."""
 
     model: str = ""
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -93,18 +92,22 @@ async def create(request: ApiRequest[Body]) -> Response:
     body = request.body
     stop = {} if body.stop_sequences is None else {"stop": body.stop_sequences}
     most = 1 if body.max_tokens == 0 else answer_limit(body.max_tokens)
-    ask = replace(_ask(request, max_tokens=most, **stop), prompt_only=body.max_tokens == 0)
-    answer = await request.service.answer(ask)
+    generate_request = replace(
+        _generate_request(request, max_tokens=most, **stop), prompt_only=body.max_tokens == 0
+    )
+    answer = await request.service.answer(generate_request)
     return respond(answer, MessageReply(body.stream, body.model, len(answer.ids)))
 
 
 async def count_tokens(request: ApiRequest[CountTokensBody]) -> Response:
-    """Count the tokens of a prompt, of any length."""
-    return json_response({"input_tokens": await request.service.count_tokens(_ask(request))})
+    """Count the tokens of a prompt, which may exceed the context."""
+    return json_response({"input_tokens": await request.service.count_tokens(_generate_request(request))})
 
 
-def _ask(request: ApiRequest[Body] | ApiRequest[CountTokensBody], **more: Any) -> GenerateRequest:
-    """Return the request of a body. Raises ApiError for unsupported fields."""
+def _generate_request(
+    request: ApiRequest[Body] | ApiRequest[CountTokensBody], **more: Any
+) -> GenerateRequest:
+    """Convert a body to a generation request. Raises ApiError for unsupported fields."""
     body = request.body
     output = body.output_config or OutputConfig()
     if (format := output.format or body.output_format) is not None:
@@ -122,12 +125,12 @@ def _ask(request: ApiRequest[Body] | ApiRequest[CountTokensBody], **more: Any) -
 
 
 class MessageReply(Reply):
-    """Answer of Messages: events of its blocks, or the message.
+    """Converter of an answer to the Messages API: events of its blocks, or the message.
 
     Args:
         streamed: See `Reply`.
         model: Name of the model.
-        prompt_tokens: Length of the prompt.
+        prompt_tokens: Number of prompt tokens.
     """
 
     error_body = staticmethod(anthropic_error)

@@ -1,4 +1,4 @@
-"""Errors of requests, and their shape in each API."""
+"""Error responses, and their format in each API."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -29,7 +29,7 @@ _KINDS: dict[Kind, tuple[int, str, str, str]] = {
     "unavailable": (503, "service_unavailable_error", "overloaded_error", "unavailable_error"),
     "server": (500, "server_error", "api_error", "server_error"),
 }
-CLIENT_GONE = 499  # as nginx logs it; no client sees it
+CLIENT_GONE = 499  # status that nginx logs when a client disconnects; no client receives it
 
 
 class ApiError(Exception):
@@ -63,12 +63,12 @@ class ApiError(Exception):
 
 
 def internal() -> ApiError:
-    """Return the error that a client gets for a bug."""
+    """Return the error for an unexpected exception."""
     return ApiError("server", "internal error: see the server's log")
 
 
 def invalid(field: str, why: str, code: str | None = None) -> ApiError:
-    """Return the error for a field with an invalid value."""
+    """Return the error for a field with an invalid value. why: the reason, for the message."""
     return ApiError("invalid_request", f"{field}: {why}", field=field, code=code)
 
 
@@ -91,7 +91,7 @@ def refuse(body: Any, harmless: Mapping[str, Any]) -> None:
 
 
 def api_error_from(error: OffspecError) -> ApiError:
-    """Return the API error for an engine's error, without details that concern only the server."""
+    """Return the API error for an engine's error, without details that are only for the server's log."""
     match error:
         case RequestError():
             return ApiError("invalid_request", str(error), field=error.field, code=error.code)
@@ -102,22 +102,22 @@ def api_error_from(error: OffspecError) -> ApiError:
     return ApiError("server", "the answer was aborted by an error: see the server's log")
 
 
-def openai_error(fault: ApiError) -> dict[str, Any]:
+def openai_error(error: ApiError) -> dict[str, Any]:
     """Return the body of an error in OpenAI's format."""
-    kind = _KINDS[fault.kind][1]
-    return {"error": {"message": fault.message, "type": kind, "param": fault.field, "code": fault.code}}
+    kind = _KINDS[error.kind][1]
+    return {"error": {"message": error.message, "type": kind, "param": error.field, "code": error.code}}
 
 
-def anthropic_error(fault: ApiError) -> dict[str, Any]:
+def anthropic_error(error: ApiError) -> dict[str, Any]:
     """Return the body of an error in Anthropic's format."""
-    return {"type": "error", "error": {"type": _KINDS[fault.kind][2], "message": fault.message}}
+    return {"type": "error", "error": {"type": _KINDS[error.kind][2], "message": error.message}}
 
 
-def llama_cpp_error(fault: ApiError) -> dict[str, Any]:
+def llama_cpp_error(error: ApiError) -> dict[str, Any]:
     """Return the body of an error in llama.cpp's format."""
-    return {"error": {"code": fault.status, "message": fault.message, "type": _KINDS[fault.kind][3]}}
+    return {"error": {"code": error.status, "message": error.message, "type": _KINDS[error.kind][3]}}
 
 
-def ollama_error(fault: ApiError) -> dict[str, Any]:
+def ollama_error(error: ApiError) -> dict[str, Any]:
     """Return the body of an error in Ollama's format."""
-    return {"error": fault.message}
+    return {"error": error.message}

@@ -82,51 +82,55 @@ SHAPES: Mapping[str, Callable[[ApiError], dict[str, Any]]] = {
 
 
 def make_app(service: Service, batches: BatchJobs, *, local: bool = False) -> ASGIApp:
-    """Return the application for a service and its settings.
+    """Return the ASGI application of a server.
 
-    batches: store of files and batches. local: see `AdmissionMiddleware`.
+    Args:
+        service: Service that answers requests.
+        batches: Files and batches of clients.
+        local: See `AdmissionMiddleware`.
     """
-    own = (Route("/health", _health), Route("/metrics", _metrics))
-    known = {route.path for route in (*ROUTES, *own)}
-    handlers = {ApiError: _faulted, HTTPException: _not_routed, Exception: _failed}
-    app = Starlette(routes=[*own, *ROUTES], exception_handlers=handlers)
+    monitoring = (Route("/health", _health), Route("/metrics", _metrics))
+    known = {route.path for route in (*ROUTES, *monitoring)}
+    handlers = {ApiError: _on_api_error, HTTPException: _on_http_exception, Exception: _on_exception}
+    app = Starlette(routes=[*monitoring, *ROUTES], exception_handlers=handlers)
     app.router.redirect_slashes = False
     app.state.service, app.state.batches = service, batches
 
-    def ended(path: str, status: int, seconds: float) -> None:
+    def on_request_end(path: str, status: int, seconds: float) -> None:
         service.metrics.record_request(path if path in known else "other", status, seconds)
 
-    guard, origins = (
-        AdmissionMiddleware(app, error_response, service.settings, local, ended),
-        service.settings.origins,
-    )
-    return with_cors(guard, origins) if origins else guard
+    admission = AdmissionMiddleware(app, error_response, service.settings, local, on_request_end)
+    origins = service.settings.origins
+    return with_cors(admission, origins) if origins else admission
 
 
-def error_response(path: str, fault: ApiError, asked: Headers) -> Response:
-    """Return an error in the format of the API at this path, or of Anthropic's if the headers ask for it."""
+def error_response(path: str, error: ApiError, request_headers: Headers) -> Response:
+    """Return an error response in the format of the API at this path.
+
+    Headers of Anthropic's clients select Anthropic's format, because some paths belong to several APIs.
+    """
     shapes = (shape for start, shape in SHAPES.items() if path.startswith(start))
     shape = next(shapes, openai_error)
-    if models.is_anthropic(asked):
+    if models.is_anthropic(request_headers):
         shape = anthropic_error
-    headers = {} if fault.retry_after is None else {"retry-after": str(fault.retry_after)}
-    if fault.kind == "authentication":
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    if error.kind == "authentication":
         headers["www-authenticate"] = "Bearer"
-    return json_response(shape(fault), fault.status, headers)
+    return json_response(shape(error), error.status, headers)
 
 
-async def _faulted(request: Request, fault: Exception) -> Response:
-    assert isinstance(fault, ApiError)
-    return error_response(request.url.path, fault, request.headers)
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(request.url.path, error, request.headers)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    """Answer after a bug; Starlette raises the exception again for the log."""
+async def _on_exception(request: Request, error: Exception) -> Response:
+    """Respond to an unexpected exception. Starlette raises it again, so that the log contains it."""
     return error_response(request.url.path, internal(), request.headers)
 
 
-async def _not_routed(request: Request, error: Exception) -> Response:
-    """Answer a request for an unknown path, or with a method that the path does not allow."""
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Respond to an unknown path, or to a method that the path does not allow."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 405:
@@ -140,15 +144,15 @@ async def _not_routed(request: Request, error: Exception) -> Response:
 
 
 async def _health(request: Request) -> Response:
-    """Return the state of the server, with the loading progress until it is ready."""
+    """Return the state of the server, and the progress while the model is loading."""
     service: Service = request.app.state.service
-    told: dict[str, Any] = {"status": service.state, "model": service.names[0]}
+    body: dict[str, Any] = {"status": service.state, "model": service.names[0]}
     if service.state == "ready":
-        return json_response({**told, "waiting": service.queue_length})
+        return json_response({**body, "waiting": service.queue_length})
     progress = service.progress
     if service.state == "loading":
-        told |= {name: getattr(progress, name) for name in ("stage", "detail", "done", "total", "unit")}
-    return json_response(told, 503, {"retry-after": "5"})
+        body |= {name: getattr(progress, name) for name in ("stage", "detail", "done", "total", "unit")}
+    return json_response(body, 503, {"retry-after": "5"})
 
 
 async def _metrics(request: Request) -> Response:

@@ -7,8 +7,8 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REFUSED = "offspec.refused"  # key in the state of requests on connections over the limit
-HEADER_S = 20.0  # from the first byte of a request to the end of its headers
-WRITE_S = 60.0  # maximum time in which a client reads nothing
+HEADER_S = 20.0  # time limit from the first byte of a request to the end of its headers
+WRITE_S = 60.0  # time limit for a client that reads nothing
 MAX_CONNECTIONS = 512  # further connections are refused
 
 
@@ -23,7 +23,7 @@ class LimitedConnection(H11Protocol):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._limit: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -32,34 +32,34 @@ class LimitedConnection(H11Protocol):
         # asyncio sets this only if the listening socket was created with an explicit protocol. Without it,
         # each event is delayed up to 40 ms, until the previous one is acknowledged.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._within(self.header_seconds)
+        self._start_timer(self.header_seconds)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.cycle is None or self.cycle.response_complete:
-            if self._limit is None:
-                self._within(self.header_seconds)
+            if self._timer is None:
+                self._start_timer(self.header_seconds)
         elif not self.flow.write_paused:
-            self._unlimited()
+            self._cancel_timer()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._within(self.write_seconds)
+        self._start_timer(self.write_seconds)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._unlimited()
+        self._cancel_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unlimited()
+        self._cancel_timer()
         super().connection_lost(exc)
 
-    def _within(self, seconds: float) -> None:
+    def _start_timer(self, seconds: float) -> None:
         """Abort the connection after this time unless the timer is cancelled."""
-        self._unlimited()
-        self._limit = self.loop.call_later(seconds, self.transport.abort)
+        self._cancel_timer()
+        self._timer = self.loop.call_later(seconds, self.transport.abort)
 
-    def _unlimited(self) -> None:
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

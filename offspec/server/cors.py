@@ -1,4 +1,4 @@
-"""Cross-origin requests (CORS): access for web pages of other servers."""
+"""Cross-origin resource sharing (CORS): access for web pages of other servers."""
 
 import re
 from collections.abc import Sequence
@@ -30,8 +30,9 @@ def checked_origin(text: str) -> str:
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     """Wrap an application to answer preflight requests and let pages of these origins read all answers.
 
-    This middleware is the outermost: preflight requests have no key, and pages must be able to read errors.
-    Every header is allowed, because browser clients send headers that vary between releases. Cookies are not.
+    This middleware is the outermost, because preflight requests have no key and pages must be able to read
+    errors. All headers are allowed, because browser clients send headers that vary between releases. Cookies
+    are not allowed.
     """
     return CORSMiddleware(
         app,

@@ -1,4 +1,4 @@
-"""The answer of one request: the engine computes its choices, and its client reads their deltas."""
+"""Answer to one request: the engine computes its choices, and the client reads their deltas."""
 
 import asyncio
 import logging
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("offspec.server")
 
-_MOST_UNREAD = 4096  # deltas that a client may leave unread before its answer is aborted
+_MOST_UNREAD = 4096  # maximum number of unread deltas, at which the answer is aborted
 _SEEDS = 2**64
 
 
 class DeltaStream:
-    """Asynchronous iterator over the deltas of an answer; a context manager that abandons the answer on exit.
+    """Asynchronous iterator over the deltas of an answer, and context manager that abandons it on exit.
 
-    An abandoned answer is halted when its prompt is computed, so that a retry finds the prompt in the cache,
-    or earlier by `on_leave`. Iteration raises ApiError if the answer fails. Create it in a thread: the search
-    for marks in a long prompt takes time.
+    An abandoned answer is halted when its prompt is computed, so that a retry finds the prompt in the cache.
+    `on_leave` may halt it earlier. Iteration raises ApiError if the answer fails. Create the stream in a
+    thread, because the search for marks in a long prompt takes time.
 
-    started: set when the answer no longer waits in the queue.
+    started: set when the answer leaves the queue.
 
     Args:
-        ask: Request with a seed; each choice uses the next seed.
+        request: Request with a seed; each choice uses the next seed.
         ids: Token ids of the prompt.
         engine: Engine that computes the choices.
         metrics: Counters of passes and answers.
@@ -52,36 +52,38 @@ class DeltaStream:
 
     def __init__(
         self,
-        ask: GenerateRequest,
+        request: GenerateRequest,
         ids: list[int],
         engine: "Engine",
         metrics: Metrics,
         on_leave: Callable[["DeltaStream"], None],
     ) -> None:
-        self.ask, self.ids = ask, ids
+        self.request, self.ids = request, ids
         self._engine, self._metrics, self._on_leave = engine, metrics, on_leave
         self.halt, self.started = threading.Event(), asyncio.Event()
         self.abandoned = self.prompt_computed = False
         self._tokens = TokenFormatter(engine.token_bytes)
-        self._parts: AnswerParser = PlainTextParser()  # of a choice that has not begun
-        if not ask.raw:
-            parts = engine.parts(ids, () if ask.one_call else ask.tools.allowed_functions)
-            self._parts = SingleCallParser(parts) if ask.one_call else parts
-        self._prompt = ""  # its text, if the answer echoes it
-        if ask.echo:
-            self._prompt = ask.prompt if isinstance(ask.prompt, str) else engine.decode_with_special(ids)
-        self._choices, self._failed = 0, False  # choices so far
-        self._helper: asyncio.Task[None] | None = None  # that waits for a slot
-        self._results = dict[int, tuple[Result, int]]()  # and tokens of thoughts
+        self._parser: AnswerParser = PlainTextParser()  # initial state; several choices get copies of it
+        if not request.raw:
+            parser = engine.parts(ids, () if request.one_call else request.tools.allowed_functions)
+            self._parser = SingleCallParser(parser) if request.one_call else parser
+        self._prompt = ""  # text of the prompt, if the answer echoes it
+        if request.echo:
+            self._prompt = (
+                request.prompt if isinstance(request.prompt, str) else engine.decode_with_special(ids)
+            )
+        self._choices, self._failed = 0, False  # number of choices that were started
+        self._helper: asyncio.Task[None] | None = None  # task that waits for another slot
+        self._results = dict[int, tuple[Result, int]]()  # result and reasoning tokens by choice
         self._arrived = asyncio.Event()
         self._unread = deque[Delta | ApiError | None]()  # None: the end
 
     async def run(self, slots: asyncio.Semaphore) -> None:
-        """Compute all choices as soon as a slot is free, one after the other in that slot.
+        """Wait for a free slot and compute all choices in it, one after the other.
 
-        While choices are left, one task queues for a further slot, for one of them.
+        While choices are left, a helper task waits for another slot to compute one of them concurrently.
 
-        slots: one for each sequence of the engine.
+        slots: semaphore with one slot per sequence of the engine.
         """
         async with asyncio.TaskGroup() as tasks:
             async with slots:
@@ -98,7 +100,7 @@ class DeltaStream:
     @property
     def _left(self) -> bool:
         """Whether another choice must be started."""
-        return self._choices < self.ask.choices and not self.halt.is_set()
+        return self._choices < self.request.choices and not self.halt.is_set()
 
     async def _help(self, slots: asyncio.Semaphore, tasks: asyncio.TaskGroup) -> None:
         async with slots:
@@ -118,30 +120,30 @@ class DeltaStream:
             self._fail(error)
 
     async def _compute(self, choice: int) -> None:
-        ask, params = self.ask, self.ask.params
-        parts = self._parts if ask.choices == 1 else deepcopy(self._parts)
-        parser = OutputParser(choice, parts, self._tokens, not ask.parallel_calls)
+        request, params = self.request, self.request.params
+        parts = self._parser if request.choices == 1 else deepcopy(self._parser)
+        parser = OutputParser(choice, parts, self._tokens, not request.parallel_calls)
         assert params.seed is not None
         params = replace(params, seed=(params.seed + choice) % _SEEDS)
-        if ask.echo and params.prompt_logprobs is None:
+        if request.echo and params.prompt_logprobs is None:
             self.put(ContentDelta(choice, self._prompt))
         result: Result | None = None
-        given: Any = {"halt": self.halt, "trees": ask.trees, "shown": parser.shown, "progress": ask.trees}
-        async for event in self._engine.submit(self.ids, params, **given):
-            self._note(event)
+        options: Any = {"halt": self.halt, "trees": request.trees, "progress": request.trees}
+        async for event in self._engine.submit(self.ids, params, shown=parser.shown, **options):
+            self._observe(event)
             match event:
-                case PromptLogprobs(logprobs=scored) if ask.echo:
+                case PromptLogprobs(logprobs=scored) if request.echo:
                     self.put(
                         ContentDelta(choice, self._prompt, (), self._tokens.describe_prompt(self.ids, scored))
                     )
-                case TextDelta() if not ask.prompt_only:
+                case TextDelta() if not request.prompt_only:
                     self.put(*parser.feed(event))
                 case PassStats():
                     self._metrics.record_pass(event)
                 case Finished(result=result):
                     self._metrics.record_answer(result)
         assert result is not None
-        if ask.prompt_only:
+        if request.prompt_only:
             self.put(ChoiceFinished(choice, "length"))
             result = replace(result, token_ids=())
         elif result.finish_reason != "halted":
@@ -149,9 +151,9 @@ class DeltaStream:
             self.put(*parser.finish(result, stop))
         self._results[choice] = result, parser.reasoning_tokens
 
-    def _note(self, event: Event) -> None:
-        """Take an event of the engine: for display, where the request wants it; and the end of a pass."""
-        if self.ask.trees and isinstance(event, EngineEvent):
+    def _observe(self, event: Event) -> None:
+        """Forward an engine event if the request wants it, and halt an abandoned answer after a pass."""
+        if self.request.trees and isinstance(event, EngineEvent):
             self.put(event)
         if isinstance(event, PassStats):
             self.prompt_computed = True
@@ -159,36 +161,36 @@ class DeltaStream:
                 self.halt.set()
 
     def _stop_text(self, result: Result) -> str | None:
-        """The stop text that ended an answer, whose tokens still have it: the first to be complete."""
-        text, stops = self._engine.decode_with_special(result.token_ids), self.ask.params.stop
-        found = [(at + len(stop), -len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]
-        return min(found)[2] if found else None
+        """Return the stop string that ended an answer: the one that is complete first in its tokens' text."""
+        text, stops = self._engine.decode_with_special(result.token_ids), self.request.params.stop
+        matches = [(at + len(stop), -len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]
+        return min(matches)[2] if matches else None
 
     def _fail(self, error: Exception) -> None:
         """Report the first error and halt the other choices."""
         if self._failed:
             return
         self._failed = True
-        fault = api_error_from(error) if isinstance(error, OffspecError) else internal()
+        api_error = api_error_from(error) if isinstance(error, OffspecError) else internal()
         if not isinstance(error, OffspecError):  # a bug: log the traceback and keep serving
             log.error("a request failed", exc_info=error)
-        elif fault.status >= 500:
+        elif api_error.status >= 500:
             log.error("%s", error)
-        if fault.status >= 500:
+        if api_error.status >= 500:
             self._metrics.record_error(type(error).__name__)
-        self.abort(fault)
+        self.abort(api_error)
 
     def _usage(self) -> Usage:
-        found = [self._results[choice] for choice in sorted(self._results)]
+        results = [self._results[choice] for choice in sorted(self._results)]
         return Usage(
             prompt_tokens=len(self.ids),
-            cached_tokens=found[0][0].reused_tokens,
-            answer_tokens=sum(result.tokens for result, _ in found),
-            reasoning_tokens=sum(thought for _, thought in found),
+            cached_tokens=results[0][0].reused_tokens,
+            answer_tokens=sum(result.tokens for result, _ in results),
+            reasoning_tokens=sum(reasoning for _, reasoning in results),
         )
 
     def put(self, *items: Delta | ApiError | None) -> None:
-        """Add deltas, the fault that ends the answer, or its end."""
+        """Queue deltas for the client, the error that ends the answer, or None for its end."""
         for item in items:
             if len(self._unread) >= _MOST_UNREAD and not self.halt.is_set():
                 self.halt.set()
@@ -196,9 +198,9 @@ class DeltaStream:
             self._unread.append(item)
         self._arrived.set()
 
-    def abort(self, fault: ApiError) -> None:
-        """End the answer with a fault."""
-        self.put(fault)
+    def abort(self, error: ApiError) -> None:
+        """End the answer with an error."""
+        self.put(error)
         self.halt.set()
 
     async def __aiter__(self) -> AsyncIterator[Delta]:

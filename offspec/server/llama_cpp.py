@@ -1,6 +1,6 @@
-"""API of llama.cpp's server: POST /completion, /infill, /tokenize, /detokenize, GET /props and /slots.
+"""llama.cpp's server API: POST /completion, /infill, /tokenize and /detokenize, GET /props and /slots.
 
-The tokenizer is also as vLLM has it, with /tokenizer_info.
+The tokenizer endpoints also accept vLLM's fields, and /tokenizer_info is vLLM's.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,16 +27,16 @@ _NEVER = -1e9  # logit bias of a forbidden token
 
 
 class Body(LlamaFields, kw_only=True):
-    """Fields of both paths. n_predict: negative for no limit; 0 only computes the prompt."""
+    """Common fields of both paths. n_predict: negative for no limit; 0 only computes the prompt."""
 
     model: str = ""
     n_predict: int | None = None
-    # By token id, or pairs of an id and a number; false forbids the token.
+    # Object by token id, or pairs of an id and a bias; a bias of false forbids the token.
     logit_bias: LogitBias | list[tuple[Count, float | bool]] | None = None  # type: ignore[assignment]
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
     stream: bool | None = None
-    cache_prompt: Any = None  # without effect: prompts are cached if that leaves the answer unchanged
+    cache_prompt: Any = None  # ignored: prompts are cached if that leaves the answer unchanged
 
     def __post_init__(self) -> None:
         if isinstance(self.logit_bias, list):
@@ -46,13 +46,13 @@ class Body(LlamaFields, kw_only=True):
 
 
 class CompletionBody(Body, kw_only=True):
-    """A request of /completion: text or token ids to continue."""
+    """Body of /completion. prompt: text or token ids to continue."""
 
     prompt: str | Annotated[list[Count], Meta(min_length=1)]
 
 
 class InfillBody(Body, kw_only=True):
-    """A request of /infill. prompt: text after the prefix, at the cursor."""
+    """Body of /infill. prompt: text after the prefix, at the cursor."""
 
     input_prefix: str = ""
     input_suffix: str = ""
@@ -67,16 +67,16 @@ async def completion(request: ApiRequest[CompletionBody]) -> Response:
     )
 
 
-async def infill(request: ApiRequest[InfillBody]) -> Response:
-    """Write the text between a prefix and a suffix."""
-    service, body = request.service, request.body
-    ask = GenerateRequest(prompt=body.input_prefix + body.prompt, params=_params(body, service))
-    ask = ask.with_suffix(body.input_suffix, service.engine.model_info, "input_suffix")
-    return await _answer(service, ask, body)
+async def infill(api_request: ApiRequest[InfillBody]) -> Response:
+    """Generate the text between a prefix and a suffix."""
+    service, body = api_request.service, api_request.body
+    request = GenerateRequest(prompt=body.input_prefix + body.prompt, params=_params(body, service))
+    request = request.with_suffix(body.input_suffix, service.engine.model_info, "input_suffix")
+    return await _answer(service, request, body)
 
 
 async def props(request: Request) -> Response:
-    """Settings of the server, and facts about the model. Raises ApiError while it is loading."""
+    """Return the server's settings and properties of the model. Raises ApiError while it is loading."""
     service: Service = request.app.state.service
     info, (name, *_) = service.engine.model_info, service.names
     return json_response(
@@ -110,25 +110,25 @@ async def slots(request: Request) -> Response:
 
 
 def _params(body: Body, service: Service) -> SamplingParams:
-    """The parameters of a body. Raises ApiError."""
+    """Return the sampling parameters of a body. Raises ApiError if one is invalid."""
     limit = answer_limit(1 if body.n_predict == 0 else body.n_predict)
     return body.sampling(service.defaults, max_tokens=limit, format=_format(body))
 
 
 def _format(body: Body) -> Constraint | None:
-    """The format of the answer. Raises ApiError."""
+    """Return the answer format of a body, or None for plain text. Raises ApiError if it is invalid."""
     if body.json_schema is not None:
         return checked_constraint("json_schema", "json_schema", body.json_schema)
     return checked_constraint("grammar", "grammar", body.grammar) if body.grammar else None
 
 
-async def _answer(service: Service, ask: GenerateRequest, body: Body) -> Response:
-    answer = await service.answer(replace(ask, prompt_only=body.n_predict == 0))
+async def _answer(service: Service, request: GenerateRequest, body: Body) -> Response:
+    answer = await service.answer(replace(request, prompt_only=body.n_predict == 0))
     return respond(answer, LlamaReply(body.stream, service.names[0], answer))
 
 
 class LlamaReply(Reply):
-    """An answer of /completion or /infill: parts with more text, or the last one with all of it.
+    """Converter of an answer to /completion or /infill: objects with pieces of text, or one with all text.
 
     Args:
         streamed: See `Reply`.
@@ -140,7 +140,7 @@ class LlamaReply(Reply):
 
     def __init__(self, streamed: bool | None, model: str, answer: DeltaStream) -> None:
         super().__init__(streamed)
-        self._model, self._ask = model, answer.ask
+        self._model, self._request = model, answer.request
         self._times, self._end = AnswerTimes(), ChoiceFinished(0, "stop")
         self._text, self._tokens = list[str](), list[int]()
         self._usage = Usage(len(answer.ids))
@@ -167,7 +167,7 @@ class LlamaReply(Reply):
 
     def _last(self, text: str, tokens: list[int]) -> dict[str, Any]:
         """Return the last object, with the totals of the answer."""
-        ask, usage, end = self._ask, self._usage, self._end
+        request, usage, end = self._request, self._usage, self._end
         word = "eos" if end.stop is None else "word"
         return {
             "index": 0,
@@ -178,8 +178,8 @@ class LlamaReply(Reply):
             "model": self._model,
             "tokens_predicted": usage.answer_tokens,
             "tokens_evaluated": usage.prompt_tokens,
-            "generation_settings": {"seed": ask.params.seed, **llama_settings(ask.params)},
-            "prompt": ask.prompt,
+            "generation_settings": {"seed": request.params.seed, **llama_settings(request.params)},
+            "prompt": request.prompt,
             "has_new_line": any("\n" in part for part in self._text),
             "truncated": False,
             "stop_type": "limit" if end.reason == "length" else word,
@@ -202,7 +202,7 @@ class LlamaReply(Reply):
 
 
 class TokenizeBody(Struct):
-    """A request of /tokenize: `content` as llama.cpp has it, or `prompt` as vLLM has it."""
+    """Body of /tokenize, with llama.cpp's field `content` or vLLM's field `prompt`."""
 
     content: str | None = None
     add_special: bool = False
@@ -213,14 +213,14 @@ class TokenizeBody(Struct):
 
 
 class DetokenizeBody(Struct):
-    """A request of /detokenize."""
+    """Body of /detokenize."""
 
     tokens: TokenIds = []
     model: str = ""
 
 
 async def tokenize(request: ApiRequest[TokenizeBody]) -> Response:
-    """Token ids of a text of any length."""
+    """Return the token ids of a text, which may exceed the context."""
     service, body = request.service, request.body
     text, special = body.content, body.add_special
     if text is None:
@@ -233,7 +233,7 @@ async def tokenize(request: ApiRequest[TokenizeBody]) -> Response:
 
 
 async def detokenize(request: ApiRequest[DetokenizeBody]) -> Response:
-    """The text of token ids."""
+    """Return the text of token ids."""
     text = await request.service.detokenize(request.body.tokens)
     return json_response({"content": text, "prompt": text})
 
@@ -253,7 +253,7 @@ async def tokenizer_info(request: Request) -> Response:
 
 
 def _piece(service: Service, token: int) -> dict[str, Any]:
-    """A token and its text; its bytes if they are a part of a character."""
+    """Return a token id with its text, or with its bytes if they are not valid UTF-8 on their own."""
     utf8 = service.engine.token_bytes(token)
     try:
         return {"id": token, "piece": utf8.decode()}

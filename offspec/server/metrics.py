@@ -1,4 +1,4 @@
-"""Counters of the server, for Prometheus."""
+"""Prometheus metrics of the server."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,7 +26,7 @@ _OF_PASSES = {
 
 
 class _WithoutCreated:
-    """A registry without the `_created` series that each counter and histogram has.
+    """Registry without the `_created` series of counters and histograms.
 
     `prometheus_client.disable_created_metrics` would remove them from other registries of the process too.
     """
@@ -41,9 +41,10 @@ class _WithoutCreated:
 
 
 class Metrics:
-    """Counters of one server. Every method may be called from any thread.
+    """Metrics of one server. All methods may be called from any thread.
 
-    link_seconds: in which what a pass streams crosses the link, by the plan; 0: as in the fastest pass.
+    link_seconds: planned time for one read of the weights over the link, in seconds. 0: estimated from the
+    fastest pass.
     """
 
     def __init__(self) -> None:
@@ -53,16 +54,18 @@ class Metrics:
         self.link_seconds = 0.0
         ProcessCollector(registry=registry)
         self._requests = counter("offspec_requests", "HTTP requests.", ("route", "status"))
-        self._seconds = histogram("offspec_request_seconds", "From a request to its end.", ("route",))
-        self._queue = gauge("offspec_queue_length", "Requests that are queued.")
+        self._seconds = histogram(
+            "offspec_request_seconds", "From the arrival of a request to its end.", ("route",)
+        )
+        self._queue = gauge("offspec_queue_length", "Queued requests.")
         self._first = histogram(
-            "offspec_first_token_seconds", "From the turn of a request to its first token."
+            "offspec_first_token_seconds", "From the start of a queued request to its first token."
         )
         self._prompt = counter("offspec_prompt_tokens", "Tokens of prompts.")
         self._cached = counter("offspec_cached_prompt_tokens", "Prompt tokens found in a cache.")
         self._tokens = counter("offspec_answer_tokens", "Tokens of answers.")
         self._passes = counter("offspec_passes", "Forward passes of the target.")
-        self._per_pass = histogram("offspec_tokens_per_pass", "Tokens that a pass brings.", buckets=_TOKENS)
+        self._per_pass = histogram("offspec_tokens_per_pass", "Tokens per pass.", buckets=_TOKENS)
         self._of_passes = {name: counter(*about) for name, about in _OF_PASSES.items()}
         self._pass_seconds = counter("offspec_pass_seconds", "Time of passes, growing their trees included.")
         self._waited = counter("offspec_link_bound_seconds", "Time of passes spent waiting for weights.")
@@ -70,8 +73,8 @@ class Metrics:
             "offspec_link_utilization",
             "Share of the last pass in which the link was busy; 1 if the pass was transfer-bound.",
         )
-        self._errors = counter("offspec_errors", "Answers that an error broke off.", ("kind",))
-        self._fastest = 0.0  # bytes per second of a pass
+        self._errors = counter("offspec_errors", "Answers aborted by an error.", ("kind",))
+        self._fastest = 0.0  # highest rate of a pass so far, in bytes per second
 
     def record_request(self, route: str, status: int, seconds: float) -> None:
         """Record the end of a request."""
@@ -101,7 +104,7 @@ class Metrics:
         """Record the end of an answer."""
         self._prompt.inc(result.prompt_tokens)
         self._cached.inc(result.reused_tokens)
-        if result.passes:  # the client did not leave before
+        if result.passes:  # otherwise the client disconnected before the first pass
             self._first.observe(result.ttft_s)
 
     def record_error(self, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""The model that is served, as OpenAI, Anthropic and Ollama describe it: /v1/models, /api/tags and others."""
+"""Descriptions of the served model in the APIs of OpenAI, Anthropic and Ollama: /v1/models, /api/tags etc."""
 
 import hashlib
 from datetime import UTC, datetime
@@ -17,10 +17,10 @@ from offspec.server.openai_common import llama_settings
 from offspec.server.reply import json_response
 from offspec.server.service import Service
 
-# Names of the context's size that clients read: LM Studio and OpenRouter, vLLM, llama.cpp, LiteLLM.
+# Fields from which clients read the context size: LM Studio and OpenRouter, vLLM, llama.cpp, LiteLLM.
 _CONTEXT = ("context_length", "max_model_len", "max_context_length", "max_input_tokens")
-_VERSION = "0.12.11"  # of Ollama, whose API this is: clients require some version or a later one
-_CENTURY = 100 * 365 * 86400  # seconds that the model stays loaded
+_VERSION = "0.12.11"  # version of Ollama with this API; clients may require a minimum version
+_CENTURY = 100 * 365 * 86400  # reported time until the model is unloaded, in seconds
 
 
 def is_anthropic(headers: Headers) -> bool:
@@ -29,7 +29,7 @@ def is_anthropic(headers: Headers) -> bool:
 
 
 async def list_models(request: Request) -> Response:
-    """All names of the one model that is served."""
+    """List the names of the served model."""
     service: Service = request.app.state.service
     data = [_entry(request, name) for name in service.names]
     if is_anthropic(request.headers):
@@ -64,26 +64,26 @@ def _entry(request: Request, name: str) -> dict[str, Any]:
 
 
 class ShowBody(Struct):
-    """A request of /api/show. name: an older name of `model`."""
+    """Body of /api/show. name: legacy name of `model`."""
 
     model: str = ""
     name: str = ""
-    verbose: Any = None  # without effect
+    verbose: Any = None  # ignored
 
 
 async def version(request: Request) -> Response:
-    """The version of Ollama whose API this is."""
+    """Return the version of Ollama that has this API."""
     return json_response({"version": _VERSION})
 
 
 async def tags(request: Request) -> Response:
-    """All names of the one model that is served."""
+    """List the names of the served model in Ollama's format."""
     service: Service = request.app.state.service
     return json_response({"models": [_ollama_entry(service, name) for name in service.names]})
 
 
 async def running(request: Request) -> Response:
-    """The model, once it is loaded."""
+    """List the model if it is loaded."""
     service: Service = request.app.state.service
     if service.state != "ready":
         return json_response({"models": []})
@@ -93,12 +93,12 @@ async def running(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """Return facts about the model. Raises ApiError while it is loading."""
+    """Return properties of the model. Raises ApiError while it is loading."""
     service: Service = request.app.state.service
     body = (await read_request(request, ShowBody)).body
     check_name(service, body.model or body.name)
     info, defaults = service.engine.model_info, llama_settings(service.defaults)
-    able = {"tools": info.tools, "thinking": info.thinking, "insert": info.infill_ends is not None}
+    capabilities = {"tools": info.tools, "thinking": info.thinking, "insert": info.infill_ends is not None}
     return json_response(
         {
             "modelfile": "",
@@ -110,7 +110,7 @@ async def show(request: Request) -> Response:
                 "general.parameter_count": info.parameters,
                 f"{info.architecture}.context_length": service.context,
             },
-            "capabilities": ["completion", *(name for name, has in able.items() if has)],
+            "capabilities": ["completion", *(name for name, supported in capabilities.items() if supported)],
             "modified_at": written_time(service.created),
         }
     )

@@ -1,4 +1,4 @@
-"""Ollama's API: POST /api/chat and /api/generate, streamed as lines of JSON unless `stream` is false."""
+"""Ollama's API: POST /api/chat and /api/generate, streamed as JSON lines unless `stream` is false."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -34,17 +34,18 @@ from offspec.server.reply import AnswerTimes, Event, Reply, json_line, json_resp
 from offspec.server.service import Service
 from offspec.server.structured_outputs import checked_constraint
 
-Shape = Callable[[str, str, Sequence[dict[str, Any]]], dict[str, Any]]  # text, reasoning, and calls
+# Builds part of an answer from text, reasoning and calls.
+Shape = Callable[[str, str, Sequence[dict[str, Any]]], dict[str, Any]]
 
 
 class Options(LlamaFields, kw_only=True):
-    """Fields that choose tokens. num_predict: below 1 for no limit."""
+    """Sampling options. num_predict: maximum tokens of the answer; below 1: no limit."""
 
     num_predict: int | None = None
 
 
 class Message(Struct):
-    """A message of the conversation so far. Results of tools may name the call, or only the tool."""
+    """Message of the conversation so far. Tool results contain the call's id, or only the tool's name."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
@@ -56,7 +57,7 @@ class Message(Struct):
 
 
 class _Body(Struct, kw_only=True):
-    """Fields of both paths."""
+    """Common fields of /api/chat and /api/generate."""
 
     model: str = ""
     stream: bool | None = None
@@ -68,60 +69,60 @@ class _Body(Struct, kw_only=True):
 
 
 class ChatBody(_Body, kw_only=True):
-    """A request of /api/chat."""
+    """Body of /api/chat."""
 
     messages: Annotated[list[Message], Meta(max_length=MAX_MESSAGES)] = []
     tools: list[Tool] | None = None
 
 
 class GenerateBody(_Body, kw_only=True):
-    """A request of /api/generate. raw: the prompt is continued as it is, without the chat template."""
+    """Body of /api/generate. raw: whether to continue the prompt without the chat template."""
 
     prompt: str = ""
     system: str | None = None
     suffix: str | None = None
     raw: bool | None = None
-    # Accepted only with the value that changes nothing.
+    # Accepted only if empty or null.
     template: str | None = None
     images: list[Any] | None = None
 
 
-async def chat(request: Request) -> Response:
-    """Answer a conversation. A request without messages only loads the model (already loaded)."""
-    given = await read_request(request, ChatBody)
-    service, body = given.service, given.body
+async def chat(http_request: Request) -> Response:
+    """Answer a conversation. A request without messages only loads the model, which is already loaded."""
+    api_request = await read_request(http_request, ChatBody)
+    service, body = api_request.service, api_request.body
     check_name(service, body.model)
     if not body.messages:
         return _loaded(service, body, chat_shape)
-    tools = parse_tools(body.tools or (), (), None, given.ignore)
-    ask = GenerateRequest(
+    tools = parse_tools(body.tools or (), (), None, api_request.ignore)
+    request = GenerateRequest(
         prompt=_messages(body.messages),
         params=_params(body, service),
         tools=tools,
         chat_template_kwargs=_template(body),
     )
-    return await _answer(service, ask, body, chat_shape)
+    return await _answer(service, request, body, chat_shape)
 
 
-async def generate(request: Request) -> Response:
-    """Answer one prompt. A request without a prompt only loads the model (already loaded)."""
-    given = await read_request(request, GenerateBody)
-    service, body = given.service, given.body
+async def generate(http_request: Request) -> Response:
+    """Answer one prompt. A request without a prompt only loads the model, which is already loaded."""
+    api_request = await read_request(http_request, GenerateBody)
+    service, body = api_request.service, api_request.body
     check_name(service, body.model)
     refuse(body, {"template": "", "images": None})
     if not body.prompt and not body.suffix:
         return _loaded(service, body, generate_shape)
     system = [{"role": "system", "content": body.system}] if body.system else []
-    ask = GenerateRequest(
+    request = GenerateRequest(
         prompt=body.prompt if body.raw else [*system, {"role": "user", "content": body.prompt}],
         raw=bool(body.raw),
         params=_params(body, service),
         chat_template_kwargs=_template(body),
     )
     if body.suffix:
-        ask = GenerateRequest(prompt=body.prompt, params=ask.params)
-        ask = ask.with_suffix(body.suffix, service.engine.model_info)
-    return await _answer(service, ask, body, generate_shape)
+        request = GenerateRequest(prompt=body.prompt, params=request.params)
+        request = request.with_suffix(body.suffix, service.engine.model_info)
+    return await _answer(service, request, body, generate_shape)
 
 
 def check_name(service: Service, name: str) -> None:
@@ -139,43 +140,43 @@ def _params(body: _Body, service: Service) -> SamplingParams:
     )
 
 
-def _format(given: str | dict[str, Any] | None) -> Constraint | None:
-    """The format of an answer. Raises ApiError."""
-    if isinstance(given, dict):
-        return checked_constraint("format", "json_schema", given)
-    if given not in (None, "", "json"):
+def _format(format: str | dict[str, Any] | None) -> Constraint | None:
+    """Return the answer format of a body, or None for plain text. Raises ApiError if it is invalid."""
+    if isinstance(format, dict):
+        return checked_constraint("format", "json_schema", format)
+    if format not in (None, "", "json"):
         raise invalid("format", 'it must be "json" or a JSON schema')
-    return Constraint("json_object") if given else None
+    return Constraint("json_object") if format else None
 
 
 def _template(body: _Body) -> dict[str, Any]:
-    """Variables of the chat template. `think` is a bool, or an effort such as "low"."""
+    """Return variables of the chat template. `think` is a bool, or an effort such as "low"."""
     effort, thinks = (body.think, None) if isinstance(body.think, str) else (None, body.think)
     return template_variables(None, effort, thinks)
 
 
-def _messages(given: Iterable[Message]) -> list[dict[str, Any]]:
-    """Messages as chat templates take them. Calls and results get ids, which some templates need."""
+def _messages(body_messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Convert messages for the chat template. Calls and results get ids, which some templates need."""
     messages, open_calls = list[dict[str, Any]](), list[dict[str, Any]]()
-    for at, message in enumerate(given):
+    for at, message in enumerate(body_messages):
         if message.images:
-            raise unsupported(f"messages[{at}].images", "pictures are not supported, only text")
-        found: dict[str, Any] = {"role": message.role, "content": message.content}
+            raise unsupported(f"messages[{at}].images", "images are not supported, only text")
+        converted: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.thinking:
-            found["reasoning_content"] = message.thinking
+            converted["reasoning_content"] = message.thinking
         if message.tool_calls:
-            found["tool_calls"] = [as_call(call) for call in message.tool_calls]
-            for place, call in enumerate(found["tool_calls"]):
+            converted["tool_calls"] = [as_call(call) for call in message.tool_calls]
+            for place, call in enumerate(converted["tool_calls"]):
                 call["id"] = call["id"] or f"c{at % 10**5:05}{place % 10**3:03}"
-            open_calls += found["tool_calls"]
+            open_calls += converted["tool_calls"]
         if message.role == "tool":
-            found |= _result_of(message, open_calls)
-        messages.append(found)
+            converted |= _result_of(message, open_calls)
+        messages.append(converted)
     return messages
 
 
 def _result_of(message: Message, open_calls: list[dict[str, Any]]) -> dict[str, str]:
-    """Return id and name of the call of a tool result: the named call, or the first without a result."""
+    """Return the id and name of the call for a tool result: the call it names, or the first open call."""
     id, name = message.tool_call_id or "", message.tool_name or ""
     for at, call in enumerate(open_calls):
         if (id or call["id"], name or call["function"]["name"]) == (call["id"], call["function"]["name"]):
@@ -184,46 +185,46 @@ def _result_of(message: Message, open_calls: list[dict[str, Any]]) -> dict[str, 
     return {key: value for key, value in (("tool_call_id", id), ("name", name)) if value}
 
 
-async def _answer(service: Service, ask: GenerateRequest, body: _Body, shape: Shape) -> Response:
+async def _answer(service: Service, request: GenerateRequest, body: _Body, shape: Shape) -> Response:
     reply = OllamaReply(body.stream is not False, body.model or service.names[0], shape)
-    return respond(await service.answer(ask), reply)
+    return respond(await service.answer(request), reply)
 
 
 def _loaded(service: Service, body: _Body, shape: Shape) -> Response:
-    """Return the answer to a request to load the model. Raises ApiError until it is loaded."""
+    """Return the response to a request that only loads the model. Raises ApiError until it is loaded."""
     assert service.engine
     reply = OllamaReply(False, body.model or service.names[0], shape)
     return json_response({**reply.part(), "done": True, "done_reason": "load"})
 
 
 def written_time(seconds: float | None = None) -> str:
-    """A time as Ollama writes it, by default now."""
+    """Return a time in Ollama's format. seconds: since 1970; None for now."""
     at = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return at.isoformat().replace("+00:00", "Z")
 
 
-def chat_shape(text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A part of an answer of /api/chat."""
+def chat_shape(text: str, reasoning: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return part of an answer in the format of /api/chat."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
-    if thought:
-        message["thinking"] = thought
+    if reasoning:
+        message["thinking"] = reasoning
     if calls:
         message["tool_calls"] = calls
     return {"message": message}
 
 
-def generate_shape(text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A part of an answer of /api/generate."""
-    return {"response": text, "thinking": thought} if thought else {"response": text}
+def generate_shape(text: str, reasoning: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return part of an answer in the format of /api/generate."""
+    return {"response": text, "thinking": reasoning} if reasoning else {"response": text}
 
 
 class OllamaReply(Reply):
-    """An answer in Ollama's API: parts as lines of JSON, or one part.
+    """Converter of an answer to Ollama's API: JSON lines, or one object.
 
     Args:
         streamed: See `Reply`.
         model: Name of the model.
-        shape: Makes a part from text, reasoning and calls.
+        shape: Builds the fields for text, reasoning and calls.
     """
 
     media_type = "application/x-ndjson"
@@ -234,34 +235,34 @@ class OllamaReply(Reply):
         self._model, self._shape = model, shape
         self._times = AnswerTimes()
         self._reason, self._usage = "stop", Usage()
-        self._gathered: dict[str, Any] = {"text": "", "thought": "", "calls": [], "logprobs": []}
+        self._collected: dict[str, Any] = {"text": "", "reasoning": "", "calls": [], "logprobs": []}
 
     def part(
         self,
         text: str = "",
-        thought: str = "",
+        reasoning: str = "",
         calls: Sequence[dict[str, Any]] = (),
         logprobs: Sequence[dict[str, Any]] = (),
     ) -> dict[str, Any]:
-        """A part of the answer."""
+        """Return an object with part of the answer."""
         more = {"logprobs": logprobs} if logprobs else {}
         head = {"model": self._model, "created_at": written_time()}
-        return {**head, **self._shape(text, thought, calls), "done": False, **more}
+        return {**head, **self._shape(text, reasoning, calls), "done": False, **more}
 
     def feed(self, delta: Delta) -> Iterator[Event]:
-        if not (given := self._given(delta)):
+        if not (fields := self._fields(delta)):
             return
         self._times.note()
         if not self.streamed:
-            for name, value in given.items():
-                self._gathered[name] += value
-        yield self.part(**given)
+            for name, value in fields.items():
+                self._collected[name] += value
+        yield self.part(**fields)
 
     async def end(self) -> Iterable[Event]:
         return ({**self.part(), **self._end()},)
 
     def whole(self) -> dict[str, Any]:
-        return {**self.part(**self._gathered), **self._end()}
+        return {**self.part(**self._collected), **self._end()}
 
     def encode(self, event: Event) -> bytes:
         return json_line(event)
@@ -269,16 +270,16 @@ class OllamaReply(Reply):
     def keep_alive(self) -> bytes:
         return json_line(self.part())
 
-    def _given(self, delta: Delta) -> dict[str, Any]:
-        """Arguments of `part` for a delta."""
+    def _fields(self, delta: Delta) -> dict[str, Any]:
+        """Return the arguments of `part` for a delta, or {} for the end and the usage, which are recorded."""
         match delta:
             case ContentDelta() if delta.text or delta.logprobs:
                 return {"text": delta.text, "logprobs": [logprob_body(token) for token in delta.logprobs]}
             case ReasoningDelta():
-                return {"thought": delta.text}
+                return {"reasoning": delta.text}
             case ToolCallDelta():
-                made = {"name": delta.name, "arguments": msgspec.json.decode(delta.arguments)}
-                return {"calls": [{"id": delta.id, "function": {"index": delta.index, **made}}]}
+                call = {"name": delta.name, "arguments": msgspec.json.decode(delta.arguments)}
+                return {"calls": [{"id": delta.id, "function": {"index": delta.index, **call}}]}
             case ChoiceFinished():
                 self._reason = "length" if delta.reason == "length" else "stop"
             case Usage():
@@ -286,7 +287,7 @@ class OllamaReply(Reply):
         return {}
 
     def _end(self) -> dict[str, Any]:
-        """Further fields of the last object. Durations are in nanoseconds."""
+        """Return additional fields of the last object. Durations are in nanoseconds."""
         times = self._times
         return {
             "done": True,

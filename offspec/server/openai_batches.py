@@ -1,4 +1,4 @@
-"""OpenAI's Files and Batches: /v1/files and /v1/batches."""
+"""OpenAI's Files and Batch APIs: /v1/files and /v1/batches."""
 
 from typing import Annotated, Any, Literal
 
@@ -44,7 +44,7 @@ async def jobs_of(request: Request) -> BatchJobs:
 
 
 async def create_file(request: Request) -> Response:
-    """Keep a file with the lines of a batch."""
+    """Store a file with the lines of a batch."""
     jobs = await jobs_of(request)
     try:
         async with request.form(**_FORM) as form:
@@ -60,18 +60,21 @@ async def create_file(request: Request) -> Response:
 
 
 def _seconds(fields: dict[str, Any]) -> int | None:
-    """Return the lifetime of a file by the fields of its form. Raises ApiError if a field is invalid."""
+    """Return the lifetime of a file from the fields of its form, in seconds; None for the default.
+
+    Raises ApiError if a field is invalid.
+    """
     if (purpose := fields.pop("purpose", None)) != "batch":
         raise invalid("purpose", "it is missing" if purpose is None else "it must be batch")
-    given = {name: fields.pop(f"expires_after[{name}]", None) for name in ("anchor", "seconds")}
+    expires = {name: fields.pop(f"expires_after[{name}]", None) for name in ("anchor", "seconds")}
     if fields:
         raise unsupported(next(iter(fields)))
-    if given == {"anchor": None, "seconds": None}:
+    if expires == {"anchor": None, "seconds": None}:
         return None
     try:
-        return convert(given, ExpiresAfter, ignored=[], text=True).seconds
-    except ApiError as fault:
-        message = f"expires_after.{fault.message}"
+        return convert(expires, ExpiresAfter, ignored=[], text=True).seconds
+    except ApiError as error:
+        message = f"expires_after.{error.message}"
         raise ApiError("invalid_request", message, field="expires_after") from None
 
 
@@ -89,13 +92,13 @@ async def list_files(request: Request) -> Response:
 
 
 async def retrieve_file(request: Request) -> Response:
-    """Describe a file."""
+    """Return the description of a file."""
     jobs = await jobs_of(request)
     return json_response(jobs.files.records.get(request.path_params["id"]).to_openai())
 
 
 async def content(request: Request) -> Response:
-    """The file itself."""
+    """Return the content of a file."""
     jobs = await jobs_of(request)
     file = jobs.files.records.get(request.path_params["id"])
     headers = {"x-content-type-options": "nosniff"}
@@ -115,11 +118,11 @@ async def delete_file(request: Request) -> Response:
 
 
 class Body(Struct):
-    """A request for a batch."""
+    """Body of a request that creates a batch."""
 
     input_file_id: str
     endpoint: str
-    completion_window: Literal["24h"]  # without effect: a batch goes on for as long as it takes
+    completion_window: Literal["24h"]  # ignored: batches have no time limit
     metadata: Annotated[dict[_Key, _Value], Meta(max_length=16)] | None = None
     output_expires_after: ExpiresAfter | None = None
 
@@ -130,7 +133,7 @@ class _BatchesQuery(Struct):
 
 
 async def create(request: Request) -> Response:
-    """Begin a batch."""
+    """Start a batch."""
     jobs = await jobs_of(request)
     body = (await read_request(request, Body)).body
     if body.endpoint not in ENDPOINTS:
@@ -149,12 +152,12 @@ async def listing(request: Request) -> Response:
 
 
 async def retrieve(request: Request) -> Response:
-    """Describe a batch."""
+    """Return the description of a batch."""
     jobs = await jobs_of(request)
     return json_response(jobs.batches.get(request.path_params["id"]).to_openai())
 
 
 async def cancel(request: Request) -> Response:
-    """Cancel a batch. Its finished answers stay."""
+    """Cancel a batch. Its finished answers are kept."""
     jobs = await jobs_of(request)
     return json_response((await jobs.cancel(request.path_params["id"])).to_openai())

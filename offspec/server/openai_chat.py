@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions: POST /v1/chat/completions."""
+"""OpenAI's Chat Completions API: POST /v1/chat/completions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -35,13 +35,13 @@ from offspec.server.tools import NamedTool, ToolChoice, custom_input
 
 
 class OffspecOptions(Struct):
-    """Events of the engine in the chunks of a stream: its progress, and figures and tree of each pass."""
+    """Field `offspec` of a body. trees: whether a stream has engine events, with the tree of each pass."""
 
     trees: bool = False
 
 
 class Reasoning(Struct):
-    """Options of reasoning, as OpenRouter has them."""
+    """Reasoning options, in the format of OpenRouter."""
 
     effort: str | None = None
     enabled: bool | None = None
@@ -54,7 +54,7 @@ class Thinking(Struct):
 
 
 class Body(ChunkedBody, kw_only=True):
-    """A request."""
+    """Body of a request."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Limit | None = None
@@ -63,8 +63,8 @@ class Body(ChunkedBody, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
     tool_choice: str | ToolChoice | None = None
-    functions: list[Function] | None = None  # the legacy form of tools, and of their choice
-    function_call: str | NamedTool | None = None
+    functions: list[Function] | None = None  # legacy form of `tools`
+    function_call: str | NamedTool | None = None  # legacy form of `tool_choice`
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -76,7 +76,7 @@ class Body(ChunkedBody, kw_only=True):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     offspec: OffspecOptions | None = None
-    # Accepted only with a value that changes nothing.
+    # Accepted only with the value of `_HARMLESS`.
     store: bool | None = None
     modalities: list[str] | None = None
     audio: Any = None
@@ -88,7 +88,7 @@ class Body(ChunkedBody, kw_only=True):
 
     @property
     def thinking_enabled(self) -> bool | None:
-        """Whether to think, by the first field that sets it; None if none does."""
+        """Whether to enable reasoning, from the first field that sets it; None if no field does."""
         if self.enable_thinking is not None:
             return self.enable_thinking
         if self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
@@ -102,17 +102,17 @@ _NAMES = {Prefill: "prefill", PassProgress: "progress", TreeSeen: "tree", PassSt
 
 async def create(request: ApiRequest[Body]) -> Response:
     """Answer a conversation."""
-    answer = await request.service.answer(_ask(request))
-    return respond(answer, ChatReply(request.body, answer.ask))
+    answer = await request.service.answer(_generate_request(request))
+    return respond(answer, ChatReply(request.body, answer.request))
 
 
-def _ask(request: ApiRequest[Body]) -> GenerateRequest:
-    """The request of a body. Raises ApiError for what is not supported."""
+def _generate_request(request: ApiRequest[Body]) -> GenerateRequest:
+    """Convert a body to a generation request. Raises ApiError for unsupported fields."""
     body, ignore = request.body, request.ignore
     refuse(body, _HARMLESS)
     trees = body.offspec is not None and body.offspec.trees
     if trees and not body.stream:
-        raise invalid("offspec.trees", "they need stream")
+        raise invalid("offspec.trees", "requires stream to be true")
     effort = body.reasoning_effort or (body.reasoning.effort if body.reasoning else None)
     with_logprobs = body.logprobs or (body.logprobs is None and bool(body.top_logprobs))
     tools = parse_tools(body.tools or (), body.functions or (), _choice(body), ignore)
@@ -139,7 +139,7 @@ def _choice(body: Body) -> str | ToolChoice | None:
 
 
 def _continues(body: Body) -> bool:
-    """Return whether the answer continues a last message of the assistant; the default is true."""
+    """Return whether the answer continues a final message of the assistant. Default: true."""
     if body.continue_final_message is not None:
         return body.continue_final_message
     return body.add_generation_prompt is not True
@@ -147,7 +147,7 @@ def _continues(body: Body) -> bool:
 
 @dataclass(slots=True)
 class _Choice:
-    """Choice under construction."""
+    """Contents of a choice so far."""
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -157,24 +157,24 @@ class _Choice:
 
 
 class ChatReply(ChunkedReply):
-    """An answer of Chat Completions.
+    """Converter of an answer to the Chat Completions API.
 
     Args:
-        body: The request as it came.
-        ask: The request.
+        body: Body of the request.
+        request: Generation request of that body.
     """
 
     kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def __init__(self, body: Body, ask: GenerateRequest) -> None:
+    def __init__(self, body: Body, request: GenerateRequest) -> None:
         super().__init__(body)
-        self._legacy, self._custom = body.legacy, ask.tools.custom
-        self._with_logprobs = ask.params.logprobs is not None
-        self._choices = [_Choice() for _ in range(ask.choices)]
+        self._legacy, self._custom = body.legacy, request.tools.custom
+        self._with_logprobs = request.params.logprobs is not None
+        self._choices = [_Choice() for _ in range(request.choices)]
 
     def begin(self) -> Iterator[Event]:
         for choice in range(len(self._choices)):
-            yield self._more(choice, {"role": "assistant", "content": ""})
+            yield self._chunk(choice, {"role": "assistant", "content": ""})
 
     def feed(self, delta: Delta) -> Iterator[Event]:
         match delta:
@@ -182,18 +182,18 @@ class ChatReply(ChunkedReply):
                 tokens = [logprob_body(token) for token in delta.logprobs]
                 self._choices[choice].text.append(text)
                 self._choices[choice].logprobs += () if self.streamed else tokens
-                yield self._more(choice, {"content": text}, logprobs=self._logprobs(tokens))
+                yield self._chunk(choice, {"content": text}, logprobs=self._logprobs(tokens))
             case ReasoningDelta(choice=choice, text=text):
                 self._choices[choice].reasoning.append(text)
-                yield self._more(choice, {"reasoning_content": text})
+                yield self._chunk(choice, {"reasoning_content": text})
             case ToolCallDelta(choice=choice):
                 call = self._call(delta)
                 self._choices[choice].calls.append(call)
-                yield self._more(choice, self._calls([{"index": delta.index, **call}]))
+                yield self._chunk(choice, self._calls([{"index": delta.index, **call}]))
             case ChoiceFinished(choice=choice, reason=reason):
-                shown = "function_call" if self._legacy and reason == "tool_calls" else reason
-                self._choices[choice].reason = shown
-                yield self._more(choice, {}, finish_reason=shown)
+                finish = "function_call" if self._legacy and reason == "tool_calls" else reason
+                self._choices[choice].reason = finish
+                yield self._chunk(choice, {}, finish_reason=finish)
             case Usage():
                 self.usage += delta
             case Prefill() | PassProgress() | TreeSeen() | PassStats():
@@ -210,19 +210,19 @@ class ChatReply(ChunkedReply):
             logprobs = self._logprobs(choice.logprobs)
             yield {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.reason}
 
-    def _more(self, choice: int, delta: dict[str, Any], **more: Any) -> Event:
+    def _chunk(self, choice: int, delta: dict[str, Any], **more: Any) -> Event:
         return self.chunk({"index": choice, "delta": delta, "logprobs": None, "finish_reason": None, **more})
 
     def _calls(self, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        """The field of a message with its calls."""
+        """Return the field of a message that contains its calls."""
         return {"function_call": calls[0]["function"]} if self._legacy else {"tool_calls": calls}
 
     def _call(self, call: ToolCallDelta) -> dict[str, Any]:
         if call.name in self._custom:
-            made = {"name": call.name, "input": custom_input(call.arguments)}
-            return {"id": call.id, "type": "custom", "custom": made}
-        made = {"name": call.name, "arguments": call.arguments}
-        return {"id": call.id, "type": "function", "function": made}
+            custom = {"name": call.name, "input": custom_input(call.arguments)}
+            return {"id": call.id, "type": "custom", "custom": custom}
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": call.id, "type": "function", "function": function}
 
     def _logprobs(self, tokens: list[dict[str, Any]]) -> dict[str, Any] | None:
         return {"content": tokens, "refusal": None} if self._with_logprobs else None

@@ -1,4 +1,4 @@
-"""Shared by OpenAI's and other APIs: fields that choose tokens, log-probabilities, chunks."""
+"""Sampling fields, log-probabilities and chunks, shared by the APIs."""
 
 import secrets
 import time
@@ -17,28 +17,28 @@ from offspec.server.api_errors import api_error_from, openai_error
 from offspec.server.protocol import TokenChoice, Usage
 from offspec.server.reply import Event, Reply
 
-_DONE = msgspec.Raw(b"[DONE]")  # the last event of a stream
-UNLIMITED = 2**31 - 1  # tokens of an answer: limited only by the context
+_DONE = msgspec.Raw(b"[DONE]")  # last event of a stream
+UNLIMITED = 2**31 - 1  # maximum tokens of an answer that only the context limits
 Count = Annotated[int, Meta(ge=0, le=UNLIMITED)]
-Limit = Annotated[int, Meta(ge=-2, le=UNLIMITED)]  # of an answer; see `answer_limit`
-# Longer values would block other requests while they are checked.
+Limit = Annotated[int, Meta(ge=-2, le=UNLIMITED)]  # maximum tokens of an answer; see `answer_limit`
+# These lengths are limited because checking a longer value would block other requests.
 MAX_MESSAGES = 2**16
 TokenIds = Annotated[list[Count], Meta(max_length=2**18)]
 LogitBias = Annotated[dict[Annotated[str, Meta(pattern=r"^\d{1,10}$")], float], Meta(max_length=2**16)]
 Text = Annotated[str, Meta(min_length=1)]
-Texts = Annotated[list[Text], Meta(max_length=256)]  # each is looked for at every token
+Texts = Annotated[list[Text], Meta(max_length=256)]  # limited because each is searched for at every token
 
 
 class StreamOptions(msgspec.Struct):
-    """Additional contents of a stream."""
+    """Options of a stream. include_usage: whether the last chunk has token counts."""
 
     include_usage: bool = False
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """Fields of a body that choose tokens, under the names of `SamplingParams`; None: the server's default.
+    """Sampling fields of a body, named as in `SamplingParams`. None: the server's default.
 
-    OpenAI's fields, and those that vLLM and others take in addition.
+    They are OpenAI's fields and additional fields of vLLM and others.
     """
 
     temperature: float | None = None
@@ -59,17 +59,22 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     no_repeat_ngram_size: Count | None = None
 
     def sampling(self, defaults: SamplingParams, **others: Any) -> SamplingParams:
-        """Return the parameters that the fields set. others: further parameters. Raises ApiError."""
+        """Return sampling parameters from the fields. Raises ApiError if one is invalid.
+
+        Args:
+            defaults: Values of parameters that the body does not set.
+            others: Parameters that are not fields of this class.
+        """
         names = SamplingFields.__struct_fields__
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        if self.top_k == -1:  # as vLLM says "all"
-            given["top_k"] = 0
+        values = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.top_k == -1:  # vLLM's value for all tokens
+            values["top_k"] = 0
         if self.seed is not None:
-            given["seed"] = self.seed % 2**64
+            values["seed"] = self.seed % 2**64
         if self.logit_bias is not None:
-            given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
+            values["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         try:
-            return replace(defaults, **given, **others)
+            return replace(defaults, **values, **others)
         except RequestError as error:
             raise api_error_from(error) from None
 
@@ -87,27 +92,27 @@ class LlamaFields(SamplingFields, kw_only=True):
 
 
 def llama_settings(params: SamplingParams) -> dict[str, float]:
-    """Sampling values under the names that llama.cpp and Ollama have for them."""
+    """Return sampling values under the names of llama.cpp and Ollama."""
     names = {"repetition_penalty": "repeat_penalty"}
     return {names.get(name, name): value for name, value in sampling_values(params).items()}
 
 
-def answer_limit(*given: int | None) -> int:
-    """Return the maximum tokens of an answer: the first given limit. 0 and -1 mean no limit."""
-    return next((limit for limit in given if limit is not None and limit > 0), UNLIMITED)
+def answer_limit(*limits: int | None) -> int:
+    """Return the maximum tokens of an answer: the first positive limit, or `UNLIMITED`."""
+    return next((limit for limit in limits if limit is not None and limit > 0), UNLIMITED)
 
 
 def template_variables(
-    given: Mapping[str, Any] | None, effort: str | None, thinks: bool | None = None
+    kwargs: Mapping[str, Any] | None, effort: str | None, thinks: bool | None = None
 ) -> dict[str, Any]:
-    """Variables of the chat template.
+    """Return variables of the chat template.
 
     Args:
-        given: `chat_template_kwargs`, which take precedence over other fields.
-        effort: How much to reason; "none" also switches thinking off.
-        thinks: Whether to think. None: as the template has it.
+        kwargs: `chat_template_kwargs`, which take precedence over the other arguments.
+        effort: Reasoning effort; "none" also disables reasoning.
+        thinks: Whether to enable reasoning. None: the template's default.
     """
-    variables = dict(given or {})
+    variables = dict(kwargs or {})
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
     if effort == "none" or thinks is not None:
@@ -116,12 +121,12 @@ def template_variables(
 
 
 def logprob_body(token: TokenChoice) -> dict[str, Any]:
-    """A token of an answer with its log-probability, and the likeliest ones there."""
-    return {**_likely(token), "top_logprobs": [_likely(each) for each in token.top]}
+    """Return a token with its log-probability, and the most likely tokens at its position."""
+    return {**_token_body(token), "top_logprobs": [_token_body(each) for each in token.top]}
 
 
 def usage_body(usage: Usage, **input_details: int) -> dict[str, Any]:
-    """Counts of tokens, as Responses and Batches have them."""
+    """Return token counts in the format of Responses and Batches. input_details: additional details."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, **input_details},
@@ -131,12 +136,12 @@ def usage_body(usage: Usage, **input_details: int) -> dict[str, Any]:
     }
 
 
-def _likely(token: TokenChoice) -> dict[str, Any]:
+def _token_body(token: TokenChoice) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}
 
 
 class ChunkedBody(SamplingFields, kw_only=True):
-    """Fields of both APIs."""
+    """Common fields of Chat Completions and Completions."""
 
     model: str = ""
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
@@ -145,15 +150,18 @@ class ChunkedBody(SamplingFields, kw_only=True):
 
     @property
     def choices(self) -> int:
-        """Number of choices of each prompt."""
+        """Number of choices per prompt."""
         return self.n or 1
 
 
 class ChunkedReply(Reply):
-    """An answer of one of the APIs: chunks of its choices, or all choices. body: the request."""
+    """Converter of an answer to Chat Completions or Completions: chunks of its choices, or all choices.
 
-    kind: ClassVar[str]  # of the object
-    chunk_kind: ClassVar[str]  # of an object in a stream
+    body: body of the request.
+    """
+
+    kind: ClassVar[str]  # type of the whole object
+    chunk_kind: ClassVar[str]  # type of an object in a stream
     id_prefix: ClassVar[str]
     error_body = staticmethod(openai_error)
 
@@ -166,10 +174,10 @@ class ChunkedReply(Reply):
 
     @abstractmethod
     def choice_bodies(self) -> Iterable[dict[str, Any]]:
-        """Return all choices, whole."""
+        """Return all complete choices."""
 
     def chunk(self, *choices: dict[str, Any], **more: Any) -> Event:
-        """Return a chunk with parts of choices."""
+        """Return a chunk of the stream. choices: parts of choices. more: further fields."""
         usage = {"usage": None} if self._with_usage else {}
         return {**self._head, "choices": choices, **usage, **more}
 

@@ -1,4 +1,4 @@
-"""OpenAI's Completions, which continue text as it is: POST /v1/completions."""
+"""OpenAI's Completions API, which continues text without a chat template: POST /v1/completions."""
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
@@ -19,12 +19,12 @@ from offspec.server.reply import Event, respond
 from offspec.server.service import Service
 from offspec.server.structured_outputs import StructuredOutputs, format_of
 
-_LONGEST = 16  # tokens of an answer that gives no number, as OpenAI has it
+_DEFAULT_TOKENS = 16  # OpenAI's default for max_tokens
 _MOST_PROMPTS = 128
 
 
 class Body(ChunkedBody, kw_only=True):
-    """A request. prompt: a text, token ids, or a list of one of the two."""
+    """Body of a request. prompt: text, token ids, or a list of texts or of lists of token ids."""
 
     prompt: str | Annotated[list[str | Count | list[Count]], Meta(min_length=1)]
     max_tokens: Limit | None = None
@@ -32,32 +32,32 @@ class Body(ChunkedBody, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     echo: bool | None = None
     suffix: str | None = None
-    best_of: int | None = None  # accepted only with the value that changes nothing
+    best_of: int | None = None  # accepted only if it equals `n`
 
 
-async def create(request: ApiRequest[Body]) -> Response:
-    """A continuation of one or several prompts."""
-    service, body = request.service, request.body
-    asks = list(_asks(body, service))
-    if len(asks) > 1:  # errors in any prompt are reported before the first is answered
-        for ask in asks:
-            await service.encode(ask)
-    first = await service.answer(asks[0])
-    return respond(_merged(service, first, asks), CompletionReply(body, len(asks)))
+async def create(api_request: ApiRequest[Body]) -> Response:
+    """Continue one or several prompts."""
+    service, body = api_request.service, api_request.body
+    requests = list(_generate_requests(body, service))
+    if len(requests) > 1:  # errors in any prompt are reported before the first is answered
+        for request in requests:
+            await service.encode(request)
+    first = await service.answer(requests[0])
+    return respond(_merge_answers(service, first, requests), CompletionReply(body, len(requests)))
 
 
-def _asks(body: Body, service: Service) -> Iterator[GenerateRequest]:
-    """The requests of a body, one for each prompt. Raises ApiError."""
+def _generate_requests(body: Body, service: Service) -> Iterator[GenerateRequest]:
+    """Yield the generation requests of a body, one per prompt. Raises ApiError for unsupported fields."""
     refuse(body, {"best_of": body.choices})
     params = body.sampling(
         service.defaults,
-        max_tokens=_LONGEST if body.max_tokens is None else answer_limit(body.max_tokens or 1),
+        max_tokens=_DEFAULT_TOKENS if body.max_tokens is None else answer_limit(body.max_tokens or 1),
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
         format=format_of(None, body.structured_outputs),
     )
     for prompt in _prompts(body.prompt):
-        ask = GenerateRequest(
+        request = GenerateRequest(
             prompt=prompt,
             raw=True,
             echo=bool(body.echo),
@@ -65,38 +65,41 @@ def _asks(body: Body, service: Service) -> Iterator[GenerateRequest]:
             choices=body.choices,
             prompt_only=body.max_tokens == 0,
         )
-        yield ask.with_suffix(body.suffix, service.engine.model_info) if body.suffix else ask
+        yield request.with_suffix(body.suffix, service.engine.model_info) if body.suffix else request
 
 
-def _prompts(given: str | list[Any]) -> Sequence[str | list[int]]:
-    """The prompts, each a text or ids. Raises ApiError for a list of unlike things."""
-    if isinstance(given, str):
-        return [given]
-    kinds = {type(each) for each in given}
+def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:
+    """Return a list of prompts, each text or token ids. Raises ApiError if a list mixes types."""
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(each) for each in prompt}
     if kinds == {int}:
-        return [given]
-    if kinds not in ({str}, {list}) or len(given) > _MOST_PROMPTS:
-        raise invalid("prompt", f"a text, token ids, or a list of at most {_MOST_PROMPTS} of one of the two")
-    return given
+        return [prompt]
+    if kinds not in ({str}, {list}) or len(prompt) > _MOST_PROMPTS:
+        raise invalid("prompt", f"it must be text, token ids, or a list of at most {_MOST_PROMPTS} of either")
+    return prompt
 
 
 @asynccontextmanager
-async def _merged(
-    service: Service, first: DeltaStream, asks: Sequence[GenerateRequest]
+async def _merge_answers(
+    service: Service, first: DeltaStream, requests: Sequence[GenerateRequest]
 ) -> AsyncIterator[AsyncIterable[Delta]]:
-    """The deltas of all answers as they come. Choices are numbered through all prompts."""
-    found = asyncio.Queue[Delta | Exception | None](1)
+    """Merge the deltas of all answers in order of arrival. Choices are numbered across all prompts.
+
+    first: answer to the first request.
+    """
+    queue = asyncio.Queue[Delta | Exception | None](1)
     async with first:
-        reading = asyncio.create_task(_read_all(service, first, asks, found))
+        reading = asyncio.create_task(_read_all(service, first, requests, queue))
         try:
-            yield _deltas(found)
+            yield _deltas(queue)
         finally:
             reading.cancel()
             await asyncio.wait((reading,))
 
 
-async def _deltas(found: asyncio.Queue[Delta | Exception | None]) -> AsyncIterator[Delta]:
-    while (item := await found.get()) is not None:
+async def _deltas(queue: asyncio.Queue[Delta | Exception | None]) -> AsyncIterator[Delta]:
+    while (item := await queue.get()) is not None:
         if isinstance(item, Exception):
             raise item
         yield item
@@ -105,38 +108,40 @@ async def _deltas(found: asyncio.Queue[Delta | Exception | None]) -> AsyncIterat
 async def _read_all(
     service: Service,
     first: DeltaStream,
-    asks: Sequence[GenerateRequest],
-    found: asyncio.Queue[Delta | Exception | None],
+    requests: Sequence[GenerateRequest],
+    queue: asyncio.Queue[Delta | Exception | None],
 ) -> None:
-    """Put the deltas of all answers, then their end or the first fault. One prompt waits for its turn at a
-    time, so that a list of them is not before everybody else."""
+    """Put the deltas of all answers into a queue, and then None or the first error.
+
+    Only one prompt is queued at a time, so that a list of prompts does not delay all other requests.
+    """
 
     async def read(at: int, answer: DeltaStream) -> None:
         async with answer:
             async for delta in answer:
                 if isinstance(delta, ContentDelta | ChoiceFinished):
-                    delta = replace(delta, choice=at * answer.ask.choices + delta.choice)
-                await found.put(delta)
+                    delta = replace(delta, choice=at * answer.request.choices + delta.choice)
+                await queue.put(delta)
 
     answer = first
     try:
         async with asyncio.TaskGroup() as group:
-            for at, ask in enumerate(asks):
-                answer = await service.answer(ask, admitted=True) if at else first
+            for at, request in enumerate(requests):
+                answer = await service.answer(request, admitted=True) if at else first
                 group.create_task(read(at, answer))
                 await answer.started.wait()
     except ExceptionGroup as errors:
-        await found.put(errors.exceptions[0])
+        await queue.put(errors.exceptions[0])
     else:
-        await found.put(None)
+        await queue.put(None)
 
 
 class CompletionReply(ChunkedReply):
-    """An answer of Completions.
+    """Converter of an answer to the Completions API.
 
     Args:
-        body: The request.
-        prompts: Number of its prompts.
+        body: Body of the request.
+        prompts: Number of prompts in the body.
     """
 
     kind = chunk_kind = "text_completion"
@@ -153,7 +158,7 @@ class CompletionReply(ChunkedReply):
                 choice = self._choices[delta.choice]
                 logprobs = choice.logprobs(delta.logprobs) if self._with_logprobs else None
                 if not self.streamed:
-                    choice.said.append(delta)
+                    choice.parts.append(delta)
                 yield self.chunk(_body(delta.choice, delta.text, None, logprobs))
             case ChoiceFinished():
                 self._choices[delta.choice].reason = delta.reason
@@ -163,20 +168,20 @@ class CompletionReply(ChunkedReply):
 
     def choice_bodies(self) -> Iterator[dict[str, Any]]:
         for index, choice in enumerate(self._choices):
-            tokens = [token for part in choice.said for token in part.logprobs]
+            tokens = [token for part in choice.parts for token in part.logprobs]
             logprobs = _Choice().logprobs(tokens) if self._with_logprobs else None
-            yield _body(index, "".join(part.text for part in choice.said), choice.reason, logprobs)
+            yield _body(index, "".join(part.text for part in choice.parts), choice.reason, logprobs)
 
 
 class _Choice:
-    """Choice under construction."""
+    """Contents of a choice so far."""
 
     def __init__(self) -> None:
-        self.said, self.reason = list[ContentDelta](), "stop"
-        self._length = 0  # characters of the tokens so far
+        self.parts, self.reason = list[ContentDelta](), "stop"
+        self._length = 0  # number of characters of the tokens so far
 
     def logprobs(self, tokens: Sequence[TokenChoice]) -> dict[str, Any]:
-        """The next tokens with their log-probabilities, and the number of characters before each."""
+        """Return the next tokens with their log-probabilities and text offsets, in characters."""
         lengths = accumulate((len(token.text) for token in tokens), initial=self._length)
         *offsets, self._length = lengths
         return {
@@ -192,8 +197,8 @@ def _body(index: int, text: str, reason: str | None, logprobs: dict[str, Any] | 
 
 
 def _top(token: TokenChoice) -> dict[str, float | None]:
-    """The likeliest texts; of two tokens that are spelt alike, the likelier."""
-    found = dict[str, float | None]()
+    """Return log-probabilities by text; of two tokens with the same text, the more likely one counts."""
+    logprobs = dict[str, float | None]()
     for each in (*token.top, token):
-        found.setdefault(each.text, each.logprob)
-    return found
+        logprobs.setdefault(each.text, each.logprob)
+    return logprobs

@@ -1,4 +1,4 @@
-"""Items and tools of OpenAI's Responses, and the messages and functions that chat templates take for them."""
+"""Input items and tools of OpenAI's Responses API, and their conversion to chat messages and functions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ from offspec.server.tools import (
 
 
 class Part(msgspec.Struct):
-    """A part of an item's content. Parts without text, such as pictures, are refused."""
+    """Content part of an item. Parts without text, such as images, are refused."""
 
     type: str = "input_text"
     text: str | None = None
@@ -37,7 +37,7 @@ class Part(msgspec.Struct):
 
 
 class Item(msgspec.Struct):
-    """A message, a call of a tool, its result, or earlier reasoning; items of other types are left out."""
+    """Message, tool call, tool result or earlier reasoning. Items of other types are ignored."""
 
     type: str = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -52,93 +52,95 @@ class Item(msgspec.Struct):
 
 
 class Tool(msgspec.Struct):
-    """A tool, or a namespace with tools. Those that are neither functions nor custom tools are left out."""
+    """Tool, or namespace of tools. Tools that are neither functions nor custom tools are ignored."""
 
     type: str
     name: ToolName | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     format: GrammarFormat | None = None
-    tools: "list[Tool] | None" = None  # of a namespace
+    tools: "list[Tool] | None" = None  # tools in a namespace
 
 
 def parse_tools(tools: Sequence[Tool], choice: str | ToolChoice | None, ignore: Ignore) -> Tools:
-    """The tools of a body. Raises ApiError."""
-    found, custom, namespaces = list[dict[str, Any]](), set[str](), dict[str, tuple[str, str]]()
-    for where, tool, namespace in _flat(tools, "tools", None):
+    """Return the tools of a request body. Raises ApiError if a tool or the choice is invalid."""
+    functions, custom, namespaces = list[dict[str, Any]](), set[str](), dict[str, tuple[str, str]]()
+    for path, tool, namespace in _flat(tools, "tools", None):
         if tool.type not in ("function", "custom"):
             ignore(f"tools ({tool.type})")
             continue
-        name = flat_name(given := _wanted(tool.name, f"{where}.name"), namespace)
+        name = flat_name(short_name := _required(tool.name, f"{path}.name"), namespace)
         if namespace:
-            namespaces[name] = (namespace, given)
+            namespaces[name] = (namespace, short_name)
         if tool.type == "function":
-            found.append(function(name, tool.description, tool.parameters))
+            functions.append(function(name, tool.description, tool.parameters))
         else:
-            found.append(custom_function(name, tool.description, tool.format))
+            functions.append(custom_function(name, tool.description, tool.format))
             custom.add(name)
-    return replace(apply_tool_choice(found, frozenset(custom), choice), namespaces=namespaces)
+    return replace(apply_tool_choice(functions, frozenset(custom), choice), namespaces=namespaces)
 
 
-def _flat(tools: Sequence[Tool], where: str, namespace: str | None) -> Iterator[tuple[str, Tool, str | None]]:
-    """Yield the place of each tool in the body, the tool, and its namespace."""
+def _flat(tools: Sequence[Tool], path: str, namespace: str | None) -> Iterator[tuple[str, Tool, str | None]]:
+    """Yield each tool with its path in the body and its namespace."""
     for at, tool in enumerate(tools):
         if tool.type == "namespace" and namespace is None:
-            yield from _flat(tool.tools or (), f"{where}[{at}].tools", tool.name)
+            yield from _flat(tool.tools or (), f"{path}[{at}].tools", tool.name)
         else:
-            yield f"{where}[{at}]", tool, namespace
+            yield f"{path}[{at}]", tool, namespace
 
 
 def to_chat_messages(instructions: str | None, items: Sequence[Item], ignore: Ignore) -> list[dict[str, Any]]:
-    """Messages as templates take them. Raises ApiError.
+    """Convert items to messages for the chat template. Raises ApiError if an item is invalid.
 
-    Reasoning, text and calls of one turn are one message, as far as they came in that order.
+    Reasoning, text and calls of one turn are merged into one message if they arrive in that order.
     """
     messages = list[dict[str, Any]]()
-    turn: dict[str, Any] | None = None  # of the assistant, while it may go on
+    turn: dict[str, Any] | None = None  # message of the assistant that later items may extend
     if instructions:
         messages.append({"role": "system", "content": instructions})
     for at, item in enumerate(items):
-        if (given := _given(item, f"input[{at}]", ignore)) is None:
+        if (message := _to_message(item, f"input[{at}]", ignore)) is None:
             ignore(f"input ({item.type})")
             continue
         begun = turn is not None and (bool(turn["content"]) or "tool_calls" in turn)
-        if given["role"] != "assistant":
+        if message["role"] != "assistant":
             turn = None
-            messages.append(given)
-        elif turn is None or (begun and "tool_calls" not in given):
-            turn = given
+            messages.append(message)
+        elif turn is None or (begun and "tool_calls" not in message):
+            turn = message
             messages.append(turn)
         else:
-            for name in given.keys() - {"role"}:
-                turn[name] = turn[name] + given[name] if name in turn else given[name]
+            for name in message.keys() - {"role"}:
+                turn[name] = turn[name] + message[name] if name in turn else message[name]
     return messages
 
 
-def _given(item: Item, where: str, ignore: Ignore) -> dict[str, Any] | None:
-    """An item as a message of its own; None for one that says nothing to a model of text."""
+def _to_message(item: Item, path: str, ignore: Ignore) -> dict[str, Any] | None:
+    """Convert one item to a message, or return None if its type is not supported."""
     match item.type:
         case "message":
-            role = _wanted(item.role, f"{where}.role")
-            content = _wanted(item.content, f"{where}.content") if role != "assistant" else item.content or ""
-            return {"role": role, "content": _text(content, f"{where}.content")}
+            role = _required(item.role, f"{path}.role")
+            content = (
+                item.content or "" if role == "assistant" else _required(item.content, f"{path}.content")
+            )
+            return {"role": role, "content": _text(content, f"{path}.content")}
         case "reasoning":
-            text = _text(item.content or item.summary or "", f"{where}.content")
+            text = _text(item.content or item.summary or "", f"{path}.content")
             return {"role": "assistant", "content": "", "reasoning_content": text}
         case "function_call" | "custom_tool_call":
-            return _call(item, where)
+            return _call(item, path)
         case "function_call_output" | "custom_tool_call_output":
-            id = _wanted(item.call_id, f"{where}.call_id")
-            output = _text(item.output or "", f"{where}.output", ignore)
+            id = _required(item.call_id, f"{path}.call_id")
+            output = _text(item.output or "", f"{path}.output", ignore)
             return {"role": "tool", "content": output, "tool_call_id": id}
         case "item_reference":
-            raise unsupported(f"{where}.type", "items are not kept by their ids; send the item itself")
+            raise unsupported(f"{path}.type", "items are not stored by id; send the item itself")
     return None
 
 
-def _call(item: Item, where: str) -> dict[str, Any]:
-    name = flat_name(_wanted(item.name, f"{where}.name"), item.namespace)
-    id = _wanted(item.call_id, f"{where}.call_id")
+def _call(item: Item, path: str) -> dict[str, Any]:
+    name = flat_name(_required(item.name, f"{path}.name"), item.namespace)
+    id = _required(item.call_id, f"{path}.call_id")
     if item.type == "custom_tool_call":
         call = ToolCall(custom=CalledCustom(name, item.input or ""), id=id)
     else:
@@ -146,15 +148,18 @@ def _call(item: Item, where: str) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": [as_call(call)]}
 
 
-def _wanted(value: Any, field: str) -> Any:
+def _required(value: Any, field: str) -> Any:
     if value is None:
         raise missing(field)
     return value
 
 
-def _text(given: str | Sequence[Part], where: str, omit: Ignore | None = None) -> str:
-    """The text of an item. omit: parts without text are omitted instead of refused."""
-    if isinstance(given, str):
-        return given
-    texts = ((part.type, part.refusal if part.text is None else part.text) for part in given)
-    return "".join(part_text(*part, f"{where}[{at}]", omit) for at, part in enumerate(texts))
+def _text(content: str | Sequence[Part], path: str, omit: Ignore | None = None) -> str:
+    """Return the text of an item's content.
+
+    omit: callback for parts without text, which are then replaced by a note. None: such parts are refused.
+    """
+    if isinstance(content, str):
+        return content
+    texts = ((part.type, part.refusal if part.text is None else part.text) for part in content)
+    return "".join(part_text(*part, f"{path}[{at}]", omit) for at, part in enumerate(texts))

@@ -1,4 +1,4 @@
-"""Messages and tools as OpenAI's Chat Completions has them, and as chat templates take them."""
+"""Messages and tools of OpenAI's Chat Completions API, and their conversion for chat templates."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ from offspec.server.tools import (
 )
 
 ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
-Ignore = Callable[[str], None]  # takes the path of a part without effect
+Ignore = Callable[[str], None]  # called with the path of a part that has no effect
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 class ContentPart(msgspec.Struct):
-    """A part of a message's content. Parts without text, such as pictures, are refused."""
+    """Content part of a message. Parts without text, such as images, are refused."""
 
     type: str = "text"
     text: str | None = None
@@ -33,31 +33,31 @@ class ContentPart(msgspec.Struct):
 
 
 class CalledFunction(msgspec.Struct):
-    """Function of an earlier call."""
+    """Function name and arguments of an earlier call."""
 
     name: str
     arguments: str | dict[str, Any] = ""
 
 
 class CalledCustom(msgspec.Struct):
-    """Custom tool of an earlier call."""
+    """Name and input of an earlier call of a custom tool."""
 
     name: str
     input: str = ""
 
 
 class ToolCall(msgspec.Struct):
-    """An earlier call of a tool."""
+    """Earlier tool call."""
 
     function: CalledFunction | None = None
     custom: CalledCustom | None = None
     id: str = ""
-    type: Any = None  # without effect, as is the index: `function` or `custom` says it
-    index: Any = None
+    type: Any = None  # ignored: `function` or `custom` determines the type
+    index: Any = None  # ignored
 
 
 class ChatMessage(msgspec.Struct):
-    """A message of the conversation so far."""
+    """Message of the conversation so far."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -65,14 +65,14 @@ class ChatMessage(msgspec.Struct):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    reasoning: Any = None  # another name for it, if it is text
+    reasoning: Any = None  # alternative to reasoning_content, if it is a string
     refusal: str | None = None
     audio: Any = None
     function_call: CalledFunction | None = None
 
 
 class Function(msgspec.Struct):
-    """A function that may be called."""
+    """Function that the model may call."""
 
     name: ToolName
     description: str | None = None
@@ -80,7 +80,7 @@ class Function(msgspec.Struct):
 
 
 class CustomTool(msgspec.Struct):
-    """A tool whose argument is text."""
+    """Custom tool, which takes text as its argument."""
 
     name: ToolName
     description: str | None = None
@@ -88,7 +88,7 @@ class CustomTool(msgspec.Struct):
 
 
 class Tool(msgspec.Struct):
-    """A tool; those that are neither functions nor custom tools are left out."""
+    """Tool. Tools that are neither functions nor custom tools are ignored."""
 
     type: str = "function"
     function: Function | None = None
@@ -101,102 +101,119 @@ def parse_tools(
     choice: str | ToolChoice | None,
     ignore: Ignore,
 ) -> Tools:
-    """The tools of a body. functions: those of the legacy field. Raises ApiError."""
-    found, custom = list[dict[str, Any]](), set[str]()
+    """Return the tools of a request body. Raises ApiError if a tool or the choice is invalid.
+
+    Args:
+        tools: Field `tools`.
+        functions: Legacy field `functions`.
+        choice: Field `tool_choice`.
+        ignore: Called for each tool of an unsupported type.
+    """
+    converted, custom = list[dict[str, Any]](), set[str]()
     for at, tool in enumerate([*tools, *(Tool(function=legacy) for legacy in functions)]):
         if tool.function is not None:
-            given = tool.function
-            found.append(function(given.name, given.description, given.parameters))
+            definition = tool.function
+            converted.append(function(definition.name, definition.description, definition.parameters))
         elif tool.custom is not None:
-            found.append(custom_function(tool.custom.name, tool.custom.description, tool.custom.format))
+            converted.append(custom_function(tool.custom.name, tool.custom.description, tool.custom.format))
             custom.add(tool.custom.name)
         elif tool.type in ("function", "custom"):
             raise missing(f"tools[{at}].{tool.type}")
         else:
             ignore(f"tools ({tool.type})")
-    return apply_tool_choice(found, frozenset(custom), choice)
+    return apply_tool_choice(converted, frozenset(custom), choice)
 
 
 def omitted(kind: str, ignore: Ignore) -> str:
-    """The text in place of a picture or a file that a tool returned.
+    """Return the text that replaces an image or a file in a tool result.
 
-    A refusal would end the conversation: agents send all results again with each request.
+    A refusal would end the conversation, because agents repeat all tool results in each request.
     """
     ignore(f"content ({kind})")
     return f"[{kind} omitted: this model reads text only]"
 
 
-def part_text(kind: str, text: str | None, where: str, omit: Ignore | None) -> str:
-    """The text of a part of this kind. Raises ApiError if it has none, unless such parts are omitted."""
+def part_text(kind: str, text: str | None, path: str, omit: Ignore | None) -> str:
+    """Return the text of a content part.
+
+    Args:
+        kind: Type of the part.
+        text: Its text, or None.
+        path: Path of the part in the body.
+        omit: Called if the part has no text; a note then replaces it. None: such parts are refused.
+
+    Raises:
+        ApiError: The part has no text and `omit` is None.
+    """
     if text is None and omit is None:
-        raise unsupported(where, f"a part of type {kind[:40]!r} is not supported, only text")
+        raise unsupported(path, f"a part of type {kind[:40]!r} is not supported, only text")
     return omitted(kind[:40], omit) if text is None and omit is not None else text or ""
 
 
 def as_message(message: ChatMessage, at: int, ignore: Ignore) -> dict[str, Any]:
-    """A message as chat templates take it. Raises ApiError for parts that are not text."""
-    where = f"messages[{at}]"
+    """Convert a message for the chat template. Raises ApiError for parts that are not text."""
+    path = f"messages[{at}]"
     if message.role not in _ROLES:
-        raise invalid(f"{where}.role", f"it must be one of {', '.join(_ROLES)}")
+        raise invalid(f"{path}.role", f"it must be one of {', '.join(_ROLES)}")
     if message.audio is not None:
-        raise unsupported(f"{where}.audio")
+        raise unsupported(f"{path}.audio")
     role = "tool" if message.role == "function" else message.role
-    content, thought = _content(message, where, ignore if role == "tool" else None)
-    given: dict[str, Any] = {"role": role, "content": content}
+    content, reasoning = _content(message, path, ignore if role == "tool" else None)
+    converted: dict[str, Any] = {"role": role, "content": content}
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
-            given[name] = value
+            converted[name] = value
     if isinstance(message.reasoning, str):
-        thought = thought or message.reasoning
-    if thought := message.reasoning_content or thought:
-        given["reasoning_content"] = thought
+        reasoning = reasoning or message.reasoning
+    if reasoning := message.reasoning_content or reasoning:
+        converted["reasoning_content"] = reasoning
     calls = [as_call(call) for call in message.tool_calls or ()]
     if message.function_call is not None:
         calls.append(as_call(ToolCall(message.function_call)))
     if calls:
-        given["tool_calls"] = calls
+        converted["tool_calls"] = calls
     elif message.content is None and message.refusal is None and role != "assistant":
-        raise ApiError("invalid_request", f"{where}.content is missing", field=f"{where}.content")
-    return given
+        raise ApiError("invalid_request", f"{path}.content is missing", field=f"{path}.content")
+    return converted
 
 
-def _content(message: ChatMessage, where: str, omit: Ignore | None) -> tuple[str, str]:
-    """Text and reasoning of a message. omit: parts without text are omitted instead of refused."""
+def _content(message: ChatMessage, path: str, omit: Ignore | None) -> tuple[str, str]:
+    """Return the text and the reasoning of a message. omit: see `part_text`."""
     if not isinstance(message.content, list):
         return message.content or message.refusal or "", ""
-    texts, thoughts = list[str](), list[str]()
+    texts, reasoning = list[str](), list[str]()
     for at, part in enumerate(message.content):
         text = part.text if part.text is not None else part.refusal
         if text is None and part.thinking is not None:
-            thoughts.append(_thought(part.thinking))
+            reasoning.append(_reasoning_text(part.thinking))
         else:
-            texts.append(part_text(part.type, text, f"{where}.content[{at}]", omit))
-    return "".join(texts), "".join(thoughts)
+            texts.append(part_text(part.type, text, f"{path}.content[{at}]", omit))
+    return "".join(texts), "".join(reasoning)
 
 
-def _thought(given: Any) -> str:
-    """Reasoning of a content part: text, or a list of parts with text."""
-    if isinstance(given, list):
-        return "".join(str(part.get("text") or "") for part in given if isinstance(part, dict))
-    return given if isinstance(given, str) else ""
+def _reasoning_text(thinking: Any) -> str:
+    """Return the reasoning in a `thinking` part, which is a string or a list of objects with `text`."""
+    if isinstance(thinking, list):
+        return "".join(str(part.get("text") or "") for part in thinking if isinstance(part, dict))
+    return thinking if isinstance(thinking, str) else ""
 
 
 def as_call(call: ToolCall) -> dict[str, Any]:
-    """An earlier call; templates expect its arguments as an object."""
+    """Convert an earlier call for the chat template, which expects its arguments as an object."""
     if call.custom is not None:
         name, arguments = call.custom.name, custom_arguments(call.custom.input)
     else:
-        made = call.function or CalledFunction("")
-        name, arguments = made.name, _arguments(made.arguments)
+        called = call.function or CalledFunction("")
+        name, arguments = called.name, _arguments(called.arguments)
     return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _arguments(given: str | dict[str, Any]) -> Any:
-    """Arguments as an object, or as they came if they are not JSON of one."""
-    if isinstance(given, dict):
-        return given
+def _arguments(arguments: str | dict[str, Any]) -> Any:
+    """Parse arguments as a JSON object, or return them unchanged if that is not possible."""
+    if isinstance(arguments, dict):
+        return arguments
     try:
-        parsed = json.loads(given or "{}")
+        parsed = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
-        return given
-    return parsed if isinstance(parsed, dict) else given
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments

@@ -1,4 +1,4 @@
-"""OpenAI's Responses: POST /v1/responses."""
+"""OpenAI's Responses API: POST /v1/responses."""
 
 import asyncio
 import time
@@ -33,11 +33,11 @@ from offspec.server.tools import ToolChoice
 
 _LOGPROBS = "message.output_text.logprobs"
 _HARMLESS: dict[str, Any] = {"background": False, "conversation": None, "prompt": None}
-_ANSWER = 4  # an answer that may be long has at least this part of the context
+_ANSWER = 4  # truncation reserves up to 1/4 of the context for the answer
 
 
 class TextFormat(Struct):
-    """The format of the answer. name, description: accepted, without effect."""
+    """Format of the answer. name, description: ignored."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     schema: dict[str, Any] | None = None
@@ -52,13 +52,13 @@ class TextConfig(Struct):
 
 
 class Reasoning(Struct):
-    """Options of reasoning."""
+    """Reasoning options."""
 
     effort: str | None = None
 
 
 class Body(SamplingFields, kw_only=True):
-    """A request."""
+    """Body of a request."""
 
     model: str = ""
     input: str | Annotated[list[Item], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -77,80 +77,80 @@ class Body(SamplingFields, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    # Accepted only with a value that changes nothing.
+    # Accepted only with the value of `_HARMLESS`.
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
 
 
-async def create(request: ApiRequest[Body]) -> Response:
-    """Answer items, after those of the response that the request continues."""
-    service, body, given = request.service, request.body, request.given
-    store, items = service.responses, given["input"]
+async def create(api_request: ApiRequest[Body]) -> Response:
+    """Answer the items of a request, which follow those of the previous response if it names one."""
+    service, body, raw_body = api_request.service, api_request.body, api_request.raw_body
+    store, items = service.responses, raw_body["input"]
     if isinstance(body.input, str):
         items = [{"role": "user", "content": body.input}]
-    items = [*await _earlier(store, body), *items]
-    ask = _ask(request, items)
+    items = [*await _earlier_items(store, body), *items]
+    request = _generate_request(api_request, items)
     if body.truncation == "auto":
-        ask = await _truncated(service, ask)
-    kept = store if body.store is not False else None
-    reply = ResponseReply(body.stream, _response(body, given, ask), ask, items, kept)
-    return respond(await service.answer(ask), reply)
+        request = await _truncate(service, request)
+    reply_store = store if body.store is not False else None
+    reply = ResponseReply(body.stream, _response(body, raw_body, request), request, items, reply_store)
+    return respond(await service.answer(request), reply)
 
 
-async def _earlier(store: StoredResponses, body: Body) -> list[Object]:
-    """Return the items up to the end of the response that a request continues. Raises ApiError."""
+async def _earlier_items(store: StoredResponses, body: Body) -> list[Object]:
+    """Return the items up to the end of the previous response. Raises ApiError if it is not stored."""
     if (id := body.previous_response_id) is None:
         return []
-    found = await asyncio.to_thread(store.get, id)
-    with suppress(ApiError):  # it was damaged, or written by another version
-        if found is not None:
-            _items(found.items)
-            return found.items
+    stored = await asyncio.to_thread(store.get, id)
+    with suppress(ApiError):  # the file was damaged, or written by another version
+        if stored is not None:
+            _convert_items(stored.items)
+            return stored.items
     why = f"there is no stored response {id[:100]!r}; it may have expired"
     raise invalid("previous_response_id", why, "previous_response_not_found")
 
 
-def _items(given: Sequence[Object]) -> list[Item]:
-    """Items as they are kept. Raises ApiError."""
-    return convert(list(given), list[Item], ignored=[])
+def _convert_items(items: Sequence[Object]) -> list[Item]:
+    """Convert JSON objects to items. Raises ApiError if one is invalid."""
+    return convert(list(items), list[Item], ignored=[])
 
 
-def _ask(request: ApiRequest[Body], items: Sequence[Object]) -> GenerateRequest:
-    """The request of a body. Raises ApiError for what is not supported."""
-    body = request.body
+def _generate_request(api_request: ApiRequest[Body], items: Sequence[Object]) -> GenerateRequest:
+    """Convert a body to a generation request. Raises ApiError for unsupported fields."""
+    body = api_request.body
     refuse(body, _HARMLESS)
     text = body.text or TextConfig()
     effort = body.reasoning.effort if body.reasoning else None
     with_logprobs = _LOGPROBS in (body.include or ())
     return GenerateRequest(
-        prompt=to_chat_messages(body.instructions, _items(items), request.ignore),
+        prompt=to_chat_messages(body.instructions, _convert_items(items), api_request.ignore),
         params=body.sampling(
-            request.service.defaults,
+            api_request.service.defaults,
             max_tokens=answer_limit(body.max_output_tokens),
             logprobs=(body.top_logprobs or 0) if with_logprobs else None,
             format=_format(text.format or TextFormat()),
         ),
-        tools=parse_tools(body.tools or (), body.tool_choice, request.ignore),
+        tools=parse_tools(body.tools or (), body.tool_choice, api_request.ignore),
         parallel_calls=body.parallel_tool_calls is not False,
         chat_template_kwargs=template_variables(body.chat_template_kwargs, effort),
     )
 
 
-def _format(given: TextFormat) -> Constraint | None:
-    match given.type:
+def _format(format: TextFormat) -> Constraint | None:
+    match format.type:
         case "text":
             return None
         case "json_object":
             return Constraint("json_object")
     return checked_constraint(
-        "text.format.schema", "json_schema", {} if given.schema is None else given.schema
+        "text.format.schema", "json_schema", {} if format.schema is None else format.schema
     )
 
 
-def _response(body: Body, given: Object, ask: GenerateRequest) -> Object:
-    """A response before there is an answer. given: the body as it came."""
-    format = {"type": "text"} | ((given.get("text") or {}).get("format") or {})
+def _response(body: Body, raw_body: Object, request: GenerateRequest) -> Object:
+    """Return a response object without output. raw_body: JSON of the body."""
+    format = {"type": "text"} | ((raw_body.get("text") or {}).get("format") or {})
     return {
         "id": new_id(),
         "object": "response",
@@ -161,39 +161,39 @@ def _response(body: Body, given: Object, ask: GenerateRequest) -> Object:
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "metadata": given.get("metadata") or {},
+        "metadata": raw_body.get("metadata") or {},
         "model": body.model,
         "output": [],
-        "parallel_tool_calls": ask.parallel_calls,
+        "parallel_tool_calls": request.parallel_calls,
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "store": body.store is not False,
-        "temperature": ask.params.temperature,
+        "temperature": request.params.temperature,
         "text": {"format": format},
-        "tool_choice": given.get("tool_choice") or "auto",
-        "tools": given.get("tools") or [],
+        "tool_choice": raw_body.get("tool_choice") or "auto",
+        "tools": raw_body.get("tools") or [],
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": ask.params.top_p,
+        "top_p": request.params.top_p,
         "truncation": body.truncation or "disabled",
         "usage": None,
     }
 
 
-async def _truncated(service: Service, ask: GenerateRequest) -> GenerateRequest:
-    """Return the request with as many of its latest turns as leave room for the answer. Raises ApiError.
+async def _truncate(service: Service, request: GenerateRequest) -> GenerateRequest:
+    """Drop as few of the earliest turns as necessary to leave room for the answer. Raises ApiError.
 
-    A turn begins with a message of the user. Messages of the system before the first turn stay.
+    A turn begins with a message of the user. System messages before the first turn are kept.
     """
     context = service.engine.context
-    most = context - min(ask.params.max_tokens, context // _ANSWER)
-    messages: Sequence[Mapping[str, Any]] = ask.prompt  # type: ignore[assignment]
+    most = context - min(request.params.max_tokens, context // _ANSWER)
+    messages: Sequence[Mapping[str, Any]] = request.prompt  # type: ignore[assignment]
     turns = [at for at, message in enumerate(messages) if message["role"] == "user"]
     head = [message for message in messages[: turns[0] if turns else 0] if message["role"] != "assistant"]
 
     def tail(first: int) -> GenerateRequest:
-        return ask if first == 0 else replace(ask, prompt=[*head, *messages[turns[first] :]])
+        return request if first == 0 else replace(request, prompt=[*head, *messages[turns[first] :]])
 
-    low, high = 0, max(len(turns) - 1, 0)  # the number of turns to leave out: the least that is enough
+    low, high = 0, max(len(turns) - 1, 0)  # bisect the smallest sufficient number of turns to drop
     while low < high:
         middle = (low + high) // 2
         if await service.count_tokens(tail(middle)) <= most:

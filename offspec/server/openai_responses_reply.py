@@ -1,4 +1,4 @@
-"""Answers of OpenAI's Responses: items that are begun, added to and completed, one by one."""
+"""Answers of OpenAI's Responses API, as output items that are streamed one after another."""
 
 import asyncio
 import logging
@@ -33,30 +33,30 @@ Object = dict[str, Any]
 
 
 class ResponseReply(Reply):
-    """An answer of Responses: events of its items, or the response.
+    """Converter of an answer to the Responses API: events of its items, or the response.
 
     Args:
         streamed: See `Reply`.
-        response: The response without an answer.
-        ask: The request.
-        items: Items that the response answers.
-        store: Store for requests that continue the response; None if the client disabled storing.
+        response: Response object without output.
+        request: The request.
+        items: Items of the conversation before the answer.
+        store: Store for the response, so that requests can continue it. None: the client disabled storing.
     """
 
     def __init__(
         self,
         streamed: bool | None,
         response: Object,
-        ask: GenerateRequest,
+        request: GenerateRequest,
         items: Sequence[Object],
         store: StoredResponses | None,
     ) -> None:
         super().__init__(streamed)
         self._response, self._items, self._store = response, items, store
-        self._tools, self._logprobs = ask.tools, ask.params.logprobs is not None
+        self._tools, self._logprobs = request.tools, request.params.logprobs is not None
         self._count = 0  # events so far
         self._item: Object | None = None  # the open item
-        self._cut = False
+        self._truncated = False
 
     def begin(self) -> Iterator[Event]:
         yield self._event("response.created", response=dict(self._response))
@@ -65,22 +65,22 @@ class ResponseReply(Reply):
     def feed(self, delta: Delta) -> Iterator[Event]:
         match delta:
             case ContentDelta() if delta.text or (delta.logprobs and self._logprobs):
-                yield from self._said(delta)
+                yield from self._add_text(delta)
             case ReasoningDelta(text=text):
                 yield from self._open("reasoning", summary=[], content=[])
                 yield self._add("response.reasoning_text.delta", text, content_index=0)
             case ToolCallDelta():
-                yield from self._called(delta)
+                yield from self._add_call(delta)
             case ChoiceFinished():
-                self._cut = delta.reason == "length"
-                yield from self._close("incomplete" if self._cut else "completed")
+                self._truncated = delta.reason == "length"
+                yield from self._close("incomplete" if self._truncated else "completed")
             case Usage():
                 self._response["usage"] = usage_body(delta, cache_write_tokens=0)
 
     async def end(self) -> Iterable[Event]:
-        """Return the last event, once the response is stored. Events of a client that waits precede it."""
+        """Store the response and return the last event."""
         status: Object = {"completed_at": int(time.time()), "status": "completed"}
-        if self._cut:
+        if self._truncated:
             status |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         response = self._response | status
         if self._store is not None:
@@ -88,7 +88,7 @@ class ResponseReply(Reply):
                 stored = StoredResponse(response, [*self._items, *response["output"]])
                 await asyncio.to_thread(self._store.keep, stored)
             except (OSError, OffspecError) as error:
-                log.warning("a response could not be kept for previous_response_id: %s", error)
+                log.warning("cannot store a response for previous_response_id: %s", error)
                 response["store"] = False
         self._response = response
         return (self._event(f"response.{response['status']}", response=response),)
@@ -96,10 +96,9 @@ class ResponseReply(Reply):
     def whole(self) -> Object:
         return self._response
 
-    def fault(self, fault: ApiError) -> Event:
-        code = "rate_limit_exceeded" if fault.kind == "rate_limit" else "server_error"
-        error = {"code": code, "message": fault.message}
-        self._response |= {"status": "failed", "error": error}
+    def error(self, error: ApiError) -> Event:
+        code = "rate_limit_exceeded" if error.kind == "rate_limit" else "server_error"
+        self._response |= {"status": "failed", "error": {"code": code, "message": error.message}}
         failed = self._event("response.failed", response=self._response)
         return failed if self.streamed else self._response
 
@@ -107,28 +106,28 @@ class ResponseReply(Reply):
         return sse_event(event, event["type"])
 
     def keep_alive(self) -> bytes:
-        """Return an event: Codex ends a stream without events, comments aside."""
+        """Return an event instead of a comment, because Codex ends a stream that sends only comments."""
         return self.encode(self._event("response.in_progress", response=dict(self._response)))
 
-    def _said(self, item: ContentDelta) -> Iterator[Event]:
+    def _add_text(self, item: ContentDelta) -> Iterator[Event]:
         yield from self._open("message", role="assistant", content=[])
         logprobs = [logprob_body(token) for token in item.logprobs] if self._logprobs else []
         if self._logprobs:
             self._part["logprobs"] += logprobs
         yield self._add("response.output_text.delta", item.text, content_index=0, logprobs=logprobs)
 
-    def _called(self, item: ToolCallDelta) -> Iterator[Event]:
+    def _add_call(self, item: ToolCallDelta) -> Iterator[Event]:
         yield from self._close()
         custom = item.name in self._tools.custom
-        field, given = ("input", custom_input(item.arguments)) if custom else ("arguments", item.arguments)
+        field, text = ("input", custom_input(item.arguments)) if custom else ("arguments", item.arguments)
         kind = "custom_tool_call" if custom else "function_call"
         named = {"name": item.name}
         if item.name in self._tools.namespaces:
             named = dict(zip(("namespace", "name"), self._tools.namespaces[item.name], strict=True))
         yield from self._open(kind, call_id=item.id, **named, **{field: ""})
         assert self._item is not None
-        self._item[field] = given
-        yield self._placed(f"response.{_INPUTS[kind]}.delta", delta=given)
+        self._item[field] = text
+        yield self._item_event(f"response.{_INPUTS[kind]}.delta", delta=text)
 
     @property
     def _part(self) -> Object:
@@ -138,22 +137,22 @@ class ResponseReply(Reply):
 
     def _add(self, kind: str, text: str, **more: Any) -> Object:
         self._part["text"] += text
-        return self._placed(kind, delta=text, **more)
+        return self._item_event(kind, delta=text, **more)
 
     def _open(self, kind: str, **fields: Any) -> Iterator[Event]:
-        """Begin an item, unless one of its kind is under way."""
+        """Begin an item unless an item of the same type is open."""
         if self._item is not None and self._item["type"] == kind:
             return
         yield from self._close()
         id = f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"
         self._item = {"id": id, "type": kind, "status": "in_progress", **fields}
-        yield self._event("response.output_item.added", output_index=self._place, item=_copied(self._item))
+        yield self._event("response.output_item.added", output_index=self._index, item=_snapshot(self._item))
         if kind in _PARTS:
             part: Object = {"type": _PARTS[kind], "text": ""}
             if kind == "message":
                 part |= {"annotations": [], "logprobs": []}
             self._item["content"].append(part)
-            yield self._placed("response.content_part.added", content_index=0, part=_copied(part))
+            yield self._item_event("response.content_part.added", content_index=0, part=_snapshot(part))
 
     def _close(self, status: str = "completed") -> Iterator[Event]:
         """Complete the open item, if any."""
@@ -162,35 +161,37 @@ class ResponseReply(Reply):
         match item["type"]:
             case "message":
                 part = self._part
-                given = {"text": part["text"], "logprobs": part["logprobs"]}
-                yield self._placed("response.output_text.done", content_index=0, **given)
+                fields = {"text": part["text"], "logprobs": part["logprobs"]}
+                yield self._item_event("response.output_text.done", content_index=0, **fields)
             case "reasoning":
-                yield self._placed("response.reasoning_text.done", content_index=0, text=self._part["text"])
+                yield self._item_event(
+                    "response.reasoning_text.done", content_index=0, text=self._part["text"]
+                )
             case kind:
                 field = "input" if kind == "custom_tool_call" else "arguments"
-                yield self._placed(
+                yield self._item_event(
                     f"response.{_INPUTS[kind]}.done", name=item["name"], **{field: item[field]}
                 )
         if item["type"] in _PARTS:
-            yield self._placed("response.content_part.done", content_index=0, part=self._part)
+            yield self._item_event("response.content_part.done", content_index=0, part=self._part)
         item["status"] = status
-        yield self._event("response.output_item.done", output_index=self._place, item=item)
+        yield self._event("response.output_item.done", output_index=self._index, item=item)
         self._response["output"].append(item)
         self._item = None
 
     @property
-    def _place(self) -> int:
+    def _index(self) -> int:
         return len(self._response["output"])
 
-    def _placed(self, kind: str, **fields: Any) -> Object:
+    def _item_event(self, kind: str, **fields: Any) -> Object:
         assert self._item is not None
-        return self._event(kind, item_id=self._item["id"], output_index=self._place, **fields)
+        return self._event(kind, item_id=self._item["id"], output_index=self._index, **fields)
 
     def _event(self, kind: str, **fields: Any) -> Object:
         self._count += 1
         return {"type": kind, "sequence_number": self._count - 1, **fields}
 
 
-def _copied(value: Object) -> Object:
-    """Return a snapshot: lists in the object grow later."""
+def _snapshot(value: Object) -> Object:
+    """Return a copy whose lists do not change when the object's lists grow later."""
     return {name: list(item) if isinstance(item, list) else item for name, item in value.items()}

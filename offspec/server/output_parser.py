@@ -1,4 +1,4 @@
-"""Parser that splits the text of a choice into visible text, reasoning and tool calls."""
+"""Parser that splits the text of a choice into deltas of visible text, reasoning and tool calls."""
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -15,20 +15,20 @@ from offspec.server.protocol import (
     ToolCallDelta,
 )
 
-_LEAST = -9999.0  # JSON cannot represent infinity
+_LEAST = -9999.0  # log-probability of 0 in JSON, which cannot represent infinity
 
 
 class OutputParser:
-    """Parses the text of one choice.
+    """Parser of one choice.
 
-    shown: see `AnswerParser`. reasoning_tokens: tokens of the reasoning, marks included; if a pass yields
-    reasoning and text, its tokens are divided by their lengths.
+    shown: see `AnswerParser`. reasoning_tokens: number of reasoning tokens, including marks. If a pass yields
+    both reasoning and text, its tokens are divided in proportion to their characters.
 
     Args:
         choice: Number of the choice.
-        parts: Takes the text apart.
-        tokens: Describes tokens.
-        one_call: Leave out what follows the first call.
+        parts: Parser that splits the text.
+        tokens: Formatter of tokens.
+        one_call: Whether to drop everything after the first call.
     """
 
     def __init__(
@@ -40,17 +40,17 @@ class OutputParser:
 
     @property
     def _complete(self) -> bool:
-        """There was the one call, and nothing more is taken."""
+        """Whether the only allowed call has been parsed, so that the rest is dropped."""
         return self._one_call and self._called > 0
 
     def feed(self, delta: TextDelta) -> Iterator[ContentDelta | ReasoningDelta | ToolCallDelta]:
-        """The events of a piece of text, whose tokens come with the first text that is said."""
+        """Yield the deltas of a piece of text. Its tokens are attached to the first visible text."""
         parts, token_ids = self._parts.feed(delta.text), delta.token_ids
         logprobs = tuple(map(self._tokens.describe, delta.logprobs))
-        thought = sum(len(part.text) for part in parts if isinstance(part, ReasoningPart))
-        if thought:
-            every = thought + sum(len(part.text) for part in parts if isinstance(part, TextPart))
-            self.reasoning_tokens += round(len(token_ids) * thought / every)
+        reasoning = sum(len(part.text) for part in parts if isinstance(part, ReasoningPart))
+        if reasoning:
+            total = reasoning + sum(len(part.text) for part in parts if isinstance(part, TextPart))
+            self.reasoning_tokens += round(len(token_ids) * reasoning / total)
         if logprobs and not any(isinstance(part, TextPart) for part in parts):
             parts = [TextPart(""), *parts]
         for part in parts:
@@ -63,7 +63,7 @@ class OutputParser:
             yield event
 
     def finish(self, result: Result, stop: str | None) -> Iterator[Delta]:
-        """Yield the events of the remaining text, and of the end. stop: see `ChoiceFinished`."""
+        """Yield the deltas of the remaining text and the end of the choice. stop: see `ChoiceFinished`."""
         for part in self._parts.finish():
             if not self._complete:
                 yield self._event(part)
@@ -80,33 +80,33 @@ class OutputParser:
                 return ReasoningDelta(self._choice, text)
             case ToolCall():
                 self._called += 1
-                # Nine letters and digits: the templates of Mistral take no other ids.
+                # Mistral's templates accept only ids of nine letters and digits.
                 id = secrets.token_hex(5)[:9]
                 return ToolCallDelta(self._choice, self._called - 1, id, part.name, part.arguments)
 
 
 class TokenFormatter:
-    """Tokens as clients see them: text, and its bytes, which may be a part of a character.
+    """Formatter of tokens for clients, as text and as bytes, which may be part of a character.
 
-    token_bytes: what a token stands for, in UTF-8.
+    token_bytes: returns the UTF-8 bytes of a token id.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._bytes = lru_cache(maxsize=4096)(token_bytes)
 
     def describe(self, token: TokenLogprobs) -> TokenChoice:
-        """A token and the likeliest ones there."""
+        """Return a token with the most likely tokens at its position."""
         top = tuple(self._choice(*pair) for pair in token.top)
         return self._choice(token.token, token.logprob, top)
 
     def describe_prompt(
         self, ids: Sequence[int], tokens: Sequence[TokenLogprobs | None]
     ) -> tuple[TokenChoice, ...]:
-        """The tokens of a prompt, of which the first has no log-probability."""
+        """Return the tokens of a prompt. The first one has no log-probability."""
         pairs = zip(ids, tokens, strict=True)
         return tuple(self._choice(i, None) if token is None else self.describe(token) for i, token in pairs)
 
     def _choice(self, token: int, logprob: float | None, top: tuple[TokenChoice, ...] = ()) -> TokenChoice:
         utf8 = self._bytes(token)
-        known = None if logprob is None else max(logprob, _LEAST)
-        return TokenChoice(utf8.decode("utf-8", "replace"), utf8, known, top)
+        finite = None if logprob is None else max(logprob, _LEAST)
+        return TokenChoice(utf8.decode("utf-8", "replace"), utf8, finite, top)

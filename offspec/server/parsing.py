@@ -1,7 +1,7 @@
-"""Bodies of requests: from JSON to the struct of an API, which ignores fields that it does not have.
+"""Request bodies: conversion from JSON to the struct of an API. Unknown fields are ignored and reported.
 
-Each release of a client sends fields that no server knew before. A field changes an answer here only if a
-struct declares it; every other field is left out and reported. `null` and an empty list mean "not given".
+New releases of clients often send new fields. A field affects an answer only if a struct declares it; all
+other fields are dropped and reported. `null` and an empty list are the same as an omitted field.
 """
 
 import re
@@ -14,13 +14,13 @@ from msgspec import inspect
 
 from offspec.server.api_errors import ApiError, missing, unsupported
 
-# Fields without effect on an answer: accepted everywhere, and not reported.
+# Fields without effect on an answer. They are accepted everywhere and not reported.
 _HINTS = """
 user metadata client_metadata service_tier safety_identifier id status phase prompt_cache_key
 prompt_cache_retention prompt_cache_options cache_control keep_alive signature annotations citations
 encrypted_content caller strict budget_tokens
 """
-# The same, but some callers hope for an effect: refused in strict mode.
+# Fields without effect here whose senders may expect an effect. They are refused in strict mode.
 _SOFT_HINTS = """
 verbosity prediction context_management display toolset_name namespace summary reasoning_details
 generate_summary moderation inference_geo speed betas defer_loading allowed_callers input_examples
@@ -45,37 +45,36 @@ _T = TypeVar("_T")
 
 
 def parse(body: bytes) -> Any:
-    """Decode JSON. Raises ApiError."""
+    """Decode JSON. Raises ApiError if it is invalid."""
     try:
         return msgspec.json.decode(body)
-    # Malformed JSON, bytes that are not UTF-8, too many brackets.
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # malformed JSON, not UTF-8, or nested too deeply
         raise ApiError(
-            "invalid_request", f"the body is not valid JSON{_json_fault(error)}", code="invalid_json"
+            "invalid_request", f"the body is not valid JSON{_json_error(error)}", code="invalid_json"
         ) from None
 
 
-def convert(value: Any, wanted: type[_T], *, ignored: list[str] | None = None, text: bool = False) -> _T:
+def convert(value: Any, target: type[_T], *, ignored: list[str] | None = None, text: bool = False) -> _T:
     """Convert parsed JSON to a type.
 
     Args:
         value: Parsed JSON.
-        wanted: A struct, or another type that msgspec knows.
-        ignored: Takes the paths of fields that were left out, such as "messages[0].mood". None: a field that
-            no struct has is refused.
-        text: Whether numbers may come as text, as in the query of an address.
+        target: Struct, or another type that msgspec supports.
+        ignored: List that receives the paths of dropped fields, such as "messages[0].mood". None: unknown
+            fields are refused.
+        text: Whether numbers may be strings, as in the query of a URL.
 
     Raises:
-        ApiError: A field has a value of another type or is missing.
+        ApiError: A field is missing, unknown, or has a value of the wrong type.
     """
     unknown = list[str]()
     try:
-        value = _known(value, _info(cast("Hashable", wanted)), "", unknown, ignored is None)
+        value = _known(value, _info(cast("Hashable", target)), "", unknown, ignored is None)
         if ignored is None and unknown:
-            raise unsupported(unknown[0], "it is not known or not supported here; leave it out")
-        converted = msgspec.convert(value, type=wanted, strict=not text)
+            raise unsupported(unknown[0], "unknown or unsupported; omit it")
+        converted = msgspec.convert(value, type=target, strict=not text)
     except msgspec.ValidationError as error:
-        raise _of_validation(str(error)) from None
+        raise _validation_error(str(error)) from None
     except RecursionError:
         raise ApiError("invalid_request", "the body is nested too deeply", code="invalid_json") from None
     if ignored is not None:
@@ -83,33 +82,41 @@ def convert(value: Any, wanted: type[_T], *, ignored: list[str] | None = None, t
     return converted
 
 
-def _json_fault(error: Exception) -> str:
-    """Return where JSON is invalid: at a byte, or nowhere in particular."""
+def _json_error(error: Exception) -> str:
+    """Return the reason why JSON is invalid, or its position, as a suffix for a message; "" if unknown."""
     if isinstance(error, RecursionError):
         return ": it is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
         return f": it is not UTF-8 at byte {error.start}"
-    if found := re.search(r"\(byte (\d+)\)", str(error)):
-        return f" at byte {found[1]}"
+    if match := re.search(r"\(byte (\d+)\)", str(error)):
+        return f" at byte {match[1]}"
     return ": it ends too early" if "truncated" in str(error) else ""
 
 
 def field_name(path: str) -> str:
-    """The name of a field in all its places: "messages.mood" of "messages[3].mood"."""
+    """Return the path of a field without indices, such as "messages.mood" for "messages[3].mood"."""
     return _INDEX.sub("", path)
 
 
 def _known(value: Any, kind: inspect.Type, path: str, unknown: list[str], strict: bool) -> Any:
-    """A value with only those fields that its type has and that are given. unknown: takes other fields."""
+    """Return a value without unknown and empty fields.
+
+    Args:
+        value: Parsed JSON.
+        kind: Type of the value.
+        path: Path of the value in the body.
+        unknown: List that receives the paths of unknown fields.
+        strict: Whether fields of `SOFT_HINTS` count as unknown.
+    """
     if isinstance(value, dict) and (struct := _part(kind, inspect.StructType)) is not None:
         fields, kept = _fields(struct.cls), dict[str, Any]()
         for name, item in value.items():
-            where = f"{path}.{name}" if path else name
+            item_path = f"{path}.{name}" if path else name
             if name not in fields:
-                if name not in HINTS and (strict or name not in SOFT_HINTS) and _given(item):
-                    unknown.append(where)
-            elif _given(item):
-                kept[name] = _known(item, fields[name], where, unknown, strict)
+                if name not in HINTS and (strict or name not in SOFT_HINTS) and _is_set(item):
+                    unknown.append(item_path)
+            elif _is_set(item):
+                kept[name] = _known(item, fields[name], item_path, unknown, strict)
         return kept
     if isinstance(value, list) and (several := _part(kind, inspect.ListType)) is not None:
         kind = several.item_type
@@ -117,20 +124,20 @@ def _known(value: Any, kind: inspect.Type, path: str, unknown: list[str], strict
     return value
 
 
-def _given(item: Any) -> bool:
+def _is_set(item: Any) -> bool:
     return item is not None and item != []
 
 
-def _part(kind: inspect.Type, wanted: type[_T]) -> _T | None:
-    """The first alternative of a type that is of this kind."""
+def _part(kind: inspect.Type, alternative: type[_T]) -> _T | None:
+    """Return the first alternative of a type that has this class, or None."""
     kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     kinds = tuple(each.type if isinstance(each, inspect.Metadata) else each for each in kinds)
-    return next((each for each in kinds if isinstance(each, wanted)), None)
+    return next((each for each in kinds if isinstance(each, alternative)), None)
 
 
 @cache
-def _info(wanted: Hashable) -> inspect.Type:
-    return inspect.type_info(wanted)
+def _info(kind: Hashable) -> inspect.Type:
+    return inspect.type_info(kind)
 
 
 @cache
@@ -140,8 +147,8 @@ def _fields(struct: type) -> dict[str, inspect.Type]:
     return {field.encode_name: field.type for field in info.fields}
 
 
-def _of_validation(text: str) -> ApiError:
-    """Return the error for a message of msgspec, in our words: the field and what it must be."""
+def _validation_error(text: str) -> ApiError:
+    """Return the error for a message of msgspec, with the field and its requirement."""
     place = _PLACE.search(text)
     path = place["path"].removeprefix(".").replace("[...]", "") if place else ""
     reason = text[: place.start()] if place else text
@@ -151,17 +158,18 @@ def _of_validation(text: str) -> ApiError:
 
 
 def _requirement(reason: str) -> str:
-    """Return what a value must be, from the beginning of a message of msgspec."""
-    if found := re.match(r"Expected `(?P<kinds>[^`]*)`, got `(?P<given>[^`]*)`", reason):
-        kinds = [_KINDS.get(kind, kind) for kind in found["kinds"].split(" | ") if kind != "null"]
-        given = "a fraction" if found["given"] == "float" else _KINDS.get(found["given"], found["given"])
-        return f"must be {' or '.join(kinds)}, not {given}"
-    if found := re.match(
+    """Return the requirement on a value, from the beginning of a message of msgspec."""
+    if match := re.match(r"Expected `(?P<kinds>[^`]*)`, got `(?P<received>[^`]*)`", reason):
+        kinds = [_KINDS.get(kind, kind) for kind in match["kinds"].split(" | ") if kind != "null"]
+        received = match["received"]
+        received = "a fraction" if received == "float" else _KINDS.get(received, received)
+        return f"must be {' or '.join(kinds)}, not {received}"
+    if match := re.match(
         r"Expected `(?P<kind>\w+)`(?P<size> of length)? (?P<sign>[<>]=?) (?P<limit>\S+)", reason
     ):
-        limit = f"{_SIGNS[found['sign']]} {found['limit']}"
-        unit = " characters" if found["kind"] == "str" else " items"
-        return f"must have {limit}{unit}" if found["size"] else f"must be {limit}"
-    if found := re.match(r"Invalid (?:enum )?value (?P<value>.*)", reason):
-        return f"has the unknown value {found['value']}"
+        limit = f"{_SIGNS[match['sign']]} {match['limit']}"
+        unit = " characters" if match["kind"] == "str" else " items"
+        return f"must have {limit}{unit}" if match["size"] else f"must be {limit}"
+    if match := re.match(r"Invalid (?:enum )?value (?P<value>.*)", reason):
+        return f"has the unknown value {match['value']}"
     return "has an invalid value"

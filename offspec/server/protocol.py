@@ -1,4 +1,4 @@
-"""A request and the deltas of its answer, as all APIs share them."""
+"""Requests and answer deltas, independent of the API."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
@@ -13,7 +13,7 @@ from offspec.server.tools import Tools
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 EndReason = Literal["stop", "length", "tool_calls"]
-# Arguments of transformers' function, with which a client could do other things than set a variable.
+# Arguments of transformers' `apply_chat_template`, with which a client could do more than set a variable.
 _NO_VARIABLES = {
     *("chat_template", "conversation", "tools", "documents", "tokenize", "add_generation_prompt"),
     *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
@@ -28,7 +28,7 @@ class GenerateRequest:
     Args:
         prompt: Chat messages ({"role", "content", "tool_calls", "tool_call_id"}, as in chat templates), text,
             or token ids.
-        raw: Whether text is used without the chat template.
+        raw: Whether to use text without the chat template.
         suffix: Text that follows the answer, for infill. None: no infill.
         echo: Whether the answer begins with the text of the prompt, and with its log-probabilities if
             `params` request them.
@@ -37,8 +37,8 @@ class GenerateRequest:
         parallel_calls: Whether an answer may call several tools. If not, it ends with its first call.
         chat_template_kwargs: Variables of the chat template, such as enable_thinking.
         continue_final_message: Whether the answer continues a final message of the assistant.
-        one_call: Whether the answer is an object with the name and the arguments of a call.
-        prompt_only: Whether only the prompt is computed; the answer has no text then.
+        one_call: Whether the answer is a JSON object with the name and the arguments of a call.
+        prompt_only: Whether to compute only the prompt and return no text.
         choices: Number of answers, each with the next seed.
         trees: Whether to send the events of the engine and the tree of each pass (`EngineEvent`).
     """
@@ -60,23 +60,23 @@ class GenerateRequest:
     @property
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template, tools included. Raises ApiError for invalid names."""
-        if wrong := sorted(_NO_VARIABLES & self.chat_template_kwargs.keys()):
+        if invalid_names := sorted(_NO_VARIABLES & self.chat_template_kwargs.keys()):
             raise unsupported(
-                "chat_template_kwargs", f"{wrong[0]} is not a variable of a chat template; omit it"
+                "chat_template_kwargs", f"{invalid_names[0]} is not a variable of a chat template; omit it"
             )
         tools = [] if self.tools.choice == "none" else [dict(tool) for tool in self.tools.functions]
         return {**self.chat_template_kwargs, "tools": tools} if tools else dict(self.chat_template_kwargs)
 
     def with_suffix(self, suffix: str, model: ModelInfo, field: str = "suffix") -> "GenerateRequest":
-        """The request with text after the answer, and tokens that end the answer before it.
+        """Return an infill request: the answer is the text between the prompt and a suffix.
 
         Args:
-            suffix: The text.
-            model: The model that answers.
-            field: Field of the body.
+            suffix: Text that follows the answer.
+            model: Model that answers; its infill tokens end the answer.
+            field: Field of the body with the suffix, for errors.
 
         Raises:
-            ApiError: The model's tokenizer has no marks for it, or the prompt is not text.
+            ApiError: The model's tokenizer has no infill tokens, or the prompt is not text.
         """
         if (ends := model.infill_ends) is None:
             raise unsupported(field, "this model's tokenizer has no infill tokens; omit it")
@@ -88,9 +88,10 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """A token with its log-probability, in nats; None for the first token of a prompt.
+    """Token with its log-probability.
 
-    utf8: its bytes, which may be no whole character. top: the likeliest tokens there, best first.
+    utf8: bytes of the token, which may be part of a character. logprob: in nats; None for the first token of
+    a prompt. top: most likely tokens at this position, most likely first.
     """
 
     text: str
@@ -101,7 +102,7 @@ class TokenChoice:
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More visible text of a choice. logprobs: of each token, where they were asked for."""
+    """Next piece of a choice's visible text. logprobs: one per token if requested, else empty."""
 
     choice: int
     text: str
@@ -111,7 +112,7 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More reasoning of a choice."""
+    """Next piece of a choice's reasoning."""
 
     choice: int
     text: str
@@ -119,7 +120,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A whole call of a tool. index: of the call in its choice; arguments: a JSON object, as text."""
+    """Complete tool call. index: number of the call in its choice. arguments: JSON object, as text."""
 
     choice: int
     index: int
@@ -130,7 +131,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceFinished:
-    """A choice is complete. stop: the one of its stop texts that ended it."""
+    """End of a choice. stop: stop string that ended it, or None."""
 
     choice: int
     reason: EndReason
@@ -139,7 +140,7 @@ class ChoiceFinished:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of the whole answer: its last event. cached_tokens: of the prompt, read from a cache."""
+    """Token counts of the answer, sent as its last delta. cached_tokens: prompt tokens read from a cache."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -150,7 +151,6 @@ class Usage:
         return Usage(*map(add, astuple(self), astuple(other)))
 
 
-EngineEvent = (
-    Prefill | PassProgress | TreeSeen | PassStats
-)  # for display, if a `GenerateRequest` sets `trees`
+# For display, if a `GenerateRequest` sets `trees`.
+EngineEvent = Prefill | PassProgress | TreeSeen | PassStats
 Delta = ContentDelta | ReasoningDelta | ToolCallDelta | ChoiceFinished | Usage | EngineEvent

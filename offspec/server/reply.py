@@ -1,4 +1,4 @@
-"""Answers in the form of an API, as events or in one piece, and HTTP responses while the client is there."""
+"""Answers in the format of an API, streamed or whole, and the HTTP responses that send them."""
 
 import asyncio
 import logging
@@ -20,23 +20,23 @@ from offspec.server.protocol import Delta
 log = logging.getLogger("offspec.server")
 
 _KEEP_ALIVE_S = 10.0
-Answer = AbstractAsyncContextManager[AsyncIterable[Delta]]  # its deltas; abandoned after the block
+Answer = AbstractAsyncContextManager[AsyncIterable[Delta]]  # deltas; the exit abandons the answer
 _T = TypeVar("_T")
-Event = Any  # an object that is encoded as JSON
-# Many clients split a stream by Python's or JavaScript's idea of a line, which ends at these too.
+Event = Any  # object that can be encoded as JSON
+# Many clients split a stream with Python's or JavaScript's line functions, which also split at these.
 _ESCAPED = {each.encode(): f"\\u{ord(each):04x}".encode() for each in "\x85\u2028\u2029"}
 _LINE_ENDS = re.compile(b"|".join(_ESCAPED))
 
 
 class Reply(ABC):
-    """One answer in the form of an API: the events of a stream, or one value.
+    """Converter of one answer to the format of an API: the events of a stream, or one value.
 
     Args:
-        streamed: Send events as they come. Otherwise only the value that `whole` returns is sent.
+        streamed: Whether to stream events. If not, only the value that `whole` returns is sent.
     """
 
-    media_type = "text/event-stream"  # of a stream
-    error_body: Callable[[ApiError], Event]  # a fault in the shape of the API
+    media_type = "text/event-stream"  # media type of a stream
+    error_body: Callable[[ApiError], Event]  # returns the body of an error in the format of the API
 
     def __init__(self, streamed: bool | None) -> None:
         self.streamed = bool(streamed)
@@ -47,7 +47,7 @@ class Reply(ABC):
 
     @abstractmethod
     def feed(self, delta: Delta) -> Iterable[Event]:
-        """Return the events for a delta. It takes effect while they are iterated."""
+        """Yield the events for a delta. The reply changes only while they are iterated."""
 
     @abstractmethod
     async def end(self) -> Iterable[Event]:
@@ -55,18 +55,18 @@ class Reply(ABC):
 
     @abstractmethod
     def whole(self) -> Any:
-        """Return the whole answer, after its last event."""
+        """Return the whole answer. Called after its last event."""
 
-    def fault(self, fault: ApiError) -> Event:
+    def error(self, error: ApiError) -> Event:
         """Return the last event, or the value, of an answer that fails."""
-        return self.error_body(fault)
+        return self.error_body(error)
 
     def encode(self, event: Event) -> bytes:
         """Return the bytes of an event in a stream."""
         return sse_event(event)
 
     def keep_alive(self) -> bytes:
-        """Return bytes to send while there is no event."""
+        """Return bytes to send if no event arrives for a while."""
         return b": waiting\n\n"
 
     async def events(self, deltas: AsyncIterable[Delta]) -> AsyncGenerator[Event, None]:
@@ -81,71 +81,71 @@ class Reply(ABC):
 
 
 def sse_event(data: Any, name: str = "") -> bytes:
-    """Return a server-sent event with JSON in it."""
+    """Return a server-sent event with JSON data."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + json_line(data) + b"\n"
 
 
 def json_line(data: Any) -> bytes:
-    """Return a line of JSON."""
+    """Return JSON on one line, including the line end."""
     return _LINE_ENDS.sub(lambda end: _ESCAPED[end[0]], msgspec.json.encode(data)) + b"\n"
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A body of JSON."""
+    """Return a response with a JSON body."""
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
 def list_page(data: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
-    """A page of a list, in OpenAI's shape."""
+    """Return a page of a list in OpenAI's format."""
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
     return {"object": "list", "data": data, "has_more": has_more, **ends}
 
 
 async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T | None:
-    """Return the result of a coroutine; cancel it and return None if the client leaves first."""
-    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    """Return the result of a coroutine; cancel it and return None if the client disconnects first."""
+    working, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return doing.result() if doing.done() else None
+        await asyncio.wait((working, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
     finally:
-        doing.cancel()
-        leaving.cancel()
-        await asyncio.gather(doing, leaving, return_exceptions=True)
+        working.cancel()
+        disconnect.cancel()
+        await asyncio.gather(working, disconnect, return_exceptions=True)
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _kept_alive(work: Awaitable[_T], signal: Callable[[], Awaitable[None]]) -> _T:
-    """Return the result of the work; call `signal` every few seconds until then."""
-    doing = asyncio.ensure_future(work)
+async def _with_keep_alive(work: Awaitable[_T], signal: Callable[[], Awaitable[None]]) -> _T:
+    """Return the result of an awaitable; call `signal` every few seconds until then."""
+    working = asyncio.ensure_future(work)
     try:
-        while not (await asyncio.wait((doing,), timeout=_KEEP_ALIVE_S))[0]:
+        while not (await asyncio.wait((working,), timeout=_KEEP_ALIVE_S))[0]:
             await signal()
-        return doing.result()
+        return working.result()
     finally:
-        doing.cancel()
+        working.cancel()
         with suppress(BaseException):
-            await doing
+            await working
 
 
 def respond(answer: Answer, reply: Reply) -> Response:
-    """Return the response with an answer in the form of an API, streamed or in one piece."""
+    """Return the HTTP response for an answer, streamed or whole."""
     return EventStream(answer, reply) if reply.streamed else WholeAnswer(answer, reply)
 
 
 class WholeAnswer(Response):
-    """An answer in one piece of JSON, which is abandoned if the client leaves.
+    """Response with the whole answer as JSON. The answer is abandoned if the client disconnects.
 
-    A slow answer has status 200 and spaces before its JSON, so that no client or proxy closes the connection
-    for want of data. A fault then has this status too; before the first space it has its own.
+    A slow answer has status 200 and spaces before its JSON, so that no client or proxy closes an idle
+    connection. An error after the first space also has status 200; an earlier error has its own status.
 
     Args:
-        answer: The deltas of the answer.
-        reply: Its form.
+        answer: Deltas of the answer.
+        reply: Converter to the format of the API.
     """
 
     media_type = "application/json"
@@ -158,7 +158,7 @@ class WholeAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._answer as deltas:
-            work = _kept_alive(self._whole(deltas), partial(self._send_space, send))
+            work = _with_keep_alive(self._whole(deltas), partial(self._send_space, send))
             response = await run_until_disconnect(receive, self._response(work))
         if not self._begun:
             await (response or Response(status_code=CLIENT_GONE))(scope, receive, send)
@@ -166,7 +166,7 @@ class WholeAnswer(Response):
             await send({"type": "http.response.body", "body": response.body, "more_body": False})
 
     async def value(self) -> Any:
-        """Return the answer without HTTP. Raises ApiError."""
+        """Return the body of the answer, without HTTP. Raises ApiError if the answer fails."""
         async with self._answer as deltas:
             return await self._whole(deltas)
 
@@ -187,15 +187,15 @@ class WholeAnswer(Response):
         except Exception as error:
             if not self._begun:
                 raise
-            return json_response(self._reply.fault(_fault(error)))
+            return json_response(self._reply.error(_as_api_error(error)))
 
 
 class EventStream(Response):
-    """The events of an answer as they come, which is abandoned if the client leaves.
+    """Response that streams the events of an answer. The answer is abandoned if the client disconnects.
 
     Args:
-        answer: The deltas of the answer.
-        reply: Its form.
+        answer: Deltas of the answer.
+        reply: Converter to the format of the API.
     """
 
     def __init__(self, answer: Answer, reply: Reply) -> None:
@@ -213,22 +213,22 @@ class EventStream(Response):
             try:
                 await self._send_all(events, send)
             except Exception as error:
-                await _send(send, self._reply.encode(self._reply.fault(_fault(error))))
+                await _send(send, self._reply.encode(self._reply.error(_as_api_error(error))))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_all(self, events: AsyncGenerator[Event, None], send: Send) -> None:
         async def signal() -> None:
             await _send(send, self._reply.keep_alive())
 
-        while (event := await _kept_alive(anext(events, None), signal)) is not None:
+        while (event := await _with_keep_alive(anext(events, None), signal)) is not None:
             await _send(send, self._reply.encode(event))
 
 
-def _fault(error: Exception) -> ApiError:
-    """Return the fault that ends an answer. A bug is logged."""
+def _as_api_error(error: Exception) -> ApiError:
+    """Return the API error for an exception. An unexpected exception is logged as an internal error."""
     if isinstance(error, ApiError):
         return error
-    log.error("an answer could not be written", exc_info=error)
+    log.error("cannot write an answer", exc_info=error)
     return internal()
 
 
@@ -237,20 +237,21 @@ async def _send(send: Send, data: bytes) -> None:
 
 
 class AnswerTimes:
-    """Nanoseconds that an answer takes.
+    """Timing of an answer, in nanoseconds.
 
-    prompt: from the request to the first token, its time in the queue included. answer: from the first token
-    to the last; if all came at once, from the request. total: from the request to the last token.
+    prompt: from the request to the first token, including the time in the queue. answer: from the first token
+    to the last, or from the request if all tokens arrived together. total: from the request to the last
+    token.
     """
 
     def __init__(self) -> None:
-        self._asked, self._first = time.perf_counter_ns(), 0
+        self._start, self._first = time.perf_counter_ns(), 0
         self.prompt = self.answer = self.total = 1
 
     def note(self) -> None:
-        """Note that something of the answer has come."""
+        """Record that a part of the answer has arrived."""
         now = time.perf_counter_ns()
-        self.total = max(now - self._asked, 1)
+        self.total = max(now - self._start, 1)
         if self._first:
             self.answer = max(now - self._first, 1)
         else:

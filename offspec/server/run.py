@@ -1,4 +1,4 @@
-"""Runs the server: a socket, uvicorn around the application, signals."""
+"""Server process: listening socket, uvicorn and signal handling."""
 
 import asyncio
 import ipaddress
@@ -22,19 +22,19 @@ from offspec.server.settings import Settings
 
 log = logging.getLogger("offspec.server")
 
-_CLOSING_S = 60.0  # that the engine may take to close, writing the latest conversation to disk
-_LOADING_S = 0.5  # that loading may take to fail, or to be done
+_CLOSING_S = 60.0  # time limit for closing the engine, which writes the latest conversation to disk
+_LOADING_S = 0.5  # time limit for a load in progress to finish or fail after a stop signal
 _HEADER_BYTES = 64 * 2**10
-_KEEP_ALIVE_S = 30  # that a connection may wait for its next request
+_KEEP_ALIVE_S = 30  # maximum idle time of a connection between requests
 
 
 def serve(load: Loader, settings: Settings) -> None:
-    """Serve until a signal says to stop.
+    """Serve until a stop signal arrives.
 
     Raises:
-        RequestError: There is no listening at that address.
-        KeyboardInterrupt: It was stopped by Ctrl-C.
-        SystemExit: It was stopped by SIGTERM.
+        RequestError: The server cannot listen on the address.
+        KeyboardInterrupt: Ctrl-C stopped the server.
+        SystemExit: SIGTERM stopped the server.
         OffspecError: The model cannot be loaded.
     """
     with _listen(settings.host, settings.port) as listener:
@@ -42,19 +42,19 @@ def serve(load: Loader, settings: Settings) -> None:
         shown = f"[{host}]" if ":" in host else host
         if settings.api_key is None and not _is_loopback(host):
             log.warning(
-                "warning: there is no API key, so everybody who can reach this machine can use the model; "
-                "set OFFSPEC_API_KEY, or leave out `host`"
+                "warning: without an API key, anyone who can reach this machine can use the model; "
+                "set OFFSPEC_API_KEY, or omit `host`"
             )
         if settings.api_key is None and ANY in settings.origins:
             log.warning(
-                "warning: there is no API key, so any web page that a browser on this machine opens can use "
-                "the model; set OFFSPEC_API_KEY, or name the pages with `cors_origin`"
+                "warning: without an API key, any web page in a browser on this machine can use the model; "
+                "set OFFSPEC_API_KEY, or list allowed pages with `cors_origin`"
             )
         log.info("listening on http://%s:%d, and loading %s", shown, port, settings.served_model_names[0])
         server = Server(load, settings, listener)
         server.run()
     if not server.service.join(_CLOSING_S if server.service.loaded else _LOADING_S):
-        # It cannot be cancelled, and the interpreter might crash if it exits meanwhile.
+        # The thread cannot be cancelled, and the interpreter might crash if it exits while the thread runs.
         logging.shutdown()
         _end_now(server.signal or 0)
     if server.service.error is not None:
@@ -78,7 +78,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _end_now(signum: int) -> NoReturn:
-    """End the process as by that signal, without unfinished files."""
+    """Remove unfinished files and end the process with the signal's exit status."""
     remove_partial_files()
     os._exit(128 + signum)
 
@@ -88,9 +88,15 @@ def _is_loopback(host: str) -> bool:
 
 
 class Server(uvicorn.Server):
-    """uvicorn on one socket, which starts and stops the service with itself.
+    """uvicorn server on one socket, which also starts and stops the service and its batches.
 
-    load: loads the engine. signal: the received stop signal, or None. batches: of clients.
+    signal: received stop signal, or None. service: service that answers requests. batches: files and batches
+    of clients.
+
+    Args:
+        load: Loads the engine.
+        settings: Settings of the server.
+        listener: Listening socket.
     """
 
     def __init__(self, load: Loader, settings: Settings, listener: socket.socket) -> None:
@@ -120,7 +126,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until a signal or `should_exit` says to stop."""
+        """Serve until a stop signal arrives or `should_exit` is set."""
         super().run([*(sockets or ()), self._listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -135,7 +141,7 @@ class Server(uvicorn.Server):
         await self.batches.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.signal is not None:  # a second one: at once
+        if self.signal is not None:  # a second signal stops at once
             _end_now(sig)
         self.signal, self.should_exit = sig, True
         log.info(

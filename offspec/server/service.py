@@ -1,7 +1,7 @@
-"""The engine that all APIs share: its state, its queue, and answers on their way to clients.
+"""Service that shares one engine among all APIs: its state, its queue, and running answers.
 
-A thread loads the engine, and closes it in the end. Requests get its sequences first come first served;
-choices of one request are computed side by side where sequences are free.
+A thread loads the engine and closes it at the end. Requests get the engine's sequences in order of arrival.
+Choices of one request run concurrently if several sequences are free.
 """
 
 import asyncio
@@ -34,22 +34,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("offspec.server")
 
-Loader = Callable[[Callable[[Event], None]], "Engine"]  # takes a listener: progress, notices, passes
+Loader = Callable[[Callable[[Event], None]], "Engine"]  # takes a listener for progress, notices and passes
 State = Literal["loading", "ready", "failed", "stopping"]
 _T = TypeVar("_T")
-_NOTICES = 100  # that are kept, at most
-_FINISH_S = 60.0  # for a prompt to be computed after the last client has left, which may ask again
+_NOTICES = 100  # maximum number of stored notices
+_FINISH_S = 60.0  # time in which an abandoned prompt is still computed, because its client may retry
 
 
 class Service:
-    """Loads an engine in a thread of its own and answers requests with it.
+    """Engine in its own thread, with the queue of requests that it answers.
 
-    responses, ignored_names: those of all requests. error: why loading failed.
+    responses: stored responses of the Responses API. ignored_names: names of ignored fields that were already
+    logged. error: reason why loading failed.
 
     Args:
-        load: Loads the engine, which is closed in the end.
-        settings: Of the server.
-        on_failure: Called from the thread where loading failed.
+        load: Loads the engine, which the service closes at the end.
+        settings: Settings of the server.
+        on_failure: Called in the engine's thread if loading fails.
     """
 
     def __init__(
@@ -58,29 +59,29 @@ class Service:
         self.settings, self.names = settings, settings.served_model_names
         self.metrics = Metrics()
         self.responses = StoredResponses(cache_root() / RESPONSES)
-        self.ignored_names = set[str]()  # parts of requests without effect that the log names already
+        self.ignored_names = set[str]()
         self.created = int(time.time())
         self.state: State = "loading"
         self.progress = LoadProgress("starting", 0, 0, "steps")
-        self.notices = deque[Notice](maxlen=_NOTICES)  # the latest, for whoever takes them
+        self.notices = deque[Notice](maxlen=_NOTICES)  # the latest notices
         self.error: BaseException | None = None
         self._load, self._on_failure = load, on_failure
         self._engine: Engine | None = None
-        self._slots: asyncio.Semaphore | None = None  # sequences of the engine that are free
-        self._tasks = dict[DeltaStream, asyncio.Task[None]]()  # of answers that are computed or wait
+        self._slots: asyncio.Semaphore | None = None  # free sequences of the engine
+        self._tasks = dict[DeltaStream, asyncio.Task[None]]()  # tasks of running and queued answers
         self._stopped = threading.Event()
         self.metrics.watch_queue(lambda: self.queue_length)
-        self._leaves = 0  # so far, of clients, with their answers or without
+        self._disconnects = 0  # number of clients that have read their answer or disconnected
         self._encoder = ThreadPoolExecutor(1, "offspec encode")
         self._thread = threading.Thread(target=self._work, name="offspec engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to load."""
+        """Start loading the engine."""
         self._thread.start()
 
     @property
     def _waiting(self) -> list[DeltaStream]:
-        """Answers that wait for a sequence and are wanted."""
+        """Queued answers that were not halted."""
         return [each for each in list(self._tasks) if not each.started.is_set() and not each.halt.is_set()]
 
     @property
@@ -94,17 +95,17 @@ class Service:
 
     @property
     def loaded(self) -> bool:
-        """Whether the engine was loaded."""
+        """Whether the engine has been loaded."""
         return self._engine is not None
 
     @property
     def in_flight(self) -> int:
-        """Requests that are being answered or wait."""
+        """Number of running and queued requests."""
         return len(self._waiting) + len(self._running)
 
     @property
     def engine(self) -> "Engine":
-        """The engine. Raises ApiError while there is none."""
+        """The engine. Raises ApiError while it is loading, and when the server is stopping."""
         if self.state == "loading":
             raise ApiError("unavailable", f"the model is loading: {self.progress.stage}", retry_after=5)
         if self._engine is None or self.state != "ready":
@@ -113,17 +114,17 @@ class Service:
 
     @property
     def context(self) -> int | None:
-        """Tokens that a prompt and its answer may have together; None while there is no engine."""
+        """Maximum tokens of a prompt and its answer together; None until the engine is loaded."""
         return None if self._engine is None else self._engine.context
 
     @property
     def defaults(self) -> SamplingParams:
-        """Parameters of requests that set none. Raises ApiError while there is no engine."""
+        """Default sampling parameters of requests. Raises ApiError while the engine is loading."""
         return self.settings.sampling.apply_to(self.engine.sampling_defaults)
 
     @property
     def sampling_summary(self) -> str:
-        """The sampling defaults and their source, for a log, once the model is loaded."""
+        """Log line with the sampling defaults and their source. Available once the model is loaded."""
         assert self._engine is not None
         summary = self.settings.sampling.summary(self._engine.sampling_defaults, "`greedy` for temperature 0")
         return f"sampling defaults: {summary}"
@@ -140,68 +141,72 @@ class Service:
             )
         return name or self.names[0]
 
-    async def encode(self, ask: GenerateRequest) -> list[int]:
-        """The token ids of a prompt. Raises ApiError, also for parameters that the engine cannot follow."""
-        return await self._encode(partial(_ids, self.engine, ask))
+    async def encode(self, request: GenerateRequest) -> list[int]:
+        """Return the token ids of a prompt. Raises ApiError for an invalid prompt or invalid parameters."""
+        return await self._encode(partial(_ids, self.engine, request))
 
-    async def count_tokens(self, ask: GenerateRequest) -> int:
-        """Tokens of a prompt, of any length. Raises ApiError."""
-        given: Any = {"raw": ask.raw, "chat_template_kwargs": ask.variables}
-        return await self._encode(partial(self.engine.count_tokens, ask.prompt, **given))
+    async def count_tokens(self, request: GenerateRequest) -> int:
+        """Return the number of tokens of a prompt, which may exceed the context. Raises ApiError."""
+        options: Any = {"raw": request.raw, "chat_template_kwargs": request.variables}
+        return await self._encode(partial(self.engine.count_tokens, request.prompt, **options))
 
     async def tokenize(self, text: str, special: bool) -> list[int]:
-        """Token ids of a text of any length. Raises ApiError."""
+        """Return the token ids of a text, which may exceed the context. Raises ApiError.
+
+        special: whether to add special tokens, such as the beginning-of-text token.
+        """
         return await self._encode(partial(self.engine.tokenize, text, special))
 
     async def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included. Raises ApiError."""
+        """Return the text of token ids, including special tokens. Raises ApiError for unknown ids."""
         engine, known = self.engine, range(self.engine.model_info.vocabulary)
         if not all(token in known for token in ids):
             raise invalid("tokens", f"ids must be from 0 to {known[-1]}")
         return await self._encode(partial(engine.decode_with_special, ids))
 
     async def _encode(self, work: Callable[[], _T]) -> _T:
-        """Run work of the tokenizer, which takes a tenth of a second and more for a long prompt."""
+        """Run tokenizer work in a thread, because a long prompt takes a tenth of a second or more."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
         except OffspecError as error:
-            fault = api_error_from(error)
-            if fault.code == "context_length_exceeded":  # coding agents show a message of their own instead
-                log.info("refused: %s", fault.message)
-            raise fault from error
+            api_error = api_error_from(error)
+            if api_error.code == "context_length_exceeded":  # coding agents do not show this message
+                log.info("refused: %s", api_error.message)
+            raise api_error from error
 
-    async def answer(self, ask: GenerateRequest, *, admitted: bool = False) -> DeltaStream:
-        """An answer, which waits for its turn if there are others. Raises ApiError where there will be none.
+    async def answer(self, request: GenerateRequest, *, admitted: bool = False) -> DeltaStream:
+        """Queue a request and return its answer. Raises ApiError if the request is invalid or refused.
 
-        admitted: a part of a request that waited already, which may wait however many others do.
+        admitted: whether this is part of a request that was already admitted, so the queue limit does not
+        apply.
         """
         if not admitted:
-            self._check_room()
-        answer = await self._encode(partial(self._prepared, self.engine, ask))
-        engine = self.engine  # unless the server stops meanwhile
+            self._check_queue()
+        answer = await self._encode(partial(self._prepare, self.engine, request))
+        engine = self.engine  # raises if the server has stopped meanwhile
         if not admitted:
-            self._check_room()
+            self._check_queue()
         self._slots = self._slots or asyncio.Semaphore(engine.sequences)
         task = self._tasks[answer] = asyncio.create_task(answer.run(self._slots))
         task.add_done_callback(lambda task: self._tasks.pop(answer))
         self._halt_abandoned()
         return answer
 
-    def _prepared(self, engine: "Engine", ask: GenerateRequest) -> DeltaStream:
-        """The answer to a request, with a seed and a format. Raises ApiError, OffspecError."""
-        ids = _ids(engine, ask)
-        seed = secrets.randbits(63) if ask.params.seed is None else ask.params.seed
-        ask = replace(ask, params=replace(ask.params, seed=seed))
-        ask = with_format(ask, ids, engine, self.settings)
-        return DeltaStream(ask, ids, engine, self.metrics, self._on_disconnect)
+    def _prepare(self, engine: "Engine", request: GenerateRequest) -> DeltaStream:
+        """Return the answer to a request after setting its seed and format. Raises ApiError, OffspecError."""
+        ids = _ids(engine, request)
+        seed = secrets.randbits(63) if request.params.seed is None else request.params.seed
+        request = replace(request, params=replace(request.params, seed=seed))
+        request = with_format(request, ids, engine, self.settings)
+        return DeltaStream(request, ids, engine, self.metrics, self._on_disconnect)
 
-    def _check_room(self) -> None:
-        """Raises ApiError where no more requests may wait, or none are taken."""
+    def _check_queue(self) -> None:
+        """Raise ApiError if the queue is full."""
         waiting = self.queue_length
         if waiting >= self.settings.max_queue and self._wanted:
             raise ApiError(
                 "rate_limit",
-                f"{waiting} requests wait already, and no more may: try again later",
+                f"the queue is full, with {waiting} requests: try again later",
                 code="queue_full",
                 retry_after=10,
             )
@@ -212,44 +217,48 @@ class Service:
 
     @property
     def _abandoned(self) -> list[DeltaStream]:
-        """Answers whose clients have left while the prompt is computed."""
+        """Answers whose clients have disconnected while the prompt is being computed."""
         return [each for each in self._running if each.abandoned and not each.halt.is_set()]
 
     def _on_disconnect(self, answer: DeltaStream) -> None:
-        """End an answer whose client has left, unless its prompt can be kept for the next request."""
+        """Halt the answer of a disconnected client, unless its prompt is still being computed."""
         if not answer.started.is_set() or answer.prompt_computed or self.state != "ready":
             answer.halt.set()
         self._halt_abandoned()
-        self._leaves += 1
+        self._disconnects += 1
         if self._abandoned:
-            asyncio.get_running_loop().call_later(_FINISH_S, self._halt_abandoned_if_idle, self._leaves)
+            asyncio.get_running_loop().call_later(_FINISH_S, self._halt_abandoned_if_idle, self._disconnects)
 
     def _halt_abandoned(self) -> None:
-        """End abandoned answers, unless all other requests begin with at least half of their prompt."""
+        """Halt each abandoned answer, unless all other requests share at least half of its prompt."""
         wanted = self._wanted
         for answer in self._abandoned:
             start = answer.ids[: len(answer.ids) // 2]
             if any(other.ids[: len(start)] != start for other in wanted):
                 answer.halt.set()
 
-    def _halt_abandoned_if_idle(self, leaves: int) -> None:
-        """End abandoned answers, unless a client waits for them, or one has left since (`leaves`)."""
-        if not self._wanted and leaves == self._leaves:
+    def _halt_abandoned_if_idle(self, disconnects: int) -> None:
+        """Halt abandoned answers if no client is waiting.
+
+        disconnects: value of the counter when this call was scheduled. If another client has disconnected
+        since then, a later call halts the answers instead.
+        """
+        if not self._wanted and disconnects == self._disconnects:
             for answer in self._abandoned:
                 answer.halt.set()
 
     async def stop(self, patience: float) -> None:
-        """Take no more requests, let the one under way go on for some seconds, and break off what is left.
+        """Refuse new and queued requests, and abort running answers that do not finish in time.
 
-        The engine's thread then closes it and ends.
+        The engine's thread then closes the engine and ends. patience: seconds for running answers to finish.
         """
         self.state = "stopping" if self.state != "failed" else "failed"
         for answer in [*self._waiting, *self._abandoned]:
-            answer.abort(_broken_off())
+            answer.abort(_stopping_error())
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=patience)
         for answer, task in self._tasks.items():
-            answer.abort(_broken_off())
+            answer.abort(_stopping_error())
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._stopped.set()
@@ -263,7 +272,7 @@ class Service:
     def _work(self) -> None:
         try:
             engine = self._load(self._on_load_event)
-        except BaseException as error:  # it is for whoever started the server to say
+        except BaseException as error:  # reported by the code that started the service
             self.error, self.state = error, "failed"
             self._on_failure()
             return
@@ -279,7 +288,7 @@ class Service:
             engine.close()
 
     def _on_load_event(self, event: Event) -> None:
-        """Progress of the load, from the engine's thread."""
+        """Record a loading event. Called in the engine's thread."""
         match event:
             case LoadProgress():
                 self.progress = event
@@ -288,15 +297,15 @@ class Service:
                 self.notices.append(event)
 
 
-def _ids(engine: "Engine", ask: GenerateRequest) -> list[int]:
-    """The prompt of a request. Raises ApiError, OffspecError."""
-    variables = ask.variables
-    engine.check(ask.params)
-    if ask.suffix is not None:
-        assert isinstance(ask.prompt, str)
-        return engine.encode_infill(ask.prompt, ask.suffix)
-    return engine.encode(ask.prompt, ask.raw, variables, ask.continue_final_message)
+def _ids(engine: "Engine", request: GenerateRequest) -> list[int]:
+    """Return the token ids of a request's prompt. Raises ApiError, OffspecError."""
+    variables = request.variables
+    engine.check(request.params)
+    if request.suffix is not None:
+        assert isinstance(request.prompt, str)
+        return engine.encode_infill(request.prompt, request.suffix)
+    return engine.encode(request.prompt, request.raw, variables, request.continue_final_message)
 
 
-def _broken_off() -> ApiError:
+def _stopping_error() -> ApiError:
     return ApiError("unavailable", "the answer was aborted: the server is stopping", retry_after=5)

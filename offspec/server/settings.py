@@ -12,13 +12,13 @@ class Settings:
     Args:
         host: Address or name to listen on.
         port: Port to listen on; 0 for a free one.
-        served_model_names: Names of the model in requests; the first is listed.
+        served_model_names: Names of the model that requests may use, the default first.
         api_key: Key that clients must send as a bearer token or as x-api-key. None: no key is required.
         sampling: Default sampling parameters of requests, overriding the model's.
-        max_queue: Largest number of waiting requests.
+        max_queue: Maximum number of queued requests.
         shutdown_timeout: Seconds that running answers may take after a stop signal.
-        tool_grammar: Whether tool calls follow a grammar, from their opening mark on.
-        open_schemas: Whether objects of a schema may have properties that it does not name.
+        tool_grammar: Whether a grammar constrains tool calls after their opening mark.
+        open_schemas: Whether objects may have properties that their schema does not list.
         strict: Whether requests with unknown fields or fields without effect are refused.
         origins: Origins of web pages that may use the server, in addition to its own; "*" for all.
         body_bytes: Largest body of a request, in bytes.

@@ -1,4 +1,4 @@
-"""Responses of the Responses API that are kept for a while: on disk, and at /v1/responses/{id}."""
+"""Stored responses of the Responses API: files on disk, and the endpoints /v1/responses/{id}."""
 
 import asyncio
 import math
@@ -23,9 +23,9 @@ from offspec.server.reply import json_response, list_page
 
 _ID = re.compile(r"resp_[0-9a-f]{32}")
 _PRIVATE = 0o600
-_RESCAN_S = 600.0  # after which files of other servers are counted again
+_RESCAN_S = 600.0  # interval after which files of other servers are counted again
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
-_INCLUDE = ("include", "include[]")  # without effect: asks for fields that items here do not have
+_INCLUDE = ("include", "include[]")  # ignored: requests fields that these items do not have
 
 
 def new_id() -> str:
@@ -41,30 +41,30 @@ class _File(NamedTuple):
 
 
 class StoredResponse(msgspec.Struct):
-    """A response as the client got it, and all items up to its end: those of earlier ones, input, output."""
+    """Response object, and all items up to its end: earlier responses, input and output."""
 
     response: dict[str, Any]
     items: list[dict[str, Any]]
 
 
 class StoredResponses:
-    """Responses on disk, one file each. Methods may be called from any thread.
+    """Store of responses, with one file each. Methods may be called from any thread.
 
     Args:
-        folder: Folder of the files; created with the first response, unreadable for other users.
-        seconds: Time for which a response is kept.
-        most_bytes: Limit for all files together; the oldest are removed first.
+        folder: Folder of the files, created with the first response and readable only by this user.
+        seconds: Lifetime of a response, in seconds.
+        most_bytes: Maximum total size of all files; the oldest are removed first.
     """
 
     def __init__(self, folder: Path, *, seconds: float = 7 * 86400, most_bytes: int = 2**28) -> None:
         self._folder, self._seconds, self._most = folder, seconds, most_bytes
         self._lock = threading.Lock()
         self._files = dict[Path, _File]()  # the oldest first
-        self._bytes = 0  # of all of them
+        self._bytes = 0  # total size
         self._scanned = -math.inf
 
     def keep(self, stored: StoredResponse) -> None:
-        """Write a response, and remove those that are too old or too many. Raises OSError, OffspecError."""
+        """Write a response and remove expired and excess ones. Raises OSError, OffspecError."""
         data = msgspec.json.encode(stored)
         path = self._folder / f"{stored.response['id']}.json"
         with self._lock:
@@ -77,7 +77,7 @@ class StoredResponses:
                 self._add(path, _File(time.time(), len(data)))
 
     def get(self, id: str) -> StoredResponse | None:
-        """A response that is still kept."""
+        """Return a response, or None if it is not stored or has expired."""
         path = self._path(id)
         try:
             if path is None or self._is_old(path.stat().st_mtime):
@@ -87,12 +87,12 @@ class StoredResponses:
             return None
 
     def remove(self, id: str) -> bool:
-        """Remove a response. Return whether it was kept until now."""
-        found = self.get(id) is not None
+        """Remove a response. Return whether it was stored."""
+        existed = self.get(id) is not None
         if path := self._path(id):
             with self._lock:
                 self._remove(path)
-        return found
+        return existed
 
     def _path(self, id: str) -> Path | None:
         return self._folder / f"{id}.json" if _ID.fullmatch(id) else None
@@ -101,21 +101,21 @@ class StoredResponses:
         return time.time() - written > self._seconds
 
     def _scan(self) -> None:
-        """Read sizes and ages from the folder, to which other servers of this user write as well."""
-        found = dict[Path, _File]()
+        """Read sizes and ages of all files, because other servers of this user write to the same folder."""
+        files = dict[Path, _File]()
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 if entry.name.startswith("resp_") and entry.name.endswith(".json"):
-                    with suppress(OSError):  # another server has removed it
+                    with suppress(OSError):  # another server removed the file
                         stat = entry.stat()
-                        found[self._folder / entry.name] = _File(stat.st_mtime, stat.st_size)
+                        files[self._folder / entry.name] = _File(stat.st_mtime, stat.st_size)
         self._files, self._bytes = {}, 0
-        for path, file in sorted(found.items(), key=lambda item: item[1].written):
+        for path, file in sorted(files.items(), key=lambda item: item[1].written):
             self._add(path, file)
         self._scanned = time.monotonic()
 
     def _make_room(self, size: int) -> None:
-        """Remove the oldest files until no file is too old and `size` more bytes fit."""
+        """Remove the oldest files until none has expired and `size` more bytes fit."""
         while self._files:
             path = next(iter(self._files))
             if self._bytes + size <= self._most and not self._is_old(self._files[path].written):
@@ -139,23 +139,23 @@ class _Query(Struct):
 
 
 async def retrieve(request: Request) -> Response:
-    """Return a stored response."""
-    return json_response((await _kept_response(request)).response)
+    """Return a stored response. Raises ApiError if it is not stored."""
+    return json_response((await _stored_response(request)).response)
 
 
 async def delete(request: Request) -> Response:
-    """Keep a response no longer."""
-    await _kept_response(request)
+    """Delete a stored response. Raises ApiError if it is not stored."""
+    await _stored_response(request)
     id: str = request.path_params["id"]
     await asyncio.to_thread(request.app.state.service.responses.remove, id)
     return json_response({"id": id, "object": "response", "deleted": True})
 
 
 async def input_items(request: Request) -> Response:
-    """The items that a response answers, those of earlier responses included, the latest first."""
-    given = {name: value for name, value in request.query_params.items() if name not in _INCLUDE}
-    query = convert(given, _Query, ignored=[], text=True)
-    items = _input_items(await _kept_response(request))
+    """List the items before a response's output, including those of earlier responses."""
+    params = {name: value for name, value in request.query_params.items() if name not in _INCLUDE}
+    query = convert(params, _Query, ignored=[], text=True)
+    items = _input_items(await _stored_response(request))
     if query.order == "desc":
         items.reverse()
     if query.after is not None:
@@ -166,35 +166,35 @@ async def input_items(request: Request) -> Response:
     return json_response(list_page(items[: query.limit], len(items) > query.limit))
 
 
-async def _kept_response(request: Request) -> StoredResponse:
-    """The response that a path names. Raises ApiError if it is not kept."""
+async def _stored_response(request: Request) -> StoredResponse:
+    """Return the response with the id in the path. Raises ApiError if it is not stored."""
     id: str = request.path_params["id"]
-    found: StoredResponse | None = await asyncio.to_thread(request.app.state.service.responses.get, id)
-    if found is None:
+    stored: StoredResponse | None = await asyncio.to_thread(request.app.state.service.responses.get, id)
+    if stored is None:
         message = f"there is no stored response {id[:100]!r}; it may have expired"
         raise ApiError("not_found", message, field="id")
-    return found
+    return stored
 
 
 def _input_items(stored: StoredResponse) -> list[dict[str, Any]]:
-    """All items before the output of a response, each with an id, as OpenAI returns them."""
+    """Return all items before the output of a response, each with an id, in OpenAI's format."""
     response, ids = stored.response, set[str]()
     items = stored.items[: len(stored.items) - len(response.get("output") or ())]
-    found = list[dict[str, Any]]()
+    listed = list[dict[str, Any]]()
     for at, item in enumerate(items):
         kind = item.get("type") or "message"
         id = item.get("id")
         if not id or id in ids:
             id = f"{_PREFIXES.get(kind, 'item')}_{response['id'].removeprefix('resp_')}{at:05}"
         ids.add(id)
-        found.append({**item, "id": id, "type": kind, "status": item.get("status") or "completed"})
+        listed.append({**item, "id": id, "type": kind, "status": item.get("status") or "completed"})
         if kind == "message":
-            found[-1]["content"] = _parts(item)
-    return found
+            listed[-1]["content"] = _parts(item)
+    return listed
 
 
 def _parts(message: dict[str, Any]) -> Any:
-    """Content of a message as parts, where it came as text."""
+    """Return the content of a message as a list of parts, even if it was sent as text."""
     content = message.get("content")
     if not isinstance(content, str):
         return content

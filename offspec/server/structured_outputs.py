@@ -1,6 +1,6 @@
-"""The format of an answer: what a body asks for, in OpenAI's words and in vLLM's, or a call that is required.
+"""Structured outputs: formats of answers in OpenAI's and vLLM's fields, and required tool calls.
 
-A required call is an object with a schema if the form of the model's own calls is unknown.
+If the format of the model's own calls is unknown, a required call is a JSON object with a schema.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,11 +23,11 @@ _KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar"
 
 
 class JsonSchema(msgspec.Struct):
-    """A schema; every answer has it, `strict` or not."""
+    """JSON schema. It is enforced whether `strict` is set or not."""
 
     schema: dict[str, Any] | None = None
-    name: Any = None  # without effect, as is the description
-    description: Any = None
+    name: Any = None  # ignored
+    description: Any = None  # ignored
 
 
 class ResponseFormat(msgspec.Struct):
@@ -38,7 +38,7 @@ class ResponseFormat(msgspec.Struct):
 
 
 class StructuredOutputs(msgspec.Struct, omit_defaults=True):
-    """vLLM's `structured_outputs`, one of them."""
+    """vLLM's `structured_outputs`, of which one field must be set."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
@@ -47,16 +47,17 @@ class StructuredOutputs(msgspec.Struct, omit_defaults=True):
 
 
 def format_of(response: ResponseFormat | None, structured: StructuredOutputs | None) -> Constraint | None:
-    """The format that a body sets; None for text. Raises ApiError for two formats, or an impossible one."""
-    given = msgspec.structs.asdict(structured) if structured is not None else {}
-    given = {name: value for name, value in given.items() if value is not None}
-    if structured is not None and len(given) != 1:
+    """Return the answer format of a body, or None for plain text.
+
+    Raises ApiError if the body sets two formats, or a format that is not supported.
+    """
+    fields = msgspec.structs.asdict(structured) if structured is not None else {}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if structured is not None and len(fields) != 1:
         raise invalid("structured_outputs", "it must have one of json, regex, choice and grammar")
-    if given and response is not None and response.type != "text":
-        raise invalid(
-            "structured_outputs", "response_format asks for a format as well; leave one of them out"
-        )
-    for name, value in given.items():
+    if fields and response is not None and response.type != "text":
+        raise invalid("structured_outputs", "response_format also sets a format; omit one of them")
+    for name, value in fields.items():
         return checked_constraint(f"structured_outputs.{name}", _KINDS[name], value)
     if response is None or response.type == "text":
         return None
@@ -69,7 +70,13 @@ def format_of(response: ResponseFormat | None, structured: StructuredOutputs | N
 
 
 def checked_constraint(field: str, kind: str, value: Any) -> Constraint:
-    """A format that can be followed. field: of the body. Raises ApiError."""
+    """Return a format after checking it. Raises ApiError if it is invalid or not supported.
+
+    Args:
+        field: Path of the format in the body, for errors.
+        kind: Kind of `Constraint`.
+        value: Schema, regular expression, list of choices or grammar.
+    """
     try:
         format = Constraint(kind, value)
         check_format(format)
@@ -79,38 +86,44 @@ def checked_constraint(field: str, kind: str, value: Any) -> Constraint:
 
 
 def with_format(
-    ask: GenerateRequest, ids: Sequence[int], engine: "Engine", settings: Settings
+    request: GenerateRequest, ids: Sequence[int], engine: "Engine", settings: Settings
 ) -> GenerateRequest:
-    """The request with the format of its answer: of calls that it may make, and after reasoning.
+    """Return the request with a format that also covers tool calls and the reasoning before the answer.
 
-    ids: its prompt. Raises ApiError, OffspecError.
+    Raises ApiError or OffspecError if there is no such format.
+
+    Args:
+        request: The request.
+        ids: Token ids of its prompt.
+        engine: Engine of the model.
+        settings: Settings of the server.
     """
-    if ask.params.format is not None and not settings.open_schemas:
-        ask = replace(ask, params=replace(ask.params, format=ask.params.format.closed))
-    params, forced = ask.params, ask.tools.choice not in ("none", "auto")
-    tools = ask.tools.allowed_functions if forced or settings.tool_grammar else ()
-    if ask.raw or not (tools or params.format) or (params.ignore_eos and not forced):
-        return ask
-    thought = min(params.max_tokens, engine.context - len(ids)) // 2
-    format = engine.answer_format(ids, tools, params.format, thought, required=forced)
-    if forced and (format is None or params.format is not None):
-        ask = replace(ask, params=replace(params, format=_forced_call(ask)), one_call=True)
-        format = engine.answer_format(ids, (), ask.params.format, thought)
-    return replace(ask, params=replace(ask.params, format=format))
+    if request.params.format is not None and not settings.open_schemas:
+        request = replace(request, params=replace(request.params, format=request.params.format.closed))
+    params, required = request.params, request.tools.choice not in ("none", "auto")
+    tools = request.tools.allowed_functions if required or settings.tool_grammar else ()
+    if request.raw or not (tools or params.format) or (params.ignore_eos and not required):
+        return request
+    reasoning = min(params.max_tokens, engine.context - len(ids)) // 2  # maximum tokens
+    format = engine.answer_format(ids, tools, params.format, reasoning, required=required)
+    if required and (format is None or params.format is not None):
+        request = replace(request, params=replace(params, format=_required_call(request)), one_call=True)
+        format = engine.answer_format(ids, (), request.params.format, reasoning)
+    return replace(request, params=replace(request.params, format=format))
 
 
-def _forced_call(ask: GenerateRequest) -> Constraint:
-    """The format {"name": …, "arguments": …} of a request's tools. Raises ApiError."""
-    if ask.params.format is not None:
-        raise invalid("tool_choice", "the answer cannot have another format as well")
-    tools = [tool["function"] for tool in ask.tools.allowed_functions]
+def _required_call(request: GenerateRequest) -> Constraint:
+    """Return the format {"name": …, "arguments": …} for a request's tools. Raises ApiError."""
+    if request.params.format is not None:
+        raise invalid("tool_choice", "a required call cannot be combined with another format")
+    tools = [tool["function"] for tool in request.tools.allowed_functions]
     definitions = dict[str, Any]()
     schema: dict[str, Any] = {"anyOf": [_call_schema(tool, definitions) for tool in tools]}
     return checked_constraint("tools", "json_schema", {**schema, "$defs": definitions})
 
 
 def _call_schema(tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a call; what its parameters define goes to the top, where references look for it."""
+    """Return the schema of a call, and move its `$defs` to `definitions`, which references resolve to."""
     parameters = {"type": "object", **(tool.get("parameters") or {})}
     for name, definition in parameters.pop("$defs", {}).items():
         if definitions.setdefault(name, definition) != definition:

@@ -9,15 +9,15 @@ _T = TypeVar("_T")
 
 
 async def run_in_thread(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Run blocking work in a thread, and return its result.
+    """Run blocking work in a thread and return its result.
 
-    If the task is cancelled meanwhile, CancelledError is raised after the work has ended. So no thread still
-    uses a file when the task goes on to close or remove it.
+    If the task is cancelled meanwhile, CancelledError is raised only after the work has ended. The task can
+    then close or remove a file that the thread used.
     """
     running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait((running,))
-        running.exception()  # CancelledError takes its place
+        running.exception()  # mark as retrieved; CancelledError is raised instead
         raise

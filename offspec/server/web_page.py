@@ -1,4 +1,4 @@
-"""The page at /: static files of the package, which use the same API as other clients."""
+"""Web page at /: static files of the package, which use the same API as other clients."""
 
 from functools import cache
 from importlib.resources import files
@@ -18,7 +18,7 @@ _TYPES = {
     ".txt": "text/plain",
 }
 _HEADERS = {
-    # No script of an answer runs, and nothing is loaded from elsewhere.
+    # Scripts in answers do not run, and nothing is loaded from other servers.
     "content-security-policy": "; ".join(
         (
             "default-src 'self'",

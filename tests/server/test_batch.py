@@ -44,7 +44,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"prompt": "a", "messages": []}, "either a prompt or messages"),
     ({"prompt": "a", "sampling_params": 3}, "sampling_params: it must be an object"),
     ({"prompt": "a", "tempature": 1}, "tempature"),
-    ({"prompt": "a", "stream": True}, "whole"),
+    ({"prompt": "a", "stream": True}, "do not stream"),
     ({**WRAPPED, "custom_id": "u", "url": "/v1/embeddings"}, "/v1/completions"),
     ({**WRAPPED, "custom_id": "m", "method": "GET"}, "method"),
     ({"custom_id": "y", "body": {}}, "missing"),
@@ -132,7 +132,7 @@ def test_an_unknown_model_is_an_error_of_its_line(tmp_path: Path) -> None:
 def test_files_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"lines 1 and 2 of .* the same id, 'a'"):
         list(read_lines(written(tmp_path / "in", [PLAIN[0], PLAIN[0]])))
-    with pytest.raises(RequestError, match=r"line 1 of .* is no result of a batch"):
+    with pytest.raises(RequestError, match=r"line 1 of .* is not a batch result"):
         ResultFile(written(tmp_path / "other", ["some text"]))
     with pytest.raises(RequestError, match="cannot write to"):
         ResultFile(tmp_path / "none" / "out")

@@ -362,7 +362,7 @@ def test_what_is_damaged_is_left_out(data: Path, caplog: pytest.LogCaptureFixtur
     shutil.rmtree(data)
     data.write_text("no folder")
     with LiveServer(ScriptedEngine()) as server, server.client() as client:
-        with pytest.raises(openai.InternalServerError, match="cannot be kept here"):
+        with pytest.raises(openai.InternalServerError, match="cannot store files"):
             client.files.list()
         assert client.models.list().data
     assert "OFFSPEC_DATA" in caplog.text
@@ -393,7 +393,7 @@ def test_an_engine_that_fails(client: openai.OpenAI, engine: ScriptedEngine) -> 
 def test_what_is_needed_stays(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     engine.gate.clear()
     batch = begin(client, [line("a")])
-    with pytest.raises(openai.BadRequestError, match="cancel that first"):
+    with pytest.raises(openai.BadRequestError, match="cancel the batch first"):
         client.files.delete(batch.input_file_id)
     engine.gate.set()
     ended(client, batch.id)

@@ -358,7 +358,7 @@ def test_settings_go_with_each_request_and_are_kept(browser: Browser) -> None:
         page.go(server.url)
         ask(page, "Why?")
         wait_for(page, "The sky")
-        assert text(page, ".note").startswith("cut: a limit, or the context is full")
+        assert text(page, ".note").startswith("truncated: token limit reached or context full")
         assert prompt(engine) == "<|system|>Be brief.\n<|user|>Why?\n<|assistant|>"
         expected = SamplingParams(temperature=0.5, top_p=0.9, max_tokens=2, seed=11)
         assert engine.requests[-1].params == expected

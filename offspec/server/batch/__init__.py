@@ -1,1 +1,1 @@
-"""Many requests from a file, answered into another: `offspec batch`."""
+"""Batches: requests in a file, whose results are written to another file."""

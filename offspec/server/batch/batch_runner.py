@@ -1,4 +1,4 @@
-"""A batch of a client on its way from validation to its results."""
+"""Runner of clients' batches, from validation to results."""
 
 import asyncio
 import logging
@@ -20,36 +20,37 @@ from offspec.server.threads import run_in_thread
 
 log = logging.getLogger("offspec.server")
 
-_MOST_TROUBLES = 100
+_MOST_ERRORS = 100
 _LAST: dict[Status, Status] = {"finalizing": "completed", "cancelling": "cancelled"}
 
 
 class BatchRunner:
-    """Runs batches, one after the other.
+    """Runner that answers batches one after the other.
 
     Args:
-        service: Answers.
-        files: Files of lines and results.
-        batches: Descriptions of batches, in which every change of a status is saved.
+        service: Service that answers the lines.
+        files: Store of the files with lines and results.
+        batches: Store of the batches; each change of a status is saved.
     """
 
-    most_lines = 10_000  # of a batch
+    most_lines = 10_000  # maximum number of lines of a batch
 
     def __init__(self, service: Service, files: StoredFiles, batches: RecordStore[StoredBatch]) -> None:
         self._service, self._files, self._batches = service, files, batches
         self._turns = asyncio.Lock()
 
     async def run(self, batch: StoredBatch) -> None:
-        """Take a batch from its status to its end.
+        """Run a batch from its current status to its end.
 
-        Cancelled, it stops there; if the batch is cancelling, what is answered becomes its results.
+        If the task is cancelled because the server stops, the batch keeps its status. If the client cancelled
+        the batch, its finished answers become its results.
         """
         with _unless_cancelling(batch):
             try:
                 await self._validate_and_answer(batch)
             except Exception as error:
                 if self._service.state != "ready":
-                    return  # it was broken off, and goes on when there is a server again
+                    return  # interrupted; the batch continues after a restart
                 batch.troubles = [_batch_error(error)]
         with _unless_cancelling(batch):
             await run_in_thread(self._collect, batch)
@@ -57,14 +58,16 @@ class BatchRunner:
         log.info("%s is %s: %d answers, %d errors", batch.id, batch.status, batch.completed, batch.failed)
 
     async def set_status(self, batch: StoredBatch, status: Status) -> None:
-        """Enter a status now, and save it."""
+        """Set and save the status of a batch."""
         batch.set_status(status)
         await run_in_thread(self._batches.save, batch)
 
     async def _validate_and_answer(self, batch: StoredBatch) -> None:
         if batch.status == "validating":
-            given = self._files.path(batch.input), batch.endpoint, self.most_lines
-            batch.total, batch.troubles = await asyncio.to_thread(_validate, *given)
+            path = self._files.path(batch.input)
+            batch.total, batch.troubles = await asyncio.to_thread(
+                _validate, path, batch.endpoint, self.most_lines
+            )
             if batch.troubles:
                 return
             await self.set_status(batch, "in_progress")
@@ -74,7 +77,7 @@ class BatchRunner:
             await self.set_status(batch, "finalizing")
 
     async def _answer(self, batch: StoredBatch) -> None:
-        """Answer what is not answered yet. Raises what it fails with."""
+        """Answer the remaining lines of a batch. Raises the first error of the run."""
         opened = ExitStack()
         paths = self._files.path(batch.output), self._files.path(batch.errors)
 
@@ -101,28 +104,28 @@ class BatchRunner:
         lines = (line for line in read_lines(self._files.path(batch.input)) if line.id not in done)
         model = batch.model if batch.model in self._service.names else self._service.names[0]
         await self._ready()
-        answering = LineProcessor(
+        processor = LineProcessor(
             self._service, model, take, in_flight=self._service.engine.sequences, turn=self._wait_until_idle
         )
-        await answering.run(lines)
+        await processor.run(lines)
 
     async def _ready(self) -> None:
         while self._service.state != "ready":
             await asyncio.sleep(0.05)
 
     async def _wait_until_idle(self) -> None:
-        """Wait until a request would be answered at once: those of clients go first."""
+        """Wait until a sequence is free and no client's request is queued, because those take precedence."""
         pause = 0.001
         while self._service.state != "ready" or self._service.in_flight >= self._service.engine.sequences:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.05)
 
     def _collect(self, batch: StoredBatch) -> None:
-        """Count the results of a batch, and let clients see them."""
+        """Count the results of a batch and make them available to clients."""
         paths = self._files.path(batch.output), self._files.path(batch.errors)
         for path in paths:
             with ResultFile(path, PRIVATE):
-                pass  # an incomplete last line, left by a kill, is removed
+                pass  # opening removes an incomplete last line, left by a killed server
         batch.completed, batch.usage = count_results(paths[0])
         batch.failed, _ = count_results(paths[1])
         batch.has_output = self._files.register(batch.output, f"{batch.id}_output.jsonl", batch.kept_s)
@@ -131,7 +134,7 @@ class BatchRunner:
 
 @contextmanager
 def _unless_cancelling(batch: StoredBatch) -> Iterator[None]:
-    """Let a batch go on to its end if a client cancels it in the block, but not if the server stops."""
+    """Suppress CancelledError in the block if a client cancelled the batch, but not if the server stops."""
     try:
         yield
     except asyncio.CancelledError:
@@ -140,26 +143,26 @@ def _unless_cancelling(batch: StoredBatch) -> Iterator[None]:
 
 
 def _validate(path: Path, endpoint: str, most_lines: int) -> tuple[int, list[BatchError]]:
-    """The number of lines of a file, and faults of them that no result could report.
+    """Return the number of lines of a file, and the errors that make the whole batch invalid.
 
-    What is wrong with a request alone is an error of its line, once it is its turn.
+    Errors of a single request are not included; they are reported in the result of its line.
     """
-    total, troubles = 0, list[BatchError]()
+    total, errors = 0, list[BatchError]()
     try:
         for line in read_lines(path, "the file"):
             total += 1
             if total > most_lines:
-                troubles.append(BatchError("too_many_lines", f"the file has more than {most_lines} lines"))
+                errors.append(BatchError("too_many_lines", f"the file has more than {most_lines} lines"))
                 break
-            if (trouble := _line_error(line, endpoint)) is not None:
-                troubles.append(trouble)
-            if len(troubles) == _MOST_TROUBLES:
+            if (error := _line_error(line, endpoint)) is not None:
+                errors.append(error)
+            if len(errors) == _MOST_ERRORS:
                 break
-    except RequestError as error:
-        troubles.append(BatchError("duplicate_custom_id", str(error)))
+    except RequestError as request_error:
+        errors.append(BatchError("duplicate_custom_id", str(request_error)))
     if not total:
-        troubles.append(BatchError("empty_file", "the file has no lines"))
-    return total, troubles
+        errors.append(BatchError("empty_file", "the file has no lines"))
+    return total, errors
 
 
 def _line_error(line: Line, endpoint: str) -> BatchError | None:
@@ -177,9 +180,9 @@ def _line_error(line: Line, endpoint: str) -> BatchError | None:
 
 
 def _batch_error(error: Exception) -> BatchError:
-    """Reason why a batch failed, as a client may know it; the log has all of it."""
+    """Return the reason why a batch failed, without details that are only for the server's log."""
     if isinstance(error, ClosedError):
         return BatchError("server_error", str(error))
-    log.error("a batch cannot go on: %s", error, exc_info=not isinstance(error, OffspecError))
-    fault = api_error_from(error) if isinstance(error, OffspecError) else internal()
-    return BatchError("server_error", fault.message)
+    log.error("a batch failed: %s", error, exc_info=not isinstance(error, OffspecError))
+    api_error = api_error_from(error) if isinstance(error, OffspecError) else internal()
+    return BatchError("server_error", api_error.message)

@@ -1,7 +1,7 @@
-"""Batches that clients have asked for: they are answered while nobody else asks, through any restart.
+"""Batches of clients, which run while the server is idle and continue after a restart.
 
-A batch is what its files say: its description, its lines, and what was answered already. So there is nothing
-to be saved when a server ends, however it ends, and the next one goes on from there.
+The state of a batch is entirely in files: its description, its lines and its results so far. A server that
+ends, even if it is killed, has nothing left to save, and the next server continues from these files.
 """
 
 import asyncio
@@ -32,18 +32,18 @@ _MOST_UNFINISHED = 64
 
 
 def batches_folder(name: str) -> Path:
-    """The folder in which a server that answers by a name keeps files and batches."""
+    """Return the folder for files and batches of a model. name: name of the model."""
     readable = re.sub(r"[^\w.-]+", "-", name)[-80:].lstrip(".")
     return data_root() / "batches" / f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 class BatchJobs:
-    """Files and batches of one server.
+    """Files and batches of one server, in a folder per model that only one server uses at a time.
 
-    Methods are called on the event loop, and use the disk in threads. What clients ask for most often, a
-    description or a list, is read from memory.
+    Call the methods in the event loop; they access the disk in threads. Descriptions and lists, which clients
+    request most often, are read from memory.
 
-    They are in a folder for the model's own name, which one server at a time has. service: answers.
+    service: service that answers the lines.
     """
 
     def __init__(self, service: Service) -> None:
@@ -54,10 +54,10 @@ class BatchJobs:
         self._held: BaseFileLock | None = None
         self._starting: asyncio.Task[None] | None = None
         self._tasks = dict[str, asyncio.Task[None]]()
-        self._changes = asyncio.Lock()  # held while files and batches are added or removed
+        self._changes = asyncio.Lock()  # held while a file or batch is added or removed
 
     def start(self) -> None:
-        """Begin to resume what is not finished."""
+        """Start resuming unfinished batches."""
         self._starting = asyncio.create_task(self._resume())
 
     async def _resume(self) -> None:
@@ -65,10 +65,10 @@ class BatchJobs:
             if await run_in_thread(self._folder.exists):
                 await self.open()
         except (ApiError, OSError) as error:
-            log.warning("batches are not resumed: %s", error)
+            log.warning("cannot resume batches: %s", error)
 
     async def close(self) -> None:
-        """Stop, and let another server have the folder."""
+        """Stop all batches and release the folder for other servers."""
         if self._starting is not None:
             await asyncio.wait((self._starting,))
         tasks = list(self._tasks.values())
@@ -80,7 +80,7 @@ class BatchJobs:
             self._held = None
 
     async def open(self) -> None:
-        """Lock the folder and read it, unless this server has done so. Raises Fault if that is impossible."""
+        """Lock and read the folder, unless it is open already. Raises ApiError if that is impossible."""
         if self._held is not None:
             return
         async with self._changes:
@@ -98,29 +98,27 @@ class BatchJobs:
             lock = lock_for(self._folder)
             lock.acquire(timeout=0)
         except Timeout:
-            message = "another server of this model has the files and batches: ask that one"
+            message = "another server of this model uses the files and batches: send requests to it"
             raise ApiError("unavailable", message, retry_after=60) from None
         except OSError as error:
-            log.error(
-                "files cannot be kept in %s: %s; set OFFSPEC_DATA to another folder", *(self._folder, error)
-            )
-            raise ApiError("server", "files cannot be kept here; the server's log says why") from None
+            log.error("cannot store files in %s: %s; set OFFSPEC_DATA to another folder", self._folder, error)
+            raise ApiError("server", "cannot store files: see the server's log") from None
         self.batches.load()
         self.files.open(self._needed())
         self._remove(*self._expired())
         return lock
 
     async def expire(self) -> None:
-        """Remove files and batches whose time is over."""
+        """Remove expired files and batches."""
         if any(self._expired()):
             async with self._changes:
                 await run_in_thread(self._remove, *self._expired())
 
     def _expired(self) -> tuple[list[str], list[str]]:
-        """Ids of files and of batches whose time is over."""
+        """Return the ids of expired files and of expired batches."""
         ended = [batch for batch in self.batches.all() if not batch.is_unfinished]
-        over = [batch.id for batch in ended if batch.ended_at + KEPT_S < time.time()]
-        return self.files.expired(self._needed()), over
+        expired = [batch.id for batch in ended if batch.ended_at + KEPT_S < time.time()]
+        return self.files.expired(self._needed()), expired
 
     def _remove(self, files: list[str], batches: list[str]) -> None:
         for id in files:
@@ -129,18 +127,18 @@ class BatchJobs:
             self.batches.remove(id)
 
     async def remove_file(self, id: str) -> None:
-        """Remove a file. Raises Fault where a batch that is not finished needs it."""
+        """Remove a file. Raises ApiError if it is unknown or an unfinished batch needs it."""
         async with self._changes:
             self.files.records.get(id)
             if id in self._needed():
-                message = "a batch that is not finished needs the file: cancel that first"
+                message = "an unfinished batch needs the file: cancel the batch first"
                 raise ApiError("invalid_request", message)
             await run_in_thread(self.files.remove, id)
 
     async def create(
         self, input: str, endpoint: str, metadata: dict[str, str] | None, kept_s: int | None
     ) -> StoredBatch:
-        """Begin a batch of the lines of a file; see StoredBatch. Raises Fault."""
+        """Start a batch with the lines of a file; see `StoredBatch` for the arguments. Raises ApiError."""
         async with self._changes:
             batch = self._new_batch(input, endpoint)
             batch.metadata, batch.kept_s = metadata, kept_s
@@ -152,17 +150,17 @@ class BatchJobs:
         if self.files.records.get(input, "input_file_id").purpose != "batch":
             raise invalid("input_file_id", "the file's purpose must be batch")
         if sum(batch.is_unfinished for batch in self.batches.all()) >= _MOST_UNFINISHED:
-            message = f"{_MOST_UNFINISHED} batches are not finished yet, and no more may wait"
+            message = f"too many unfinished batches: the maximum is {_MOST_UNFINISHED}; wait for one to end"
             raise ApiError("rate_limit", message, retry_after=60)
         ids = self.files.records.new_id(), self.files.records.new_id()
         model, order = self._service.names[0], time.time_ns()
         return StoredBatch(self.batches.new_id(), order, model, endpoint, input, *ids)
 
     async def cancel(self, id: str) -> StoredBatch:
-        """Begin to break a batch off. Raises Fault where it is too late."""
+        """Start cancelling a batch. Raises ApiError if it is unknown or has ended."""
         batch = self.batches.get(id)
         if batch.status in ("validating", "in_progress"):
-            if (task := self._tasks.get(id)) is not None:  # else it failed, and waits for a restart
+            if (task := self._tasks.get(id)) is not None:  # otherwise it failed and waits for a restart
                 task.cancel()
             await self.runner.set_status(batch, "cancelling")
         elif batch.status != "cancelling":
@@ -170,7 +168,7 @@ class BatchJobs:
         return batch
 
     def _needed(self) -> set[str]:
-        """Ids of files of unfinished batches."""
+        """Return the ids of the files of unfinished batches."""
         unfinished = [batch for batch in self.batches.all() if batch.is_unfinished]
         return {id for batch in unfinished for id in (batch.input, batch.output, batch.errors)}
 
@@ -180,6 +178,6 @@ class BatchJobs:
         def ended(task: asyncio.Task[None]) -> None:
             del self._tasks[batch.id]
             if not task.cancelled() and (error := task.exception()) is not None:
-                log.error("%s cannot go on before the server is restarted: %s", batch.id, error)
+                log.error("%s is stopped until the server is restarted: %s", batch.id, error)
 
         task.add_done_callback(ended)

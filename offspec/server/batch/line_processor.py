@@ -1,4 +1,4 @@
-"""Lines are answered by the endpoints of the server, without HTTP; answers become results."""
+"""Processor of batch lines: calls the server's endpoints without HTTP and converts answers to results."""
 
 import asyncio
 import hashlib
@@ -19,22 +19,22 @@ from offspec.server.service import Service
 log = logging.getLogger("offspec.server")
 access_log = logging.getLogger("offspec.server.access")
 
-_STOPPING = 503  # the status of an answer that was broken off because the run ends
-_REFUSED = 429  # there was no room for it: it is asked again
-_MOST_FAILURES = 3  # in a row of the engine itself: then it is not the lines that are wrong
+_STOPPING = 503  # status of an answer that was aborted because the service stops
+_REFUSED = 429  # status of a line that found the queue full and is retried
+_MOST_FAILURES = 3  # consecutive server errors after which the run stops
 
-Take = Callable[[Line, int, dict[str, Any]], Awaitable[None]]  # a line, its status, the body of its answer
+Take = Callable[[Line, int, dict[str, Any]], Awaitable[None]]  # line, status, body of the answer
 
 
 class LineProcessor:
-    """Answers lines.
+    """Processor that answers lines concurrently.
 
     Args:
-        service: Answers requests.
-        model: What lines ask that name no model.
-        take: Keeps what comes of each line.
-        in_flight: Requests that the service has at a time.
-        turn: Waits until the next may be sent. None: it may at once.
+        service: Service that answers requests.
+        model: Model of lines that do not name one.
+        take: Called with the result of each line.
+        in_flight: Number of concurrent requests.
+        turn: Called before each request; it waits until the request may be sent. None: send it at once.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class LineProcessor:
     ) -> None:
         self._service, self._model, self._take, self._turn = service, model, take, turn
         self._in_flight = in_flight
-        self._failures = 0  # in a row of the engine itself
+        self._failures = 0  # number of consecutive server errors
         self._reading = asyncio.Lock()
 
     async def run(self, lines: Iterator[Line]) -> None:
-        """Answer all lines, which are read in a thread.
+        """Answer all lines. The iterator is read in a thread.
 
         Raises:
-            ClosedError: The service stops, or its engine fails again and again.
-            OffspecError: A line cannot be read, or its result kept.
+            ClosedError: The service is stopping, or its engine fails repeatedly.
+            OffspecError: A line cannot be read, or a result cannot be written.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -85,7 +85,7 @@ class LineProcessor:
                 await self._turn()
             began, status = time.perf_counter(), CLIENT_GONE
             try:
-                status, value = await self._ask(line)
+                status, value = await self._call_endpoint(line)
             finally:
                 seconds, name = time.perf_counter() - began, f"req_{secrets.token_hex(12)}"
                 self._service.metrics.record_request(line.url, status, seconds)
@@ -94,22 +94,22 @@ class LineProcessor:
                 return status, value
             await asyncio.sleep(0.1)
 
-    async def _ask(self, line: Line) -> tuple[int, dict[str, Any]]:
-        """Status and body of an answer."""
-        endpoint, given = ENDPOINTS[line.url], line.request(self._model)
+    async def _call_endpoint(self, line: Line) -> tuple[int, dict[str, Any]]:
+        """Return the status and body of the answer to a line."""
+        endpoint, body = ENDPOINTS[line.url], line.request(self._model)
         try:
-            response = await endpoint.answer(ApiRequest(self._service, line.url, given, endpoint.body))
+            response = await endpoint.answer(ApiRequest(self._service, line.url, body, endpoint.body))
             assert isinstance(response, WholeAnswer), "lines do not stream"
             return 200, await response.value()
-        except ApiError as fault:
-            return fault.status, openai_error(fault)
+        except ApiError as error:
+            return error.status, openai_error(error)
         except Exception:
             log.exception("line %d of a batch failed", line.number)
             return 500, openai_error(internal())
 
 
 def result(line: Line, status: int, value: dict[str, Any]) -> dict[str, Any]:
-    """The line of the results, in the format of its request."""
+    """Return the result of a line, in the line's format."""
     if not line.plain:
         name = "batch_req_" + hashlib.sha256(line.id.encode("utf-8", "replace")).hexdigest()[:24]
         response = {"status_code": status, "request_id": value.get("id") or name, "body": value}
@@ -124,7 +124,7 @@ def result(line: Line, status: int, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_usage(body: dict[str, Any]) -> Usage:
-    """Token counts in the body of an answer, under the names of its API; 0 for those that it lacks."""
+    """Return the token counts in the body of an answer of any OpenAI API; missing counts are 0."""
     usage = body.get("usage") or {}
     prompt = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     answer = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}

@@ -1,10 +1,10 @@
-"""Requests in lines of JSON: OpenAI's batch format, and a plain one.
+"""Batch requests as JSON lines, in OpenAI's batch format or a plain format.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...], ...}}
     {"id": "b", "prompt": "Why is the sky blue?", "temperature": 0.7}
     {"id": "c", "messages": [{"role": "user", "content": "Why?"}], "sampling_params": {"seed": 3}}
 
-A plain line has a prompt (one user message) and any fields of a Chat Completions body.
+A plain line has `messages` or a `prompt` (one user message), and any fields of a Chat Completions body.
 """
 
 import hashlib
@@ -30,13 +30,13 @@ ENDPOINTS: dict[str, Endpoint[Any]] = {
     "/v1/completions": Endpoint(openai_completions.Body, openai_completions.create),
     RESPONSES: Endpoint(openai_responses.Body, openai_responses.create),
 }
-_LONGEST = 32 * 2**20  # bytes of a line
+_LONGEST = 32 * 2**20  # maximum bytes of a line
 
 _Name = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
 class _Wrapped(Struct):
-    """A line of OpenAI's format."""
+    """Line in OpenAI's format."""
 
     custom_id: _Name
     method: Literal["POST"]
@@ -46,14 +46,14 @@ class _Wrapped(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A request of the file.
+    """Request in a line of the file.
 
     Args:
-        number: Of the line, from 1.
-        id: The user's name for it, by default "line-" and its number.
-        url: Path of the API that answers it; "": the line cannot be read.
-        body: What is asked for; whole, but that it may lack a model.
-        plain: It came in the plain format, and its result goes out in that.
+        number: Number of the line, from 1.
+        id: Id set by the user. Default: "line-" and the number.
+        url: Path of the API for the request; "" if the line cannot be read.
+        body: Body of the request, complete except for the model, which may be missing.
+        plain: Whether the line is in the plain format; its result is in the same format.
         fault: Reason why the line is invalid; None if it passes all checks that need no model.
     """
 
@@ -65,12 +65,12 @@ class Line:
     fault: ApiError | None = None
 
     def request(self, model: str) -> dict[str, Any]:
-        """The body that is asked for.
+        """Return the body to send.
 
-        A seed that it lacks comes from its id and itself: another run has the same. Responses are
-        not kept for `previous_response_id`: a batch would displace those of clients.
+        If it has no seed, one is derived from the id and the body, so that each run has the same seed.
+        Responses are not stored for `previous_response_id`, because a batch would displace those of clients.
 
-        model: the name of the model, where the line gives none.
+        model: name of the model if the line does not name one.
         """
         body = {"model": model, **self.body}
         if body.get("seed") is None:
@@ -82,9 +82,9 @@ class Line:
 
 
 def read_lines(path: Path, name: str = "") -> Iterator[Line]:
-    """The requests of a file, in order; empty lines are left out.
+    """Yield the requests of a file in order, skipping empty lines.
 
-    name: what errors call the file, by default its path.
+    name: name of the file in error messages. Default: its path.
 
     Raises:
         CheckpointError: The file cannot be read.
@@ -106,7 +106,7 @@ def read_lines(path: Path, name: str = "") -> Iterator[Line]:
 
 
 def read_line(number: int, text: bytes) -> Line:
-    """One line, with its fault where it has one."""
+    """Parse one line. An invalid line has its error in the field `fault`. number: number of the line."""
     name, plain, url, body = f"line-{number}", True, "", dict[str, Any]()
     try:
         if len(text) > _LONGEST:
@@ -115,13 +115,13 @@ def read_line(number: int, text: bytes) -> Line:
         plain = "body" not in fields and "url" not in fields
         name = str(fields.get("id" if plain and "id" in fields else "custom_id", name))
         url, body = (CHAT, _plain_body(fields)) if plain else _wrapped_body(fields)
-        # A plain line is written for offspec: a field that it does not know is a mistake.
-        asked = convert(body, ENDPOINTS[url].body, ignored=None if plain else [])
-        if asked.stream:
-            raise invalid("stream", "the answers of a batch come whole; leave it out")
+        # A plain line is written for offspec, so an unknown field is an error.
+        converted = convert(body, ENDPOINTS[url].body, ignored=None if plain else [])
+        if converted.stream:
+            raise invalid("stream", "batches do not stream answers; omit it")
         return Line(number, name, url, body, plain)
-    except ApiError as fault:
-        return Line(number, name, url, body, plain, fault)
+    except ApiError as error:
+        return Line(number, name, url, body, plain, error)
 
 
 def _wrapped_body(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -132,7 +132,7 @@ def _wrapped_body(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _plain_body(fields: dict[str, Any]) -> dict[str, Any]:
-    """The body of Chat Completions that a plain line stands for. Raises Fault."""
+    """Return the Chat Completions body of a plain line. Raises ApiError if the line is invalid."""
     body = {name: value for name, value in fields.items() if name not in ("id", "custom_id")}
     params = body.pop("sampling_params", None) or {}
     if not isinstance(params, dict):

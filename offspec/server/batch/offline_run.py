@@ -1,4 +1,4 @@
-"""Answers a batch, and ends: `offspec batch`."""
+"""Offline batch run, which answers all lines of a file and ends: `offspec batch`."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -16,13 +16,13 @@ from offspec.server.threads import run_in_thread
 
 
 class OfflineBatchRun(ABC):
-    """Lines of a file on their way to results.
+    """Batch run over the lines of a file.
 
-    tokens: of the answers of this run.
+    tokens: number of answer tokens of this run.
 
     Args:
-        results: Takes what is finished. Lines that are in it are not asked again.
-        notify: Takes LoadProgress events, of loading and then of the answers, and Notice events.
+        results: File that receives the results. Lines with a result in it are skipped.
+        notify: Called with Notice events, and with LoadProgress events for loading and then for answers.
     """
 
     def __init__(self, results: ResultFile, notify: Callable[[Event], None]) -> None:
@@ -30,25 +30,26 @@ class OfflineBatchRun(ABC):
         self._done = self._total = self.tokens = 0
 
     def run(self, lines: Iterable[Line]) -> None:
-        """Answer all that are not done.
+        """Answer all lines without a result. Finished results are kept if the run raises.
 
         Raises:
-            OffspecError: The model cannot be loaded, or a result cannot be written. What is finished is kept.
-            KeyboardInterrupt: The run was stopped; the same.
+            OffspecError: The model cannot be loaded, or a result cannot be written.
+            KeyboardInterrupt: The run was stopped.
         """
         lines = list(lines)
         waiting = [line for line in lines if line.id not in self._results.done]
         self._done, self._total = len(lines) - len(waiting), len(lines)
         if all(line.fault for line in waiting):  # no model is needed
-            self._keep_faults(waiting)
+            self._keep_errors(waiting)
         else:
             self._answer(waiting)
 
     @abstractmethod
-    def _answer(self, waiting: Sequence[Line]) -> None: ...
+    def _answer(self, waiting: Sequence[Line]) -> None:
+        """Answer the lines and add their results."""
 
-    def _keep_faults(self, lines: Iterable[Line]) -> None:
-        """Keep the errors of those lines that have one."""
+    def _keep_errors(self, lines: Iterable[Line]) -> None:
+        """Add the errors of invalid lines to the results."""
         for line in lines:
             if line.fault is not None:
                 self._keep(line.id, 0, result(line, line.fault.status, openai_error(line.fault)))
@@ -67,10 +68,10 @@ class OfflineBatchRun(ABC):
 
 
 class BatchRun(OfflineBatchRun):
-    """Lines on their way through a service.
+    """Batch run that answers lines with a service in this process.
 
     Args:
-        service: Started by `run`, and stopped by it.
+        service: Service that `run` starts and stops.
         results: See `OfflineBatchRun`.
         notify: See `OfflineBatchRun`.
     """
@@ -79,7 +80,7 @@ class BatchRun(OfflineBatchRun):
         super().__init__(results, notify)
         self._service = service
         self._stopped = False
-        self._cancel: Callable[[], object] = lambda: None  # nothing runs yet
+        self._cancel: Callable[[], object] = lambda: None  # cancels the running task
 
     def _answer(self, waiting: Sequence[Line]) -> None:
         try:
@@ -91,7 +92,7 @@ class BatchRun(OfflineBatchRun):
             raise KeyboardInterrupt
 
     def stop(self) -> None:
-        """End `run`, from a signal handler: what is raised there comes up in any task."""
+        """End `run`. Call this in signal handlers, because an exception raised there may reach any task."""
         self._stopped = True
         self._cancel()
 
@@ -103,24 +104,24 @@ class BatchRun(OfflineBatchRun):
             return
         self._service.start()
         try:
-            await self._loaded()
+            await self._wait_until_loaded()
             self._notify(Notice(self._service.sampling_summary))
             self._report_progress()
-            count = self._service.engine.sequences + 1  # one more is ready
-            answering = LineProcessor(self._service, self._service.names[0], self._take, in_flight=count)
-            await answering.run(iter(waiting))
+            count = self._service.engine.sequences + 1  # one line is queued
+            processor = LineProcessor(self._service, self._service.names[0], self._take, in_flight=count)
+            await processor.run(iter(waiting))
         finally:
             self._cancel = lambda: None
             await self._service.stop(0)
             await asyncio.to_thread(self._service.join, 60.0)
 
-    async def _loaded(self) -> None:
-        """Wait until the model is there. Raises what keeps it from being so."""
+    async def _wait_until_loaded(self) -> None:
+        """Wait until the model is loaded. Raises the error if loading fails."""
         while self._service.state == "loading":
-            self._tell_notices()
+            self._forward_notices()
             self._notify(self._service.progress)
             await asyncio.sleep(0.05)
-        self._tell_notices()
+        self._forward_notices()
         if self._service.error is not None:
             raise self._service.error
 
@@ -128,10 +129,10 @@ class BatchRun(OfflineBatchRun):
         await run_in_thread(self._results.add, line.id, result(line, status, value))
         self._count(parse_usage(value).answer_tokens)
 
-    def _tell_notices(self) -> None:
+    def _forward_notices(self) -> None:
         while self._service.notices:
             self._notify(self._service.notices.popleft())
 
     def _report_progress(self) -> None:
-        self._tell_notices()
+        self._forward_notices()
         super()._report_progress()

@@ -1,4 +1,4 @@
-"""Descriptions of what is kept, each in a small file of JSON, and all in memory."""
+"""Store of records, each in a small JSON file, with all of them in memory."""
 
 import logging
 import secrets
@@ -19,68 +19,68 @@ PRIVATE = 0o600
 
 
 class Record(Protocol):
-    """order: of its making, in nanoseconds since 1970."""
+    """Description of a stored file or batch. order: creation time, in nanoseconds since 1970."""
 
     id: str
     order: int
 
     def to_openai(self) -> dict[str, Any]:
-        """The record as OpenAI's object."""
+        """Return the record as an object of OpenAI's API."""
 
 
 R = TypeVar("R", bound=Record)
 
 
 class RecordStore(Generic[R]):
-    """Descriptions of one kind. `load`, `save` and `remove` use the disk; the others only read memory.
+    """Records of one kind. `load`, `save` and `remove` access the disk; the other methods only read memory.
 
     Args:
-        folder: Where they are.
-        kind: Their Struct.
-        prefix: What ids begin with; the files are named by ids.
-        called: What errors call one.
+        folder: Folder of the JSON files, which are named by id.
+        kind: Struct of the records.
+        prefix: Prefix of their ids.
+        called: Name of such a record in error messages.
     """
 
     def __init__(self, folder: Path, kind: type[R], prefix: str, called: str) -> None:
         self._folder, self._kind, self._prefix, self._called = folder, kind, prefix, called
         self._all = dict[str, R]()
-        self._writing = threading.Lock()  # so that the last to save a record saves its last state
+        self._writing = threading.Lock()  # the last save of a record must write its last state
 
     def load(self) -> None:
-        """Read all of them; a damaged one is left out, and the log says so."""
+        """Read all records. Damaged files are skipped with a warning in the log."""
         for path in self._folder.glob(f"{self._prefix}*.json"):
             try:
                 record = msgspec.json.decode(path.read_bytes(), type=self._kind)
             except (OSError, ValueError) as error:
-                log.warning("%s is damaged, and left out: %s", path, error)
+                log.warning("%s is damaged and was skipped: %s", path, error)
             else:
                 self._all[record.id] = record
 
     def new_id(self) -> str:
-        """An id that no other has, and nobody can guess."""
+        """Return a new, unguessable id."""
         return f"{self._prefix}{secrets.token_hex(16)}"
 
     def save(self, record: R) -> None:
-        """Keep a record, or what has changed of it, durably. Raises OSError, DiskFullError."""
+        """Write a new or changed record durably. Raises OSError, DiskFullError."""
         with self._writing:
             write_atomic(self._path(record.id), msgspec.json.encode(record), PRIVATE)
             self._all[record.id] = record
 
     def remove(self, id: str) -> None:
-        """Forget a record."""
+        """Remove a record."""
         with self._writing:
             self._path(id).unlink(missing_ok=True)
             self._all.pop(id, None)
 
     def get(self, id: str, field: str | None = None) -> R:
-        """The record of an id. Raises Fault where there is none. field: of the request that names it."""
+        """Return a record by id. Raises ApiError if there is none. field: name of the request's field."""
         if (record := self._all.get(id)) is None:
             raise ApiError("not_found", f"there is no {self._called} {id[:100]!r}", field=field)
         return record
 
     def all(self) -> list[R]:
-        """All of them, the oldest first."""
-        records = list(self._all.values())  # at once: threads add and remove some
+        """Return all records, the oldest first."""
+        records = list(self._all.values())  # copied first: other threads add and remove records
         return sorted(records, key=lambda record: record.order)
 
     def page(
@@ -91,21 +91,21 @@ class RecordStore(Generic[R]):
         ascending: bool = False,
         wanted: Callable[[R], bool] = lambda record: True,
     ) -> dict[str, Any]:
-        """A list in OpenAI's shape, the newest first unless `ascending`. Raises Fault for a wrong `after`.
+        """Return a page of records in OpenAI's format. Raises ApiError if `after` is unknown.
 
         Args:
-            after: The id before the first; None: from the beginning.
-            limit: How many at most.
-            ascending: The oldest first.
-            wanted: Which.
+            after: Id of the record before the page. None: the page is the first.
+            limit: Maximum number of records.
+            ascending: Whether the oldest record is first; by default the newest is.
+            wanted: Filter of records.
         """
-        found = [record for record in self.all() if wanted(record)]
+        records = [record for record in self.all() if wanted(record)]
         if not ascending:
-            found.reverse()
+            records.reverse()
         if after is not None:
             order = self.get(after, "after").order
-            found = [record for record in found if (record.order > order) == ascending and record.id != after]
-        return list_page([record.to_openai() for record in found[:limit]], len(found) > limit)
+            records = [each for each in records if (each.order > order) == ascending and each.id != after]
+        return list_page([record.to_openai() for record in records[:limit]], len(records) > limit)
 
     def _path(self, id: str) -> Path:
         return self._folder / f"{id}.json"

@@ -1,4 +1,4 @@
-"""The file that answers are added to, each line whole and on disk before the next; later a Parquet file."""
+"""Result file, to which each line is written durably before the next, and its conversion to Parquet."""
 
 import fcntl
 import json
@@ -13,17 +13,18 @@ from offspec.core.files import as_disk_full_error, as_read_error, atomic_file, w
 
 
 class ResultFile:
-    """Results of a batch, which one process at a time adds to, from any thread; a context manager.
+    """Result file of a batch, and context manager that closes it.
 
-    `done` has the ids of all results, those of earlier runs included, and `failed` the ids of those that are
-    errors. An incomplete last line, left by a run that was killed, is removed.
+    Only one process at a time can write to the file; its threads may share the object. `done` contains the
+    ids of all results, including those of earlier runs, and `failed` the ids of errors. An incomplete last
+    line, left by a killed run, is removed.
 
     Args:
-        path: Of the file; it is made where there is none.
-        mode: Its permissions then, less what the user's mask takes away.
+        path: Path of the file, which is created if it does not exist.
+        mode: Permissions of a new file, restricted by the umask.
 
     Raises:
-        RequestError: It cannot be written, is being written by another process, or has other lines.
+        RequestError: The file cannot be written, is in use by another process, or has lines of another kind.
     """
 
     def __init__(self, path: Path, mode: int = 0o666) -> None:
@@ -50,17 +51,17 @@ class ResultFile:
             ) from error
 
     def _resume(self) -> None:
-        """Read the finished ids, and cut off anything after the last complete line."""
-        whole = 0
+        """Read the ids of all results, and truncate the file after the last complete line."""
+        size = 0
         with open(os.dup(self._fd), "rb") as file:
             file.seek(0)
             for number, text in enumerate(file, 1):
                 if not text.endswith(b"\n"):
                     break
-                whole += len(text)
+                size += len(text)
                 if text.strip():
                     self._note(*self._read(number, text))
-        os.ftruncate(self._fd, whole)
+        os.ftruncate(self._fd, size)
 
     def _read(self, number: int, text: bytes) -> tuple[str, dict[str, Any]]:
         try:
@@ -68,7 +69,7 @@ class ResultFile:
             return str(fields["custom_id"] if "custom_id" in fields else fields["id"]), fields
         except (ValueError, TypeError, KeyError):
             raise RequestError(
-                f"line {number} of {self.path} is no result of a batch: name another file for the results"
+                f"line {number} of {self.path} is not a batch result: name another file for the results"
             ) from None
 
     def _note(self, name: str, result: dict[str, Any]) -> None:
@@ -79,7 +80,7 @@ class ResultFile:
             self.failed.add(name)
 
     def add(self, name: str, result: dict[str, Any]) -> None:
-        """Add one more result, durably. Raises DiskFullError; the line is then not there."""
+        """Append a result durably. Raises DiskFullError, without adding a part of the line."""
         text = json.dumps(result, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         with self._turns:
             size = os.fstat(self._fd).st_size
@@ -98,23 +99,25 @@ class ResultFile:
     def __exit__(self, *error: object) -> None:
         with self._turns:
             os.close(self._fd)
-            self._fd = -1  # what comes too late must not reach another file that has its number
+            self._fd = -1  # a late write must not reach another file with the same descriptor
 
 
 def check_parquet_installed() -> None:
-    """Raises RequestError where no Parquet file could be written."""
+    """Raise RequestError if pyarrow, which writes Parquet files, is not installed."""
     if find_spec("pyarrow") is None:
         raise RequestError(f"{missing_package('pyarrow', 'ray')}; or name a .jsonl file")
 
 
 def write_parquet(results: Path, out: Path) -> None:
-    """Write what a file of results has, a column for each field. Objects and lists become JSON as text.
+    """Convert a result file to Parquet, with one column per field. Objects and lists become JSON text.
 
-    results: of `ResultFile`. out: replaced whole where there is one.
+    Args:
+        results: Path of a `ResultFile`.
+        out: Path of the Parquet file, which is replaced atomically if it exists.
 
     Raises:
         CheckpointError: The results cannot be read.
-        DiskFullError: There is no room.
+        DiskFullError: The disk is full.
     """
     import pyarrow
     from pyarrow import parquet

@@ -1,4 +1,4 @@
-"""A batch of a client, as it is kept and as the client sees it."""
+"""Description of a client's batch, as stored and as returned by the Batch API."""
 
 import json
 import time
@@ -17,7 +17,7 @@ _TIMES = ("in_progress", "finalizing", "completed", "failed", "cancelling", "can
 
 
 class BatchError(Struct):
-    """Why a batch has failed. line: the number of the line that is wrong, where it is one."""
+    """Reason why a batch failed. line: number of the invalid line, from 1; None for other reasons."""
 
     code: str
     message: str
@@ -26,22 +26,27 @@ class BatchError(Struct):
 
 
 class StoredBatch(Struct):
-    """A batch.
+    """Batch.
 
     Args:
-        id: Its id.
-        order: Of its making, in nanoseconds since 1970.
-        model: What its lines ask that name no model.
-        endpoint: Path of the API that its lines are for.
-        input: Id of the file with its lines.
-        output: Id of the file with the answers, which clients see in the end.
-        errors: Of the one with what could not be answered.
-        metadata: The client's own.
-        kept_s: Seconds for which the two files are kept; None: as long as others.
-        times: When it came to be what it was, by status, in seconds since 1970.
-        troubles: Why it has failed.
-        total, completed, failed: Lines of it: all, those with an answer, those with an error.
-        usage: Tokens of its answers, when it has ended.
+        id: Id of the batch.
+        order: Creation time, in nanoseconds since 1970.
+        model: Model of lines that do not name one.
+        endpoint: Path of the API for all lines.
+        input: Id of the file with the lines.
+        output: Id of the file with the answers, which clients can read when the batch has ended.
+        errors: Id of the file with the lines that failed, which clients can read when the batch has ended.
+        status: Status in OpenAI's terms.
+        metadata: Metadata set by the client.
+        kept_s: Seconds for which the two result files are kept. None: the default of all files.
+        times: Time at which the batch entered each status, in seconds since 1970.
+        troubles: Reasons why the batch failed.
+        total: Number of lines.
+        completed: Number of lines with an answer.
+        failed: Number of lines with an error.
+        has_output: Whether the file with the answers exists, once the batch has ended.
+        has_errors: Whether the file with the failed lines exists, once the batch has ended.
+        usage: Token counts of the answers, once the batch has ended.
     """
 
     id: str
@@ -65,26 +70,26 @@ class StoredBatch(Struct):
 
     @property
     def is_unfinished(self) -> bool:
-        """There is still something to do for it."""
+        """Whether the batch has not ended yet."""
         return self.status in UNFINISHED
 
     @property
     def created_at(self) -> int:
-        """Seconds since 1970."""
+        """Creation time, in seconds since 1970."""
         return self.order // 10**9
 
     @property
     def ended_at(self) -> int:
-        """Seconds since 1970; of one that has not ended, when it was made."""
+        """Time of the current status, in seconds since 1970; the creation time if none was recorded."""
         return self.times.get(self.status, self.created_at)
 
     def set_status(self, status: Status) -> None:
-        """Enter a status now."""
+        """Set the status and record the current time for it."""
         self.status = status
         self.times[status] = int(time.time())
 
     def to_openai(self) -> dict[str, Any]:
-        """The batch as OpenAI's object."""
+        """Return the batch as an object of OpenAI's API."""
         errors = {"object": "list", "data": self.troubles} if self.troubles else None
         return {
             "id": self.id,
@@ -98,7 +103,7 @@ class StoredBatch(Struct):
             "output_file_id": self.output if self.has_output else None,
             "error_file_id": self.errors if self.has_errors else None,
             "created_at": self.created_at,
-            "expires_at": None,  # it goes on for as long as it takes
+            "expires_at": None,  # batches have no time limit
             "expired_at": None,
             **{f"{status}_at": self.times.get(status) for status in _TIMES},
             "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
@@ -108,7 +113,7 @@ class StoredBatch(Struct):
 
 
 def count_results(path: Path) -> tuple[int, dict[str, Any]]:
-    """Results in a file, and the tokens of their answers in the shape of a batch's usage."""
+    """Return the number of results in a file, and their token counts in the format of a batch's usage."""
     usages = list[Usage]()
     if path.exists():
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Files that clients have uploaded, and results of batches, kept on disk for a while."""
+"""Uploaded files and results of batches, on disk until they expire."""
 
 import shutil
 import threading
@@ -15,14 +15,18 @@ from offspec.server.api_errors import ApiError
 from offspec.server.batch.record_store import PRIVATE, RecordStore
 from offspec_planners.units import format_bytes
 
-KEPT_S = 30 * 86400  # that a file is kept for, where the client does not say
+KEPT_S = 30 * 86400  # default lifetime of a file
 _BUFFER = 2**20
 
 Purpose = Literal["batch", "batch_output"]
 
 
 class StoredFile(Struct):
-    """Description of a file. bytes: its size; created_at, expires_at: in seconds since 1970."""
+    """Description of a file.
+
+    order: creation time, in nanoseconds since 1970. bytes: size of the file. created_at, expires_at: in
+    seconds since 1970.
+    """
 
     id: str
     order: int
@@ -33,29 +37,26 @@ class StoredFile(Struct):
     purpose: Purpose
 
     def to_openai(self) -> dict[str, Any]:
-        """The file as OpenAI's object."""
+        """Return the file as an object of OpenAI's API."""
         fields = asdict(self)
         del fields["order"]
         return {"id": self.id, "object": "file", **fields, "status": "processed", "status_details": None}
 
 
 class StoredFiles:
-    """Files of one folder, each with its description.
+    """Files in one folder, each with its description. folder: path of the folder."""
 
-    folder: where they are.
-    """
-
-    most_bytes = 2**30  # that all of them may take for another to be taken
+    most_bytes = 2**30  # maximum total size of all files, including a new one
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.records = RecordStore(folder, StoredFile, "file-", "file")
-        self._adding = threading.Lock()  # one file after the other, so that each counts for the next
+        self._adding = threading.Lock()  # files are added one at a time, so that the limit holds
 
     def open(self, needed: Container[str]) -> None:
-        """Find what there is; what was being written when a server was killed is removed.
+        """Read the descriptions, and remove files without one, left by a killed server.
 
-        needed: ids of files that must stay: a batch that is not finished has them.
+        needed: ids of files to keep without a description, because an unfinished batch uses them.
         """
         self.records.load()
         known = {file.id for file in self.records.all()}
@@ -64,26 +65,32 @@ class StoredFiles:
                 path.unlink(missing_ok=True)
 
     def path(self, id: str) -> Path:
-        """The path of the file with an id, whether it exists or not."""
+        """Return the path of the file with an id, whether it exists or not."""
         return self._folder / f"{id}.jsonl"
 
     def add(self, source: BinaryIO, filename: str, seconds: int | None) -> StoredFile:
-        """Keep a file for some seconds. Raises Fault where it is empty or there is no room, DiskFullError."""
+        """Store a copy of a file. Raises ApiError if it is empty or exceeds the limit, and DiskFullError.
+
+        Args:
+            source: Open file.
+            filename: Name for clients.
+            seconds: Lifetime of the copy. None: the default.
+        """
         size = source.seek(0, 2)
         source.seek(0)
         if not size:
             raise ApiError("invalid_request", "the file is empty", field="file", code="empty_file")
         with self._adding:
-            self._check_room(size)
+            self._check_limit(size)
             id = self.records.new_id()
             with atomic_file(self.path(id), size, PRIVATE) as fd, open(fd, "wb", closefd=False) as copy:
                 shutil.copyfileobj(source, copy, _BUFFER)
             return self._describe(id, filename[:255], "batch", seconds)
 
     def register(self, id: str, filename: str, seconds: int | None) -> bool:
-        """Describe a file that was written where `path` says, so that clients see it; one without text goes.
+        """Describe a file that was written to `path(id)`, so that clients see it; an empty file is removed.
 
-        Returns whether there is one.
+        Return whether the file exists.
         """
         path = self.path(id)
         if not path.exists() or not path.stat().st_size:
@@ -98,17 +105,17 @@ class StoredFiles:
         self.path(id).unlink(missing_ok=True)
 
     def expired(self, needed: Container[str]) -> list[str]:
-        """Ids of files whose time is over, without those that are needed."""
-        over = [file.id for file in self.records.all() if file.expires_at < time.time()]
-        return [id for id in over if id not in needed]
+        """Return the ids of expired files, except those in `needed`."""
+        expired = [file.id for file in self.records.all() if file.expires_at < time.time()]
+        return [id for id in expired if id not in needed]
 
-    def _check_room(self, size: int) -> None:
-        taken = sum(file.bytes for file in self.records.all())
-        if taken + size > self.most_bytes:
+    def _check_limit(self, size: int) -> None:
+        used = sum(file.bytes for file in self.records.all())
+        if used + size > self.most_bytes:
             raise ApiError(
                 "too_large",
-                f"the files that are kept here take {format_bytes(taken)}, and may take "
-                f"{format_bytes(self.most_bytes)} in all: delete some",
+                f"the file does not fit: stored files use {format_bytes(used)} of "
+                f"{format_bytes(self.most_bytes)}; delete some",
                 code="storage_full",
             )
 

@@ -1,4 +1,4 @@
-// The server's API: readiness, and answers as streams of chunks. Paths are relative to the page.
+// Client of the server's API: readiness, and answers as streams of chunks. Paths are relative to the page.
 
 import { read, write } from "./storage.js";
 
@@ -12,7 +12,7 @@ export class Refused extends Error {
   }
 }
 
-// For as long as the tab lives.
+// The API key, stored until the tab is closed.
 let key = read(KEY, "sessionStorage");
 export function setKey(value) {
   key = value;
@@ -27,10 +27,10 @@ export async function health() {
   }
 }
 
-// Throws Refused if the key is missing or wrong.
+// Check the API key. Throws Refused if it is missing or wrong.
 export const checkKey = () => send("v1/models", {});
 
-// The chunks of an answer. Throws Refused if the request is refused or the answer breaks off.
+// Yield the chunks of an answer. Throws Refused if the request is refused or the answer is aborted.
 export async function* answer(request, signal) {
   const body = JSON.stringify({ ...request, stream: true, stream_options: { include_usage: true } });
   const headers = { "content-type": "application/json" };
@@ -54,14 +54,14 @@ async function send(path, options) {
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
-  throw new Refused(body?.error?.message ?? `The server responds with status ${response.status}`, response.status);
+  throw new Refused(body?.error?.message ?? `The server responded with status ${response.status}`, response.status);
 }
 
 function lost(error) {
   throw error.name === "AbortError" ? error : new Refused(LOST, 0);
 }
 
-// The data of server-sent events, one line each; comments are left out.
+// Yield the data of server-sent events, each on one line. Comments are skipped.
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -1,4 +1,4 @@
-// The open conversation: questions, answers as they come, edits, and stopping.
+// The open conversation: questions, streamed answers, edits, and stopping.
 
 import { answer } from "./api.js";
 import { copy } from "./clipboard.js";
@@ -10,17 +10,17 @@ import { duration } from "./speed.js";
 import { read, write } from "./storage.js";
 
 const OPEN = "offspec-open"; // id of this tab's conversation
-const ENDS = { stop: "", stopped: "stopped", length: "cut: a limit, or the context is full" };
+const ENDS = { stop: "", stopped: "stopped", length: "truncated: token limit reached or context full" };
 const SAME = "same as before (for another answer, set a temperature and no seed in Settings)";
 const NOT_STORED = "The browser's storage is full or blocked: this conversation ends with the page";
 
 export class Chat {
-  // changed: called when an answer begins or ends.
+  // server: state of the server. panel: engine panel. changed: called when an answer begins or ends.
   constructor(server, panel, changed) {
     Object.assign(this, { server, panel, changed });
-    this.running = null; // AbortController of the answer that is coming
+    this.running = null; // AbortController of the current answer
     this.done = Promise.resolve();
-    this.articles = []; // of the messages in `shown`
+    this.articles = []; // articles of the messages in `shown`
     this.shown = [];
     const actions = {
       copy: (at, button) => copy(this.conversation.messages[at].content, button),
@@ -47,7 +47,7 @@ export class Chat {
     $("messages").scrollTop = $("messages").scrollHeight;
   }
 
-  // Articles of messages that were shown before stay.
+  // Show a conversation, keeping the articles of the messages at its start that are shown already.
   show(conversation) {
     this.conversation = conversation;
     const { messages } = conversation;
@@ -125,7 +125,7 @@ export class Chat {
     this.running = new AbortController();
     this.began = performance.now();
     this.show({ ...this.conversation, messages });
-    this.store(); // the page may be closed before an answer comes
+    this.store(); // the page may be closed before the answer arrives
     this.show({ ...this.conversation, messages: [...messages, this.message] });
     this.articles.at(-1).begin();
     $("messages").scrollTop = $("messages").scrollHeight;
@@ -137,10 +137,10 @@ export class Chat {
 
   request(messages) {
     const system = settings.system();
-    const asked = messages.map(({ role, content }) => ({ role, content }));
+    const chat = messages.map(({ role, content }) => ({ role, content }));
     return {
       model: this.server.model,
-      messages: system ? [{ role: "system", content: system }, ...asked] : asked,
+      messages: system ? [{ role: "system", content: system }, ...chat] : chat,
       ...settings.sampling(),
       ...(this.panel.isOpen && { offspec: { trees: true } }),
     };
@@ -161,19 +161,19 @@ export class Chat {
   }
 
   showState() {
-    const doing = this.message.content ? "answering" : "waiting";
-    $("state").textContent = this.panel.line() || `${doing} · ${duration(Math.round(this.seconds()))}`;
+    const activity = this.message.content ? "answering" : "waiting";
+    $("state").textContent = this.panel.line() || `${activity} · ${duration(Math.round(this.seconds()))}`;
   }
 
   seconds() {
     return (performance.now() - this.began) / 1000;
   }
 
-  // replaced: the answer to the same question before, if any.
+  // Return the text below an answer. replaced: the previous answer to the same question, if any.
   note({ reason, usage }, replaced) {
     const tokens = usage?.completion_tokens.toLocaleString("en");
     return [
-      ENDS[reason] ?? "broken off",
+      ENDS[reason] ?? "aborted",
       this.message.content ? "" : "no text",
       tokens ? `${tokens} tokens in ${duration(this.seconds())}` : "",
       reason === "stop" && replaced?.content === this.message.content ? SAME : "",
@@ -182,11 +182,11 @@ export class Chat {
       .join(" · ");
   }
 
-  // Nothing was answered: the conversation is as before, and a new question is back in its field. It stays stored
-  // if the connection is lost, as when the page is closed.
+  // Show the previous conversation after an answer without text, and put a new question back into its field. If the
+  // connection was lost, as when the page is closed, the question stays stored.
   restore(before, messages, { reason }) {
-    const asked = messages.at(-1);
-    if (!before.messages.includes(asked)) $("question").value ||= asked.content;
+    const question = messages.at(-1);
+    if (!before.messages.includes(question)) $("question").value ||= question.content;
     this.show(before);
     if (reason === "lost") return;
     if (before.messages.length) this.store();

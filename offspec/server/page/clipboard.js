@@ -1,14 +1,14 @@
-// Copy text, also over plain HTTP, where browsers have no clipboard API.
+// Copying of text, which also works over plain HTTP, where browsers have no clipboard API.
 
 import { $, make } from "./dom.js";
 
 const SHOWN = 1500; // milliseconds
 
-// Copy a text, and show on the button that was pressed whether it worked.
+// Copy a text, and show the outcome on the pressed button.
 export async function copy(text, button) {
   const label = button.textContent;
-  const done = (await byClipboard(text)) || bySelection(text, button);
-  button.textContent = done ? "Copied" : "Not copied";
+  const copied = (await byClipboard(text)) || bySelection(text, button);
+  button.textContent = copied ? "Copied" : "Not copied";
   $("announcement").textContent = button.textContent;
   setTimeout(() => {
     button.textContent = label;
@@ -30,8 +30,8 @@ function bySelection(text, button) {
   area.value = text;
   document.body.append(area);
   area.select();
-  const done = document.execCommand("copy");
+  const copied = document.execCommand("copy");
   area.remove();
   button.focus();
-  return done;
+  return copied;
 }

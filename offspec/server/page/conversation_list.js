@@ -1,4 +1,4 @@
-// The list of stored conversations: open one, delete one, begin a new one.
+// Dialog with the stored conversations, which opens, deletes and creates conversations.
 
 import { empty, list, remove, title } from "./conversations.js";
 import { $, button, make } from "./dom.js";
@@ -45,7 +45,7 @@ export class ConversationList {
     return item;
   }
 
-  // The second press deletes.
+  // Return a button whose second press deletes the conversation.
   deleteButton(conversation, isOpen) {
     const element = button("Delete", "delete");
     const label = (text) => {

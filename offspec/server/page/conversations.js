@@ -1,23 +1,23 @@
-// Conversations in the browser's storage. The oldest are deleted when it is full, and damaged ones when they are read.
+// Conversations in the browser's storage. If it is full, the oldest are deleted; damaged ones are deleted when read.
 
 import { keys, read, readJson, remove as removeItem, write } from "./storage.js";
 
 const PREFIX = "offspec-conversation:";
-const MOST = 100; // conversations
-const ROOM = 4_000_000; // characters in total; browsers allow about 5 million
-const TEXTS = ["content", "thought", "note"]; // of a message
+const MOST = 100; // maximum number of conversations
+const ROOM = 4_000_000; // maximum total characters; browsers allow about 5 million
+const TEXTS = ["content", "thought", "note"]; // text fields of a message
 
 export const empty = () => ({ id: `${Date.now()}-${Math.random().toString(36).slice(2)}`, messages: [] });
 
 export const title = ({ messages }) => messages[0].content.trim().slice(0, 200);
 
-// All conversations, the latest first.
+// Return all conversations, the latest first.
 export function list() {
   const found = keys(PREFIX).map((key) => load(key.slice(PREFIX.length)));
   return found.filter(Boolean).sort((a, b) => b.time - a.time);
 }
 
-// The conversation, or null.
+// Return a stored conversation, or null.
 export function load(id) {
   const stored = readJson(PREFIX + id);
   if (stored && isValid(stored)) {
@@ -31,7 +31,7 @@ export function load(id) {
   return null;
 }
 
-// Return whether the conversation is stored.
+// Save a conversation. Return whether it is stored.
 export function save({ id, messages }) {
   const text = JSON.stringify({ time: Date.now(), messages });
   if (text.length > ROOM) return false;

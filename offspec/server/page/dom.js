@@ -1,4 +1,4 @@
-// Elements: find them by id, and make them.
+// Helpers that find elements by id and create elements.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -9,7 +9,7 @@ export function make(name, children = [], className = "") {
   return element;
 }
 
-// action: name for the listener of the button's container. name: for screen readers.
+// Create a button. action: name for the listener of its container. name: label for screen readers.
 export function button(label, action, name = label) {
   const element = make("button", [label]);
   element.type = "button";

@@ -1,4 +1,4 @@
-// The panel of what the engine does: speed, and the tree of each pass. Closed at first; the browser keeps its state.
+// Panel with the engine's speed and the token tree of each pass. It is closed at first; the browser stores its state.
 
 import { $ } from "./dom.js";
 import { keepPlace } from "./messages.js";
@@ -33,20 +33,20 @@ export class EnginePanel {
     this.trees.show();
   }
 
-  // An answer begins.
+  // Reset the activity and the speed at the start of an answer.
   begin() {
     this.now = {};
     this.speed.begin();
   }
 
-  // What a chunk tells of the engine.
+  // Add the engine events of a chunk.
   add({ tree, pass, ...now }) {
     if (tree) this.trees.add(tree);
     if (pass) this.speed.add(pass);
     Object.assign(this.now, now);
   }
 
-  // The engine's work at this moment, if known.
+  // Return the engine's current activity, or "" if it is unknown.
   line() {
     return this.now.prefill || this.now.progress ? this.speed.line(this.now) : "";
   }

@@ -1,22 +1,22 @@
-// Markdown to elements, from the tokens of markdown-it. Text only ever becomes text nodes.
+// Conversion of Markdown to elements, from the tokens of markdown-it. Text becomes text nodes only, never HTML.
 
 import { button, make } from "./dom.js";
 import MarkdownIt from "./markdown-it.min.mjs";
 
 const PROTOCOLS = /^(https?|mailto):/i;
-const BREAK = /<br\s*\/?>/i; // the one tag that is drawn: tables have no other line break
+const BREAK = /<br\s*\/?>/i; // the only supported tag, because tables have no other line break
 
 const parser = new MarkdownIt({ html: false, linkify: true });
 parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
 
-// An element that shows a text, which may grow. Of a growing text only the last two blocks are parsed and drawn
-// again: the line that is not complete is part of the last one, and may join the one before.
+// Element that shows a growing text. When text is added, only the last two blocks are parsed and drawn again: the
+// incomplete line is part of the last block, which may still merge with the one before.
 export class Markdown {
   constructor(element) {
     this.element = element;
-    this.done = 0; // characters, and elements, that stay
-    this.elements = 0;
-    this.whole = false;
+    this.done = 0; // number of characters that are final
+    this.elements = 0; // number of elements that are final
+    this.whole = false; // whether all text must be parsed each time
   }
 
   show(text) {
@@ -33,7 +33,8 @@ export class Markdown {
     this.elements += blocks.length - 2;
   }
 
-  // The tokens of each block from `done` on. Definitions of links change blocks before them.
+  // Return the tokens of each block after `done`. A link definition also affects earlier blocks, so the whole text
+  // is then parsed.
   parse(text) {
     const found = {};
     const blocks = [];
@@ -69,7 +70,7 @@ function build(tokens) {
   return [...root.childNodes];
 }
 
-// The element to put in place, and the one that holds what follows.
+// Return the element to insert, and the element for the content.
 function container(token) {
   if (token.type === "table_open") {
     const table = make("table");
@@ -97,7 +98,7 @@ function leaf(token) {
       return [make("br")];
     case "code_inline":
       return [make("code", [token.content])];
-    case "image": // a link, since pictures are not loaded
+    case "image": // a link, because images are not loaded
       return [link(token.attrGet("src"), [token.content || token.attrGet("src")])];
     case "fence":
     case "code_block":
@@ -123,7 +124,7 @@ function code(text, language) {
   return make("div", [head, scrolled("pre", [make("code", [text.replace(/\n$/, "")])])], "code");
 }
 
-// Wide content scrolls, with the keyboard too.
+// Create an element whose wide content can be scrolled, also with the keyboard.
 function scrolled(name, children, className) {
   const element = make(name, children, className);
   element.tabIndex = 0;

@@ -1,13 +1,12 @@
-// Messages as articles, and where the reader is among them.
+// Messages as article elements, and the scroll position among them.
 
 import { $, button, make } from "./dom.js";
 import { Markdown } from "./markdown.js";
 
-// An answer that grows is drawn every 33 milliseconds; slow drawing takes a quarter of the time.
-const EVERY = 33;
-const SHARE = 3;
+const EVERY = 33; // milliseconds between redraws of a growing answer
+const SHARE = 3; // minimum pause between redraws, in multiples of the drawing time
 
-// An article for a message; those of answers have `begin`, `update` and `finish`.
+// Return the article of a message. Articles of answers have `begin`, `update` and `finish`.
 export function article(message) {
   return message.role === "user" ? new Question(message) : new Answer(message);
 }
@@ -36,7 +35,7 @@ class Answer {
     this.draw();
   }
 
-  // Busy, so that it is read out when it is complete.
+  // Mark the article as busy, so that screen readers read it when it is complete.
   begin() {
     this.element.ariaBusy = "true";
   }
@@ -64,7 +63,7 @@ class Answer {
 
 const actions = (...buttons) => make("div", buttons, "actions");
 
-// Change what is shown. A reader at the end stays at the end.
+// Make a change to the conversation. If it is scrolled to the end, it stays there.
 export function keepPlace(change) {
   const box = $("messages");
   const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
@@ -72,7 +71,7 @@ export function keepPlace(change) {
   if (atEnd) box.scrollTop = box.scrollHeight;
 }
 
-// Put a form in place of a question. send: called with the new text; cancel: called to take the form away.
+// Replace a question by a form. send: called with the new text. cancel: called to remove the form.
 export function edit(element, text, send, cancel) {
   const area = make("textarea", [text]);
   area.ariaLabel = "Your message";
@@ -94,7 +93,7 @@ export function edit(element, text, send, cancel) {
   area.setSelectionRange(text.length, text.length);
 }
 
-// Enter sends, Shift+Enter begins a line.
+// Submit a form on Enter; Shift+Enter starts a new line.
 export function sendOnEnter(area, form) {
   area.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;

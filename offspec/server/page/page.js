@@ -1,4 +1,4 @@
-// The page: its parts, and the field for questions.
+// Entry point of the page: its parts, and the question field.
 
 import { Chat } from "./chat.js";
 import { ConversationList } from "./conversation_list.js";
@@ -11,7 +11,7 @@ const server = new Server(show);
 const chat = new Chat(server, new EnginePanel(), show);
 new ConversationList(chat);
 
-// What depends on the server and on whether an answer is coming.
+// Update the elements that depend on the server and on whether an answer is in progress.
 function show() {
   const running = Boolean(chat.running);
   $("send").textContent = running ? "Stop" : "Send";

@@ -1,4 +1,4 @@
-// Whether the server is ready: its loading, its API key, and its faults.
+// State of the server: loading progress, API key and errors.
 
 import { Refused, checkKey, health, setKey } from "./api.js";
 import { $ } from "./dom.js";
@@ -7,7 +7,7 @@ const EVERY = 1000; // milliseconds
 const STATES = { ready: "", loading: "", unreachable: "The server does not respond" };
 
 export class Server {
-  // changed: called when `ready` or `model` changes.
+  // changed: called when `ready` or `model` may have changed.
   constructor(changed) {
     this.model = "";
     this.ready = false;
@@ -47,7 +47,7 @@ export class Server {
     this.changed();
   }
 
-  // Show why a request failed, and wait for the server or for a key if that is the reason.
+  // Show why a request failed. If the server or a valid key is missing, wait for it.
   failed(error) {
     if (!(error instanceof Refused)) console.error(error);
     if (error.status === 401) {

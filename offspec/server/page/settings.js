@@ -1,4 +1,4 @@
-// System prompt and sampling settings: a dialog whose fields have the names of the API's. An empty field is left out.
+// Dialog with the system prompt and sampling settings. Its fields are named as in the API; empty ones are omitted.
 
 import { $ } from "./dom.js";
 import { readJson, write } from "./storage.js";
@@ -6,7 +6,7 @@ import { readJson, write } from "./storage.js";
 const KEY = "offspec-settings";
 const form = $("settings-form");
 const fields = [...form.elements].filter((field) => field.name);
-let chosen = {}; // text of each field
+let chosen = {}; // text of each field, by name
 
 export const system = () => chosen.system ?? "";
 
@@ -15,7 +15,7 @@ export function sampling() {
   return Object.fromEntries(numbers.map(({ name }) => [name, Number(chosen[name])]));
 }
 
-// Leave out what is damaged.
+// Fill the fields with stored values, leaving invalid ones empty.
 function fill(values) {
   for (const field of fields) {
     const value = values?.[field.name];

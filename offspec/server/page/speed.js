@@ -1,8 +1,8 @@
-// Speed, and where the time of a pass goes, from the figures of passes.
+// Speed and time split of passes, from their statistics.
 
 import { $, make } from "./dom.js";
 
-const SHOWN = 60; // passes
+const SHOWN = 60; // number of passes in the history
 
 export class Speed {
   constructor() {
@@ -10,7 +10,7 @@ export class Speed {
     this.begin();
   }
 
-  // An answer begins. The history of passes goes on.
+  // Reset the speed at the start of an answer. The history of passes is kept.
   begin() {
     this.tokens = this.passes = this.seconds = this.usual = 0;
   }
@@ -46,12 +46,12 @@ export class Speed {
     });
   }
 
-  // The engine's work at this moment, from its events `prefill` and `progress`.
+  // Return the engine's current activity, from its events `prefill` and `progress`.
   line({ prefill, progress }) {
     const parts = [];
     if (prefill && (!progress || progress.index === 1)) {
-      const known = prefill.reused ? `, ${prefill.reused.toLocaleString("en")} from the cache` : "";
-      parts.push(`reading ${prefill.tokens.toLocaleString("en")} tokens${known}`);
+      const cached = prefill.reused ? `, ${prefill.reused.toLocaleString("en")} from the cache` : "";
+      parts.push(`reading ${prefill.tokens.toLocaleString("en")} tokens${cached}`);
     } else if (progress?.nodes) {
       parts.push(`tree of ${progress.nodes.toLocaleString("en")}`);
     }

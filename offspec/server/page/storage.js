@@ -1,4 +1,4 @@
-// The browser's storage, which may be full, blocked, or hold anything.
+// Access to the browser's storage, which may be full or blocked, or contain invalid values.
 
 export function read(key, storage = "localStorage") {
   try {

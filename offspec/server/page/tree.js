@@ -1,9 +1,9 @@
-// The trees of the latest passes, one of them shown. If that is the last, new ones replace it.
+// Token trees of the latest passes. One is shown; if it is the latest, each new tree replaces it.
 
 import { $, make } from "./dom.js";
-import { HEADING, caption, draw, said } from "./tree_drawing.js";
+import { HEADING, acceptedText, caption, draw } from "./tree_drawing.js";
 
-const KEPT = 120;
+const KEPT = 120; // number of trees
 const ALOUD = { "●": "accepted", "○": "rejected", "★": "bonus", "▸": "folded" };
 
 export class Trees {
@@ -35,14 +35,14 @@ export class Trees {
     this.show();
   }
 
-  // Draw the tree, if the panel is open.
+  // Draw the current tree if the panel is open.
   show() {
     const tree = this.trees[this.at];
     if (!tree || $("panel").hidden) return;
     $("tree-earlier").ariaDisabled = String(this.at === 0);
     $("tree-later").ariaDisabled = String(this.at === this.trees.length - 1);
     $("tree-caption").textContent = caption(tree, this.at + 1, this.trees.length);
-    $("tree-said").replaceChildren("text  ", ...said(tree).map(span));
+    $("tree-text").replaceChildren("text  ", ...acceptedText(tree).map(span));
     const lines = draw(tree, $("tree-folded").checked);
     $("tree-lines").replaceChildren(...lines.map((line) => make("li", line.flatMap(spans))));
   }
@@ -54,7 +54,7 @@ function span([style, text]) {
   return element;
 }
 
-// For screen readers signs are words, and lines of branches are left out.
+// Return the spans of a line. For screen readers, signs are replaced by words and branch lines are hidden.
 function spans([style, text]) {
   const [sign] = text.trimStart();
   if (!(sign in ALOUD)) {

@@ -1,15 +1,15 @@
-// A verified tree as lines of text, as `offspec chat` draws it: the accepted path runs straight down, and
-// rejected tokens branch off it to the right.
+// Drawing of a verified token tree as lines of text, like in `offspec chat`: the accepted path runs straight down,
+// and rejected tokens branch off to the right.
 
-const FEW = 2; // rejected tokens beside a step of the path that have a line of their own while folded
-const LONGEST = 40; // characters of a token
+const FEW = 2; // rejected siblings with their own line when the tree is folded
+const LONGEST = 40; // maximum characters of a token
 const SPELLED = { " ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍" };
 
 export const HEADING = "depth  chance  token";
 
 const plural = (count, one, more) => `${count.toLocaleString("en")} ${count === 1 ? one : more}`;
 
-// The tree in a sentence; it is number `place` of `count`, from 1.
+// Return the caption of a tree. place: number of its pass, from 1. count: number of passes.
 export function caption(tree, place, count) {
   const bonus = tree.bonus ? " + 1 bonus" : ", end of the answer";
   const expected = tree.probability.reduce((sum, each) => sum + each, 0).toFixed(1);
@@ -18,13 +18,13 @@ export function caption(tree, place, count) {
   return `pass ${place} of ${count}: ${nodes}, ${accepted}; expected by the draft: ${expected}`;
 }
 
-// What came of the pass: accepted draft tokens, and the bonus.
-export function said(tree) {
-  const guessed = tree.accepted.slice(1).map((node) => visible(tree.text[node])).join("");
-  return [["accepted", guessed], ["bonus", tree.bonus && `★${visible(tree.bonus)}`]];
+// Return the new text of a pass as [style, text]: accepted draft tokens, and the bonus token.
+export function acceptedText(tree) {
+  const accepted = tree.accepted.slice(1).map((node) => visible(tree.text[node])).join("");
+  return [["accepted", accepted], ["bonus", tree.bonus && `★${visible(tree.bonus)}`]];
 }
 
-// A line for each node, each a list of [style, text]. folded: of what was rejected only the likeliest.
+// Return a line for each node, as a list of [style, text]. folded: show only the most likely rejected tokens.
 export function draw(tree, folded) {
   const drawing = new Drawing(tree, folded);
   const lines = [];
@@ -70,15 +70,15 @@ class Drawing {
     return [...spans, ["branch", `  ▸ ${hidden.toLocaleString("en")} more`]];
   }
 
-  // What comes below a node's line, from the top: branches, what is folded, and what continues it.
+  // Return the rows below a node's line, from the top: branches, a line for folded ones, and the continuation.
   under({ node, below }) {
     const accepted = this.path.has(node);
     if (this.folded && !accepted) return [];
     const onward = this.onward(node);
-    const beside = this.children[node].filter((child) => child !== onward);
-    const shown = this.folded && beside.length > FEW + 1 ? beside.slice(0, FEW) : beside;
+    const others = this.children[node].filter((child) => child !== onward);
+    const shown = this.folded && others.length > FEW + 1 ? others.slice(0, FEW) : others;
     const rows = shown.map((child) => ({ node: child, left: `${below}├─`, below: `${below}│ ` }));
-    const rest = beside.slice(shown.length);
+    const rest = others.slice(shown.length);
     if (rest.length) rows.push(this.rest(node, below, rest));
     if (onward !== undefined) {
       rows.push({ node: onward, left: below, below });
@@ -88,7 +88,7 @@ class Drawing {
     return rows;
   }
 
-  // The child that continues a node's column: the accepted one, or of rejected ones the likeliest.
+  // Return the child that continues a node's column: the accepted child, or else the most likely one.
   onward(node) {
     const children = this.children[node];
     return this.path.has(node) ? children.find((child) => this.path.has(child)) : children[0];
@@ -100,7 +100,7 @@ class Drawing {
     return [
       ...margin(this.depth[node] + 1, `≤${percent(this.tree.probability[rest[0]])}`),
       ...branches(`${below}├─`),
-      ["branch", `▸ ${plural(rest.length, "more guess", "more tokens")}${inside}`],
+      ["branch", `▸ ${plural(rest.length, "more token", "more tokens")}${inside}`],
     ];
   }
 }
@@ -110,7 +110,7 @@ const margin = (depth, chance) => [
   ["probability", `${chance.padStart(6)}  `],
 ];
 
-// The lines left of a node; the outermost is the accepted path itself.
+// Return the branch lines left of a node; the outermost line is the accepted path.
 const branches = (left) =>
   left ? [["accepted", left[0] === "├" ? "┠" : "┃"], ["branch", left.slice(1)]] : [];
 
@@ -119,7 +119,7 @@ function percent(probability) {
   return `${share.toFixed(share >= 9.95 ? 0 : 1)}%`;
 }
 
-// A token's text in signs that stay in their line; so do spaces, line ends, controls and lone marks.
+// Return a token's text on one line, with visible signs for spaces, line ends, controls and combining marks.
 function visible(text) {
   if (!text) return "(no text)";
   const signs = [...text].map((character, place) => sign(character, place === 0)).join("");
