@@ -108,8 +108,8 @@ def _known(value: Any, kind: inspect.Type, path: str, unknown: list[str], strict
             if name not in fields:
                 if name not in HINTS and (strict or name not in SOFT_HINTS) and _given(item):
                     unknown.append(where)
-            elif _given(item):
-                kept[name] = _known(item, fields[name], where, unknown, strict)
+            elif _given(item) or (item is not None and fields[name].required):  # an empty list
+                kept[name] = _known(item, fields[name].type, where, unknown, strict)
         return kept
     if isinstance(value, list) and (several := _part(kind, inspect.ListType)) is not None:
         kind = several.item_type
@@ -134,10 +134,10 @@ def _info(wanted: Hashable) -> inspect.Type:
 
 
 @cache
-def _fields(struct: type) -> dict[str, inspect.Type]:
+def _fields(struct: type) -> dict[str, inspect.Field]:
     info = _info(struct)
     assert isinstance(info, inspect.StructType)
-    return {field.encode_name: field.type for field in info.fields}
+    return {field.encode_name: field for field in info.fields}
 
 
 def _of_validation(text: str) -> ApiError:
@@ -159,6 +159,8 @@ def _requirement(reason: str) -> str:
     if found := re.match(
         r"Expected `(?P<kind>\w+)`(?P<size> of length)? (?P<sign>[<>]=?) (?P<limit>\S+)", reason
     ):
+        if found["size"] and (found["sign"], found["limit"]) == (">=", "1"):
+            return "must not be empty"
         limit = f"{_SIGNS[found['sign']]} {found['limit']}"
         unit = " characters" if found["kind"] == "str" else " items"
         return f"must have {limit}{unit}" if found["size"] else f"must be {limit}"
