@@ -44,18 +44,25 @@ _INDEX = re.compile(r"\[\d+\]")
 _T = TypeVar("_T")
 
 
-def parse(body: bytes) -> Any:
-    """Decode JSON. Raises ApiError."""
+def parse(body: bytes, *, name: str = "the body") -> Any:
+    """Decode JSON. name: of the text in errors. Raises ApiError."""
     try:
         return msgspec.json.decode(body)
     # Malformed JSON, bytes that are not UTF-8, too many brackets.
     except (ValueError, RecursionError) as error:
         raise ApiError(
-            "invalid_request", f"the body is not valid JSON{_json_fault(error)}", code="invalid_json"
+            "invalid_request", f"{name} is not valid JSON{_json_fault(error)}", code="invalid_json"
         ) from None
 
 
-def convert(value: Any, wanted: type[_T], *, ignored: list[str] | None = None, text: bool = False) -> _T:
+def convert(
+    value: Any,
+    wanted: type[_T],
+    *,
+    ignored: list[str] | None = None,
+    text: bool = False,
+    name: str = "the body",
+) -> _T:
     """Convert parsed JSON to a type.
 
     Args:
@@ -64,6 +71,7 @@ def convert(value: Any, wanted: type[_T], *, ignored: list[str] | None = None, t
         ignored: Takes the paths of fields that were left out, such as "messages[0].mood". None: a field that
             no struct has is refused.
         text: Whether numbers may come as text, as in the query of an address.
+        name: Name of the whole value in errors.
 
     Raises:
         ApiError: A field has a value of another type or is missing.
@@ -75,9 +83,9 @@ def convert(value: Any, wanted: type[_T], *, ignored: list[str] | None = None, t
             raise unsupported(unknown[0], "it is not known or not supported here; leave it out")
         converted = msgspec.convert(value, type=wanted, strict=not text)
     except msgspec.ValidationError as error:
-        raise _of_validation(str(error)) from None
+        raise _of_validation(str(error), name) from None
     except RecursionError:
-        raise ApiError("invalid_request", "the body is nested too deeply", code="invalid_json") from None
+        raise ApiError("invalid_request", f"{name} is nested too deeply", code="invalid_json") from None
     if ignored is not None:
         ignored += unknown
     return converted
@@ -140,14 +148,17 @@ def _fields(struct: type) -> dict[str, inspect.Field]:
     return {field.encode_name: field for field in info.fields}
 
 
-def _of_validation(text: str) -> ApiError:
-    """Return the error for a message of msgspec, in our words: the field and what it must be."""
+def _of_validation(text: str, name: str) -> ApiError:
+    """Return the error for a message of msgspec, in our words: the field and what it must be.
+
+    name: of the whole value.
+    """
     place = _PLACE.search(text)
     path = place["path"].removeprefix(".").replace("[...]", "") if place else ""
     reason = text[: place.start()] if place else text
     if absent := _MISSING.match(reason):
         return missing(f"{path}.{absent['name']}" if path else absent["name"])
-    return ApiError("invalid_request", f"{path or 'the body'} {_requirement(reason)}", field=path or None)
+    return ApiError("invalid_request", f"{path or name} {_requirement(reason)}", field=path or None)
 
 
 def _requirement(reason: str) -> str:

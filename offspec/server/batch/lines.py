@@ -30,6 +30,7 @@ ENDPOINTS: dict[str, Endpoint[Any]] = {
     "/v1/completions": Endpoint(openai_completions.Body, openai_completions.create),
     RESPONSES: Endpoint(openai_responses.Body, openai_responses.create),
 }
+_LINE = "the line"  # in errors, which are reported with the number of the line
 _LONGEST = 32 * 2**20  # bytes of a line
 
 _Name = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -111,12 +112,13 @@ def read_line(number: int, text: bytes) -> Line:
     try:
         if len(text) > _LONGEST:
             raise ApiError("too_large", f"the line is longer than {_LONGEST} bytes")
-        fields = convert(parse(text), dict[str, Any])
+        fields = convert(parse(text, name=_LINE), dict[str, Any], name=_LINE)
         plain = "body" not in fields and "url" not in fields
         name = str(fields.get("id" if plain and "id" in fields else "custom_id", name))
         url, body = (CHAT, _plain_body(fields)) if plain else _wrapped_body(fields)
         # A plain line is written for offspec: a field that it does not know is a mistake.
-        asked = convert(body, ENDPOINTS[url].body, ignored=None if plain else [])
+        ignored = None if plain else list[str]()
+        asked = convert(body, ENDPOINTS[url].body, ignored=ignored, name=_LINE if plain else "body")
         if asked.stream:
             raise invalid("stream", "the answers of a batch come whole; leave it out")
         return Line(number, name, url, body, plain)
@@ -125,7 +127,7 @@ def read_line(number: int, text: bytes) -> Line:
 
 
 def _wrapped_body(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    wrapped = convert(fields, _Wrapped, ignored=[])
+    wrapped = convert(fields, _Wrapped, ignored=[], name=_LINE)
     if wrapped.url not in ENDPOINTS:
         raise invalid("url", f"it must be {' or '.join(ENDPOINTS)}, not {wrapped.url[:100]!r}")
     return wrapped.url, wrapped.body

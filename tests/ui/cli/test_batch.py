@@ -62,7 +62,7 @@ def test_validate_loads_nothing(offspec: Program, load: ScriptedLoad, requests: 
     assert result.exit_code == 2
     first, second, last = result.stderr.splitlines()
     assert first.startswith("line 1: messages[0].content must be ") and second.startswith(
-        "line 2: the body is not"
+        "line 2: the line is not valid JSON"
     )
     assert last == f"error: 2 of 3 lines of {requests} are invalid; correct or remove them"
 
@@ -87,7 +87,7 @@ def test_wrong_lines_are_named(offspec: Program, load: ScriptedLoad, requests: P
     out = requests.with_name("out.jsonl")
     requests.write_text('{"prompt": "Why?"}\nnonsense\n')
     result = offspec("batch", str(requests), str(out), "demo")
-    assert result.exit_code == 0 and result.stderr.startswith("line 2: the body is not")
+    assert result.exit_code == 0 and result.stderr.startswith("line 2: the line is not valid JSON")
     assert f"2 results are in {out}, 1 of them errors; " in result.stderr
     with requests.open("a") as file:
         file.write("more nonsense\n")
